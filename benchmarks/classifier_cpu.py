@@ -23,17 +23,17 @@ from pathlib import Path
 from hand_written import compare_steps
 from usual import train_usual
 
-from paceline.record.files import read_json
-from paceline.record.run_dir import RunDir
-from paceline.spec import RunSpec, build
-from paceline.workload import workload_of
+from paceline.config import RunSpec, build_spec
+from paceline.io.files import read_json
+from paceline.runlog.run_dir import RunDir
+from paceline.workload import build_workload
 
 ROUNDS = 3
 
 
 def spec_of(data: Path | None, **train: object) -> RunSpec:
     source = {"source": "ag_news", "path": str(data.resolve())} if data else {"source": "docstrings"}
-    return build(
+    return build_spec(
         {
             "model": {"width": 128, "heads": 4, "layers": 2, "ffn": 512, "dropout": 0.1},
             "data": {**source, "max_length": 256, "vocab": 16384},
@@ -62,7 +62,7 @@ def train_apart(spec: RunSpec, out: Path, together: int = 1) -> float:
 def usual(data: Path | None, out: Path) -> None:
     steps = 30
     spec = spec_of(data, steps=steps)
-    workload = workload_of(spec)
+    workload = build_workload(spec)
     workload.prepare(print)
     theirs, ours = [], []
     for _ in range(ROUNDS):
@@ -81,7 +81,7 @@ def overhead(data: Path | None, out: Path) -> None:
     from paceline.launch.local import run_ranks
 
     spec = spec_of(data, steps=10_000).replace({"parallel.ranks": 2, "parallel.threads": 1})
-    workload_of(spec).prepare(print)
+    build_workload(spec).prepare(print)
     hand, ours = run_ranks(compare_steps, (spec, str(out), ROUNDS), 2)[0]
     print(f"overhead: hand-written DDP step {hand * 1e3:.1f} ms, Paceline {ours * 1e3:.1f} ms: {ours / hand - 1:+.1%}")
 

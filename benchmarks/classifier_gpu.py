@@ -18,10 +18,10 @@ from usual import train_usual
 
 from gpu import device_name
 from paceline import train
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
-from paceline.spec import build
-from paceline.workload import workload_of
+from paceline.config import build_spec
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.workload import build_workload
 
 SIZES = {
     "small": {"width": 128, "heads": 4, "layers": 2, "ffn": 512, "dropout": 0.1},
@@ -37,7 +37,7 @@ def main() -> None:
     arguments = arguments.parse_args()
     print(f"{device_name()}, torch {torch.__version__}, batch 128, AG News padded to 256 or packed")
     for size, model in SIZES.items():
-        spec = build(
+        spec = build_spec(
             {
                 "model": model,
                 "data": {"source": "ag_news", "path": str(arguments.data.resolve()), "max_length": 256, "vocab": 16384},
@@ -54,7 +54,7 @@ def main() -> None:
                 },
             }
         )
-        workload = workload_of(spec)
+        workload = build_workload(spec)
         workload.prepare(print)
         rate, losses = train_usual(spec, workload.corpus, "cuda", arguments.usual_steps, workers=4)
         with tempfile.TemporaryDirectory() as out:

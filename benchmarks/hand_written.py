@@ -13,32 +13,32 @@ from time import perf_counter
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.launch.environment import detect
-from paceline.launch.group import joined
+from paceline.config import RunSpec
+from paceline.launch.environment import detect_rank
+from paceline.launch.process_group import join_ranks
 from paceline.launch.signals import StopRequest
-from paceline.record.events import EventWriter, read_steps
-from paceline.spec import RunSpec
-from paceline.training.checkpoints.writer import CheckpointWriter
-from paceline.training.context import RunContext
-from paceline.training.loop import GradientJob
-from paceline.training.setup import gradient_job
-from paceline.workload import workload_of
+from paceline.runlog.events import EventWriter, read_steps
+from paceline.trainer.checkpoint.writer import CheckpointWriter
+from paceline.trainer.context import RunContext
+from paceline.trainer.loop import GradientJob
+from paceline.trainer.setup import build_gradient_job
+from paceline.workload import build_workload
 
 
 def compare_steps(spec: RunSpec, out: str, rounds: int) -> tuple[float, float]:
     """(median seconds of a hand-written step, of Paceline's), the two taking turns in blocks."""
-    place = detect(os.environ)
+    place = detect_rank(os.environ)
     assert place is not None
     block, blocks, hand = 8, 2 * rounds + 1, []
     folder = Path(out)
     events_file = folder / f"rank{place.rank}.jsonl"
     with (
-        joined(place, "cpu", 1, 300) as device,
+        join_ranks(place, "cpu", 1, 300) as device,
         EventWriter(events_file) as events,
         closing(CheckpointWriter(folder / "checkpoints", 1)) as checkpoints,
     ):
         context = RunContext(spec, place, device, folder, events, checkpoints, StopRequest())
-        job = gradient_job(context, workload_of(spec))
+        job = build_gradient_job(context, build_workload(spec))
         job.workload.data = lambda split: None  # type: ignore[method-assign]  # no evaluation between the blocks
         step = hand_written(job)
         for _ in range(blocks):

@@ -28,21 +28,21 @@ import torch
 from torch import Tensor
 
 from gpu import device_name
-from paceline.data.corpora.stream import TokenStreams
+from paceline.config import RunSpec, build_spec
+from paceline.config.decoder_shape import DecoderShape
+from paceline.data.corpora.documents import TokenStreams
 from paceline.data.order import Order
-from paceline.data.prefetch import Loader, pinned
-from paceline.execution import Traits, execution_of
-from paceline.hardware.catalogue import known
-from paceline.launch.group import group_of_one
+from paceline.data.prefetch import Loader, pin_batch
+from paceline.execution import Traits, decide_execution
+from paceline.hardware.catalogue import match_driver_name
+from paceline.io.files import write_json
+from paceline.launch.process_group import init_single_rank_group
 from paceline.layout import layout_of
 from paceline.parallel import ddp
-from paceline.parallel.wrapping import ModelSetup, ability, parallelize
-from paceline.record.files import write_json
-from paceline.record.timers import CudaCollectiveTimer
-from paceline.shapes import DecoderShape
-from paceline.spec import RunSpec, build
-from paceline.training import setup
-from paceline.training.optim.optimizers import set_lr
+from paceline.parallel.parallelize import ModelSetup, detect_target, parallelize
+from paceline.runlog.timers import CudaCollectiveTimer
+from paceline.trainer import setup
+from paceline.trainer.optim.optimizers import set_lr
 from paceline.workloads.lm.workload import LanguageModel
 
 TOKENS = 32768
@@ -73,7 +73,7 @@ class Synthetic(LanguageModel):
 def spec_of(model: str, sequence: int, tokens: int, more: dict[str, Any]) -> RunSpec:
     batch = tokens // sequence
     context = {"context": sequence} if model == "gpt2" else {}
-    return build(
+    return build_spec(
         {
             "workload": "lm",
             "model": {"preset": model, **context},
@@ -89,13 +89,13 @@ def paceline_step(spec: RunSpec, way: str) -> Callable[[], Tensor]:
     workload, layout, device, timer = Synthetic(spec), layout_of(spec), torch.device("cuda", 0), CudaCollectiveTimer()
     samples = workload.data("train")
     traits = Traits(equal_layers=workload.compile_layers, few_shapes=way not in ("ddp", "unrecorded"))
-    execution = execution_of(spec.train, layout, ability(device), traits)
+    execution = decide_execution(spec.train, layout, detect_target(device), traits)
     made_from = ModelSetup(workload, spec, layout, device, timer, execution)
     model = parallelize(made_from)
     if way == "ddp":
-        group_of_one(device)
-        model = replace(model, net=ddp.wrap(model.net, device, spec.parallel.bucket_mb, timer))
-    step = setup.step_of(made_from, model)
+        init_single_rank_group(device)
+        model = replace(model, net=ddp.wrap_ddp(model.net, device, spec.parallel.bucket_mb, timer))
+    step = setup.build_step(made_from, model)
     order = Order(len(samples), spec.train.global_batch, spec.train.seed)
     batches = Loader(samples, order, layout, 0, step.collate(samples, layout), step.at_once).prefetch(0, 1000)
     model.net.train()
@@ -113,7 +113,7 @@ def batches_of(spec: RunSpec) -> Iterator[tuple[Tensor, Tensor]]:
     samples = Synthetic(spec).data("train")
     order = Order(len(samples), spec.train.global_batch, spec.train.seed)
     for whole in order.global_batches(0, 1000):
-        yield pinned(tuple(samples.batch(whole.ids, whole.keys)))
+        yield pin_batch(tuple(samples.batch(whole.ids, whole.keys)))
 
 
 def step_of(way: str, spec: RunSpec, shape: DecoderShape) -> Callable[[], Tensor]:
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     name = device_name()
-    kind = known(name)
+    kind = match_driver_name(name)
     peak = kind.flops_s["bf16"] if kind is not None else math.nan
     print(f"{name}, torch {torch.__version__}, bf16, {asked.tokens} tokens per step, peak {peak / 1e12:.0f} TFLOP/s")
     print("model   sequence way            ms/step   tokens/s   of peak   ratio  peak GiB  first s  loss")

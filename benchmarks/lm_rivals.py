@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from paceline.shapes import DecoderShape
+from paceline.config.decoder_shape import DecoderShape
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 WHOLE = 12

@@ -23,16 +23,16 @@ import torch
 
 import paceline
 from paceline import Workload
-from paceline.launch.environment import Place
+from paceline.config import build_spec
+from paceline.launch.environment import RankInfo
 from paceline.launch.heartbeat import Heartbeat, read_beats
-from paceline.record import usage
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
-from paceline.record.usage import RankUsage
-from paceline.spec import build
-from paceline.training import noticing
-from paceline.training.loop import GradientJob
-from paceline.training.noticing import Noticing
+from paceline.runlog import machine
+from paceline.runlog.events import read_steps
+from paceline.runlog.machine import RankUsage
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer import anomalies
+from paceline.trainer.anomalies import AnomalyDetector
+from paceline.trainer.loop import GradientJob
 
 WARM = 200
 SWITCHED = "PACELINE_BENCHMARK_MONITORING"
@@ -69,7 +69,7 @@ def switch() -> None:
         turn(job, batch)
 
     GradientJob.before_step = before_step  # type: ignore[method-assign]
-    for kind, name, nothing in ((Heartbeat, "__call__", None), (Noticing, "step", None), (RankUsage, "now", {})):
+    for kind, name, nothing in ((Heartbeat, "__call__", None), (AnomalyDetector, "step", None), (RankUsage, "now", {})):
         whole = getattr(kind, name)
 
         def sometimes(*values: Any, whole: Any = whole, nothing: Any = nothing) -> Any:
@@ -85,7 +85,7 @@ if SWITCHED in os.environ:
 def measure(ranks: int, steps: int, folder: Path) -> None:
     train = {"steps": steps, "global_batch": 128 * ranks, "lr": 1e-4, "checkpoint_every": 1 << 20}
     values = {"name": f"on{ranks}", "workload": f"{Path(__file__).resolve()}:Line", "train": train}
-    spec = build({**values, "parallel": {"ranks": ranks, "threads": 1, "device": "cpu"}})
+    spec = build_spec({**values, "parallel": {"ranks": ranks, "threads": 1, "device": "cpu"}})
     run = paceline.train(spec, folder, show=False)
     found = {step["step"]: step["step_s"] for step in read_steps(RunDir(run.path).events_file(0))}
     pairs = [(first, first + 1) if on(first) else (first + 1, first) for first in range(WARM + 1, steps, 2)]
@@ -103,13 +103,13 @@ def measure(ranks: int, steps: int, folder: Path) -> None:
 def now_and_then(folder: Path) -> None:
     """What is not done in every step: the use of the machine, and the main rank's look at the heartbeats of 64."""
     for rank in range(64):
-        Heartbeat(folder, Place(rank, 1, 0, 1, "paceline", "127.0.0.1", 1), 300.0).__exit__(None)
-    used, apart_s = RankUsage(), usage.EVERY_S
-    usage.EVERY_S = 0.0
+        Heartbeat(folder, RankInfo(rank, 1, 0, 1, "paceline", "127.0.0.1", 1), 300.0).__exit__(None)
+    used, apart_s = RankUsage(), machine.EVERY_S
+    machine.EVERY_S = 0.0
     _time("the use of the machine", used.now, apart_s)
-    _time("a look at 64 heartbeats", lambda: read_beats(folder), noticing.LOOK_EVERY_S)
-    usage.EVERY_S = apart_s
-    with Heartbeat(folder, Place(0, 1, 0, 1, "paceline", "127.0.0.1", 1), 300.0) as beat:
+    _time("a look at 64 heartbeats", lambda: read_beats(folder), anomalies.LOOK_EVERY_S)
+    machine.EVERY_S = apart_s
+    with Heartbeat(folder, RankInfo(0, 1, 0, 1, "paceline", "127.0.0.1", 1), 300.0) as beat:
         _time("two heartbeats, of a step of 10 ms", lambda: (beat("data", 1), beat("step", 1)), 0.01)
 
 

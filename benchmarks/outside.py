@@ -24,11 +24,11 @@ from typing import Any
 
 from slow_network import ADDRESSES, CARD, Link, slow_link, why_not
 
-from paceline.launch.local import reserved_port
-from paceline.measuring.outside.reading import read_seen
-from paceline.measuring.outside.request import Request
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
+from paceline.launch.local import reserve_port
+from paceline.measurement.scripts.command import RecordRequest
+from paceline.measurement.scripts.measure_command import read_script_times
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
 
 SCRIPT = Path(__file__).with_name("outside_script.py")
 SCRIPTS = ("ddp", "accelerate", "lightning")
@@ -50,9 +50,9 @@ def run(kind: str, ranks: int, steps: int, folder: Path, link: Link | None = Non
         *(["--profile"] if link else []),
     ]
     cores = sorted(os.sched_getaffinity(0))
-    request = Request(str(folder), NEVER, ranks)
+    request = RecordRequest(str(folder), NEVER, ranks)
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    with reserved_port() as port:
+    with reserve_port() as port:
         environ |= {"MASTER_ADDR": ADDRESSES[0] if link else "127.0.0.1", "MASTER_PORT": str(port)}
         environ |= {"GLOO_SOCKET_IFNAME": CARD if link else "lo"}
         started = []
@@ -106,7 +106,7 @@ def exposed(kind: str, steps: int, link: Link) -> tuple[float, float, float]:
     """(usual step, exposed as it was seen from outside, the same by the profiler), means over the ranks."""
     with tempfile.TemporaryDirectory() as folder:
         printed = run(kind, 2, steps, Path(folder), link)
-        times = read_seen(Path(folder), Request(folder, NEVER, 2), 0)
+        times = read_script_times(Path(folder), RecordRequest(folder, NEVER, 2), 0)
         events = [read_steps(RunDir(Path(folder)).events_file(rank)) for rank in range(2)]
     ours = statistics.fmean(usual([event["exposed_s"] for event in of_rank]) for of_rank in events)
     theirs = statistics.fmean(usual(rank["exposed_s"]) for rank in printed)

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, dataloader
 
-from paceline.measuring.outside.buckets import take_places
+from paceline.measurement.scripts.buckets import swap_groups
 
 WIDTH = 512
 BATCH = 64
@@ -167,7 +167,7 @@ class Hooks:
         for hooks, ours in zip(self.at_steps, self.set, strict=True):
             hooks.clear()
             hooks.update(ours if on else {})
-        take_places(on and all(notes.watching for notes in self.notes))
+        swap_groups(on and all(notes.watching for notes in self.notes))
 
 
 def exposed_by_profiler(profiler: Any) -> list[float]:

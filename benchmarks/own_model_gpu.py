@@ -24,11 +24,11 @@ from torch import Tensor, nn
 import paceline
 from gpu import device_name
 from paceline import Workload
+from paceline.config import RunSpec, build_spec
 from paceline.data.order import Order
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
-from paceline.spec import RunSpec, build
-from paceline.workload import workload_of
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.workload import build_workload
 
 SAMPLES, BATCH = 60_000, 256
 WAYS = {"cnn": ("on",), "mlp": ("auto",)}
@@ -71,7 +71,7 @@ class Cnn(Mlp):
 
 
 def spec_of(model: str, steps: int, more: dict[str, Any]) -> RunSpec:
-    return build(
+    return build_spec(
         {
             "name": f"own-{model}",
             "workload": f"{Path(__file__).resolve()}:{model.capitalize()}",
@@ -83,7 +83,7 @@ def spec_of(model: str, steps: int, more: dict[str, Any]) -> RunSpec:
 
 def by_hand(spec: RunSpec) -> tuple[float, float]:
     """(seconds per step, last loss) of a plain loop: batches from host memory, one operation after the other."""
-    train, workload = spec.train, workload_of(spec)
+    train, workload = spec.train, build_workload(spec)
     images, labels = workload.data("train")
     torch.manual_seed(train.seed)
     model = workload.model().cuda()

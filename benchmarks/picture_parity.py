@@ -20,10 +20,10 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 import paceline
-from paceline.parity import TOLERANCE, relative_difference
-from paceline.record.events import read_steps
-from paceline.record.files import read_json
-from paceline.record.run_dir import RunDir
+from paceline.io.files import read_json
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trials.check import TOLERANCE, compute_relative_difference
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPE = REPOSITORY / "recipes" / "classifier_docstrings.yaml"
@@ -66,7 +66,7 @@ def draw(runs: list[list[dict]], out: Path) -> None:
         look = {"color": colour, "marker": mark, "linestyle": "none", "label": name, "markeredgecolor": "white"}
         some = slice(index * EVERY // 3, None, EVERY)
         upper.plot(at[some], losses[some], markersize=7, markeredgewidth=0.6, **look)
-        differences = np.array([relative_difference(a, b) for a, b in zip(one_rank, losses, strict=True)])
+        differences = np.array([compute_relative_difference(a, b) for a, b in zip(one_rank, losses, strict=True)])
         lower.plot(at, np.maximum(differences, FLOOR), markersize=4.5, markeredgewidth=0.3, **look)
         most = max(most, differences.max())
         print(f"{name}: the loss differs by at most {differences.max():.1e}, by {differences[-1]:.1e} at the end")

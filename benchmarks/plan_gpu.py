@@ -36,16 +36,16 @@ import torch
 
 import paceline
 from gpu import device_name
+from paceline.config import RunSpec, build_spec
 from paceline.data.prefetch import Loader
-from paceline.planning.calibrating.calibrate import measure_device
-from paceline.planning.candidates import Price
-from paceline.planning.plan import plan
-from paceline.record.events import read_steps
-from paceline.record.files import to_flat, write_json
-from paceline.record.run_dir import RunDir
-from paceline.spec import RunSpec, build
-from paceline.training import loop
-from paceline.training.checkpoints.writer import CheckpointWriter
+from paceline.io.files import to_flat, write_json
+from paceline.planner.calibration.calibrate import calibrate_gpu
+from paceline.planner.candidates import PricedLayout
+from paceline.planner.plan import plan
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer import loop
+from paceline.trainer.checkpoint.writer import CheckpointWriter
 
 GIB = float(1 << 30)
 LM_STEPS, CLASSIFIER_STEPS = 16, 2000
@@ -91,7 +91,7 @@ class Run:
         if self.workload == "own":
             file = Path(__file__).with_name("own_modules.py")
             values = {"name": self.name, "workload": f"{file}:{self.name}", "train": train}
-        return build({**values, "parallel": {**whole, **self.parallel}})
+        return build_spec({**values, "parallel": {**whole, **self.parallel}})
 
 
 SEEN = (
@@ -231,7 +231,7 @@ def measured(run: Run, spec: RunSpec) -> tuple[float, float, dict[str, Any]]:
     return statistics.median(timed), float(peak), more
 
 
-def planned(spec: RunSpec, where: str, calibration: Path | None) -> Price:
+def planned(spec: RunSpec, where: str, calibration: Path | None) -> PricedLayout:
     found = plan(spec, where, [1], calibration=calibration)
     if not found.rows:
         raise SystemExit(f"{spec.name}: the plan says it does not fit: {found.advice}")
@@ -286,7 +286,7 @@ def main() -> None:
         make_texts(texts)
         calibration = asked.calibration or texts / "calibration.json"
         if asked.calibration is None:
-            kept["calibration"] = measure_device(print)
+            kept["calibration"] = calibrate_gpu(print)
             for file in filter(None, (calibration, asked.out)):
                 write_json(file, kept["calibration"] if file == calibration else kept)
         print(f"{kept['device']}, torch {kept['torch']}, calibrated in {time.perf_counter() - began:.0f} s\n{HEAD}")

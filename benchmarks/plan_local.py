@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paceline
-from paceline.planning.calibrating.calibrate import measure
-from paceline.planning.plan import plan
-from paceline.record.events import read_steps
-from paceline.record.files import write_json
-from paceline.spec import RunSpec
+from paceline.config import RunSpec
+from paceline.io.files import write_json
+from paceline.planner.calibration.calibrate import calibrate_machine
+from paceline.planner.plan import plan
+from paceline.runlog.events import read_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = (1, 2, 4)
@@ -216,7 +216,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         calibration = asked.calibration or Path(folder) / "calibration.json"
         if asked.calibration is None:
-            write_json(calibration, measure(numbers, lambda text: print(text, file=sys.stderr), threads=1))
+            write_json(calibration, calibrate_machine(numbers, lambda text: print(text, file=sys.stderr), threads=1))
         print("run               link        ranks    measured    planned   measured   planned   error   load  verdict")
         for name, spec in specs(asked.runs.split(",")):
             lines += _over(["loopback"], name, spec, calibration, numbers)

@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from published_rows import Row, Scaling, read_rows, scalings
 from unknown_shapes import data_parallel_step_s
 
-from paceline.planning.formulas.memory import memory
-from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.steptime import step_time
+from paceline.planner.formulas.memory import estimate_memory
+from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.step_time import price_step
 
 SOFT = 0.05
 """Relative error beyond which a row counts linearly: typos and busy machines should not steer a fit."""
@@ -82,7 +82,7 @@ def step_ratios(rows: Sequence[Row], physics: Physics) -> Array:
 def _step_s(row: Row, physics: Physics) -> float:
     assert row.model is not None
     assert row.cluster is not None
-    return step_time(row.model.blocks, row.placement, row.cluster, row.numbers, physics).step_s
+    return price_step(row.model.blocks, row.placement, row.cluster, row.numbers, physics).step_s
 
 
 def speedup_ratios(pairs: Sequence[Scaling], physics: Physics) -> Array:
@@ -110,7 +110,7 @@ def memory_ratios(rows: Sequence[Row], physics: Physics) -> Array:
 
 def _memory(row: Row, physics: Physics) -> float:
     assert row.model is not None
-    priced = memory(row.model.blocks, row.placement, row.numbers, physics)
+    priced = estimate_memory(row.model.blocks, row.placement, row.numbers, physics)
     without = {"whole": 0.0, "reserved": priced.context_bytes, "allocated": priced.total_bytes - priced.allocated_bytes}
     return priced.total_bytes - without[row.counted]
 
@@ -139,7 +139,7 @@ def states_only(rows: Sequence[Row]) -> Array:
     ratios = []
     for r in rows:
         assert r.model is not None
-        m = memory(r.model.blocks, r.placement, r.numbers, Physics())
+        m = estimate_memory(r.model.blocks, r.placement, r.numbers, Physics())
         ratios.append((m.weights_bytes + m.gradients_bytes + m.states_bytes) / (r.memory_bytes or math.nan))
     return np.array(ratios)
 

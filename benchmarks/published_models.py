@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from unknown_shapes import typical
 
-from paceline.planning.formulas.shape import BlockShape, ModelShape
+from paceline.planner.formulas.shape import BlockShape, ModelShape
 
 MASKED = 0.15
 """Of the tokens, those that a masked language model predicts."""

@@ -18,11 +18,11 @@ from typing import Literal
 from published_models import model_of
 
 from paceline.errors import UserError
-from paceline.hardware.catalogue import GB, Cluster, device
-from paceline.planning.formulas.memory import memory
-from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import NUMBERS, Kernels, Numbers, Placement, Runtime
-from paceline.planning.formulas.shape import ModelShape
+from paceline.hardware.catalogue import GB, Cluster, find_device
+from paceline.planner.formulas.memory import estimate_memory
+from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.placement import DTYPE_SIZES, DtypeSizes, Kernels, Placement, Runtime
+from paceline.planner.formulas.shape import ModelShape
 
 USUAL_BATCH_TOKENS = 4e6
 """Of large language models, where a source gives neither batch nor layout."""
@@ -52,7 +52,7 @@ class Row:
     params: float
     cluster: Cluster | None
     placement: Placement
-    numbers: Numbers
+    numbers: DtypeSizes
     step_s: float | None
     memory_bytes: float | None
     counted: Literal["whole", "reserved", "allocated"]
@@ -144,7 +144,7 @@ def _cluster(raw: dict[str, str], n: dict[str, float | None]) -> Cluster | None:
         return None
     cap = re.search(r"-(\d+)W$", name)
     try:
-        kind = device(name[: cap.start()].replace("-96GB", "") if cap else name)
+        kind = find_device(name[: cap.start()].replace("-96GB", "") if cap else name)
     except UserError:
         return None
     if cap:  # clocks follow the third root of the power
@@ -169,20 +169,20 @@ def _cluster(raw: dict[str, str], n: dict[str, float | None]) -> Cluster | None:
     return Cluster(kind, math.ceil(count / per_node), per_node, link, network / 8)
 
 
-def _numbers(raw: dict[str, str], cluster: Cluster | None) -> Numbers:
+def _numbers(raw: dict[str, str], cluster: Cluster | None) -> DtypeSizes:
     text = raw["precision"].lower()
     if text == "amp fp16" and _apex(raw):
         text = "fp16"
     if "rowwise" in text:  # with a scale for every row, products run at about the 16-bit rate
         text = "bf16"
     if "fp8" in text or "float8" in text or text.startswith(("rowwise", "tensorwise")):
-        return NUMBERS["amp_fp8" if _sharded(raw) else "fp8"]
+        return DTYPE_SIZES["amp_fp8" if _sharded(raw) else "fp8"]
     if text in ("fp32", "fp32/tf32", "tf32", ""):
         has_tf32 = cluster is not None and "tf32" in cluster.device.flops_s
-        return NUMBERS["tf32" if has_tf32 and text not in ("fp32", "") else "fp32"]
+        return DTYPE_SIZES["tf32" if has_tf32 and text not in ("fp32", "") else "fp32"]
     if text == "bf16" and _sharded(raw):
-        return NUMBERS["pure_bf16" if "PURE" in raw["notes"] else "amp_bf16"]
-    return NUMBERS[{"amp fp16": "amp_fp16", "amp_bf16": "amp_bf16", "fp16": "fp16"}.get(text, "bf16")]
+        return DTYPE_SIZES["pure_bf16" if "PURE" in raw["notes"] else "amp_bf16"]
+    return DTYPE_SIZES[{"amp fp16": "amp_fp16", "amp_bf16": "amp_bf16", "fp16": "fp16"}.get(text, "bf16")]
 
 
 def _apex(raw: dict[str, str]) -> bool:
@@ -198,7 +198,7 @@ def _spread(
     n: dict[str, float | None],
     model: ModelShape | None,
     cluster: Cluster | None,
-    numbers: Numbers,
+    numbers: DtypeSizes,
     year: int,
 ) -> Placement:
     notes, strategy = raw["notes"], raw["strategy"]
@@ -307,44 +307,44 @@ def _kernels(notes: str, megatron: bool) -> Kernels:
     return "fused" if megatron else "eager"
 
 
-def _largest_that_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Placement:
+def _largest_that_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: DtypeSizes) -> Placement:
     """Where a source is silent about the batch: the largest power of two that the device holds."""
     while placement.micro_batch < 1024:
         tried = replace(placement, micro_batch=2 * placement.micro_batch)
-        if memory(model.blocks, tried, numbers, Physics()).total_bytes > cluster.device.memory_bytes:
+        if estimate_memory(model.blocks, tried, numbers, Physics()).total_bytes > cluster.device.memory_bytes:
             break
         placement = tried
     return placement
 
 
-def _smaller_until_it_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Placement:
+def _smaller_until_it_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: DtypeSizes) -> Placement:
     """Where a source is silent about batch and recomputation: rather smaller passes than recomputed ones."""
     while placement.micro_batch > 1 and placement.micro_batch % 2 == 0:
-        if memory(model.blocks, placement, numbers, Physics()).total_bytes <= cluster.device.memory_bytes:
+        if estimate_memory(model.blocks, placement, numbers, Physics()).total_bytes <= cluster.device.memory_bytes:
             break
         placement = replace(placement, micro_batch=placement.micro_batch / 2, accumulate=2 * placement.accumulate)
     return placement
 
 
-def _zero_that_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: Numbers) -> Placement:
+def _zero_that_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: DtypeSizes) -> Placement:
     """Where the states alone would overflow the device they ran on, they must have been divided."""
     for zero in range(placement.zero, 4):
         tried = placement if zero == 0 else replace(placement, zero=zero, shard=placement.data, replicate=1)
-        priced = memory(model.blocks, tried, numbers, Physics())
+        priced = estimate_memory(model.blocks, tried, numbers, Physics())
         if priced.weights_bytes + priced.gradients_bytes + priced.states_bytes <= cluster.device.memory_bytes:
             return tried
     return placement
 
 
 def _recompute_that_fits(
-    placement: Placement, model: ModelShape | None, cluster: Cluster | None, numbers: Numbers
+    placement: Placement, model: ModelShape | None, cluster: Cluster | None, numbers: DtypeSizes
 ) -> Placement:
     """Where a source is silent: the least recomputation that fits into the device."""
     if model is None or cluster is None:
         return placement
     for choice in ("none", "selective", "full"):
         tried = replace(placement, recompute=choice)  # type: ignore[arg-type]
-        if memory(model.blocks, tried, numbers, Physics()).total_bytes <= cluster.device.memory_bytes:
+        if estimate_memory(model.blocks, tried, numbers, Physics()).total_bytes <= cluster.device.memory_bytes:
             return tried
     return replace(placement, recompute="full")
 
@@ -355,7 +355,7 @@ def _step_s(
     model: ModelShape | None,
     placement: Placement,
     cluster: Cluster | None,
-    numbers: Numbers,
+    numbers: DtypeSizes,
     raw: dict[str, str],
 ) -> float | None:
     """Seconds per optimiser step: as printed, or from a rate, or from FLOP/s with the source's own counting."""

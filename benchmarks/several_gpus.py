@@ -23,15 +23,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from paceline import check, doctor, measure, report, train
-from paceline.measuring.links import measure_links
-from paceline.measuring.rows import MeasuredRow, done
-from paceline.parallel.pipeline import divides_own_functions
-from paceline.record.environment import environment
-from paceline.record.events import read_steps
-from paceline.record.files import write_atomic, write_json
-from paceline.record.run_dir import RunDir
-from paceline.record.units import number, percent
-from paceline.spec import RunSpec, build
+from paceline.config import RunSpec, build_spec
+from paceline.io.files import write_atomic, write_json
+from paceline.io.format import number, percent
+from paceline.measurement.links import measure_links
+from paceline.measurement.rows import MeasuredRow, drop_failed
+from paceline.parallel.pipeline import supports_split_backward
+from paceline.runlog.events import read_steps
+from paceline.runlog.machine import describe_environment
+from paceline.runlog.run_dir import RunDir
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TINY = {"preset": "custom", "width": 64, "heads": 4, "kv_heads": 2, "layers": 4, "ffn": 128, "tied": False}
@@ -82,7 +82,7 @@ class Asked:
     def lm(self, model: dict[str, Any], sequence: int, batch: int, **train_values: Any) -> RunSpec:
         data = {"source": "text", "path": str(REPOSITORY / "docs"), "sequence": sequence, "vocab": 512}
         values = {"steps": self.steps, "global_batch": batch, "lr": 1e-3, "log_every": 1, **train_values}
-        return build(
+        return build_spec(
             {
                 "name": "several",
                 "workload": "lm",
@@ -109,7 +109,7 @@ def parity(asked: Asked) -> Part:
     layouts = ["single", *(f"{name}:{n}" for name in ("ddp", "zero1", "zero2", "fsdp")), "tensor:2", "pipeline:2:1f1b"]
     left_out = {
         "tensor:2+sequence": "ranks that share a device cannot" if asked.share else "",
-        "pipeline:2:zero_bubble": "" if divides_own_functions() else "this torch cannot",
+        "pipeline:2:zero_bubble": "" if supports_split_backward() else "this torch cannot",
     }
     layouts += [name for name, why in left_out.items() if not why]
     layouts += [f"hsdp:2x{n // 2}", f"fsdp:{n // 2}+tensor:2", f"fsdp:{n // 2}+pipeline:2"] if n >= 4 else []
@@ -141,7 +141,7 @@ def scaling(asked: Asked) -> Part:
     )
     planned = {plan.label: plan for plan in found.planned}
     rows = []
-    for row in done(found.rows):
+    for row in drop_failed(found.rows):
         assert isinstance(row, MeasuredRow)
         parts, plan = row.parts, planned.get(row.label)
         hidden = percent(1 - parts.exposed_s / parts.comm_s) if parts.comm_s else "-"
@@ -189,7 +189,7 @@ def topics(asked: Asked) -> Part:
             "parallel": {"ranks": ranks, **asked.parallel},
         }
         say(f"topics on {ranks}")
-        steps = read_steps(RunDir(train(build(values), asked.out / "topics", show=False).path).events_file(0))
+        steps = read_steps(RunDir(train(build_spec(values), asked.out / "topics", show=False).path).events_file(0))
         losses[ranks] = [step["loss"] for step in steps]
         seconds[ranks] = sorted(step["step_s"] for step in steps)[len(steps) // 2]
         apart = max(abs(a - b) / abs(b) for a, b in zip(losses[ranks], losses[1], strict=True))
@@ -233,7 +233,7 @@ def carried_out(name: str, asked: Asked) -> Part:
 
 
 def page(parts: Sequence[Part], asked: Asked) -> str:
-    here = environment()
+    here = describe_environment()
     devices = ", ".join(here["gpus"]) or f"{here['cores']} cores of {here['cpu']}"
     shared = f", shared by {asked.most} ranks" if asked.share else ""
     body = [f"<h1>Several ranks on {html.escape(devices + shared)}</h1>"]

@@ -28,11 +28,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.record.events import read_steps
-from paceline.record.files import read_json
-from paceline.record.run_dir import RunDir
-from paceline.spec import RunSpec, build
-from paceline.workload import workload_of
+from paceline.config import RunSpec, build_spec
+from paceline.io.files import read_json
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.workload import build_workload
 
 LR = 5e-4
 PREFIX = "paceline-slow-"
@@ -49,7 +49,7 @@ def spec_of(data: Path | None, steps: int, **parallel: object) -> RunSpec:
     """About 10 million parameters: 8.4 in the embedding of tokens, the rest in one layer."""
     source = {"source": "ag_news", "path": str(data.resolve())} if data else {"source": "docstrings"}
     rate = LR * 2**0.5 if parallel.get("reduce") == "local_sgd" else LR  # docs/saving_communication.md says why
-    return build(
+    return build_spec(
         {
             "model": {"width": 512, "heads": 8, "layers": 1, "ffn": 512},
             "data": {**source, "max_length": 64, "vocab": 16384},
@@ -192,7 +192,7 @@ def main() -> None:
     if reason := why_not():
         raise SystemExit(f"no slow network here: {reason}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    workload_of(spec_of(asked.data, 1)).prepare(print)
+    build_workload(spec_of(asked.data, 1)).prepare(print)
     with tempfile.TemporaryDirectory() as out, slow_link() as link:
         compare(link, asked, Path(out))
 

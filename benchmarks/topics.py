@@ -265,11 +265,11 @@ def stream(options: argparse.Namespace) -> None:
 def document_pool(quick: bool) -> np.ndarray:
     """Distinct documents; the file repeats them, which no reader of it can make use of."""
     from paceline.topics import zipf_documents
-    from paceline.workloads.topics.counts.blocks import dense_rows
+    from paceline.workloads.topics.counts.matrices import to_dense
 
     documents = 100 if quick else STREAM_POOL
     counts = zipf_documents(documents, STREAM_TERMS, STREAM_K, STREAM_WORDS, seed=1)[0]
-    return np.minimum(dense_rows(counts.values, STREAM_TERMS), 255).astype(np.uint8)
+    return np.minimum(to_dense(counts.values, STREAM_TERMS), 255).astype(np.uint8)
 
 
 def write_npy(path: Path, pool: np.ndarray, documents: int, kind: str) -> None:
@@ -432,7 +432,7 @@ def joint_and_apart(paths: list[Path], k: int, folder: Path, options: argparse.N
 
 def train_together(runs: list[tuple[Path, int]], k: int, passes: int, folder: Path) -> float:
     """Sum of the rates of some runs, (counts, ranks), started at once; each is a median over its passes."""
-    from paceline.record.files import read_json
+    from paceline.io.files import read_json
 
     started = []
     for counts, ranks in runs:

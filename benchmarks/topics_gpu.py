@@ -24,8 +24,8 @@ from topics_gpu_problems import DEVICE, Dense, Lean, Sparse, median_ms, random_f
 import paceline.topics as pt
 from gpu import device_name
 from paceline.workloads.topics.counts.on_device import from_tensor
-from paceline.workloads.topics.device.passes import triton_runs_on
-from paceline.workloads.topics.fitting.problem import problem_of
+from paceline.workloads.topics.fitting.passes import can_run_triton
+from paceline.workloads.topics.fitting.problem import build_problem
 
 
 class Clock:
@@ -58,7 +58,7 @@ def counts_of(problem):
 
 def step_of(problem, tile=None):
     """The pass over all documents, and the shares of the terms."""
-    made = problem_of(from_tensor(problem.X))
+    made = build_problem(from_tensor(problem.X))
     _, _, step = next(iter(made.documents()))
     step.tile = tile
     return step, made.share
@@ -75,7 +75,7 @@ def watched_fit(problem, passes, **options):
     counts = counts_of(problem)
     wait()
     begin = time.perf_counter()
-    if triton_runs_on("cpu"):  # the interpreter takes minutes for the other starts
+    if can_run_triton("cpu"):  # the interpreter takes minutes for the other starts
         options["start"] = "random"
     model = pt.fit(counts, k=problem.k, passes=passes, progress=watch, **options)
     return model, trace, topics, time.perf_counter() - begin
@@ -206,7 +206,7 @@ def sparse(clock, tiny):
 
 def sweep(clock, tiny):
     """Tile sizes of the dense pass; the best belong into triton_calls.py."""
-    from paceline.workloads.topics.device import triton_calls as calls
+    from paceline.workloads.topics.fitting import triton_calls as calls
 
     problem = big(tiny)
     step, share = step_of(problem)
@@ -233,22 +233,22 @@ def sweep(clock, tiny):
 
 
 def sweep_sparse(clock, tiny):
-    from paceline.workloads.topics.device import triton_calls as calls
+    from paceline.workloads.topics.fitting import triton_calls as calls
 
     problem = Sparse(*((20, 200, 4, 60) if tiny else (1_000_000, 100_000, 20, 160)))
     step, share = step_of(problem)
     L, Ft = random_factors(problem, share)
-    table = calls.full_operand(Ft / share[:, None].clamp_min(1e-30))
+    table = calls.make_full_operand(Ft / share[:, None].clamp_min(1e-30))
     sums = torch.zeros_like(table)
     for nonzeros, warps in ((16, 1), (32, 1), (32, 2), (64, 1), (64, 2), (128, 4))[: 1 if tiny else None]:
         for kind in ("ROW", "TERM"):
             setattr(calls, f"{kind}_NONZEROS", nonzeros)
             setattr(calls, f"{kind}_WARPS", warps)
         for rows in ("em", "newton"):
-            work = partial(calls.sparse_update, step.csr, L.clone(), table, step.per_document, newton=rows == "newton")
+            work = partial(calls.update_sparse, step.csr, L.clone(), table, step.per_document, newton=rows == "newton")
             taken = median_ms(partial(work, loss=False), 1 if tiny else 5)
             say(f"sweep sparse, rows, {rows}: {nonzeros} nonzeros, {warps} warps: {taken:.2f} ms")
-        taken = median_ms(partial(calls.sparse_statistic, step.by_terms, L, table, sums), 1 if tiny else 5)
+        taken = median_ms(partial(calls.add_sparse_statistic, step.by_terms, L, table, sums), 1 if tiny else 5)
         say(f"sweep sparse, terms: {nonzeros} nonzeros, {warps} warps: {taken:.2f} ms")
 
 
@@ -313,7 +313,7 @@ def main():
         raise SystemExit(f"--only {arguments.only}: the sections are {', '.join(SECTIONS)}")
     chosen = chosen or [name for name in SECTIONS if arguments.tiny or name not in WHEN_NAMED]
     where = "CPU" if arguments.tiny and DEVICE.type == "cpu" else device_name()
-    say(f"{where}, torch {torch.__version__}, kernels: {triton_runs_on(DEVICE)}")
+    say(f"{where}, torch {torch.__version__}, kernels: {can_run_triton(DEVICE)}")
     compile_first(chosen, arguments.tiny)
     for name in chosen:
         say(f"--- {name}")

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 import paceline
-from paceline.planning.site import site_of
-from paceline.planning.subject import rows_layout
-from paceline.record.events import read_events
-from paceline.record.run_dir import RunDir
-from paceline.spec import RunSpec, build
+from paceline.config import RunSpec, build_spec
+from paceline.planner.cost_model import split_rows
+from paceline.planner.target import resolve_target
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
 from paceline.workloads.trees import planning
 
 FITTED = [
@@ -41,8 +41,8 @@ def plan(asked: argparse.Namespace, folder: Path) -> None:
     if asked.fit:
         _, planning.CACHE_BYTES = min((_fitted(found, cache)[1], cache) for cache in CACHES)
         (*prices, planning.LEVEL_S), _ = _fitted(found, planning.CACHE_BYTES)
-        planning.PRICES.update(zip(planning.PRICES, prices, strict=True))
-        print("PRICES =", {name: round(price, 1) for name, price in planning.PRICES.items()})
+        planning.OPERATION_FLOPS.update(zip(planning.OPERATION_FLOPS, prices, strict=True))
+        print("PRICES =", {name: round(price, 1) for name, price in planning.OPERATION_FLOPS.items()})
         print(f"LEVEL_S = {planning.LEVEL_S:.2g}, CACHE_BYTES = {planning.CACHE_BYTES:.2g}")
     for size, (_, seconds) in found.items():
         rows, columns, levels = size
@@ -59,15 +59,15 @@ def _measured(size: tuple[int, int, int], folder: Path) -> tuple[RunSpec, float]
     data = {"rows": int(rows / 0.98), "columns": columns, "test_fraction": 0.02, "cache": str(folder.parent / "cache")}
     values = {"name": f"{rows}-{columns}-{levels}", "workload": "trees", "data": data}
     train = {"steps": ROUNDS, "evaluate_every": ROUNDS}
-    spec = build({**values, "model": {"max_depth": levels}, "train": train, "parallel": {"device": "cpu"}})
+    spec = build_spec({**values, "model": {"max_depth": levels}, "train": train, "parallel": {"device": "cpu"}})
     run = paceline.train(spec, folder / "runs", show=False)
     steps = [event for event in read_events(RunDir(run.path).events_file(0), "step") if event["step"] > FIRST]
     return spec, statistics.median(event["step_s"] for event in steps if "loss" not in event)
 
 
 def _planned(spec: RunSpec) -> float:
-    subject = planning.subject(spec, None, None)
-    return float(subject.price(rows_layout(subject.grown.rows, 1), site_of("local").at(1)).time.step_s)
+    subject = planning.build_trees_cost_model(spec, None, None)
+    return float(subject.price(split_rows(subject.grown.rows, 1), resolve_target("local").at(1)).time.step_s)
 
 
 def _fitted(found: dict[tuple[int, int, int], tuple[RunSpec, float]], cache: float) -> tuple[list[float], float]:
@@ -75,12 +75,12 @@ def _fitted(found: dict[tuple[int, int, int], tuple[RunSpec, float]], cache: flo
     the measured times as ratios; and how far they are off."""
     from scipy.optimize import nnls
 
-    plain = site_of("local").at(1).cluster.device.peak_flops_s("fp32")
+    plain = resolve_target("local").at(1).cluster.device.peak_flops_s("fp32")
     planning.CACHE_BYTES = cache
     lines = []
     for size in FITTED:
         spec, seconds = found[size]
-        grown = planning.subject(spec, None, None).grown
+        grown = planning.build_trees_cost_model(spec, None, None).grown
         counts = [count / plain for count in grown.operations(grown.rows).values()]
         lines.append([count / seconds for count in (*counts, grown.starts)])
     ratios, weights = np.array(lines), np.ones(len(lines))

@@ -52,7 +52,7 @@ print(json.dumps({**done, "whole_s": time.perf_counter() - began, "whole_cpu_s":
 OURS = """
 import json, sys, time
 from pathlib import Path
-import torch.distributed.checkpoint, xgboost, paceline.spec, paceline.training.rank, paceline.verbs
+import torch.distributed.checkpoint, xgboost, paceline.config, paceline.trainer.rank, paceline.api
 from paceline.workloads.trees.passes import TreePasses
 spent, inside = [], []
 step, update = TreePasses.step, xgboost.Booster.update
@@ -67,7 +67,7 @@ def timed_update(self, *given):
     inside.append(time.perf_counter() - began)
 TreePasses.step, xgboost.Booster.update = timed, timed_update
 began, ran = time.perf_counter(), time.process_time()
-run = paceline.train(paceline.spec.load(sys.argv[1]), Path(sys.argv[2]), show=False)
+run = paceline.train(paceline.config.load(sys.argv[1]), Path(sys.argv[2]), show=False)
 whole = {"whole_s": time.perf_counter() - began, "whole_cpu_s": time.process_time() - ran}
 summary = json.loads((run.path / "summary.json").read_text())
 rounds = {"rounds_s": summary["in_steps_s"], "rounds_cpu_s": sum(spent), "update_s": sum(inside[-len(spent):])}
@@ -188,13 +188,13 @@ def quality(asked: argparse.Namespace, folder: Path) -> None:
     """Held-out log loss and AUC against the library's own run on the same rows, with bins of all rows and of some."""
     import xgboost
 
-    from paceline.spec import load
-    from paceline.workloads.trees.table import table_of
+    from paceline.config import load
+    from paceline.workloads.trees.table import prepare_table
 
     for name in ("adult", "flights"):
         data = as_run_data(name, folder)
         spec = run_file(folder, {**data, "bin_rows": 1 << 30}, asked.rounds, train={"evaluate_every": asked.rounds})
-        table = table_of(load(spec).data, print)
+        table = prepare_table(load(spec).data, print)
         rows, test = table.split("train"), table.split("test")
         kinds = ["c" if column in table.facts.categories else "q" for column in table.facts.columns]
         named = {"feature_types": kinds, "feature_names": list(table.facts.columns), "enable_categorical": True}

@@ -6,11 +6,10 @@ import math
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
-from paceline.planning.formulas.comm import all_reduce_s, group
-from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.placement import Numbers
-from paceline.planning.formulas.shape import ModelShape
-from paceline.planning.formulas.steptime import BUCKET_BYTES, in_buckets_s
+from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.placement import DtypeSizes
+from paceline.planner.formulas.shape import ModelShape
+from paceline.planner.formulas.step_time import BUCKET_BYTES, all_reduce_s, bucketed_exposed_s, build_group
 
 BACKWARD_SHARE = 2 / 3
 """Of the time of a pass, beside which gradients can travel."""
@@ -46,7 +45,13 @@ def _ffn(width: int, gated: bool) -> int:
 
 
 def data_parallel_step_s(
-    alone_s: float, params: float, ranks: int, cluster: Cluster, numbers: Numbers, physics: Physics, accumulate: int = 1
+    alone_s: float,
+    params: float,
+    ranks: int,
+    cluster: Cluster,
+    numbers: DtypeSizes,
+    physics: Physics,
+    accumulate: int = 1,
 ) -> float:
     """A step of `ranks` devices that each do what one device does alone in `alone_s`, and average their gradients.
 
@@ -55,6 +60,6 @@ def data_parallel_step_s(
     if ranks == 1:
         return alone_s
     sent = params * numbers.sent_bytes
-    comm_s = all_reduce_s(sent, group(ranks, 1, cluster, physics), physics, max(1.0, sent / BUCKET_BYTES))
-    visible_s = in_buckets_s(comm_s, sent, BACKWARD_SHARE * alone_s / accumulate, physics)
+    comm_s = all_reduce_s(sent, build_group(ranks, 1, cluster, physics), physics, max(1.0, sent / BUCKET_BYTES))
+    visible_s = bucketed_exposed_s(comm_s, sent, BACKWARD_SHARE * alone_s / accumulate, physics)
     return (alone_s + visible_s) * (1 + physics.jitter * math.log2(ranks))

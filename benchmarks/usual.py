@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from paceline.config import RunSpec
 from paceline.data.order import Order
-from paceline.spec import RunSpec
-from paceline.training.optim.schedule import schedule_of
+from paceline.trainer.optim.schedule import build_schedule
 
 
 class PaddedTexts(Dataset):
@@ -57,7 +57,7 @@ def train_usual(spec: RunSpec, corpus, device: str, steps: int, workers: int) ->
     torch.manual_seed(train.seed)
     model = UsualClassifier(corpus.vocab, spec.model, spec.data.max_length, len(corpus.classes)).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=train.lr, weight_decay=train.weight_decay)
-    schedule = schedule_of(train, order.seen(steps))
+    schedule = build_schedule(train, order.seen(steps))
     losses, warm = [], max(3, steps // 10)
     began = perf_counter()
     for step, (ids, padding, labels) in enumerate(loader):

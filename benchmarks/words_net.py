@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline import Workload, class_sums
+from paceline.config import Section, field
 from paceline.data import read_table
-from paceline.spec import Section, field
 
 PLACES, MOST = 1 << 15, 512
 

@@ -23,10 +23,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from paceline import Workload, train
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import warm_up
-from paceline.spec import Section, build, field
+from paceline.config import Section, build_spec, field
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import count_warmup_steps
 
 SAMPLE_S = 0.005
 
@@ -80,7 +80,7 @@ def rounds_of(seconds: float) -> int:
 
 def step_s(workers: int, rounds: int, steps: int, out: Path) -> tuple[float, list[float]]:
     """(seconds of a step in the mean, the losses)."""
-    spec = build(
+    spec = build_spec(
         {
             "workload": f"{__file__}:SlowData",
             "data": {"workers": workers, "rounds": rounds},
@@ -89,7 +89,7 @@ def step_s(workers: int, rounds: int, steps: int, out: Path) -> tuple[float, lis
         }
     )
     events = read_steps(RunDir(train(spec, out, show=False).path).events_file(0))
-    return statistics.fmean(e["step_s"] for e in events[warm_up(len(events)) :]), [e["loss"] for e in events]
+    return statistics.fmean(e["step_s"] for e in events[count_warmup_steps(len(events)) :]), [e["loss"] for e in events]
 
 
 def main() -> None:

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from paceline import registry
-from paceline.spec import Parallel, RunSpec, Train
-from paceline.spec.keys import Key, keys_of
+from paceline.config import Parallel, RunSpec, Train, registry
+from paceline.config.keys import Key, iter_keys
 
 PAGE = Path(__file__).with_name("train.md")
 SECTIONS: dict[str, type[BaseModel]] = {"run": RunSpec, "train": Train, "parallel": Parallel} | {
     f"{workload}_{name}": section
     for workload in registry.BUILT_IN
-    for name, section in registry.entry_of(workload).sections().items()
+    for name, section in registry.find_entry(workload).sections().items()
 }
 HEAD = "\n| key | default | unit | allowed | meaning |\n|---|---|---|---|---|\n"
 
@@ -36,7 +35,7 @@ def page(text: str) -> str:
 
     def table(found: re.Match[str]) -> str:
         prefix = "" if found[2] == "run" else found[2].rpartition("_")[2]
-        return f"{found[1]}\n{HEAD}" + "\n".join(map(row, keys_of(SECTIONS[found[2]], prefix))) + "\n\n<!-- end -->"
+        return f"{found[1]}\n{HEAD}" + "\n".join(map(row, iter_keys(SECTIONS[found[2]], prefix))) + "\n\n<!-- end -->"
 
     return re.sub(r"(<!-- fields (\w+) -->).*?<!-- end -->", table, text, flags=re.DOTALL)
 

@@ -89,9 +89,9 @@ def warm_ranks(nursery):
 @pytest.fixture(scope="session")
 def small(corpus_cache):
     """A small classifier on real text: 203 texts, which no batch and no number of ranks divides."""
-    from paceline.spec import build
+    from paceline.config import build_spec
 
-    return build(
+    return build_spec(
         {
             "name": "small",
             "model": {"width": 32, "heads": 4, "layers": 2, "ffn": 64},
@@ -105,12 +105,12 @@ def small(corpus_cache):
 @pytest.fixture(scope="session")
 def tiny_lm(corpus_cache, tmp_path_factory):
     """A tiny language model on this project's own pages; its last batch of an epoch is a smaller one."""
-    from paceline.spec import build
+    from paceline.config import build_spec
 
     pages = tmp_path_factory.mktemp("pages")
     for page in ("train.md", "check.md", "formulas.md"):
         (pages / page).write_bytes((REPOSITORY / "docs" / page).read_bytes())
-    return build(
+    return build_spec(
         {
             "name": "tiny",
             "workload": "lm",

@@ -18,20 +18,27 @@ from pathlib import Path
 from hypothesis import strategies as st
 from rich.console import Console
 
-from paceline.measuring.reading import read_times
-from paceline.measuring.result import FORMAT, concluded
-from paceline.measuring.rows import GAIN, WORTH, BatchLayout, combined, done, share_cores
-from paceline.measuring.verb import show
-from paceline.record.files import to_flat, write_json
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import Summary, read_summary, summarise
-from paceline.record.summary import show as show_summary
-from paceline.record.units import duration
-from paceline.reporting.charts import charts
-from paceline.reporting.contents import gather
-from paceline.reporting.page import tiles
-from paceline.reporting.tables import tables
-from paceline.spec import build
+from paceline.cli.measure import render_measurement
+from paceline.config import build_spec
+from paceline.io.files import to_flat, write_json
+from paceline.io.format import duration
+from paceline.measurement.result import FORMAT, build_measurement
+from paceline.measurement.rows import (
+    LEAST_EFFICIENCY,
+    LEAST_GAIN,
+    BatchLayout,
+    combine_repeats,
+    drop_failed,
+    share_cores,
+)
+from paceline.measurement.run_times import read_run_times
+from paceline.reports.charts import build_charts
+from paceline.reports.contents import gather_contents
+from paceline.reports.page import build_tiles
+from paceline.reports.tables import build_tables
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import Summary, compute_summary, read_summary
+from paceline.runlog.summary import print_summary as show_summary
 
 CORES = 4
 STEPS = 24
@@ -117,14 +124,14 @@ def written_run(folder: Path, name: str, spec, by_rank: list[list[dict]]) -> Run
     for rank, lines in enumerate(by_rank):
         run.events_file(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
     steps = [line for line in by_rank[0] if line["kind"] == "step"]
-    write_json(run.summary_file, to_flat(summarise(spec, "", steps, "finished", 640)))
+    write_json(run.summary_file, to_flat(compute_summary(spec, "", steps, "finished", 640)))
     return run
 
 
 def measured(folder: Path, made):
     """The measurement as it is written, with its runs."""
     values, step_s, rows, repeats, price = made
-    spec, batch = build(values), values["train"]["global_batch"]
+    spec, batch = build_spec(values), values["train"]["global_batch"]
     label = {row.ranks: f"{row.ranks} rank{'s' * (row.ranks > 1)}" for row in rows}
     specs = {label[row.ranks]: spec.replace({"parallel.ranks": row.ranks, "train.steps": STEPS}) for row in rows}
     made_rows, rates = [], {}
@@ -136,12 +143,12 @@ def measured(folder: Path, made):
             )
             for i in range(repeats)
         ]
-        times, layout = [read_times(run) for run in runs], BatchLayout(f"{batch} global", batch)
-        made_rows.append(combined(label[row.ranks], row.ranks, times, layout, [run.name for run in runs]))
+        times, layout = [read_run_times(run) for run in runs], BatchLayout(f"{batch} global", batch)
+        made_rows.append(combine_repeats(label[row.ranks], row.ranks, times, layout, [run.name for run in runs]))
         rates[label[row.ranks]] = [t.samples_per_s for t in times]
     state = {"format": FORMAT, "name": "made", "kind": "strong", "steps": STEPS, "spec": spec.dump(), "load": 0.0}
     state |= {"environment": {"cores": CORES}, "done": {}, "failed": {}}
-    found = concluded(folder, state, made_rows, rates, values["train"]["steps"] * batch, price, specs)
+    found = build_measurement(folder, state, made_rows, rates, values["train"]["steps"] * batch, price, specs)
     write_json(folder / "measure.json", {**state, **found.to_json()})
     return found
 
@@ -159,7 +166,7 @@ def numbers(text: str) -> list[tuple[float, str, float]]:
 
 def derived(found) -> str:
     """What sentences say of a row beyond its cells, from the row's own numbers."""
-    rows, words = done(found.rows), []
+    rows, words = drop_failed(found.rows), []
     for row, base in product(rows, rows):
         times = row.speedup / base.ranks, row.scaling.speedup_low / base.ranks, row.scaling.speedup_high / base.ranks
         grown = row.parts.compute_s * row.ranks / (base.parts.compute_s * base.ranks)
@@ -173,7 +180,7 @@ def derived(found) -> str:
         words += [f"{row.loads.slowest.over_others:.6g}×"] if row.loads.slowest else []
         words += [str(row.loads.slowest.rank)] if row.loads.slowest else []
         words += [f"{row.scaling.speedup_low:.6g} {row.scaling.speedup_high:.6g}"]
-    words += [f"{100 * (GAIN - 1):.0f} %"]
+    words += [f"{100 * (LEAST_GAIN - 1):.0f} %"]
     words += [f"{row.compiled_steps} {duration(row.compiled_s)}" for row in rows]
     return " ".join([*words, str(CORES), *(str(factor * max(r.ranks for r in rows)) for factor in (1, 2, 4))])
 
@@ -195,8 +202,8 @@ def _among(one: tuple[float, str, float], known: list[tuple[float, str, float]])
 def check_measurement(folder: Path, made) -> None:
     folder = Path(tempfile.mkdtemp(dir=folder))
     found = measured(folder, made)
-    contents = gather([folder])
-    shown = tables(contents)
+    contents = gather_contents([folder])
+    shown = build_tables(contents)
     cells = " ".join(cell for table in shown for row in (table.head, *table.rows) for cell in row)
     said = [*contents.verdict, *(f.text for f in contents.findings), *contents.notes]
     notes = [table.note for table in shown]
@@ -204,18 +211,18 @@ def check_measurement(folder: Path, made) -> None:
     chosen = {table.rows[table.chosen][0] for table in shown if table.chosen is not None}
     check_choice(contents, found, chosen)
     check_costs(found)
-    for name, value, _ in tiles(contents):
+    for name, value, _ in build_tiles(contents):
         assert name == "recommended" or not unfounded([value], cells), (name, value)
     assert contents.same is None or contents.same.text.startswith(f"All {len(found.rows)} runs trained the same thing")
-    for chart in charts(contents, folder):
+    for chart in build_charts(contents, folder):
         if chart.name == "scaling":
             assert all(p["high"] <= chart.data["top"] for line in chart.data["lines"] for p in line["points"])
-    text = printed(*show(found))
+    text = printed(*render_measurement(found))
     assert "…" not in text
     assert all(line in " ".join(text.split()) for line in found.verdict)
     marked = {line[1:].strip().rsplit("  ")[0].strip() for line in text.splitlines() if line.startswith("✓")}
     assert marked == chosen
-    for row, made_row in zip(done(found.rows), made[2], strict=True):
+    for row, made_row in zip(drop_failed(found.rows), made[2], strict=True):
         summary = read_summary(folder / row.runs[0] / "summary.json")
         check_summary(summary, made_row)
     check_beside_others(folder, made)
@@ -231,7 +238,7 @@ def printed(*parts) -> str:
 
 def check_costs(found) -> None:
     """Money is hours times what is paid for; ranks that share cores are paid for once."""
-    rows = done(found.rows)
+    rows = drop_failed(found.rows)
     for row in rows:
         paid = 1 if share_cores(rows) else row.ranks
         assert math.isclose(row.cost.device_hours, paid * row.cost.hours)
@@ -260,37 +267,37 @@ def check_summary(summary: Summary, made_row: Row) -> None:
 def check_beside_others(folder: Path, made) -> None:
     """A whole run of the file, and one of another model: neither is held against what it is not."""
     values, step_s, *_ = made
-    spec, row = build(values), Row(1, 1.0, (1.0,) * 3, 0.0, 0.0, 0.0, frozenset())
+    spec, row = build_spec(values), Row(1, 1.0, (1.0,) * 3, 0.0, 0.0, 0.0, frozenset())
     by_rank = events_of(row, step_s, values["train"]["global_batch"])
     for line in by_rank[0][1:]:
         line["loss"] *= 1.3  # another schedule
     whole = written_run(folder.parent, f"whole-{folder.name}", spec, by_rank)
-    told = gather([folder, whole.path])
+    told = gather_contents([folder, whole.path])
     alike = spec.train.steps == STEPS
     assert alike or "did not train" not in " ".join([*told.verdict, told.same.text])
     wide = spec.replace({"parallel.ranks": 2, "model.layers": spec.model.layers + 1})
     other = written_run(folder.parent, f"wide-{folder.name}", wide, by_rank * 2)
-    assert not any("Take" in line or "Stay" in line for line in gather([whole.path, other.path]).verdict)
+    assert not any("Take" in line or "Stay" in line for line in gather_contents([whole.path, other.path]).verdict)
 
 
 def check_choice(contents, found, chosen: set[str]) -> None:
     """One decision: the sentence, the marked row and the large number on top are of the same."""
     first = contents.verdict[0]
     assert len(chosen) <= 1
-    told = {value for name, value, _ in tiles(contents) if name == "recommended"}
+    told = {value for name, value, _ in build_tiles(contents) if name == "recommended"}
     assert told == chosen
-    rows = {row.label: row for row in done(found.rows)}
+    rows = {row.label: row for row in drop_failed(found.rows)}
     if first.startswith("Take"):
         (label,) = chosen
         assert first.startswith(f"Take {label}:")
-        assert rows[label].speedup >= GAIN
+        assert rows[label].speedup >= LEAST_GAIN
         assert rows[label].scaling.speedup_low > 1
-        assert share_cores(rows.values()) or rows[label].efficiency >= WORTH
+        assert share_cores(rows.values()) or rows[label].efficiency >= LEAST_EFFICIENCY
         assert rows[label].scaling.speedup_low <= rows[label].speedup <= rows[label].scaling.speedup_high
     elif first.startswith("Stay"):
         assert chosen == {"1 rank"}
-        worth = [row for row in rows.values() if share_cores(rows.values()) or row.efficiency >= WORTH]
-        assert max(row.speedup for row in worth) <= GAIN
+        worth = [row for row in rows.values() if share_cores(rows.values()) or row.efficiency >= LEAST_EFFICIENCY]
+        assert max(row.speedup for row in worth) <= LEAST_GAIN
     elif first.startswith("Not decided"):
         assert not chosen
     assert len(rows) > 2 or not found.laws

@@ -149,8 +149,8 @@ class RunFile:
         (folder / "run.yaml").write_bytes((REPOSITORY / "recipes" / "classifier_docstrings.yaml").read_bytes())
 
     def read(folder: Path) -> object:
+        from paceline.config import load
         from paceline.layout import layout_of
-        from paceline.spec import load
 
         return layout_of(load(folder / "run.yaml"))
 
@@ -158,18 +158,18 @@ class RunFile:
 @target("spec.yaml")
 class RunFolder:
     def make(folder: Path) -> None:
-        from paceline.record.run_dir import RunDir
-        from paceline.spec import build
+        from paceline.config import build_spec
+        from paceline.runlog.run_dir import RunDir
 
-        made = RunDir.claim(folder, "r", build({"train": {"steps": 3}}))
+        made = RunDir.claim(folder, "r", build_spec({"train": {"steps": 3}}))
         made.spec_file.rename(folder / "spec.yaml")
         made.events.rename(folder / "events")
 
     def read(folder: Path) -> object:
-        from paceline.record.run_dir import RunDir
-        from paceline.training.explain import explain
+        from paceline.runlog.run_dir import RunDir
+        from paceline.trainer.explain import build_value_table
 
-        return explain(RunDir.open(folder).recorded_spec())
+        return build_value_table(RunDir.open(folder).recorded_spec())
 
 
 @target("cluster.yaml")
@@ -179,15 +179,15 @@ class ClusterFile:
         (folder / "cluster.yaml").write_text(text)
 
     def read(folder: Path) -> object:
-        from paceline.hardware.catalogue import cluster
+        from paceline.hardware.catalogue import parse_cluster
 
-        return str(cluster(str(folder / "cluster.yaml")))
+        return str(parse_cluster(str(folder / "cluster.yaml")))
 
 
 @target("made/events/rank0.jsonl")
 class Events:
     def make(folder: Path) -> None:
-        from paceline.record.events import EventWriter
+        from paceline.runlog.events import EventWriter
         from report_runs import make_run
 
         with EventWriter(make_run(folder, "made", steps=8) / "events" / "rank0.jsonl") as events:
@@ -200,17 +200,17 @@ class Events:
             events.write("end", status="failed", why="no reason")
 
     def read(folder: Path) -> object:
-        from paceline.record.events import read_steps, seconds_of
-        from paceline.record.run_dir import RunDir
-        from paceline.reporting.watch import View, drawn
-        from paceline.terminal import console
+        from paceline.io.terminal import build_console
+        from paceline.reports.watch import LiveView, render_view
+        from paceline.runlog.events import read_steps, sum_wall_seconds
+        from paceline.runlog.run_dir import RunDir
 
         run = RunDir.open(folder / "made")
-        view = View(run, run.recorded_spec())
+        view = LiveView(run, run.recorded_spec())
         view.look()
-        with (screen := console()).capture():
-            screen.print(drawn(view))
-        return read_steps(run.events_file(0)), seconds_of(run.events_file(0)), run.start()
+        with (screen := build_console()).capture():
+            screen.print(render_view(view))
+        return read_steps(run.events_file(0)), sum_wall_seconds(run.events_file(0)), run.start()
 
 
 @target("made/summary.json")
@@ -221,19 +221,19 @@ class SummaryFile:
         make_run(folder, "made", steps=8)
 
     def read(folder: Path) -> object:
-        from paceline.record.summary import read_summary, show
-        from paceline.terminal import console
+        from paceline.io.terminal import build_console
+        from paceline.runlog.summary import print_summary, read_summary
 
-        with (screen := console()).capture():
-            show(read_summary(folder / "made" / "summary.json"), screen)
+        with (screen := build_console()).capture():
+            print_summary(read_summary(folder / "made" / "summary.json"), screen)
         return None
 
 
 def _sealed_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
-    from paceline.record.files import seal_of
+    from paceline.io.files import compute_seal
 
     plain = {name: value for name, value in manifest.items() if name != "seal"}
-    return plain | {"seal": seal_of(plain)}
+    return plain | {"seal": compute_seal(plain)}
 
 
 @target("checkpoints/step-00000002/manifest.json", seal=_sealed_manifest)
@@ -241,7 +241,7 @@ class Manifest:
     def make(folder: Path) -> None:
         import torch
 
-        from paceline.training.checkpoints.writer import CheckpointWriter
+        from paceline.trainer.checkpoint.writer import CheckpointWriter
 
         (folder / "checkpoints").mkdir()
         writer = CheckpointWriter(folder / "checkpoints", keep=2)
@@ -250,9 +250,9 @@ class Manifest:
         writer.close()
 
     def read(folder: Path) -> object:
-        from paceline.training.checkpoints.saved import best, newest, read_tensors
+        from paceline.trainer.checkpoint.reader import find_best, find_newest, read_tensors
 
-        for find in (newest, best):
+        for find in (find_newest, find_best):
             found = find(folder / "checkpoints", lambda line: None)
             assert found is not None, "the one before is whole"
             assert read_tensors(found)["w"].tolist() == [0, 1, 2]
@@ -265,7 +265,7 @@ class CheckpointMetadata:
 
     def read(folder: Path) -> object:
         """As somebody who makes its checksum right would have it read."""
-        from paceline.training.checkpoints.saved import Checkpoint, read_tensors
+        from paceline.trainer.checkpoint.reader import Checkpoint, read_tensors
 
         return read_tensors(Checkpoint(folder / "checkpoints" / "step-00000001", 1, {}, None))
 
@@ -277,10 +277,9 @@ class Csv:
         (folder / "t.csv").write_text(f"text,label\n{rows}")
 
     def read(folder: Path) -> object:
-        from paceline.data.corpora.tables import TextTable
-        from paceline.data.table import read_table
+        from paceline.data.tables import LabelledTable, read_table
 
-        return list(TextTable(folder / "t.csv", "csv", "text", "label").rows()), read_table(folder / "t.csv").texts(
+        return list(LabelledTable(folder / "t.csv", "csv", "text", "label").rows()), read_table(folder / "t.csv").texts(
             "text"
         )
 
@@ -293,10 +292,9 @@ class JsonLines:
         )
 
     def read(folder: Path) -> object:
-        from paceline.data.corpora.tables import TextTable
-        from paceline.data.table import read_table
+        from paceline.data.tables import LabelledTable, read_table
 
-        rows = list(TextTable(folder / "t.jsonl", "jsonl", "text", "label").rows())
+        rows = list(LabelledTable(folder / "t.jsonl", "jsonl", "text", "label").rows())
         return rows, read_table(folder / "t.jsonl").texts("text")
 
 
@@ -310,9 +308,9 @@ class ParquetTexts:
         pyarrow.parquet.write_table(pyarrow.table(columns), folder / "t.parquet")
 
     def read(folder: Path) -> object:
-        from paceline.data.corpora.tables import TextTable
+        from paceline.data.tables import LabelledTable
 
-        return list(TextTable(folder / "t.parquet", "parquet", "text", "label").rows())
+        return list(LabelledTable(folder / "t.parquet", "parquet", "text", "label").rows())
 
 
 @target("counts.parquet")
@@ -329,11 +327,11 @@ class ParquetCounts:
 
 
 def _counted(path: Path) -> object:
-    from paceline.workloads.topics.counts.stream import totals
+    from paceline.workloads.topics.counts.stream import compute_totals
     from paceline.workloads.topics.files.reading import read_counts
 
     counts = read_counts(path)
-    return totals(counts) if counts.documents * counts.terms < 1 << 24 else None
+    return compute_totals(counts) if counts.documents * counts.terms < 1 << 24 else None
 
 
 @target("x.npy")
@@ -363,11 +361,11 @@ class ShardManifest:
     def make(folder: Path) -> None:
         import numpy as np
 
-        from paceline.workloads.topics.counts.blocks import Labelled
+        from paceline.workloads.topics.counts.matrices import LabelledCounts
         from paceline.workloads.topics.files.shards import write_shards
 
         rows = np.random.default_rng(0).poisson(0.2, (30, 40)).astype(np.uint8)
-        write_shards(folder / "shards", [rows[:15], rows[15:]], 40, Labelled(), shard_bytes=300)
+        write_shards(folder / "shards", [rows[:15], rows[15:]], 40, LabelledCounts(), shard_bytes=300)
 
     def read(folder: Path) -> object:
         return _counted(folder / "shards")
@@ -379,7 +377,7 @@ class ShardFile:
 
     def read(folder: Path) -> object:
         """Its checksum is made right again."""
-        from paceline.plain_files import read_bytes
+        from paceline.io.safe_open import read_bytes
 
         manifest = json.loads((folder / "shards" / "counts.json").read_text())
         content = read_bytes(folder / "shards" / "00000.bin")
@@ -402,7 +400,7 @@ class Safetensors:
     def read(folder: Path) -> object:
         import torch
 
-        from paceline.training.start.weights import open_weights
+        from paceline.trainer.init_from.weights import open_weights
 
         weights = open_weights(folder / "model.safetensors")
         small = {name: shape for name, shape in weights.shapes.items() if sum(shape) < 1 << 16}
@@ -414,16 +412,16 @@ class Safetensors:
 @target("kept/vocabulary.json")
 class KeptVocabulary:
     def make(folder: Path) -> None:
-        from paceline.data.corpora import bpe
+        from paceline.data.corpora import tokenizer as bpe
 
         (folder / "kept").mkdir()
-        tokenizer = bpe.learn(["some words to learn from " * 9], 300, 8, False, "[MASK]")
+        tokenizer = bpe.learn_bpe(["some words to learn from " * 9], 300, 8, False, "[MASK]")
         (folder / "kept" / "tokenizer.json").write_text(tokenizer.to_str())
         (folder / "kept" / "classes.json").write_text('["a", "b"]')
         (folder / "kept" / "vocabulary.json").write_text('{"size": 300, "special": 0}')
 
     def read(folder: Path) -> object:
-        from paceline.data.corpora.vocabulary import Vocabulary
+        from paceline.data.corpora.tokenised import Vocabulary
 
         found = Vocabulary.open(folder / "kept")
         return found.encode(["some words"]), found.classes
@@ -464,10 +462,10 @@ class LinksFile:
 
 
 def _gathered(folder: Path) -> object:
-    from paceline.reporting.contents import gather
-    from paceline.reporting.tables import tables
+    from paceline.reports.contents import gather_contents
+    from paceline.reports.tables import build_tables
 
-    return tables(gather([folder]))
+    return build_tables(gather_contents([folder]))
 
 
 @target("topics.safetensors")
@@ -489,7 +487,7 @@ class Site:
         (folder / "site.yaml").write_bytes((REPOSITORY / "recipes" / "sites" / "several_nodes.yaml").read_bytes())
 
     def read(folder: Path) -> object:
-        from paceline.submitting.site_file import read_site
+        from paceline.slurm.site_file import read_site
 
         return read_site(folder / "site.yaml")
 
@@ -497,15 +495,16 @@ class Site:
 @target("calibration.json")
 class CalibrationFile:
     def make(folder: Path) -> None:
-        from paceline.planning.calibrating.calibration import FORMAT
         from unit.planning.calibrating.test_calibration import made_up
 
+        from paceline.planner.calibration.calibration import CALIBRATION_FORMAT
+
         facts = {"host": "desk", "cpu": "made up", "cores": 2, "memory_bytes": 16e9, "date": "2026-01-01", "torch": "2"}
-        values = {"format": FORMAT, **facts, "measured": [made_up(1), made_up(2)]}
+        values = {"format": CALIBRATION_FORMAT, **facts, "measured": [made_up(1), made_up(2)]}
         (folder / "calibration.json").write_text(json.dumps(values))
 
     def read(folder: Path) -> object:
-        from paceline.planning.calibrating.calibration import read_calibration
+        from paceline.planner.calibration.calibration import read_calibration
 
         row = read_calibration(folder / "calibration.json").nearest(2)
         return row.matmul_fit(), row.all_reduce_fit()
@@ -525,10 +524,10 @@ class DeepSpeed:
         (folder / "ds.json").write_text(json.dumps(values))
 
     def read(folder: Path) -> object:
-        from paceline.adopting.adopt import adopt
-        from paceline.training.engines.user_config import checked
+        from paceline.convert.adopt import adopt
+        from paceline.trainer.engines.user_config import read_user_config
 
-        checked(folder / "ds.json", {"a": "b"}, {"train_batch_size": (64, "train.global_batch=64")})
+        read_user_config(folder / "ds.json", {"a": "b"}, {"train_batch_size": (64, "train.global_batch=64")})
         return adopt([folder / "ds.json"])
 
 
@@ -542,6 +541,6 @@ class Accelerate:
         (folder / "accelerate.yaml").write_text(text)
 
     def read(folder: Path) -> object:
-        from paceline.adopting.adopt import adopt
+        from paceline.convert.adopt import adopt
 
         return adopt([folder / "accelerate.yaml"])

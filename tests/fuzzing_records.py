@@ -23,18 +23,18 @@ def _quiet(line: str) -> None:
 @target("sweep.json")
 class SweepFile:
     def plan(folder: Path) -> Any:
-        from paceline.spec import build
-        from paceline.sweeping.plan import plan_of
+        from paceline.config import build_spec
+        from paceline.trials.sweep import build_sweep_plan
 
         values = {"train.lr": [0.001, 0.1], "model.layers": [1, 2], "train.optimizer": ["sgd", "adam"]}
-        return plan_of(build({"train": {"steps": 9}}), values, folder, {"halving": True})
+        return build_sweep_plan(build_spec({"train": {"steps": 9}}), values, folder, {"halving": True})
 
     def make(folder: Path) -> None:
         from dataclasses import replace
 
-        from paceline.sweeping.sweep import begun_in
+        from paceline.trials.sweep import open_sweep
 
-        begun = begun_in(SweepFile.plan(folder))
+        begun = open_sweep(SweepFile.plan(folder))
         first, second, third, *_ = begun.trials
         facts: Any = {"seconds": 1.5, "metrics": {"accuracy": 0.5, "loss": 1.0}}
         first = replace(first, status="finished", score=0.5, length=9, history=((3, 0.25), (9, 0.5)), **facts)
@@ -44,51 +44,55 @@ class SweepFile:
 
     def read(folder: Path) -> object:
         """All that is done with it until the next trial begins."""
-        from paceline.sweeping.page import cells, head, picture, verdict
-        from paceline.sweeping.sweep import _halved, begun_in
-        from paceline.sweeping.verb import show
-        from paceline.terminal import console
+        from paceline.cli.sweep import print_sweep
+        from paceline.io.terminal import build_console
+        from paceline.reports.sweep_page import describe_sweep, draw_sweep, format_trial_row, list_sweep_columns
+        from paceline.trials.sweep import _run_halving, open_sweep
 
         plan = SweepFile.plan(folder)
-        found = begun_in(plan)
-        with (screen := console()).capture():
-            show(found, ["run.yaml"], screen)
+        found = open_sweep(plan)
+        with (screen := build_console()).capture():
+            print_sweep(found, ["run.yaml"], screen)
         if found.best is not None:
-            picture(found)
+            draw_sweep(found)
         done = [row.history or row.status != "to do" for row in found.trials]
         if all(done):
-            _halved(plan, found, 1, _quiet)
-        return head(found), verdict(found), [cells(found, row) for row in begun_in(plan, retry=True).rows]
+            _run_halving(plan, found, 1, _quiet)
+        return (
+            list_sweep_columns(found),
+            describe_sweep(found),
+            [format_trial_row(found, row) for row in open_sweep(plan, retry=True).rows],
+        )
 
 
 @target("made/jobs.jsonl")
 class JobsFile:
     def make(folder: Path) -> None:
-        from paceline.record.jobs import note
-        from paceline.record.run_dir import RunDir
+        from paceline.runlog.jobs import record_job_event
+        from paceline.runlog.run_dir import RunDir
         from report_runs import make_run
 
         run = RunDir(make_run(folder, "made", steps=8))
         asked: Any = {"nodes": "2", "per_node": 4, "gpus": True, "usd_per_device_hour": 2.5}
-        note(run, "submit", job="12", script="x.sh", log=str(folder / "slurm-12.out"), **asked)
-        note(run, "ended", job="12", step=4, next="again", why="the time limit is near")
-        note(run, "cancel", job="12")
-        note(run, "ended", job="12", step=4, next="enough", why="no progress")
+        record_job_event(run, "submit", job="12", script="x.sh", log=str(folder / "slurm-12.out"), **asked)
+        record_job_event(run, "ended", job="12", step=4, next="again", why="the time limit is near")
+        record_job_event(run, "cancel", job="12")
+        record_job_event(run, "ended", job="12", step=4, next="enough", why="no progress")
 
     def read(folder: Path) -> object:
-        from paceline.record.jobs import outcome
-        from paceline.record.run_dir import RunDir
-        from paceline.submitting.finding import log_files
-        from paceline.submitting.jobs import JobRow, _row, _table, jobs_of
-        from paceline.submitting.submit import _machines_before
-        from paceline.terminal import console
+        from paceline.cli.jobs import JobRow, _build_job_row, _build_jobs_table, list_job_ids
+        from paceline.io.terminal import build_console
+        from paceline.runlog.jobs import decide_next_attempt
+        from paceline.runlog.run_dir import RunDir
+        from paceline.slurm.jobs import find_log_files
+        from paceline.slurm.submit import _last_machines
 
         run = RunDir.open(folder / "made")
-        ids = jobs_of(run)
-        rows: list[JobRow] = [_row(run, job, None) for job in ids]
-        with (screen := console()).capture():
-            screen.print(_table(rows))
-        return log_files(run, ids), outcome(run, "USR1", job="12"), _machines_before(run)
+        ids = list_job_ids(run)
+        rows: list[JobRow] = [_build_job_row(run, job, None) for job in ids]
+        with (screen := build_console()).capture():
+            screen.print(_build_jobs_table(rows))
+        return find_log_files(run, ids), decide_next_attempt(run, "USR1", job="12"), _last_machines(run)
 
 
 @target("made/plan.json")
@@ -112,9 +116,9 @@ class LoggersFile:
         (folder / "made" / "loggers.json").write_text('{"tensorboard": "tensorboard", "wandb": "abc123"}')
 
     def read(folder: Path) -> object:
-        from paceline.record.loggers import KINDS, open_loggers
-        from paceline.record.run_dir import RunDir
-        from paceline.spec import build
+        from paceline.config import build_spec
+        from paceline.runlog.loggers import KINDS, open_loggers
+        from paceline.runlog.run_dir import RunDir
 
         class Known:
             def __init__(self, run: Any, spec: Any, known_as: str | None) -> None:
@@ -124,7 +128,7 @@ class LoggersFile:
         before = KINDS["tensorboard"]
         KINDS["tensorboard"] = Known
         try:
-            return open_loggers(["tensorboard"], RunDir(folder / "made"), build({}), _quiet)
+            return open_loggers(["tensorboard"], RunDir(folder / "made"), build_spec({}), _quiet)
         finally:
             KINDS["tensorboard"] = before
 
@@ -132,15 +136,15 @@ class LoggersFile:
 @target("measured/measure.json")
 class MeasurementThatGoesOn:
     def make(folder: Path) -> None:
-        from paceline.measuring.reading import read_times
-        from paceline.record.files import read_json, to_flat, write_json
-        from paceline.record.run_dir import RunDir
+        from paceline.io.files import read_json, to_flat, write_json
+        from paceline.measurement.run_times import read_run_times
+        from paceline.runlog.run_dir import RunDir
         from report_runs import make_measurement
 
         measured = make_measurement(folder / "measured", {1: 0.1, 2: 0.06}, repeats=1)
         values = read_json(measured / "measure.json")
         for label, name in (("1 rank", "1-rank-1"), ("2 ranks", "2-ranks-1")):
-            times = to_flat(read_times(RunDir(measured / name)))
+            times = to_flat(read_run_times(RunDir(measured / name)))
             values["done"][name] = {"label": label, "times": times, "usage": {"cores": 0.5}}
         write_json(
             measured / "measure.json", {**values, "failed": {"pipeline:8": "no room"}, "out_of_memory": ["8 ranks"]}
@@ -148,31 +152,33 @@ class MeasurementThatGoesOn:
         (folder / "begun.json").write_bytes((folder / "measured" / "measure.json").read_bytes())
 
     def read(folder: Path) -> object:
-        from paceline.measuring.sweep import _compared, _total_samples
-        from paceline.measuring.turns import forget_failures, rows_of, state_of, times_of_rows
-        from paceline.record.files import read_json
+        from paceline.io.files import read_json
+        from paceline.measurement.measure import _comparable_values, _count_total_samples
+        from paceline.measurement.trial_runner import build_rows, collect_times, forget_failures, load_state
 
         begun = read_json(folder / "begun.json")
-        state = state_of(
-            folder / "measured", {name: begun.get(name) for name in ("name", "kind", "steps", "spec")}, _compared
+        state = load_state(
+            folder / "measured",
+            {name: begun.get(name) for name in ("name", "kind", "steps", "spec")},
+            _comparable_values,
         )
         forget_failures(state, ())
-        return rows_of((), state, times_of_rows((), state)), _total_samples(folder / "measured", state)
+        return build_rows((), state, collect_times((), state)), _count_total_samples(folder / "measured", state)
 
 
 @target("origin.json")
 class OriginFile:
     def make(folder: Path) -> None:
-        from paceline.trusting import sign
+        from paceline.config.trust import sign_run_folder
 
         with _state_in(folder):
-            (folder / "origin.json").write_text(sign(folder, {"workload": "own.py:Model"}) or "")
+            (folder / "origin.json").write_text(sign_run_folder(folder, {"workload": "own.py:Model"}) or "")
 
     def read(folder: Path) -> object:
-        from paceline.trusting import check
+        from paceline.config.trust import check_trusted
 
         with _state_in(folder):
-            return check(folder, {"workload": "own.py:Model"})
+            return check_trusted(folder, {"workload": "own.py:Model"})
 
 
 @contextmanager
@@ -211,10 +217,10 @@ class Collectives:
         (folder / "rank0.collectives").write_text(json.dumps({"nccl 0": call}))
 
     def read(folder: Path) -> object:
-        from paceline.launch.flight import in_flight, read_calls, so_far
+        from paceline.launch.hang_traces import count_calls, find_pending_call, read_calls
 
         calls = read_calls(folder, 0)
-        return str(in_flight(calls)), so_far(calls)
+        return str(find_pending_call(calls)), count_calls(calls)
 
 
 @target("state.safetensors")
@@ -232,12 +238,12 @@ class ElasticCommit:
             "array": np.arange(3),
             "one": np.int64(7),
         }
-        commits.write(folder / "state.safetensors", state)
+        commits.write_commit(folder / "state.safetensors", state)
 
     def read(folder: Path) -> object:
         from paceline.horovod.elastic import commits
 
-        return commits.read(folder / "state.safetensors")
+        return commits.read_commit(folder / "state.safetensors")
 
 
 @target("model/model.safetensors.index.json")
@@ -255,9 +261,9 @@ class WeightsIndex:
         (folder / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
 
     def read(folder: Path) -> object:
-        from paceline.training.start.weights import hugging_face_model, open_weights
+        from paceline.trainer.init_from.weights import open_weights, read_model_type
 
-        return hugging_face_model(folder / "model"), open_weights(folder / "model").shapes
+        return read_model_type(folder / "model"), open_weights(folder / "model").shapes
 
 
 @target("model/config.json")
@@ -271,11 +277,11 @@ class HuggingFaceConfig:
         (folder / "model" / "config.json").write_text(json.dumps({**more, **sizes, "rms_norm_eps": 1e-6}))
 
     def read(folder: Path) -> object:
-        from paceline.planning.plan import plan
-        from paceline.spec import build
+        from paceline.config import build_spec
+        from paceline.planner.plan import plan
 
         spec = {"workload": "transformers", "model": {"config": str(folder / "model" / "config.json")}}
-        return plan(build({**spec, "data": {"vocab": 300}, "train": {"steps": 3}}), "1xA10").rows
+        return plan(build_spec({**spec, "data": {"vocab": 300}, "train": {"steps": 3}}), "1xA10").rows
 
 
 @target("kept/images.json")
@@ -287,17 +293,17 @@ class KeptImages:
         (folder / "kept" / "images.json").write_text(json.dumps({"channels": 3, "classes": ["a", "b"]}))
 
     def read(folder: Path) -> object:
-        from paceline.spec import build
-        from paceline.workload import workload_of
+        from paceline.config import build_spec
+        from paceline.workload import build_workload
 
-        work: Any = workload_of(build({"workload": "unet", "model": {"depth": 2}}))
+        work: Any = build_workload(build_spec({"workload": "unet", "model": {"depth": 2}}))
         work.kept = folder / "kept"
         return work.model(), list(work.classes())
 
 
 def _forget_sum(file: Path) -> None:
     """So that damage is met by more than the checksum of the model."""
-    from paceline.record.files import read_sealed, write_json
+    from paceline.io.files import read_sealed, write_json
 
     write_json(file, {**read_sealed(file), "sha256": ""})
 
@@ -308,10 +314,10 @@ class KeptTrees:
         import numpy as np
         import xgboost
 
-        from paceline.workloads.trees.fitted import FittedTrees
-        from paceline.workloads.trees.objectives import OBJECTIVES, Task
+        from paceline.workloads.trees.sections import OBJECTIVES, Task
         from paceline.workloads.trees.table import Coding
         from paceline.workloads.trees.targets import TreeTarget
+        from paceline.workloads.trees.tree_model import FittedTrees
 
         random = np.random.default_rng(0)
         X, y = random.normal(size=(40, 2)).astype(np.float32), np.arange(40) % 2
@@ -325,7 +331,7 @@ class KeptTrees:
         _forget_sum(folder / "kept" / "table.json")
 
     def read(folder: Path) -> object:
-        from paceline.workloads.trees.fitted import FittedTrees
+        from paceline.workloads.trees.tree_model import FittedTrees
 
         found = FittedTrees.read(folder / "kept")
         return found.predict([{"size": 1.0, "kind": "a"}]), found.rounds, found.leaves, found.classes
@@ -343,10 +349,10 @@ class KeptLightgbm:
         import lightgbm
         import numpy as np
 
-        from paceline.workloads.trees.fitted import FittedTrees
-        from paceline.workloads.trees.objectives import OBJECTIVES, Task
+        from paceline.workloads.trees.sections import OBJECTIVES, Task
         from paceline.workloads.trees.table import Coding
         from paceline.workloads.trees.targets import TreeTarget
+        from paceline.workloads.trees.tree_model import FittedTrees
 
         X, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
         given = {"objective": "binary", "min_data_in_leaf": 2, "num_leaves": 4, "verbose": -1, "num_threads": 1}
@@ -357,7 +363,7 @@ class KeptLightgbm:
         _forget_sum(folder / "kept" / "table.json")
 
     def read(folder: Path) -> object:
-        from paceline.workloads.trees.fitted import FittedTrees
+        from paceline.workloads.trees.tree_model import FittedTrees
 
         found = FittedTrees.read(folder / "kept")
         return found.predict([{"size": 1.0, "kind": 2.0}]), found.rounds, found.leaves
@@ -380,23 +386,23 @@ class EnsembleFile:
     def read(folder: Path) -> object:
         import numpy as np
 
-        from paceline.workloads.ensemble.fitted import described
+        from paceline.workloads.ensemble.fitted import read_manifest
 
-        found = described(folder / "run")
+        found = read_manifest(folder / "run")
         shape = (len(found.members), 5, len(found.classes)) if found.classes else (len(found.members), 5)
         return found.combination(np.full(shape, 0.5))
 
 
 def _sealed(facts: dict[str, Any]) -> dict[str, Any]:
-    from paceline.data.cache import sealed
+    from paceline.data.cache import add_seal
 
-    return sealed({name: value for name, value in facts.items() if name != "seal"})
+    return add_seal({name: value for name, value in facts.items() if name != "seal"})
 
 
 @target("cache/entry/meta.json", seal=_sealed)
 class CorpusMeta:
     def make(folder: Path) -> None:
-        from paceline.data.corpora.tokens import LabelledCorpus
+        from paceline.data.corpora.labelled import LabelledCorpus
         from paceline.workloads.classifier.sections import TextData
 
         (folder / "rows.csv").write_text("text,label\n" + "".join(f"words {i},{i % 2}\n" for i in range(60)))
@@ -404,7 +410,7 @@ class CorpusMeta:
         LabelledCorpus.prepare(data).folder.rename(folder / "cache" / "entry")
 
     def read(folder: Path) -> object:
-        from paceline.data.corpora.tokens import LabelledCorpus
+        from paceline.data.corpora.labelled import LabelledCorpus
 
         if (found := LabelledCorpus._find(folder / "cache" / "entry")) is not None:
             return str(found), found.tokenizer, found.classes
@@ -414,7 +420,7 @@ class CorpusMeta:
 @target("cache/entry/meta.json", seal=_sealed)
 class StreamMeta:
     def make(folder: Path) -> None:
-        from paceline.data.corpora.stream import TokenStreams
+        from paceline.data.corpora.documents import TokenStreams
         from paceline.workloads.lm.sections import LMData
 
         (folder / "a.txt").write_text("some words\n" * 4000)
@@ -422,7 +428,7 @@ class StreamMeta:
         TokenStreams.prepare(data).folder.rename(folder / "cache" / "entry")
 
     def read(folder: Path) -> object:
-        from paceline.data.corpora.stream import TokenStreams
+        from paceline.data.corpora.documents import TokenStreams
 
         if (found := TokenStreams._find(folder / "cache" / "entry")) is not None:
             return str(found), found.tokenizer
@@ -432,12 +438,12 @@ class StreamMeta:
 @target("cache/entry/meta.json", seal=_sealed)
 class ImagesMeta:
     def make(folder: Path) -> None:
-        from paceline.workloads.unet.corpus import prepare
-        from paceline.workloads.unet.scenes import Scenes
+        from paceline.workloads.unet.corpus import prepare_images
+        from paceline.workloads.unet.scenes import SceneSource
         from paceline.workloads.unet.sections import ImageData
 
         few = {"scenes": 6, "size": 40, "digits_per_scene": 2, "test_fraction": 0.3}
-        made = prepare(Scenes(ImageData(**few)), "scenes", folder / "cache", _quiet)
+        made = prepare_images(SceneSource(ImageData(**few)), "scenes", folder / "cache", _quiet)
         made.folder.rename(folder / "cache" / "entry")
 
     def read(folder: Path) -> object:
@@ -452,12 +458,12 @@ class ImagesMeta:
 class TableMeta:
     def make(folder: Path) -> None:
         from paceline.workloads.trees.sections import TreesData
-        from paceline.workloads.trees.table import table_of
+        from paceline.workloads.trees.table import prepare_table
 
         rows = "".join(f"{i},{'ab'[i % 2]},{i % 3}\n" for i in range(60))
         (folder / "t.csv").write_text(f"size,kind,label\n{rows}")
         asked = TreesData(path=folder / "t.csv", label="label", categories=["kind"], cache=folder / "cache")
-        made = table_of(asked, _quiet)
+        made = prepare_table(asked, _quiet)
         made.folder.rename(folder / "cache" / "entry")
 
     def read(folder: Path) -> object:
@@ -478,10 +484,10 @@ class Catalogue:
         (folder / "cluster.yaml").write_text("device: H100-SXM5-80GB\ncatalogue: devices.csv\n")
 
     def read(folder: Path) -> object:
-        from paceline.hardware.catalogue import catalogue, cluster
+        from paceline.hardware.catalogue import load_catalogue, parse_cluster
 
-        catalogue.cache_clear()
-        return str(cluster(str(folder / "cluster.yaml")))
+        load_catalogue.cache_clear()
+        return str(parse_cluster(str(folder / "cluster.yaml")))
 
 
 @target("times.csv")
@@ -490,10 +496,10 @@ class TimesFile:
         (folder / "times.csv").write_text("name,devices,seconds\nmine,1,20.5\nmine,2,11\nmine,4,6.5\nother,1,3\n")
 
     def read(folder: Path) -> object:
-        from paceline.reporting.contents import gather
-        from paceline.reporting.tables import tables
+        from paceline.reports.contents import gather_contents
+        from paceline.reports.tables import build_tables
 
-        return tables(gather([folder / "times.csv"]))
+        return build_tables(gather_contents([folder / "times.csv"]))
 
 
 @target("shards/terms.txt")
@@ -501,11 +507,11 @@ class ShardTerms:
     def make(folder: Path) -> None:
         import numpy as np
 
-        from paceline.workloads.topics.counts.blocks import Labelled
+        from paceline.workloads.topics.counts.matrices import LabelledCounts
         from paceline.workloads.topics.files.shards import write_shards
 
         rows = np.random.default_rng(0).poisson(0.5, (12, 8)).astype(np.uint8)
-        labels = Labelled(vocabulary=[f"term{i}" for i in range(8)], names=[f"text{i}" for i in range(12)])
+        labels = LabelledCounts(vocabulary=[f"term{i}" for i in range(8)], names=[f"text{i}" for i in range(12)])
         write_shards(folder / "shards", [rows], 8, labels)
 
     def read(folder: Path) -> object:

@@ -6,14 +6,14 @@ from pathlib import Path
 import yaml
 
 import paceline
-from paceline.planning.page.page import page as plan_page
-from paceline.planning.plan import plan
-from paceline.record.events import EventWriter
-from paceline.record.run_dir import RunDir
-from paceline.reporting.report import report
-from paceline.sweeping.page import write_page
-from paceline.sweeping.result import Sweep, TrialRow
-from paceline.workloads.topics.pictures.explorer import write_explorer
+from paceline.planner.page.page import render_plan_page as plan_page
+from paceline.planner.plan import plan
+from paceline.reports.report import report
+from paceline.reports.sweep_page import write_sweep_page
+from paceline.runlog.events import EventWriter
+from paceline.runlog.run_dir import RunDir
+from paceline.trials.sweep_result import Sweep, TrialRow
+from paceline.workloads.topics.result.explorer import write_explorer
 from report_runs import make_run
 from topics_fits import small_fit
 
@@ -80,7 +80,9 @@ def hostile_sweep(folder):
     values = [{"model.width": 1.0 * number, "model.name": text} for number, text in enumerate(EVIL, 1)]
     done = [TrialRow(number, one, "finished", 0.5, metrics={EVIL[0]: 1.0}) for number, one in enumerate(values, 1)]
     failed = TrialRow(99, values[0], "failed", why="".join(EVIL))
-    write_page(Sweep(folder, f"-{EVIL[-1]}", (EVIL[0], *values[0], *EVIL[1:3]), (*map(_every, done), _every(failed))))
+    write_sweep_page(
+        Sweep(folder, f"-{EVIL[-1]}", (EVIL[0], *values[0], *EVIL[1:3]), (*map(_every, done), _every(failed)))
+    )
     return folder / "sweep.html"
 
 

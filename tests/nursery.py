@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 MODULES = (
-    *("paceline.launch.group", "paceline.training.setup", "paceline.workloads.lm.workload"),
+    *("paceline.launch.process_group", "paceline.trainer.setup", "paceline.workloads.lm.workload"),
     *("paceline.workloads.classifier.workload", "paceline.workloads.unet.workload"),
     *("paceline.parallel.pipeline", "paceline.parallel.tensor"),
     *("paceline.parallel.fsdp", "paceline.parallel.compress"),
-    *("paceline.record.loggers", "paceline.record.environment", "paceline.record.summary"),
-    *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),
+    *("paceline.runlog.loggers", "paceline.runlog.machine", "paceline.runlog.summary"),
+    *("paceline.workloads.topics.workload", "paceline.workloads.topics.counts.numba_kernels"),
     *("paceline.workloads.transformers.workload", "transformers.models.llama.modeling_llama"),
     "paceline.workloads.keras.build",
     *("paceline.workloads.trees.workload", "paceline.workloads.trees.xgboost_rounds"),
@@ -138,7 +138,7 @@ def _be_the_seed(environ: dict[str, str], folder: str, descriptors: list[int]) -
         os.dup2(theirs, ours)
         os.close(theirs)
     control, *ends = (Connection(pipe) for pipe in pipes)
-    code = fork_server.main(control, ends)
+    code = fork_server.serve_forks(control, ends)
     sys.stdout.flush()
     sys.stderr.flush()
     return code

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from consistency import run_files, unfounded
+from paceline.config import COMMAND_LINE, build_spec
 from paceline.errors import UserError
-from paceline.planning.advice import times
-from paceline.planning.amounts import amount, multiple, short
-from paceline.planning.candidates import family_name, limits_of
-from paceline.planning.plan import Plan, plan
-from paceline.planning.rows import Rates, Wishes
-from paceline.planning.show import show
-from paceline.planning.what_if import WhatIf
-from paceline.record.units import duration, size
-from paceline.spec import COMMAND_LINE, build
+from paceline.io.format import duration, size
+from paceline.planner.advice import format_speedup
+from paceline.planner.candidates import constraints_of, family_name
+from paceline.planner.plan import Plan, plan
+from paceline.planner.rows import HourlyRates, Requirements
+from paceline.planner.show import format_cell_amount, format_multiple, format_short_duration, render_plan
+from paceline.planner.what_if import WhatIf
 
 CLUSTERS = ["4x4090", "8xA100", "2x8xH100", "4xV100@pcie", "1xT4", "local", "8xL40S"]
 WIDE = 100
@@ -33,14 +32,14 @@ class Question:
     values: dict
     cluster: str
     parallel: dict = field(default_factory=dict)
-    wishes: Wishes = field(default_factory=Wishes)
-    rates: Rates = field(default_factory=Rates)
+    wishes: Requirements = field(default_factory=Requirements)
+    rates: HourlyRates = field(default_factory=HourlyRates)
     what_if: WhatIf = field(default_factory=WhatIf)
 
     def answered(self, parallel: dict | None = None, **changed) -> Plan:
         parallel = self.parallel if parallel is None else parallel
         written = {f"parallel.{name}": COMMAND_LINE for name in parallel}
-        spec = build({**self.values, "parallel": parallel}, written)
+        spec = build_spec({**self.values, "parallel": parallel}, written)
         tokens = {"tokens": 100.0} if self.values["workload"] == "classifier" else {}
         given = {"cluster": self.cluster, "price": self.rates, "wishes": self.wishes, "samples": 20_000, **tokens}
         given |= {"what_if": self.what_if}
@@ -63,8 +62,8 @@ QUESTIONS = st.builds(
     run_files(["gpt2", "1b", "7b", "70b"]),
     st.sampled_from(CLUSTERS),
     PARALLEL,
-    st.builds(Wishes, MAYBE, st.none(), st.sampled_from([None, None, 0.3, 0.9])),
-    st.builds(Rates, st.sampled_from([None, 0.5, 2.0]), st.sampled_from([None, 0.2])),
+    st.builds(Requirements, MAYBE, st.none(), st.sampled_from([None, None, 0.3, 0.9])),
+    st.builds(HourlyRates, st.sampled_from([None, 0.5, 2.0]), st.sampled_from([None, 0.2])),
     st.builds(WhatIf, st.just(False), st.booleans(), st.sampled_from([1, 1, 1, 2])),
 )
 
@@ -72,7 +71,7 @@ QUESTIONS = st.builds(
 def printed(found: Plan) -> str:
     out = io.StringIO()
     console = Console(file=out, width=WIDE, highlight=False, markup=False)
-    for part in show(found):
+    for part in render_plan(found):
         console.print(part)
     return out.getvalue()
 
@@ -98,7 +97,7 @@ def insists_on_what_is_written(asked: Question, found: Plan) -> None:
     said = dict(word.split("=") for word in found.limits.words().split())
     for key, value in said.items():
         assert str(asked.parallel[key.removeprefix("parallel.")]).lower() == value
-    assert limits_of(found.spec.replace({"parallel": "auto"})).words() == ""
+    assert constraints_of(found.spec.replace({"parallel": "auto"})).words() == ""
     free = {name for name, value in asked.parallel.items() if value in ("auto", "exact")}
     assert {f"parallel.{name}" for name in asked.parallel if name not in free} == set(said)
 
@@ -116,8 +115,8 @@ def marks_one_row(found: Plan, text: str) -> None:
     assert found.what_if or found.overrides()["parallel.ranks"] == chosen.devices
     assert bool(choice.kept) != ("no row keeps to" in " ".join(text.split()))
     if choice.kept:
-        assert not found.wishes.missed_by(chosen)
-    if found.wishes == Wishes():
+        assert not found.wishes.violation_of(chosen)
+    if found.wishes == Requirements():
         assert chosen.run_s <= 1.05 * min(row.run_s for row in found.rows)
     dear = {row.cost_usd for row in found.rows if "cheapest" in verdicts[row.devices]}
     assert not dear or min(row.cost_usd or 0 for row in found.rows) == min(cost or 0 for cost in dear)
@@ -164,7 +163,7 @@ def sentences_are_in_the_tables(found: Plan, text: str) -> None:
         hidden = (parts.comm_s - parts.exposed_s) / parts.comm_s if parts.comm_s else 0.0
         known += [f"{hidden:.0%}".replace("%", " %"), size(held.total_bytes), size(price.capacity_bytes)]
         known += [size(held.host_bytes), str(price.devices), family_name(price.layout)]
-    known += [times(row.speedup) for row in found.rows]
+    known += [format_speedup(row.speedup) for row in found.rows]
     states = found.subject.stored_params * found.subject.numbers.weight_bytes
     states += found.subject.trained_params * (found.subject.numbers.gradient_bytes + found.subject.numbers.state_bytes)
     said = [WAYS.sub(".", line) for line in found.advice if "would make" not in line]
@@ -182,7 +181,15 @@ def reads_the_same_alone(asked: Question, found: Plan) -> None:
     row = found.rows[len(found.rows) // 2]
     alone = asked.answered(devices=[row.devices])
     (same,) = alone.rows
-    shown = [(multiple(r.speedup), short(r.price.step_s), amount(r.cost_usd), r.price.layout) for r in (row, same)]
+    shown = [
+        (
+            format_multiple(r.speedup),
+            format_short_duration(r.price.step_s),
+            format_cell_amount(r.cost_usd),
+            r.price.layout,
+        )
+        for r in (row, same)
+    ]
     assert shown[0] == shown[1]
 
 
@@ -191,6 +198,6 @@ def does_what_it_says(asked: Question, found: Plan) -> None:
     if found.chosen is None or found.what_if:
         return
     typed = {key.removeprefix("parallel."): value for key, value in found.overrides().items()}
-    again = asked.answered({**asked.parallel, **typed}, devices=[found.chosen.devices], wishes=Wishes())
+    again = asked.answered({**asked.parallel, **typed}, devices=[found.chosen.devices], wishes=Requirements())
     (row,) = again.rows
     assert abs(row.price.step_s - found.chosen.price.step_s) <= 1e-9 * row.price.step_s

@@ -7,15 +7,15 @@ import math
 import random
 from dataclasses import replace
 
-from paceline.measuring.links import COLLECTIVES, Link, factor, links_to_json
-from paceline.measuring.reading import read_times
-from paceline.measuring.result import FORMAT, concluded
-from paceline.measuring.rows import BatchLayout, FailedRow, combined
-from paceline.record.environment import environment
-from paceline.record.files import to_flat, write_json
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import evaluation_of, summarise
-from paceline.spec import build
+from paceline.config import build_spec
+from paceline.io.files import to_flat, write_json
+from paceline.measurement.links import COLLECTIVES, Link, compute_link_factor, dump_links
+from paceline.measurement.result import FORMAT, build_measurement
+from paceline.measurement.rows import BatchLayout, FailedRow, combine_repeats
+from paceline.measurement.run_times import read_run_times
+from paceline.runlog.machine import describe_environment
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import build_evaluation, compute_summary
 
 
 def spec_of(name="made", ranks=1, **changed):
@@ -26,7 +26,7 @@ def spec_of(name="made", ranks=1, **changed):
         "train": {"steps": 200, "global_batch": 64},
         "parallel": {"ranks": ranks},
     }
-    return build(values).replace(changed)
+    return build_spec(values).replace(changed)
 
 
 def make_run(out, name="made", ranks=1, steps=60, step_s=0.1, comm=0.1, seed=0, **changed):
@@ -44,15 +44,25 @@ def make_run(out, name="made", ranks=1, steps=60, step_s=0.1, comm=0.1, seed=0, 
              "lr": 1e-3, "data_s": 0.01 * took, "tokens": 3000, "comm_s": 1.2 * exposed, "exposed_s": exposed,
              "step_s": took, "compute_s": 0.99 * took - exposed, "loss": loss, "grad_norm": 1.0, "skipped": False}
         )  # fmt: skip
-    start = {"kind": "start", "t": 1e9, **environment(), "rank": 0, "ranks": ranks, "device": "cpu", "threads": 1}
+    start = {
+        "kind": "start",
+        "t": 1e9,
+        **describe_environment(),
+        "rank": 0,
+        "ranks": ranks,
+        "device": "cpu",
+        "threads": 1,
+    }
     for rank in range(ranks):
         lines = [start, *events, {"kind": "end", "t": 2e9, "status": "finished"}]
         run.events_file(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = replace(
-        summarise(spec, f"64 global = {64 // ranks} per pass × {ranks} ranks × 1 accumulated", events, "finished", 640),
+        compute_summary(
+            spec, f"64 global = {64 // ranks} per pass × {ranks} ranks × 1 accumulated", events, "finished", 640
+        ),
         seconds=9.0,
         parameters=500_000,
-        evaluation=evaluation_of({"loss": 0.3, "n": 64}),
+        evaluation=build_evaluation({"loss": 0.3, "n": 64}),
         peak_bytes_per_rank=(int(6e8 / ranks**0.3),) * ranks,
     )
     write_json(run.summary_file, to_flat(summary))
@@ -68,18 +78,18 @@ def make_measurement(folder, steps_s=None, repeats=3, kind="strong", price=2.5):
         comm = 0.0 if ranks == 1 else 1 - (0.100 / ranks) / step_s
         names = [f"{ranks}-rank{'s' * (ranks > 1)}-{r + 1}" for r in range(repeats)]
         times = [
-            read_times(RunDir(make_run(folder, name, ranks, 24, step_s * (1 + 0.02 * r), comm, seed=r)))
+            read_run_times(RunDir(make_run(folder, name, ranks, 24, step_s * (1 + 0.02 * r), comm, seed=r)))
             for r, name in enumerate(names)
         ]
-        rows.append(combined(label, ranks, times, BatchLayout(f"64 global = {64 // ranks} per pass", 64), names))
+        rows.append(combine_repeats(label, ranks, times, BatchLayout(f"64 global = {64 // ranks} per pass", 64), names))
         rates[label] = [t.samples_per_s for t in times]
     why = "no room for 8 stages; use fewer"
     rows.append(FailedRow(label="pipeline:8", ranks=8, failed="no room for 8 stages", why=why))
     spec = spec_of("docstrings")
     state = {"format": FORMAT, "name": "docstrings", "kind": kind, "steps": 24, "spec": spec.dump()}
-    state |= {"environment": environment(), "load": 0.0, "done": {}, "failed": {}}
+    state |= {"environment": describe_environment(), "load": 0.0, "done": {}, "failed": {}}
     specs = {f"{n} rank{'s' * (n > 1)}": spec.replace({"parallel.ranks": n}) for n in steps_s}
-    found = concluded(folder, state, rows, rates, 12_800_000, price, specs)
+    found = build_measurement(folder, state, rows, rates, 12_800_000, price, specs)
     write_json(folder / "measure.json", {**state, **found.to_json()})
     return folder
 
@@ -90,7 +100,7 @@ def make_links(folder, pairs=("a and b", "a and c", "b and c")):
     found = []
     for name, between, ranks in [*((c, "all ranks", 3) for c in COLLECTIVES), *(("all_reduce", p, 2) for p in pairs)]:
         sizes = (1_000, 1_000_000, 4_000_000)
-        seconds = tuple(1e-3 + 8 * factor(name, ranks) * s / 1e9 for s in sizes)
+        seconds = tuple(1e-3 + 8 * compute_link_factor(name, ranks) * s / 1e9 for s in sizes)
         found.append(Link(name, between, ranks, sizes, seconds, 1e-3, 1e9))
-    write_json(folder / "links.json", links_to_json(found))
+    write_json(folder / "links.json", dump_links(found))
     return folder

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.spec import RunSpec, build
+from paceline.config import RunSpec, build_spec
 
 HEAD = """
 import random, sys
@@ -68,7 +68,7 @@ def script_spec(file: Path, **sections: Any) -> RunSpec:
         "train": {"steps": 8, "global_batch": 16, "checkpoint_every": 3, **sections.get("train", {})},
         "parallel": {"threads": 1, **sections.get("parallel", {})},
     }
-    return build(values)
+    return build_spec(values)
 
 
 def write_digits(folder: Path, train: int = 203, test: int = 61) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from paceline import Workload, class_sums
-from paceline.spec import Section, field
+from paceline.config import Section, field
 
 
 class Sizes(Section):

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline import Workload
-from paceline.spec import Section, field
+from paceline.config import Section, field
 from paceline.workloads.unet.model import UNet
+from paceline.workloads.unet.scenes import DRAWS, draw_digit
 from paceline.workloads.unet.sections import UNetModel
-from paceline.workloads.unet.strokes import DRAWS, draw
 
 SIDE = 32
 
@@ -32,7 +32,7 @@ class NoisyDigits:
 
     def __init__(self, count: int, seed: int) -> None:
         numbers = np.random.default_rng(seed).random((count, DRAWS))
-        digits = [np.pad(draw(i % 10, some), 2) for i, some in enumerate(numbers)]
+        digits = [np.pad(draw_digit(i % 10, some), 2) for i, some in enumerate(numbers)]
         self.images = torch.from_numpy(np.stack(digits))[:, None] * 2 - 1
 
     def __len__(self) -> int:

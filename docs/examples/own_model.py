@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline import Workload
-from paceline.spec import Section, field
+from paceline.config import Section, field
 
 
 class Network(Section):

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from paceline import Workload, class_sums
+from paceline.config import Section, field
 from paceline.data import read_table
-from paceline.spec import Section, field
 
 MOST_CUTS = 128
 

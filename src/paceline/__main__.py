@@ -6,9 +6,9 @@ import signal
 def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from paceline import cli
+    from paceline.cli import main
 
-    cli.main()
+    main.main()
 
 
 if __name__ == "__main__":

@@ -11,9 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 class PacelineError(Exception):
-    """An end that was foreseen: its message is all the user needs to read."""
+    """An error that was foreseen: its message is all the user needs to read.
+
+    `code` says what kind of error it is, and `key` which value it is about: tests and programs look at these, never at
+    the sentence.
+    """
 
     exit_code = 1
+
+    def __init__(self, *args: object, code: str = "", key: str = "") -> None:
+        super().__init__(*args)
+        self.code, self.key = code, key
 
 
 class UserError(PacelineError, ValueError):
@@ -28,7 +36,7 @@ class RunFailed(PacelineError, RuntimeError):
     exit_code = 1
 
 
-class Bug(RunFailed):
+class InternalError(RunFailed):
     """A mistake of ours. The traceback is for us: it goes to a file, or to who catches this in Python."""
 
     exit_code = 70
@@ -46,18 +54,18 @@ class OutOfMemory(RunFailed):
     """False where a rank was killed and nobody said why."""
 
 
-class RankSilent(RunFailed):
+class RankUnresponsive(RunFailed):
     """A rank did not answer in time: `rank` is that one, whoever noticed."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
         self.rank = rank
 
-    def __reduce__(self) -> tuple[type[RankSilent], tuple[int, str]]:
+    def __reduce__(self) -> tuple[type[RankUnresponsive], tuple[int, str]]:
         return type(self), (self.rank, str(self))
 
 
-def listed(names: Sequence[str], most: int = 4) -> str:
+def join_names(names: Sequence[str], most: int = 4) -> str:
     """The first of them on one line, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(" ".join(name.split()) for name in names[:most]) + more

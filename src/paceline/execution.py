@@ -3,7 +3,7 @@
 A `Layout` says how work is spread over ranks; an `Execution` what each of them does with its part: operation by
 operation (eager), through compiled layers, through the model compiled whole, and any of them recorded as one CUDA
 graph. To record a step takes a tenth of a second and is always worth it; to compile it takes many seconds, and is done
-where the run is long enough (`Compiling`).
+where the run is long enough (`CompileEstimate`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from paceline.config import Train
+from paceline.config.registry import StepWork, Traits
 from paceline.layout import Layout
-from paceline.registry import StepWork, Traits
-from paceline.spec import Train
 
 HALF_PRECISIONS = ("bf16", "fp16", "fp8")
 """Types of the matrix products for which compiled kernels are made."""
@@ -44,7 +44,7 @@ CPU = Target("cpu")
 CUDA = Target("cuda", compiles=True)
 
 
-class Reason(Enum):
+class NoGraphReason(Enum):
     """Why a step is not recorded as a graph."""
 
     RECORDED = "it is"
@@ -66,7 +66,7 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True)
-class Compiling:
+class CompileEstimate:
     """What compiling costs a run, and what it saves."""
 
     cost_s: float
@@ -85,10 +85,10 @@ class Compiling:
         return f"compiling takes about {self.cost_s:.0f} s and saves about {self.steps * self.saved_s_per_step:.2g} s"
 
 
-def compiling(work: StepWork, steps: int | None, layout: Layout) -> Compiling:
+def estimate_compiling(work: StepWork, steps: int | None, layout: Layout) -> CompileEstimate:
     """For one rank's part of the work."""
     cost_s = START_COMPILER_S + COMPILE_OPERATION_S * work.operations
-    return Compiling(cost_s, SAVED_PER_ELEMENT_S * work.moved_elements / layout.ranks, steps)
+    return CompileEstimate(cost_s, SAVED_PER_ELEMENT_S * work.moved_elements / layout.ranks, steps)
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class Execution:
     compiled_whole: bool = False
     recorded: bool = False
     """One CUDA graph holds the whole step, update included."""
-    reason: Reason = Reason.ON_CPU
+    reason: NoGraphReason = NoGraphReason.ON_CPU
     """Why it is not recorded, the first that applies."""
     detail: str = ""
     """Where that is so."""
-    compiling: Compiling | None = None
+    compiling: CompileEstimate | None = None
     """What `train.compile=auto` weighed, if it did."""
 
     @property
@@ -122,15 +122,15 @@ class Execution:
         return f"{said} ({weighed})" if weighed else said
 
 
-def execution_of(
-    train: Train, layout: Layout, target: Target, traits: Traits, weighed: Compiling | None = None
+def decide_execution(
+    train: Train, layout: Layout, target: Target, traits: Traits, weighed: CompileEstimate | None = None
 ) -> Execution:
     """The one decision: what is compiled, and whether the step is recorded.
 
     Without `weighed` a compilation is taken to pay.
     """
     reason = _why_not_recorded(train, layout, target, traits)
-    recorded = reason is Reason.RECORDED
+    recorded = reason is NoGraphReason.RECORDED
     possible = train.compile == "auto" and target.compiles and traits.compiles
     possible &= train.precision in HALF_PRECISIONS
     possible &= traits.equal_layers or recorded
@@ -139,16 +139,16 @@ def execution_of(
     return Execution(wanted and not whole, whole, recorded, reason, compiling=weighed if possible else None)
 
 
-def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Traits) -> Reason:
+def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Traits) -> NoGraphReason:
     checks = (
-        (train.compile != "off", Reason.COMPILE_OFF),
-        (target.kind == "cuda", Reason.ON_CPU),
-        (not traits.own_loop, Reason.OWN_LOOP),
-        (train.precision in HALF_PRECISIONS or not traits.half_only, Reason.FULL_PRECISION),
-        (layout.ranks == 1 and layout.plain, Reason.SEVERAL_RANKS),
-        (layout.checkpointing == "none", Reason.LAYERS_RECOMPUTED),
-        (layout.passes(layout.global_batch) == 1, Reason.ACCUMULATED),
-        (train.optimizer in RECORDED_OPTIMIZERS and not traits.own_optimizer, Reason.OPTIMIZER),
-        (traits.few_shapes, Reason.MANY_SHAPES),
+        (train.compile != "off", NoGraphReason.COMPILE_OFF),
+        (target.kind == "cuda", NoGraphReason.ON_CPU),
+        (not traits.own_loop, NoGraphReason.OWN_LOOP),
+        (train.precision in HALF_PRECISIONS or not traits.half_only, NoGraphReason.FULL_PRECISION),
+        (layout.ranks == 1 and layout.plain, NoGraphReason.SEVERAL_RANKS),
+        (layout.checkpointing == "none", NoGraphReason.LAYERS_RECOMPUTED),
+        (layout.passes(layout.global_batch) == 1, NoGraphReason.ACCUMULATED),
+        (train.optimizer in RECORDED_OPTIMIZERS and not traits.own_optimizer, NoGraphReason.OPTIMIZER),
+        (traits.few_shapes, NoGraphReason.MANY_SHAPES),
     )
-    return next((reason for holds, reason in checks if not holds), Reason.RECORDED)
+    return next((reason for holds, reason in checks if not holds), NoGraphReason.RECORDED)

@@ -11,14 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config import Parallel, RunSpec
 from paceline.errors import UserError
-from paceline.spec import Parallel, RunSpec
 
 SHARDING = {"zero1", "zero2", "zero3", "fsdp", "hsdp"}
 """Strategies under which a data-parallel rank keeps a part of the state."""
-LOOPED = {"interleaved", "zero_bubble"}
+TWO_STAGE_SCHEDULES = {"interleaved", "zero_bubble"}
 """Schedules under which a pipeline rank holds two stages."""
-SPREADING = (
+LAYOUT_FIELDS = (
     *("strategy", "ranks", "replicate", "tensor", "sequence", "pipeline", "schedule"),
     *("offload", "engine", "engine_config"),
 )
@@ -53,7 +53,7 @@ class Layout:
     @property
     def stages(self) -> int:
         """Parts into which a pipeline cuts the model."""
-        return self.pipeline * (2 if self.schedule in LOOPED and self.pipeline > 1 else 1)
+        return self.pipeline * (2 if self.schedule in TWO_STAGE_SCHEDULES and self.pipeline > 1 else 1)
 
     def data_rank(self, rank: int) -> int:
         """Its place among those with samples of their own; tensor and pipeline ranks get the same samples."""
@@ -88,7 +88,7 @@ STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")
 EXAMPLES = "single, ddp:2, fsdp:4, hsdp:2x2, tensor:2+sequence, pipeline:2:gpipe, fsdp:2+tensor:2+pipeline:2"
 
 
-def from_words(text: str) -> dict[str, Any]:
+def parse_layout(text: str) -> dict[str, Any]:
     """A short form such as `fsdp:2+tensor:2` as values of the section `parallel`."""
     found: dict[str, Any] = {"strategy": "auto", "ranks": 1}
     words = text.split("+")

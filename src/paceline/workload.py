@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from paceline.config import RunSpec
+from paceline.config.registry import find_entry
+from paceline.config.sections import RunClass
 from paceline.errors import RunFailed, UserError
-from paceline.registry import entry_of
-from paceline.section import RunClass
-from paceline.spec import RunSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from paceline.layout import Layout
-    from paceline.passes import Fitted, Passes
+    from paceline.trainer.passes import Fitted, Passes
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 """Told a line at a time, for people."""
 
 
@@ -88,7 +88,7 @@ class BaseWorkload(RunClass):
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: LogFn) -> None:
         """Done once before ranks start: read, tokenise, check. Must be safe to call again."""
 
     def fingerprint(self) -> str:
@@ -180,10 +180,10 @@ class Workload(BaseWorkload):
         count = sums.get("count")
         if not isinstance(count, int | float) or not count:
             raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
-        from paceline.classification import CLASS_SUMS, class_metrics
+        from paceline.nn.class_metrics import CLASS_SUMS, compute_class_metrics
 
         plain = {name: value for name, value in sums.items() if name not in ("count", *CLASS_SUMS)}
-        return {**{name: value / count for name, value in plain.items()}, **class_metrics(sums)}
+        return {**{name: value / count for name, value in plain.items()}, **compute_class_metrics(sums)}
 
     def groups(self, model: nn.Module) -> Mapping[str, Mapping[str, Any]]:
         """Optional: parameters that are trained otherwise, as `train.groups` of the run file says them, which comes
@@ -227,7 +227,7 @@ class Workload(BaseWorkload):
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
         class, the one with the most weights."""
-        return repeated_layers(model)
+        return find_repeated_layers(model)
 
     def kept_in_bf16(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """Optional: frozen weights that stay in bf16 where products are in bf16; all others are kept in fp32."""
@@ -317,7 +317,7 @@ class PassWorkload(BaseWorkload):
         return None
 
 
-def repeated_layers(model: nn.Module) -> list[nn.Module]:
+def find_repeated_layers(model: nn.Module) -> list[nn.Module]:
     """See `Workload.blocks`."""
     from torch.nn import ModuleDict, ModuleList
 
@@ -326,11 +326,11 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
     return max(alike, key=lambda members: sum(p.numel() for m in members for p in m.parameters()), default=[])
 
 
-def workload_of(spec: RunSpec) -> Any:
+def build_workload(spec: RunSpec) -> Any:
     """The workload of a run file: an instance of the class that its entry names."""
     from paceline.nn.keras_backend import as_torch
 
-    kind: type[Any] = entry_of(spec.workload).run_class()
+    kind: type[Any] = find_entry(spec.workload).run_class()
     missing = [name for name in kind.required if getattr(kind, name).__module__ == __name__]
     if missing:
         raise UserError(f"workload: {spec.workload} has no method {' and no '.join(missing)}; see paceline.Workload")

@@ -13,8 +13,8 @@ import torch
 from slurm_lab import until
 
 import paceline
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
 
 RUN = Path("runs/line")
 LAYOUTS = {

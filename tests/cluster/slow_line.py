@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from paceline import Workload
-from paceline.spec import Section, field
+from paceline.config import Section, field
 
 
 class Pace(Section):

@@ -15,8 +15,8 @@ import pytest
 from runs import differ, paceline_says, step, submitted, undisturbed, until_ended, weights
 from slurm_lab import Lab, until
 
-from paceline.record.events import read_events
-from paceline.record.run_dir import RunDir
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
 
 STEPS = 2000
 PROGRESS = 10

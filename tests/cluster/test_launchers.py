@@ -12,9 +12,9 @@ import pytest
 from runs import LAYOUTS, says_the_same
 
 from paceline import RunResult
-from paceline.record.events import read_events
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import read_summary
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import read_summary
 
 PYTHON = [sys.executable, "-m"]
 

@@ -15,9 +15,9 @@ from nodes import PORT, nodes, why_not
 from runs import LAYOUTS, says_the_same
 
 from paceline import RunResult
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import read_summary
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import read_summary
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 PACELINE = [sys.executable, "-m", "paceline"]

@@ -16,8 +16,8 @@ import yaml
 from ending import wait_until
 from nodes import nodes, why_not
 
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
 
 TIMEOUT_S = 15.0
 MORE_S = 10.0

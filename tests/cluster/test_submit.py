@@ -13,8 +13,8 @@ import yaml
 from runs import RUN, differ, ended, endings, paceline_says, step, submitted, undisturbed, until_ended, weights
 from slurm_lab import until
 
-from paceline.record.events import read_events
-from paceline.record.run_dir import RunDir
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
 
 
 def test_a_job_on_two_nodes_is_sent_followed_and_gives_the_answer_of_one_rank(lab, run_file):

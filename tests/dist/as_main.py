@@ -4,8 +4,8 @@ import os
 import runpy
 import sys
 
-from paceline.cli import main
-from paceline.launch.environment import MARK
+from paceline.cli.main import main
+from paceline.launch.environment import LAUNCHER_VARIABLE
 
 
 def run_as_main(file):
@@ -15,7 +15,7 @@ def run_as_main(file):
 
 def run_verb(words):
     """With the variables that torchrun sets and without our own, in a process of its own: a rank leaves for good."""
-    del os.environ[MARK]
+    del os.environ[LAUNCHER_VARIABLE]
     if not (child := os.fork()):
         try:
             main(words)

@@ -7,11 +7,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from paceline.launch.environment import detect
-from paceline.launch.group import joined
+from paceline.launch.environment import detect_rank
+from paceline.launch.process_group import join_ranks
 from paceline.parallel import ddp
-from paceline.parallel.compress import LocalSGD, PowerSGD, Rounded
-from paceline.record.timers import CollectiveTimer
+from paceline.parallel.compress import HalfPrecisionReduction, LocalSGD, PowerSGD
+from paceline.runlog.timers import CollectiveTimer
 
 SHAPES = {"wide": (24, 60), "tall": (90, 20), "bias": (17,), "narrow": (3, 5)}
 
@@ -48,8 +48,8 @@ class Bucket:
 
 def on_ranks():
     """What each of the functions below finds on this rank, together with the others."""
-    place = detect(os.environ)
-    with joined(place, "cpu", 1, 120):
+    place = detect_rank(os.environ)
+    with join_ranks(place, "cpu", 1, 120):
         return {do.__name__: do(place.rank, place.world) for do in (powersgd, rounded, local)}
 
 
@@ -141,7 +141,7 @@ def rounded(rank, ranks):
         torch.manual_seed(0)
         net = nn.Linear(40, 30).double()
         weight = torch.rand(30, 40).double() * 1e3
-        wrapped = ddp.wrap(net, torch.device("cpu"), 25, timer, Rounded(dtype, timer).hook)
+        wrapped = ddp.wrap_ddp(net, torch.device("cpu"), 25, timer, HalfPrecisionReduction(dtype, timer).hook)
         scale = 60.0  # a sum over ranks beyond what fp16 can hold, each term within
         x = torch.eye(40).double() * scale * (rank + 1) / ranks
         (wrapped(x) * weight.T).sum().backward()

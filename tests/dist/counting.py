@@ -9,7 +9,7 @@ from pacing import crawl
 from torch import nn
 
 from paceline import Workload
-from paceline.spec import Section, field
+from paceline.config import Section, field
 
 
 class Model(Section):

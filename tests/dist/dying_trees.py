@@ -4,8 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from paceline.workloads.trees.passes import TreePasses
-from paceline.workloads.trees.workload import Trees
+from paceline.workloads.trees.workload import TreePasses, Trees
 
 STRUCK_AFTER = 5
 MARK = "PACELINE_TEST_STRUCK"

@@ -7,28 +7,28 @@ from pathlib import Path
 from unittest import mock
 
 from paceline.errors import PacelineError
-from paceline.launch.environment import ALONE, detect
-from paceline.launch.group import joined
+from paceline.launch.environment import SINGLE_RANK, detect_rank
+from paceline.launch.process_group import join_ranks
 from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
-from paceline.record.run_dir import RunDir
-from paceline.training.engines import NO_RANKS, accelerate, accelerate_config, deepspeed_config, user_config
-from paceline.training.rank import train_rank
-from paceline.workload import workload_of
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.engines import NO_RANK_VARIABLES, accelerate, accelerate_config, deepspeed_config, user_config
+from paceline.trainer.rank import train_rank
+from paceline.workload import build_workload
 
-CONFIG, PLUGIN = deepspeed_config.config, accelerate._plugin
+CONFIG, PLUGIN = deepspeed_config.build_deepspeed_config, accelerate._plugin
 LIES = {
     "stage": lambda: _asks_deepspeed({"zero_optimization": {"stage": 1}}),
     "clip": lambda: _asks_deepspeed({"gradient_clipping": 1.0}),
     "offload": lambda: _asks_deepspeed({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}),
-    "alone": lambda: mock.patch.object(accelerate, "variables_of", variables_of_one),
+    "alone": lambda: mock.patch.object(accelerate, "build_launch_variables", variables_of_one),
     "whole": lambda: mock.patch.object(accelerate, "_plugin", without_layers),
 }
 """Ways in which an engine may get something else than the run file says."""
 
 
 def variables_of_one(place, device):
-    return NO_RANKS
+    return NO_RANK_VARIABLES
 
 
 def without_layers(said):
@@ -56,14 +56,16 @@ def at_half(run, copy):
 
 
 def _asks_deepspeed(instead):
-    return mock.patch.object(deepspeed_config, "config", lambda *args: user_config.laid_over(CONFIG(*args), instead))
+    return mock.patch.object(
+        deepspeed_config, "build_deepspeed_config", lambda *args: user_config.merge_config(CONFIG(*args), instead)
+    )
 
 
 def train_all(runs, lies=(), kind="cpu"):
     """Train each (folder, spec), or go on with it; then each (lie, folder, spec). {lie: how the run ended}."""
-    place = detect(os.environ) or ALONE
+    place = detect_rank(os.environ) or SINGLE_RANK
     failed = {}
-    with joined(place, kind, 1, 120) as device:
+    with join_ranks(place, kind, 1, 120) as device:
         for folder, spec in runs:
             _train_one(folder, spec, place, device)
         for lie, folder, spec in lies:
@@ -81,6 +83,6 @@ def _train_one(folder, spec, place, device):
             from accelerate.state import AcceleratorState
 
             AcceleratorState._reset_state(reset_partial_state=True)  # one process has one, and here come several
-            if device.type == "cpu" and accelerate_config.shards(layout_of(spec)):
+            if device.type == "cpu" and accelerate_config.is_sharding(layout_of(spec)):
                 around.enter_context(as_on_cuda())
-        train_rank(RunDir(Path(folder)), spec, workload_of(spec), place, device, StopRequest())
+        train_rank(RunDir(Path(folder)), spec, build_workload(spec), place, device, StopRequest())

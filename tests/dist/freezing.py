@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from paceline.training import rank
-from paceline.training.checkpoints.writer import CheckpointWriter
+from paceline.trainer import rank
+from paceline.trainer.checkpoint.writer import CheckpointWriter
 from paceline.workloads.classifier.workload import Classifier
 
 FREEZE = "PACELINE_TEST_FREEZE"
@@ -76,7 +76,7 @@ def before(place, name, phase):
 
 if FREEZE in os.environ:
     before(CheckpointWriter, "_write_own", "writing")
-    before(rank, "_peaks", "end")
+    before(rank, "_gather_peaks", "end")
 
 
 class Stopping:

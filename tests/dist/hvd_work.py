@@ -247,6 +247,6 @@ def elastic_run(folder, fail_at=None, width=1):
 
 def example(words):
     """A script as `python -m paceline.horovod` runs it."""
-    from paceline.horovod.__main__ import main
+    from paceline.horovod.__main__ import run_horovod_script
 
-    main(words)
+    run_horovod_script(words)

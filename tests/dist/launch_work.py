@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from paceline.errors import RunFailed, UserError
-from paceline.launch.environment import detect
+from paceline.launch.environment import detect_rank
 from paceline.launch.signals import StopRequest
 
 LONG_S = 300.0  # what a rank would wait or work if nobody ended it; no test waits for that
@@ -18,10 +18,10 @@ def introduce():
     import torch
     import torch.distributed as dist
 
-    from paceline.launch.group import joined
+    from paceline.launch.process_group import join_ranks
 
-    place = detect(os.environ)
-    with joined(place, "cpu", 0, LONG_S) as device:
+    place = detect_rank(os.environ)
+    with join_ranks(place, "cpu", 0, LONG_S) as device:
         total = torch.tensor([float(place.rank + 1)])
         dist.all_reduce(total)
         assert dist.get_backend() == "gloo"
@@ -33,10 +33,10 @@ def fail(how, after_joining=True):
     import torch
     import torch.distributed as dist
 
-    from paceline.launch.group import joined
+    from paceline.launch.process_group import join_ranks
 
-    place = detect(os.environ)
-    with joined(place, "cpu", 1, LONG_S) if after_joining else contextlib.nullcontext(), StopRequest():
+    place = detect_rank(os.environ)
+    with join_ranks(place, "cpu", 1, LONG_S) if after_joining else contextlib.nullcontext(), StopRequest():
         for step in range(int(LONG_S / 0.01)):
             if after_joining:
                 dist.all_reduce(torch.ones(1000))
@@ -63,10 +63,10 @@ def fail_while_a_peer_is_stuck():
     import torch
     import torch.distributed as dist
 
-    from paceline.launch.group import joined
+    from paceline.launch.process_group import join_ranks
 
-    place = detect(os.environ)
-    with StopRequest(), joined(place, "cpu", 1, LONG_S):
+    place = detect_rank(os.environ)
+    with StopRequest(), join_ranks(place, "cpu", 1, LONG_S):
         dist.barrier()
         if place.rank == 0:
             time.sleep(LONG_S)
@@ -84,10 +84,10 @@ def work_until_stopped(folder, saving_s):
     import torch
     import torch.distributed as dist
 
-    from paceline.launch.group import joined
+    from paceline.launch.process_group import join_ranks
 
-    place = detect(os.environ)
-    with StopRequest() as stop, joined(place, "cpu", 1, LONG_S):
+    place = detect_rank(os.environ)
+    with StopRequest() as stop, join_ranks(place, "cpu", 1, LONG_S):
         (Path(folder) / f"pid{place.rank}").write_text(str(os.getpid()))
         wanted = torch.zeros(1)
         while not wanted:
@@ -101,7 +101,7 @@ def work_until_stopped(folder, saving_s):
 
 def stop_the_server(then=""):
     """The last rank stops the process that the ranks come from."""
-    place = detect(os.environ)
+    place = detect_rank(os.environ)
     if place.rank == place.world - 1:
         os.kill(os.getppid(), signal.SIGSTOP)
         if then:

@@ -6,26 +6,26 @@ from pathlib import Path
 
 import torch
 
-from paceline.launch.environment import ALONE, detect
-from paceline.launch.group import joined
+from paceline.launch.environment import SINGLE_RANK, detect_rank
+from paceline.launch.process_group import join_ranks
 from paceline.launch.signals import StopRequest
-from paceline.record.events import EventWriter
-from paceline.training.checkpoints.writer import CheckpointWriter
-from paceline.training.context import RunContext
-from paceline.training.optim.optimizers import set_lr
-from paceline.training.setup import gradient_job
-from paceline.workload import workload_of
+from paceline.runlog.events import EventWriter
+from paceline.trainer.checkpoint.writer import CheckpointWriter
+from paceline.trainer.context import RunContext
+from paceline.trainer.optim.optimizers import set_lr
+from paceline.trainer.setup import build_gradient_job
+from paceline.workload import build_workload
 
 
 def job_of(spec, place, device, events=None, checkpoints=None, folder=Path()):
     context = RunContext(spec, place, device, folder, events, checkpoints, StopRequest())
-    return gradient_job(context, workload_of(spec))
+    return build_gradient_job(context, build_workload(spec))
 
 
 def train_rows(rows, scratch, kind="cpu", backend="auto"):
     """Train each (name, spec) into scratch/name, as `paceline train` does."""
-    place = detect(os.environ) or ALONE
-    with joined(place, kind, 1, 120, backend) as device:
+    place = detect_rank(os.environ) or SINGLE_RANK
+    with join_ranks(place, kind, 1, 120, backend) as device:
         for name, spec in rows:
             folder = Path(scratch) / name
             with (
@@ -42,9 +42,9 @@ def held_bytes(rows):
     Parameters are counted when the loss has been computed, gradients when the backward pass is over, each storage
     once: what a strategy keeps whole in between counts whole.
     """
-    place = detect(os.environ) or ALONE
+    place = detect_rank(os.environ) or SINGLE_RANK
     found = {}
-    with joined(place, "cpu", 1, 120) as device:
+    with join_ranks(place, "cpu", 1, 120) as device:
         for name, spec in rows:
             job = job_of(spec, place, device)
             state, workload = job.state, job.workload
@@ -90,8 +90,8 @@ def _bytes(tensors):
 
 def parts_after(spec):
     """What this rank holds of each parameter after the run's steps, and its buffers."""
-    place = detect(os.environ) or ALONE
-    with joined(place, "cpu", 1, 120) as device:
+    place = detect_rank(os.environ) or SINGLE_RANK
+    with join_ranks(place, "cpu", 1, 120) as device:
         job = job_of(spec, place, device)
         for batch in job.loader.prefetch(0, job.facts.steps):
             set_lr(job.state.optimizer, 0.01)
@@ -102,7 +102,7 @@ def parts_after(spec):
 def train_rows_through_host(rows, scratch):
     """The same where messages between two ranks go the way that they take from a device which gloo cannot send from."""
     from paceline.parallel import pipeline
-    from paceline.parallel.through_host import ThroughHost
+    from paceline.parallel.pipeline import HostRoutedGroup
 
-    pipeline.reachable = lambda group, device: ThroughHost(group)
+    pipeline.route_through_host = lambda group, device: HostRoutedGroup(group)
     train_rows(rows, scratch)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline import train
-from paceline.measuring.links import Link, time_as_rank
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
-from paceline.record.timers import union
-from paceline.spec import RunSpec
+from paceline.config import RunSpec
+from paceline.measurement.links import Link, time_collectives
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.timers import sum_union
 
 
 def comm_twice(spec: RunSpec, out: Path) -> tuple[float, float]:
@@ -22,7 +22,7 @@ def comm_twice(spec: RunSpec, out: Path) -> tuple[float, float]:
         result = train(spec, out, show=False)
     flights = [e.time_range for e in profiler.events() if e.name == "gloo:all_reduce"]
     steps = read_steps(RunDir(result.path).events_file(int(os.environ["RANK"])))
-    theirs = union([(flight.start / 1e6, flight.end / 1e6) for flight in flights])
+    theirs = sum_union([(flight.start / 1e6, flight.end / 1e6) for flight in flights])
     return sum(step["comm_s"] for step in steps), theirs
 
 
@@ -32,4 +32,4 @@ def links_between_hosts(sizes_bytes: tuple[int, ...]) -> list[Link]:
     from unittest import mock
 
     with mock.patch("socket.gethostname", return_value=f"host{os.environ['RANK']}"):
-        return time_as_rank(sizes_bytes, 1)
+        return time_collectives(sizes_bytes, 1)

@@ -4,11 +4,11 @@ import json
 import os
 import time
 
-from paceline.launch.flight import keep_calls, own_calls
+from paceline.launch.hang_traces import dump_own_calls, enable_flight_recorder
 
 
 def recorded():
-    found = own_calls()
+    found = dump_own_calls()
     return json.loads(found).get("nccl 0", {}) if found else {}
 
 
@@ -24,11 +24,11 @@ def collectives_of_one(size):
     import torch
     import torch.distributed as dist
 
-    from paceline.launch.group import group_of_one
+    from paceline.launch.process_group import init_single_rank_group
 
-    keep_calls(os.environ)
+    enable_flight_recorder(os.environ)
     torch.cuda.set_device(0)
-    group_of_one(torch.device("cuda", 0))
+    init_single_rank_group(torch.device("cuda", 0))
     dist.all_reduce(torch.zeros(size, device="cuda"))
     dist.broadcast(torch.zeros(size, device="cuda"), 0)
     called = recorded()

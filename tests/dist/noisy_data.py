@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from paceline import Workload
-from paceline.spec import Section, field
+from paceline.config import Section, field
 
 
 class Trouble(Section):

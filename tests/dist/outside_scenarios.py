@@ -27,9 +27,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.launch.environment import LOCALHOST
-from paceline.launch.local import reserved_port
-from paceline.measuring.outside.hooks import attach
-from paceline.measuring.outside.request import VARIABLE, Request
+from paceline.launch.local import reserve_port
+from paceline.measurement.scripts.command import REQUEST_VARIABLE, RecordRequest
+from paceline.measurement.scripts.hooks import install_hooks
 
 STEPS = 6
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "moving"
@@ -203,10 +203,10 @@ def be_a_rank(name: str, scenario: Scenario, rank: int, port: int, folder: Path)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": scenario.ranks, "LOCAL_WORLD_SIZE": scenario.ranks}
     place |= {"MASTER_ADDR": LOCALHOST, "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()} if scenario.ranks > 1 else {})
-    request = Request(str(folder), STEPS, scenario.ranks, scenario.steps_by)
+    request = RecordRequest(str(folder), STEPS, scenario.ranks, scenario.steps_by)
     if not name.endswith("alone"):
-        os.environ[VARIABLE] = request.environ({})[VARIABLE]
-        attach()
+        os.environ[REQUEST_VARIABLE] = request.environ({})[REQUEST_VARIABLE]
+        install_hooks()
     try:
         scenario.script()
     except BaseException:
@@ -222,7 +222,7 @@ def main(folder: Path) -> None:
             if name.startswith("lightning") and "lightning" not in sys.modules:
                 import lightning  # noqa: F401  (for seconds, in which the others are at work)
             (folder / name).mkdir()
-            port = ports.enter_context(reserved_port())
+            port = ports.enter_context(reserve_port())
             for rank in range(scenario.ranks):
                 if (pid := os.fork()) == 0:
                     code = be_a_rank(name, scenario, rank, port, folder / name)

@@ -6,14 +6,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from paceline.launch.environment import detect
-from paceline.launch.group import joined
-from paceline.nn.chunked_loss import chunked_losses, vocabulary_rows
+from paceline.launch.environment import detect_rank
+from paceline.launch.process_group import join_ranks
+from paceline.nn.chunked_loss import compute_chunked_losses, split_vocabulary
 
 
 def compare_all(cases):
-    place = detect(os.environ)
-    with joined(place, "cpu", 1, 120):
+    place = detect_rank(os.environ)
+    with join_ranks(place, "cpu", 1, 120):
         for vocab, precision in cases:
             compare(place.rank, place.world, vocab, precision)
     return len(cases)
@@ -28,9 +28,9 @@ def compare(rank, ranks, vocab, precision):
     targets[1, 3:] = -100
     losses = F.cross_entropy((x @ whole.T).flatten(0, 1), targets.flatten(), reduction="none").view(3, 7).sum(1)
     expected = torch.autograd.grad(2 * losses.sum(), (x, whole))
-    first, rows = vocabulary_rows(vocab, ranks, rank)
+    first, rows = split_vocabulary(vocab, ranks, rank)
     part = whole.detach()[first : first + rows].clone().requires_grad_()
-    ours = chunked_losses(x, part, targets, 4, dist.group.WORLD, first)
+    ours = compute_chunked_losses(x, part, targets, 4, dist.group.WORLD, first)
     grads = torch.autograd.grad(2 * ours.sum(), (x, part))
     close = {"rtol": 0, "atol": 1e-10 if precision == torch.float64 else 1e-4}
     torch.testing.assert_close(ours, losses, **close)

@@ -8,16 +8,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from paceline import Workload
-from paceline.launch.environment import ALONE, detect
-from paceline.launch.group import joined
-from paceline.spec import build
+from paceline.config import build_spec
+from paceline.launch.environment import SINGLE_RANK, detect_rank
+from paceline.launch.process_group import join_ranks
 
 
 def started(rows, file):
     """For each (name, spec): whether all that this rank holds is what the file has, and the loss of the first step."""
-    place, reference = detect(os.environ) or ALONE, load_file(file)
+    place, reference = detect_rank(os.environ) or SINGLE_RANK, load_file(file)
     found = {}
-    with joined(place, "cpu", 1, 120) as device:
+    with join_ranks(place, "cpu", 1, 120) as device:
         for name, spec in rows:
             job = job_of(spec, place, device)
             held = {key: value for part in job.state.model.parts for key, value in part.state_dict().items()}
@@ -61,9 +61,9 @@ def built_empty(file, match):
     """Under fsdp: whether its model was built without memory, and whether it has the file's weights in the end."""
     values = {"workload": "starting:Stack", "model": {"start": str(file), "match": match}}
     parallel = {"ranks": 2, "strategy": "fsdp", "timeout_s": 120}
-    spec = build({**values, "train": {"steps": 1, "global_batch": 4}, "parallel": {**parallel, "device": "cpu"}})
-    place, reference = detect(os.environ) or ALONE, load_file(file)
-    with joined(place, "cpu", 1, 120) as device:
+    spec = build_spec({**values, "train": {"steps": 1, "global_batch": 4}, "parallel": {**parallel, "device": "cpu"}})
+    place, reference = detect_rank(os.environ) or SINGLE_RANK, load_file(file)
+    with join_ranks(place, "cpu", 1, 120) as device:
         job = job_of(spec, place, device)
         held = job.state.model.net.state_dict()
         same = all(torch.equal(whole(held[key]), value) for key, value in reference.items())

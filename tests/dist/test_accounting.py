@@ -11,8 +11,8 @@ from ending import wait_until, wait_until_gone
 from pacing import QUICK_PASSES
 
 from paceline import load, resume, train
-from paceline.record.events import read_events
-from paceline.record.run_dir import RunDir
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from paceline.cli import main
-from paceline.launch.local import reserved_port
-from paceline.record.events import read_events
-from paceline.record.files import read_json
-from paceline.record.run_dir import RunDir
+from paceline.cli.main import main
+from paceline.io.files import read_json
+from paceline.launch.local import reserve_port
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -184,7 +184,7 @@ def test_under_a_launcher_the_main_rank_speaks_for_all(folder):
 
     def start(*words):
         place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        with reserved_port() as port:
+        with reserve_port() as port:
             place["MASTER_PORT"] = str(port)
             started = [
                 subprocess.Popen(

@@ -24,9 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from paceline.errors import RunFailed, UserError
-from paceline.training.checkpoints import storage
-from paceline.training.checkpoints.saved import Checkpoint, newest, read_tensors, restore
-from paceline.training.checkpoints.writer import CheckpointWriter
+from paceline.trainer.checkpoint import dcp_files
+from paceline.trainer.checkpoint.reader import Checkpoint, find_newest, read_tensors, restore_checkpoint
+from paceline.trainer.checkpoint.writer import CheckpointWriter
 
 LONG_S = 200.0  # what would be waited for a rank that died if nobody noticed
 STORIES: dict[str, Callable[[Path], None]] = {}
@@ -62,7 +62,7 @@ def ranks(world: int, work: Callable[..., None], *args: Any, dies: tuple[int, ..
 
 def found(folder: Path) -> Checkpoint:
     said: list[str] = []
-    checkpoint = newest(folder, said.append)
+    checkpoint = find_newest(folder, said.append)
     assert not said
     assert checkpoint is not None
     return checkpoint
@@ -81,7 +81,7 @@ def sample(scale: float) -> dict[str, Any]:
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    flat, expected = storage.flatten(one), storage.flatten(other)
+    flat, expected = dcp_files.flatten_state(one), dcp_files.flatten_state(other)
     assert flat.keys() == expected.keys()
     for name, tensor in flat.items():
         assert torch.equal(tensor, expected[name]), name
@@ -92,7 +92,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def reload_and_save(folder: Path, step: int) -> None:
     state = sample(0.0)
-    restore(found(folder), state)
+    restore_checkpoint(found(folder), state)
     same(state, sample(1.0))
     dist.barrier()
     save(folder, state, step)
@@ -109,7 +109,7 @@ def replicated_tensors_are_written_once_and_read_by_any_number_of_ranks(folder: 
         assert len(shards) == world
         assert max(shards) < 1.5 * sum(shards) / world, shards
     state = sample(0.0)
-    restore(found(folder), state)
+    restore_checkpoint(found(folder), state)
     same(state, sample(1.0))
     assert max(sizes) < 1.1 * min(sizes), sizes
 
@@ -142,7 +142,7 @@ def step_once(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
 
 
 def whole(state: dict[str, Any]) -> dict[str, Tensor]:
-    return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in storage.flatten(state).items()}
+    return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in dcp_files.flatten_state(state).items()}
 
 
 def train_sharded_and_save(folder: Path) -> None:
@@ -159,7 +159,7 @@ def train_sharded_and_save(folder: Path) -> None:
 
 def restore_sharded(folder: Path) -> None:
     state = step_once(*sharded(seed=1))
-    restore(found(folder), state)
+    restore_checkpoint(found(folder), state)
     same(whole(state), torch.load(folder / "expected.pt"))
 
 
@@ -177,7 +177,7 @@ def sharded_tensors_are_read_by_any_number_of_ranks(folder: Path) -> None:
 
 def restore_sharded_from_one(folder: Path) -> None:
     state = step_once(*sharded(seed=1))
-    restore(found(folder), state)
+    restore_checkpoint(found(folder), state)
     same(whole(state), whole(step_once(*sharded(seed=0))))
 
 
@@ -236,13 +236,13 @@ def fail_on(rank: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if dist.get_rank() == rank:
-        storage._Writer._write_data = full
+        dcp_files._Writer._write_data = full
 
 
 def see_the_failure_of(rank: int, folder: Path) -> None:
     checkpoints = CheckpointWriter(folder, 2)
     save_and_wait(checkpoints, sample(1.0), 1)
-    healthy = storage._Writer._write_data
+    healthy = dcp_files._Writer._write_data
     said = "no space left on device" + (f" \\(rank {rank}\\)" if rank else "") + "; it needs 0.1 MB"
     fail_on(rank)
     checkpoints.save(sample(1.0), {"step": 2})
@@ -253,7 +253,7 @@ def see_the_failure_of(rank: int, folder: Path) -> None:
         checkpoints.save(sample(1.0), {"step": 4})
     assert os.listdir(folder) == ["step-00000001"]
     dist.barrier()
-    storage._Writer._write_data = healthy
+    dcp_files._Writer._write_data = healthy
     checkpoints.save(sample(1.0), {"step": 5})
     checkpoints.close()
 
@@ -270,7 +270,7 @@ def restore_another_model_on_rank_1(folder: Path) -> None:
     if dist.get_rank() == 1:
         state["model"]["w0"] = torch.zeros(3)
     with pytest.raises(UserError, match=r"of another model: model\.w0 is \[100, 30\] there and \[3\] here"):
-        restore(found(folder), state)
+        restore_checkpoint(found(folder), state)
 
 
 def write_apart(folder: Path) -> None:
@@ -298,7 +298,7 @@ def one_rank_dies_while(moment: str, folder: Path) -> None:
     save_and_wait(checkpoints, sample(1.0), 1)
     if dist.get_rank() == 1:
         if moment == "writing":
-            storage._Writer._write_data = lambda *args: os._exit(3)
+            dcp_files._Writer._write_data = lambda *args: os._exit(3)
             checkpoints.save(sample(2.0), {"step": 2})
             time.sleep(LONG_S)
         os._exit(3)
@@ -318,7 +318,7 @@ def a_rank_that_dies_does_not_hang_the_others(folder: Path) -> None:
 
 
 def write_for_ever(folder: Path) -> None:
-    seen = newest(folder, lambda text: None)
+    seen = find_newest(folder, lambda text: None)
     dist.barrier()
     step = seen.step if seen else 1
     checkpoints = CheckpointWriter(folder, keep=2)
@@ -346,7 +346,7 @@ def kill_all_ranks_at_any_moment(folder: Path) -> None:
         os.waitpid(group, 0)
         os.read(alive, 1)  # its end: no rank is left that could hold the other side
         os.close(alive)
-        checkpoint = newest(folder, lambda text: None)
+        checkpoint = find_newest(folder, lambda text: None)
         assert checkpoint is not None
         assert checkpoint.step > last
         last = checkpoint.step

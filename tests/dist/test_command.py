@@ -12,8 +12,8 @@ import pytest
 from ending import wait_until
 
 from paceline.errors import UserError
-from paceline.launch.command import launch, run_command
-from paceline.launch.signals import AGAIN_S
+from paceline.launch.command import launch_command, run_command_ranks
+from paceline.launch.signals import SECOND_INTERRUPT_S
 
 QUICK_S = 100.0
 LONG_S = 300
@@ -46,7 +46,7 @@ def test_each_rank_gets_the_variables_of_torchrun_and_its_words_as_they_are(tmp_
     code = 'printf "%s\\n" "$@" $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT > out$RANK'
     said = []
     words = ["--", "two words", "$HOME", "--lr=1"]
-    assert run_command([*shell(f"cd {shlex.quote(str(tmp_path))}; {code}"), *words], 3, say=said.append) == 0
+    assert run_command_ranks([*shell(f"cd {shlex.quote(str(tmp_path))}; {code}"), *words], 3, say=said.append) == 0
     assert said == []
     ranks = [(tmp_path / f"out{rank}").read_text().splitlines() for rank in range(3)]
     assert [rank[:3] for rank in ranks] == [words[1:]] * 3
@@ -65,7 +65,7 @@ def test_the_rank_that_failed_is_named_and_its_peers_end(how, code, message, tmp
     monkeypatch.setattr("paceline.launch.local.GRACE_S", 0.1)
     said = []
     work = f"[ $RANK = 1 ] && {how}; echo $$ > {shlex.quote(str(tmp_path))}/pid$RANK; sleep {LONG_S}"
-    assert run_command(shell(work), 3, say=said.append) == code
+    assert run_command_ranks(shell(work), 3, say=said.append) == code
     assert said == [message]
     assert not any(alive(int(file.read_text())) for file in tmp_path.glob("pid*"))
 
@@ -73,12 +73,12 @@ def test_the_rank_that_failed_is_named_and_its_peers_end(how, code, message, tmp
 def test_ranks_are_started_again_as_often_as_allowed(tmp_path):
     said = []
     work = f"echo $RANK >> {shlex.quote(str(tmp_path))}/$RANK; [ $(wc -l < {shlex.quote(str(tmp_path))}/$RANK) = 3 ]"
-    assert run_command(shell(work), 1, restarts=1, say=said.append) == 1
+    assert run_command_ranks(shell(work), 1, restarts=1, say=said.append) == 1
     assert said == [
         "paceline: rank 0 ended with exit code 1; all ranks start again, 1 of 1 times",
         "paceline: rank 0 ended with exit code 1",
     ]
-    assert run_command(shell(work), 1, restarts=5, say=said.append) == 0
+    assert run_command_ranks(shell(work), 1, restarts=5, say=said.append) == 0
     assert len(said) == 2
 
 
@@ -129,7 +129,7 @@ def test_ctrl_c_stops_and_a_second_one_kills(job, tmp_path):
     assert launcher.poll() is None
     # The second counts as one when it comes late enough to be no echo of the first.
     with pytest.raises(subprocess.TimeoutExpired):
-        launcher.wait(1.1 * AGAIN_S)
+        launcher.wait(1.1 * SECOND_INTERRUPT_S)
     launcher.send_signal(signal.SIGINT)
     out, err = launcher.communicate(timeout=QUICK_S)
     assert (launcher.returncode, out, err) == (137, "", "paceline: killed by the second Ctrl-C\n")
@@ -163,7 +163,7 @@ def test_under_another_launcher_the_process_becomes_the_command():
 )
 def test_what_cannot_be_started_is_said_before_anything_is(command, ranks, message):
     with pytest.raises(UserError) as caught:
-        launch(command, ranks)
+        launch_command(command, ranks)
     assert message in str(caught.value)
 
 

@@ -9,10 +9,10 @@ from compressing import on_ranks
 from paceline import resume, train
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
-from paceline.parity import relative_difference
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
-from paceline.training.checkpoints.saved import newest, read_tensors
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.checkpoint.reader import find_newest, read_tensors
+from paceline.trials.check import compute_relative_difference
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -22,7 +22,7 @@ def losses(result):
 
 
 def tensors(result):
-    return read_tensors(newest(RunDir(result.path).checkpoints, print), prefix="")
+    return read_tensors(find_newest(RunDir(result.path).checkpoints, print), prefix="")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_joined_models_are_one(found):
 @pytest.mark.parametrize("mode", ["bf16", "fp16", "powersgd"])
 def test_compressed_gradients_follow_the_exact_ones(spec, exact, tmp_path, mode):
     result = train(spec.replace({"parallel.reduce": mode}), tmp_path, show=False)
-    differences = [relative_difference(a, b) for a, b in zip(losses(exact), losses(result), strict=True)]
+    differences = [compute_relative_difference(a, b) for a, b in zip(losses(exact), losses(result), strict=True)]
     assert differences[0] < 1e-6, "the first loss is computed before anything was sent"
     assert 0 < max(differences) < {"bf16": 5e-3, "fp16": 5e-3, "powersgd": 5e-2}[mode]
     assert result.summary.loss_last < result.summary.loss_first
@@ -95,7 +95,7 @@ def test_linear_updates_joined_after_every_step_are_exact(spec, tmp_path):
     joined = {"parallel.reduce": "local_sgd", "train.evaluate_every": 1, "parallel.ranks": 4}
     one = train(spec.replace(linear | {"parallel.ranks": 1}), tmp_path / "one", show=False)
     many = train(spec.replace(linear | joined), tmp_path / "many", show=False)
-    assert max(relative_difference(a, b) for a, b in zip(losses(one), losses(many), strict=True)) < 1e-10
+    assert max(compute_relative_difference(a, b) for a, b in zip(losses(one), losses(many), strict=True)) < 1e-10
     for name, tensor in one.weights().items():
         assert torch.allclose(tensor, many.weights()[name], rtol=1e-9, atol=1e-12), name
 

@@ -7,11 +7,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from paceline import RunResult, resume, train
-from paceline.layout import from_words
-from paceline.parity import relative_difference, weights_difference
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
-from paceline.using.export import export
+from paceline.inference.export import export
+from paceline.layout import parse_layout
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trials.check import compare_weights, compute_relative_difference
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -33,7 +33,7 @@ IN_ONE_FILE = ("fsdp:4", "pipeline:2:1f1b", "zero1:2")
 def parallel(words):
     """The whole of a layout: what the words do not name goes back to what it is without them."""
     plain = {"replicate": None, "tensor": 1, "sequence": False, "pipeline": 1, "schedule": "1f1b"}
-    return {f"parallel.{key}": value for key, value in {**plain, **from_words(words)}.items()}
+    return {f"parallel.{key}": value for key, value in {**plain, **parse_layout(words)}.items()}
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def test_any_layout_goes_on_from_any_other(halfway, tmp_path, saved, resumed):
     assert [event["step"] for event in ours] == list(range(1, STEPS + 1))
     for a, b in zip(whole, ours, strict=True):
         assert (a["samples"], a["tokens"], a["lr"]) == (b["samples"], b["tokens"], b["lr"])
-        assert relative_difference(a["loss"], b["loss"]) <= 1e-5, f"loss at step {a['step']}"
-        assert relative_difference(a["grad_norm"], b["grad_norm"]) <= 1e-5, f"gradient norm at step {a['step']}"
+        assert compute_relative_difference(a["loss"], b["loss"]) <= 1e-5, f"loss at step {a['step']}"
+        assert compute_relative_difference(a["grad_norm"], b["grad_norm"]) <= 1e-5, f"gradient norm at step {a['step']}"
     with (
         safe_open(export(halfway("single"), tmp_path / "one.safetensors"), "pt") as one,
         safe_open(export(folder, tmp_path / "other.safetensors"), "pt") as other,
@@ -88,6 +88,6 @@ def test_one_file_holds_the_whole_state_and_needs_no_paceline(halfway, words):
         name: moments[f"optim.{name}.exp_avg"].shape for name in weights
     }
     single = RunResult(halfway("single"), None).weights()
-    assert weights_difference(single, weights).value <= 1e-4
+    assert compare_weights(single, weights).value <= 1e-4
     assert {float(moments[f"optim.{name}.step"]) for name in weights} == {STEPS}
     assert float(found["scaler.scale"]) == 1

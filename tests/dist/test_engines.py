@@ -14,17 +14,17 @@ from engine_rows import at_half, train_all
 from safetensors.torch import load_file
 
 from paceline import RunResult, resume, train
+from paceline.config import build_spec, load
 from paceline.errors import UserError
+from paceline.inference.export import export
 from paceline.launch.local import run_ranks
 from paceline.layout import layout_of
-from paceline.parity import relative_difference, weights_difference
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import read_summary
-from paceline.spec import build, load
-from paceline.training import engines
-from paceline.training.engines import accelerate_config, deepspeed_config
-from paceline.using.export import export
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import read_summary
+from paceline.trainer import engines
+from paceline.trainer.engines import accelerate_config, deepspeed_config
+from paceline.trials.check import compare_weights, compute_relative_difference
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -168,9 +168,9 @@ def specs(small, corpus_cache, tmp_path_factory):
         "lamb": small.replace({"train.optimizer": "lamb"}),
         "bf16": small.replace(BF16),
         "fp16": small.replace(FP16),
-        "lm": build(lm).replace(SMALL),
-        "odd": build(odd).replace({**SMALL, **LONGER, "train.checkpoint": "full", "parallel.threads": 1}),
-        "odd-fp16": build(odd).replace({**SMALL, **LONGER, **FP16, "parallel.threads": 1}),
+        "lm": build_spec(lm).replace(SMALL),
+        "odd": build_spec(odd).replace({**SMALL, **LONGER, "train.checkpoint": "full", "parallel.threads": 1}),
+        "odd-fp16": build_spec(odd).replace({**SMALL, **LONGER, **FP16, "parallel.threads": 1}),
     }
 
 
@@ -191,7 +191,7 @@ def rows(specs, alone, tmp_path_factory):
         own = {key: str(out / value) for key, value in changes.items() if key == "parallel.engine_config"}
         spec = specs[base].replace({**changes, **own, "parallel.ranks": 2})
         if "-fsdp" not in name and name != "accelerate-zero2":
-            engines.check(spec, layout_of(spec), {})
+            engines.check_engine(spec, layout_of(spec), {})
         if name.startswith("resumed"):
             folder = at_half(alone[base].path, out / name)
         else:
@@ -226,16 +226,16 @@ def assert_same(reference, other, tolerance, least=0):
             two[key] for key in ("step", "samples", "batch", "lr", "skipped")
         ]
         if not one["skipped"]:
-            assert relative_difference(one["loss"], two["loss"]) <= tolerance, (one, two)
-            assert relative_difference(one["grad_norm"], two["grad_norm"]) <= tolerance, (one, two)
+            assert compute_relative_difference(one["loss"], two["loss"]) <= tolerance, (one, two)
+            assert compute_relative_difference(one["grad_norm"], two["grad_norm"]) <= tolerance, (one, two)
     weights = other.weights()
     assert {name: (t.shape, t.dtype) for name, t in weights.items()} == {
         name: (t.shape, t.dtype) for name, t in reference.weights().items()
     }
     ours = {name: tensor for name, tensor in reference.weights().items() if tensor.ndim >= least}
-    assert weights_difference(ours, {name: weights[name] for name in ours}).value <= tolerance
+    assert compare_weights(ours, {name: weights[name] for name in ours}).value <= tolerance
     for name, value in reference.metrics.items():
-        assert relative_difference(value, other.metrics[name]) <= tolerance
+        assert compute_relative_difference(value, other.metrics[name]) <= tolerance
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -263,7 +263,7 @@ def test_a_run_goes_on_under_torch(alone, rows, tmp_path, row):
     assert_same(alone[base], resumed, TOLERANCE["fp32"])
     ours, theirs = (load_file(export(run, tmp_path / "w.safetensors")) for run in (alone[base].path, folder))
     assert ours.keys() == theirs.keys()
-    assert weights_difference(ours, theirs).value <= TOLERANCE["fp32"]
+    assert compare_weights(ours, theirs).value <= TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -351,7 +351,7 @@ def test_what_would_go_wrong_is_refused(small, case):
     changes, environ, said = REFUSED[case]
     spec = small.replace({"parallel.ranks": 2, **changes})
     with pytest.raises(UserError, match=said):
-        engines.check(spec, layout_of(spec), environ)
+        engines.check_engine(spec, layout_of(spec), environ)
 
 
 CONTRADICTIONS = {
@@ -391,8 +391,8 @@ def test_sections_that_say_what_the_run_file_says_are_taken_and_not_handed_on(sm
     says = {"precision": "fp16", "weight_decay": 0, "schedule": "linear", "warmup_steps": 4, "warmup_shape": "log"}
     own = {"parallel.engine_config": str(tmp_path / "own.json"), **{f"train.{key}": it for key, it in says.items()}}
     spec = small.replace({**deepspeed("zero2"), **own, "parallel.ranks": 2})
-    engines.check(spec, layout_of(spec), {})
-    made = deepspeed_config.config(spec, layout_of(spec), False, 0)
+    engines.check_engine(spec, layout_of(spec), {})
+    made = deepspeed_config.build_deepspeed_config(spec, layout_of(spec), False, 0)
     assert made["steps_per_print"] == 7
     assert not made.keys() & {"fp16", "optimizer", "scheduler", "torch_autocast"}
 
@@ -405,7 +405,7 @@ def test_an_own_file_that_contradicts_the_run_file_is_refused_by_name(small, tmp
         {**deepspeed("ddp"), "parallel.ranks": 2, "parallel.engine_config": str(tmp_path / "own.json")}
     )
     with pytest.raises(UserError, match=said):
-        engines.check(spec, layout_of(spec), {})
+        engines.check_engine(spec, layout_of(spec), {})
 
 
 def test_zero_0_with_bf16_weights_is_refused(small, tmp_path):
@@ -413,7 +413,7 @@ def test_zero_0_with_bf16_weights_is_refused(small, tmp_path):
     own = {"parallel.engine_config": str(tmp_path / "own.json")}
     spec = small.replace({**deepspeed("ddp"), **BF16, **own})
     with pytest.raises(UserError, match="wrong numbers"):
-        engines.check(spec, layout_of(spec), {})
+        engines.check_engine(spec, layout_of(spec), {})
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_an_own_yaml_that_contradicts_the_run_file_is_refused(small, tmp_path, c
     own = {"parallel.engine_config": str(tmp_path / "own.yaml"), "parallel.device": "cpu"}
     spec = small.replace({**ACCELERATE, **own, "parallel.ranks": 2})
     with pytest.raises(UserError, match=said):
-        engines.check(spec, layout_of(spec), {})
+        engines.check_engine(spec, layout_of(spec), {})
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_an_own_yaml_on_fsdp_that_contradicts_the_run_file_is_refused(small, tmp
     own = {"parallel.engine_config": str(tmp_path / "own.yaml"), "parallel.device": "cuda"}
     spec = small.replace({**accelerate("zero3"), **own, "parallel.ranks": 2})
     with pytest.raises(UserError, match=said):
-        accelerate_config.config(spec, layout_of(spec), "cuda", ["Block", "Block"])
+        accelerate_config.build_accelerate_config(spec, layout_of(spec), "cuda", ["Block", "Block"])
 
 
 def test_an_own_yaml_on_fsdp_is_taken_over(small, tmp_path):
@@ -458,13 +458,13 @@ def test_an_own_yaml_on_fsdp_is_taken_over(small, tmp_path):
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(theirs))
     own = {"parallel.engine_config": str(tmp_path / "own.yaml"), "parallel.device": "cuda"}
     spec = small.replace({**accelerate("fsdp"), **own, "parallel.ranks": 2})
-    engines.check(spec, layout_of(spec), {})
-    found = accelerate_config.config(spec, layout_of(spec), "cuda", ["Block"])["fsdp_config"]
+    engines.check_engine(spec, layout_of(spec), {})
+    found = accelerate_config.build_accelerate_config(spec, layout_of(spec), "cuda", ["Block"])["fsdp_config"]
     assert found["fsdp_state_dict_type"] == "FULL_STATE_DICT"
     assert found["fsdp_transformer_layer_cls_to_wrap"] == "Block"
     ddp = spec.replace({"parallel.strategy": "ddp"})
     with pytest.raises(UserError, match="fsdp_config has no place here"):
-        engines.check(ddp, layout_of(ddp), {})
+        engines.check_engine(ddp, layout_of(ddp), {})
 
 
 def test_an_own_file_is_found_beside_the_run_file(tmp_path):
@@ -477,7 +477,7 @@ def test_an_engine_that_is_not_installed_is_named_with_its_extra(small, monkeypa
     monkeypatch.setattr(engines, "find_spec", lambda name: None)
     spec = small.replace({"parallel.engine": engine})
     with pytest.raises(UserError, match=rf"pip install 'paceline\[{engine}\]'"):
-        engines.check(spec, layout_of(spec), {})
+        engines.check_engine(spec, layout_of(spec), {})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

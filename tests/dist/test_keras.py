@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from paceline import train
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.parity import check
-from paceline.spec import build
-from paceline.training.run import resumed_spec
+from paceline.trainer.run import build_resumed_spec
+from paceline.trials.check import check
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -35,7 +35,7 @@ class Own(Workload):
 
 
 def run(**arguments):
-    return build(
+    return build_spec(
         {
             "workload": "keras",
             "model": {"build": f"{MODELS}:build", "arguments": arguments},
@@ -55,7 +55,7 @@ def test_the_answer_is_the_same_on_any_layout():
 def own(tmp_path_factory):
     file = tmp_path_factory.mktemp("own") / "own_keras.py"
     file.write_text(textwrap.dedent(OWN))
-    return build(
+    return build_spec(
         {
             "workload": f"{file}:Own",
             "train": {"steps": 2, "global_batch": 6, "lr": 1e-2, "schedule": "constant", "warmup": 0},
@@ -72,7 +72,7 @@ def test_a_keras_model_in_a_workload_of_ones_own_is_not_divided(own, tmp_path):
 
 def test_seeded_dropout_of_ones_own_goes_on_as_if_never_stopped(own, tmp_path):
     half, whole = (train(own.replace({"train.steps": steps}), tmp_path, show=False) for steps in (2, 4))
-    rest = train(resumed_spec(half.path, ["train.steps=4"]), resume=half.path, show=False)
+    rest = train(build_resumed_spec(half.path, ["train.steps=4"]), resume=half.path, show=False)
     ours, theirs = rest.weights(), whole.weights()
     assert ours.keys() == {"dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"}
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -14,8 +14,8 @@ from ending import group_of, wait_until, wait_until_gone
 from pacing import QUICK_PASSES
 
 from paceline import RunResult, resume, train
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")  # but for those that are killed
 

@@ -18,12 +18,12 @@ import torch.distributed as dist
 from ending import wait_until
 from launch_work import LONG_S, fail, fail_while_a_peer_is_stuck, introduce, speak, stop_the_server
 
-from paceline.errors import Bug, RunFailed, UserError
-from paceline.launch.environment import ALONE, Place
-from paceline.launch.group import Holding, fair_share, joined
-from paceline.launch.local import reserved_port, run_ranks
-from paceline.launch.signals import AGAIN_S, StopRequest
-from paceline.launch.silence import Watch
+from paceline.errors import InternalError, RunFailed, UserError
+from paceline.launch.environment import SINGLE_RANK, RankInfo
+from paceline.launch.hang_diagnosis import ProcessMonitor
+from paceline.launch.local import reserve_port, run_ranks
+from paceline.launch.process_group import RankCores, divide_cores, join_ranks
+from paceline.launch.signals import SECOND_INTERRUPT_S, StopRequest
 
 HERE = Path(__file__).parent
 QUICK_S = 100.0  # for a whole job with a failed rank on a busy machine; peers that are not ended work for LONG_S
@@ -46,12 +46,14 @@ def test_what_ranks_say_is_heard_in_whole_lines(unbuffered, capfd, monkeypatch):
 
 
 def test_ranks_that_have_done_their_work_do_not_need_the_process_they_came_from(tmp_path):
-    assert run_ranks(stop_the_server, (), 2, preload=(), watch=Watch(tmp_path, 0.5)) == [0, 1]
+    assert run_ranks(stop_the_server, (), 2, preload=(), watch=ProcessMonitor(tmp_path, 0.5)) == [0, 1]
 
 
 def test_the_process_that_starts_ranks_is_named_where_it_was_stopped_and_a_rank_waited_in_vain(tmp_path):
     with pytest.raises(RunFailed, match=r"^the process that starts the ranks \(pid \d+\) was stopped by a signal"):
-        run_ranks(stop_the_server, ("timed out waiting for clients",), 2, preload=(), watch=Watch(tmp_path, 60.0))
+        run_ranks(
+            stop_the_server, ("timed out waiting for clients",), 2, preload=(), watch=ProcessMonitor(tmp_path, 60.0)
+        )
 
 
 # From here on they come from a process that has imported torch already: what is new is how they end.
@@ -79,7 +81,7 @@ def test_the_rank_that_failed_is_shown_and_no_other(how, kind, message, capfd):
 
 @pytest.mark.usefixtures("warm_ranks")
 def test_our_own_bugs_come_with_the_traceback_of_that_rank():
-    with pytest.raises(Bug) as caught:
+    with pytest.raises(InternalError) as caught:
         run_ranks(fail, ("bug",), 2)
     assert str(caught.value) == "rank 1 failed with KeyError: 'no such step'"
     first, *rest = caught.value.traceback.splitlines()
@@ -186,7 +188,7 @@ def test_a_second_ctrl_c_kills_at_once(job):
     launcher, pids = job(saving_s=LONG_S)
     os.killpg(launcher.pid, signal.SIGINT)
     assert launcher.stderr.readline().startswith("SIGINT: the ranks stop when they have saved")
-    time.sleep(1.1 * AGAIN_S)
+    time.sleep(1.1 * SECOND_INTERRUPT_S)
     assert all(map(alive, pids))
     os.killpg(launcher.pid, signal.SIGINT)
     _, err = launcher.communicate(timeout=QUICK_S)
@@ -259,7 +261,7 @@ def test_under_mpirun(name):
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     command = [name, *MPI_FLAGS[name], "-np", "2", sys.executable]
-    with reserved_port() as port:
+    with reserve_port() as port:
         run = outside([*command, "-c", "import launch_work; print(launch_work.introduce())"], MASTER_PORT=str(port))
     assert run == ["(0, 2, 'mpirun', 'cpu', 3.0)", "(1, 2, 'mpirun', 'cpu', 3.0)"]
 
@@ -276,7 +278,7 @@ def outside(command, **more):
 
 def test_alone_there_is_no_group():
     threads = torch.get_num_threads()
-    with joined(ALONE, "cpu", 1, 5.0) as device:
+    with join_ranks(SINGLE_RANK, "cpu", 1, 5.0) as device:
         assert device == torch.device("cpu")
         assert torch.get_num_threads() == 1
         assert not dist.is_initialized()
@@ -284,25 +286,27 @@ def test_alone_there_is_no_group():
 
 
 def test_a_peer_that_never_comes():
-    with reserved_port() as port:
-        place = Place(0, 2, 0, 2, "torchrun", "127.0.0.1", port)
+    with reserve_port() as port:
+        place = RankInfo(0, 2, 0, 2, "torchrun", "127.0.0.1", port)
         words = rf"^could not join the 2 ranks at 127.0.0.1:{port} within 1 s: timed out waiting for rank 1$"
-        with pytest.raises(RunFailed, match=words), joined(place, "cpu", 1, 1.0):
+        with pytest.raises(RunFailed, match=words), join_ranks(place, "cpu", 1, 1.0):
             pass
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has the devices")
 def test_more_ranks_than_devices():
-    place = Place(0, 2, 0, 2, "paceline", "127.0.0.1", 29688)
+    place = RankInfo(0, 2, 0, 2, "paceline", "127.0.0.1", 29688)
     words = r"each of the 2 ranks on .* needs a CUDA device of its own, and [01] can be seen; type  "
-    with pytest.raises(UserError, match=words), joined(place, "cuda", 1, 1.0):
+    with pytest.raises(UserError, match=words), join_ranks(place, "cuda", 1, 1.0):
         pass
 
 
 def test_cores_are_divided_among_those_who_share_them():
     def share(*cores, other_host=()):
-        everyone = [Holding("a", frozenset(own)) for own in cores] + [Holding("b", frozenset(c)) for c in other_host]
-        return [fair_share(holding, everyone) for holding in everyone if holding.host == "a"]
+        everyone = [RankCores("a", frozenset(own)) for own in cores] + [
+            RankCores("b", frozenset(c)) for c in other_host
+        ]
+        return [divide_cores(holding, everyone) for holding in everyone if holding.host == "a"]
 
     assert share(range(8)) == [8]
     assert share(range(8), range(8)) == [4, 4]

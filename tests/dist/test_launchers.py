@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paceline import RunResult, train
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import Summary
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import Summary
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 

@@ -7,10 +7,10 @@ import torch
 from layout_rows import held_bytes, train_rows, train_rows_through_host
 
 from paceline.launch.local import run_ranks
-from paceline.layout import from_words, layout_of
-from paceline.parity import relative_difference
-from paceline.record.events import read_steps
-from paceline.training.checkpoints.saved import newest, read_tensors
+from paceline.layout import layout_of, parse_layout
+from paceline.runlog.events import read_steps
+from paceline.trainer.checkpoint.reader import find_newest, read_tensors
+from paceline.trials.check import compute_relative_difference
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -64,7 +64,7 @@ def reference_of(variant):
 
 
 def spec_of(base, layout, variant):
-    spec = base.replace({f"parallel.{key}": value for key, value in from_words(layout).items()} | VARIANTS[variant])
+    spec = base.replace({f"parallel.{key}": value for key, value in parse_layout(layout).items()} | VARIANTS[variant])
     if variant != "accumulated, recomputed" or spec.parallel.pipeline > 1:  # a pipeline always accumulates
         return spec
     return spec.replace({"parallel.micro_batch": layout_of(spec).micro_batch // 2})
@@ -95,7 +95,7 @@ def trained(tiny_lm, tmp_path_factory):
 
     def read(*row):
         folder = scratch / named(*row)
-        weights = read_tensors(newest(folder / "checkpoints", print))
+        weights = read_tensors(find_newest(folder / "checkpoints", print))
         return read_steps(folder / "rank0.jsonl"), weights
 
     return read
@@ -109,8 +109,8 @@ def test_every_layout_gives_the_answer_of_one_rank(trained, layout, variant):
     assert len(ours) == len(theirs) == STEPS
     for a, b in zip(ours, theirs, strict=True):
         assert (a["samples"], a["tokens"]) == (b["samples"], b["tokens"])
-        assert relative_difference(a["loss"], b["loss"]) <= loss, f"loss at step {a['step']}"
-        assert relative_difference(a["grad_norm"], b["grad_norm"]) <= norm, f"gradient norm at step {a['step']}"
+        assert compute_relative_difference(a["loss"], b["loss"]) <= loss, f"loss at step {a['step']}"
+        assert compute_relative_difference(a["grad_norm"], b["grad_norm"]) <= norm, f"gradient norm at step {a['step']}"
     assert found.keys() == weights.keys()
     for name, tensor in weights.items():
         assert found[name].dtype == tensor.dtype
@@ -126,7 +126,7 @@ def test_gradients_that_travel_in_16_bits_leave_a_trace(trained):
 def test_accumulation_and_recomputing_change_nothing_on_one_rank_either(trained):
     plain, weights = trained("single", "plain", 4)
     other, found = trained("single", "accumulated, recomputed", 4)
-    assert max(relative_difference(a["loss"], b["loss"]) for a, b in zip(plain, other, strict=True)) <= 1e-5
+    assert max(compute_relative_difference(a["loss"], b["loss"]) for a, b in zip(plain, other, strict=True)) <= 1e-5
     assert all(torch.allclose(found[name], weights[name], rtol=1e-3, atol=1e-5) for name in weights)
     assert plain[-1]["loss"] < plain[0]["loss"] - 1e-3, "it learns, or there is nothing to compare"
 
@@ -155,10 +155,10 @@ def test_memory_falls_as_the_arithmetic_says(tiny_lm):
 
 
 def _parameters(spec, prefix=""):
-    from paceline.workload import workload_of
+    from paceline.workload import build_workload
 
     with torch.device("meta"):
-        model = workload_of(spec).model()
+        model = build_workload(spec).model()
     return sum(math.prod(p.shape) for name, p in model.named_parameters() if name.startswith(prefix))
 
 
@@ -171,6 +171,6 @@ def test_a_pipeline_whose_messages_go_through_host_memory_gives_the_same(trained
     for layout, (name, _) in zip(layouts, rows, strict=True):
         straight, weights = trained(layout, "plain", 4)
         folder = tmp_path / name
-        found = read_tensors(newest(folder / "checkpoints", print))
+        found = read_tensors(find_newest(folder / "checkpoints", print))
         assert [step["loss"] for step in read_steps(folder / "rank0.jsonl")] == [step["loss"] for step in straight]
         assert all(torch.equal(found[key], tensor) for key, tensor in weights.items())

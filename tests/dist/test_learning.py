@@ -4,7 +4,7 @@ import pytest
 
 from conftest import SHARED
 from paceline import train
-from paceline.spec import build
+from paceline.config import build_spec
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -12,7 +12,7 @@ MODEL = {"width": 64, "heads": 4, "layers": 1, "ffn": 128, "dropout": 0.1, "word
 
 
 def spec(cache, data, **changes):
-    return build(
+    return build_spec(
         {
             "model": MODEL,
             "data": {"cache": str(cache), "max_length": 96, "vocab": 4096, **data},

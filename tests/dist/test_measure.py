@@ -8,20 +8,20 @@ import time
 import pytest
 from measuring import comm_twice, links_between_hosts
 
+from paceline.config import load
 from paceline.errors import UserError
+from paceline.io.files import read_json, write_json
 from paceline.launch.local import run_ranks
-from paceline.measuring.links import COLLECTIVES, factor, time_as_rank
-from paceline.measuring.recalibrate import recalibrate
-from paceline.measuring.result import read_measurement
-from paceline.measuring.rows import FailedRow, done
-from paceline.measuring.sweep import measure
-from paceline.planning.calibrating import calibrate
-from paceline.record.events import read_steps
-from paceline.record.files import read_json, write_json
-from paceline.record.run_dir import RunDir
-from paceline.record.timers import CollectiveTimer
-from paceline.spec import load
-from paceline.training.run import PRELOAD
+from paceline.measurement.links import COLLECTIVES, compute_link_factor, time_collectives
+from paceline.measurement.measure import measure
+from paceline.measurement.recalibration import update_calibration
+from paceline.measurement.result import read_measurement
+from paceline.measurement.rows import FailedRow, drop_failed
+from paceline.planner.calibration import calibrate
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.timers import CollectiveTimer
+from paceline.trainer.run import PRELOAD
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -142,8 +142,8 @@ def test_what_is_written_can_be_read_back(swept):
 
 def test_real_ranks_correct_a_real_calibration(swept, tmp_path):
     file = tmp_path / "calibration.json"
-    write_json(file, calibrate.measure([1, 2], lambda text: None, threads=1, enough_s=0.01))
-    correction, planned = recalibrate(swept.folder, file)
+    write_json(file, calibrate.calibrate_machine([1, 2], lambda text: None, threads=1, enough_s=0.01))
+    correction, planned = update_calibration(swept.folder, file)
     assert [row.ranks for row in correction.rows] == [1, 2]
     assert [row.label for row in planned] == ["1 rank", "2 ranks"]
     for row, plan in zip(swept.rows, planned, strict=False):
@@ -162,7 +162,7 @@ def test_nothing_is_done_twice(swept, run_file, tmp_path):
     found = measure(run_file("Plain"), [1, 2], layouts=["tensor:2"], steps=12, repeats=2, out=folder, say=said.append)
     assert [line.split(":")[0] for line in said] == ["2 ranks", "1 rank"]  # the second round goes the other way
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert [row.repeats for row in done(found.rows)] == [2, 2]
+    assert [row.repeats for row in drop_failed(found.rows)] == [2, 2]
     said.clear()
     measure(run_file("Plain"), [1, 2], steps=12, repeats=2, out=folder, say=said.append)
     assert said == []
@@ -189,14 +189,14 @@ def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
 
 
 def test_links_between_two_ranks():
-    links = run_ranks(time_as_rank, ((1_000, 100_000, 4_000_000), 1), 2)[0]
+    links = run_ranks(time_collectives, ((1_000, 100_000, 4_000_000), 1), 2)[0]
     assert [link.collective for link in links] == list(COLLECTIVES)
     for link in links:
         assert len(link.seconds) == 3
         assert 1e-6 < link.latency_s < 1
         assert 1e6 < link.bandwidth_bits_s < 1e13
-    assert factor("all_reduce", 2) == 1.0
-    assert factor("all_gather", 4) == 0.75
+    assert compute_link_factor("all_reduce", 2) == 1.0
+    assert compute_link_factor("all_gather", 4) == 0.75
 
 
 def test_every_pair_of_hosts_is_written_down():
@@ -238,7 +238,7 @@ def test_the_four_times_cost_next_to_nothing():
 
 
 def test_the_command(file_of, capsys, swept):
-    from paceline.cli import main
+    from paceline.cli.main import main
 
     file = file_of("Plain")
     with pytest.raises(SystemExit) as done:

@@ -7,8 +7,8 @@ import pytest
 
 import paceline
 from paceline.errors import OutOfMemory
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 SPEC = {"workload": f"{Path(hungry.__file__)}:Hungry", "train.steps": 3, "model.layers": 1}

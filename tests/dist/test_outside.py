@@ -13,16 +13,15 @@ from outside_scenarios import EXAMPLES, SCENARIOS, STEPS
 
 import paceline
 from conftest import REPOSITORY
-from paceline.cli import main
+from paceline.cli.main import main
 from paceline.errors import RunFailed, UserError
-from paceline.measuring.outside.reading import read_seen
-from paceline.measuring.outside.request import Request
-from paceline.measuring.outside.sweep import notes
-from paceline.measuring.result import read_measurement
-from paceline.measuring.turns import WrongForAll
-from paceline.measuring.words import FROM_OUTSIDE
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
+from paceline.measurement.messages import FROM_OUTSIDE
+from paceline.measurement.result import read_measurement
+from paceline.measurement.scripts.command import RecordRequest
+from paceline.measurement.scripts.measure_command import collect_script_notes, read_script_times
+from paceline.measurement.trial_runner import AbortTrials
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
 
 SCRIPT = """
 import torch
@@ -60,7 +59,7 @@ def seen(scenarios):
     def read(name):
         code = max(int(line) for line in (scenarios / name / "codes").read_text().split())
         _, ranks, steps_by = SCENARIOS[name]
-        return read_seen(scenarios / name, Request(str(scenarios / name), STEPS, ranks, steps_by), code)
+        return read_script_times(scenarios / name, RecordRequest(str(scenarios / name), STEPS, ranks, steps_by), code)
 
     return read
 
@@ -102,7 +101,10 @@ def test_collectives_are_seen(scenarios, seen, name):
 
 @pytest.mark.parametrize(("name", "noted"), [("by_themselves", True), ("ddp", False), ("accumulating", False)])
 def test_ranks_that_exchange_nothing_are_noted(seen, name, noted):
-    assert any("no communication of theirs was seen" in note for note in notes([seen(name)], STEPS)) == noted
+    assert (
+        any("no communication of theirs was seen" in note for note in collect_script_notes([seen(name)], STEPS))
+        == noted
+    )
 
 
 @pytest.mark.parametrize("script", ["ddp", "unused", "static"])
@@ -118,10 +120,10 @@ def test_a_measured_script_computes_the_same(scenarios, script):
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("two_optimizers", WrongForAll, "2 optimisers in turn, Adam and SGD; .* --steps-by SGD"),
-        ("steps_by_nobody", WrongForAll, "--steps-by Lion: no optimiser of that name .* there are Adam, SGD"),
-        ("no_step", WrongForAll, "no optimiser of torch made two steps"),
-        ("short", WrongForAll, "the script ended after 3 steps of 7"),
+        ("two_optimizers", AbortTrials, "2 optimisers in turn, Adam and SGD; .* --steps-by SGD"),
+        ("steps_by_nobody", AbortTrials, "--steps-by Lion: no optimiser of that name .* there are Adam, SGD"),
+        ("no_step", AbortTrials, "no optimiser of torch made two steps"),
+        ("short", AbortTrials, "the script ended after 3 steps of 7"),
         ("failing", RunFailed, "exit code 1: ValueError: labels go from 0 to 9, and 11 was found; see .*output.txt"),
         ("each_by_itself", UserError, "had not joined a process group"),
         ("three_ranks", UserError, r"2 ranks were asked for, and the script joined 3; write \{ranks\}"),

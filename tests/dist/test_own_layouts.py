@@ -6,10 +6,10 @@ import pytest
 from layout_rows import parts_after
 
 from paceline import train
+from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
-from paceline.parity import check
-from paceline.spec import build
+from paceline.trials.check import check
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -67,7 +67,7 @@ class Same(Own):
 def own(tmp_path_factory):
     file = tmp_path_factory.mktemp("own") / "own.py"
     file.write_text(textwrap.dedent(OWN))
-    return lambda kind: build(
+    return lambda kind: build_spec(
         {
             "workload": f"{file}:{kind}",
             "train": {"steps": 6, "global_batch": 13, "lr": 1e-2},

@@ -11,10 +11,10 @@ import torch
 import paceline
 from paceline import train
 from paceline.errors import UserError
-from paceline.parity import check, relative_difference
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
-from paceline.training.checkpoints.saved import newest, read_tensors
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.checkpoint.reader import find_newest, read_tensors
+from paceline.trials.check import check, compute_relative_difference
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -63,7 +63,7 @@ def own(tmp_path_factory):
     (folder / "own.py").write_text("import sys; sys.path.insert(0, __file__.rpartition('/')[0])\n" + OWN)
 
     def spec(kind, strategy, **more):
-        return paceline.spec.build(
+        return paceline.config.build_spec(
             {
                 "name": strategy,
                 "workload": f"{folder / 'own.py'}:{kind}",
@@ -95,7 +95,7 @@ def runs(own, tmp_path_factory):
 
 
 def saved(result, prefix=""):
-    return read_tensors(newest(RunDir(result.path).checkpoints, print), prefix)
+    return read_tensors(find_newest(RunDir(result.path).checkpoints, print), prefix)
 
 
 def test_the_answer_does_not_depend_on_the_layout(runs):
@@ -104,7 +104,7 @@ def test_the_answer_does_not_depend_on_the_layout(runs):
         found = saved(result)
         for name, tensor in wanted.items():
             assert torch.allclose(found[name], tensor, rtol=1e-4, atol=1e-6), name
-        assert relative_difference(result.metrics["loss"], alone.metrics["loss"]) < 1e-5
+        assert compute_relative_difference(result.metrics["loss"], alone.metrics["loss"]) < 1e-5
 
 
 def test_averages_are_used_and_frozen_weights_stay(runs, own):
@@ -117,7 +117,7 @@ def test_averages_are_used_and_frozen_weights_stay(runs, own):
     assert "ema.features.weight" not in everything
     assert "optim.features.weight.exp_avg" not in everything
     assert everything["optim.head.weight.mu_product"] < 1
-    workload = paceline.workload.workload_of(own("Told", "single"))
+    workload = paceline.workload.build_workload(own("Told", "single"))
     torch.manual_seed(0)
     model = workload.model()
     assert torch.equal(model.features.weight, raw["features.weight"])

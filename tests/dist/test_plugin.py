@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import registry
-from paceline.cli import main
+from paceline.cli.main import main
+from paceline.config import registry
 
 PACKAGE = Path(__file__).parents[1] / "plugin"
 RUN = "name: line\nworkload: line\ndata: {points: 64}\ntrain: {steps: 6, global_batch: 16, lr: 0.1}\n"
@@ -32,9 +32,9 @@ def found(site, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
     monkeypatch.chdir(tmp_path)
-    registry.installed.cache_clear()
+    registry.find_installed.cache_clear()
     yield
-    registry.installed.cache_clear()
+    registry.find_installed.cache_clear()
 
 
 def says(capsys, *words):
@@ -48,7 +48,7 @@ def says(capsys, *words):
 def test_all_verbs_take_a_workload_of_an_installed_package(found, capsys, tmp_path):
     run = tmp_path / "line.yaml"
     run.write_text(RUN)
-    assert "line" in registry.names()
+    assert "line" in registry.list_workloads()
     assert "model.width" in says(capsys, "explain", run, "--data")
     assert "line" in says(capsys, "plan", run, "--cluster", "2xA100")
     assert "finished" in says(capsys, "train", run)

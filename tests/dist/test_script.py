@@ -15,9 +15,9 @@ from as_main import run_as_main
 import paceline
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
-from paceline.parity import check
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trials.check import check
 from script_runs import LOOP, script, script_spec, write_digits
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")

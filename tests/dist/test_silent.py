@@ -17,15 +17,15 @@ import torch
 import torch.distributed as dist
 
 from paceline import train
-from paceline.errors import RankSilent, RunFailed
-from paceline.launch.environment import detect
-from paceline.launch.flight import keep_calls, own_calls
-from paceline.launch.group import device_mesh, joined, subgroup
+from paceline.errors import RankUnresponsive, RunFailed
+from paceline.launch.environment import detect_rank
+from paceline.launch.hang_diagnosis import ProcessMonitor
+from paceline.launch.hang_traces import dump_own_calls, enable_flight_recorder
 from paceline.launch.heartbeat import Heartbeat
 from paceline.launch.local import run_ranks
-from paceline.launch.silence import Watch
-from paceline.record.events import read_events
-from paceline.record.run_dir import RunDir
+from paceline.launch.process_group import create_device_mesh, create_subgroup, join_ranks
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -38,7 +38,7 @@ def freeze_one():
 
 def test_a_launcher_ends_a_run_of_which_a_process_stays_stopped(tmp_path):
     with pytest.raises(RunFailed, match=r"^rank 1 \(pid \d+\) did not answer in time: a signal such as SIGSTOP has"):
-        run_ranks(freeze_one, (), 2, preload=(), watch=Watch(tmp_path, 0.3, 0.2))
+        run_ranks(freeze_one, (), 2, preload=(), watch=ProcessMonitor(tmp_path, 0.3, 0.2))
 
 
 def freeze_before_it_is_heard():
@@ -51,7 +51,7 @@ def freeze_before_it_is_heard():
 def test_a_rank_that_was_stopped_before_it_was_heard_is_named_by_the_launcher(tmp_path):
     """The other one waited for it in vain, and knows of nobody."""
     with pytest.raises(RunFailed, match=r"^rank 0 \(pid \d+\) did not answer in time: .* while it started"):
-        run_ranks(freeze_before_it_is_heard, (), 2, preload=(), watch=Watch(tmp_path, 60.0))
+        run_ranks(freeze_before_it_is_heard, (), 2, preload=(), watch=ProcessMonitor(tmp_path, 60.0))
 
 
 def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place(small, tmp_path, monkeypatch):
@@ -74,7 +74,7 @@ def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place
 
 def be_aborted(folder):
     """As NCCL does it to a rank that has waited for too long."""
-    place = detect(os.environ)
+    place = detect_rank(os.environ)
     with Heartbeat(Path(folder), place, 0.4) as beat:
         beat("step" if place.rank == 0 else "data", 3)
         time.sleep(0.8 + place.rank)
@@ -84,7 +84,7 @@ def be_aborted(folder):
 
 def test_behind_a_rank_that_was_aborted_is_the_one_that_it_waited_for(tmp_path, capfd):
     with pytest.raises(RunFailed) as caught:
-        run_ranks(be_aborted, (str(tmp_path),), 2, preload=(), watch=Watch(tmp_path, 0.4))
+        run_ranks(be_aborted, (str(tmp_path),), 2, preload=(), watch=ProcessMonitor(tmp_path, 0.4))
     said = str(caught.value)
     assert said.startswith("rank 1 on ")
     assert "it is waiting for the samples of step 4; its stack" in said
@@ -94,19 +94,19 @@ def test_behind_a_rank_that_was_aborted_is_the_one_that_it_waited_for(tmp_path, 
 
 def calls_while_one_waits(folder):
     """What each of two ranks has called, while rank 0 waits for rank 1."""
-    place, seen = detect(os.environ), Path(folder, "seen")
-    keep_calls(os.environ)
-    with joined(place, "cpu", 1, 60.0):
+    place, seen = detect_rank(os.environ), Path(folder, "seen")
+    enable_flight_recorder(os.environ)
+    with join_ranks(place, "cpu", 1, 60.0):
         dist.broadcast(torch.zeros(1), 0)
         if place.rank == 0:
             work = dist.all_reduce(torch.zeros(1), async_op=True)
-            found = own_calls()
+            found = dump_own_calls()
             seen.touch()
             work.wait()
         else:
             while not seen.exists():
                 time.sleep(0.01)
-            found = own_calls()
+            found = dump_own_calls()
             dist.all_reduce(torch.zeros(1))
         dist.barrier()
     return json.loads(found)["gloo 0"]
@@ -120,8 +120,12 @@ def test_torch_knows_which_collectives_each_rank_has_called(tmp_path):
 
 def listening_addresses():
     """Of a rank that has joined, with groups of every kind."""
-    with joined(detect(os.environ), "cpu", 1, 60.0):
-        groups = [subgroup([0, 1]), subgroup(backend="gloo"), device_mesh("cpu", (2, 1), ("a", "b")).get_group("a")]
+    with join_ranks(detect_rank(os.environ), "cpu", 1, 60.0):
+        groups = [
+            create_subgroup([0, 1]),
+            create_subgroup(backend="gloo"),
+            create_device_mesh("cpu", (2, 1), ("a", "b")).get_group("a"),
+        ]
         times = {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
         for group in groups:
             dist.barrier(group)
@@ -137,5 +141,5 @@ def test_on_one_machine_ranks_listen_on_the_loopback_alone_and_every_group_has_t
 def test_the_error_of_a_silent_rank_survives_the_way_between_processes():
     import pickle
 
-    error = pickle.loads(pickle.dumps(RankSilent(3, "rank 3 is gone")))
+    error = pickle.loads(pickle.dumps(RankUnresponsive(3, "rank 3 is gone")))
     assert (error.rank, str(error)) == (3, "rank 3 is gone")

@@ -10,9 +10,9 @@ from starting import Scaled, built_empty, started
 from paceline import resume, train
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
-from paceline.layout import from_words
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
+from paceline.layout import parse_layout
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -22,7 +22,7 @@ CONSTANT = {"train.schedule": "constant", "train.warmup": 0.0, "train.steps": 2}
 
 
 def under(spec, words, **fields):
-    return spec.replace({**{f"parallel.{key}": value for key, value in from_words(words).items()}, **fields})
+    return spec.replace({**{f"parallel.{key}": value for key, value in parse_layout(words).items()}, **fields})
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from as_main import run_verb
 
 import paceline.topics as pt
 from paceline import resume, train
+from paceline.config import build_spec
 from paceline.launch.local import run_ranks
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
-from paceline.spec import build
-from paceline.training.checkpoints.saved import newest
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.checkpoint.reader import find_newest
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 K = 4
@@ -51,7 +51,7 @@ def spec_of(counts, ranks, **train_values):
         "train": {"steps": 60, **train_values},
         "parallel": {"ranks": ranks, "threads": 1},
     }
-    return build(values)
+    return build_spec(values)
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +108,13 @@ def test_killed_and_resumed_on_other_ranks(counts, on_one, tmp_path):
     )
     folder = RunDir(tmp_path / "runs" / "on2")
     deadline = time.monotonic() + 120
-    while newest(folder.checkpoints, lambda text: None) is None:
+    while find_newest(folder.checkpoints, lambda text: None) is None:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    reached = newest(folder.checkpoints, lambda text: None).step
+    reached = find_newest(folder.checkpoints, lambda text: None).step
     assert 10 <= reached < 60
     run = resume(folder.path, ["parallel.ranks=1"], show=False)
     assert run.status == "finished"

@@ -5,13 +5,13 @@ import pytest
 import scipy.sparse
 
 from paceline import train
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.measuring.sweep import measure
-from paceline.parity import check, table
-from paceline.reporting.report import report
-from paceline.reporting.watch import watch
-from paceline.spec import build
-from paceline.using.export import export
+from paceline.inference.export import export
+from paceline.measurement.measure import measure
+from paceline.reports.report import report
+from paceline.reports.watch import watch
+from paceline.trials.check import build_parity_table, check
 from paceline.workloads.lm.sample import sample
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
@@ -26,7 +26,7 @@ def spec(tmp_path_factory):
     model = {"k": K, "start": "random", "tolerance": 0}
     parallel = {"threads": 1, "device": "cpu"}
     run = {"name": "tiny", "workload": "topics", "model": model, "data": {"path": str(path)}, "parallel": parallel}
-    return build({**run, "train": {"steps": 12}})
+    return build_spec({**run, "train": {"steps": 12}})
 
 
 def test_a_fit_is_measured_and_reported_in_its_own_words(spec, tmp_path):
@@ -49,7 +49,7 @@ def test_two_ranks_fit_the_same_topics_as_one(spec):
     assert found.holds
     assert found.rows[1].loss < 1e-6
     assert found.rows[1].grad_norm is None
-    assert table(found).row_count == 2
+    assert build_parity_table(found).row_count == 2
 
 
 def test_a_run_is_exported_watched_and_does_not_write_text(spec, tmp_path, capsys):

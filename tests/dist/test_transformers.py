@@ -3,8 +3,8 @@
 import pytest
 
 import hf_models
-from paceline.parity import check
-from paceline.spec import build
+from paceline.config import build_spec
+from paceline.trials.check import check
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -37,7 +37,7 @@ def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, 
     half = kind.endswith("bf16")
     labelled = "task" in model
     data = {"source": "csv" if labelled else "text", "path": str(folder / ("texts.csv" if labelled else "texts.txt"))}
-    spec = build(
+    spec = build_spec(
         {
             "workload": "transformers",
             "model": {"start": str(folder / kind), **model},

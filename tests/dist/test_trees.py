@@ -11,14 +11,14 @@ from dying_trees import MARK
 
 import paceline
 from paceline import train
+from paceline.config import build_spec
 from paceline.errors import RunFailed
-from paceline.launch.environment import detect
-from paceline.launch.group import joined
+from paceline.launch.environment import detect_rank
 from paceline.launch.local import run_ranks
-from paceline.parity import check
-from paceline.reporting.report import report
-from paceline.spec import build
-from paceline.workloads.trees.network import Network
+from paceline.launch.process_group import join_ranks
+from paceline.reports.report import report
+from paceline.trials.check import check
+from paceline.workloads.trees.xgboost_rounds import XGBoostNetwork
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 DYING = f"{Path(__file__).with_name('dying_trees.py')}:DyingTrees"
@@ -26,7 +26,7 @@ DYING = f"{Path(__file__).with_name('dying_trees.py')}:DyingTrees"
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    return build(
+    return build_spec(
         {
             "name": "trees",
             "workload": "trees",
@@ -84,9 +84,9 @@ def test_a_stopped_rank_is_named(spec, tmp_path, monkeypatch):
 
 def interfaces_of_listening_sockets():
     """Of a rank that XGBoost has joined: address, or the interface that a socket for all addresses is bound to."""
-    place = detect(os.environ)
-    with joined(place, "cpu", 1, 60.0):
-        network = Network(place, 60.0)
+    place = detect_rank(os.environ)
+    with join_ranks(place, "cpu", 1, 60.0):
+        network = XGBoostNetwork(place, 60.0)
         network.join()
         found = set()
         for one in psutil.Process().net_connections("tcp"):

@@ -9,11 +9,11 @@ from PIL import Image
 
 import paceline
 from conftest import REPOSITORY
-from paceline.cli import main
-from paceline.parity import check
-from paceline.record.run_dir import RunDir
-from paceline.reporting.report import report
-from paceline.spec import build
+from paceline.cli.main import main
+from paceline.config import build_spec
+from paceline.reports.report import report
+from paceline.runlog.run_dir import RunDir
+from paceline.trials.check import check
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 def scenes(tmp_path_factory):
     """30 small scenes, in batches that ranks do not divide."""
     data = {"scenes": 30, "size": 32, "digits_per_scene": 1, "cache": str(tmp_path_factory.mktemp("images"))}
-    return build(
+    return build_spec(
         {
             "name": "scenes",
             "workload": "unet",

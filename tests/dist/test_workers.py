@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from paceline import train
+from paceline.config import build_spec
 from paceline.errors import RunFailed
-from paceline.record.events import read_events
-from paceline.record.run_dir import RunDir
-from paceline.spec import build
-from paceline.training.run import resumed_spec
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.run import build_resumed_spec
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -22,7 +22,7 @@ FILE = Path(__file__).with_name("noisy_data.py")
 
 
 def spec_of(**data):
-    return build(
+    return build_spec(
         {
             "workload": f"{FILE}:NoisyData",
             "data": data,
@@ -60,7 +60,7 @@ def test_a_killed_worker_is_named_and_the_run_resumes(alone, tmp_path):
     with pytest.raises(RunFailed, match=rf"{killed}\n  .* with  paceline train --resume {tmp_path}/\w+"):
         train(spec, tmp_path)
     folder = next(path for path in tmp_path.iterdir() if path.is_dir())
-    run = train(resumed_spec(folder, {"data.workers": 1}), resume=folder, show=False)
+    run = train(build_resumed_spec(folder, {"data.workers": 1}), resume=folder, show=False)
     assert losses(run) == losses(alone)
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from paceline import train
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
-from paceline.training.optim.optimizers import Adam, AdamW
-from paceline.training.optim.spread import would_spread
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.optim.optimizers import Adam, AdamW, can_spread
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -55,15 +54,15 @@ def test_flights_on_the_device_are_timed_in_its_own_streams(tmp_path):
     """One rank joined to itself over NCCL: buckets are in flight while the backward pass goes on."""
     import torch.distributed as dist
 
-    from paceline.parallel.ddp import wrap
-    from paceline.record.timers import CudaCollectiveTimer
+    from paceline.parallel.ddp import wrap_ddp
+    from paceline.runlog.timers import CudaCollectiveTimer
 
     device = torch.device("cuda", 0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     try:
         timer = CudaCollectiveTimer()
         model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(8))).to(device)
-        net = wrap(model, device, 25.0, timer)
+        net = wrap_ddp(model, device, 25.0, timer)
         x = torch.randn(4096, 4096, device=device)
         for _ in range(3):
             net(x).square().mean().backward()
@@ -105,9 +104,9 @@ def test_an_update_spread_over_the_device_is_that_of_whole_tensors(rule):
     whole, spread = optimizer(), optimizer()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        assert would_spread(spread)
+        assert can_spread(spread)
         spread.step()
-    assert not would_spread(whole)
+    assert not can_spread(whole)
     pairs = [
         (a, b)
         for ours, theirs in zip(whole.param_groups, spread.param_groups, strict=True)

@@ -27,8 +27,8 @@ LIES = {"whole": "asked for layers gathered one by one 4 and has 0", "alone": "a
 
 
 def steps_of(path):
-    from paceline.record.events import read_steps
-    from paceline.record.run_dir import RunDir
+    from paceline.runlog.events import read_steps
+    from paceline.runlog.run_dir import RunDir
 
     return read_steps(RunDir(Path(path)).events_file(0))
 
@@ -72,15 +72,15 @@ def runs(plain, tmp_path_factory):
 
     from paceline.launch.local import run_ranks
     from paceline.layout import layout_of
-    from paceline.record.run_dir import RunDir
-    from paceline.training import engines
+    from paceline.runlog.run_dir import RunDir
+    from paceline.trainer import engines
 
     out = tmp_path_factory.mktemp("rows")
 
     def claimed(name, way, precision):
         changes = {"parallel.engine": "accelerate", "parallel.strategy": way, **WAYS[way]}
         spec = plain[precision][0].replace(changes)
-        engines.check(spec, layout_of(spec), {})
+        engines.check_engine(spec, layout_of(spec), {})
         return str(RunDir.claim(out, name, spec).path), spec
 
     rows = {row: claimed(f"row-{number}", *row) for number, row in enumerate(ROWS)}

@@ -20,7 +20,7 @@ def test_collectives_of_nccl_are_read_from_torchs_recorder():
 def test_watch_shows_what_a_rank_uses_of_its_device(tiny_lm, tmp_path, capsys):
     pytest.importorskip("pynvml")
     from paceline import train
-    from paceline.cli import main
+    from paceline.cli.main import main
 
     result = train(tiny_lm.replace({"train.steps": 20, "parallel.device": "cuda"}), tmp_path, show=False)
     with pytest.raises(SystemExit) as ended:

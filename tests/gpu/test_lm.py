@@ -17,7 +17,7 @@ on_device = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 @pytest.mark.parametrize(("rows", "vocab", "width"), [(5, 11, 64), (7, 300, 320), (3, 5000, 5056), (2, 8192, 8192)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_the_kernel_gives_the_losses_and_gradients_of_cross_entropy(rows, vocab, width, kind):
-    from paceline.nn.loss_kernel import losses_in_place
+    from paceline.nn.loss_kernel import compute_losses_in_place
 
     torch.manual_seed(0)
     logits = (5 * torch.randn(rows, width)).to(DEVICE, kind)
@@ -27,10 +27,10 @@ def test_the_kernel_gives_the_losses_and_gradients_of_cross_entropy(rows, vocab,
     theirs = F.cross_entropy(exact, targets, reduction="none")
     (gradient,) = torch.autograd.grad(theirs.sum(), exact)
     kept = logits.clone()
-    ours = losses_in_place(logits, targets, vocab, gradients=False)
+    ours = compute_losses_in_place(logits, targets, vocab, gradients=False)
     assert torch.equal(kept, logits)
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=1e-5)
-    assert torch.equal(ours, losses_in_place(logits, targets, vocab, gradients=True))
+    assert torch.equal(ours, compute_losses_in_place(logits, targets, vocab, gradients=True))
     tolerance = {"rtol": 1e-5, "atol": 1e-7} if kind == torch.float32 else {"rtol": 8e-3, "atol": 1e-7}
     torch.testing.assert_close(logits[:, :vocab].double(), gradient, **tolerance)
     assert not logits[:, vocab:].any()
@@ -41,9 +41,9 @@ SHAPE = {"width": 256, "heads": 4, "kv_heads": 2, "layers": 3, "ffn": 512}
 
 
 def lm(**more):
-    from paceline.spec import build
+    from paceline.config import build_spec
 
-    spec = build(
+    spec = build_spec(
         {
             "workload": "lm",
             "model": {"preset": "custom", **SHAPE},
@@ -56,8 +56,8 @@ def lm(**more):
 
 def curve(spec, out):
     from paceline import train
-    from paceline.record.events import read_steps
-    from paceline.record.run_dir import RunDir
+    from paceline.runlog.events import read_steps
+    from paceline.runlog.run_dir import RunDir
 
     result = train(spec, out, show=False)
     steps = read_steps(RunDir(result.path).events_file(0))

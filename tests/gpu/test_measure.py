@@ -51,12 +51,12 @@ def test_the_plan_is_of_the_device(measured):
 
 
 def test_the_times_add_up(measured):
-    from paceline.measuring.reading import steady
-    from paceline.record.events import read_steps
-    from paceline.record.run_dir import RunDir
+    from paceline.measurement.run_times import select_steady_steps
+    from paceline.runlog.events import read_steps
+    from paceline.runlog.run_dir import RunDir
 
     (row,) = measured.rows
-    for step in steady(read_steps(RunDir(measured.folder / row.runs[0]).events_file(0))):
+    for step in select_steady_steps(read_steps(RunDir(measured.folder / row.runs[0]).events_file(0))):
         assert step["data_s"] + step["compute_s"] + step["exposed_s"] == pytest.approx(step["step_s"], rel=1e-3)
     assert row.parts.comm_s == 0
 
@@ -66,17 +66,17 @@ def test_terminal_and_page_show_them(measured, tmp_path):
 
     from rich.console import Console
 
-    from paceline.measuring.verb import show
-    from paceline.reporting.charts import charts
-    from paceline.reporting.contents import gather
-    from paceline.reporting.page import page
-    from paceline.reporting.tables import tables
+    from paceline.cli.measure import render_measurement
+    from paceline.reports.charts import build_charts
+    from paceline.reports.contents import gather_contents
+    from paceline.reports.page import render_page
+    from paceline.reports.tables import build_tables
 
     console = Console(file=io.StringIO(), width=100)
-    for part in show(measured):
+    for part in render_measurement(measured):
         console.print(part)
-    contents = gather([measured.folder])
-    html = page(contents, charts(contents, tmp_path), tables(contents))
+    contents = gather_contents([measured.folder])
+    html = render_page(contents, build_charts(contents, tmp_path), build_tables(contents))
     for text in (console.file.getvalue(), html):
         assert torch.cuda.get_device_name() in text
         assert "MFU" in text

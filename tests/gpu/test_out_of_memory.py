@@ -8,8 +8,8 @@ import torch
 
 from paceline import train
 from paceline.errors import OutOfMemory
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 HUNGRY = f"{Path(hungry.__file__)}:Hungry"

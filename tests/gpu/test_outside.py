@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from paceline.measuring.outside.buckets import TimedGroup
-from paceline.measuring.outside.request import Request
-from paceline.measuring.outside.step_notes import StepNotes
-from paceline.record.events import read_steps
-from paceline.record.run_dir import RunDir
+from paceline.measurement.scripts.buckets import TimedGroup
+from paceline.measurement.scripts.command import RecordRequest
+from paceline.measurement.scripts.step_recorder import StepRecorder
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -46,7 +46,7 @@ def test_buckets_of_nccl_are_marked_on_the_device(tmp_path):
     """On one rank, where a script's own group would be left alone."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        notes = StepNotes(Request(str(tmp_path), 1 << 30, 1))
+        notes = StepRecorder(RecordRequest(str(tmp_path), 1 << 30, 1))
         net = DistributedDataParallel(nn.Linear(2048, 2048).cuda())
         group = TimedGroup(net.process_group, notes)
         net.reducer._update_process_group(group)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paceline import train
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
-from paceline.spec import build
-from paceline.training.checkpoints.saved import newest
+from paceline.config import build_spec
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.checkpoint.reader import find_newest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -102,7 +102,9 @@ def own(tmp_path_factory):
 
     def spec(kind, more=None):
         train = {"steps": 24, "global_batch": 128, "lr": 1e-2, "checkpoint_every": 10, "keep": 5}
-        return build({"workload": f"{file}:{kind}", "train": train, "parallel": {"device": "cuda"}}).replace(more or {})
+        return build_spec({"workload": f"{file}:{kind}", "train": train, "parallel": {"device": "cuda"}}).replace(
+            more or {}
+        )
 
     return spec
 
@@ -146,7 +148,7 @@ def test_a_resumed_run_ends_in_the_same_weights(own, tmp_path, kind):
     shutil.copytree(whole.path, cut)
     for path in sorted((cut / "checkpoints").glob("step-*"))[1:]:
         shutil.rmtree(path)
-    assert newest(cut / "checkpoints", print).step == 10
+    assert find_newest(cut / "checkpoints", print).step == 10
     again = train(spec, tmp_path, resume=cut, show=False)
     for name, tensor in whole.weights().items():
         assert torch.equal(again.weights()[name], tensor), name
@@ -173,7 +175,7 @@ def test_what_a_graph_would_repeat_wrongly_runs_eagerly_with_the_same_answer(own
 
 
 def test_a_step_that_cuda_cannot_record_goes_on_eagerly(own, tmp_path, monkeypatch):
-    from paceline.training.steps import probe as probing
+    from paceline.trainer.step import probe as probing
 
     monkeypatch.setattr(probing, "_pass_without_waiting", lambda step, micro: None)
     plain, _, _ = trained(own("Waits", {"train.compile": "off"}), tmp_path)

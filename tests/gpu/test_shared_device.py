@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError, UserError
-from paceline.layout import from_words
-from paceline.parity import relative_difference
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
+from paceline.layout import parse_layout
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trials.check import compute_relative_difference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -37,7 +37,7 @@ TOLERANCE = {"eager": (1e-5, 1e-4, 1e-3), "compiled": (1e-4, 1e-3, 1e-2), "bf16"
 
 
 def keys_of(layout):
-    return {f"parallel.{key}": value for key, value in from_words(layout).items()}
+    return {f"parallel.{key}": value for key, value in parse_layout(layout).items()}
 
 
 def named(layout, way):
@@ -54,7 +54,7 @@ def trained(tiny_lm, tmp_path_factory):
     from layout_rows import train_rows
 
     from paceline.launch.local import run_ranks
-    from paceline.training.checkpoints.saved import newest, read_tensors
+    from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 
     scratch = tmp_path_factory.mktemp("shared")
     few = {"train.steps": STEPS, "train.evaluate_every": STEPS, "train.evaluate_on": 8, "parallel.device": "cuda"}
@@ -68,7 +68,7 @@ def trained(tiny_lm, tmp_path_factory):
 
     def read(layout, way):
         folder = scratch / named(layout, way)
-        found = newest(folder / "checkpoints", print) if folder.exists() else None
+        found = find_newest(folder / "checkpoints", print) if folder.exists() else None
         assert found is not None, f"{layout} {way} did not finish: {failed}"
         return read_steps(folder / "rank0.jsonl"), read_tensors(found)
 
@@ -77,13 +77,13 @@ def trained(tiny_lm, tmp_path_factory):
 
 @pytest.mark.parametrize(("layout", "way"), ROWS)
 def test_ranks_that_share_a_device_have_the_answer_of_one(trained, layout, way):
-    if from_words(layout)["ranks"] <= devices():
+    if parse_layout(layout)["ranks"] <= devices():
         pytest.skip(f"{devices()} devices: these ranks have one each")
     ours, weights = trained("single", "bf16" if way == "bf16" else "eager")
     theirs, found = trained(layout, way)
     assert len(ours) == len(theirs) == STEPS
     assert ours[-1]["loss"] < ours[0]["loss"], "it learns, or there is nothing to compare"
-    worst = [max(relative_difference(a[k], b[k]) for a, b in zip(ours, theirs, strict=True)) for k in KEYS]
+    worst = [max(compute_relative_difference(a[k], b[k]) for a, b in zip(ours, theirs, strict=True)) for k in KEYS]
     worst.append(max(float((found[n] - t).float().norm() / t.float().norm()) for n, t in weights.items()))
     print(f"{layout} {way}: loss {worst[0]:.1e}, gradient norm {worst[1]:.1e}, weights {worst[2]:.1e}")
     assert found.keys() == weights.keys()
@@ -122,7 +122,7 @@ def test_topics_on_ranks_that_share(tmp_path):
 
     import paceline.topics as topics
     from paceline import train
-    from paceline.spec import build
+    from paceline.config import build_spec
 
     counts, _, _ = topics.generate_synthetic_data(n=301, m=90, k=4, avg_doc_length=60, seed=3, sparse=False)
     np.save(tmp_path / "x.npy", np.asarray(counts))
@@ -136,7 +136,7 @@ def test_topics_on_ranks_that_share(tmp_path):
             "train": {"steps": 20},
             "parallel": {"ranks": ranks, "device": "cuda", "backend": "gloo"},
         }
-        result = train(build(values), tmp_path, show=False)
+        result = train(build_spec(values), tmp_path, show=False)
         losses.append([step["loss"] for step in read_steps(RunDir(result.path).events_file(0))])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 

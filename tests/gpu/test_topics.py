@@ -41,7 +41,7 @@ def reference(X, L, Ft):
 
 
 def as_csr(X):
-    from paceline.workloads.topics.counts.blocks import Csr
+    from paceline.workloads.topics.counts.matrices import Csr
 
     rows, columns = X.nonzero()
     pointer = np.concatenate([[0], np.cumsum((X != 0).sum(1))]).astype(np.int64)
@@ -49,8 +49,8 @@ def as_csr(X):
 
 
 def run(X, L, Ft, *, sparse, rows="em", loss=True):
-    from paceline.workloads.topics.counts.blocks import DocumentBlock
-    from paceline.workloads.topics.device.passes import make_pass
+    from paceline.workloads.topics.counts.matrices import DocumentBlock
+    from paceline.workloads.topics.fitting.passes import make_pass
 
     per_document = torch.from_numpy(X.astype(np.float64).sum(1))
     share = X.astype(np.float64).sum(0) + 0.5
@@ -125,8 +125,8 @@ def test_without_the_loss_the_pass_is_the_same():
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("host_bytes", [0, 30_000, 1 << 30])
 def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
-    from paceline.workloads.topics.device.tiers import Room, Tiers
     from paceline.workloads.topics.files.reading import read_counts
+    from paceline.workloads.topics.fitting.tiers import TierBudget, TieredDocuments
 
     X, L, Ft = problem(300, 200, 5, "uint8", density=0.1)
     source = read_counts(X)
@@ -135,8 +135,8 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
 
         source = read_counts(scipy.sparse.csr_array(X))
     share = (X.sum(0) + 0.5) / (X.sum(0) + 0.5).sum()
-    room = Room(100 * 256 * (2 if sparse else 1), host_bytes, block_bytes=8000)
-    tiers = Tiers(source, X.sum(1), share, DEVICE, room=room)
+    room = TierBudget(100 * 256 * (2 if sparse else 1), host_bytes, block_bytes=8000)
+    tiers = TieredDocuments(source, X.sum(1), share, DEVICE, room=room)
     for _ in range(2):  # the second pass uses what the first kept
         rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
         F = torch.tensor(Ft, dtype=torch.float32, device=DEVICE)
@@ -151,8 +151,8 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_products(sparse, dtype):
-    from paceline.workloads.topics.counts.blocks import DocumentBlock
-    from paceline.workloads.topics.device.passes import make_pass
+    from paceline.workloads.topics.counts.matrices import DocumentBlock
+    from paceline.workloads.topics.fitting.passes import make_pass
 
     X, L, Ft = problem(70, 300, 30, dtype)
     step = make_pass(DocumentBlock(0, as_csr(X) if sparse else X), X.sum(1), np.full(300, 1 / 300), DEVICE)
@@ -164,16 +164,16 @@ def test_products(sparse, dtype):
 
 
 def test_the_kernel_for_least_squares_equals_plain_sweeps():
-    from paceline.workloads.topics.device.triton_calls import least_squares_columns
-    from paceline.workloads.topics.fitting.least_squares import plain_sweeps
+    from paceline.workloads.topics.fitting.least_squares import sweep_columns_in_torch
+    from paceline.workloads.topics.fitting.triton_calls import solve_columns
 
     random = torch.Generator().manual_seed(0)
     basis = torch.randn(12, 5, generator=random)
     target, free = torch.randn(5, 300, generator=random), torch.rand(5, 300, generator=random)
     gram = basis.T @ basis
     device = free.to(DEVICE, copy=True)
-    least_squares_columns(target.to(DEVICE), gram.to(DEVICE), device, 3)
-    plain_sweeps(target, gram, free, 3)
+    solve_columns(target.to(DEVICE), gram.to(DEVICE), device, 3)
+    sweep_columns_in_torch(target, gram, free, 3)
     torch.testing.assert_close(device.cpu(), free, rtol=1e-4, atol=1e-4)
 
 
@@ -196,9 +196,9 @@ def there(X, dtype="int64", sparse=False):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 def test_sums_on_the_device(dtype):
     X = np.random.default_rng(0).integers(0, 256 if dtype == "uint8" else 65_536, (1100, 700))
-    from paceline.workloads.topics.device.tiers import sums_of
+    from paceline.workloads.topics.fitting.tiers import sum_counts
 
-    per_document, per_term = sums_of(there(X, dtype))
+    per_document, per_term = sum_counts(there(X, dtype))
     np.testing.assert_array_equal(per_document.cpu(), X.sum(1))
     np.testing.assert_array_equal(per_term.cpu(), X.sum(0))
 
@@ -220,13 +220,15 @@ def test_a_fit_of_counts_on_the_device_reaches_the_loss_of_the_cpu(dtype, sparse
 
 
 def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch):
-    from paceline.workloads.topics.fitting.problem import problem_of
+    from paceline.workloads.topics.fitting.problem import build_problem
 
     X, L, F = planted(60, 50, 3, 100)
     counts, found = there(X, sparse=True), []
     for free, parts in ((1 << 40, 1), (4 * counts.stored_bytes - 1, 3)):
-        monkeypatch.setattr("paceline.workloads.topics.device.tiers.free_device_bytes", lambda device, free=free: free)
-        steps = problem_of(counts).documents
+        monkeypatch.setattr(
+            "paceline.workloads.topics.fitting.tiers.get_free_device_bytes", lambda device, free=free: free
+        )
+        steps = build_problem(counts).documents
         assert len(list(steps())) == parts
         rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
         Ft = torch.tensor(F.T, dtype=torch.float32, device=DEVICE).contiguous()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paceline import train
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.spec import build
 
 xgboost = pytest.importorskip("xgboost", reason="xgboost is not installed")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 def test_trees_on_the_device_do_as_well_as_on_cores(tmp_path):
     values = {"workload": "trees", "name": "trees", "model": {"max_depth": 5, "subsample": 0.5}, "train": {"steps": 20}}
     data = {"rows": 200_000, "cache": str(tmp_path / "cache")}
-    cores, device = (build({**values, "data": data, "parallel": {"device": name}}) for name in ("cpu", "cuda"))
+    cores, device = (build_spec({**values, "data": data, "parallel": {"device": name}}) for name in ("cpu", "cuda"))
     if not xgboost.build_info()["USE_CUDA"]:
         with pytest.raises(UserError, match="this xgboost is made for cores alone"):
             train(device, tmp_path / "device", show=False)

@@ -33,9 +33,9 @@ from faults import (
 )
 
 from paceline.launch.heartbeat import read_beats
-from paceline.record.events import Status
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import read_summary
+from paceline.runlog.events import RunStatus
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import read_summary
 
 REFUSED, BUG = 2, 70
 TRACEBACK = re.compile(r"^Traceback .*\n(?:  .*\n)*", re.MULTILINE)
@@ -116,7 +116,7 @@ class Chain:
 
     @property
     def finished(self) -> bool:
-        return self.run.summary_file.is_file() and read_summary(self.run.summary_file).status == Status.FINISHED
+        return self.run.summary_file.is_file() and read_summary(self.run.summary_file).status == RunStatus.FINISHED
 
     def in_peace(self) -> None:
         """The run goes on to its end, if it is not there already, and has found what it would have found anyway."""

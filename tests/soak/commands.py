@@ -26,10 +26,16 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[1] / "src"
 CLOCK = HERE / "jumping_clock"
 MODULES = (
-    *("paceline.cli", "paceline.verbs", "paceline.launch.local", "paceline.launch.group", "paceline.training.setup"),
+    *(
+        "paceline.cli.main",
+        "paceline.api",
+        "paceline.launch.local",
+        "paceline.launch.process_group",
+        "paceline.trainer.setup",
+    ),
     *("paceline.workloads.classifier.workload", "paceline.workloads.lm.workload", "paceline.parallel.fsdp"),
-    *("paceline.workloads.topics.workload", "paceline.workloads.topics.fitting.numba_kernels"),
-    *("paceline.record.loggers", "paceline.record.environment", "torch._dynamo", "torch.distributed.checkpoint"),
+    *("paceline.workloads.topics.workload", "paceline.workloads.topics.counts.numba_kernels"),
+    *("paceline.runlog.loggers", "paceline.runlog.machine", "torch._dynamo", "torch.distributed.checkpoint"),
 )
 
 
@@ -90,7 +96,7 @@ def warm(words: list[str], folder: Path, log: Path, jumps: str = "") -> Command:
 
 
 def _be_the_command(words: list[str], folder: Path, log: Path, jumps: str) -> None:
-    from paceline import cli
+    from paceline.cli import main
     from paceline.launch import local
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -105,7 +111,7 @@ def _be_the_command(words: list[str], folder: Path, log: Path, jumps: str) -> No
         runpy.run_path(str(CLOCK / "sitecustomize.py"))
     local.subprocess = SimpleNamespace(Popen=Fork, DEVNULL=subprocess.DEVNULL)
     sys.argv = ["paceline", *words]
-    cli.main(words)
+    main.main(words)
 
 
 class Fork:
@@ -156,7 +162,7 @@ def _be_the_fork_server(pipes: list[int], environ: dict[str, str]) -> int:
     os.environ.clear()
     os.environ.update(environ)
     control, *ends = map(Connection, pipes)
-    code = fork_server.main(control, ends)
+    code = fork_server.serve_forks(control, ends)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return code

@@ -17,7 +17,7 @@ import psutil
 from commands import Command
 
 from paceline.launch.heartbeat import read_beats
-from paceline.record.run_dir import RunDir
+from paceline.runlog.run_dir import RunDir
 
 TIMEOUT_S = 4
 """parallel.timeout_s of a run that is about to be frozen; others have time for a busy machine."""
@@ -218,9 +218,9 @@ def _mounts() -> list[str]:
 
 def weights(run: RunDir) -> str:
     """A hash of all tensors of the last checkpoint."""
-    from paceline.training.checkpoints.saved import newest, read_tensors
+    from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 
-    found = newest(run.checkpoints, lambda line: None)
+    found = find_newest(run.checkpoints, lambda line: None)
     assert found is not None
     digest = hashlib.sha256(str(found.step).encode())
     for name, tensor in read_tensors(found, "").items():

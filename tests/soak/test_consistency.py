@@ -1,4 +1,4 @@
-"""The same as tests/unit/reporting/test_consistency.py, for 300 run files: through plan, measure and report."""
+"""The same as tests/unit/reports/test_consistency.py, for 300 run files: through plan, measure and report."""
 
 from hypothesis import HealthCheck, given, settings
 

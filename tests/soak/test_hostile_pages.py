@@ -4,7 +4,7 @@ shows all of it."""
 import pytest
 
 from hostile_pages import PAGES
-from paceline.signs import HIDDEN
+from paceline.io.escape import HIDDEN
 
 EVERYTHING = """() => [
     document.title,

@@ -4,31 +4,31 @@ import math
 
 import pytest
 
-from paceline.arguments import check_price, make_folder, numbers
 from paceline.errors import UserError
+from paceline.io.arguments import check_price, make_output_folder, parse_numbers
 
 
 def test_lists_of_numbers():
-    assert numbers("1, 2,4,", "--devices") == [1, 2, 4]
-    assert numbers("0,0,-1", "--devices") == [0, 0, -1]  # what they may be is for the verb to say
-    assert numbers("4,1", "--ranks", different=True) == [4, 1]
+    assert parse_numbers("1, 2,4,", "--devices") == [1, 2, 4]
+    assert parse_numbers("0,0,-1", "--devices") == [0, 0, -1]  # what they may be is for the verb to say
+    assert parse_numbers("4,1", "--ranks", different=True) == [4, 1]
 
 
 @pytest.mark.parametrize("text", ["", "two", "1;2", "1.5", ","])
 def test_what_is_no_list_is_refused(text):
     with pytest.raises(UserError, match="is not a list of numbers; write it as  --devices 1,2,4"):
-        numbers(text, "--devices")
+        parse_numbers(text, "--devices")
 
 
 @pytest.mark.parametrize("text", ["1,1", "0", "-1,2", "1,,2", ""])
 def test_numbers_that_must_differ(text):
     with pytest.raises(UserError, match="is not a list of different whole numbers"):
-        numbers(text, "--ranks", different=True)
+        parse_numbers(text, "--ranks", different=True)
 
 
 def test_too_many_numbers_are_refused():
     with pytest.raises(UserError, match="65 numbers are too many; give at most 64"):
-        numbers(",".join(map(str, range(65))), "--devices")
+        parse_numbers(",".join(map(str, range(65))), "--devices")
 
 
 @pytest.mark.parametrize("usd", [-1.0, math.nan, math.inf])
@@ -40,8 +40,8 @@ def test_prices_are_amounts(usd):
 
 
 def test_a_file_in_the_way_of_a_folder_is_said(tmp_path):
-    make_folder(tmp_path / "a" / "b")
+    make_output_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be a folder"):
-        make_folder(tmp_path / "file")
+        make_output_folder(tmp_path / "file")

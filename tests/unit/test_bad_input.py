@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import main
-from paceline.record.events import read_events
-from paceline.record.files import read_json
-from paceline.record.run_dir import RunDir
-from paceline.training.run import way_on
+from paceline.cli.main import main
+from paceline.io.files import read_json
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.run import suggest_resume
 
 GOOD = """\
 name: small
@@ -310,7 +310,7 @@ TABLE = {
     "workload without a loss": Row(TRAIN, ("Own", "no method loss"), files=own("def loss(", "def lose(")),
     "workload with odd options": Row(
         "explain run.yaml",
-        ("Own.Model", "paceline.spec.Section"),
+        ("Own.Model", "paceline.config.Section"),
         files=own("    def prepare", "    Model = dict\n    def prepare"),
     ),
     "workload option not given": Row(
@@ -318,7 +318,7 @@ TABLE = {
         ("model.depth: not given",),
         files=own(
             "from paceline import Workload",
-            "from paceline import Workload\nfrom paceline.spec import Section\nclass M(Section):\n    depth: int",
+            "from paceline import Workload\nfrom paceline.config import Section\nclass M(Section):\n    depth: int",
             "    def prepare",
             "    Model = M\n    def prepare",
         ),
@@ -470,12 +470,12 @@ def check_folder(row: Row, folder: Path, before: set[str]) -> None:
 
 def check_run(run: RunDir) -> None:
     """A failed run is whole: its spec, its events up to the end, and checkpoints that can be read."""
-    from paceline.training.checkpoints.saved import newest
+    from paceline.trainer.checkpoint.reader import find_newest
 
     assert run.spec()
     assert [event["status"] for event in read_events(run.events_file(0), "end")][-1:] == ["failed"]
     said: list[str] = []
-    newest(run.checkpoints, said.append)
+    find_newest(run.checkpoints, said.append)
     assert not said
 
 
@@ -543,7 +543,7 @@ def test_ctrl_c_before_the_start_is_quiet(folder, ask, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.training.run.open_run", interrupted)
+    monkeypatch.setattr("paceline.trainer.run.open_run", interrupted)
     assert ask("train run.yaml") == Answer(130, "", "")
 
 
@@ -574,9 +574,9 @@ def test_disk_full_at_a_checkpoint(folder, ask, small_disk):
     assert len(answer.err.splitlines()) == 1
     run = RunDir(small_disk / "small")
     said: list[str] = []
-    from paceline.training.checkpoints.saved import newest
+    from paceline.trainer.checkpoint.reader import find_newest
 
-    assert newest(run.checkpoints, said.append) is not None
+    assert find_newest(run.checkpoints, said.append) is not None
     assert not said, "what is there is whole"
     assert not [path for path in written(small_disk) if path.endswith((".tmp", ".writing"))]
 
@@ -607,7 +607,7 @@ def test_a_run_whose_folder_is_taken_away_is_not_finished(folder, ask, command, 
     answer = ask("train own.yaml --quiet")
     assert answer.code == 1
     assert said in answer.err
-    assert "runs/own is not there any more" in way_on(RunDir(Path("runs/own")))
+    assert "runs/own is not there any more" in suggest_resume(RunDir(Path("runs/own")))
     assert not (folder / "runs").exists(), "no half of a run"
 
 

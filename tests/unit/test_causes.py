@@ -7,9 +7,9 @@ import textwrap
 
 import pytest
 
-from paceline.causes import LayoutCause, causes_of
-from paceline.cli import main
-from paceline.spec import build
+from paceline.cli.main import main
+from paceline.config import build_spec
+from paceline.trials.layout_causes import LayoutCause, find_layout_causes
 
 MODELS = """
 import numpy as np, torch, torch.nn.functional as F
@@ -94,7 +94,7 @@ class Unused(Plain):
 def own(tmp_path_factory):
     file = tmp_path_factory.mktemp("own") / "models.py"
     file.write_text(textwrap.dedent(MODELS))
-    return lambda kind: build(
+    return lambda kind: build_spec(
         {
             "workload": f"{file}:{kind}",
             "train": {"steps": 2, "global_batch": 12},
@@ -130,18 +130,21 @@ def own(tmp_path_factory):
     ],
 )
 def test_the_cause_is_named_with_what_to_do(own, kind, cause, named):
-    (found,) = causes_of(own(kind))
+    (found,) = find_layout_causes(own(kind))
     assert found.cause is cause
     assert re.search(named, str(found)), str(found)
 
 
 @pytest.mark.parametrize("kind", ["Plain", "Calm"])
 def test_nothing_is_named_without_evidence(own, kind):
-    assert causes_of(own(kind)) == []
+    assert find_layout_causes(own(kind)) == []
 
 
 def test_each_of_two_causes_is_named(own):
-    assert [found.cause for found in causes_of(own("Both"))] == [LayoutCause.BATCH_STATISTICS, LayoutCause.DROPOUT]
+    assert [found.cause for found in find_layout_causes(own("Both"))] == [
+        LayoutCause.BATCH_STATISTICS,
+        LayoutCause.DROPOUT,
+    ]
 
 
 def test_a_check_that_fails_names_the_cause(own, tmp_path, capsys):
@@ -168,5 +171,5 @@ def test_trying_out_leaves_the_generators_as_they_were(own):
     seed()
     expected = draw()
     seed()
-    causes_of(own("Plain"))
+    find_layout_causes(own("Plain"))
     assert draw() == expected

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.classification import class_metrics, class_sums, two_class_sums
-from paceline.record.per_class import baseline_words, class_results, shown_results
+from paceline.nn.class_metrics import class_sums, compute_class_metrics, sum_two_classes
+from paceline.runlog.summary import describe_baseline, read_class_results, select_class_results
 
 
 def answers(classes, n=400, seed=0):
@@ -22,7 +22,7 @@ def added(*parts):
 @pytest.mark.parametrize("classes", [2, 5])
 def test_metrics_are_those_of_their_definitions(classes):
     logits, labels = answers(classes)
-    found = class_metrics(added(class_sums(logits[:150], labels[:150]), class_sums(logits[150:], labels[150:])))
+    found = compute_class_metrics(added(class_sums(logits[:150], labels[:150]), class_sums(logits[150:], labels[150:])))
     said = logits.argmax(1)
     assert found["accuracy"] == (said == labels).double().mean()
     assert found["majority"] == labels.bincount().max() / len(labels)
@@ -42,7 +42,7 @@ def test_metrics_are_those_of_their_definitions(classes):
 
 def test_many_classes_have_counts_and_no_matrix():
     logits, labels = answers(150)
-    found = class_metrics(class_sums(logits, labels))
+    found = compute_class_metrics(class_sums(logits, labels))
     assert found["accuracy"] == (logits.argmax(1) == labels).double().mean()
     assert "confusion" not in found
     assert "auc" not in found
@@ -50,23 +50,23 @@ def test_many_classes_have_counts_and_no_matrix():
 
 def test_padding_does_not_count_and_what_never_occurs_divides_nothing():
     logits = torch.tensor([[2.0, 1, 0], [3, 0, 0], [0, 0, 9]])
-    found = class_metrics(class_sums(logits, torch.tensor([0, 1, -100])))
+    found = compute_class_metrics(class_sums(logits, torch.tensor([0, 1, -100])))
     assert found["accuracy"] == 0.5
     assert found["support"].tolist() == [1, 1, 0]
     assert found["macro_f1"] == pytest.approx((2 / 3 + 0) / 2), "of the two classes that occur"
     assert np.isnan(found["recall"][2])
-    assert class_metrics({"loss": 1.0, "count": 3}) == {}
+    assert compute_class_metrics({"loss": 1.0, "count": 3}) == {}
 
 
 def test_a_model_that_always_says_the_same_is_named():
     event = {"accuracy": 0.646, "majority": 0.646, "classes": ["bad", "good"], "support": [646, 354]}
     event |= {"precision": [0.646, None], "recall": [1.0, 0.0], "f1": [0.785, 0.0]}
-    assert baseline_words(event) == "accuracy no better than always saying bad (0.646)"
-    assert baseline_words({**event, "accuracy": 0.7}) == ""
-    assert class_results(event)[1].cells() == ("good", "–", "0.000", "0.000", "354")
-    assert [r.name for r in class_results({**event, "classes": ["bad"]})] == ["0", "1"], "none is lost"
+    assert describe_baseline(event) == "accuracy no better than always saying bad (0.646)"
+    assert describe_baseline({**event, "accuracy": 0.7}) == ""
+    assert read_class_results(event)[1].cells() == ("good", "–", "0.000", "0.000", "354")
+    assert [r.name for r in read_class_results({**event, "classes": ["bad"]})] == ["0", "1"], "none is lost"
     many = {name: [0.5] * 29 + [0.1] for name in ("precision", "recall", "f1")}
-    worst, left = shown_results({**many, "support": [1] * 30})
+    worst, left = select_class_results({**many, "support": [1] * 30})
     assert (worst[0].name, left) == ("29", 18)
 
 
@@ -74,6 +74,6 @@ def test_the_sums_of_two_classes_follow_from_the_odds_of_one():
     logits, labels = answers(2)
     logits[:, 0] = 0
     whole = class_sums(logits, labels)
-    found = two_class_sums(logits[:, 1].double().numpy(), labels.numpy())
+    found = sum_two_classes(logits[:, 1].double().numpy(), labels.numpy())
     assert found.keys() == whole.keys()
     assert all(np.array_equal(found[name], whole[name].numpy()) for name in found)

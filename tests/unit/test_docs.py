@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli import parser
+from paceline.cli.main import parser
+from paceline.config import RunSpec
+from paceline.config.sections import DataSection
 from paceline.script.workload import ScriptArguments
-from paceline.section import DataSection
-from paceline.spec import RunSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
@@ -97,7 +97,7 @@ def test_the_readme_is_short():
 
 @pytest.mark.parametrize("page", PAGES, **ID)
 def test_files_named_in_code_are_there(page):
-    """`training/loop.py` on a page is a file of the package or of the repository."""
+    """`trainer/loop.py` on a page is a file of the package or of the repository."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|yaml|md|txt))`", text):
         roots = (REPOSITORY, REPOSITORY / "src" / "paceline", page.parent)
@@ -120,10 +120,11 @@ def test_the_field_tables_are_those_of_the_spec():
 
 def _sections():
     """The sections of each workload that comes with the package."""
-    from paceline.registry import BUILT_IN, entry_of
+    from paceline.config.registry import BUILT_IN, find_entry
 
     return [
-        {name: kind.model_construct() for name, kind in entry_of(workload).sections().items()} for workload in BUILT_IN
+        {name: kind.model_construct() for name, kind in find_entry(workload).sections().items()}
+        for workload in BUILT_IN
     ]
 
 

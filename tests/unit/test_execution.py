@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from paceline.execution import CPU, CUDA, Reason, Target, compiling, execution_of
+from paceline.config import build_spec
+from paceline.config.registry import StepWork, Traits, find_entry
+from paceline.execution import CPU, CUDA, NoGraphReason, Target, decide_execution, estimate_compiling
 from paceline.layout import layout_of
-from paceline.registry import StepWork, Traits, entry_of
-from paceline.spec import build
-from paceline.training.explain import execution_lines
+from paceline.trainer.explain import describe_execution
 
 CNN, MLP = StepWork(51, 717e6), StepWork(7, 0.5e6)
 """A batch of 256 images through the networks of benchmarks/own_model_gpu.py."""
@@ -17,10 +17,10 @@ ONE_SHAPE = Traits(few_shapes=True)
 
 
 def decided(train, work=None, target=CUDA, traits=ONE_SHAPE, parallel=None):
-    spec = build({"train": {"precision": "bf16", "global_batch": 256, **train}, "parallel": parallel or {}})
+    spec = build_spec({"train": {"precision": "bf16", "global_batch": 256, **train}, "parallel": parallel or {}})
     layout = layout_of(spec)
-    weighed = compiling(work, spec.train.steps, layout) if work else None
-    return execution_of(spec.train, layout, target, traits, weighed)
+    weighed = estimate_compiling(work, spec.train.steps, layout) if work else None
+    return decide_execution(spec.train, layout, target, traits, weighed)
 
 
 @pytest.mark.parametrize(("work", "steps", "pays"), [(CNN, 400, False), (CNN, 20_000, True), (MLP, 100_000, False)])
@@ -48,20 +48,20 @@ def test_without_a_length_the_words_say_from_which_on_it_pays():
 @pytest.mark.parametrize(
     ("train", "target", "traits", "reason"),
     [
-        ({}, CPU, ONE_SHAPE, Reason.ON_CPU),
-        ({"compile": "off"}, CUDA, ONE_SHAPE, Reason.COMPILE_OFF),
-        ({"optimizer": "lamb"}, CUDA, ONE_SHAPE, Reason.OPTIMIZER),
-        ({}, CUDA, Traits(few_shapes=True, own_optimizer=True), Reason.OPTIMIZER),
-        ({}, CUDA, Traits(), Reason.MANY_SHAPES),
-        ({"precision": "fp32"}, CUDA, Traits(few_shapes=True, half_only=True), Reason.FULL_PRECISION),
-        ({"precision": "fp32"}, CUDA, ONE_SHAPE, Reason.RECORDED),
-        ({}, Target("cuda", compiles=False), ONE_SHAPE, Reason.RECORDED),
+        ({}, CPU, ONE_SHAPE, NoGraphReason.ON_CPU),
+        ({"compile": "off"}, CUDA, ONE_SHAPE, NoGraphReason.COMPILE_OFF),
+        ({"optimizer": "lamb"}, CUDA, ONE_SHAPE, NoGraphReason.OPTIMIZER),
+        ({}, CUDA, Traits(few_shapes=True, own_optimizer=True), NoGraphReason.OPTIMIZER),
+        ({}, CUDA, Traits(), NoGraphReason.MANY_SHAPES),
+        ({"precision": "fp32"}, CUDA, Traits(few_shapes=True, half_only=True), NoGraphReason.FULL_PRECISION),
+        ({"precision": "fp32"}, CUDA, ONE_SHAPE, NoGraphReason.RECORDED),
+        ({}, Target("cuda", compiles=False), ONE_SHAPE, NoGraphReason.RECORDED),
     ],
 )
 def test_a_step_is_recorded_or_says_why_not(train, target, traits, reason):
     found = decided(train, None, target, traits)
     assert found.reason is reason
-    assert found.recorded is (reason is Reason.RECORDED)
+    assert found.recorded is (reason is NoGraphReason.RECORDED)
 
 
 def test_nothing_is_compiled_without_a_compiler_or_for_full_precision():
@@ -71,26 +71,26 @@ def test_nothing_is_compiled_without_a_compiler_or_for_full_precision():
 
 
 def test_explain_weighs_the_recipe_of_the_classifier():
-    spec = build({"train": {"epochs": 6, "precision": "bf16"}, "data": {"source": "ag_news", "path": "nowhere"}})
-    cpu, cuda = execution_lines(spec, 46_387)
+    spec = build_spec({"train": {"epochs": 6, "precision": "bf16"}, "data": {"source": "ag_news", "path": "nowhere"}})
+    cpu, cuda = describe_execution(spec, 46_387)
     assert cpu == "on CPU cores a step is eager: there is no CUDA device"
     assert "not compiled and recorded as one CUDA graph (compiling takes about" in cuda
-    assert entry_of("classifier").work(spec).moved_elements > 1e6
+    assert find_entry("classifier").work(spec).moved_elements > 1e6
 
 
 def test_explain_says_that_ranks_can_share_a_device():
-    spec = build({"parallel": {"ranks": 2, "backend": "gloo"}})
-    assert execution_lines(spec)[-1].startswith("of 2 ranks, those beyond the CUDA devices of a machine share them")
-    assert not any("share" in line for line in execution_lines(spec.replace({"parallel.backend": "auto"})))
-    assert not any("share" in line for line in execution_lines(spec.replace({"parallel.device": "cpu"})))
+    spec = build_spec({"parallel": {"ranks": 2, "backend": "gloo"}})
+    assert describe_execution(spec)[-1].startswith("of 2 ranks, those beyond the CUDA devices of a machine share them")
+    assert not any("share" in line for line in describe_execution(spec.replace({"parallel.backend": "auto"})))
+    assert not any("share" in line for line in describe_execution(spec.replace({"parallel.device": "cpu"})))
 
 
 def test_what_trains_does_not_import_the_compiler():
     """It takes seconds, and many a run does not."""
     code = (
-        "import sys, torch, paceline.training.setup\n"
-        "from paceline.training.optim.optimizers import AdamW, SGD\n"
-        "from paceline.nn.operations import OperationCounter\n"
+        "import sys, torch, paceline.trainer.setup\n"
+        "from paceline.trainer.optim.optimizers import AdamW, SGD\n"
+        "from paceline.nn.op_counter import OperationCounter\n"
         "for kind in (AdamW, SGD):\n"
         "    weight = torch.ones(2, requires_grad=True)\n"
         "    optimizer = kind([weight], lr=0.1)\n"

@@ -10,15 +10,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from paceline import cli, terminal
+from paceline.cli import main
+from paceline.config import build_spec
 from paceline.data import files
-from paceline.errors import Bug, RunFailed, UserError
-from paceline.launch.blame import Failure, as_error
-from paceline.record.events import EventWriter, event_of, read_steps
-from paceline.record.files import read_json
-from paceline.record.run_dir import RunDir
-from paceline.reporting.report import report
-from paceline.spec import build
+from paceline.errors import InternalError, RunFailed, UserError
+from paceline.io import terminal
+from paceline.io.files import read_json
+from paceline.launch.root_cause import RankFailure, to_error
+from paceline.reports.report import report
+from paceline.runlog.events import EventWriter, parse_event, read_steps
+from paceline.runlog.run_dir import RunDir
 from report_runs import make_run
 
 RUN = """
@@ -109,7 +110,7 @@ def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch, capsys):
     for path, content in {"run.yaml": RUN, "t.csv": f"text,label\n{ROWS}", **files}.items():
         (tmp_path / path).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(SystemExit) as left:
-        cli.main(words.split(" "))
+        main.main(words.split(" "))
     out, err = capsys.readouterr()
     assert left.value.code == (1 if "calibrate" in name else 2)
     assert said in err
@@ -147,7 +148,7 @@ def test_a_pipe_is_refused(name, tmp_path, monkeypatch, capsys, in_time):
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "t.csv").write_text(f"text,label\n{ROWS}")
     with pytest.raises(SystemExit) as left:
-        cli.main(PIPES[name].split())
+        main.main(PIPES[name].split())
     assert left.value.code == 2
     err = capsys.readouterr().err
     assert "it is not a plain file" in err
@@ -158,7 +159,7 @@ def test_a_pipe_is_refused(name, tmp_path, monkeypatch, capsys, in_time):
 def test_a_line_without_end_is_not_read(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_LINE_CHARACTERS", 1000)
     (tmp_path / f"t.{kind}").write_text('{"a": 1}\n' * 200 if kind == "jsonl" else "a,b\n" * 300)
-    read = files.json_lines if kind == "jsonl" else partial(files.csv_records, delimiter=",")
+    read = files.iter_json_lines if kind == "jsonl" else partial(files.iter_csv_records, delimiter=",")
     assert len(list(read(tmp_path / f"t.{kind}"))) >= 200
     with (tmp_path / f"t.{kind}").open("a") as file:
         file.truncate(1 << 40)
@@ -177,7 +178,7 @@ def test_parquet_text_that_is_not_utf8(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(RUN)
     with pytest.raises(SystemExit):
-        cli.main([*TRAIN.split(), "data.source=parquet", "data.path=t.parquet"])
+        main.main([*TRAIN.split(), "data.source=parquet", "data.path=t.parquet"])
     assert "a text in it is not UTF-8 (byte 0xff)" in capsys.readouterr().err
 
 
@@ -194,16 +195,16 @@ def test_arrays_that_unpack_to_more_than_there_is(workload, sections, tmp_path, 
         f"workload: {workload}\n{sections}\ndata: {{path: bomb.npz}}\ntrain: {{steps: 2}}\n"
     )
     with pytest.raises(SystemExit) as left:
-        cli.main(TRAIN.split())
+        main.main(TRAIN.split())
     assert left.value.code == 2
     assert "X.npy says that its shape is [1048576, 262144]" in capsys.readouterr().err
 
 
 def test_a_bug_of_ours_is_one_line_and_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setitem(cli.VERBS, "watch", ("", cli.watch_arguments, lambda arguments: {}["no such step"]))
+    monkeypatch.setitem(main.VERBS, "watch", ("", main.watch_arguments, lambda arguments: {}["no such step"]))
     with pytest.raises(SystemExit) as left:
-        cli.main(["watch", "x"])
+        main.main(["watch", "x"])
     assert left.value.code == 70
     err = capsys.readouterr().err
     assert err.startswith(
@@ -225,16 +226,16 @@ def test_a_panic_of_a_library_is_one_line_too(tmp_path, monkeypatch, capsys):
         raise Panic("index out of range")
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setitem(cli.VERBS, "watch", ("", cli.watch_arguments, fail))
+    monkeypatch.setitem(main.VERBS, "watch", ("", main.watch_arguments, fail))
     with pytest.raises(SystemExit) as left:
-        cli.main(["watch", "x"])
+        main.main(["watch", "x"])
     assert left.value.code == 70
     assert "(Panic: index out of range)" in capsys.readouterr().err
 
 
 def test_a_bug_of_ours_in_a_rank_keeps_its_traceback_for_the_file():
-    error = as_error(Failure(3, "bug", "KeyError: 'x'", "Traceback: all of it", 0.0, False))
-    assert isinstance(error, Bug)
+    error = to_error(RankFailure(3, "bug", "KeyError: 'x'", "Traceback: all of it", 0.0, False))
+    assert isinstance(error, InternalError)
     assert (error.exit_code, str(error), error.traceback) == (
         70,
         "rank 3 failed with KeyError: 'x'",
@@ -247,10 +248,10 @@ def test_what_the_machine_refuses_is_no_bug(error, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
-    monkeypatch.setitem(cli.VERBS, "watch", ("", cli.watch_arguments, fail))
+    monkeypatch.setitem(main.VERBS, "watch", ("", main.watch_arguments, fail))
     monkeypatch.setattr(os, "dup2", lambda *handles: None)
     with pytest.raises(SystemExit) as left:
-        cli.main(["watch", "x"])
+        main.main(["watch", "x"])
     assert left.value.code == 1
     assert "Traceback" not in capsys.readouterr().err
 
@@ -272,7 +273,7 @@ def test_nothing_that_was_read_steers_the_terminal(tmp_path, monkeypatch, capsys
     )
     for words in (["watch", str(run), "--once"], ["explain", str(run)]):
         with pytest.raises(SystemExit):
-            cli.main(words)
+            main.main(words)
     shown = capsys.readouterr().out
     assert "[red]x[/red]" in shown
     assert not set(shown) & {"\x1b", "\x07", "\x9b"}
@@ -284,7 +285,7 @@ def test_a_console_on_a_terminal_has_no_escapes_but_its_own():
             return True
 
     stream = Terminal()
-    terminal.console(file=stream, force_terminal=True, color_system="standard").print(ESCAPE, style="bold")
+    terminal.build_console(file=stream, force_terminal=True, color_system="standard").print(ESCAPE, style="bold")
     shown = stream.getvalue()
     assert "\\x1b]0;owned" in shown
     assert "\x1b]" not in shown
@@ -343,7 +344,7 @@ def test_events_are_not_written_through_a_link(tmp_path):
 
 
 def test_a_run_folder_that_cannot_be_written_to(tmp_path):
-    run = RunDir.claim(tmp_path, "r", build({}))
+    run = RunDir.claim(tmp_path, "r", build_spec({}))
     (run.path / ".lock").mkdir()  # as a read-only folder would: it cannot be opened
     with pytest.raises(UserError, match="cannot be written to: Is a directory"), run.held(print):
         pass
@@ -362,7 +363,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("line", [*DAMAGED, '{"kind":"step","step":1e400}', f'{{"kind":"step","step":{DIGITS}}}'])
 def test_a_damaged_event_is_passed_over(line, tmp_path):
-    assert event_of(line.encode()) is None
+    assert parse_event(line.encode()) is None
     file = tmp_path / "rank0.jsonl"
     file.write_text(f'{line}\n{{"kind":"step","step":1}}\n')
     assert [step["step"] for step in read_steps(file)] == [1]
@@ -376,13 +377,13 @@ def test_json_of_any_content_is_read_or_refused(tmp_path):
 
 
 def test_learning_tokens_from_a_word_without_end_takes_a_moment():
-    from paceline.data.corpora import bpe
+    from paceline.data.corpora import tokenizer as bpe
 
     words = ["".join(np.random.default_rng(0).choice(list("abcdefgh"), 2_000_000)), " " * 2_000_000, "7" * 2_000_000]
-    learned = list(bpe._first([*words, "some words"]))
+    learned = list(bpe._take_first([*words, "some words"]))
     assert [len(text) for text in learned] == [1000, 1000, 1000, 10]
-    tokenizer = bpe.learn(["some words " * 9, *words], 300, 8, False, "[MASK]")
-    found = bpe.encode(tokenizer, 0, [words[0], "some words"])
+    tokenizer = bpe.learn_bpe(["some words " * 9, *words], 300, 8, False, "[MASK]")
+    found = bpe.encode_texts(tokenizer, 0, [words[0], "some words"])
     assert found.lengths.tolist()[0] == 8
     assert found.cut_texts == 1
 

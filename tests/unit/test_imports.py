@@ -40,7 +40,7 @@ def test_planted_imports_are_found(layers, tmp_path):
     for name in ("planning", "launch"):
         (tmp_path / name).mkdir()
     (tmp_path / "planning" / "plan.py").write_text("def f():\n    from paceline.launch import local\n")
-    (tmp_path / "launch" / "local.py").write_text("from paceline.planning.plan import f\n")
+    (tmp_path / "launch" / "local.py").write_text("from paceline.planner.plan import f\n")
     (tmp_path / "launch" / "nodes.py").write_text("import paceline.workloads.lm.decoder\n")
     with pytest.raises(CycleError):
         layers.levels(layers.graph_of(layers.imports(tmp_path)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import main, parser, verb_names
+from paceline.cli.main import main, parser, verb_names
 
 RUN = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model.yaml"
 

@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 
-from paceline.cli import main, parser, verb_names
-from paceline.completion import script
-from paceline.record.environment import busy_words
-from paceline.spec import build
-from paceline.spec.keys import all_keys, meant_by_option
+from paceline.cli.completion import build_completion_script
+from paceline.cli.main import main, parser, verb_names
+from paceline.config import build_spec
+from paceline.config.keys import list_keys, suggest_key
+from paceline.runlog.machine import describe_load
 
 
 def said(capsys, *words):
@@ -21,8 +21,8 @@ def said(capsys, *words):
 
 
 def test_every_key_of_a_spec_is_known_with_its_default():
-    known = {key.name: key for key in all_keys()}
-    spec = {key: value for key, value, *_ in build({}).fields()}
+    known = {key.name: key for key in list_keys()}
+    spec = {key: value for key, value, *_ in build_spec({}).fields()}
     assert spec.keys() <= known.keys()
     assert known["train.lr"].default == str(spec["train.lr"])
     assert all(key.meaning for key in known.values())
@@ -52,19 +52,19 @@ def test_a_section_a_key_and_a_word(capsys):
     ],
 )
 def test_an_option_that_is_a_key_is_answered_with_the_key(words, meant, capsys):
-    assert f"typed as  {meant}" in meant_by_option(*words)
+    assert f"typed as  {meant}" in suggest_key(*words)
     code, _, err = said(capsys, "train", "run.yaml", *words)
     assert code == 2
     assert meant in err
 
 
 def test_what_no_key_is_near_to_has_no_hint():
-    assert meant_by_option("--zzzzqq") == ""
+    assert suggest_key("--zzzzqq") == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_that_its_shell_takes(shell):
-    text = script(shell, parser(verb_names()), [key.name for key in all_keys()])
+    text = build_completion_script(shell, parser(verb_names()), [key.name for key in list_keys()])
     assert "train.lr" in text
     assert all(verb in text for verb in verb_names())
     if shutil.which(shell):
@@ -73,7 +73,7 @@ def test_completion_is_a_script_that_its_shell_takes(shell):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_verbs_options_and_keys(tmp_path):
-    text = script("bash", parser(verb_names()), [key.name for key in all_keys()])
+    text = build_completion_script("bash", parser(verb_names()), [key.name for key in list_keys()])
     ask = 'COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _paceline 2>/dev/null; echo "${{COMPREPLY[@]}}"\n'
     asked = "".join(map(ask.format, ("paceline exp", "paceline measure --rep", "paceline train train.warmup_s")))
     out = subprocess.run(["bash"], input=text + asked, text=True, capture_output=True, cwd=tmp_path).stdout
@@ -81,5 +81,5 @@ def test_bash_completes_verbs_options_and_keys(tmp_path):
 
 
 def test_a_busy_machine_is_said():
-    assert busy_words(1.0, 2) == ""
-    assert "a load of 7.6 on 2 cores" in busy_words(7.6, 2)
+    assert describe_load(1.0, 2) == ""
+    assert "a load of 7.6 on 2 cores" in describe_load(7.6, 2)

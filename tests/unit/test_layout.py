@@ -2,17 +2,17 @@
 
 import pytest
 
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.layout import Layout, from_words, layout_of
-from paceline.parallel.pipeline import cut
-from paceline.spec import build
-from paceline.workload import workload_of
+from paceline.layout import Layout, layout_of, parse_layout
+from paceline.parallel.pipeline import divide_layers
+from paceline.workload import build_workload
 
 LM = {"workload": "lm", "model": {"preset": "custom", "width": 32, "heads": 4, "kv_heads": 2, "layers": 4, "ffn": 64}}
 
 
 def of(batch=16, **parallel):
-    return layout_of(build({"train": {"global_batch": batch}, "parallel": parallel}))
+    return layout_of(build_spec({"train": {"global_batch": batch}, "parallel": parallel}))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_pipeline_always_runs_full(batch, parallel, passes):
     ],
 )
 def test_short_forms(words, parallel):
-    assert from_words(words) == parallel
+    assert parse_layout(words) == parallel
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_short_forms(words, parallel):
 )
 def test_a_short_form_that_says_nothing_is_refused(words):
     with pytest.raises(UserError, match=r"is not a layout.*fsdp:2\+tensor:2"):
-        from_words(words)
+        parse_layout(words)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_layouts_that_cannot_work_are_refused_with_the_nearest_that_can(batch, p
     ],
 )
 def test_what_a_model_cannot_take_is_refused_by_name(values, said):
-    spec = build(values)
+    spec = build_spec(values)
     with pytest.raises(UserError, match=said):
-        workload_of(spec).suits(layout_of(spec))
+        build_workload(spec).suits(layout_of(spec))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_what_a_model_cannot_take_is_refused_by_name(values, said):
     ],
 )
 def test_stages_are_cut_by_cost(costs, before, after, parts, sizes):
-    ranges = cut(costs, before, after, parts)
+    ranges = divide_layers(costs, before, after, parts)
     assert [len(part) for part in ranges] == sizes
     assert [i for part in ranges for i in part] == list(range(len(costs)))
 
@@ -181,4 +181,4 @@ def test_the_old_words_still_make_a_layout():
 @pytest.mark.parametrize("words", ["ddp:2+fsdp:2", "tensor:2+tensor:4", "single+fsdp:2"])
 def test_a_short_form_that_says_something_twice_is_refused(words):
     with pytest.raises(UserError, match="twice"):
-        from_words(words)
+        parse_layout(words)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from paceline.cli import main, verb_names
+from paceline.cli.main import main, verb_names
 from paceline.errors import UserError
-from paceline.record.run_dir import RunDir
-from paceline.reporting.report import report
-from paceline.training.checkpoints.writer import CheckpointWriter
-from paceline.using.export import export
+from paceline.inference.export import export
+from paceline.reports.report import report
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.checkpoint.writer import CheckpointWriter
 from report_runs import make_run
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from paceline.cli import main
+from paceline.cli.main import main
 
 ASKED = []
 RUN = """

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 import paceline
+from paceline.config import RunSpec
 from paceline.data.samples import samples_of
-from paceline.spec import RunSpec
 from script_runs import write_digits
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hostile_pages import PAGES, UNSEEN
-from paceline import cli
-from paceline.record.browser import page_data
-from paceline.record.events import EventWriter
-from paceline.record.files import print_json
-from paceline.signs import HIDDEN, cell, visible, visible_inside
+from paceline.cli import main
+from paceline.io.escape import HIDDEN, escape_cell, escape_hidden, escape_values
+from paceline.io.files import print_json
+from paceline.io.html_page import dump_page_data
+from paceline.runlog.events import EventWriter
 from report_runs import make_run
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
@@ -52,13 +52,13 @@ SEEN = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110C
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_of_any_language_stays(name):
-    assert visible(TEXTS[name]) == TEXTS[name]
+    assert escape_hidden(TEXTS[name]) == TEXTS[name]
 
 
 @pytest.mark.parametrize("text", HIDING)
 def test_what_hides_is_spelt_out(text):
-    assert visible(text) == HIDING[text]
-    assert visible(visible(text)) == HIDING[text]
+    assert escape_hidden(text) == HIDING[text]
+    assert escape_hidden(escape_hidden(text)) == HIDING[text]
 
 
 def test_no_sign_without_a_form_is_left():
@@ -73,12 +73,12 @@ def test_json_is_the_same_when_it_is_read_back(capsys):
     print_json(told)
     out = capsys.readouterr().out
     assert json.loads(out) == told
-    assert visible(out) == out
+    assert escape_hidden(out) == out
 
 
 def test_numbers_of_a_page_that_are_none_are_null():
-    assert page_data({"a": [1.0, float("nan")]}) == '{"a":[1.0,null]}'
-    assert json.loads(page_data([UNSEEN, "\b<"])) == [visible(UNSEEN), "\\x08<"]
+    assert dump_page_data({"a": [1.0, float("nan")]}) == '{"a":[1.0,null]}'
+    assert json.loads(dump_page_data([UNSEEN, "\b<"])) == [escape_hidden(UNSEEN), "\\x08<"]
 
 
 @pytest.mark.parametrize("kind", PAGES)
@@ -88,8 +88,8 @@ def test_a_page_shows_all_that_was_read(kind, tmp_path):
     page_text, _, data = page.read_text(encoding="utf-8").partition('<script type="application/json" id="data">')
     data = json.loads(data.split("</script>")[0]) if data else []
     assert "\\u202e\\u2067" in page_text
-    assert visible(page_text) == page_text
-    assert visible_inside(data) == data
+    assert escape_hidden(page_text) == page_text
+    assert escape_values(data) == data
 
 
 def test_all_that_was_read_is_seen_in_the_other_forms_of_a_report(tmp_path):
@@ -97,7 +97,7 @@ def test_all_that_was_read_is_seen_in_the_other_forms_of_a_report(tmp_path):
     for file in (made / "report.md", made / "report.tex", *made.glob("figures/*.svg")):
         text = file.read_text(encoding="utf-8")
         assert "window.hit" in text or file.suffix == ".svg"
-        assert visible(text) == text, file
+        assert escape_hidden(text) == text, file
     assert r"\textbackslash{}u202e" in (made / "report.tex").read_text()
 
 
@@ -125,16 +125,16 @@ def test_all_that_was_read_is_seen_on_the_terminal(tmp_path, capsys):
     )
     for words in asked:
         with pytest.raises(SystemExit) as left:
-            cli.main(words)
+            main.main(words)
         out, err = capsys.readouterr()
         assert left.value.code in (0, 2), err
         assert "202e" in out + err, words
-        assert visible(out + err) == out + err, words
+        assert escape_hidden(out + err) == out + err, words
 
 
 def test_nothing_is_printed_around_it():
     """Templates of pages are made in one place, and so are lines for a terminal."""
-    own = {"terminal.py", "record/browser.py"}
+    own = {"io/terminal.py", "io/html_page.py"}
     without_us = {"tinytopics", "standalone.py", "own_loader.py", "sitecustomize.py"}  # these run without Paceline
     for file in SOURCE.rglob("*.py"):
         if str(file.relative_to(SOURCE)) not in own and not without_us & {*file.parts}:
@@ -144,4 +144,4 @@ def test_nothing_is_printed_around_it():
 
 def test_a_cell_is_no_formula():
     given = ["=1", "@x", "-a", "+cmd|x", "-", "-4 %", "+0.6 ± 1", "-.5", "a=1", -3, None]
-    assert [cell(value) for value in given] == ["'=1", "'@x", "'-a", "'+cmd|x", *given[4:]]
+    assert [escape_cell(value) for value in given] == ["'=1", "'@x", "'-a", "'+cmd|x", *given[4:]]

@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.config import COMMAND_LINE, DEFAULT, Train, build_spec, load
 from paceline.errors import UserError
-from paceline.planning.subject import subject_of
-from paceline.spec import COMMAND_LINE, DEFAULT, Train, build, load
+from paceline.planner.cost_model import build_cost_model
 
 TEXT = """\
 # a comment
@@ -117,7 +117,7 @@ def test_paths_mean_the_same_from_anywhere(file, tmp_path, monkeypatch):
 
 def test_own_workloads_are_found_beside_the_run_file(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
-        "from paceline import Workload\nfrom paceline.spec import Section, field\n"
+        "from paceline import Workload\nfrom paceline.config import Section, field\n"
         "class Model(Section):\n    depth: int = field(3, 'layers', 'how deep')\n"
         "class Mine(Workload):\n    Model = Model\n    def model(self): ...\n    def data(self, split): ...\n"
         "    def loss(self, model, batch): ...\n"
@@ -127,13 +127,13 @@ def test_own_workloads_are_found_beside_the_run_file(tmp_path, monkeypatch):
     spec = load(tmp_path / "run.yaml")
     assert spec.workload == f"{tmp_path / 'mine.py'}:Mine"
     assert spec.model.depth == 5
-    assert build(spec.dump()).dump() == spec.dump()
+    assert build_spec(spec.dump()).dump() == spec.dump()
     assert ("model.depth", 5, "layers", "how deep") in list(spec.fields())
 
 
 def test_a_dump_reads_back_as_the_same_spec(file, tmp_path):
     spec = load(file, ["train.loggers=[wandb]", "train.compile=off"])
-    assert build(spec.dump()).dump() == spec.dump()
+    assert build_spec(spec.dump()).dump() == spec.dump()
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(spec.dump()))
     assert load(tmp_path / "again.yaml").dump() == spec.dump()
 
@@ -152,7 +152,7 @@ def test_a_dump_reads_back_as_the_same_spec(file, tmp_path):
     st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z"),
 )
 def test_any_spec_survives_a_file(tmp_path_factory, train, name):
-    spec = build({"name": name, "train": train, "data": {"cache": "/tmp/cache"}})
+    spec = build_spec({"name": name, "train": train, "data": {"cache": "/tmp/cache"}})
     file = tmp_path_factory.mktemp("spec") / "run.yaml"
     file.write_text(yaml.safe_dump(spec.dump()))
     assert load(file).dump() == spec.dump()
@@ -211,7 +211,7 @@ def test_a_long_value_is_cut(file):
 
 
 def test_every_field_has_a_meaning_and_the_file_stays_small():
-    fields = list(build({}).fields())
+    fields = list(build_spec({}).fields())
     assert all(meaning for _, _, _, meaning in fields)
     assert len(fields) <= 85
 
@@ -225,7 +225,7 @@ def test_every_field_has_a_meaning_and_the_file_stays_small():
 )
 def test_a_word_or_a_number_is_refused_in_one_sentence(given, said):
     with pytest.raises(UserError) as error:
-        build({"train": {"evaluate_on": given}})
+        build_spec({"train": {"evaluate_on": given}})
     assert str(error.value) == f"train.evaluate_on: {said}"
 
 
@@ -235,7 +235,7 @@ def test_a_word_or_a_number_is_refused_in_one_sentence(given, said):
 )
 def test_an_unknown_key_of_a_group_is_answered_with_those_of_groups(values, said):
     with pytest.raises(UserError, match=re.escape(said)):
-        build({"train": {"groups": {"head.*": values}}})
+        build_spec({"train": {"groups": {"head.*": values}}})
 
 
 def test_a_section_given_anew_takes_nothing_from_the_file(tmp_path):
@@ -278,5 +278,5 @@ ALIASES = "k0: &k0 x\n" + "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}
 def test_small_files_that_ask_for_much_are_answered_at_once(text, said, tmp_path):
     began = time.process_time()
     with pytest.raises(UserError, match=said):
-        subject_of(load_text(tmp_path, text))
+        build_cost_model(load_text(tmp_path, text))
     assert time.process_time() - began < 2

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config import load
+from paceline.diagnostics import network_checks, system_checks
+from paceline.diagnostics.results import CheckContext
 from paceline.errors import PacelineError
-from paceline.examining import network, versions
-from paceline.examining.results import Surroundings
-from paceline.launch.blame import of_exit
-from paceline.launch.environment import Place
-from paceline.spec import load
-from paceline.training.explain import equations
-from paceline.training.run import as_placed
+from paceline.launch.environment import RankInfo
+from paceline.launch.root_cause import describe_exit
+from paceline.trainer.explain import list_equations
+from paceline.trainer.run import fit_to_launcher
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -91,15 +91,15 @@ def said(findings):
 
 
 def test_signals_that_end_ranks():
-    assert of_exit(1, -signal.SIGBUS, time.time(), echo=False).message in quoted(1)
-    assert of_exit(0, -signal.SIGKILL, time.time(), echo=False).message in quoted(15)
+    assert describe_exit(1, -signal.SIGBUS, time.time(), echo=False).message in quoted(1)
+    assert describe_exit(0, -signal.SIGKILL, time.time(), echo=False).message in quoted(15)
 
 
 def test_an_interface_and_a_port():
-    assert said(network.interface(Surroundings(environ={"GLOO_SOCKET_IFNAME": "ib7"})))[0] in quoted(2)
+    assert said(network_checks.check_interface(CheckContext(environ={"GLOO_SOCKET_IFNAME": "ib7"})))[0] in quoted(2)
     with socket.create_server(("", 0)) as server:
         port = str(server.getsockname()[1])
-        (found,) = said(network.port(Surroundings(environ={"MASTER_PORT": port})))
+        (found,) = said(network_checks.check_port(CheckContext(environ={"MASTER_PORT": port})))
     assert found.replace(port, "29500") in quoted(3)
 
 
@@ -107,14 +107,14 @@ def test_another_number_of_ranks(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("name: news\nparallel: {ranks: 4}\n")
     with pytest.raises(PacelineError) as refused:
-        as_placed(load(file), Place(0, 2, 0, 1, "srun", "n1", 29500))
+        fit_to_launcher(load(file), RankInfo(0, 2, 0, 1, "srun", "n1", 29500))
     assert str(refused.value) in quoted(8)
 
 
 def test_the_last_batch_is_smaller(small):
-    assert quoted(11)[0] in equations(small, 203)
+    assert quoted(11)[0] in list_equations(small, 203)
 
 
 def test_the_odd_version():
     nodes = {"n1": {"tokenizers": "0.23.3"}, "n3": {"tokenizers": "0.23.3"}, "n2": {"tokenizers": "0.0.1"}}
-    assert said(versions.compared(nodes)) == quoted(19)
+    assert said(system_checks.compare_versions(nodes)) == quoted(19)

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from paceline import trusting
-from paceline.cli import main
+from paceline.cli.main import main
+from paceline.config import build_spec, load
+from paceline.config import trust as trusting
 from paceline.errors import UserError
-from paceline.record.run_dir import RunDir, trust
-from paceline.spec import build, load
+from paceline.runlog.run_dir import RunDir, trust
 
 OWN = """
 from paceline import Workload
@@ -27,7 +27,7 @@ def made(tmp_path, monkeypatch):
     """(run folder, mark of its code): made by this user, whose state is in a folder of the test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "own.py").write_text(OWN)
-    run = RunDir.claim(tmp_path / "runs", "made", build({"workload": f"{tmp_path}/own.py:Own"}))
+    run = RunDir.claim(tmp_path / "runs", "made", build_spec({"workload": f"{tmp_path}/own.py:Own"}))
     forget(tmp_path)
     return run.path, tmp_path / "own.mark"
 
@@ -102,12 +102,12 @@ def test_an_origin_cannot_be_made_up(made, tmp_path):
 
 
 def test_which_code_a_spec_names():
-    assert trusting.code_of({"workload": "classifier"}) == []
-    assert trusting.code_of({"workload": "x/train.py"}) == ["x/train.py"]
+    assert trusting.find_user_code({"workload": "classifier"}) == []
+    assert trusting.find_user_code({"workload": "x/train.py"}) == ["x/train.py"]
     keras = {"workload": "keras", "model": {"build": "m.py:f", "loss": "mse"}, "data": {"source": "d.py:g"}}
-    assert trusting.code_of(keras) == ["m.py:f", "d.py:g"]
-    assert trusting.code_of({"workload": "keras", "model": {"build": "saved.keras"}}) == ["saved.keras"]
-    assert trusting.code_of({"workload": "keras", "model": "m.py:f", "data": "d.py:g"}) == ["m.py:f", "d.py:g"]
+    assert trusting.find_user_code(keras) == ["m.py:f", "d.py:g"]
+    assert trusting.find_user_code({"workload": "keras", "model": {"build": "saved.keras"}}) == ["saved.keras"]
+    assert trusting.find_user_code({"workload": "keras", "model": "m.py:f", "data": "d.py:g"}) == ["m.py:f", "d.py:g"]
 
 
 def test_code_of_run_files_that_a_spec_names(tmp_path):
@@ -121,7 +121,7 @@ def test_code_of_run_files_that_a_spec_names(tmp_path):
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     found = {
-        name: trusting.code_of({"workload": "ensemble", "model": {"members": [f"{name}.yaml"]}}, tmp_path)
+        name: trusting.find_user_code({"workload": "ensemble", "model": {"members": [f"{name}.yaml"]}}, tmp_path)
         for name in (*files, "gone")
     }
     assert found.pop("own") == [f"{tmp_path}/own.py:W"]
@@ -144,8 +144,8 @@ def test_nothing_in_the_current_folder_is_taken_for_this_users_own(named, tmp_pa
     monkeypatch.setenv("XDG_STATE_HOME", named or "")
     if named is None:
         monkeypatch.setenv("HOME", "")
-    assert trusting.state_folder().is_absolute()
-    assert not trusting.state_folder().is_relative_to(tmp_path)
+    assert trusting.get_state_folder().is_absolute()
+    assert not trusting.get_state_folder().is_relative_to(tmp_path)
 
 
 def test_trust_without_a_run(tmp_path, capsys):

@@ -5,9 +5,9 @@ import torch
 from noisy_data import NoisyData
 
 from paceline import Workload, plan, train
+from paceline.config import load, resolve_spec
 from paceline.errors import UserError
-from paceline.spec import load, spec_of
-from paceline.workload import workload_of
+from paceline.workload import build_workload
 
 QUICK = {"train": {"steps": 2, "global_batch": 4}}
 
@@ -19,14 +19,14 @@ def test_a_run_is_meant_in_any_of_four_ways(tmp_path, monkeypatch):
     spec = load(file)
     content = {"workload": "topics", "name": "some", "data": {"path": "counts.npz"}}
     for source in (spec, file, str(file), content):
-        assert spec_of(source).dump() == spec.dump()
+        assert resolve_spec(source).dump() == spec.dump()
     assert content["data"] == {"path": "counts.npz"}, "what is given stays as it was"
-    assert spec_of(NoisyData).workload.endswith("noisy_data.py:NoisyData")
-    assert isinstance(workload_of(spec_of(NoisyData)), Workload)
+    assert resolve_spec(NoisyData).workload.endswith("noisy_data.py:NoisyData")
+    assert isinstance(build_workload(resolve_spec(NoisyData)), Workload)
 
 
 def test_verbs_take_them(tmp_path):
-    content = {"workload": spec_of(NoisyData).workload, **QUICK}
+    content = {"workload": resolve_spec(NoisyData).workload, **QUICK}
     run = train(content, tmp_path, show=False)
     assert run.summary.trained.steps == 2
     assert plan({"workload": "lm"}, cluster="2xA100", samples=1000).rows

@@ -22,29 +22,29 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
-from paceline.data.npz_file import UNREADABLE
+from paceline.data.npz import UNREADABLE
 from paceline.errors import RunFailed, UserError
-from paceline.launch.environment import detect
-from paceline.plain_files import check_plain, read_text
-from paceline.record.files import seal_of
-from paceline.workload import Say
+from paceline.io.files import compute_seal
+from paceline.io.safe_open import check_regular, read_text
+from paceline.launch.environment import detect_rank
+from paceline.workload import LogFn
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
-NO_LOCKS_HERE = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+LOCKS_UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
-class Damaged(Exception):
+class DamagedEntry(Exception):
     """An entry that is not whole, or not what was written: it is built again."""
 
 
 @contextmanager
-def exclusive(entry: Path, say: Say) -> Iterator[None]:
+def lock_entry(entry: Path, say: LogFn) -> Iterator[None]:
     """Hold the lock of an entry. It is the kernel's, so it is let go when its holder dies.
 
     Some network file systems have no locks: there, two processes may build the same entry, and one replaces the
     other's by its equal.
     """
-    with _disk_errors(entry.parent):
+    with _translate_disk_errors(entry.parent):
         entry.parent.mkdir(parents=True, exist_ok=True)
         file = open(f"{entry}.lock", "a")  # noqa: SIM115
     with file:
@@ -54,7 +54,7 @@ def exclusive(entry: Path, say: Say) -> Iterator[None]:
             say(f"corpus: another process is preparing {entry.name}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            if error.errno not in NO_LOCKS_HERE:
+            if error.errno not in LOCKS_UNSUPPORTED:
                 raise UserError(f"{file.name}: cannot be locked: {error.strerror}; type  data.cache=FOLDER") from None
         else:  # nobody else builds this entry now, so a temporary folder of it belongs to a process that died
             for leftover in entry.parent.glob(f"{entry.name}.part-*"):
@@ -63,9 +63,9 @@ def exclusive(entry: Path, say: Say) -> Iterator[None]:
 
 
 @contextmanager
-def new_entry(entry: Path) -> Iterator[Path]:
+def create_entry(entry: Path) -> Iterator[Path]:
     """A temporary folder beside the entry; it becomes the entry at the end, or is removed if there is an error."""
-    with _disk_errors(entry.parent), _temporary_beside(entry) as outer:
+    with _translate_disk_errors(entry.parent), _temporary_beside(entry) as outer:
         new = outer / "new"
         new.mkdir()  # the outer one is private, but a cache may be shared
         yield new
@@ -93,7 +93,7 @@ def _temporary_beside(entry: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
+def _translate_disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -147,11 +147,11 @@ class ArrayWriter:
 
 def map_array(path: Path) -> NDArray[Any]:
     """A .npy file as a read-only array of the page cache. A plain array: indexing `np.memmap` itself is slower."""
-    check_plain(path)
+    check_regular(path)
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except UNREADABLE as error:
-        raise Damaged(f"{path.name}: {type(error).__name__}: {error}") from None
+        raise DamagedEntry(f"{path.name}: {type(error).__name__}: {error}") from None
 
 
 def write_synced(path: Path, content: bytes) -> dict[str, Any]:
@@ -166,17 +166,18 @@ _verified: set[tuple[object, ...]] = set()
 """What was verified by this process, as it was then."""
 
 
-def verify(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare every file of an entry with its checksum, on all cores and once in a process; `Damaged` names the first.
+def verify_entry(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare every file of an entry with its checksum, on all cores and once in a process; `Damaged` names the
+    first.
 
     `files` is what `ArrayWriter` and `write_synced` said of them. For ranks that we start, the process that starts them
     has done it.
     """
-    place = detect(os.environ)
+    place = detect_rank(os.environ)
     if place is not None and place.launcher == "paceline":
         return
     if strange := [name for name in files if Path(name).name != name]:
-        raise Damaged(f"it names a file elsewhere, {strange[0]!r}")
+        raise DamagedEntry(f"it names a file elsewhere, {strange[0]!r}")
     about = [(folder / name).stat() for name in files]
     state = (folder, *((found.st_size, found.st_mtime_ns, found.st_ino) for found in about))
     if state in _verified:
@@ -185,43 +186,43 @@ def verify(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     mapped = {name: map_array(folder / name) for name in files if name.endswith(".npy")}
     for name, array in mapped.items():
         if array.dtype.str != files[name].get("dtype", array.dtype.str):
-            raise Damaged(f"{name} is not what was written there: its numbers are of another type")
+            raise DamagedEntry(f"{name} is not what was written there: its numbers are of another type")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        sums = pool.map(lambda name: _checksum(folder / name, mapped.get(name)), files)
+        sums = pool.map(lambda name: _hash_entry_file(folder / name, mapped.get(name)), files)
         for (name, facts), found in zip(files.items(), sums, strict=True):
             if found != facts["sha256"]:
-                raise Damaged(f"{name} is not what was written there: its checksum differs")
+                raise DamagedEntry(f"{name} is not what was written there: its checksum differs")
     _verified.add(state)
 
 
-def _checksum(path: Path, array: NDArray[Any] | None) -> str:
+def _hash_entry_file(path: Path, array: NDArray[Any] | None) -> str:
     """Of an array its numbers, whose type is noted beside it; of any other file all of it."""
     if array is not None:
         return hashlib.sha256(array.data).hexdigest()
-    check_plain(path)
+    check_regular(path)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def array_facts(path: Path) -> dict[str, Any]:
+def describe_array(path: Path) -> dict[str, Any]:
     """What `ArrayWriter` says of a file, where it was changed afterwards."""
     array = map_array(path)
-    return {"bytes": path.stat().st_size, "sha256": _checksum(path, array), "dtype": array.dtype.str}
+    return {"bytes": path.stat().st_size, "sha256": _hash_entry_file(path, array), "dtype": array.dtype.str}
 
 
-def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+def add_seal(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts with a checksum of themselves, for the file that says what is in an entry."""
-    return {**facts, "seal": seal_of(facts)}
+    return {**facts, "seal": compute_seal(facts)}
 
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts of `sealed` from their file, unless somebody changed them."""
     try:
         facts = json.loads(read_text(path))
-        if isinstance(facts, dict) and facts.pop("seal", None) == seal_of(facts):
+        if isinstance(facts, dict) and facts.pop("seal", None) == compute_seal(facts):
             return facts
     except (ValueError, RecursionError):
         pass
-    raise Damaged("the file that says what is in it was changed")
+    raise DamagedEntry("the file that says what is in it was changed")
 
 
 def _sync(file: Any) -> None:

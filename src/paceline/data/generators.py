@@ -34,7 +34,7 @@ def seed_generators(key: int) -> None:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """The generators of the process go on afterwards as if nothing had drawn from them."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
     try:
@@ -45,7 +45,7 @@ def generators_kept() -> Iterator[None]:
         torch.default_generator.set_state(before[2])
 
 
-def seeders_of(dataset: Any) -> list[Seed]:
+def find_seeders(dataset: Any) -> list[Seed]:
     """Of the generators that a data set keeps: in its attributes, in the data sets and transforms that these hold, and
     as variables of the classes and modules in which they are defined. No code of the user's is run to find them."""
     found: dict[int, Seed] = {}
@@ -58,13 +58,13 @@ def seeders_of(dataset: Any) -> list[Seed]:
         seen[id(thing)] = thing
         if isinstance(thing, GENERATORS):
             if thing is not torch.default_generator:
-                found[id(thing)] = _seeder(thing)
+                found[id(thing)] = _make_seeder(thing)
         else:
-            waiting.extend(_held_by(thing))
+            waiting.extend(_iter_members(thing))
     return list(found.values())
 
 
-def _held_by(thing: Any) -> Iterator[Any]:
+def _iter_members(thing: Any) -> Iterator[Any]:
     match thing:
         case Mapping() | list() | tuple() | set() | frozenset() if len(thing) > FEW:
             return
@@ -78,20 +78,20 @@ def _held_by(thing: Any) -> Iterator[Any]:
             yield from (thing.__self__, thing.__func__)
         case FunctionType():
             yield from (cell.cell_contents for cell in thing.__closure__ or () if cell != EMPTY)
-            yield from _variables(thing.__globals__)
+            yield from _find_generators(thing.__globals__)
         case _:
             yield from list(getattr(thing, "__dict__", {}).values())
             for kind in type(thing).__mro__:
-                yield from _variables(vars(kind))
-                yield from _variables(vars(sys.modules.get(kind.__module__, sys)))
+                yield from _find_generators(vars(kind))
+                yield from _find_generators(vars(sys.modules.get(kind.__module__, sys)))
 
 
-def _variables(names: Mapping[str, Any]) -> list[Any]:
+def _find_generators(names: Mapping[str, Any]) -> list[Any]:
     """Of a class or module."""
     return [value for value in names.values() if isinstance(value, GENERATORS)]
 
 
-def _seeder(generator: Any) -> Seed:
+def _make_seeder(generator: Any) -> Seed:
     match generator:
         case np.random.Generator():
             return partial(_seed_numpy, generator)

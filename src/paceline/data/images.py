@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.data.files import not_there
+from paceline.data.files import missing_path_error
 from paceline.errors import RunFailed, UserError
-from paceline.plain_files import check_plain
+from paceline.io.safe_open import check_regular
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 CHECKED = 500
@@ -41,7 +41,7 @@ class ImageFolder:
 
         file = self.files[index]
         try:
-            check_plain(file)
+            check_regular(file)
             with Image.open(file) as opened:
                 image = opened.convert(self.mode)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -71,7 +71,7 @@ def image_folder(
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise not_there(folder, "image_folder", "folder")
+        raise missing_path_error(folder, "image_folder", "folder")
     found = sorted(child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     names = list(found if classes is None else classes)
     if unknown := [name for name in found if name not in names]:
@@ -99,7 +99,7 @@ def _refuse_sizes(files: list[Path]) -> None:
     first: tuple[Path, Pixels] | None = None
     for file in files[:: -(-len(files) // CHECKED)]:
         try:
-            check_plain(file)
+            check_regular(file)
             with Image.open(file) as image:
                 size = image.size
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):

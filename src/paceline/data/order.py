@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.spec import Train
+from paceline.config import Train
 
 ROUNDS = 6
 AT_ONCE = 64
@@ -27,7 +27,7 @@ def mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def stream(*words: int) -> np.uint64:
+def derive_key(*words: int) -> np.uint64:
     """One 64-bit key from several numbers."""
     key = np.zeros(1, np.uint64)
     for word in words:
@@ -35,7 +35,7 @@ def stream(*words: int) -> np.uint64:
     return key[0]
 
 
-def fractions(key: np.uint64, first: int, count: int) -> np.ndarray:
+def draw_fractions(key: np.uint64, first: int, count: int) -> np.ndarray:
     """Numbers from 0 to 1: those from `first` on of a stream that depends on the key alone."""
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GOLDEN
     return (mix(key + steps) >> np.uint64(11)) / 2.0**53
@@ -49,7 +49,7 @@ def permute(positions: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     """
     half = np.uint64(max(1, (int(n - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
-    keys = mix(stream(seed, epoch) + np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN)
+    keys = mix(derive_key(seed, epoch) + np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN)
     x = np.asarray(positions, dtype=np.uint64).copy()
     outside = np.ones(len(x), bool)
     while outside.any():
@@ -61,9 +61,9 @@ def permute(positions: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     return x.astype(np.int64)
 
 
-def sample_keys(ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+def derive_sample_keys(ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """One 31-bit random number per sample and epoch, for dropout that does not depend on the layout."""
-    return (mix(ids.astype(np.uint64) + stream(seed, epoch, 1)) >> np.uint64(33)).astype(np.int64)
+    return (mix(ids.astype(np.uint64) + derive_key(seed, epoch, 1)) >> np.uint64(33)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Order:
             begin = index * self.batch
             positions = np.arange(begin, min(begin + count * self.batch, self.samples))
             ids = permute(positions, self.samples, self.seed, epoch)
-            keys = sample_keys(ids, self.seed, epoch)
+            keys = derive_sample_keys(ids, self.seed, epoch)
             for i in range(count):
                 mine = slice(i * self.batch, (i + 1) * self.batch)
                 yield GlobalBatch(first + i, epoch, ids[mine], keys[mine], self.seen(first + i))
@@ -134,3 +134,39 @@ def split_by_cost(cost: np.ndarray, shares: int) -> list[np.ndarray]:
     table.flat[: len(order)] = order
     table[1::2] = table[1::2, ::-1]
     return [share[share >= 0][::-1] for share in table.T]
+
+
+MIN_CHUNKS = 4
+"""Chunks (`Workload.evaluation_chunk`) that are always evaluated."""
+EVALUATED_SHARE = 0.5
+"""Samples evaluated for each one trained on since the last evaluation, at most. Without a backward pass a sample takes
+about a third of the time, so that an evaluation takes about a sixth of the time of the training before it."""
+SUBSET_SEED, SUBSET_EPOCH = 0, -1
+"""Of the part that is drawn: the same for every seed of the training, so that runs can be compared."""
+
+
+def count_evaluated(train: Train, order: Order, held_out: int, chunk: int) -> int:
+    """How many of the held-out samples an evaluation uses, where those of a chunk are computed in one pass."""
+    if train.evaluate_on == "all":
+        return held_out
+    if train.evaluate_on != "auto":
+        return min(held_out, train.evaluate_on)
+    steps = total_steps(train, order)
+    between = order.seen(min(steps, train.evaluate_every or order.steps_per_epoch))
+    return min(held_out, max(MIN_CHUNKS * chunk, round(EVALUATED_SHARE * between)))
+
+
+def select_evaluated(held_out: int, count: int) -> np.ndarray:
+    """Which ones, in their order: all, or a part that depends on nothing but the two numbers."""
+    if count >= held_out:
+        return np.arange(held_out)
+    return np.sort(permute(np.arange(count), held_out, SUBSET_SEED, SUBSET_EPOCH))
+
+
+def describe_subset(train: Train, order: Order, held_out: int, chunk: int) -> str:
+    """For people: the number, and where it comes from."""
+    count = count_evaluated(train, order, held_out, chunk)
+    if count == held_out:
+        return f"evaluated on all {held_out:,} held-out samples"
+    why = "" if train.evaluate_on != "auto" else "; all of them with train.evaluate_on=all"
+    return f"evaluated on {count:,} of {held_out:,} held-out samples, the same ones each time{why}"

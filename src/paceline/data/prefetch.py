@@ -121,7 +121,7 @@ class Loader:
 
         def produce() -> None:
             try:
-                for some in in_order(self.load, groups, workers_of(self.samples)):
+                for some in map_in_order(self.load, groups, count_workers(self.samples)):
                     offer(some)
                     if stop.is_set():
                         return
@@ -145,17 +145,17 @@ class Loader:
             thread.join()
 
 
-def workers_of(samples: Samples) -> int:
+def count_workers(samples: Samples) -> int:
     """The worker processes that make them; 0 without any."""
     return getattr(samples, "workers", 0)
 
 
-def batches_of(samples: Samples, wanted: Iterable[IdsAndKeys]) -> Iterator[Any]:
+def iter_batches(samples: Samples, wanted: Iterable[IdsAndKeys]) -> Iterator[Any]:
     """The batches of these samples and keys, one by one; made ahead where there are worker processes."""
-    return in_order(lambda one: samples.batch(*one), wanted, workers_of(samples))
+    return map_in_order(lambda one: samples.batch(*one), wanted, count_workers(samples))
 
 
-def in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threads: int) -> Iterator[Made]:
+def map_in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threads: int) -> Iterator[Made]:
     """What `make` makes of each, in their order: ahead and side by side in so many threads, or when it is asked for."""
     if not threads:
         yield from map(make, wanted)
@@ -172,15 +172,15 @@ def in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threads: 
             pool.shutdown(cancel_futures=True)
 
 
-def collated(make: Callable[..., Any], pin: bool = False) -> Collate:
+def make_collate(make: Callable[..., Any], pin: bool = False) -> Collate:
     """Batches made one by one, from ids and keys."""
-    return lambda wanted: [pinned(make(*one)) if pin else make(*one) for one in wanted]
+    return lambda wanted: [pin_batch(make(*one)) if pin else make(*one) for one in wanted]
 
 
-def pinned(batch: Any) -> Any:
+def pin_batch(batch: Any) -> Any:
     """In memory from which a device can copy by itself; a small tensor is copied sooner than it is pinned."""
     return tree_map_only(Tensor, lambda tensor: tensor.pin_memory() if tensor.nbytes > SMALL_BYTES else tensor, batch)
 
 
-def move(batch: Any, device: Any) -> Any:
+def move_batch(batch: Any, device: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from paceline.data.generators import generators_kept, seed_generators, seeders_of
+from paceline.config.registry import Traits
+from paceline.data.generators import find_seeders, preserve_generators, seed_generators
 from paceline.errors import UserError
-from paceline.registry import Traits
 from paceline.workload import BaseWorkload, OwnLoop, Samples, Workload
 
 ALLOWED = (
@@ -34,10 +34,10 @@ def samples_of(workload: Workload, split: str = "train") -> Samples | None:
 
     While worker processes make the samples of a run, these are the ones.
     """
-    return workload.served[split] if split in workload.served else adapted(workload, split)
+    return workload.served[split] if split in workload.served else load_samples(workload, split)
 
 
-def training_samples(workload: Workload) -> Samples:
+def load_training_samples(workload: Workload) -> Samples:
     """What there is to train on."""
     found = samples_of(workload)
     if found is None:
@@ -50,18 +50,18 @@ def cost_of(samples: Samples, ids: np.ndarray) -> np.ndarray:
     found = np.asarray(samples.cost(ids))
     if found.shape != ids.shape or found.dtype.kind not in "biuf":
         raise UserError(
-            f"workload: cost(ids) gave {_described(found)} for {len(ids)} samples; it must give an array with a number "
+            f"workload: cost(ids) gave {_describe(found)} for {len(ids)} samples; it must give an array with a number "
             "for each of them, as in  return self.lengths[ids]"
         )
     return found
 
 
-def sample_count(workload: BaseWorkload) -> int:
+def count_samples(workload: BaseWorkload) -> int:
     """How many samples there are to learn from."""
-    return len(training_samples(workload)) if isinstance(workload, Workload) else workload.sample_count()
+    return len(load_training_samples(workload)) if isinstance(workload, Workload) else workload.sample_count()
 
 
-def adapted(workload: Workload, split: str) -> Samples | None:
+def load_samples(workload: Workload, split: str) -> Samples | None:
     """What `data(split)` returns, as Samples."""
     found, said = workload.data(split), workload.data_words.format(split=split)
     if found is None:
@@ -79,14 +79,14 @@ def traits_of(workload: Workload, samples: Samples) -> Traits:
     """What decides how its steps run (paceline.execution)."""
     return Traits(
         equal_layers=workload.compile_layers,
-        few_shapes=hasattr(samples, "fixed_shape_batches") or _one_shape(samples),
+        few_shapes=hasattr(samples, "fixed_shape_batches") or _has_one_shape(samples),
         half_only=getattr(samples, "half_only", False),
         own_loop=isinstance(workload, OwnLoop),
         own_optimizer=workload.has("optimizer"),
     )
 
 
-def _one_shape(samples: Samples) -> bool:
+def _has_one_shape(samples: Samples) -> bool:
     """Whether samples all have the same shape, by the look of a few."""
     if hasattr(samples, "resident"):
         return True
@@ -130,19 +130,19 @@ class ArraySamples:
     """Tensors or arrays in which row i is sample i."""
 
     def __init__(self, columns: Any, said: str) -> None:
-        columns = tree_map(_array, columns, is_leaf=_is_list)
+        columns = tree_map(_to_array, columns, is_leaf=_is_list)
         for path, leaf in tree_flatten_with_path(columns, is_leaf=_is_list)[0]:
             if isinstance(leaf, list):
                 raise UserError(
                     f"{said}{keystr(path)} is a list; make an array of it with  np.array, or return a list of samples"
                 )
             if not isinstance(leaf, Tensor | np.ndarray) or not leaf.ndim:
-                raise UserError(f"{said}{keystr(path)} is {_described(leaf)}; {ALLOWED}")
+                raise UserError(f"{said}{keystr(path)} is {_describe(leaf)}; {ALLOWED}")
             if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufc":
                 raise UserError(
-                    f"{said}{keystr(path)} is {_described(leaf)}; give words and dates numbers before they are data"
+                    f"{said}{keystr(path)} is {_describe(leaf)}; give words and dates numbers before they are data"
                 )
-        self.columns = tree_map(lambda leaf: leaf if isinstance(leaf, Tensor) else _tensor(leaf), columns)
+        self.columns = tree_map(lambda leaf: leaf if isinstance(leaf, Tensor) else _to_tensor(leaf), columns)
         leaves = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(self.columns)[0]]
         if not leaves:
             raise UserError(f"{said} is empty; {ALLOWED}")
@@ -181,7 +181,7 @@ class DatasetSamples:
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, said: str) -> None:
         self.dataset, self.collate, self.said = dataset, collate, said
         self.own_cost = getattr(dataset, "cost", None)
-        self.seeders = seeders_of(dataset)
+        self.seeders = find_seeders(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -190,14 +190,14 @@ class DatasetSamples:
         return np.ones(len(ids)) if self.own_cost is None else self.own_cost(ids)
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Any:
-        with generators_kept():
+        with preserve_generators():
             samples = [self._sample(i, key) for i, key in zip(ids.tolist(), keys.tolist(), strict=True)]
             if self.collate is not None:
                 return self.collate(samples)
         try:
             return default_collate(samples)
         except (RuntimeError, TypeError, ValueError, KeyError):
-            _refuse_differing(samples, ids, self.said)
+            _reject_differing(samples, ids, self.said)
             raise
 
     def _sample(self, number: int, key: int) -> Any:
@@ -215,22 +215,22 @@ def _is_list(thing: Any) -> bool:
     return isinstance(thing, list)
 
 
-def _array(column: Any) -> Any:
+def _to_array(column: Any) -> Any:
     """Of a column of a DataFrame, or several; anything else as it is."""
     return column.to_numpy() if hasattr(column, "to_numpy") else column
 
 
-def _tensor(array: np.ndarray) -> Tensor:
+def _to_tensor(array: np.ndarray) -> Tensor:
     """Of the same memory, where torch can read it."""
     plain = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     return torch.from_numpy(plain if plain.flags.writeable else plain.copy())
 
 
-def _refuse_differing(samples: Sequence[Any], ids: np.ndarray, said: str) -> None:
+def _reject_differing(samples: Sequence[Any], ids: np.ndarray, said: str) -> None:
     """Say which two samples cannot be rows of one batch, or which part of one never can."""
-    first = _described_leaves(samples[0])
+    first = _describe_leaves(samples[0])
     for number, sample in zip(ids[1:].tolist(), samples[1:], strict=True):
-        other = _described_leaves(sample)
+        other = _describe_leaves(sample)
         for path in dict.fromkeys([*first, *other]):
             if first.get(path) != other.get(path):
                 part = f" at {path}" if path else ""
@@ -242,16 +242,16 @@ def _refuse_differing(samples: Sequence[Any], ids: np.ndarray, said: str) -> Non
     for leaf in tree_leaves(samples[0]):
         if not isinstance(leaf, Tensor | np.ndarray | np.generic | int | float | str | bytes):
             raise UserError(
-                f"{said}: sample {ids[0]} holds {_described(leaf)}, which does not fit in a batch; make a tensor of it "
+                f"{said}: sample {ids[0]} holds {_describe(leaf)}, which does not fit in a batch; make a tensor of it "
                 "in the data set, or give your Workload a method  collate(self, samples)"
             )
 
 
-def _described_leaves(sample: Any) -> dict[str, str]:
-    return {keystr(path): _described(leaf) for path, leaf in tree_flatten_with_path(sample)[0]}
+def _describe_leaves(sample: Any) -> dict[str, str]:
+    return {keystr(path): _describe(leaf) for path, leaf in tree_flatten_with_path(sample)[0]}
 
 
-def _described(leaf: Any) -> str:
+def _describe(leaf: Any) -> str:
     if isinstance(leaf, Tensor | np.ndarray):
         kind = "a tensor" if isinstance(leaf, Tensor) else f"an array of {leaf.dtype}"
         return f"{kind} of shape {list(leaf.shape)}"

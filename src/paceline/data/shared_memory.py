@@ -19,7 +19,7 @@ from torch import Tensor
 
 ALIGNMENT = 64
 
-TensorPlace = tuple[int, torch.dtype, torch.Size]
+TensorSlot = tuple[int, torch.dtype, torch.Size]
 """Of a tensor in the file: where it begins, its type, its shape."""
 
 
@@ -28,10 +28,10 @@ class _TensorPickler(ForkingPickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.tensors: list[tuple[TensorPlace, Tensor]] = []
+        self.tensors: list[tuple[TensorSlot, Tensor]] = []
         self.bytes = 0
 
-    def persistent_id(self, thing: Any) -> TensorPlace | None:
+    def persistent_id(self, thing: Any) -> TensorSlot | None:
         if type(thing) is not Tensor or thing.layout != torch.strided or thing.device.type != "cpu":
             return None
         if thing.is_quantized or thing.is_conj() or thing.is_neg():
@@ -47,10 +47,10 @@ class _TensorUnpickler(pickle.Unpickler):
         super().__init__(file)
         self.memory = memory
 
-    def persistent_load(self, place: TensorPlace) -> Tensor:
+    def persistent_load(self, place: TensorSlot) -> Tensor:
         if self.memory is None:
             return torch.empty(place[2], dtype=place[1])
-        return _at(self.memory, place)
+        return _view_at(self.memory, place)
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ class Message:
     """A message: its pickle, and where its tensors belong in a file of so many bytes."""
 
     pickle: bytes
-    tensors: list[tuple[TensorPlace, Tensor]]
+    tensors: list[tuple[TensorSlot, Tensor]]
     bytes: int
 
 
-def message_of(thing: Any) -> Message:
+def pack_message(thing: Any) -> Message:
     file = io.BytesIO()
     pickler = _TensorPickler(file)
     pickler.dump(thing)
     return Message(file.getvalue(), pickler.tensors, pickler.bytes)
 
 
-def send(pipe: Connection, message: Message) -> None:
+def send_message(pipe: Connection, message: Message) -> None:
     """To the process at the other end of a pipe that is a pair of sockets."""
     pipe.send_bytes(message.bytes.to_bytes(8, "little"))
     pipe.send_bytes(message.pickle)
@@ -78,15 +78,15 @@ def send(pipe: Connection, message: Message) -> None:
     descriptor = os.memfd_create("paceline-batch")
     try:
         os.ftruncate(descriptor, message.bytes)
-        memory = _mapped(descriptor, message.bytes)
+        memory = _map_file(descriptor, message.bytes)
         for place, tensor in message.tensors:
-            _at(memory, place).copy_(tensor)
+            _view_at(memory, place).copy_(tensor)
         send_handle(pipe, descriptor, None)
     finally:
         os.close(descriptor)
 
 
-def receive(pipe: Connection) -> Any:
+def receive_message(pipe: Connection) -> Any:
     """What `send` sent; from a process of ours, so that it may be unpickled."""
     size = int.from_bytes(pipe.recv_bytes(), "little")
     content = io.BytesIO(pipe.recv_bytes())
@@ -94,17 +94,17 @@ def receive(pipe: Connection) -> Any:
         return _TensorUnpickler(content, None).load()
     descriptor = recv_handle(pipe)
     try:
-        memory = _mapped(descriptor, size)
+        memory = _map_file(descriptor, size)
     finally:
         os.close(descriptor)
     return _TensorUnpickler(content, memory).load()
 
 
-def _mapped(descriptor: int, size: int) -> Tensor:
+def _map_file(descriptor: int, size: int) -> Tensor:
     """The file as bytes; the mapping outlives the descriptor."""
     return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
 
 
-def _at(memory: Tensor, place: TensorPlace) -> Tensor:
+def _view_at(memory: Tensor, place: TensorSlot) -> Tensor:
     begin, dtype, shape = place
     return memory[begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape)

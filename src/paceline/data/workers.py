@@ -29,28 +29,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.data.samples import adapted
-from paceline.data.shared_memory import Message, message_of, receive, send
+from paceline.config import RunSpec
+from paceline.config.registry import describe_error, format_user_trace
+from paceline.data.samples import load_samples
+from paceline.data.shared_memory import Message, pack_message, receive_message, send_message
 from paceline.errors import PacelineError, RunFailed
-from paceline.launch import blame
-from paceline.launch.environment import Place
+from paceline.io.format import duration
+from paceline.launch import root_cause
+from paceline.launch.environment import RankInfo
+from paceline.launch.hang_traces import enable_stack_dump
 from paceline.launch.signals import STOP_SIGNALS
-from paceline.launch.stacks import give_when_asked
-from paceline.record.units import duration
-from paceline.registry import one_line, own_trace
-from paceline.spec import RunSpec
 from paceline.workload import Samples, Workload
 
 SPLITS = ("train", "test")
 REMOTE = ("padded", "fixed_shape_batches")
 """What samples may be asked to make beside `batch`."""
-MOST_BY_ITSELF = 16
+MAX_AUTO_WORKERS = 16
 """Workers that `auto` starts on a rank; whoever wants more says how many."""
-CAN_WAIT_S = 0.002
+TOLERATED_WAIT_S = 0.002
 """A step waits so long for its samples without anybody noticing. A worker that idles costs next to nothing."""
 MEASURED_S = 0.1
 ROUNDS = 3
-FAREWELL_S = 0.5
+EXIT_TIMEOUT_S = 0.5
 PR_SET_PDEATHSIG = 1
 
 
@@ -67,14 +67,14 @@ class Worker:
     def ask(self, *question: Any) -> Any:
         try:
             self.pipe.send(question)
-            return receive(self.pipe)
+            return receive_message(self.pipe)
         except (EOFError, OSError):
-            self.process.join(FAREWELL_S)
+            self.process.join(EXIT_TIMEOUT_S)
             who = f"data worker {self.number} (pid {self.process.pid})"
             code = self.process.exitcode
             if code is None:
                 raise WorkerDied(f"{who} does not answer") from None
-            raise WorkerDied(blame.of_exit(who, code, time.time(), echo=False).message) from None
+            raise WorkerDied(root_cause.describe_exit(who, code, time.time(), echo=False).message) from None
 
     def ask_no_more(self) -> None:
         """The worker sees the end of its questions. The pipe stays open for a thread that waits for an answer."""
@@ -98,7 +98,7 @@ class Workers:
             ours, theirs = multiprocessing.Pipe()
             not_its_own = [worker.pipe for worker in self.all] + [ours]
             process = multiprocessing.get_context("fork").Process(
-                target=_work, args=(theirs, self.splits, self.reference, not_its_own, os.getpid()), daemon=True
+                target=_serve, args=(theirs, self.splits, self.reference, not_its_own, os.getpid()), daemon=True
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of threads: no lock of theirs is used
@@ -122,7 +122,7 @@ class Workers:
         """They have nothing to save: one that does not leave at once is ended."""
         for worker in self.all:
             worker.ask_no_more()
-        deadline = time.monotonic() + FAREWELL_S
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
         for worker in self.all:
             worker.process.join(max(0.0, deadline - time.monotonic()))
             if worker.process.exitcode is None:
@@ -159,16 +159,18 @@ class WorkerSamples:
 
 
 @contextmanager
-def worker_processes(workload: Workload, place: Place, samples_per_step: int) -> Iterator[None]:
+def start_workers(workload: Workload, place: RankInfo, samples_per_step: int) -> Iterator[None]:
     """While entered, the workload's samples are those that worker processes make, as many as its run file asks for.
 
     `samples_per_step` are those of this rank.
     """
-    splits = {split: adapted(workload, split) for split in SPLITS}
+    splits = {split: load_samples(workload, split) for split in SPLITS}
     asked = getattr(workload.spec.data, "workers", 0)
     workers = Workers(splits, workload.spec.workload)
     try:
-        why = "" if splits["train"] is None else _start(workers, splits["train"], asked, place, samples_per_step)
+        why = (
+            "" if splits["train"] is None else _start_as_asked(workers, splits["train"], asked, place, samples_per_step)
+        )
         workload.served = splits
         if workers.all:
             workload.served = {
@@ -181,25 +183,27 @@ def worker_processes(workload: Workload, place: Place, samples_per_step: int) ->
         workers.close()
 
 
-def worker_words(samples: Samples) -> list[str]:
+def describe_workers(samples: Samples) -> list[str]:
     """Who makes the samples, where it is not a thread of the rank."""
     if isinstance(samples, WorkerSamples):
         return [f"{samples.workers} worker process{'es' * (samples.workers > 1)} for samples{samples.why}"]
     return [] if getattr(samples, "beside_the_loop", True) else ["samples are made between steps: data.workers=0"]
 
 
-def worker_notes(spec: RunSpec, samples: Samples) -> dict[str, int]:
+def list_worker_facts(spec: RunSpec, samples: Samples) -> dict[str, int]:
     """For the record: how many there are, where a run file can say so."""
     return {"workers": getattr(samples, "workers", 0)} if hasattr(spec.data, "workers") else {}
 
 
-def cores_of(place: Place) -> int:
+def cores_of(place: RankInfo) -> int:
     """Of this rank. srun and mpirun bind ranks to cores of their own; ranks of other launchers share those they see."""
     seen = len(os.sched_getaffinity(0))
     return seen if place.launcher in ("srun", "mpirun") else max(1, seen // place.local_world)
 
 
-def _start(workers: Workers, samples: Samples, asked: int | str, place: Place, samples_per_step: int) -> str:
+def _start_as_asked(
+    workers: Workers, samples: Samples, asked: int | str, place: RankInfo, samples_per_step: int
+) -> str:
     """Start as many as were asked for, or as pay; returns why, for people."""
     if isinstance(asked, int):
         workers.start(asked)
@@ -209,8 +213,8 @@ def _start(workers: Workers, samples: Samples, asked: int | str, place: Place, s
     workers.start(1)  # a measurement in this process could open what must not be open when it forks
     sample_s = workers.ask("train", MEASURE, samples_per_step)
     step_s, cores = sample_s * samples_per_step, cores_of(place)
-    count = number_that_pays(step_s, cores)
-    if count == 1 and step_s < CAN_WAIT_S and getattr(samples, "beside_the_loop", True):
+    count = choose_worker_count(step_s, cores)
+    if count == 1 and step_s < TOLERATED_WAIT_S and getattr(samples, "beside_the_loop", True):
         workers.close()
         return ""
     workers.start(count)
@@ -218,9 +222,9 @@ def _start(workers: Workers, samples: Samples, asked: int | str, place: Place, s
     return f": {one}; this rank has {cores} core{'s' * (cores > 1)}"
 
 
-def number_that_pays(step_s: float, cores: int) -> int:
+def choose_worker_count(step_s: float, cores: int) -> int:
     """Workers, for samples of a step that take one process so long."""
-    return max(1, min(cores, MOST_BY_ITSELF, math.ceil(step_s / CAN_WAIT_S)))
+    return max(1, min(cores, MAX_AUTO_WORKERS, math.ceil(step_s / TOLERATED_WAIT_S)))
 
 
 # In the worker process
@@ -228,7 +232,7 @@ def number_that_pays(step_s: float, cores: int) -> int:
 MEASURE = "measure"
 
 
-def _work(
+def _serve(
     pipe: Connection, splits: Mapping[str, Samples], reference: str, not_ours: list[Connection], parent: int
 ) -> None:
     """Answer until the rank closes its end, or dies."""
@@ -239,37 +243,37 @@ def _work(
         signal.signal(number, signal.SIG_IGN)
     for other in not_ours:
         other.close()
-    give_when_asked()
+    enable_stack_dump()
     gc.freeze()
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):  # the rank is gone, or wants no more
         while True:
             split, what, *arguments = pipe.recv()
-            send(pipe, _answer(splits[split], what, arguments, reference))
+            send_message(pipe, _answer(splits[split], what, arguments, reference))
 
 
 def _answer(samples: Samples, what: str, arguments: list[Any], reference: str) -> Message:
     try:
-        make = partial(_measured, samples) if what == MEASURE else getattr(samples, what)
-        return message_of(make(*arguments))
+        make = partial(_measure_sample_s, samples) if what == MEASURE else getattr(samples, what)
+        return pack_message(make(*arguments))
     except Exception as error:
-        return message_of(_told(error, reference))
+        return pack_message(_to_error(error, reference))
 
 
-def _told(error: Exception, reference: str) -> PacelineError:
+def _to_error(error: Exception, reference: str) -> PacelineError:
     """What the rank raises for it: a traceback object does not leave its process, its text does."""
     if isinstance(error, PacelineError):
         return type(error)(str(error))
-    trace = own_trace(error, reference)
+    trace = format_user_trace(error, reference)
     if not trace:  # a data set from elsewhere: all that lies below this file
         lower = error.__traceback__
         while lower is not None and lower.tb_frame.f_code.co_filename == __file__:
             lower = lower.tb_next
         trace = "".join(traceback.format_exception(type(error), error, lower)).rstrip()
-    return RunFailed(f"the workload failed in a data worker: {one_line(error)}\n\n{trace}")
+    return RunFailed(f"the workload failed in a data worker: {describe_error(error)}\n\n{trace}")
 
 
-def _measured(samples: Samples, most: int) -> float:
+def _measure_sample_s(samples: Samples, most: int) -> float:
     """Seconds that a sample takes in a batch, at best. Batches double up to that of a step, for a moment at most."""
     began, found = time.perf_counter(), math.inf
     sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most] + [most] * ROUNDS

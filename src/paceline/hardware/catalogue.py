@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.careful_yaml import parsed, text_of
 from paceline.errors import UserError, did_you_mean
-from paceline.plain_files import read_text
+from paceline.io.safe_open import read_text
+from paceline.io.safe_yaml import load_yaml, read_yaml_text
 
 GB = 1e9
 TERA = 1e12
@@ -127,7 +127,7 @@ class Cluster:
 
 
 @functools.cache
-def catalogue(own: Path | None = None) -> dict[str, Device]:
+def load_catalogue(own: Path | None = None) -> dict[str, Device]:
     """Every device by name: of the data file and, before them, of a user's own file with the same columns."""
     found: dict[str, Device] = {}
     for path in filter(None, (own, Path(__file__).parent / "hardware.csv")):
@@ -163,12 +163,12 @@ def _device(row: Mapping[str, str]) -> Device:
     )
 
 
-def device(name: str, own: Path | None = None) -> Device:
+def find_device(name: str, own: Path | None = None) -> Device:
     """A device by its name or an unambiguous part of it: `A100` is the largest A100 with a fast link.
 
     A size alone (`24GB`) is the first device of the catalogue with that much memory; `local` is the calibrated machine.
     """
-    known = catalogue(own)
+    known = load_catalogue(own)
     if name.strip().lower() == LOCAL:
         return replace(known["CPU"], name=LOCAL)
     if name.strip() in known:
@@ -186,11 +186,11 @@ def device(name: str, own: Path | None = None) -> Device:
     return max(fits, key=lambda d: (d.link_bytes_s, d.memory_bytes))
 
 
-def known(name: str) -> Device | None:
+def match_driver_name(name: str) -> Device | None:
     """A device by the name that its driver has for it; None where the catalogue does not have that very model."""
     said = re.sub(SAYS_NOTHING, " ", name.lower())
     try:
-        found = device(said)
+        found = find_device(said)
     except UserError:
         return None
     words = set(re.split(r"[^a-z0-9]+", said))
@@ -208,15 +208,15 @@ def _words(name: str) -> set[str]:
     return {word for word in re.split(r"[^a-z0-9]+", text) if word}
 
 
-def cluster(text: str) -> Cluster:
+def parse_cluster(text: str) -> Cluster:
     """A cluster from its short form, or from a YAML file where the text ends in .yaml or .yml."""
     if text.endswith((".yaml", ".yml")):
-        return read_cluster(Path(text))
+        return read_cluster_file(Path(text))
     form = re.fullmatch(r"(?:(\d+)\s*x\s*)?(\d+)\s*x\s*([^@+]+?)(?:@([^+]+))?(?:\+(.+))?", text.strip(), re.IGNORECASE)
     if form is None:
         raise UserError(f"cluster {text!r} is not understood; write it as  {FORM}")
     nodes_text, count_text, name, link, network = form.groups()
-    kind = device(name)
+    kind = find_device(name)
     count, nodes = int(count_text), int(nodes_text) if nodes_text else 1
     if count < 1 or nodes < 1:
         raise UserError(f"cluster {text!r} has no devices; give 1 or more")
@@ -267,12 +267,12 @@ def _network(text: str) -> float:
     return int(speed[1] or 1) * float(speed[2]) * (GB if speed[3] == "g" else 1e6)
 
 
-def read_cluster(path: Path) -> Cluster:
+def read_cluster_file(path: Path) -> Cluster:
     """A cluster file: a device of the catalogue (any of its facts may be replaced), counts, links and price."""
     import yaml
 
     try:
-        values = parsed(text_of(path))
+        values = load_yaml(read_yaml_text(path))
     except FileNotFoundError:
         raise UserError(f"cluster file {str(path)!r} does not exist") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -285,7 +285,7 @@ def read_cluster(path: Path) -> Cluster:
             hint = did_you_mean(key, CLUSTER_KEYS, cutoff=0.6) or f"; known: {', '.join(CLUSTER_KEYS)}"
             raise UserError(f"{path.name}: there is no key {key!r}{hint}")
     own = path.parent / str(values["catalogue"]) if "catalogue" in values else None
-    kind = _edited(device(str(values["device"]), own), values, path.name)
+    kind = _edited(find_device(str(values["device"]), own), values, path.name)
     nodes, count = (_positive(values.get(key, 1), key, path.name) for key in ("nodes", "per_node"))
     usual = {"price": kind.usd_per_hour, "spot_price": kind.spot_usd_per_hour if "price" not in values else None}
     price, spot = (_usd(values.get(key, known), key, path.name) for key, known in usual.items())

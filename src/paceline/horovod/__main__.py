@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 from paceline.errors import UserError
-from paceline.launch.edge import exit_code_of_errors
+from paceline.launch.exit_codes import exit_on_known_error
 
 STAND_IN = Path(__file__).with_name("stand_in")
 USAGE = "python -m paceline.horovod SCRIPT.py [ARGUMENTS …]"
 
 
-def main(words: list[str]) -> None:
+def run_horovod_script(words: list[str]) -> None:
     as_module = words[:1] == ["-m"]
     words = words[1:] if as_module else words
     if not words or (words[0].startswith("-") and not as_module):
@@ -34,5 +34,5 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with exit_code_of_errors():
-        main(sys.argv[1:])
+    with exit_on_known_error():
+        run_horovod_script(sys.argv[1:])

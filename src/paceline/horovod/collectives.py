@@ -13,12 +13,19 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.horovod import gradients
+from paceline.horovod import autograd
+from paceline.horovod.async_ops import (
+    start_alltoall,
+    start_broadcast,
+    start_gather,
+    start_reduce,
+    start_reduce_scatter,
+    start_sparse_reduce,
+)
 from paceline.horovod.compression import Compression, Compressor
 from paceline.horovod.handles import Handle
-from paceline.horovod.reduction import Average, Operation, Rule, rule_of
-from paceline.horovod.refused import ProcessSet, only_global
-from paceline.horovod.sending import exchange, gather, reduce, scatter, send, sparse_reduce
+from paceline.horovod.reduction import Average, Operation, ReduceRule, resolve_rule
+from paceline.horovod.unsupported import ProcessSet, require_global_set
 from paceline.horovod.world import size
 
 
@@ -30,9 +37,9 @@ class Factors(TypedDict, total=False):
     process_set: ProcessSet
 
 
-def _rule(op: Operation | None, average: bool | None, factors: Factors) -> Rule:
-    only_global(factors.get("process_set"))
-    return rule_of(op, average, factors.get("prescale_factor", 1.0), factors.get("postscale_factor", 1.0))
+def _rule(op: Operation | None, average: bool | None, factors: Factors) -> ReduceRule:
+    require_global_set(factors.get("process_set"))
+    return resolve_rule(op, average, factors.get("prescale_factor", 1.0), factors.get("postscale_factor", 1.0))
 
 
 def allreduce(
@@ -46,8 +53,8 @@ def allreduce(
     """The average over ranks, or what `op` says."""
     rule = _rule(op, average, factors)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return gradients.Reduced.apply(tensor, rule, compression)
-    return reduce(tensor, rule, compression).wait()
+        return autograd.Reduced.apply(tensor, rule, compression)
+    return start_reduce(tensor, rule, compression).wait()
 
 
 def allreduce_(
@@ -67,7 +74,7 @@ def allreduce_async(
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[torch.Tensor]:
-    return reduce(tensor, _rule(op, average, factors))
+    return start_reduce(tensor, _rule(op, average, factors))
 
 
 def allreduce_async_(
@@ -77,7 +84,7 @@ def allreduce_async_(
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[torch.Tensor]:
-    handle = reduce(tensor, _rule(op, average, factors))
+    handle = start_reduce(tensor, _rule(op, average, factors))
     return _into(tensor, handle)
 
 
@@ -85,33 +92,33 @@ def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None = None, op: Operation = Average, process_set: ProcessSet | None = None
 ) -> Handle[torch.Tensor]:
     """Of a sparse tensor: rows are gathered instead of summed."""
-    only_global(process_set)
-    return sparse_reduce(tensor, rule_of(op, None))
+    require_global_set(process_set)
+    return start_sparse_reduce(tensor, resolve_rule(op, None))
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> torch.Tensor:
     """All ranks' tensors along the first dimension, which alone may differ between them."""
-    only_global(process_set)
+    require_global_set(process_set)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return gradients.Gathered.apply(tensor)
-    return gather(tensor).wait()
+        return autograd.Gathered.apply(tensor)
+    return start_gather(tensor).wait()
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[torch.Tensor]:
-    only_global(process_set)
-    return gather(tensor)
+    require_global_set(process_set)
+    return start_gather(tensor)
 
 
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> torch.Tensor:
     """What the root has, as a new tensor."""
-    only_global(process_set)
+    require_global_set(process_set)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return gradients.Broadcast.apply(tensor, root_rank)
-    return send(tensor, root_rank).wait()
+        return autograd.Broadcast.apply(tensor, root_rank)
+    return start_broadcast(tensor, root_rank).wait()
 
 
 def broadcast_(
@@ -123,15 +130,15 @@ def broadcast_(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[torch.Tensor]:
-    only_global(process_set)
-    return send(tensor, root_rank)
+    require_global_set(process_set)
+    return start_broadcast(tensor, root_rank)
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[torch.Tensor]:
-    only_global(process_set)
-    return _into(tensor, send(tensor, root_rank))
+    require_global_set(process_set)
+    return _into(tensor, start_broadcast(tensor, root_rank))
 
 
 def alltoall(
@@ -141,12 +148,12 @@ def alltoall(
     process_set: ProcessSet | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Rows to each rank and from each: with `splits`, how many to whom, also how many came from whom."""
-    only_global(process_set)
+    require_global_set(process_set)
     to = _splits(tensor, splits)
     if tensor.requires_grad and torch.is_grad_enabled():
-        received, counts = gradients.Exchanged.apply(tensor, to)
+        received, counts = autograd.Exchanged.apply(tensor, to)
     else:
-        received, counts = exchange(tensor, to).wait()
+        received, counts = start_alltoall(tensor, to).wait()
     if splits is None:
         return received
     return received, counts.to(splits.device) if isinstance(splits, torch.Tensor) else counts
@@ -158,8 +165,8 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle[torch.Tensor] | Handle[tuple[torch.Tensor, torch.Tensor]]:
-    only_global(process_set)
-    under_way = exchange(tensor, _splits(tensor, splits))
+    require_global_set(process_set)
+    under_way = start_alltoall(tensor, _splits(tensor, splits))
     return under_way if splits is not None else Handle(under_way.works, lambda: under_way.wait()[0])
 
 
@@ -186,18 +193,18 @@ def reducescatter(
     """This rank's part of the reduced tensor, along the first dimension; the first ranks have one row more."""
     rule = _rule(op, None, factors)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return gradients.Scattered.apply(tensor, rule, compression)
-    return scatter(tensor, rule, compression).wait()
+        return autograd.Scattered.apply(tensor, rule, compression)
+    return start_reduce_scatter(tensor, rule, compression).wait()
 
 
 def reducescatter_async(
     tensor: torch.Tensor, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
 ) -> Handle[torch.Tensor]:
-    return scatter(tensor, _rule(op, None, factors))
+    return start_reduce_scatter(tensor, _rule(op, None, factors))
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
-    only_global(process_set)
+    require_global_set(process_set)
     if size() > 1:
         dist.barrier()
 

@@ -10,9 +10,9 @@ import torch
 from paceline.horovod import collectives
 from paceline.horovod.collectives import Factors
 from paceline.horovod.compression import Compression, Compressor
-from paceline.horovod.handles import Handle, together
+from paceline.horovod.handles import Handle, combine_handles
 from paceline.horovod.reduction import Average, Operation
-from paceline.horovod.refused import ProcessSet
+from paceline.horovod.unsupported import ProcessSet
 
 Tensors = Sequence[torch.Tensor]
 
@@ -47,7 +47,7 @@ def grouped_allreduce_async(
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[list[torch.Tensor]]:
-    return together([collectives.allreduce_async(tensor, average, name, op, **factors) for tensor in tensors])
+    return combine_handles([collectives.allreduce_async(tensor, average, name, op, **factors) for tensor in tensors])
 
 
 def grouped_allreduce_async_(
@@ -57,7 +57,7 @@ def grouped_allreduce_async_(
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[list[torch.Tensor]]:
-    return together([collectives.allreduce_async_(tensor, average, name, op, **factors) for tensor in tensors])
+    return combine_handles([collectives.allreduce_async_(tensor, average, name, op, **factors) for tensor in tensors])
 
 
 def grouped_allgather(
@@ -69,7 +69,7 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[list[torch.Tensor]]:
-    return together([collectives.allgather_async(tensor, name, process_set) for tensor in tensors])
+    return combine_handles([collectives.allgather_async(tensor, name, process_set) for tensor in tensors])
 
 
 def grouped_reducescatter(
@@ -85,4 +85,4 @@ def grouped_reducescatter(
 def grouped_reducescatter_async(
     tensors: Tensors, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
 ) -> Handle[list[torch.Tensor]]:
-    return together([collectives.reducescatter_async(tensor, name, op, **factors) for tensor in tensors])
+    return combine_handles([collectives.reducescatter_async(tensor, name, op, **factors) for tensor in tensors])

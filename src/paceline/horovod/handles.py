@@ -39,6 +39,6 @@ def synchronize(handle: Handle[T]) -> T:
     return handle.wait()
 
 
-def together(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
+def combine_handles(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
     """Several as one."""
     return Handle([work for handle in handles for work in handle.works], lambda: [handle.wait() for handle in handles])

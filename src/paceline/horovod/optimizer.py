@@ -19,12 +19,12 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
-from paceline.errors import UserError, listed
+from paceline.errors import UserError, join_names
+from paceline.horovod.async_ops import start_reduce, start_reduce_buffer, start_sparse_reduce
 from paceline.horovod.compression import Compression, Compressor
 from paceline.horovod.handles import Handle
-from paceline.horovod.reduction import Average, Max, Operation, Rule, Sum, rule_of
-from paceline.horovod.refused import ProcessSet, only_global
-from paceline.horovod.sending import reduce, reduce_buffer, sparse_reduce
+from paceline.horovod.reduction import Average, Max, Operation, ReduceRule, Sum, resolve_rule
+from paceline.horovod.unsupported import ProcessSet, require_global_set
 from paceline.horovod.world import size
 
 BUCKET_BYTES = 25_000_000
@@ -54,20 +54,20 @@ def DistributedOptimizer(
 
     `gradient_predivide_factor` divides the averaging: by it before the sum, by the rest after it.
     """
-    only_global(grouping.get("process_set"))
+    require_global_set(grouping.get("process_set"))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(f"DistributedOptimizer: give an optimiser of torch, not a {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise UserError("this optimiser is a DistributedOptimizer already; give it the one of torch, once")
     if op not in (Average, Sum):
-        rule_of(op, None)  # which refuses what is no reduction
+        resolve_rule(op, None)  # which refuses what is no reduction
         raise UserError(f"op=hvd.{op.value}: gradients are summed or averaged; use hvd.Sum or hvd.Average")
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise UserError("gradient_predivide_factor= divides an average; use it with op=hvd.Average")
     if backward_passes_per_step < 1:
         raise UserError(f"backward_passes_per_step={backward_passes_per_step}; use 1 or more")
     _check_names(optimizer, named_parameters)
-    rule = Rule(op, 1 / gradient_predivide_factor, gradient_predivide_factor)
+    rule = ReduceRule(op, 1 / gradient_predivide_factor, gradient_predivide_factor)
     kind: Any = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     new = kind.__new__(kind)
     # A schedule that was made before has put its own `step` into the old object, bound to it.
@@ -89,7 +89,7 @@ def _check_names(
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         raise UserError("named_parameters= takes pairs of name and parameter; give model.named_parameters()")
     if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
-        raise UserError(f"named_parameters= has several parameters of the name {listed(twice)}; names must differ")
+        raise UserError(f"named_parameters= has several parameters of the name {join_names(twice)}; names must differ")
     named = {id(parameter) for _, parameter in pairs}
     unnamed = sum(id(parameter) not in named for parameter in _parameters(optimizer))
     if unnamed:
@@ -132,7 +132,7 @@ class GradientExchange:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        rule: Rule,
+        rule: ReduceRule,
         compression: type[Compressor],
         passes: int,
         groups: int | Sequence[Sequence[torch.nn.Parameter]],
@@ -180,7 +180,7 @@ class GradientExchange:
             while len(self.sent) < len(self.buckets):
                 self._send()
             gathered = [] if self.sparse_as_dense else [p for p in self.left if p in self.sparse]
-            handles = [sparse_reduce(_sparse_gradient(parameter), self.rule) for parameter in gathered]
+            handles = [start_sparse_reduce(_sparse_gradient(parameter), self.rule) for parameter in gathered]
             for sent in self.sent:
                 sent.put_back()
             for parameter, handle in zip(gathered, handles, strict=True):
@@ -193,10 +193,10 @@ class GradientExchange:
     def _agree(self) -> None:
         every = list(self.left)
         mine = torch.tensor([p.grad is not None and p.grad.is_sparse for p in every], device=every[0].device)
-        sparse = reduce(mine.to(torch.uint8), Rule(Max)).wait().tolist()
+        sparse = start_reduce(mine.to(torch.uint8), ReduceRule(Max)).wait().tolist()
         self.sparse = {parameter for parameter, is_sparse in zip(every, sparse, strict=True) if is_sparse}
         in_buckets = [parameter for parameter in every if self.sparse_as_dense or parameter not in self.sparse]
-        self.buckets = buckets_of(in_buckets, self.groups)
+        self.buckets = group_into_buckets(in_buckets, self.groups)
         self.agreed = True
 
     def _send(self) -> None:
@@ -204,7 +204,7 @@ class GradientExchange:
         had = [parameter.grad is not None for parameter in bucket]
         used = bucket[0].new_ones(len(had)) if all(had) else bucket[0].new_tensor(had)
         flat = torch.cat([*(self._flat(parameter) for parameter in bucket), used])
-        self.sent.append(_Sent(bucket, reduce_buffer(flat, self.rule, self.compression), had, self.sparse))
+        self.sent.append(_Sent(bucket, start_reduce_buffer(flat, self.rule, self.compression), had, self.sparse))
 
     def _flat(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         if parameter.grad is None:
@@ -236,7 +236,7 @@ def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
     return call
 
 
-def buckets_of(every: Parameters, groups: int | Sequence[Sequence[torch.nn.Parameter]]) -> list[Parameters]:
+def group_into_buckets(every: Parameters, groups: int | Sequence[Sequence[torch.nn.Parameter]]) -> list[Parameters]:
     """From the last parameter to the first: the groups that were asked for, or as many as fit into a bucket."""
     backwards = every[::-1]
     if isinstance(groups, int):

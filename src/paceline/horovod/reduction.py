@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.horovod.refused import refuse_adasum
+from paceline.horovod.unsupported import raise_no_adasum
 
 
 class Operation(Enum):
@@ -33,7 +33,7 @@ OPERATIONS = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class ReduceRule:
     """An operation with the factors before and after it."""
 
     op: Operation
@@ -42,16 +42,16 @@ class Rule:
 
     def scaled(self, buffer: torch.Tensor) -> torch.Tensor:
         """What is sent; floating-point buffers are changed in place."""
-        return multiplied(buffer, self.before)
+        return scale_buffer(buffer, self.before)
 
     def finished(self, buffer: torch.Tensor, ranks: int) -> torch.Tensor:
         """What came back, likewise."""
         if self.op is Average:
             buffer = buffer.div_(ranks) if _in_place(buffer) else (buffer.double() / ranks).to(buffer.dtype)
-        return multiplied(buffer, self.after)
+        return scale_buffer(buffer, self.after)
 
 
-def multiplied(buffer: torch.Tensor, factor: float) -> torch.Tensor:
+def scale_buffer(buffer: torch.Tensor, factor: float) -> torch.Tensor:
     """In the type of the buffer; whole numbers by way of 64-bit floating point."""
     if factor == 1.0:
         return buffer
@@ -62,14 +62,14 @@ def _in_place(buffer: torch.Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
 
 
-def rule_of(op: Operation | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> Rule:
+def resolve_rule(op: Operation | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> ReduceRule:
     """`average` is the older way to ask for a sum."""
     if op is not None and average is not None:
         raise UserError("average= is the older name of op=; give one of them, op=hvd.Sum or op=hvd.Average")
     if op is None:
         op = Sum if average is False else Average
     if op is Adasum:
-        refuse_adasum()
+        raise_no_adasum()
     if not isinstance(op, Operation):
         raise UserError(f"op={op!r} is not a reduction; use hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product")
-    return Rule(op, before, after)
+    return ReduceRule(op, before, after)

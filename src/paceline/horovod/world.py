@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.horovod.refused import refuse, refuse_process_sets
-from paceline.launch.environment import ALONE, Place, detect
-from paceline.launch.group import joined
-from paceline.terminal import warn
+from paceline.horovod.unsupported import raise_no_process_sets, raise_unsupported
+from paceline.io.terminal import warn
+from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
+from paceline.launch.process_group import join_ranks
 
 TIMEOUT_S = 1800.0  # peers wait while the main rank evaluates or downloads: as long as torch itself waits
 
@@ -33,16 +33,16 @@ class _Membership:
     """
 
     def __init__(self) -> None:
-        self.place: Place | None = None
+        self.place: RankInfo | None = None
         self.held: ExitStack | None = None
 
     def join(self) -> None:
-        place = detect(os.environ) or ALONE
+        place = detect_rank(os.environ) or SINGLE_RANK
         if dist.is_initialized():  # by an earlier `init`, or by the script itself
             place = replace(place, rank=dist.get_rank(), world=dist.get_world_size())
         elif self.held is None:
             held = ExitStack()
-            held.enter_context(joined(place, _device_kind(place), 0, TIMEOUT_S))
+            held.enter_context(join_ranks(place, _device_kind(place), 0, TIMEOUT_S))
             self.held = held
             atexit.register(self.leave)
             _introduce(place)
@@ -62,9 +62,9 @@ _here = _Membership()
 def init(comm: Any = None, process_sets: Sequence[Any] | None = None) -> None:
     """Join the ranks that torchrun, srun, mpirun or `paceline launch` started; alone, a world of one."""
     if comm is not None:
-        refuse("communicators of MPI", "call hvd.init() without them: all ranks of the launcher take part")
+        raise_unsupported("communicators of MPI", "call hvd.init() without them: all ranks of the launcher take part")
     if process_sets:
-        refuse_process_sets()
+        raise_no_process_sets()
     if _here.place is None:
         _here.join()
 
@@ -77,7 +77,7 @@ def is_initialized() -> bool:
     return _here.place is not None
 
 
-def place() -> Place:
+def place() -> RankInfo:
     if _here.place is None:
         raise UserError("hvd.init() has not been called in this process; call it first")
     return _here.place
@@ -108,17 +108,17 @@ def cross_size() -> int:
     return -(-size() // local_size())
 
 
-def _device_kind(place: Place) -> Literal["cpu", "cuda"]:
+def _device_kind(place: RankInfo) -> Literal["cpu", "cuda"]:
     """A GPU of its own for every rank, or none: a script on CPUs may start more ranks than there are GPUs."""
     visible = torch.cuda.device_count()
     own = visible >= place.local_world or (visible == 1 and place.launcher in ("srun", "mpirun"))
     return "cuda" if own and visible else "cpu"
 
 
-def _introduce(place: Place) -> None:
+def _introduce(place: RankInfo) -> None:
     if place.rank == 0:
         ranks = "1 rank" if place.world == 1 else f"{place.world} ranks"
-        started = "" if place is ALONE else f", started by {place.launcher}"
+        started = "" if place is SINGLE_RANK else f", started by {place.launcher}"
         warn(
             f"paceline.horovod: {ranks}{started}; Horovod's names over torch.distributed. The order of the data is the "
             "script's own; paceline.run makes it the same on any number of ranks"

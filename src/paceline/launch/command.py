@@ -1,4 +1,4 @@
-"""The verb `launch`: a command of the user's own, started as several ranks of this machine.
+"""The command `launch`: run a user's own program as several ranks of this machine.
 
     paceline launch --ranks 4 -- python train.py --lr 0.1
 
@@ -17,6 +17,7 @@ Under torchrun, srun or mpirun this process is a rank already: it becomes the co
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -31,35 +32,34 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import UserError
-from paceline.launch import blame
-from paceline.launch.environment import LOCALHOST, Place, detect
-from paceline.launch.local import POLL_S, attend, rank_environment, reserved_port
+from paceline.io.files import print_json
+from paceline.io.terminal import warn
+from paceline.launch import root_cause
+from paceline.launch.environment import LOCALHOST, RankInfo, detect_rank
+from paceline.launch.local import POLL_S, build_rank_environment, reserve_port, supervise_ranks
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
-from paceline.launch.tf_config import TF_CONFIG, tf_configs
-from paceline.record.files import print_json
-from paceline.terminal import warn
 
-Say = Callable[[str], None]
-EXAMPLE = "paceline launch --ranks 2 -- python train.py"
-MOST_RANKS = 1024  # on one machine; more is a slip of the hand
+PrintFn = Callable[[str], None]
+LAUNCH_EXAMPLE = "paceline launch --ranks 2 -- python train.py"
+MAX_LOCAL_RANKS = 1024  # on one machine; more is a slip of the hand
 
 
-def launch(command: Sequence[str], ranks: int | None, restarts: int = 0, as_json: bool = False) -> int:
+def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0, as_json: bool = False) -> int:
     """The verb: start the ranks, or become one where another launcher has started this process.
 
     `as_json` prints how it ended; what the ranks print then goes to standard error.
     """
     if not command:
-        raise UserError(f"which command? write it after  --  as in  {EXAMPLE}")
-    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
-        raise UserError(f"--ranks: {ranks} is not a number of ranks of one machine; use 1 to {MOST_RANKS}")
+        raise UserError(f"which command? write it after  --  as in  {LAUNCH_EXAMPLE}")
+    if ranks is not None and not 1 <= ranks <= MAX_LOCAL_RANKS:
+        raise UserError(f"--ranks: {ranks} is not a number of ranks of one machine; use 1 to {MAX_LOCAL_RANKS}")
     if restarts < 0:
         raise UserError(f"--restarts: {restarts} is not a number of restarts; use 0 or more")
-    place = detect(os.environ)
+    place = detect_rank(os.environ)
     if place is None and as_json:
-        return _told(command, ranks or 1, restarts)
+        return _launch_as_json(command, ranks or 1, restarts)
     if place is None:
-        return run_command(command, ranks or 1, restarts=restarts)
+        return run_command_ranks(command, ranks or 1, restarts=restarts)
     if ranks not in (None, place.world):
         raise UserError(
             f"--ranks {ranks}: {place.launcher} has started this process as one of {place.world} already; "
@@ -69,23 +69,23 @@ def launch(command: Sequence[str], ranks: int | None, restarts: int = 0, as_json
         raise UserError(f"--json: {place.launcher} started the ranks and alone knows how they end; leave it out")
     if restarts:
         raise UserError(f"--restarts {restarts}: {place.launcher} started the ranks and must start them again itself")
-    become(command, place)
+    replace_process(command, place)
     return 0
 
 
-def _told(command: Sequence[str], ranks: int, restarts: int) -> int:
+def _launch_as_json(command: Sequence[str], ranks: int, restarts: int) -> int:
     began, said = time.monotonic(), list[str]()
-    code = run_command(command, ranks, restarts=restarts, say=said.append, output=sys.stderr)
+    code = run_command_ranks(command, ranks, restarts=restarts, say=said.append, output=sys.stderr)
     print_json({"exit_code": code, "ranks": ranks, "seconds": time.monotonic() - began, "said": said})
     return code
 
 
-def run_command(
+def run_command_ranks(
     command: Sequence[str],
     ranks: int,
     environ: Mapping[str, str] | None = None,
     restarts: int = 0,
-    say: Say = warn,
+    say: PrintFn = warn,
     output: IO[str] | None = None,
 ) -> int:
     """Run `command` in `ranks` processes; 0, or the exit code of the rank that failed first, which `say` names.
@@ -94,17 +94,19 @@ def run_command(
     `output` where they print (as we do).
     """
     inherited = os.environ if environ is None else environ
-    program = _program(command[0], inherited)
+    program = _find_program(command[0], inherited)
     with StopRequest() as stop:
         for tried in range(restarts + 1):
             with ExitStack() as held:
-                ports = [held.enter_context(reserved_port()) for _ in range(1 + ranks)]
-                all_ = held.enter_context(_started(program, command, rank_environments(inherited, ports), output))
-                attend(all_, stop)
+                ports = [held.enter_context(reserve_port()) for _ in range(1 + ranks)]
+                all_ = held.enter_context(
+                    _start_command_ranks(program, command, build_rank_environments(inherited, ports), output)
+                )
+                supervise_ranks(all_, stop)
                 failures = all_.failures()
             if not failures:
                 return 0
-            first = blame.cause(failures)
+            first = root_cause.find_root_cause(failures)
             code = 128 + first.signal if first.signal else all_.ranks[first.rank].process.returncode
             if stop.insisted:
                 say("paceline: killed by the second Ctrl-C")
@@ -120,17 +122,17 @@ def run_command(
     raise AssertionError("the last try returns")
 
 
-def rank_environments(inherited: Mapping[str, str], ports: Sequence[int]) -> list[dict[str, str]]:
+def build_rank_environments(inherited: Mapping[str, str], ports: Sequence[int]) -> list[dict[str, str]]:
     """The variables of each rank: torchrun's, which take one port, and TensorFlow's, which take one for each rank."""
     meeting, *own = ports
-    shared = rank_environment(inherited, len(own), meeting)
+    shared = build_rank_environment(inherited, len(own), meeting)
     return [
         shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), TF_CONFIG: config}
-        for rank, config in enumerate(tf_configs(LOCALHOST, own))
+        for rank, config in enumerate(build_tf_configs(LOCALHOST, own))
     ]
 
 
-def become(command: Sequence[str], place: Place) -> None:
+def replace_process(command: Sequence[str], place: RankInfo) -> None:
     """Replace this process by the command, as the rank that its launcher made it. Never returns."""
     environ = os.environ | {
         "RANK": str(place.rank),
@@ -140,28 +142,28 @@ def become(command: Sequence[str], place: Place) -> None:
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
     }
-    program = _program(command[0], environ)
+    program = _find_program(command[0], environ)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         os.execve(program, list(command), environ)
     except OSError as error:
-        raise _cannot_start(program, error) from None
+        raise _start_error(program, error) from None
 
 
-def _program(name: str, environ: Mapping[str, str]) -> str:
+def _find_program(name: str, environ: Mapping[str, str]) -> str:
     found = shutil.which(name, path=environ.get("PATH"))
     if found is not None:
         return found
     if name.endswith(".py") and Path(name).is_file():
-        raise UserError(f"{name} is not a program; type  {EXAMPLE.replace('train.py', shlex.quote(name))}")
+        raise UserError(f"{name} is not a program; type  {LAUNCH_EXAMPLE.replace('train.py', shlex.quote(name))}")
     if Path(name).is_file():
         raise UserError(f"{name} cannot be run; type  chmod +x {shlex.quote(name)}")
-    words = f"; a command is given word by word, without quotes around it: {EXAMPLE}" if " " in name else ""
+    words = f"; a command is given word by word, without quotes around it: {LAUNCH_EXAMPLE}" if " " in name else ""
     raise UserError(f"the command {name!r} is not found{words}")
 
 
-def _cannot_start(program: str, error: OSError) -> UserError:
+def _start_error(program: str, error: OSError) -> UserError:
     return UserError(f"{program} cannot be started: {error.strerror}")
 
 
@@ -170,12 +172,12 @@ class _CommandRank:
     number: int
     process: subprocess.Popen[bytes]
     killed: bool = False  # by us
-    failure: blame.Failure | None = None
+    failure: root_cause.RankFailure | None = None
 
     def look(self) -> None:
         if self.failure is None and self.process.poll():
             code = self.process.returncode
-            self.failure = blame.of_exit(self.number, code, time.time(), echo=self.killed, ours=False)
+            self.failure = root_cause.describe_exit(self.number, code, time.time(), echo=self.killed, ours=False)
 
 
 @dataclass
@@ -190,7 +192,7 @@ class _CommandRanks:
     def leaving(self) -> bool:
         return False  # a command says nothing before it ends
 
-    def failures(self) -> list[blame.Failure]:
+    def failures(self) -> list[root_cause.RankFailure]:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def listen(self) -> None:
@@ -198,7 +200,7 @@ class _CommandRanks:
         for rank in self.ranks:
             rank.look()
 
-    def pass_on(self, received: signal.Signals) -> None:
+    def forward_signal(self, received: signal.Signals) -> None:
         self.signal(received)
 
     def signal(self, number: signal.Signals) -> None:
@@ -210,7 +212,7 @@ class _CommandRanks:
 
 
 @contextmanager
-def _started(
+def _start_command_ranks(
     program: str, command: Sequence[str], environs: Sequence[dict[str, str]], output: IO[str] | None
 ) -> Iterator[_CommandRanks]:
     """The ranks, and a process that ends them if we are killed."""
@@ -220,7 +222,7 @@ def _started(
     assert guard.stdin is not None
     try:
         for number, environ in enumerate(environs):
-            process = _start(program, command, environ, output)
+            process = _start_command_rank(program, command, environ, output)
             started.ranks.append(_CommandRank(number, process))
             guard.stdin.write(f"{process.pid}\n".encode())
             guard.stdin.flush()
@@ -234,11 +236,23 @@ def _started(
         guard.stdin.close()
 
 
-def _start(
+def _start_command_rank(
     program: str, command: Sequence[str], environ: Mapping[str, str], output: IO[str] | None
 ) -> subprocess.Popen[bytes]:
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output}
     try:
         return subprocess.Popen(list(command), executable=program, env=environ, start_new_session=True, **streams)
     except OSError as error:
-        raise _cannot_start(program, error) from None
+        raise _start_error(program, error) from None
+
+
+TF_CONFIG = "TF_CONFIG"
+
+
+def build_tf_configs(host: str, ports: Sequence[int]) -> list[str]:
+    """The variable of each rank: all are workers, rank 0 is the chief, and rank n listens on the n-th port."""
+    workers = [f"{host}:{port}" for port in ports]
+    return [
+        json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
+        for rank in range(len(workers))
+    ]

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 ORPHAN_GRACE_S = 30.0  # for a rank without launcher to stop by itself
 
 
-def main(launcher: Connection, pipes: list[Connection]) -> int:
+def serve_forks(launcher: Connection, pipes: list[Connection]) -> int:
     faulthandler.enable()
     # Until the work listens to signals there is nothing to save: Ctrl-C ends the process without a KeyboardInterrupt.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -44,7 +44,7 @@ def main(launcher: Connection, pipes: list[Connection]) -> int:
             importlib.import_module(module)
         worker, args = pickle.loads(work)
     except BaseException as error:
-        launcher.send(_failure(0, error))
+        launcher.send(_describe_failure(0, error))
         return 1
 
     gc.freeze()  # what is here now stays, and stays shared
@@ -61,10 +61,10 @@ def main(launcher: Connection, pipes: list[Connection]) -> int:
     _ignore_stop_signals()  # they are meant for the ranks; we stay to report how those end
     for pipe in pipes:
         pipe.close()
-    return _report(launcher, pids)
+    return _report_exits(launcher, pids)
 
 
-def _report(launcher: Connection, pids: dict[int, int]) -> int:
+def _report_exits(launcher: Connection, pids: dict[int, int]) -> int:
     """Tell the launcher the process id of each rank, and then how and when each ends."""
     with contextlib.suppress(OSError):
         launcher.send(list(pids))
@@ -79,28 +79,28 @@ def _report(launcher: Connection, pids: dict[int, int]) -> int:
 
 def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoReturn:
     """Be one rank, until its worker returns or fails."""
-    from paceline.launch.leaving import leave, leave_at_once
+    from paceline.launch.signals import exit_immediately, exit_rank
 
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-    _write_whole_lines()
-    threading.Thread(target=_end_with_launcher, args=(pipe,), daemon=True).start()
+    _buffer_lines()
+    threading.Thread(target=_exit_with_launcher, args=(pipe,), daemon=True).start()
     code = 0
     try:
         outcome = pickle.dumps((worker(*args),))
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.code, int | None):
-            leave_at_once(error.code or 0)
-        outcome = pickle.dumps(_failure(rank, error))
+            exit_immediately(error.code or 0)
+        outcome = pickle.dumps(_describe_failure(rank, error))
         code = 1
     _ignore_stop_signals()  # the work is done: a late one must not take its outcome away
     with contextlib.suppress(OSError):
         pipe.send_bytes(outcome)
     if code:
-        leave_at_once(code)
-    leave(0)
+        exit_immediately(code)
+    exit_rank(0)
 
 
-def _write_whole_lines() -> None:
+def _buffer_lines() -> None:
     """The ranks share one terminal. Under PYTHONUNBUFFERED `print` writes a line and its end in two calls, and another
     rank's line may come between them; one write per line keeps lines whole."""
     for stream in (sys.stdout, sys.stderr):
@@ -115,15 +115,15 @@ def _ignore_stop_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _failure(rank: int, error: BaseException) -> Any:
-    from paceline.launch import blame
+def _describe_failure(rank: int, error: BaseException) -> Any:
+    from paceline.launch import root_cause
 
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
         error = error.with_traceback(error.__traceback__.tb_next)  # begin with the work, not with this file
-    return blame.of_exception(rank, error)
+    return root_cause.describe_exception(rank, error)
 
 
-def _end_with_launcher(pipe: Connection) -> None:
+def _exit_with_launcher(pipe: Connection) -> None:
     with contextlib.suppress(OSError, EOFError):
         pipe.recv_bytes()  # nothing is ever sent to a rank: this returns when the launcher is gone
     os.kill(os.getpid(), signal.SIGTERM)
@@ -133,4 +133,4 @@ def _end_with_launcher(pipe: Connection) -> None:
 
 if __name__ == "__main__":
     control, *ends = (Connection(int(text)) for text in sys.argv[1:])
-    sys.exit(main(control, ends))
+    sys.exit(serve_forks(control, ends))

@@ -22,16 +22,22 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from paceline.errors import UserError
-from paceline.launch.environment import Place
-from paceline.launch.flight import calls_file, own_calls
-from paceline.launch.stacks import give_no_more, give_when_asked, own_stacks, stack_file
-from paceline.record.files import from_flat, read_json
+from paceline.io.files import from_flat, read_json
+from paceline.launch.environment import RankInfo
+from paceline.launch.hang_traces import (
+    calls_file,
+    disable_stack_dump,
+    dump_own_calls,
+    dump_own_stacks,
+    enable_stack_dump,
+    stack_file,
+)
 
 Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
-AFTER_A_STEP: tuple[Phase, ...] = ("failed", "evaluation", "checkpoint", "data", "step")
+PHASES_AFTER_STEP: tuple[Phase, ...] = ("failed", "evaluation", "checkpoint", "data", "step")
 LINE_BYTES = 384
-FILES = 4
-SILENT = 0.5
+HEARTBEAT_FILES = 4
+SILENT_SHARE = 0.5
 """Of the time that a collective may take: then a rank leaves its stack, well before its peers give up."""
 STOPPED = "T"
 """The state of a process that a signal has stopped, in Linux's word."""
@@ -57,7 +63,7 @@ class Beat:
     def position(self) -> tuple[int, int, int]:
         """Of two ranks, the one with the smaller position is behind."""
         part = 0 if self.phase == "start" else 2 if self.phase == "end" else 1
-        return part, self.step, AFTER_A_STEP.index(self.phase) if part == 1 else 0
+        return part, self.step, PHASES_AFTER_STEP.index(self.phase) if part == 1 else 0
 
     @property
     def place(self) -> str:
@@ -77,21 +83,21 @@ class Beat:
         """Of its process, as Linux has it (R, S, D, T, …); empty where it is gone or on another machine."""
         if self.host != socket.gethostname():
             return ""
-        state, born = process_state(self.pid)
+        state, born = read_process_state(self.pid)
         return state if born == self.born else ""
 
 
 class Heartbeat:
     """Of this rank. A beat takes microseconds, and one that cannot be written is left out."""
 
-    def __init__(self, folder: Path, place: Place, timeout_s: float) -> None:
+    def __init__(self, folder: Path, place: RankInfo, timeout_s: float) -> None:
         self._files: list[int] = []
         self._paths: list[Path] = []
         self._beaten = time.monotonic()
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._patience_s = SILENT * timeout_s if place.world > 1 else 0.0
-        _, born = process_state(os.getpid())
+        self._patience_s = SILENT_SHARE * timeout_s if place.world > 1 else 0.0
+        _, born = read_process_state(os.getpid())
         host = json.dumps(socket.gethostname()[:64])
         self._who = f'"rank": {place.rank}, "host": {host}, "pid": {os.getpid()}, "born": {born}'
         self._phase: Phase = "start"
@@ -103,7 +109,7 @@ class Heartbeat:
             for file, flags in ((folder / f"rank{place.rank}.json", 0), *((note, added) for note in notes)):
                 self._paths.append(file)
                 self._files.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644))
-        self._gives_stack = place.world > 1 and self._whole and give_when_asked(self._files[2])
+        self._gives_stack = place.world > 1 and self._whole and enable_stack_dump(self._files[2])
         self("start", 0)
         if self._patience_s and self._whole:
             self._watcher = threading.Thread(target=self._watch, name="paceline-heartbeat", daemon=True)
@@ -112,7 +118,7 @@ class Heartbeat:
     @property
     def _whole(self) -> bool:
         """Whether all of its files are open."""
-        return len(self._files) == FILES
+        return len(self._files) == HEARTBEAT_FILES
 
     def _watch(self) -> None:
         """Write the stack of this process when it was silent for long, and take it away when it went on.
@@ -129,8 +135,8 @@ class Heartbeat:
                     silent_since = 0.0
                 elif not silent_since and time.monotonic() - beaten > self._patience_s:
                     silent_since = beaten
-                    os.write(self._files[1], own_stacks().encode(errors="replace"))
-                    os.write(self._files[3], own_calls().encode(errors="replace"))
+                    os.write(self._files[1], dump_own_stacks().encode(errors="replace"))
+                    os.write(self._files[3], dump_own_calls().encode(errors="replace"))
 
     def __call__(self, phase: Phase | None, step: int | None, busy_s: float | None = None) -> None:
         """Note what this rank is at, after so many steps, and how long it works on one; None is as before."""
@@ -161,7 +167,7 @@ class Heartbeat:
         if self._watcher is not None:
             self._watcher.join()
         if self._gives_stack:
-            give_no_more()
+            disable_stack_dump()
         for file in self._files:
             os.close(file)
         self._files = []
@@ -173,19 +179,19 @@ def read_beats(folder: Path) -> list[Beat]:
     for file in folder.glob("rank*.json"):
         with suppress(UserError, KeyError, TypeError, ValueError, OSError):
             beat = from_flat(Beat, read_json(file))
-            if _possible(beat):
+            if _is_valid(beat):
                 found.append(beat)
     return sorted(found, key=lambda beat: beat.rank)
 
 
-def _possible(beat: Beat) -> bool:
+def _is_valid(beat: Beat) -> bool:
     """A rank may have been killed in the middle of a line, or somebody else wrote the file."""
     whole = all(isinstance(n, int) for n in (beat.rank, beat.pid, beat.born, beat.step))
     numbers = isinstance(beat.t, float) and isinstance(beat.busy_s, float)
     return whole and numbers and beat.phase in get_args(Phase) and isinstance(beat.host, str)
 
 
-def process_state(pid: int) -> tuple[str, int]:
+def read_process_state(pid: int) -> tuple[str, int]:
     """(its state, when it began); ("", 0) where there is no such process, or no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.launch.environment import Place
+from paceline.launch.environment import RankInfo
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 LOOPBACK = "lo"
 INFINIBAND = Path("/sys/class/infiniband")
 BACKLOG = 2048
-ANY_PORT = 9
+PROBE_PORT = 9
 """Nothing is sent to it."""
 
 
 @dataclass(frozen=True)
-class Setting:
+class NetworkSetting:
     """A variable that a library reads when the ranks join."""
 
     name: str
@@ -42,19 +42,19 @@ class Setting:
         return f"{self.name}={self.value}  ({self.reason})"
 
 
-def settings(place: Place, environ: Mapping[str, str], cuda: bool) -> list[Setting]:
+def choose_network_settings(place: RankInfo, environ: Mapping[str, str], cuda: bool) -> list[NetworkSetting]:
     """What gloo and, between CUDA devices, NCCL are told, and why."""
     found = []
-    interface, reason = _interface(place)
+    interface, reason = _choose_interface(place)
     for name in (GLOO, NCCL) if cuda and place.local_world < place.world else (GLOO,):
         if environ.get(name):
-            found.append(Setting(name, environ[name], "as it was set", ours=False))
+            found.append(NetworkSetting(name, environ[name], "as it was set", ours=False))
         elif interface:
-            found.append(Setting(name, interface, reason, ours=True))
+            found.append(NetworkSetting(name, interface, reason, ours=True))
     return found
 
 
-def apply(chosen: list[Setting]) -> None:
+def apply_network_settings(chosen: list[NetworkSetting]) -> None:
     """Gloo would say of an interface that is not there that a pointer is null."""
     there = {name for _, name in socket.if_nameindex()}
     for setting in chosen:
@@ -66,7 +66,7 @@ def apply(chosen: list[Setting]) -> None:
     os.environ.update({setting.name: setting.value for setting in chosen if setting.ours})
 
 
-def fabric(folder: Path = INFINIBAND) -> list[str]:
+def list_active_infiniband(folder: Path = INFINIBAND) -> list[str]:
     """The ports of InfiniBand or RoCE that are up. NCCL finds them by itself."""
     found = []
     for state in sorted(folder.glob("*/ports/*/state")):
@@ -76,27 +76,27 @@ def fabric(folder: Path = INFINIBAND) -> list[str]:
     return found
 
 
-def _interface(place: Place) -> tuple[str, str]:
+def _choose_interface(place: RankInfo) -> tuple[str, str]:
     """(its name, why this one); no name where there is nothing to say."""
     if place.local_world == place.world:
         names = {name for _, name in socket.if_nameindex()}
         return (LOOPBACK, "all ranks are on this machine") if LOOPBACK in names else ("", "")
-    own = address_towards(place.address)
+    own = find_local_address(place.address)
     if own is None or ipaddress.ip_address(own).is_loopback:
         return "", ""
-    return interface_of(own), f"leads to rank 0 at {place.address}"
+    return find_interface(own), f"leads to rank 0 at {place.address}"
 
 
-def address_towards(host: str) -> str | None:
+def find_local_address(host: str) -> str | None:
     """This machine's address on the way to another; None where there is none."""
-    for family, kind, *_, address in _resolved(host, socket.SOCK_DGRAM):
+    for family, kind, *_, address in _resolve_host(host, socket.SOCK_DGRAM):
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0]).partition("%")[0]
     return None
 
 
-def interface_of(address: str) -> str:
+def find_interface(address: str) -> str:
     """The name of the interface with this address; empty where none has it."""
     import psutil
 
@@ -106,7 +106,7 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def listening(place: Place) -> socket.socket:
+def open_listener(place: RankInfo) -> socket.socket:
     """The main rank's socket for the others: at the address that they were given, and at no other.
 
     Where that is a name which stands for the loopback on this machine alone, as Debian writes it into /etc/hosts, the
@@ -114,7 +114,7 @@ def listening(place: Place) -> socket.socket:
     """
     several = place.local_world < place.world
     last = OSError(f"{place.address} is no address of this machine")
-    for family, kind, protocol, _, address in _resolved(place.address, socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in _resolve_host(place.address, socket.SOCK_STREAM):
         host = str(address[0])
         if several and ipaddress.ip_address(host.partition("%")[0]).is_loopback:
             host = "::" if family == socket.AF_INET6 else ""
@@ -131,17 +131,17 @@ def listening(place: Place) -> socket.socket:
 
 
 @contextmanager
-def kept_on_loopback(place: Place) -> Iterator[None]:
+def restrict_to_loopback(place: RankInfo) -> Iterator[None]:
     """Where all ranks are on this machine, what a library opens in here to all interfaces is open to the loopback
     alone from then on. Before version 5.7, Linux wants a privilege for that, and it stays as the library has it."""
-    before = _open_to_all()
+    before = _wildcard_listeners()
     yield
-    for number in _open_to_all() - before if place.local_world == place.world else ():
+    for number in _wildcard_listeners() - before if place.local_world == place.world else ():
         with suppress(OSError), socket.socket(fileno=os.dup(number)) as opened:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, LOOPBACK.encode())
 
 
-def _open_to_all() -> set[int]:
+def _wildcard_listeners() -> set[int]:
     """This process's sockets that listen on all interfaces."""
     import psutil
 
@@ -149,7 +149,7 @@ def _open_to_all() -> set[int]:
     return {one.fd for one in opened if one.status == psutil.CONN_LISTEN and one.laddr.ip in ("0.0.0.0", "::")}
 
 
-def reach(place: Place, timeout_s: float) -> None:
+def wait_for_main_rank(place: RankInfo, timeout_s: float) -> None:
     """Wait until the main rank listens. torch would too, and print a page for every name that is not known yet."""
     deadline, pause_s, last = time.monotonic() + timeout_s, 0.01, ""
     while (left := deadline - time.monotonic()) > 0:
@@ -163,9 +163,9 @@ def reach(place: Place, timeout_s: float) -> None:
     raise RuntimeError(f"timed out after {timeout_s:g} s: {last or 'no answer'}")
 
 
-def _resolved(host: str, kind: socket.SocketKind) -> list[Any]:
+def _resolve_host(host: str, kind: socket.SocketKind) -> list[Any]:
     """As `socket.getaddrinfo` has it; nothing for a name that nobody knows."""
     try:
-        return socket.getaddrinfo(host, ANY_PORT, type=kind)
+        return socket.getaddrinfo(host, PROBE_PORT, type=kind)
     except OSError:
         return []

@@ -14,20 +14,20 @@ import time
 from collections.abc import Iterable
 
 GRACE_S = 30.0  # for a rank to save what it has
-LOOK_EVERY_S = 0.1
+POLL_EVERY_S = 0.1
 
 
-def main(lines: Iterable[str]) -> None:
+def kill_orphans(lines: Iterable[str]) -> None:
     ranks = [int(line) for line in lines]  # until the pipe is closed
-    alive = _signal(ranks, signal.SIGTERM)
+    alive = _signal_groups(ranks, signal.SIGTERM)
     deadline_s = time.monotonic() + GRACE_S
     while alive and time.monotonic() < deadline_s:
-        time.sleep(LOOK_EVERY_S)
-        alive = _signal(alive, 0)
-    _signal(alive, signal.SIGKILL)
+        time.sleep(POLL_EVERY_S)
+        alive = _signal_groups(alive, 0)
+    _signal_groups(alive, signal.SIGKILL)
 
 
-def _signal(groups: list[int], number: int) -> list[int]:
+def _signal_groups(groups: list[int], number: int) -> list[int]:
     """Those process groups that were there to receive it."""
     reached = []
     for group in groups:
@@ -38,4 +38,4 @@ def _signal(groups: list[int], number: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    main(sys.stdin)
+    kill_orphans(sys.stdin)

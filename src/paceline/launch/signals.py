@@ -1,4 +1,4 @@
-"""Signals as a polite request: a flag that the training loop reads between two steps.
+"""Turn stop signals into a request that the training loop reads, and end a rank's process cleanly.
 
 Slurm warns before it takes a node away (SIGUSR1, SIGTERM), people press Ctrl-C (SIGINT) or close a terminal (SIGHUP).
 All of them mean the same: stop after saving. A signal that comes twice, or to the launcher and to the rank, is still
@@ -7,16 +7,22 @@ one request.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-AGAIN_S = 1.0
-LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)  # `nohup` and `command &` ask for this; an ignored SIGUSR1 is an accident
+SECOND_INTERRUPT_S = 1.0
+KEPT_IF_IGNORED = (
+    signal.SIGINT,
+    signal.SIGHUP,
+)  # `nohup` and `command &` ask for this; an ignored SIGUSR1 is an accident
 
 
 class StopRequest:
@@ -43,7 +49,7 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                if number in LEFT_IGNORED and signal.getsignal(number) == signal.SIG_IGN:
+                if number in KEPT_IF_IGNORED and signal.getsignal(number) == signal.SIG_IGN:
                     continue
                 self._previous[number] = signal.signal(number, self._note)
         return self
@@ -67,4 +73,29 @@ class StopRequest:
     @property
     def insisted(self) -> bool:
         """Ctrl-C came again, and not as an echo of the first: a wrapper may pass one on twice."""
-        return bool(self.interrupted_at) and self.interrupted_at[-1] - self.interrupted_at[0] > AGAIN_S
+        return bool(self.interrupted_at) and self.interrupted_at[-1] - self.interrupted_at[0] > SECOND_INTERRUPT_S
+
+
+def exit_rank(code: int) -> NoReturn:
+    """End this process once its threads and exit functions are through, without the interpreter's farewell.
+
+    Threads of gloo may still hold tensors of the last collective. One that lets go of them while the interpreter is
+    taken down asks for a lock that is gone, and the process aborts after all is saved ("terminate called without an
+    active exception").
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the work is done: a late one must not take its outcome away
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    exit_immediately(code)
+
+
+def exit_immediately(code: int) -> NoReturn:
+    """The interpreter's farewell takes a tenth of a second, and after a failure it would wait for collectives that the
+    peers never join."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

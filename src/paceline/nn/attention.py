@@ -36,7 +36,7 @@ def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
 
-def rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> RotaryTables:
+def build_rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> RotaryTables:
     """(cos, sin) of each position and pair of features."""
     wide = torch.promote_types(dtype, torch.float32)
     pairs_d = torch.arange(0, head_dim, 2, device=device, dtype=wide)

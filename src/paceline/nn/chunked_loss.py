@@ -28,7 +28,7 @@ MIN_TOKENS, MAX_TOKENS = 128, 8192
 ALIGNED = 64
 
 
-def chunked_losses(
+def compute_chunked_losses(
     x_BSD: Tensor,
     weight_VD: Tensor,
     targets_BS: Tensor,
@@ -42,14 +42,14 @@ def chunked_losses(
     weight is a sum over all tokens already. Without gradients only losses are computed.
 
     With a group, x_BSD is the same on all its ranks, and weight_VD holds the rows of the vocabulary from `first` on
-    (see `vocabulary_rows`). All ranks get the same losses and the same gradient of x_BSD.
+    (see `split_vocabulary`). All ranks get the same losses and the same gradient of x_BSD.
     """
     chunk_tokens = chunk_tokens or _chunk_tokens(x_BSD.device.type, weight_VD.shape[0], targets_BS.numel())
     shard = _VocabularyShard(group, first)
     return _ChunkedLosses.apply(x_BSD, weight_VD, targets_BS, chunk_tokens, shard, torch.is_grad_enabled())
 
 
-def vocabulary_rows(vocab: int, parts: int, part: int) -> tuple[int, int]:
+def split_vocabulary(vocab: int, parts: int, part: int) -> tuple[int, int]:
     """(first row, rows) of one part of a vocabulary, as `torch.chunk` divides it: the last parts may be smaller."""
     each = -(-vocab // parts)
     first = min(part * each, vocab)
@@ -120,7 +120,7 @@ class _ChunkedLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         (incoming_B,) = incoming
-        if not _uniform(incoming_B):
+        if not _is_uniform(incoming_B):
             raise RuntimeError("chunked_losses: the gradient must be the same for every sample; sum the losses first")
         dx_BSD, dweight_VD = ctx.saved_tensors
         x_type, weight_type = ctx.types
@@ -129,7 +129,7 @@ class _ChunkedLosses(torch.autograd.Function):
         return dx_BSD, dweight_VD, None, None, None, None
 
 
-def _uniform(values: Tensor) -> bool:
+def _is_uniform(values: Tensor) -> bool:
     """Looked at where that costs nothing: on the CPU, when there are values."""
     if torch.compiler.is_compiling() or type(values) is not Tensor or values.device.type != "cpu":
         return True
@@ -160,9 +160,9 @@ def _pad_rows(weight_VD: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _fused_softmax(logits_CV: Tensor, targets_C: Tensor, vocab: int, gradients: bool) -> Tensor:
-    from paceline.nn.loss_kernel import losses_in_place
+    from paceline.nn.loss_kernel import compute_losses_in_place
 
-    return losses_in_place(logits_CV, targets_C, vocab, gradients)
+    return compute_losses_in_place(logits_CV, targets_C, vocab, gradients)
 
 
 def _softmax(logits_CV: Tensor, targets_C: Tensor, shard: _VocabularyShard, gradients: bool) -> tuple[Tensor, Tensor]:

@@ -42,15 +42,15 @@ def is_keras(model: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__)
 
 
-def as_built(module: Any) -> Any:
+def unwrap_keras(module: Any) -> Any:
     """The Keras model that `as_torch` made a torch module; any other module is what it is."""
     original = getattr(module, "original", None)
     return original if is_keras(original) else module
 
 
-def holds_keras(model: Any) -> bool:
+def has_keras(model: Any) -> bool:
     """Whether a torch module is, or has somewhere within, a model of Keras."""
-    return any(is_keras(as_built(module)) for module in model.modules())
+    return any(is_keras(unwrap_keras(module)) for module in model.modules())
 
 
 def as_torch(make: Callable[[], Any], seed: int) -> Any:
@@ -59,9 +59,9 @@ def as_torch(make: Callable[[], Any], seed: int) -> Any:
     if keras is None or keras.config.backend() != "torch":
         found = make()
     else:
-        from paceline.nn.keras_module import fresh_names
+        from paceline.nn.keras_module import reset_keras_names
 
-        with fresh_names(seed):
+        with reset_keras_names(seed):
             found = make()
     if not is_keras(found):
         return found

@@ -25,7 +25,7 @@ MOST_SEED = 1 << 30
 
 
 @contextmanager
-def fresh_names(seed: int) -> Iterator[None]:
+def reset_keras_names(seed: int) -> Iterator[None]:
     """A model that is built here gets the same names and first weights, however many were built before."""
     from keras.src.utils.naming import reset_uids
 
@@ -35,12 +35,12 @@ def fresh_names(seed: int) -> Iterator[None]:
         yield
 
 
-def on_device_of(tensor: Tensor) -> Any:
+def use_device_of(tensor: Tensor) -> Any:
     """Keras computes where this tensor is; without it, on the first CUDA device there is."""
     return keras.device(str(tensor.device))
 
 
-def layers_of(model: Any) -> list[Any]:
+def list_layers(model: Any) -> list[Any]:
     """The model itself and all layers within it, whatever holds them."""
     return list(model._flatten_layers())
 
@@ -66,12 +66,12 @@ class KerasModule(nn.Module):
                 f"workload: the Keras model {model.name!r} holds a torch module with a buffer, {torch_buffers[0]}, "
                 "which Keras would not save; use layers of Keras there"
             )
-        dropouts = list(filter(_drops, layers_of(model)))
+        dropouts = list(filter(_is_dropout, list_layers(model)))
         self.__dict__.update(original=model, keys=None)  # beside torch's registration
         self.statistics: dict[str, Any] = {}
         self.generators: list[Any] = []
         self.of_dropout = {id(layer.seed_generator.state) for layer in dropouts}
-        trained = {id(variable) for layer in layers_of(model) for variable in layer._trainable_variables}
+        trained = {id(variable) for layer in list_layers(model) for variable in layer._trainable_variables}
         for variable in model.variables:
             if variable.name == SEED_STATE:
                 self.generators.append(variable)
@@ -96,7 +96,7 @@ class KerasModule(nn.Module):
             self._seed_generators(keyed=keys is not None)
         self.__dict__["keys"] = keys
         try:
-            with on_device_of(next(self.parameters())):
+            with use_device_of(next(self.parameters())):
                 outputs = self.original(*inputs, **options)
                 return (outputs, sum(self.original.losses)) if penalised else outputs
         finally:
@@ -127,7 +127,7 @@ class KerasModule(nn.Module):
             return getattr(self.__dict__["original"], name)
 
 
-def _drops(layer: Any) -> bool:
+def _is_dropout(layer: Any) -> bool:
     """A Dropout of Keras, or one of its spatial kinds, which computes as Keras wrote it."""
     ours = isinstance(layer, keras.layers.Dropout) and type(layer).__module__.startswith("keras.")
     return ours and 0 < layer.rate < 1

@@ -41,7 +41,9 @@ def _row(logits, targets, losses, stride, vocab, width, GRADIENTS: tl.constexpr,
             tl.store(at + here, gradient.to(logits.dtype.element_ty), mask=here < width)
 
 
-def losses_in_place(logits_CW: torch.Tensor, targets_C: torch.Tensor, vocab: int, gradients: bool) -> torch.Tensor:
+def compute_losses_in_place(
+    logits_CW: torch.Tensor, targets_C: torch.Tensor, vocab: int, gradients: bool
+) -> torch.Tensor:
     """The loss of each row (fp32). The logits become their own gradients; columns from `vocab` on become 0."""
     assert logits_CW.stride(1) == 1, "rows of logits must be in one piece"
     losses_C = torch.empty(len(logits_CW), dtype=torch.float32, device=logits_CW.device)

@@ -41,7 +41,7 @@ class Packed:
 register_dataclass(Packed)
 
 
-def pack(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, keys: np.ndarray) -> Packed:
+def pack_texts(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, keys: np.ndarray) -> Packed:
     """Lay texts end to end; best sorted by length, so that equal ones are neighbours."""
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
@@ -106,7 +106,7 @@ def _with_padding(lengths: np.ndarray, spare: int) -> np.ndarray:
     return np.concatenate([lengths, np.diff(np.arange(spare + 1) * extra // spare)])
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
+def compute_packed_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
     """Attention within each text; q, k, v are (T, heads, head width)."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         # what torch.nn.attention.varlen calls, without its wrapper, which imports the compiler for seconds
@@ -120,7 +120,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
     return torch.cat(out)
 
 
-def mean_of_texts(x: Tensor, packed: Packed) -> Tensor:
+def average_texts(x: Tensor, packed: Packed) -> Tensor:
     """(T, features) -> (B, features): the mean over the tokens of each text."""
     if packed.runs:
         parts = x.split([count * length for count, length in packed.runs])
@@ -139,7 +139,7 @@ def hash32(x: Tensor) -> Tensor:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
-def token_keys(packed: Packed, site: int) -> Tensor:
+def derive_token_keys(packed: Packed, site: int) -> Tensor:
     """(T,) int32: a random number for each token at one site of the model, a function of its text's key."""
     keys = packed.keys[packed.texts] + packed.positions.long() * 0x9E3779B1 + (site + 1) * 0x85EBCA77
     return hash32((keys & 0xFFFFFFFF).to(torch.int32))
@@ -147,12 +147,12 @@ def token_keys(packed: Packed, site: int) -> Tensor:
 
 def drop_tokens(packed: Packed, p: float, site: int, replacement: int) -> Tensor:
     """The tokens, each replaced with probability p."""
-    hit = token_keys(packed, site) < int((p - 0.5) * 2**32)
+    hit = derive_token_keys(packed, site) < int((p - 0.5) * 2**32)
     return torch.where(hit, replacement, packed.tokens)
 
 
-def drop(x: Tensor, p: float, packed: Packed, site: int) -> Tensor:
+def drop_features(x: Tensor, p: float, packed: Packed, site: int) -> Tensor:
     """Dropout drawn from each text's key: the same on any layout, and after a restart."""
     columns = torch.arange(x.shape[-1], device=x.device, dtype=torch.int32) * -0x61C88647
-    noise = hash32(token_keys(packed, site)[:, None] + columns)
+    noise = hash32(derive_token_keys(packed, site)[:, None] + columns)
     return torch.where(noise < int((p - 0.5) * 2**32), 0, x * (1 / (1 - p)))

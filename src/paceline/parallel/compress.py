@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.ddp import Hook, average, broadcast_model, copy_parts, flattened, sum_later
+from paceline.config import Parallel
+from paceline.parallel.ddp import Hook, average_tensors, broadcast_model, copy_parts, flatten_tensors, start_sum
 from paceline.parallel.precision import HALF
-from paceline.record.timers import CollectiveTimer
-from paceline.spec import Parallel
+from paceline.runlog.timers import CollectiveTimer
 
 # No annotations from __future__ here, as in ddp.py.
 
@@ -24,7 +24,7 @@ RANK = 4
 """Of PowerSGD: columns of the two thin matrices. More sends more and loses less."""
 WORTH = 2
 """A matrix is compressed where that divides what is sent by more than this."""
-LOCAL = ("local_sgd", "diloco")
+LOCAL_MODES = ("local_sgd", "diloco")
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9
 """Both as the authors of DiLoCo chose them."""
@@ -51,7 +51,7 @@ class GradientReduction:
         """Before a checkpoint: what is still each rank's own becomes the same on all."""
 
 
-class Rounded(GradientReduction):
+class HalfPrecisionReduction(GradientReduction):
     """Gradients travel in 16 bits. The mean is summed, not the sum: in fp16 a sum over many ranks would overflow."""
 
     def __init__(self, dtype: torch.dtype, timer: CollectiveTimer) -> None:
@@ -60,7 +60,7 @@ class Rounded(GradientReduction):
     def _send(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         exact, ranks = bucket.buffer(), dist.get_world_size()
         rounded = exact.div(ranks).to(self.dtype)
-        return sum_later(rounded, self.timer, lambda summed: exact.copy_(summed).mul_(ranks))
+        return start_sum(rounded, self.timer, lambda summed: exact.copy_(summed).mul_(ranks))
 
 
 class PowerSGD(GradientReduction):
@@ -97,7 +97,7 @@ class PowerSGD(GradientReduction):
 
     def average_state(self, moments: Iterable[Tensor]) -> None:
         """Only the mean of what is kept matters, and that stays as it is, but for rounding."""
-        average(self.kept.values())
+        average_tensors(self.kept.values())
 
     def _collect(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
@@ -136,7 +136,7 @@ class PowerSGD(GradientReduction):
         """Replace tensors by their sums over ranks; whether all are finite."""
         if not tensors:
             return True
-        flat = flattened(tensors)
+        flat = flatten_tensors(tensors)
         with self.timer.blocking():
             dist.all_reduce(flat)
         copy_parts(flat, tensors)
@@ -181,7 +181,7 @@ class LocalSGD(GradientReduction):
             return
         self._joined_at = step
         with self.timer.blocking():
-            average(self.params.values())
+            average_tensors(self.params.values())
         if self.anchor:
             self._outer_step()
 
@@ -198,10 +198,10 @@ class LocalSGD(GradientReduction):
 
     def average_state(self, moments: Iterable[Tensor]) -> None:
         """The moments of the ranks' optimisers become their mean."""
-        average(moments)
+        average_tensors(moments)
 
 
-def reduction_of(parallel: Parallel, model: nn.Module, timer: CollectiveTimer) -> GradientReduction:
+def build_reduction(parallel: Parallel, model: nn.Module, timer: CollectiveTimer) -> GradientReduction:
     match parallel.reduce:
         case "exact":
             return GradientReduction()
@@ -210,7 +210,7 @@ def reduction_of(parallel: Parallel, model: nn.Module, timer: CollectiveTimer) -
         case "local_sgd" | "diloco":
             return LocalSGD(model, parallel.local_steps, timer, outer=parallel.reduce == "diloco")
         case half:
-            return Rounded(HALF[half], timer)
+            return HalfPrecisionReduction(HALF[half], timer)
 
 
 class Difference(NamedTuple):
@@ -243,7 +243,7 @@ NOTES = {
 }
 
 
-def differs_from(parallel: Parallel) -> dict[str, Any] | None:
+def describe_difference(parallel: Parallel) -> dict[str, Any] | None:
     """For the summary of a run: that its answer is not that of plain data parallelism, and by how much it was not."""
     mode = parallel.reduce
     if mode == "exact" or (parallel.ranks == 1 and mode != "diloco"):
@@ -252,11 +252,11 @@ def differs_from(parallel: Parallel) -> dict[str, Any] | None:
     return {
         "answer_of": "plain data parallelism (parallel.reduce=exact)",
         "reduce": mode,
-        "local_steps": parallel.local_steps if mode in LOCAL else None,
+        "local_steps": parallel.local_steps if mode in LOCAL_MODES else None,
         "note": NOTES[mode],
         "on_test_task": {
             "task": TASK,
-            "local_steps": Parallel().local_steps if mode in LOCAL else None,
+            "local_steps": Parallel().local_steps if mode in LOCAL_MODES else None,
             **found._asdict(),
             "measured_by": COMMAND,
         },

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import RunFailed, listed
+from paceline.errors import RunFailed, join_names
 from paceline.layout import Layout
-from paceline.parallel.local_parameters import LocalParameter, LocalParameters
-from paceline.record.timers import CollectiveTimer
+from paceline.parallel.parameters import LocalParameter, LocalParameters
+from paceline.runlog.timers import CollectiveTimer
 
 # No annotations from __future__ here: torch compares those of a hook with its own, as types.
 
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Tensor)
 Hook = Callable[..., torch.futures.Future[Tensor]]
 
 
-def wrap(
+def wrap_ddp(
     model: nn.Module, device: torch.device, bucket_mb: float, timer: CollectiveTimer, hook: Hook | None = None
 ) -> DistributedDataParallel:
     """Broadcasts the model from rank 0 and sums (not averages) gradients: the loss is divided by global counts.
@@ -41,20 +41,20 @@ def wrap(
         bucket_cap_mb=bucket_mb,
         gradient_as_bucket_view=True,
     )
-    wrapped.register_comm_hook(None, hook or exact_sum(timer))
+    wrapped.register_comm_hook(None, hook or make_sum_hook(timer))
     return wrapped
 
 
-def exact_sum(timer: CollectiveTimer) -> Hook:
+def make_sum_hook(timer: CollectiveTimer) -> Hook:
     """Lets gradients be summed where DistributedDataParallel would take their mean, and notes when."""
 
     def sum_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        return sum_later(bucket.buffer(), timer, lambda summed: summed)
+        return start_sum(bucket.buffer(), timer, lambda summed: summed)
 
     return sum_bucket
 
 
-def sum_later(
+def start_sum(
     bucket: Tensor, timer: CollectiveTimer, result: Callable[[Tensor], Tensor]
 ) -> torch.futures.Future[Tensor]:
     """Begin to sum a bucket over ranks; `result` makes of the sum what the hook gives back."""
@@ -72,14 +72,14 @@ def without_sync(model: nn.Module, last: bool) -> AbstractContextManager[None]:
     return nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
 
 
-def refuse_unused(model: nn.Module, parameters: LocalParameters) -> None:
+def reject_unused_parameters(model: nn.Module, parameters: LocalParameters) -> None:
     """DistributedDataParallel waits for the gradient of every parameter; it would say so a step later, by numbers."""
     if not isinstance(model, DistributedDataParallel):
         return
     if unused := [part.name for part in parameters if part.param.grad is None]:
         it = "them" if len(unused) > 1 else "it"
         raise RunFailed(
-            f"workload: on several ranks every parameter must take part in the loss, and {listed(unused)} "
+            f"workload: on several ranks every parameter must take part in the loss, and {join_names(unused)} "
             f"had no gradient; use {it} in forward(), remove {it}, or freeze {it} with  requires_grad_(False)"
         )
 
@@ -91,7 +91,7 @@ def broadcast_model(model: nn.Module) -> None:
             dist.broadcast(tensor.detach(), src=0)
 
 
-def share_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
+def broadcast_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
     """Running statistics and other buffers are each rank's own; the main rank's are the ones that count.
 
     The stages of a pipeline have different ones, and keep them.
@@ -101,7 +101,7 @@ def share_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
             dist.broadcast(buffer, src=0)
 
 
-def buckets(tensors: Iterable[T], most_bytes: int = AT_ONCE_BYTES) -> Iterator[list[T]]:
+def split_into_buckets(tensors: Iterable[T], most_bytes: int = AT_ONCE_BYTES) -> Iterator[list[T]]:
     """Neighbours of one type, about that many bytes at a time."""
     bucket: list[T] = []
     for tensor in tensors:
@@ -114,7 +114,7 @@ def buckets(tensors: Iterable[T], most_bytes: int = AT_ONCE_BYTES) -> Iterator[l
         yield bucket
 
 
-def flattened(tensors: Sequence[Tensor]) -> Tensor:
+def flatten_tensors(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors])
 
 
@@ -126,12 +126,12 @@ def copy_parts(flat: Tensor, tensors: Sequence[Tensor]) -> None:
 
 
 @torch.no_grad()
-def average(tensors: Iterable[Tensor]) -> None:
+def average_tensors(tensors: Iterable[Tensor]) -> None:
     """Replace each tensor by its mean over ranks; the same bits on all of them."""
     if not dist.is_initialized():
         return
-    for bucket in buckets(tensors):
-        flat = flattened(bucket)
+    for bucket in split_into_buckets(tensors):
+        flat = flatten_tensors(bucket)
         dist.all_reduce(flat)
         copy_parts(flat.div_(dist.get_world_size()), bucket)
 
@@ -151,7 +151,7 @@ def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
         return LocalParameter(name, param, param.detach(), ranks, torch.detach)
 
     def cut(like: Tensor) -> Tensor:
-        return like.detach().narrow(0, *_mine(like.shape[0], rank, ranks))
+        return like.detach().narrow(0, *_own_rows(like.shape[0], rank, ranks))
 
     def whole(local: Tensor) -> Tensor:
         if local.shape != data.shape:
@@ -162,7 +162,7 @@ def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
     return LocalParameter(name, param, data, 1, cut, whole)
 
 
-def _mine(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+def _own_rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
     """(first row, number of rows) of a rank: equal parts rounded up, the last ones shorter or empty."""
     each = -(-rows // ranks)
     begin = min(rank * each, rows)
@@ -173,15 +173,15 @@ def _gather(
     params: list[nn.Parameter], mesh: DeviceMesh, bucket_bytes: int, timer: CollectiveTimer
 ) -> Callable[[], None]:
     """Gives each rank the rows that the others have updated."""
-    together = list(buckets([p for p in params if p.ndim > 0], bucket_bytes))
+    together = list(split_into_buckets([p for p in params if p.ndim > 0], bucket_bytes))
     ranks, me, group = mesh.size(), mesh.get_local_rank(), mesh.get_group()
 
     @torch.no_grad()
     def gather() -> None:
         for bucket in together:
-            rows = [[p.narrow(0, *_mine(p.shape[0], rank, ranks)) for p in bucket] for rank in range(ranks)]
+            rows = [[p.narrow(0, *_own_rows(p.shape[0], rank, ranks)) for p in bucket] for rank in range(ranks)]
             room = sum(-(-p.shape[0] // ranks) * p[0].numel() for p in bucket)
-            own = flattened(rows[me])
+            own = flatten_tensors(rows[me])
             mine = F.pad(own, (0, room - len(own)))
             everyone = mine.new_empty(ranks * room)
             with timer.blocking():

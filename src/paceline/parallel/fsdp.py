@@ -21,15 +21,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.parallel.local_parameters import shared_parameters
+from paceline.parallel.parameters import find_shared_parameters
 from paceline.parallel.precision import HALF
-from paceline.record.timers import CollectiveTimer
+from paceline.runlog.timers import CollectiveTimer
 
 if TYPE_CHECKING:
-    from paceline.parallel.wrapping import ModelSetup
+    from paceline.parallel.parallelize import ModelSetup
 
 
-def shard(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup: ModelSetup) -> nn.Module:
+def shard_model(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup: ModelSetup) -> nn.Module:
     """Each block is gathered by itself, and given back after its forward pass.
 
     What is left (embedding, head) belongs to the whole and is kept: the backward pass begins with it. A pipeline keeps
@@ -40,9 +40,9 @@ def shard(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup
     """
     parallel, summed_in = setup.spec.parallel, HALF.get(setup.spec.parallel.reduce, torch.float32)
     if parallel.wrap != "layers":
-        blocks = units_of_size(model, parallel.wrap)
+        blocks = find_units(model, parallel.wrap)
     layout, in_bf16 = setup.layout, setup.workload.casts_layers and setup.spec.train.precision in ("bf16", "fp8")
-    refuse(model, blocks, layout)
+    reject_unshardable(model, blocks, layout)
     layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1 and layout.shard > 1
     options: dict[str, Any] = {"mesh": mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]}
     if layout.offload:
@@ -62,7 +62,7 @@ def shard(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup
     return model
 
 
-def units_of_size(model: nn.Module, least: int) -> list[nn.Module]:
+def find_units(model: nn.Module, least: int) -> list[nn.Module]:
     """Modules with at least so many parameters, those of units inside not counted: each is gathered by itself.
 
     What the model holds directly (embedding, head) belongs to the whole, as it may be used without being called;
@@ -83,9 +83,9 @@ def units_of_size(model: nn.Module, least: int) -> list[nn.Module]:
     return units
 
 
-def refuse(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:
+def reject_unshardable(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:
     """What `fully_shard` cannot take, in words."""
-    for name, first, second in shared_parameters(blocks):
+    for name, first, second in find_shared_parameters(blocks):
         raise UserError(
             f"parallel.strategy={layout.strategy}: layers {first} and {second} share {name}, and are "
             "gathered one by one; give the Workload a method  blocks(model)  without them, or use ddp"

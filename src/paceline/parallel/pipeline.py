@@ -6,7 +6,8 @@ Their order is torch's (`torch.distributed.pipelining`). Here: where to cut, wha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -15,9 +16,8 @@ from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import UserError
-from paceline.layout import LOOPED, Layout
-from paceline.parallel.local_parameters import shared_parameters
-from paceline.parallel.through_host import reachable
+from paceline.layout import TWO_STAGE_SCHEDULES, Layout
+from paceline.parallel.parameters import find_shared_parameters
 from paceline.workload import Workload
 
 SCHEDULES: dict[str, Any] = {
@@ -28,7 +28,7 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
-def cut(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
+def divide_layers(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
     """Divide layers into consecutive parts, none empty, so that the dearest part is as cheap as can be.
 
     The first part also bears the cost `before`, the last the cost `after`.
@@ -55,7 +55,7 @@ def cut(costs: Sequence[float], before: float, after: float, parts: int) -> list
     return next(found for limit in limits if (found := greedy(limit * (1 + 1e-9))) is not None)
 
 
-def stages_of(workload: Workload, model: nn.Module, layout: Layout, pipeline_rank: int) -> dict[int, nn.Module]:
+def build_stages(workload: Workload, model: nn.Module, layout: Layout, pipeline_rank: int) -> dict[int, nn.Module]:
     """The stages that a rank holds, by their index; the stages are cut by what their layers cost."""
     before, costs, after = workload.costs(model)
     if len(costs) < layout.stages:
@@ -64,8 +64,8 @@ def stages_of(workload: Workload, model: nn.Module, layout: Layout, pipeline_ran
             f"parallel.pipeline={layout.pipeline} with parallel.schedule={layout.schedule} makes {layout.stages} "
             f"stages, but the model has {len(costs)} layers; use parallel.pipeline={most} or fewer"
         )
-    stages = [workload.stage(model, layers) for layers in cut(costs, before, after, layout.stages)]
-    for name, first, second in shared_parameters(stages):
+    stages = [workload.stage(model, layers) for layers in divide_layers(costs, before, after, layout.stages)]
+    for name, first, second in find_shared_parameters(stages):
         raise UserError(
             f"parallel.pipeline={layout.pipeline}: {name} is part of stage {first} and of stage {second}, "
             "which would each train a copy of it; untie it, or use parallel.pipeline=1"
@@ -79,7 +79,7 @@ def stages_of(workload: Workload, model: nn.Module, layout: Layout, pipeline_ran
     return {index: stages[index] for index in range(pipeline_rank, layout.stages, layout.pipeline)}
 
 
-class _Same(torch.autograd.Function):
+class _Identity(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.clone()
@@ -89,12 +89,12 @@ class _Same(torch.autograd.Function):
         return gradient
 
 
-def divides_own_functions() -> bool:
+def supports_split_backward() -> bool:
     """Whether torch can begin a backward pass at a function with a gradient of its own, as zero_bubble does.
 
     It does so once the output is gone; before 2.13 nothing else kept the function's place in the graph.
     """
-    function = _Same.apply(torch.ones((), requires_grad=True)).grad_fn
+    function = _Identity.apply(torch.ones((), requires_grad=True)).grad_fn
     try:
         return function._input_metadata is not None
     except RuntimeError:
@@ -108,14 +108,14 @@ class Pipeline(nn.Module):
         self, stages: dict[int, nn.Module], layout: Layout, mesh: DeviceMesh, device: torch.device, micro_batches: int
     ) -> None:
         super().__init__()
-        if layout.schedule == "zero_bubble" and not divides_own_functions():
+        if layout.schedule == "zero_bubble" and not supports_split_backward():
             raise UserError(
                 f"parallel.schedule=zero_bubble: torch {torch.__version__} cannot divide the backward pass of a "
                 "function that has a gradient of its own, as a loss may be; use torch 2.13, or "
                 "parallel.schedule=interleaved"
             )
         self.stages, self.count, self.device = stages, layout.stages, device
-        self.group = reachable(mesh["pipeline"].get_group(), device)
+        self.group = route_through_host(mesh["pipeline"].get_group(), device)
         self.rank, self.ranks = mesh.get_local_rank("pipeline"), layout.pipeline
         self.first, self.last = 0 in stages, layout.stages - 1 in stages
         self._loss: Callable[[Tensor, Tensor], Tensor] = lambda output, index: output
@@ -124,7 +124,7 @@ class Pipeline(nn.Module):
             for index, stage in stages.items()
         ]
         self.schedule = SCHEDULES[layout.schedule](
-            built if layout.schedule in LOOPED else built[0],
+            built if layout.schedule in TWO_STAGE_SCHEDULES else built[0],
             micro_batches,
             loss_fn=lambda output, index: self._loss(output, index),
             scale_grads=False,
@@ -181,3 +181,57 @@ class Pipeline(nn.Module):
         x = x.contiguous()
         dist.broadcast(x, group=self.group, group_src=last)
         return x
+
+
+def needs_host_copy(group: dist.ProcessGroup, device_type: str) -> bool:
+    """Whether gloo carries what ranks exchange on a device that is not the host."""
+    return device_type != "cpu" and f"{device_type}:gloo" in dist.get_backend_config(group).split(",")
+
+
+def route_through_host(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """The group itself, or one like it that sends from where gloo can."""
+    return cast(dist.ProcessGroup, HostRoutedGroup(group)) if needs_host_copy(group, device.type) else group
+
+
+class HostRoutedGroup:
+    """A process group as the functions of `torch.distributed` see it; only send and receive are its own."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def __eq__(self, other: object) -> bool:
+        """torch finds the ranks of a group in a table of groups."""
+        return self._group == (other._group if isinstance(other, HostRoutedGroup) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._group)
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> dist.Work:
+        return self._group.send([_copy_to_host(tensor) for tensor in tensors], to, tag)
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> PendingReceive:
+        on_host = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
+        return PendingReceive(self._group.recv(on_host, source, tag), on_host, tensors)
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    """A copy, also of what is there already: the caller may write over it before it is sent."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+@dataclass
+class PendingReceive:
+    """A message under way; it is where it belongs once it was waited for."""
+
+    work: dist.Work
+    on_host: Sequence[Tensor]
+    tensors: Sequence[Tensor]
+
+    def wait(self, *timeout: Any) -> bool:
+        self.work.wait(*timeout)
+        for tensor, arrived in zip(self.tensors, self.on_host, strict=True):
+            tensor.detach().copy_(arrived)
+        return True

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.config import Train
 from paceline.errors import UserError
-from paceline.spec import Train
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 IN_BF16 = ("bf16", "fp8")
@@ -30,7 +30,7 @@ LEAST = (8, 9)
 """The compute capability that fp8 came with."""
 
 
-def at_least_fp32(x: Tensor) -> Tensor:
+def to_at_least_fp32(x: Tensor) -> Tensor:
     """For sums over classes and samples, which half precision would round."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -48,7 +48,7 @@ def set_tf32(precision: str) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
-def lack_of_tf32(precision: str, device: torch.device) -> str:
+def explain_missing_tf32(precision: str, device: torch.device) -> str:
     """What is to be said where it was asked for and the device has none."""
     if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_TF32):
         return ""
@@ -101,19 +101,19 @@ class Fp8Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         x_ND = x.reshape(-1, x.shape[-1])
         spare = -len(x_ND) % ALIGNED  # the gradient of the weight is a sum over rows, and so many are wanted there
-        y_NO = _Product.apply(F.pad(x_ND, (0, 0, 0, spare)) if spare else x_ND, self.weight)
+        y_NO = _Fp8Product.apply(F.pad(x_ND, (0, 0, 0, spare)) if spare else x_ND, self.weight)
         y = y_NO[: len(x_ND)].view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-def scaled(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+def scale_to_fp8(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """(x over a scale, as that type; the scale): the largest number of x becomes the largest that the type holds."""
     largest = torch.finfo(kind).max
     scale = x.abs().amax().float().clamp(min=1e-12) / largest
     return (x.float() / scale).clamp(-largest, largest).to(kind).contiguous(), scale
 
 
-def product(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+def compute_fp8_product(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
     """left @ right.T, both with rows in one piece, as the hardware wants them."""
     (a, scale_a), (b, scale_b) = left, right
     return torch._scaled_mm(
@@ -121,18 +121,18 @@ def product(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor
     )
 
 
-class _Product(torch.autograd.Function):
+class _Fp8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weight_OD: Tensor) -> Tensor:
-        x, weight = scaled(x_ND, torch.float8_e4m3fn), scaled(weight_OD, torch.float8_e4m3fn)
+        x, weight = scale_to_fp8(x_ND, torch.float8_e4m3fn), scale_to_fp8(weight_OD, torch.float8_e4m3fn)
         ctx.save_for_backward(*x, *weight)
         ctx.types = x_ND.dtype, weight_OD.dtype
-        return product(x, weight)
+        return compute_fp8_product(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, Tensor]:
         x8_ND, x_scale, weight8_OD, weight_scale = ctx.saved_tensors
-        dy8_NO, dy_scale = scaled(incoming[0], torch.float8_e5m2)
-        dx_ND = product((dy8_NO, dy_scale), (weight8_OD.t().contiguous(), weight_scale))
-        dweight_OD = product((dy8_NO.t().contiguous(), dy_scale), (x8_ND.t().contiguous(), x_scale))
+        dy8_NO, dy_scale = scale_to_fp8(incoming[0], torch.float8_e5m2)
+        dx_ND = compute_fp8_product((dy8_NO, dy_scale), (weight8_OD.t().contiguous(), weight_scale))
+        dweight_OD = compute_fp8_product((dy8_NO.t().contiguous(), dy_scale), (x8_ND.t().contiguous(), x_scale))
         return dx_ND.to(ctx.types[0]), dweight_OD.to(ctx.types[1])

@@ -22,14 +22,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 
 from paceline.errors import UserError
-from paceline.parallel.through_host import goes_through_host
+from paceline.parallel.pipeline import needs_host_copy
 
 RULES = ("column", "row", "gather", "sequence", "vocabulary")
 ALONG = 1
 """The axis of positions in (samples, positions, features)."""
 
 
-def divide(model: nn.Module, rules: Mapping[str, str], mesh: DeviceMesh, sequence: bool) -> nn.Module:
+def apply_tensor_parallel(model: nn.Module, rules: Mapping[str, str], mesh: DeviceMesh, sequence: bool) -> nn.Module:
     """Apply the table; patterns may hold `*`. Modules that no pattern names stay whole on every rank."""
     plan = {}
     for name, module in model.named_modules():
@@ -39,9 +39,9 @@ def divide(model: nn.Module, rules: Mapping[str, str], mesh: DeviceMesh, sequenc
                 f"parallel.sequence=true: no shard rule names {name!r}, whose weights would see a part of the sequence "
                 f"and not learn of the rest; add  {name!r}: 'sequence'  to shard_rules, or use parallel.sequence=false"
             )
-        if rule is not None and (style := _style(rule, module, sequence)) is not None:
+        if rule is not None and (style := _choose_style(rule, module, sequence)) is not None:
             plan[name] = style
-    if sequence and goes_through_host(mesh.get_group(), mesh.device_type):
+    if sequence and needs_host_copy(mesh.get_group(), mesh.device_type):
         raise UserError(
             "parallel.sequence=true: ranks that share a CUDA device sum through gloo, which crashes where sums are "
             "divided over the sequence; use parallel.sequence=false"
@@ -49,7 +49,7 @@ def divide(model: nn.Module, rules: Mapping[str, str], mesh: DeviceMesh, sequenc
     return parallel.parallelize_module(model, mesh, plan)
 
 
-def _style(rule: str, module: nn.Module, sequence: bool) -> parallel.ParallelStyle | None:
+def _choose_style(rule: str, module: nn.Module, sequence: bool) -> parallel.ParallelStyle | None:
     outside: Placement = Shard(ALONG) if sequence else Replicate()
     match rule:
         case "column":
@@ -77,13 +77,13 @@ class _VocabularyHead(parallel.ParallelStyle):
         self.outside = outside
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        from paceline.nn.chunked_loss import chunked_losses, vocabulary_rows
+        from paceline.nn.chunked_loss import compute_chunked_losses, split_vocabulary
 
         group, ranks, rank = device_mesh.get_group(), device_mesh.size(), device_mesh.get_local_rank()
 
         def losses(x_BSD: Tensor, weight_VD: Any, targets_BS: Tensor) -> Tensor:
-            first, _ = vocabulary_rows(weight_VD.shape[0], ranks, rank)
-            return chunked_losses(x_BSD, weight_VD.to_local(), targets_BS, group=group, first=first)
+            first, _ = split_vocabulary(weight_VD.shape[0], ranks, rank)
+            return compute_chunked_losses(x_BSD, weight_VD.to_local(), targets_BS, group=group, first=first)
 
         def gathered(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             x = DTensor.from_local(inputs[0], device_mesh, [self.outside], run_check=False)

@@ -1,5 +1,5 @@
 """A script that keeps its own loop: `with paceline.run("run.yaml") as run`, or `workload: train.py` in a run file."""
 
-from paceline.registry import Entry, Traits
+from paceline.config.registry import Traits, WorkloadEntry
 
-ENTRY = Entry(run="paceline.script.workload:Script", traits=Traits(own_loop=True))
+ENTRY = WorkloadEntry(run="paceline.script.workload:Script", traits=Traits(own_loop=True))

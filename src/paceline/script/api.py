@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.spec import RunSpec
-from paceline.training.checkpoints.kept import Stateful
+from paceline.config import RunSpec
+from paceline.trainer.checkpoint.reader import Stateful
 
 Schedule = Callable[[int, int], float]
 """(samples seen, samples of the whole run) -> factor of the learning rate."""

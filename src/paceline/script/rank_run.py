@@ -1,4 +1,4 @@
-"""A script's run on one rank: the loop of `paceline.training.loop`, turned inside out so that the script drives it."""
+"""A script's run on one rank: the loop of `paceline.trainer.loop`, turned inside out so that the script drives it."""
 
 from __future__ import annotations
 
@@ -14,76 +14,86 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.data.samples import as_samples, training_samples
-from paceline.data.workers import worker_processes
+from paceline.config import RunSpec
+from paceline.data.samples import as_samples, load_training_samples
+from paceline.data.workers import start_workers
 from paceline.errors import RunFailed, UserError
-from paceline.execution import Execution, Reason
-from paceline.launch.environment import ALONE, detect
-from paceline.launch.group import from_main, gather_objects, joined
+from paceline.execution import Execution, NoGraphReason
+from paceline.launch.environment import SINGLE_RANK, detect_rank
+from paceline.launch.process_group import broadcast_from_main, gather_objects, join_ranks
 from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
-from paceline.parallel.wrapping import ModelSetup, parallelize
-from paceline.record.events import Status
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import Summary
-from paceline.record.timers import timer_of
+from paceline.parallel.parallelize import ModelSetup, parallelize
+from paceline.runlog.events import RunStatus
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import Summary
+from paceline.runlog.timers import build_timer
 from paceline.script.api import Model, Schedule, ScriptRun, Sums
-from paceline.script.dataset import refuse_unusable, share_of
-from paceline.script.handing import NO_RUN
-from paceline.script.passes import ScriptPasses
+from paceline.script.guards import (
+    ModelView,
+    apply_optimizer_rate,
+    check_dataset,
+    check_pair,
+    guard_optimizer,
+    reject_scheduler,
+    take_share,
+)
+from paceline.script.injected_run import NO_RUN_TEXT
+from paceline.script.script_loop import ScriptLoop
 from paceline.script.workload import SCORE, Script
-from paceline.script.wrapped import Wrapping, guarded, one_pair, refuse_scheduler, with_rates
-from paceline.spec import RunSpec
-from paceline.training.checkpoints.kept import Stateful
-from paceline.training.evaluation import HeldOut, evaluate, evaluating
-from paceline.training.optim.own_optimizer import taken_over
-from paceline.training.rank import RankWork, device_kind, rank_work, say, silent
-from paceline.training.refusals import refuse_contradictions
-from paceline.training.setup import job_around
-from paceline.training.start.match import Start, start_of
-from paceline.training.steps.step import State, Step
-from paceline.workload import Say
+from paceline.trainer.checkpoint.reader import Stateful
+from paceline.trainer.evaluation import HeldOut, evaluate, use_evaluation_mode
+from paceline.trainer.init_from.match import WeightInitializer, build_initializer
+from paceline.trainer.optim.user_optimizer import take_over_optimizer
+from paceline.trainer.rank import RankSession, ignore_line, log_line, open_rank_session, resolve_device_kind
+from paceline.trainer.setup import build_job_around, reject_contradictions
+from paceline.trainer.step.step import State, Step
+from paceline.workload import LogFn
 
 AUTO = "auto"
 """`data.workers` of a run file that leaves it to the script."""
 
 
 @dataclass(eq=False)
-class RankStart:
+class RankRunFactory:
     """What a script's `paceline.run()` becomes on one rank of a run."""
 
     spec: RunSpec
     show: bool
-    folder: RunDir | Callable[[Say], RunDir]
+    folder: RunDir | Callable[[LogFn], RunDir]
     """As for `run_rank`."""
     outcome: tuple[Path, Summary] | None = None
     used: bool = False
 
-    def leave_aside(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
+    def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
         here = {key: value for key, value, *_ in self.spec.fields()}
         lost = [f"{key}={value}" for key, value in overrides.items() if str(here.get(key)) != str(value)]
-        if lost and self.show and (detect(os.environ) or ALONE).rank == 0:
-            say(f"the script gives paceline.run {', '.join(lost)}: left aside, the run file and command line count")
+        if lost and self.show and (detect_rank(os.environ) or SINGLE_RANK).rank == 0:
+            log_line(
+                f"the script gives paceline.run {', '.join(lost)}: left aside, the run file and command line count"
+            )
 
     @contextmanager
     def opened(self) -> Iterator[ScriptRun]:
         """Join the other ranks, and be one of them until the script is through."""
         if self.used:
             raise UserError("paceline.run was called a second time; a script that paceline starts has one run")
-        self.used, spec, place = True, self.spec, detect(os.environ) or ALONE
+        self.used, spec, place = True, self.spec, detect_rank(os.environ) or SINGLE_RANK
         parallel = spec.parallel
         with (
-            StopRequest(impatient=place is ALONE) as stop,
-            joined(place, device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend) as device,
+            StopRequest(impatient=place is SINGLE_RANK) as stop,
+            join_ranks(
+                place, resolve_device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend
+            ) as device,
         ):
-            speak = say if self.show and place.rank == 0 else silent
+            speak = log_line if self.show and place.rank == 0 else ignore_line
             folder = self.folder
-            run: RunDir = folder if isinstance(folder, RunDir) else from_main(lambda: folder(speak))
+            run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(speak))
             self.folder = run
-            with rank_work(run, spec, place, device, stop, self.show) as work:
+            with open_rank_session(run, spec, place, device, stop, self.show) as work:
                 script = RankRun(work)
                 with script.held:
-                    with _not_left_by_exit(spec):
+                    with _reject_exit(spec):
                         yield script
                     script.finish()
                 script.let_go()
@@ -91,7 +101,7 @@ class RankStart:
 
 
 @contextmanager
-def _not_left_by_exit(spec: RunSpec) -> Iterator[None]:
+def _reject_exit(spec: RunSpec) -> Iterator[None]:
     try:
         yield
     except SystemExit as leaving:
@@ -102,17 +112,17 @@ def _not_left_by_exit(spec: RunSpec) -> Iterator[None]:
 
 
 class RankRun(ScriptRun):
-    def __init__(self, work: RankWork) -> None:
+    def __init__(self, work: RankSession) -> None:
         self.work, self.spec, self.device = work, work.context.spec, work.context.device
         self.rank, self.ranks = work.context.place.rank, work.context.place.world
         self.held = ExitStack()
         """What a data set needs until the run ends: worker processes, batches that are made ahead."""
         self._step: Step | None = None
-        self._start: Start | None = None
-        self._passes: ScriptPasses | None = None
+        self._start: WeightInitializer | None = None
+        self._passes: ScriptLoop | None = None
         self._kept: dict[str, Stateful] = {}
         self._by_epochs = False
-        self._wrapping: Wrapping | None = None
+        self._wrapping: ModelView | None = None
 
     @property
     def steps(self) -> int:
@@ -124,33 +134,33 @@ class RankRun(ScriptRun):
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
     ) -> tuple[Model, Optimizer]:
-        one_pair(self._step is not None, model, optimizer, others)
+        check_pair(self._step is not None, model, optimizer, others)
         context = self.work.context
         if optimizer is not None:
-            context.spec = self.spec = with_rates(self.spec, optimizer)
+            context.spec = self.spec = apply_optimizer_rate(self.spec, optimizer)
         workload, spec = Script(self.spec), self.spec
         workload.given_model = model
         if schedule is not None:
             vars(workload)["schedule"] = schedule
-        refuse_contradictions(workload, evaluates=True)
+        reject_contradictions(workload, evaluates=True)
         names = {id(p): name for name, p in model.named_parameters()}
-        timer = timer_of(self.device.type)
+        timer = build_timer(self.device.type)
         setup = ModelSetup(workload, spec, layout_of(spec), self.device, timer, self._execution)
-        if (start := start_of(workload, context)) is not None:
+        if (start := build_initializer(workload, context)) is not None:
             setup, self._start = replace(setup, begin=start), start
         wrapped = parallelize(setup)
         if optimizer is not None:
-            taken_over(optimizer, names, spec.train.lr, wrapped.local_parameters, spec.parallel.strategy)
+            take_over_optimizer(optimizer, names, spec.train.lr, wrapped.local_parameters, spec.parallel.strategy)
         state = State.new(wrapped, spec.train, self.device, optimizer=optimizer)
         self._step = Step(workload, state, spec.train, timer)
         self._step.notice = lambda text: context.event("notice", text=text)
-        guarded(state.optimizer, lambda: self._passes is None or self._passes.updating)
-        self._wrapping = Wrapping(wrapped.net)
+        guard_optimizer(state.optimizer, lambda: self._passes is None or self._passes.updating)
+        self._wrapping = ModelView(wrapped.net)
         return cast(Model, self._wrapping.model), state.optimizer
 
     @property
     def _execution(self) -> Execution:
-        return Execution(compiled_layers=self.spec.train.compile == "on", reason=Reason.OWN_LOOP)
+        return Execution(compiled_layers=self.spec.train.compile == "on", reason=NoGraphReason.OWN_LOOP)
 
     def batches(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int | None = None
@@ -166,31 +176,31 @@ class RankRun(ScriptRun):
             )
         return self._passes.batches(by_epoch=self._by_epochs)
 
-    def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptPasses:
+    def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptLoop:
         """The job, now that its data are known, where the run stands."""
         if self._step is None or self._wrapping is None:
             raise UserError("run.batches comes after  model, optimizer = run.prepare(model, optimizer)")
-        refuse_unusable(dataset)
-        refuse_scheduler(self._step.state.optimizer)
+        check_dataset(dataset)
+        reject_scheduler(self._step.state.optimizer)
         step, context, workload = self._step, self.work.context, cast(Script, self._step.workload)
         workload.given_data = dataset
         workload.collate = collate
         if workers is not None and getattr(self.spec.data, "workers", AUTO) == AUTO:
             workload.spec = self.spec.replace({"data.workers": workers}, "the script")
         layout = layout_of(self.spec)
-        self.held.enter_context(worker_processes(workload, context.place, -(-layout.global_batch // layout.data)))
-        samples = training_samples(workload)
+        self.held.enter_context(start_workers(workload, context.place, -(-layout.global_batch // layout.data)))
+        samples = load_training_samples(workload)
         before = self.work.run.start().get("samples")
         if before not in (None, len(samples)):
             raise UserError(
                 f"{self.work.run.path} was begun on {before} samples, and the script has {len(samples)} now; bring "
                 "them back, or start a new run"
             )
-        job = job_around(step, self._execution, context, samples, self._start)
+        job = build_job_around(step, self._execution, context, samples, self._start)
         notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._own_words()]
         job.facts = replace(job.facts, notes=notes, equations=lines)
         job.kept = self._kept
-        passes = ScriptPasses(job, dataset, self._wrapping, going=self.work.begin(job))
+        passes = ScriptLoop(job, dataset, self._wrapping, going=self.work.begin(job))
         self.held.callback(passes.close)
         return passes
 
@@ -244,7 +254,7 @@ class RankRun(ScriptRun):
         if self._step is None:
             raise UserError("run.evaluating comes after  model, optimizer = run.prepare(model, optimizer)")
         state = self._step.state
-        with state.for_evaluation(), evaluating(state.model.unwrapped, self.spec.train.precision, self.device):
+        with state.for_evaluation(), use_evaluation_mode(state.model.unwrapped, self.spec.train.precision, self.device):
             yield
         if self._passes is not None:
             self._passes.log.resume()
@@ -255,7 +265,7 @@ class RankRun(ScriptRun):
 
     def share(self, dataset: Any) -> Any:
         layout = layout_of(self.spec)
-        return share_of(dataset, self.rank, self.ranks, together=not layout.plain and layout.strategy != "zero1")
+        return take_share(dataset, self.rank, self.ranks, together=not layout.plain and layout.strategy != "zero1")
 
     def keep(self, **things: Stateful) -> None:
         if self._passes is not None:
@@ -271,9 +281,9 @@ class RankRun(ScriptRun):
     def finish(self) -> None:
         """The script left the run: what is due is saved, and the run summed up."""
         if self._passes is None:
-            raise UserError(NO_RUN.format(name=Path(self.spec.workload).name))
+            raise UserError(NO_RUN_TEXT.format(name=Path(self.spec.workload).name))
         if self._passes.going:
-            self.work.end(self._passes.end() or Status.FINISHED)
+            self.work.end(self._passes.end() or RunStatus.FINISHED)
 
     def let_go(self) -> None:
         """Of what holds the process group, which is about to end."""

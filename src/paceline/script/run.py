@@ -11,26 +11,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from paceline.config import RunSpec, build_spec, load, parse_overrides
+from paceline.config.registry import is_script
+from paceline.config.run_file import read_yaml_file, set_nested
 from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.launch.environment import Place, detect
-from paceline.planning.plan import applied
-from paceline.record.events import Status
-from paceline.record.run_dir import RunDir, runs_in
-from paceline.record.summary import read_summary
-from paceline.registry import is_script
-from paceline.script.handing import handed
-from paceline.spec import RunSpec, build, load, overrides_of
-from paceline.spec.yaml_file import put, read_yaml
-from paceline.terminal import warn
-from paceline.training.failures import expected_failures
-from paceline.training.rank import say, silent
-from paceline.training.run import as_placed, forget, open_run, way_on
+from paceline.io.terminal import warn
+from paceline.launch.environment import RankInfo, detect_rank
+from paceline.planner.plan import apply_plan
+from paceline.runlog.events import RunStatus
+from paceline.runlog.run_dir import RunDir, find_runs
+from paceline.runlog.summary import read_summary
+from paceline.script.injected_run import get_injected_run
+from paceline.trainer.failures import translate_failures
+from paceline.trainer.rank import ignore_line, log_line
+from paceline.trainer.run import fit_to_launcher, open_run, remove_run, suggest_resume
 
 if TYPE_CHECKING:
     from paceline.script.api import ScriptRun
 
 AUTO = "auto"
-HERE = "this script"
+SCRIPT_ORIGIN = "this script"
 
 
 def run(
@@ -47,69 +47,69 @@ def run(
     name that is not finished, if there is one. The ranks are those that torchrun, srun or mpirun started, or this
     process alone. A script that was started by `paceline train` gets that run, and the arguments are left aside.
     """
-    given = handed()
+    given = get_injected_run()
     if given is None:
-        return _by_hand(file, overrides, resume, Path(out), show)
-    given.leave_aside(file, overrides_of(overrides))
+        return _open_standalone(file, overrides, resume, Path(out), show)
+    given.note_ignored(file, parse_overrides(overrides))
     return given.opened()
 
 
 @contextmanager
-def _by_hand(
+def _open_standalone(
     file: str | Path | None, overrides: Any, resume: str | Path | None, out: Path, show: bool
 ) -> Iterator[ScriptRun]:
     """Of a script that was started by `python train.py`, alone or under a launcher."""
-    from paceline.script.rank_run import RankStart
+    from paceline.script.rank_run import RankRunFactory
 
-    place = detect(os.environ)
-    _end_plainly(place)
-    script = _this_script()
-    spec = spec_of(file, overrides, script, sys.argv[1:])
-    resume = _newest_unfinished(out, spec.name) if resume == AUTO else resume
+    place = detect_rank(os.environ)
+    _install_excepthook(place)
+    script = _find_main_script()
+    spec = build_script_spec(file, overrides, script, sys.argv[1:])
+    resume = _find_unfinished_run(out, spec.name) if resume == AUTO else resume
     if resume is not None:
         before = RunDir.open(Path(resume)).recorded_spec()
-        spec = spec.replace({"data.arguments": getattr(before.data, "arguments", ())}, HERE)
-    spec = applied(spec, place.world if place is not None else None)
-    speak = say if show and (place is None or place.rank == 0) else silent
+        spec = spec.replace({"data.arguments": getattr(before.data, "arguments", ())}, SCRIPT_ORIGIN)
+    spec = apply_plan(spec, place.world if place is not None else None)
+    speak = log_line if show and (place is None or place.rank == 0) else ignore_line
     if place is None:
-        _refuse_ranks(spec, file, script)
-        start = RankStart(spec, show, open_run(spec, out, resume, speak, changed_code=True)[0])
+        _reject_ranks(spec, file, script)
+        start = RankRunFactory(spec, show, open_run(spec, out, resume, speak, changed_code=True)[0])
     else:
-        spec = as_placed(spec, place)
-        start = RankStart(spec, show, lambda speak: open_run(spec, out, resume, speak, changed_code=True)[0])
+        spec = fit_to_launcher(spec, place)
+        start = RankRunFactory(spec, show, lambda speak: open_run(spec, out, resume, speak, changed_code=True)[0])
     try:
         with start.opened() as found:
             yield found
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(start.folder, RunDir) and (place is None or place.rank == 0):
             if isinstance(error, UserError) and resume is None:
-                forget(start.folder)
+                remove_run(start.folder)
             elif show:
-                error.add_note(way_on(start.folder))
+                error.add_note(suggest_resume(start.folder))
         raise
 
 
-def spec_of_script(script: Path, overrides: Any = ()) -> RunSpec:
+def derive_script_spec(script: Path, overrides: Any = ()) -> RunSpec:
     """The spec that a script would run by, with overrides; the script runs until it says so."""
-    from paceline.script.trial import run_file_of
+    from paceline.script.probe import probe_run_file
 
-    plain = build({"workload": str(script.resolve())})
-    with expected_failures(plain):
-        file, own = run_file_of(plain)
-    return spec_of(file, {**own, **overrides_of(overrides)}, script.resolve(), [])
+    plain = build_spec({"workload": str(script.resolve())})
+    with translate_failures(plain):
+        file, own = probe_run_file(plain)
+    return build_script_spec(file, {**own, **parse_overrides(overrides)}, script.resolve(), [])
 
 
-def spec_of(file: str | Path | None, overrides: Any, script: Path, arguments: Sequence[str]) -> RunSpec:
+def build_script_spec(file: str | Path | None, overrides: Any, script: Path, arguments: Sequence[str]) -> RunSpec:
     """The spec of a script by its run file, which need not name the script; without a file, of the overrides alone."""
-    given = {"workload": str(script), **overrides_of(overrides)}
+    given = {"workload": str(script), **parse_overrides(overrides)}
     if arguments:
         given.setdefault("data.arguments", list(arguments))
     if file is None:
         values: dict[str, Any] = {"name": script.stem}
         for key, value in given.items():
-            put(values, key, value)
-        return build(values, dict.fromkeys(given, HERE))
-    named = read_yaml(Path(file))[0].get("workload")
+            set_nested(values, key, value)
+        return build_spec(values, dict.fromkeys(given, SCRIPT_ORIGIN))
+    named = read_yaml_file(Path(file))[0].get("workload")
     if isinstance(named, str) and not is_script(named):
         raise UserError(
             f"{file} is the run file of workload {named!r}, and {script.name} is a script; leave workload out of it, "
@@ -118,29 +118,29 @@ def spec_of(file: str | Path | None, overrides: Any, script: Path, arguments: Se
     if isinstance(named, str) and (Path(file).resolve().parent / named).resolve() != script:
         raise UserError(f"{file} is the run file of {named}, and this is {script}; start that one, or correct workload")
     spec = load(file, given)
-    spec._origins.update(dict.fromkeys(("workload", "data.arguments") & given.keys(), HERE))
+    spec._origins.update(dict.fromkeys(("workload", "data.arguments") & given.keys(), SCRIPT_ORIGIN))
     return spec
 
 
-def _this_script() -> Path:
+def _find_main_script() -> Path:
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None or not Path(file).is_file():  # a notebook, or a program from standard input
         raise UserError("paceline.run must be called by a script, a file that ranks can run; write yours to train.py")
     return Path(file).resolve()
 
 
-def _newest_unfinished(out: Path, name: str) -> Path | None:
+def _find_unfinished_run(out: Path, name: str) -> Path | None:
     """The newest run of this name, or NAME-2 and so on, that has steps left."""
-    for run in runs_in(out):
+    for run in find_runs(out):
         if run.name == name or (run.name.startswith(f"{name}-") and run.name[len(name) + 1 :].isdecimal()):
             with suppress(UserError):
-                if read_summary(run.summary_file).status == Status.FINISHED:
+                if read_summary(run.summary_file).status == RunStatus.FINISHED:
                     return None
             return run.path
     return None
 
 
-def _refuse_ranks(spec: RunSpec, file: str | Path | None, script: Path) -> None:
+def _reject_ranks(spec: RunSpec, file: str | Path | None, script: Path) -> None:
     if (ranks := spec.parallel.ranks) == 1:
         return
     name = shlex.quote(os.path.relpath(script))
@@ -151,7 +151,7 @@ def _refuse_ranks(spec: RunSpec, file: str | Path | None, script: Path) -> None:
     )
 
 
-def _end_plainly(place: Place | None) -> None:
+def _install_excepthook(place: RankInfo | None) -> None:
     """What was foreseen ends the script with one message and its exit code, as it ends a verb; not with a traceback."""
     before = sys.excepthook
     if getattr(before, "plain", False):

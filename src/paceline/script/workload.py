@@ -9,12 +9,12 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.config import RunSpec
+from paceline.config.sections import Section, field
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.script.handing import NO_RUN, execute, script_of
-from paceline.section import Section, field
-from paceline.spec import RunSpec
-from paceline.workload import OwnLoop, Say
+from paceline.script.injected_run import NO_RUN_TEXT, execute_script, find_script
+from paceline.workload import LogFn, OwnLoop
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,8 +44,8 @@ class Script(OwnLoop):
     def has(self, method: str) -> bool:
         return method in vars(self) or super().has(method)
 
-    def prepare(self, say: Say) -> None:
-        script_of(self.spec)
+    def prepare(self, say: LogFn) -> None:
+        find_script(self.spec)
 
     def suits(self, layout: Layout) -> None:
         for key, ranks in (("tensor", layout.tensor), ("pipeline", layout.pipeline)):
@@ -61,23 +61,23 @@ class Script(OwnLoop):
             )
 
     def model(self) -> nn.Module:
-        from paceline.script.trial import model_of
+        from paceline.script.probe import probe_model
 
-        return model_of(self.spec) if self.given_model is None else self.given_model
+        return probe_model(self.spec) if self.given_model is None else self.given_model
 
     def data(self, split: str) -> Any:
         if split != "train":
             return None
         if self.given_data is None:
-            from paceline.script.trial import data_of
+            from paceline.script.probe import probe_data
 
-            self.given_data, self.collate = data_of(self.spec)
+            self.given_data, self.collate = probe_data(self.spec)
         return self.given_data
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
-        from paceline.script.trial import loss_of
+        from paceline.script.probe import probe_loss
 
-        return loss_of(self.spec, model, batch)
+        return probe_loss(self.spec, model, batch)
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
         found: Mapping[str, Tensor | float] = self.sums(*batch) if isinstance(batch, tuple | list) else self.sums(batch)
@@ -91,11 +91,11 @@ class Script(OwnLoop):
         return super().goodness(metrics)
 
     def drive(self, show: bool, folder: Any) -> tuple[Path, Any]:
-        from paceline.script.rank_run import RankStart
+        from paceline.script.rank_run import RankRunFactory
 
-        start = RankStart(self.spec, show, folder)
+        start = RankRunFactory(self.spec, show, folder)
         with nullcontext() if show else open(os.devnull, "w") as nobody, redirect_stdout(nobody or sys.stdout):
-            execute(self.spec, start)
+            execute_script(self.spec, start)
         if start.outcome is None:
-            raise UserError(NO_RUN.format(name=Path(self.spec.workload).name))
+            raise UserError(NO_RUN_TEXT.format(name=Path(self.spec.workload).name))
         return start.outcome

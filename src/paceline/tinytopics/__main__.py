@@ -13,21 +13,21 @@ from pathlib import Path
 
 import paceline.tinytopics
 from paceline.errors import UserError
-from paceline.launch.edge import exit_code_of_errors
+from paceline.launch.exit_codes import exit_on_known_error
 
 
-def main(words: Sequence[str]) -> None:
+def run_tinytopics_program(words: Sequence[str]) -> None:
     """Run the program that the first word names; the others are its arguments."""
     if not words or not Path(words[0]).is_file():
         given = f"{words[0]}: there is no such file" if words else "which program?"
         raise UserError(f"{given}; type  python -m paceline.tinytopics PROGRAM.py")
-    stand_in()
+    install_stand_in()
     sys.argv = list(words)
     sys.path.insert(0, str(Path(words[0]).resolve().parent))
     runpy.run_path(words[0], run_name="__main__")
 
 
-def stand_in() -> None:
+def install_stand_in() -> None:
     """From now on, `import tinytopics` and imports of its modules find this package."""
     ours = paceline.tinytopics.__name__
     for name in [name for name in sys.modules if name == ours or name.startswith(f"{ours}.")]:
@@ -35,5 +35,5 @@ def stand_in() -> None:
 
 
 if __name__ == "__main__":
-    with exit_code_of_errors():
-        main(sys.argv[1:])
+    with exit_on_known_error():
+        run_tinytopics_program(sys.argv[1:])

@@ -35,19 +35,19 @@ def pal_tinytopics(format: Literal["hex", "rgb", "lab"] = "hex") -> list[str] | 
     if format == "hex":
         return list(OBSERVABLE_10)
     rgb = np.array([to_rgb(colour) for colour in OBSERVABLE_10])
-    return rgb if format == "rgb" else rgb_to_lab(rgb)
+    return rgb if format == "rgb" else convert_rgb_to_lab(rgb)
 
 
 def scale_color_tinytopics(n: int) -> ListedColormap:
     """n colours: the first of the ten or, beyond them, n places on a smooth curve through all ten, in CIELAB."""
     rgb = pal_tinytopics("rgb")
     if n > len(rgb):
-        curve = CubicSpline(np.linspace(0, 1, len(rgb)), rgb_to_lab(rgb))
-        rgb = lab_to_rgb(curve(np.linspace(0, 1, n)))
+        curve = CubicSpline(np.linspace(0, 1, len(rgb)), convert_rgb_to_lab(rgb))
+        rgb = convert_lab_to_rgb(curve(np.linspace(0, 1, n)))
     return ListedColormap(rgb[:n])
 
 
-def rgb_to_lab(rgb: Colours) -> Colours:
+def convert_rgb_to_lab(rgb: Colours) -> Colours:
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     share = linear @ TO_XYZ.T / D65
     root = np.where(share > CUBE_ABOVE**3, np.cbrt(share), share / (3 * CUBE_ABOVE**2) + 4 / 29)
@@ -55,7 +55,7 @@ def rgb_to_lab(rgb: Colours) -> Colours:
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
 
 
-def lab_to_rgb(lab: Colours) -> Colours:
+def convert_lab_to_rgb(lab: Colours) -> Colours:
     """Colours that a screen does not have become the nearest that it has, channel by channel."""
     y = (lab[:, 0] + 16) / 116
     root = np.stack([y + lab[:, 1] / 500, y, y - lab[:, 2] / 200], axis=1)

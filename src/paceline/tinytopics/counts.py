@@ -14,10 +14,17 @@ from torch.utils.data import Dataset
 
 from paceline.errors import UserError
 from paceline.tinytopics.data import MatrixRows, NumpyDiskDataset
-from paceline.workloads.topics.counts.blocks import Counts, DenseCounts, DocumentBlock, Labelled, SparseCounts
-from paceline.workloads.topics.counts.dtypes import place_in_rows, smallest_exact
-from paceline.workloads.topics.counts.stream import nonzeros_if_few
-from paceline.workloads.topics.files.npy import read_npy
+from paceline.workloads.topics.counts.matrices import (
+    Counts,
+    DenseCounts,
+    DocumentBlock,
+    LabelledCounts,
+    SparseCounts,
+    convert_to_smallest,
+    make_row_locator,
+)
+from paceline.workloads.topics.counts.stream import drop_zeros_if_sparse
+from paceline.workloads.topics.files.disk_counts import read_npy
 from paceline.workloads.topics.files.reading import TorchDiskDataset as TorchFile
 from paceline.workloads.topics.files.reading import read_counts
 
@@ -25,7 +32,7 @@ SMALL_BYTES, MEMORY_SHARE = 256 << 20, 1 / 8
 """Of datasets, as float32: up to so much, or so much of the machine's memory for all ranks, is read once and kept."""
 
 
-def counts_of(X: Any, *, on_device: bool = False, ranks: int = 1) -> Counts:
+def open_counts(X: Any, *, on_device: bool = False, ranks: int = 1) -> Counts:
     """Numbers of any kind from 0 up. `on_device`: a tensor of a GPU stays there."""
     counts = _dataset(X) if isinstance(X, Dataset) else read_counts(X, fractional=True, on_device=on_device)
     kept_bytes = max(SMALL_BYTES, MEMORY_SHARE * psutil.virtual_memory().total / ranks)
@@ -33,7 +40,7 @@ def counts_of(X: Any, *, on_device: bool = False, ranks: int = 1) -> Counts:
         values: Any = counts.block(0, counts.documents).values
         counts = DenseCounts(values, fractional=True)
     if isinstance(counts, DenseCounts):
-        few = nonzeros_if_few(counts.block(0, counts.documents)).values
+        few = drop_zeros_if_sparse(counts.block(0, counts.documents)).values
         if not isinstance(few, np.ndarray):
             return SparseCounts(few, counts.terms, fractional=True)
     return counts
@@ -51,7 +58,7 @@ def _dataset(X: Any) -> Counts:
 
 
 @dataclass(frozen=True, eq=False)
-class DatasetCounts(Labelled):
+class DatasetCounts(LabelledCounts):
     """The rows of any dataset with a length, one after the other."""
 
     dataset: Any
@@ -80,8 +87,8 @@ class DatasetCounts(Labelled):
 
     def block(self, start: int, stop: int) -> DocumentBlock:
         rows = np.stack([self._row(at) for at in range(start, stop)])
-        place = place_in_rows(type(self.dataset).__name__, rows.shape[1], start)
-        return DocumentBlock(start, smallest_exact(rows, fractional=True, place=place))
+        place = make_row_locator(type(self.dataset).__name__, rows.shape[1], start)
+        return DocumentBlock(start, convert_to_smallest(rows, fractional=True, place=place))
 
     def _row(self, at: int) -> np.ndarray:
         row = self.dataset[at]
@@ -89,6 +96,6 @@ class DatasetCounts(Labelled):
         return row.detach().cpu().float().numpy() if isinstance(row, Tensor) else np.asarray(row)
 
 
-def engine_device(device: torch.device) -> torch.device:
+def choose_engine_device(device: torch.device) -> torch.device:
     """Where passes run for a model that shall be on this device."""
     return device if device.type == "cuda" else torch.device("cpu")

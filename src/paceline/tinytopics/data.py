@@ -57,7 +57,7 @@ class NumpyDiskDataset(MatrixRows):
     def __init__(self, data: str | Path | np.ndarray, indices: Sequence[int] | None = None) -> None:
         self.mmap_data: np.ndarray | None = None
         if isinstance(data, str | Path):
-            self.data_path = existing(data)
+            self.data_path = require_data_file(data)
             self.shape = tuple(np.load(self.data_path, mmap_mode="r").shape)
         else:
             self.data_path, self.data, self.shape = None, data, tuple(data.shape)
@@ -84,7 +84,7 @@ class TorchDiskDataset(MatrixRows):
     data_path: Path
 
     def __init__(self, data: str | Path, indices: Sequence[int] | None = None) -> None:
-        self.data_path = existing(data)
+        self.data_path = require_data_file(data)
         self.mmap_data: Tensor | None = None
         try:
             self.shape = tuple(self._loaded(mmap=True).shape)
@@ -115,7 +115,7 @@ class TorchDiskDataset(MatrixRows):
         return {**self.__dict__, "mmap_data": None}
 
 
-def existing(path: str | Path) -> Path:
+def require_data_file(path: str | Path) -> Path:
     if not Path(path).exists():
         raise FileNotFoundError(f"Data file not found: {path}")
     return Path(path)

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import UserError
-from paceline.launch.group import from_main
-from paceline.tinytopics.counts import counts_of, engine_device
+from paceline.launch.process_group import broadcast_from_main
+from paceline.tinytopics.counts import choose_engine_device, open_counts
 from paceline.tinytopics.models import NeuralPoissonNMF
-from paceline.workloads.topics.device.passes import ReadPasses
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
-from paceline.workloads.topics.fitting.options import FitOptions
-from paceline.workloads.topics.fitting.problem import MOST_TOPICS, Problem, problem_of
-from paceline.workloads.topics.in_process import current_device
+from paceline.workloads.topics.fitting.passes import ReadPasses
+from paceline.workloads.topics.fitting.problem import MOST_TOPICS, FitProblem, build_problem
+from paceline.workloads.topics.in_process import use_device
+from paceline.workloads.topics.sections import FitOptions
 
 SCATTER = 0.2  # of the logarithms of the first topics, so that each seed begins elsewhere
 OF_ADAM: dict[str, float] = {"base_lr": 0.01, "max_lr": 0.05, "T_0": 20, "T_mult": 1, "weight_decay": 1e-5}
@@ -71,15 +71,15 @@ class Epochs:
         A fit that converges does no more passes: for the rest of the epochs, its loss stays what it is.
         """
         ranks = 1 if self.alone else dist.get_world_size()
-        counts = counts_of(self.request.X, on_device=self.device.type == "cuda", ranks=ranks)
+        counts = open_counts(self.request.X, on_device=self.device.type == "cuda", ranks=ranks)
         model = NeuralPoissonNMF(counts.documents, counts.terms, self.request.k, self.device)
         losses: list[float] = []
         if not self.request.num_epochs:
             return model, losses
         batches = math.ceil(counts.documents / self.request.batch_size)
-        where = getattr(counts, "device", engine_device(self.device))
-        with current_device(where):
-            problem = problem_of(counts, where, fractional=True, alone=self.alone)
+        where = getattr(counts, "device", choose_engine_device(self.device))
+        with use_device(where):
+            problem = build_problem(counts, where, fractional=True, alone=self.alone)
             found = self._begin(problem)
             if watch is not None:
                 found.documents = watch(problem.documents, len(found.L))
@@ -93,10 +93,10 @@ class Epochs:
             model.take(self._all_rows(L, counts.documents), Ft.T)
         return model, losses
 
-    def _begin(self, problem: Problem) -> AcceleratedEM:
+    def _begin(self, problem: FitProblem) -> AcceleratedEM:
         """At topics that are near the optimum for every seed, scattered, so that seeds differ as people expect."""
         drawn = int(torch.randint((1 << 31) - 1, ()))
-        seed = drawn if self.alone else from_main(lambda: drawn)
+        seed = drawn if self.alone else broadcast_from_main(lambda: drawn)
         options = FitOptions(seed=seed, passes=self.request.num_epochs, fractional=True)
         first = problem.begin(self.request.k, options)
         noise = torch.randn(first.Ft.shape, generator=torch.Generator().manual_seed(seed)).to(first.Ft.device)

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from paceline.launch.environment import detect
-from paceline.launch.group import joined
-from paceline.record.files import write_atomic
+from paceline.io.files import write_atomic
+from paceline.launch.environment import detect_rank
+from paceline.launch.process_group import join_ranks
 from paceline.tinytopics.epochs import Epochs, FitRequest
 from paceline.tinytopics.models import NeuralPoissonNMF
-from paceline.workloads.topics.device.passes import RangePass, ReadPasses
+from paceline.workloads.topics.fitting.passes import RangePass, ReadPasses
 
 TIMEOUT_S = 1800  # for a rank that reads more slowly than its peers
 
@@ -41,7 +41,8 @@ def fit_model_distributed(
 ) -> tuple[NeuralPoissonNMF, list[float]]:
     """`fit_model` on all ranks together; each gets the whole model and the same losses.
 
-    Ranks that an `Accelerator` or a process group joins already are used as they are, with their device; else those
+    Ranks that an `Accelerator` or a process group joins already are used as they are, with their device; else
+    those
     of torchrun, accelerate launch, srun or mpirun are joined until the program ends. A program that is alone fits
     alone. Every rank is given the same X and reads its own part. The main rank writes the model's `state_dict` to
     `save_path`, unless it is None.
@@ -98,12 +99,12 @@ def _device() -> torch.device:
 
 
 def _join() -> torch.device:
-    place = detect(os.environ)
+    place = detect_rank(os.environ)
     kind: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
     if place is None or place.world == 1:
         return torch.device(kind)
     group = ExitStack()
-    device = group.enter_context(joined(place, kind, threads=0, timeout_s=TIMEOUT_S))
+    device = group.enter_context(join_ranks(place, kind, threads=0, timeout_s=TIMEOUT_S))
 
     def leave() -> None:
         if dist.is_initialized():  # the program may have left it by itself

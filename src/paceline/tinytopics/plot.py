@@ -10,9 +10,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from paceline.signs import visible
+from paceline.io.escape import escape_hidden
 from paceline.tinytopics.colors import scale_color_tinytopics
-from paceline.workloads.topics.result.order import means_of_neighbours
+from paceline.workloads.topics.result.model import average_neighbours
 
 Palette = Sequence[str] | str | None
 USUAL_COLUMNS = 5  # of the charts of terms
@@ -50,7 +50,7 @@ def plot_structure(
     if normalize_rows:
         shares = shares / shares.sum(axis=1, keepdims=True)
     documents, topics = shares.shape
-    bars = means_of_neighbours(shares, np.arange(documents), math.ceil(figsize[0] * dpi))
+    bars = average_neighbours(shares, np.arange(documents), math.ceil(figsize[0] * dpi))
     edges, tops = np.linspace(0, documents, len(bars) + 1), np.cumsum(bars, axis=1)
     figure, axes = plt.subplots(figsize=figsize, dpi=dpi)
     for topic, colour in enumerate(_colours(color_palette, topics)):
@@ -84,7 +84,7 @@ def plot_top_terms(
     for topic, colour in enumerate(_colours(color_palette, len(shares))):
         axes, places = grid.flat[topic], np.arange(top.shape[1])[::-1]
         axes.barh(places, shares[topic, top[topic]], color=colour)
-        axes.set_yticks(places, [visible(str(name)) for name in names[topic]])
+        axes.set_yticks(places, [escape_hidden(str(name)) for name in names[topic]])
         axes.set(xlabel="Probability", title=f"Topic {topic}", xlim=(0, farthest))
     for unused in grid.flat[len(shares) :]:
         unused.remove()

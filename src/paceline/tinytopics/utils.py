@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from paceline.errors import UserError
-from paceline.record.units import size
+from paceline.io.format import size
 from paceline.tinytopics.data import NumpyDiskDataset
 
 MEMORY_SHARE = 0.5  # of what is free: larger counts go to a file

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline import Workload
-from paceline.spec import Section, field
+from paceline.config import Section, field
 
 
 class LineModel(Section):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.data.corpora import docstrings
-from paceline.data.corpora.tokens import LabelledCorpus
+from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.workloads.classifier.sections import TextData
 
 
@@ -31,7 +31,7 @@ def extraction(tmp_path_factory: pytest.TempPathFactory) -> Extraction:
     """One extraction serves every test: the one that `prepare` makes."""
     calls: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]] = []
     spent: list[float] = []
-    extract = docstrings.extract
+    extract = docstrings.extract_samples
 
     def watched(test_fraction: float) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         began_s = time.process_time()
@@ -40,7 +40,7 @@ def extraction(tmp_path_factory: pytest.TempPathFactory) -> Extraction:
         return calls[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(docstrings, "extract", watched)
+        patch.setattr(docstrings, "extract_samples", watched)
         corpus = LabelledCorpus.prepare(TextData(cache=tmp_path_factory.mktemp("cache"), vocab=4096))
     return Extraction(*calls[0], corpus, len(calls), spent[0])
 
@@ -118,7 +118,7 @@ def test_mask() -> None:
 
     And for the inputs ... more words follow.
     """
-    assert docstrings.mask(text) == (
+    assert docstrings.mask_names(text) == (
         "Return a .ndarray, see ` .Tensor` and 's .mean. Examples -------- And for the inputs ... more words follow."
     )
 
@@ -128,16 +128,16 @@ def test_docstrings_of_a_source_text() -> None:
         '"module"\nclass A:\n "class"\n def f(self):\n  "method"\nif x:\n async def g():\n  "in a branch"\n'
         'add_newdoc("pkg", "name", ("member", """of something in C"""))\ndef h():\n return "no docstring"\n'
     )
-    found = list(docstrings.docstrings(source))
+    found = list(docstrings.iter_docstrings(source))
     assert found == ["module", "class", "method", "in a branch", "name", "member", "of something in C"]
-    assert list(docstrings.docstrings("def broken(:")) == []
+    assert list(docstrings.iter_docstrings("def broken(:")) == []
 
 
 def test_versions_name_what_the_texts_depend_on() -> None:
-    assert set(docstrings.versions()) == {"numpy", "scipy", "torch", "python", "extraction"}
+    assert set(docstrings.list_source_versions()) == {"numpy", "scipy", "torch", "python", "extraction"}
 
 
 def test_the_cache_is_used(extraction: Extraction, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docstrings, "extract", lambda fraction: pytest.fail("extracted again"))
+    monkeypatch.setattr(docstrings, "extract_samples", lambda fraction: pytest.fail("extracted again"))
     data = TextData(cache=Path(extraction.corpus.folder).parent, vocab=4096)
     assert LabelledCorpus.prepare(data).fingerprint == extraction.corpus.fingerprint

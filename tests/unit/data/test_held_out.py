@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.data.held_out import equation, evaluated, evaluated_ids
-from paceline.data.order import Order
-from paceline.spec import Train
+from paceline.config import Train
+from paceline.data.order import Order, count_evaluated, describe_subset, select_evaluated
 
 CHUNK = 256
 
@@ -26,15 +25,15 @@ CHUNK = 256
 def test_an_evaluation_costs_little_beside_the_training_before_it(given, samples, held_out, expected):
     train = Train(**given)
     order = Order(samples, train.global_batch, train.seed)
-    assert evaluated(train, order, held_out, CHUNK) == expected
-    assert (f"all {held_out:,} held-out" in equation(train, order, held_out, CHUNK)) == (expected == held_out)
+    assert count_evaluated(train, order, held_out, CHUNK) == expected
+    assert (f"all {held_out:,} held-out" in describe_subset(train, order, held_out, CHUNK)) == (expected == held_out)
 
 
 def test_the_part_is_fixed_spread_over_the_split_and_in_its_order():
-    ids = evaluated_ids(19_140, 1024)
+    ids = select_evaluated(19_140, 1024)
     assert len(set(ids.tolist())) == 1024
     assert (np.diff(ids) > 0).all()
     assert ids[0] < 200
     assert ids[-1] > 18_900
-    assert (ids == evaluated_ids(19_140, 1024)).all()
-    assert evaluated_ids(5, 9).tolist() == [0, 1, 2, 3, 4]
+    assert (ids == select_evaluated(19_140, 1024)).all()
+    assert select_evaluated(5, 9).tolist() == [0, 1, 2, 3, 4]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.order import Order, permute, sample_keys, split_by_cost
+from paceline.data.order import Order, derive_sample_keys, permute, split_by_cost
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 50))
@@ -66,9 +66,9 @@ def test_seen_counts_samples_over_uneven_epochs():
 
 def test_sample_keys_depend_on_sample_epoch_and_seed_only():
     ids = np.arange(1000)
-    keys = sample_keys(ids, 0, 0)
-    assert (sample_keys(ids[::-1], 0, 0) == keys[::-1]).all()
+    keys = derive_sample_keys(ids, 0, 0)
+    assert (derive_sample_keys(ids[::-1], 0, 0) == keys[::-1]).all()
     assert len(set(keys)) == 1000
-    assert (keys != sample_keys(ids, 0, 1)).all()
+    assert (keys != derive_sample_keys(ids, 0, 1)).all()
     assert keys.min() >= 0
     assert keys.max() < 2**31

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from paceline.cli import main
-from paceline.data.corpora.stream import TokenStreams
-from paceline.data.corpora.tokens import LabelledCorpus
+from paceline.cli.main import main
+from paceline.data.corpora.documents import TokenStreams
+from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.errors import UserError
 from paceline.workloads.classifier.sections import TextData
 from paceline.workloads.lm.sections import LMData

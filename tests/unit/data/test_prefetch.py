@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.data.order import Order
-from paceline.data.prefetch import Loader, collated
+from paceline.data.prefetch import Loader, make_collate
 from paceline.layout import Layout
 
 
@@ -30,7 +30,7 @@ def mine(step, order, samples, layout, rank):
 
 
 def loader(samples, order, layout, rank=0, at_once=1):
-    return Loader(samples, order, layout, rank, collated(samples.batch), at_once)
+    return Loader(samples, order, layout, rank, make_collate(samples.batch), at_once)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from paceline.data.samples import cost_of, sample_count, samples_of
+from paceline.config import RunSpec
+from paceline.data.samples import cost_of, count_samples, samples_of
 from paceline.errors import UserError
-from paceline.spec import RunSpec
 from paceline.workload import Workload
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -60,7 +60,7 @@ def test_rows_are_the_samples_asked_for(data):
     x, y = batch(data)
     assert x.tolist() == X[IDS].tolist()
     assert y.tolist() == [4, 1]
-    assert sample_count(workload(data)) == 6
+    assert count_samples(workload(data)) == 6
 
 
 def test_columns_by_name_and_alone():
@@ -172,7 +172,7 @@ REFUSED = {
 @pytest.mark.parametrize(("data", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_samples(data, said):
     with pytest.raises(UserError) as refused:
-        sample_count(workload(data))
+        count_samples(workload(data))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from paceline.data.corpora import ag_news
-from paceline.data.corpora.sources import Source, open_source
+from paceline.data.corpora.labelled import LabelledSource, open_source
 from paceline.errors import UserError
 from paceline.workloads.classifier.sections import TextData
 
@@ -49,7 +49,7 @@ def source_of(kind: str) -> Any:
     return {"tsv": "csv"}.get(kind.removesuffix(".gz"), kind.removesuffix(".gz"))
 
 
-def opened(path: Path, kind: str, **fields: Any) -> Source:
+def opened(path: Path, kind: str, **fields: Any) -> LabelledSource:
     return open_source(TextData(source=source_of(kind), path=path, **fields))
 
 
@@ -263,7 +263,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
 # --- AG News ------------------------------------------------------------------------------------------------------
 
 
-def ag_folder(folder: Path, train: str, test: str = '"1","a","b"\n') -> Source:
+def ag_folder(folder: Path, train: str, test: str = '"1","a","b"\n') -> LabelledSource:
     (folder / "train.csv").write_text(train)
     with gzip.open(folder / "test.csv.gz", "wt") as file:
         file.write(test)
@@ -291,7 +291,7 @@ def test_ag_news_in_its_original_layout(tmp_path: Path) -> None:
     ],
 )
 def test_ag_news_is_cleaned_gently(raw: str, clean: str) -> None:
-    assert ag_news.clean(raw) == clean
+    assert ag_news.clean_text(raw) == clean
 
 
 @pytest.mark.parametrize(

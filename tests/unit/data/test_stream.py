@@ -11,12 +11,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from paceline.cli import main
-from paceline.data import cache
-from paceline.data.corpora import digests, docstrings
-from paceline.data.corpora.documents import PART_CHARACTERS, find_files, open_documents
-from paceline.data.corpora.stream import TokenStreams
-from paceline.data.corpora.tokens import LabelledCorpus
+from paceline.cli.main import main
+from paceline.data import cache, files
+from paceline.data.corpora import docstrings
+from paceline.data.corpora.documents import PART_CHARACTERS, TokenStreams, find_text_files, open_documents
+from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.classifier.sections import TextData
 from paceline.workloads.lm.sections import LMData
@@ -89,7 +88,7 @@ def test_another_tokenizer_of_the_same_size_is_noticed(tmp_path, texts, change):
 
 def other_length(folder, facts):
     facts["train"]["tokens"] -= 1
-    (folder / "meta.json").write_text(json.dumps(cache.sealed(facts)))
+    (folder / "meta.json").write_text(json.dumps(cache.add_seal(facts)))
 
 
 def flipped_byte(folder, facts):
@@ -103,7 +102,7 @@ def beyond_the_vocabulary(folder, facts):
     ids[0] = facts["vocab"]
     np.save(folder / "test.npy", ids)
     facts["files"]["test.npy"]["sha256"] = hashlib.sha256(ids.data).hexdigest()
-    (folder / "meta.json").write_text(json.dumps(cache.sealed(facts)))
+    (folder / "meta.json").write_text(json.dumps(cache.add_seal(facts)))
 
 
 def other_facts(folder, facts):
@@ -150,7 +149,7 @@ def test_a_damaged_note_of_what_a_text_holds_is_made_again(tmp_path, texts):
 @pytest.mark.parametrize("prepare_corpus", [prepare_stream, prepare_labelled])
 def test_an_entry_that_another_process_is_replacing_is_looked_for_again(tmp_path, monkeypatch, prepare_corpus):
     """Without locks another builder may move its equal to this place: for a moment there is nothing."""
-    new_entry, hidden, looks = cache.new_entry, tmp_path / "hidden", []
+    new_entry, hidden, looks = cache.create_entry, tmp_path / "hidden", []
 
     @contextmanager
     def new_entry_then_hidden(entry):
@@ -165,7 +164,7 @@ def test_an_entry_that_another_process_is_replacing_is_looked_for_again(tmp_path
 
     built = prepare_corpus(tmp_path).folder
     shutil.rmtree(built)
-    monkeypatch.setattr(cache, "new_entry", new_entry_then_hidden)
+    monkeypatch.setattr(cache, "create_entry", new_entry_then_hidden)
     monkeypatch.setattr(time, "sleep", look_later)
     assert prepare_corpus(tmp_path).folder == built
     assert len(looks) == 3
@@ -179,7 +178,7 @@ def test_a_corpus_is_read_from_a_cache_that_cannot_be_written(tmp_path, texts, m
     def refuse(path, content):
         raise RunFailed(f"cannot write {path}")
 
-    monkeypatch.setattr(digests, "write_atomic", refuse)
+    monkeypatch.setattr(files, "write_atomic", refuse)
     assert TokenStreams.prepare(data_of(tmp_path, texts), QUIET).folder == first.folder
 
 
@@ -206,9 +205,9 @@ def test_what_is_read_from_a_folder(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text")
     (tmp_path / "g.txt.gz").write_bytes(gzip.compress(b"zipped"))
-    assert [file.name for file in find_files(tmp_path)] == ["a.txt", "b.md", "c.py", "g.txt.gz"]
-    assert [file.name for file in find_files(tmp_path / "*.md")] == ["b.md"]
-    assert [file.name for file in find_files(tmp_path / "e.png")] == ["e.png"]
+    assert [file.name for file in find_text_files(tmp_path)] == ["a.txt", "b.md", "c.py", "g.txt.gz"]
+    assert [file.name for file in find_text_files(tmp_path / "*.md")] == ["b.md"]
+    assert [file.name for file in find_text_files(tmp_path / "e.png")] == ["e.png"]
 
 
 def test_docstrings_are_whole_and_limited(tmp_path, monkeypatch):

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from paceline.data import cache
-from paceline.data.corpora import bpe
-from paceline.data.corpora.tokens import LabelledCorpus, Tokens
+from paceline.data.corpora import tokenizer
+from paceline.data.corpora.labelled import LabelledCorpus, Tokens
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.workloads.classifier.sections import TextData
 
@@ -54,7 +54,7 @@ def naive(split: Tokens, samples: Any) -> list[int]:
 
 
 def test_the_stored_tokens_are_the_tokens_of_the_texts(data: TextData) -> None:
-    from paceline.data.corpora.sources import open_source
+    from paceline.data.corpora.labelled import open_source
 
     corpus = LabelledCorpus.prepare(data)
     assert corpus.classes == ("0", "1", "2")
@@ -122,7 +122,7 @@ def test_the_second_time_comes_from_the_cache(data: TextData) -> None:
 
 def test_a_read_only_cache_is_enough_to_read(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
     first = LabelledCorpus.prepare(data)
-    monkeypatch.setattr(cache, "exclusive", lambda *a: pytest.fail("a lock was wanted"))
+    monkeypatch.setattr(cache, "lock_entry", lambda *a: pytest.fail("a lock was wanted"))
     for file in first.folder.iterdir():
         file.chmod(0o444)
     first.folder.chmod(0o555)
@@ -234,7 +234,7 @@ def test_an_interrupt_leaves_nothing_behind(data: TextData, monkeypatch: pytest.
     def stop(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bpe, "encode", stop)
+    monkeypatch.setattr(tokenizer, "encode_texts", stop)
     with pytest.raises(KeyboardInterrupt):
         LabelledCorpus.prepare(data)
     assert entries(data) == []
@@ -298,7 +298,7 @@ def test_the_second_process_waits_and_says_so(data: TextData) -> None:
             waiting.set()
 
     with ThreadPoolExecutor(1) as pool:
-        with cache.exclusive(first.folder, say):
+        with cache.lock_entry(first.folder, say):
             kept = first.folder.rename(data.cache / "kept")
             second = pool.submit(LabelledCorpus.prepare, data, say)
             assert waiting.wait(120)
@@ -310,7 +310,7 @@ def test_the_second_process_waits_and_says_so(data: TextData) -> None:
 def test_a_fork_after_tokenising_is_silent(data: TextData) -> None:
     code = (
         "import os, sys; from paceline.workloads.classifier.sections import TextData;"
-        "from paceline.data.corpora.tokens import LabelledCorpus;"
+        "from paceline.data.corpora.labelled import LabelledCorpus;"
         "corpus = LabelledCorpus.prepare(TextData.model_validate_json(sys.argv[1])); pid = os.fork();"
         "n = len(corpus.tokenizer.encode_batch(['the rider', 'the hill'] * 50));"
         "os._exit(0) if pid == 0 else print(os.waitpid(pid, 0)[1], n)"

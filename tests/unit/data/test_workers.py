@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from paceline.config import RunSpec, Section
+from paceline.config.sections import DataSection, merge_section_fields
 from paceline.data import workers
-from paceline.data.prefetch import batches_of, in_order, workers_of
+from paceline.data.prefetch import count_workers, iter_batches, map_in_order
 from paceline.data.samples import samples_of
-from paceline.data.shared_memory import message_of, receive, send
-from paceline.data.workers import WorkerSamples, cores_of, number_that_pays, worker_processes, worker_words
-from paceline.launch.environment import ALONE
-from paceline.section import DataSection, with_fields_of
-from paceline.spec import RunSpec, Section
+from paceline.data.shared_memory import pack_message, receive_message, send_message
+from paceline.data.workers import WorkerSamples, choose_worker_count, cores_of, describe_workers, start_workers
+from paceline.launch.environment import SINGLE_RANK
 from paceline.workload import Workload
 
 Pair = namedtuple("Pair", "x y")
@@ -51,7 +51,7 @@ class OwnSamples(Items):
 class Own(Workload):
     def __init__(self, data, workers):
         spec = RunSpec()
-        super().__init__(spec.model_copy(update={"data": with_fields_of(Section, DataSection)(workers=workers)}))
+        super().__init__(spec.model_copy(update={"data": merge_section_fields(Section, DataSection)(workers=workers)}))
         self.found = data
 
     def data(self, split):
@@ -71,14 +71,14 @@ class Own(Workload):
     ],
 )
 def test_as_many_as_asked_for_or_as_pay(data, asked, started, monkeypatch):
-    monkeypatch.setattr(workers, "CAN_WAIT_S", 0.1)  # so that a busy machine is not taken for slow samples
+    monkeypatch.setattr(workers, "TOLERATED_WAIT_S", 0.1)  # so that a busy machine is not taken for slow samples
     workload = Own(data, asked)
-    with worker_processes(workload, ALONE, samples_per_step=2):
+    with start_workers(workload, SINGLE_RANK, samples_per_step=2):
         samples = samples_of(workload)
-        assert workers_of(samples) == min(started, 16)
+        assert count_workers(samples) == min(started, 16)
         assert isinstance(samples, WorkerSamples) == (started > 0)
         assert samples_of(workload, "test") is None
-        made = list(batches_of(samples, [(IDS, KEYS), (IDS + 4, KEYS)]))
+        made = list(iter_batches(samples, [(IDS, KEYS), (IDS + 4, KEYS)]))
     assert not isinstance(samples_of(workload), WorkerSamples)
     if data.__class__ in (Items, OwnSamples):
         assert [rows[:, 0].tolist() for rows in made] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -87,27 +87,27 @@ def test_as_many_as_asked_for_or_as_pay(data, asked, started, monkeypatch):
 
 def test_they_have_what_the_samples_have():
     workload = Own(OwnSamples(), 1)
-    with worker_processes(workload, ALONE, samples_per_step=8):
+    with start_workers(workload, SINGLE_RANK, samples_per_step=8):
         samples = samples_of(workload)
         rows, pid = samples.padded(IDS, KEYS, 5).tolist()
         assert (rows, pid != os.getpid()) == (5, True)
         assert samples.cost(IDS).tolist() == [1, 2, 3, 4]
         assert not hasattr(samples, "fixed_shape_batches")
-        assert worker_words(samples) == ["1 worker process for samples"]
+        assert describe_workers(samples) == ["1 worker process for samples"]
 
 
 @pytest.mark.parametrize(
     ("step_s", "cores", "expected"), [(0.0, 8, 1), (0.001, 8, 1), (0.01, 8, 5), (9.0, 8, 8), (9.0, 99, 16)]
 )
 def test_the_number_that_pays(step_s, cores, expected):
-    assert number_that_pays(step_s, cores) == expected
+    assert choose_worker_count(step_s, cores) == expected
 
 
 def test_ranks_of_one_machine_share_its_cores_unless_they_are_bound():
     seen = len(os.sched_getaffinity(0))
-    assert cores_of(ALONE) == seen
-    assert cores_of(replace(ALONE, local_world=2, launcher="torchrun")) == max(1, seen // 2)
-    assert cores_of(replace(ALONE, local_world=2, launcher="srun")) == seen
+    assert cores_of(SINGLE_RANK) == seen
+    assert cores_of(replace(SINGLE_RANK, local_world=2, launcher="torchrun")) == max(1, seen // 2)
+    assert cores_of(replace(SINGLE_RANK, local_world=2, launcher="srun")) == seen
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
@@ -118,7 +118,7 @@ def test_what_is_made_side_by_side_comes_in_order(threads):
             raise ValueError(number)
         return number
 
-    made = in_order(make, iter(range(99)), threads)
+    made = map_in_order(make, iter(range(99)), threads)
     assert [next(made) for _ in range(11)] == list(range(11))
     with pytest.raises(ValueError, match="11"):
         next(made)
@@ -133,8 +133,8 @@ def test_batches_travel_whole():
     )
     before = len(os.listdir("/proc/self/fd"))
     for thing in (batch, "no tensor", torch.empty(0, 2)):
-        send(ours, message_of(thing))
-        found = receive(theirs)
+        send_message(ours, pack_message(thing))
+        found = receive_message(theirs)
         if thing is batch:
             assert type(found) is Pair
             assert torch.equal(found.x["x"], odd)

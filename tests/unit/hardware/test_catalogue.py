@@ -7,11 +7,11 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.hardware import catalogue as hardware
-from paceline.hardware.catalogue import GB, catalogue, cluster, device
+from paceline.hardware.catalogue import GB, find_device, load_catalogue, parse_cluster
 
 
 def test_every_row_has_its_facts_a_source_and_a_date():
-    for name, d in catalogue().items():
+    for name, d in load_catalogue().items():
         assert d.memory_bytes > 1e9, name
         assert d.bandwidth_bytes_s > 1e10, name
         assert "fp32" in d.flops_s, name
@@ -37,7 +37,7 @@ def test_every_row_has_its_facts_a_source_and_a_date():
     ],
 )
 def test_devices_are_found_by_part_of_their_name(text, name):
-    assert device(text).name == name
+    assert find_device(text).name == name
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_devices_are_found_by_part_of_their_name(text, name):
     ],
 )
 def test_short_forms(text, nodes, per_node, link_gbs, node_gbps):
-    c = cluster(text)
+    c = parse_cluster(text)
     assert (c.nodes, c.per_node, c.devices) == (nodes, per_node, nodes * per_node)
     assert c.link_bytes_s == pytest.approx(link_gbs * GB)
     assert c.node_bytes_s == pytest.approx(node_gbps * GB / 8)
@@ -78,21 +78,21 @@ def test_short_forms(text, nodes, per_node, link_gbs, node_gbps):
 )
 def test_bad_clusters_get_one_clear_line(text, says):
     with pytest.raises(UserError, match=says) as error:
-        cluster(text)
+        parse_cluster(text)
     assert "\n" not in str(error.value)
 
 
 def test_a_device_without_a_rate_runs_at_the_next_one():
-    v100 = device("V100")
+    v100 = find_device("V100")
     assert v100.peak_flops_s("bf16") == v100.peak_flops_s("fp16") == 125e12
     assert v100.peak_flops_s("tf32") == 15.7e12
-    assert device("A100").peak_flops_s("fp8") == 312e12
+    assert find_device("A100").peak_flops_s("fp8") == 312e12
     with pytest.raises(UserError, match="no rate for 'int4'"):
         v100.peak_flops_s("int4")
 
 
 def test_resizing_keeps_whole_nodes():
-    c = cluster("4x8xA100")
+    c = parse_cluster("4x8xA100")
     assert (c.resized(4).nodes, c.resized(4).per_node) == (1, 4)
     assert (c.resized(64).nodes, c.resized(64).per_node) == (8, 8)
     with pytest.raises(UserError, match="try 8 or 16"):
@@ -104,14 +104,14 @@ def test_resizing_keeps_whole_nodes():
 def test_cluster_files(tmp_path):
     file = tmp_path / "lab.yaml"
     file.write_text("device: A100-40GB\nnodes: 2\nper_node: 4\nlink: pcie\nnetwork: 25Gb\nprice: 1.5\nmemory_gb: 39\n")
-    c = cluster(str(file))
+    c = parse_cluster(str(file))
     assert (c.devices, c.usd_per_device_hour) == (8, 1.5)
     assert c.device.memory_bytes == 39e9
     assert "lab.yaml" in c.device.source
     assert c.node_bytes_s == 25e9 / 8
     assert c.host_bytes is None
     file.write_text("device: A100-40GB\nper_node: 4\nhost_memory_gb: 512\n")
-    assert cluster(str(file)).resized(2).host_bytes == 512e9
+    assert parse_cluster(str(file)).resized(2).host_bytes == 512e9
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_bad_cluster_files_get_one_clear_line(tmp_path, text, says):
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=says):
-        cluster(str(file))
+        parse_cluster(str(file))
 
 
 def test_a_missing_cluster_file_is_named():
     with pytest.raises(UserError, match="does not exist"):
-        cluster("nowhere.yaml")
+        parse_cluster("nowhere.yaml")
 
 
 def test_a_catalogue_of_your_own_may_say_how_much_host_memory_a_node_has(tmp_path):
@@ -144,7 +144,7 @@ def test_a_catalogue_of_your_own_may_say_how_much_host_memory_a_node_has(tmp_pat
     mine = [rows[0] + ",host_gb", rows[1].replace("V100-SXM2-16GB", "Mine-16GB") + ",384"]
     (tmp_path / "mine.csv").write_text("\n".join(mine))
     (tmp_path / "lab.yaml").write_text("device: Mine-16GB\nper_node: 2\ncatalogue: mine.csv\n")
-    assert cluster(str(tmp_path / "lab.yaml")).host_bytes == 384e9
+    assert parse_cluster(str(tmp_path / "lab.yaml")).host_bytes == 384e9
 
 
 def test_a_device_whose_name_is_more_than_a_line_is_refused(tmp_path):
@@ -153,7 +153,7 @@ def test_a_device_whose_name_is_more_than_a_line_is_refused(tmp_path):
     (tmp_path / "mine.csv").write_text("\n".join(mine))
     (tmp_path / "lab.yaml").write_text("device: Mine\ncatalogue: mine.csv\n")
     with pytest.raises(UserError, match=r"'Mine\\nrm -rf home' cannot name a device"):
-        cluster(str(tmp_path / "lab.yaml"))
+        parse_cluster(str(tmp_path / "lab.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_device_whose_name_is_more_than_a_line_is_refused(tmp_path):
     ],
 )
 def test_devices_are_found_as_people_spell_them(written, name):
-    assert device(written).name == name
+    assert find_device(written).name == name
 
 
 def test_spot_prices_say_where_they_come_from_and_are_lower():
@@ -183,14 +183,14 @@ def test_spot_prices_say_where_they_come_from_and_are_lower():
             assert bool(row["spot_usd_per_hour"]) == bool(row["spot_from"])
             if row["spot_usd_per_hour"] and row["usd_per_hour"]:
                 assert float(row["spot_usd_per_hour"]) < float(row["usd_per_hour"])
-    assert device("H100").spot_usd_per_hour < cluster("8xH100").usd_per_device_hour
+    assert find_device("H100").spot_usd_per_hour < parse_cluster("8xH100").usd_per_device_hour
 
 
 def test_prices_of_a_cluster_file(tmp_path):
     (tmp_path / "lab.yaml").write_text("device: H100\nprice: 2\n")
-    assert cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour is None  # that of other people
+    assert parse_cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour is None  # that of other people
     (tmp_path / "lab.yaml").write_text("device: H100\nprice: 2\nspot_price: 0.5\n")
-    assert cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour == 0.5
+    assert parse_cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour == 0.5
     (tmp_path / "lab.yaml").write_text("device: H100\nspot_price: cheap\n")
     with pytest.raises(UserError, match="spot_price: 'cheap' is not an amount"):
-        cluster(str(tmp_path / "lab.yaml"))
+        parse_cluster(str(tmp_path / "lab.yaml"))

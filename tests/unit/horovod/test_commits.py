@@ -29,8 +29,8 @@ def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch):
         "scalar": np.int64(7),
     }
     file = tmp_path / "state.safetensors"
-    commits.write(file, state)
-    back, whence = commits.read(file)
+    commits.write_commit(file, state)
+    back, whence = commits.read_commit(file)
     assert re.fullmatch(rf"{re.escape(str(file))}, committed \d+ s ago by  train.py --name 'two words'", whence)
     for plain in ("epoch", "best", "note", "mixed", "scalar"):
         assert back[plain] == state[plain]
@@ -52,7 +52,7 @@ def test_what_cannot_be_written_is_refused_before_the_work_begins(value, kind):
     with pytest.raises(
         UserError, match=rf"state.log\['x'\]\[1\] is a {kind}; an elastic state holds numbers, text, tensors"
     ):
-        commits.check({"log": {"x": [1, value]}})
+        commits.check_commit({"log": {"x": [1, value]}})
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", b"no safetensors at all"])
@@ -60,4 +60,4 @@ def test_another_file_is_not_taken_for_a_state(tmp_path, content):
     file = tmp_path / "elastic-train.safetensors"
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"is not a committed state .*; remove it to begin anew"):
-        commits.read(file)
+        commits.read_commit(file)

@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.horovod.optimizer import BUCKET_BYTES, buckets_of
+from paceline.horovod.optimizer import BUCKET_BYTES, group_into_buckets
 
 
 def parameters(*sizes, dtype=torch.float32):
@@ -11,7 +11,7 @@ def parameters(*sizes, dtype=torch.float32):
 
 def numbers(every, groups=0):
     places = {id(parameter): place for place, parameter in enumerate(every)}
-    return [[places[id(parameter)] for parameter in bucket] for bucket in buckets_of(every, groups)]
+    return [[places[id(parameter)] for parameter in bucket] for bucket in group_into_buckets(every, groups)]
 
 
 def test_buckets_go_backwards_and_hold_so_many_bytes():

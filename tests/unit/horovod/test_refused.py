@@ -7,9 +7,9 @@ import torch
 
 import paceline.horovod as hvd
 from paceline.errors import PacelineError, UserError
-from paceline.horovod.__main__ import STAND_IN, main
+from paceline.horovod.__main__ import STAND_IN, run_horovod_script
 from paceline.horovod.optimizer import _Distributed
-from paceline.horovod.refused import run
+from paceline.horovod.unsupported import run
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_script_is_run_with_its_arguments_and_finds_horovod(tmp_path, as_it_wa
         "print(sys.argv[1:], hvd.Sum, hvd.elastic.TorchState is TorchState, horovod.__version__, __name__)\n"
     )
     (tmp_path / "beside.py").write_text("")
-    main([str(script), "--lr", "1"])
+    run_horovod_script([str(script), "--lr", "1"])
     assert capsys.readouterr().out.splitlines() == [
         "paceline.horovod has no horovod.tensorflow; it carries over horovod.torch alone",
         "['--lr', '1'] Operation.SUM True 0.28.1 __main__",
@@ -124,7 +124,7 @@ def test_a_script_is_run_with_its_arguments_and_finds_horovod(tmp_path, as_it_wa
 )
 def test_without_a_script_there_is_nothing_to_run(words, sentence, as_it_was):
     with pytest.raises(UserError) as caught:
-        main(words)
+        run_horovod_script(words)
     assert str(caught.value) == sentence
 
 

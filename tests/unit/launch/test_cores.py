@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.launch.cores import own_cores
-from paceline.launch.environment import ALONE
+from paceline.launch.environment import SINGLE_RANK, pin_cores
 
 CORES = sorted(os.sched_getaffinity(0))
 
 
 def seen(ranks: int, rank: int, threads: int) -> list[int]:
-    with own_cores(replace(ALONE, rank=rank, world=ranks, local_rank=rank, local_world=ranks), threads):
+    with pin_cores(replace(SINGLE_RANK, rank=rank, world=ranks, local_rank=rank, local_world=ranks), threads):
         found = sorted(os.sched_getaffinity(0))
     assert sorted(os.sched_getaffinity(0)) == CORES
     return found
@@ -32,7 +31,7 @@ def test_others_keep_all(ranks, threads):
 
 
 def test_cores_are_given_back_after_a_failure():
-    place = replace(ALONE, world=2, local_world=2)
-    with pytest.raises(ZeroDivisionError), own_cores(place, len(CORES) // 2):
+    place = replace(SINGLE_RANK, world=2, local_world=2)
+    with pytest.raises(ZeroDivisionError), pin_cores(place, len(CORES) // 2):
         raise ZeroDivisionError
     assert sorted(os.sched_getaffinity(0)) == CORES

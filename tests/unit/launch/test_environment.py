@@ -3,8 +3,15 @@
 import pytest
 
 from paceline.errors import OutOfMemory, RunFailed, UserError
-from paceline.launch.blame import Failure, as_error, cause, is_echo, of_exception, of_exit
-from paceline.launch.environment import Place, detect, hosts, task_counts
+from paceline.launch.environment import RankInfo, detect_rank, parse_node_list, parse_task_counts
+from paceline.launch.root_cause import (
+    RankFailure,
+    describe_exception,
+    describe_exit,
+    find_root_cause,
+    is_secondary,
+    to_error,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -58,21 +65,21 @@ MPICH_IN_SLURM = STEP | {  # one task per node carries the ranks of that node
 }
 
 PLACES = {
-    "torchrun": (TORCHRUN, Place(3, 4, 1, 2, "torchrun", "n1", 41234)),
-    "our own ranks": (TORCHRUN | {"PACELINE_LAUNCHER": "paceline"}, Place(3, 4, 1, 2, "paceline", "n1", 41234)),
-    "torchrun inside srun": (STEP | TORCHRUN, Place(3, 4, 1, 2, "torchrun", "n1", 41234)),
-    "srun": (STEP, Place(2, 3, 0, 1, "srun", "n1", 27717)),
-    "srun on one node": (ONE_NODE_STEP, Place(2, 3, 2, 3, "srun", "127.0.0.1", 27717)),
+    "torchrun": (TORCHRUN, RankInfo(3, 4, 1, 2, "torchrun", "n1", 41234)),
+    "our own ranks": (TORCHRUN | {"PACELINE_LAUNCHER": "paceline"}, RankInfo(3, 4, 1, 2, "paceline", "n1", 41234)),
+    "torchrun inside srun": (STEP | TORCHRUN, RankInfo(3, 4, 1, 2, "torchrun", "n1", 41234)),
+    "srun": (STEP, RankInfo(2, 3, 0, 1, "srun", "n1", 27717)),
+    "srun on one node": (ONE_NODE_STEP, RankInfo(2, 3, 2, 3, "srun", "127.0.0.1", 27717)),
     "srun with a chosen master": (
         STEP | {"MASTER_ADDR": "head", "MASTER_PORT": "29400", "WORLD_SIZE": "3"},
-        Place(2, 3, 0, 1, "srun", "head", 29400),
+        RankInfo(2, 3, 0, 1, "srun", "head", 29400),
     ),
-    "srun --mpi=pmi2": (STEP | {"PMI_RANK": "2", "PMI_SIZE": "3"}, Place(2, 3, 0, 1, "srun", "n1", 27717)),
-    "mpirun": (OPEN_MPI, Place(1, 2, 1, 2, "mpirun", "127.0.0.1", 20640)),
-    "mpirun on two machines": (SPREAD_MPI | {"MASTER_ADDR": "a"}, Place(1, 2, 0, 1, "mpirun", "a", 20640)),
-    "mpirun in a Slurm job": (SPREAD_MPI | BATCH_SCRIPT, Place(1, 2, 0, 1, "mpirun", "n1", 20640)),
-    "mpich": (MPICH, Place(1, 2, 1, 2, "mpirun", "127.0.0.1", 29500)),
-    "mpich in a Slurm job": (MPICH_IN_SLURM, Place(3, 4, 0, 1, "mpirun", "n1", 29500)),
+    "srun --mpi=pmi2": (STEP | {"PMI_RANK": "2", "PMI_SIZE": "3"}, RankInfo(2, 3, 0, 1, "srun", "n1", 27717)),
+    "mpirun": (OPEN_MPI, RankInfo(1, 2, 1, 2, "mpirun", "127.0.0.1", 20640)),
+    "mpirun on two machines": (SPREAD_MPI | {"MASTER_ADDR": "a"}, RankInfo(1, 2, 0, 1, "mpirun", "a", 20640)),
+    "mpirun in a Slurm job": (SPREAD_MPI | BATCH_SCRIPT, RankInfo(1, 2, 0, 1, "mpirun", "n1", 20640)),
+    "mpich": (MPICH, RankInfo(1, 2, 1, 2, "mpirun", "127.0.0.1", 29500)),
+    "mpich in a Slurm job": (MPICH_IN_SLURM, RankInfo(3, 4, 0, 1, "mpirun", "n1", 29500)),
     "nothing": ({}, None),
     "only an address": ({"MASTER_ADDR": "n1", "MASTER_PORT": "1"}, None),
     "a batch script": (BATCH_SCRIPT, None),
@@ -113,40 +120,40 @@ HOSTS = {
 @pytest.mark.parametrize("name", PLACES)
 def test_place(name):
     environ, place = PLACES[name]
-    assert detect(environ) == place
+    assert detect_rank(environ) == place
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_contradiction_names_the_variable(name):
     environ, words = CONTRADICTIONS[name]
     with pytest.raises(UserError) as caught:
-        detect(environ)
+        detect_rank(environ)
     assert words in str(caught.value)
 
 
 def test_ports_differ_between_steps_and_jobs():
     jobs = [{"SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("100", "101") for step in "012"]
-    places = [detect(STEP | job) for job in jobs]
+    places = [detect_rank(STEP | job) for job in jobs]
     assert len({place.port for place in places if place}) == len(jobs)
 
 
 @pytest.mark.parametrize("text", HOSTS)
 def test_hosts(text):
-    assert hosts(text) == HOSTS[text]
+    assert parse_node_list(text) == HOSTS[text]
 
 
 @pytest.mark.parametrize("text", ["", "n[", "n]1", "n[1-", "n[a-b]", "n[3-1]", "n[]", "n[1-99999999]", ",n1"])
 def test_unreadable_hosts(text):
     with pytest.raises(UserError, match="node list"):
-        hosts(text)
+        parse_node_list(text)
 
 
 def test_task_counts():
-    assert task_counts("2(x3),1") == [2, 2, 2, 1]
-    assert task_counts("4") == [4]
+    assert parse_task_counts("2(x3),1") == [2, 2, 2, 1]
+    assert parse_task_counts("4") == [4]
     for text in ("", "2(3)", "x", "2,,1"):
         with pytest.raises(UserError, match="task counts"):
-            task_counts(text)
+            parse_task_counts(text)
 
 
 def chained(outer: BaseException, inner: BaseException) -> BaseException:
@@ -168,26 +175,26 @@ def chained(outer: BaseException, inner: BaseException) -> BaseException:
     ],
 )
 def test_echo(error, echo):
-    assert is_echo(error) is echo
+    assert is_secondary(error) is echo
 
 
 def test_cause_is_the_earliest_failure_that_is_no_echo():
-    echo = Failure(0, "bug", "closed by peer", "", 1.0, echo=True)
-    late = Failure(2, "bug", "ValueError", "", 3.0, echo=False)
-    assert cause([echo, late]) is late
-    assert cause([echo]) is echo
-    early = Failure(1, "run", "disk full", "", 2.0, echo=False)
-    assert cause([echo, late, early]) is early
-    killed = of_exit(3, -9, 2.1, echo=False)  # noticed after the complaint of a peer that we could not read
-    assert cause([echo, late, early, killed]) is killed
+    echo = RankFailure(0, "bug", "closed by peer", "", 1.0, echo=True)
+    late = RankFailure(2, "bug", "ValueError", "", 3.0, echo=False)
+    assert find_root_cause([echo, late]) is late
+    assert find_root_cause([echo]) is echo
+    early = RankFailure(1, "run", "disk full", "", 2.0, echo=False)
+    assert find_root_cause([echo, late, early]) is early
+    killed = describe_exit(3, -9, 2.1, echo=False)  # noticed after the complaint of a peer that we could not read
+    assert find_root_cause([echo, late, early, killed]) is killed
 
 
 def test_errors_for_people():
-    assert str(as_error(of_exception(1, UserError("train.lr: no")))) == "train.lr: no"
-    assert str(as_error(of_exit(1, -9, 0.0, False))) == "rank 1 was killed by SIGKILL (out of memory?)"
-    assert isinstance(as_error(of_exit(1, -9, 0.0, False)), OutOfMemory)
-    assert isinstance(as_error(of_exception(1, OutOfMemory("there is no memory"))), OutOfMemory)
-    assert not isinstance(as_error(of_exception(1, RunFailed("another rank failed"))), OutOfMemory)
-    assert str(as_error(of_exit(0, -15, 0.0, False))) == "rank 0 was killed by SIGTERM"
-    assert str(as_error(of_exit(0, -60, 0.0, False))) == "rank 0 was killed by signal 60"
-    assert str(as_error(of_exit(2, 3, 0.0, False))) == "rank 2 ended with exit code 3 and left no message"
+    assert str(to_error(describe_exception(1, UserError("train.lr: no")))) == "train.lr: no"
+    assert str(to_error(describe_exit(1, -9, 0.0, False))) == "rank 1 was killed by SIGKILL (out of memory?)"
+    assert isinstance(to_error(describe_exit(1, -9, 0.0, False)), OutOfMemory)
+    assert isinstance(to_error(describe_exception(1, OutOfMemory("there is no memory"))), OutOfMemory)
+    assert not isinstance(to_error(describe_exception(1, RunFailed("another rank failed"))), OutOfMemory)
+    assert str(to_error(describe_exit(0, -15, 0.0, False))) == "rank 0 was killed by SIGTERM"
+    assert str(to_error(describe_exit(0, -60, 0.0, False))) == "rank 0 was killed by signal 60"
+    assert str(to_error(describe_exit(2, 3, 0.0, False))) == "rank 2 ended with exit code 3 and left no message"

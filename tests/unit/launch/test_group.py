@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from conftest import REPOSITORY
 from paceline.errors import UserError
-from paceline.launch.group import _carrier
+from paceline.launch.process_group import _backend_name
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from paceline.launch.group import _carrier
     ],
 )
 def test_the_backend_in_torchs_words(backend, device, carrier):
-    assert _carrier(backend, device) == carrier
+    assert _backend_name(backend, device) == carrier
 
 
 @pytest.mark.parametrize(("backend", "said"), [("nccl", "these ranks have none; use gloo"), ("mpi", "without MPI")])
@@ -29,7 +29,7 @@ def test_a_backend_that_cannot_be_is_refused(backend, said):
     if backend == "mpi" and dist.is_mpi_available():
         pytest.skip("this torch has MPI")
     with pytest.raises(UserError, match=said):
-        _carrier(backend, "cpu")
+        _backend_name(backend, "cpu")
 
 
 # Whoever waits for other ranks gives up after the time that the run file states.
@@ -44,8 +44,8 @@ def calls_without_time(source, module):
         return
     for node in ast.walk(ast.parse(source)):
         name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
-        if name in MADE_IN_GROUP_PY_ALONE and module != "paceline/launch/group.py":
-            yield f"{module}:{node.lineno} {name}: use what paceline.launch.group has for it"
+        if name in MADE_IN_GROUP_PY_ALONE and module != "paceline/launch/process_group.py":
+            yield f"{module}:{node.lineno} {name}: use what paceline.launch.process_group has for it"
         if name in MADE_WITH_A_TIME and not any(word.arg == "timeout" for word in node.keywords):
             yield f"{module}:{node.lineno} {name}: without a timeout"
 

@@ -9,15 +9,21 @@ import time
 
 import pytest
 
-from paceline.errors import RankSilent, RunFailed
-from paceline.launch.blame import as_error, of_exception
-from paceline.launch.environment import Place
-from paceline.launch.flight import calls_file
-from paceline.launch.heartbeat import Beat, Heartbeat, process_state, read_beats
-from paceline.launch.silence import Waiting, Watch, collective, find, named, where
-from paceline.launch.stacks import Frame, asked_of, children, read_stacks, stack_file
+from paceline.errors import RankUnresponsive, RunFailed
+from paceline.launch.environment import RankInfo
+from paceline.launch.hang_diagnosis import (
+    ProcessMonitor,
+    WaitingRank,
+    describe_position,
+    find_collective,
+    find_silent_rank,
+    name_silent_rank,
+)
+from paceline.launch.hang_traces import Frame, calls_file, fetch_stacks, list_children, read_stacks, stack_file
+from paceline.launch.heartbeat import Beat, Heartbeat, read_beats, read_process_state
+from paceline.launch.root_cause import describe_exception, to_error
 
-TWO = Place(0, 2, 0, 2, "paceline", "127.0.0.1", 1)
+TWO = RankInfo(0, 2, 0, 2, "paceline", "127.0.0.1", 1)
 TOO_LONG_S = 60.0
 PATIENT = """
 import os, sys, time
@@ -55,7 +61,7 @@ def patient(tmp_path_factory):
     process = subprocess.Popen([sys.executable, file, folder, "0.1"], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     until(lambda: read_stacks(stack_file(folder, 1)))
-    (worker,) = children(process.pid)
+    (worker,) = list_children(process.pid)
     yield folder, process.pid, worker
     for pid in (worker, process.pid):
         os.kill(pid, signal.SIGKILL)
@@ -74,7 +80,7 @@ def waiting(folder, phase="step", step=3, where="all_reduce, called by finish (s
     with Heartbeat(folder, TWO, 300.0) as beat:
         beat(phase, step)
         (mine, *_) = read_beats(folder)
-    return Waiting(mine, where)
+    return WaitingRank(mine, where)
 
 
 def in_collective(function, file):
@@ -139,21 +145,21 @@ def test_positions_follow_the_course_of_a_run():
 def test_who_is_behind_is_named_with_the_line_its_data_worker_is_at(patient):
     folder, pid, worker = patient
     mine = waiting(folder)
-    found = find(folder, [read_beats(folder)[1]], mine)
+    found = find_silent_rank(folder, [read_beats(folder)[1]], mine)
     assert found.rank == 1
     said = str(found)
     assert f"(pid {pid}) did not answer in time: it is waiting for the samples of step 4; its data worker" in said
     assert f"(pid {worker})" in said
     assert "in wait_for_a_lock" in said
     assert said.endswith("rank 0 waited in all_reduce, called by finish (step.py:1), in step 4")
-    assert str(as_error(of_exception(0, found))) == said, "the survivor is not named as the culprit"
+    assert str(to_error(describe_exception(0, found))) == said, "the survivor is not named as the culprit"
 
 
 def test_a_stopped_data_worker_is_named(patient):
     folder, _, worker = patient
     os.kill(worker, signal.SIGSTOP)
-    until(lambda: process_state(worker)[0] == "T")
-    said = str(find(folder, [read_beats(folder)[1]], waiting(folder)))
+    until(lambda: read_process_state(worker)[0] == "T")
+    said = str(find_silent_rank(folder, [read_beats(folder)[1]], waiting(folder)))
     os.kill(worker, signal.SIGCONT)
     assert f"a signal such as SIGSTOP has stopped its data worker (pid {worker})" in said
 
@@ -161,39 +167,39 @@ def test_a_stopped_data_worker_is_named(patient):
 def test_a_stopped_rank_is_named_whatever_it_was_at(patient):
     folder, pid, _ = patient
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: process_state(pid)[0] == "T")
-    watch = Watch(folder, timeout_s=0.0, after_s=0.0)
+    until(lambda: read_process_state(pid)[0] == "T")
+    watch = ProcessMonitor(folder, timeout_s=0.0, after_s=0.0)
     assert watch.stopped({1: pid, 0: os.getpid()}) == [1]
-    said = str(find(folder, [read_beats(folder)[1]], waiting(folder, "start", 0)))
+    said = str(find_silent_rank(folder, [read_beats(folder)[1]], waiting(folder, "start", 0)))
     assert "has stopped it waiting for the samples of step 4; its stack" in said
-    until(lambda: process_state(pid)[0] != "T")
+    until(lambda: read_process_state(pid)[0] != "T")
     assert str(watch.why(7, os.getpid())).endswith("has stopped it while it started"), "before its first heartbeat"
 
 
 def test_ranks_in_different_collectives_are_both_named(patient, tmp_path):
     folder, pid, _ = patient
     stack_file(tmp_path, 1).write_text(in_collective("broadcast", "loss"))
-    other = Beat(1, read_beats(folder)[1].host, pid, process_state(pid)[1], 3, "step", 0.0)
+    other = Beat(1, read_beats(folder)[1].host, pid, read_process_state(pid)[1], 3, "step", 0.0)
     mine = waiting(tmp_path)
-    said = str(find(tmp_path, [other], mine))
+    said = str(find_silent_rank(tmp_path, [other], mine))
     assert said.startswith("the ranks wait for each other in different collectives: rank 1 on ")
     assert "in broadcast, called by loss (own.py:41), in step 4; rank 0 waited in all_reduce, called by finish" in said
-    assert find(tmp_path, [other], Waiting(mine.beat, "broadcast, called by loss (own.py:41)")) is None
+    assert find_silent_rank(tmp_path, [other], WaitingRank(mine.beat, "broadcast, called by loss (own.py:41)")) is None
     far = Beat(1, "elsewhere", pid, 1, 3, "step", 0.0)
-    said = str(find(tmp_path, [far], Waiting(mine.beat, "broadcast, called by loss (own.py:41)")))
+    said = str(find_silent_rank(tmp_path, [far], WaitingRank(mine.beat, "broadcast, called by loss (own.py:41)")))
     assert "look at the network between elsewhere and " in said
 
 
 def test_of_several_ranks_in_a_step_the_one_that_waits_for_nobody_is_named(patient, tmp_path):
     folder, pid, _ = patient
-    host, born = read_beats(folder)[1].host, process_state(pid)[1]
+    host, born = read_beats(folder)[1].host, read_process_state(pid)[1]
     others = [Beat(rank, host, pid, born, 3, "step", 0.0) for rank in (1, 2, 3)]
     for rank in (1, 3):
         stack_file(tmp_path, rank).write_text(in_collective("all_reduce", "finish"))
     stack_file(tmp_path, 2).write_text(
         'Thread 0x1 (most recent call first):\n  File "/home/me/own.py", line 7 in loss\n'
     )
-    found = find(tmp_path, others, waiting(tmp_path))
+    found = find_silent_rank(tmp_path, others, waiting(tmp_path))
     assert found.rank == 2
     assert "it is in step 4; its stack, the newest call first" in str(found)
     assert 'File "/home/me/own.py", line 7, in loss' in str(found)
@@ -201,18 +207,18 @@ def test_of_several_ranks_in_a_step_the_one_that_waits_for_nobody_is_named(patie
 
 def test_of_ranks_that_wait_in_the_same_place_one_of_another_machine_is_named(patient, tmp_path):
     folder, pid, _ = patient
-    near = Beat(1, read_beats(folder)[1].host, pid, process_state(pid)[1], 3, "step", 0.0)
+    near = Beat(1, read_beats(folder)[1].host, pid, read_process_state(pid)[1], 3, "step", 0.0)
     far = Beat(2, "elsewhere", 1, 1, 3, "step", 0.0)
     for rank in (1, 2):
         stack_file(tmp_path, rank).write_text(in_collective("all_reduce", "finish"))
-    found = find(tmp_path, [near, far], waiting(tmp_path, where="all_reduce, called by finish (own.py:41)"))
+    found = find_silent_rank(tmp_path, [near, far], waiting(tmp_path, where="all_reduce, called by finish (own.py:41)"))
     assert "look at the network between elsewhere and " in str(found)
 
 
 def test_what_torch_recorded_tells_ranks_apart_whose_collectives_run_on_a_device(patient, tmp_path):
     """Their stacks are wherever Python waits for the device."""
     folder, pid, _ = patient
-    host, born = read_beats(folder)[1].host, process_state(pid)[1]
+    host, born = read_beats(folder)[1].host, read_process_state(pid)[1]
     reading = 'Thread 0x1 (most recent call first):\n  File "/home/me/loop.py", line 7 in read\n'
     calls = {0: ("all_reduce", 12), 1: ("all_reduce", 12), 2: ("broadcast", 11)}
     for rank, (name, number) in calls.items():
@@ -221,11 +227,11 @@ def test_what_torch_recorded_tells_ranks_apart_whose_collectives_run_on_a_device
         calls_file(tmp_path, rank).write_text(json.dumps({"nccl 0": call}))
     mine = waiting(tmp_path, where="all_reduce, number 12 of group nccl 0")
     others = [Beat(rank, host, pid, born, 3, "step", 0.0) for rank in (1, 2)]
-    found = find(tmp_path, others, mine)
+    found = find_silent_rank(tmp_path, others, mine)
     assert found.rank == 2
     assert "rank 2 on" in str(found)
     assert "in broadcast, number 11 of group nccl 0, in step 4; rank 0 waited in all_reduce, number 12" in str(found)
-    assert find(tmp_path, others[:1], mine) is None, "both wait in the same place, on one machine"
+    assert find_silent_rank(tmp_path, others[:1], mine) is None, "both wait in the same place, on one machine"
 
 
 def test_a_rank_that_goes_on_after_it_was_asked_blames_nobody(patient, tmp_path):
@@ -233,19 +239,23 @@ def test_a_rank_that_goes_on_after_it_was_asked_blames_nobody(patient, tmp_path)
     error = RuntimeError("timed out after 15 s")
     with Heartbeat(folder, TWO, 300.0) as beat:
         beat("step", 3)
-        assert isinstance(named(error, folder, TWO), RankSilent)
+        assert isinstance(name_silent_rank(error, folder, TWO), RankUnresponsive)
         stack_file(folder, 0, asked=True).write_text("Thread 0x1 (most recent call first):\n")
-        assert named(error, folder, TWO) is error
+        assert name_silent_rank(error, folder, TWO) is error
 
 
 def test_other_errors_stay_what_they_are(tmp_path):
-    for error in (RunFailed("the disk is full"), RuntimeError("connection closed by peer"), RankSilent(1, "gone")):
-        assert named(error, tmp_path, TWO) is error
+    for error in (
+        RunFailed("the disk is full"),
+        RuntimeError("connection closed by peer"),
+        RankUnresponsive(1, "gone"),
+    ):
+        assert name_silent_rank(error, tmp_path, TWO) is error
 
 
 def test_a_process_that_gives_no_stack_is_left_alone(patient):
-    assert asked_of(os.getpid()) == []
-    assert asked_of(1) == []
+    assert fetch_stacks(os.getpid()) == []
+    assert fetch_stacks(1) == []
 
 
 def test_of_several_stacks_the_first_counts(tmp_path):
@@ -261,7 +271,7 @@ def test_of_several_stacks_the_first_counts(tmp_path):
 
 def test_where_a_stack_is():
     own, torch = Frame("/home/me/own.py", 3, "batch"), "/x/site-packages/torch/distributed/distributed_c10d.py"
-    assert where((Frame("/usr/lib/python3.11/queue.py", 1, "get"), own)) == "batch (own.py:3)"
+    assert describe_position((Frame("/usr/lib/python3.11/queue.py", 1, "get"), own)) == "batch (own.py:3)"
     gathering = (Frame(torch, 1, "all_gather"), Frame(torch, 2, "all_gather_object"), own)
-    assert where(gathering) == "all_gather_object, called by batch (own.py:3)"
-    assert collective((own,)) == ""
+    assert describe_position(gathering) == "all_gather_object, called by batch (own.py:3)"
+    assert find_collective((own,)) == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.command import run_command
+from paceline.launch.command import run_command_ranks
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "tensorflow_workers.py"
 WORKER = """
@@ -26,7 +26,7 @@ pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(os.environ["TF_CONFIG"]
 
 def test_every_rank_is_a_worker_with_a_port_it_can_listen_on(tmp_path):
     environ = {**os.environ, "TF_CONFIG": "of another job"}
-    assert run_command([sys.executable, "-S", "-c", WORKER, str(tmp_path)], 3, environ) == 0
+    assert run_command_ranks([sys.executable, "-S", "-c", WORKER, str(tmp_path)], 3, environ) == 0
     configs = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
     workers = configs[0]["cluster"]["worker"]
     assert len(set(workers)) == 3

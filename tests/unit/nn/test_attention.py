@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.nn.attention import causal_attention, rotary_tables, rotate
+from paceline.nn.attention import build_rotary_tables, causal_attention, rotate
 
 
 def test_grouped_attention_is_that_of_repeated_keys():
@@ -20,11 +20,11 @@ def test_grouped_attention_is_that_of_repeated_keys():
 
 def test_rotary_scores_depend_on_the_distance_alone():
     torch.manual_seed(0)
-    cos, sin = rotary_tables(20, 8, torch.device("cpu"), torch.float64)
+    cos, sin = build_rotary_tables(20, 8, torch.device("cpu"), torch.float64)
     q, k = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
     turned_q, turned_k = (rotate(x.expand(1, 20, 1, 8), cos, sin)[0, :, 0] for x in (q, k))
     scores = turned_q @ turned_k.T
     torch.testing.assert_close(scores[3, 1], scores[19, 17])
     torch.testing.assert_close(scores[0, 0], q @ k)
     assert not torch.isclose(scores[3, 1], scores[4, 1])
-    assert rotary_tables(4, 8, torch.device("cpu"), torch.bfloat16)[0].dtype == torch.float32
+    assert build_rotary_tables(4, 8, torch.device("cpu"), torch.bfloat16)[0].dtype == torch.float32

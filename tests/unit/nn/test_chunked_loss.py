@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.nn.chunked_loss import chunked_losses, vocabulary_rows
+from paceline.nn.chunked_loss import compute_chunked_losses, split_vocabulary
 
 B, S, D, V = 3, 7, 8, 11
 
@@ -27,7 +27,7 @@ def plain(x, weight, targets):
 @pytest.mark.parametrize("chunk", [1, 4, 7, 21, 1000])
 def test_losses_and_gradients_are_those_of_cross_entropy(chunk):
     x, weight, targets = inputs()
-    ours, theirs = chunked_losses(x, weight, targets, chunk), plain(x, weight, targets)
+    ours, theirs = compute_chunked_losses(x, weight, targets, chunk), plain(x, weight, targets)
     assert ours.shape == (B,)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     assert ours[2] == 0
@@ -38,7 +38,7 @@ def test_losses_and_gradients_are_those_of_cross_entropy(chunk):
 
 def test_huge_logits_do_not_overflow():
     x, weight, targets = inputs(torch.float32)
-    losses = chunked_losses(x * 1e4, weight * 1e4, targets)
+    losses = compute_chunked_losses(x * 1e4, weight * 1e4, targets)
     losses.sum().backward()
     assert losses.isfinite().all()
     assert x.grad.isfinite().all()
@@ -48,7 +48,7 @@ def test_huge_logits_do_not_overflow():
 def test_under_autocast_products_are_half_and_the_rest_is_not(half, tolerance):
     x, weight, targets = inputs(torch.float32)
     with torch.autocast("cpu", half):
-        losses = chunked_losses(x, weight, targets, 4)
+        losses = compute_chunked_losses(x, weight, targets, 4)
     assert losses.dtype == torch.float32
     losses.sum().backward()
     assert x.grad.dtype == weight.grad.dtype == torch.float32
@@ -60,7 +60,7 @@ def test_under_autocast_products_are_half_and_the_rest_is_not(half, tolerance):
 
 def test_weights_in_half_precision_get_gradients_of_their_type():
     x, weight, targets = inputs(torch.bfloat16)
-    losses = chunked_losses(x, weight, targets)
+    losses = compute_chunked_losses(x, weight, targets)
     assert losses.dtype == torch.float32
     losses.sum().backward()
     assert x.grad.dtype == weight.grad.dtype == torch.bfloat16
@@ -69,7 +69,7 @@ def test_weights_in_half_precision_get_gradients_of_their_type():
 def test_without_gradients_none_are_computed():
     x, weight, targets = inputs()
     with torch.no_grad(), Largest() as seen:
-        losses = chunked_losses(x, weight, targets, 4)
+        losses = compute_chunked_losses(x, weight, targets, 4)
     assert not losses.requires_grad
     assert "aten.addmm_.default" not in seen.ops
     torch.testing.assert_close(losses, plain(x, weight, targets).detach())
@@ -94,19 +94,19 @@ def test_logits_never_fill_memory():
     tokens, vocab, width, chunk = 512, 300, 4, 16
     x, weight = torch.randn(1, tokens, width, requires_grad=True), torch.randn(vocab, width, requires_grad=True)
     with Largest() as seen:
-        chunked_losses(x, weight, torch.randint(0, vocab, (1, tokens)), chunk).sum().backward()
+        compute_chunked_losses(x, weight, torch.randint(0, vocab, (1, tokens)), chunk).sum().backward()
     assert seen.numel == chunk * vocab < tokens * vocab / 10
 
 
 def test_different_gradients_per_sample_are_refused():
     x, weight, targets = inputs()
     with pytest.raises(RuntimeError, match="sum the losses"):
-        chunked_losses(x, weight, targets)[0].backward()
+        compute_chunked_losses(x, weight, targets)[0].backward()
 
 
 @pytest.mark.parametrize(("vocab", "parts"), [(11, 2), (8, 4), (5, 4), (3, 4)])
 def test_rows_of_a_vocabulary_are_those_of_torch_chunk(vocab, parts):
     expected = [len(piece) for piece in torch.arange(vocab).chunk(parts)]
-    found = [vocabulary_rows(vocab, parts, part) for part in range(parts)]
+    found = [split_vocabulary(vocab, parts, part) for part in range(parts)]
     assert [rows for _, rows in found] == expected + [0] * (parts - len(expected))
     assert all(first + rows <= vocab for first, rows in found)

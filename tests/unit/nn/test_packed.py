@@ -3,7 +3,14 @@
 import numpy as np
 import torch
 
-from paceline.nn.packed import attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
+from paceline.nn.packed import (
+    average_texts,
+    compute_packed_attention,
+    drop_features,
+    drop_tokens,
+    pack_padded,
+    pack_texts,
+)
 
 LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])
 
@@ -12,13 +19,13 @@ def batch(lengths=LENGTHS, seed=0, keys=None):
     rng = np.random.default_rng(seed)
     texts = [rng.integers(1, 50, n) for n in lengths]
     keys = np.arange(len(lengths)) * 7919 + 13 if keys is None else keys
-    return texts, pack(np.concatenate(texts), lengths, rng.integers(0, 4, len(lengths)), keys)
+    return texts, pack_texts(np.concatenate(texts), lengths, rng.integers(0, 4, len(lengths)), keys)
 
 
 def test_attention_stays_within_a_text():
     _, packed = batch()
     q, k, v = torch.randn(3, len(packed.tokens), 2, 8)
-    got = attend(q, k, v, packed)
+    got = compute_packed_attention(q, k, v, packed)
     for begin, end in zip(packed.bounds, packed.bounds[1:], strict=False):
         scores = torch.einsum("ihd,jhd->hij", q[begin:end], k[begin:end]) / 8**0.5
         want = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[begin:end])
@@ -29,13 +36,13 @@ def test_dropout_has_the_right_rate_and_mean():
     lengths = np.full(64, 50)
     _, packed = batch(lengths)
     x = torch.ones(len(packed.tokens), 256)
-    out = drop(x, 0.1, packed, site=3)
+    out = drop_features(x, 0.1, packed, site=3)
     assert abs((out == 0).float().mean() - 0.1) < 0.002
     assert abs(out.mean() - 1) < 0.002
     rows, columns = (out == 0).float().mean(1), (out == 0).float().mean(0)
     assert rows.std() < 1.3 * (0.09 / 256) ** 0.5, "no row is favoured"
     assert columns.std() < 1.3 * (0.09 / len(x)) ** 0.5, "no column is favoured"
-    other = drop(x, 0.1, packed, site=4)
+    other = drop_features(x, 0.1, packed, site=4)
     both = ((out == 0) & (other == 0)).float().mean()
     assert abs(both - 0.01) < 0.002, "places are independent"
     masked = drop_tokens(packed, 0.15, 0, replacement=-1)
@@ -62,5 +69,5 @@ def test_filling_changes_no_answer():
     assert (filled.labels[len(LENGTHS) :] == -100).all()
     x = torch.randn(len(filled.tokens), 5)
     torch.testing.assert_close(
-        mean_of_texts(x, filled)[: len(LENGTHS)], mean_of_texts(x[: len(packed.tokens)], packed), rtol=1e-5, atol=1e-6
+        average_texts(x, filled)[: len(LENGTHS)], average_texts(x[: len(packed.tokens)], packed), rtol=1e-5, atol=1e-6
     )

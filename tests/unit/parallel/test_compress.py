@@ -8,12 +8,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from paceline.config import Parallel, build_spec
 from paceline.errors import UserError
 from paceline.layout import layout_of
-from paceline.parallel.compress import MEASURED, NOTES, OUTER_LR, OUTER_MOMENTUM, LocalSGD, differs_from
-from paceline.record.summary import show, summarise
-from paceline.record.timers import CollectiveTimer
-from paceline.spec import Parallel, build
+from paceline.parallel.compress import MEASURED, NOTES, OUTER_LR, OUTER_MOMENTUM, LocalSGD, describe_difference
+from paceline.runlog.summary import compute_summary, print_summary
+from paceline.runlog.timers import CollectiveTimer
 
 MODES = {"bf16", "fp16", "powersgd", "local_sgd", "diloco"}
 
@@ -49,16 +49,16 @@ def test_an_outer_step_of_rate_1_without_momentum_is_the_mean():
 
 def test_every_mode_that_changes_the_answer_says_so():
     assert MEASURED.keys() == NOTES.keys() == MODES
-    assert differs_from(Parallel(ranks=2)) is None
-    assert differs_from(Parallel(ranks=1, reduce="powersgd")) is None, "nobody to send to"
-    assert differs_from(Parallel(ranks=1, reduce="diloco")), "the outer optimiser works on 1 rank, too"
+    assert describe_difference(Parallel(ranks=2)) is None
+    assert describe_difference(Parallel(ranks=1, reduce="powersgd")) is None, "nobody to send to"
+    assert describe_difference(Parallel(ranks=1, reduce="diloco")), "the outer optimiser works on 1 rank, too"
     for mode in MODES:
-        label = differs_from(Parallel(ranks=2, reduce=mode, local_steps=16))
+        label = describe_difference(Parallel(ranks=2, reduce=mode, local_steps=16))
         assert label["on_test_task"]["loss"] == MEASURED[mode].loss
         assert label["local_steps"] == (16 if mode in ("local_sgd", "diloco") else None)
-        summary = replace(summarise(build({"name": "run"}), "", [], "finished"), differs_from=label)
+        summary = replace(compute_summary(build_spec({"name": "run"}), "", [], "finished"), differs_from=label)
         console = Console(file=io.StringIO(), width=100)
-        show(summary, console)
+        print_summary(summary, console)
         said = " ".join(console.file.getvalue().split())
         assert f"reduce={mode}: not the answer of plain DDP" in said
         assert f"{MEASURED[mode].loss:+.2%}" in said
@@ -66,13 +66,13 @@ def test_every_mode_that_changes_the_answer_says_so():
 
 def test_the_speed_of_ranks_that_train_apart_counts_what_joining_costs():
     """A median over single steps would say 1000 samples per second."""
-    spec = build({"parallel": {"ranks": 2, "reduce": "local_sgd", "local_steps": 4}})
+    spec = build_spec({"parallel": {"ranks": 2, "reduce": "local_sgd", "local_steps": 4}})
     steps = [
         {"step": i, "samples": 100 * i, "batch": 100, "loss": 1.0, "data_s": 0.0, "compute_s": 0.1}
         | ({"step_s": 0.5, "comm_s": 0.4, "exposed_s": 0.4} if i % 4 == 0 else {"step_s": 0.1, "comm_s": 0.0})
         for i in range(1, 41)
     ]
-    summary = summarise(spec, "", steps, "finished")
+    summary = compute_summary(spec, "", steps, "finished")
     assert summary.samples_per_s == pytest.approx(500)
     assert summary.median["step_s"] == pytest.approx(0.2)
     assert summary.median["comm_s"] == pytest.approx(0.1)
@@ -80,4 +80,4 @@ def test_the_speed_of_ranks_that_train_apart_counts_what_joining_costs():
 
 def test_powersgd_is_refused_where_gradients_change_their_scale():
     with pytest.raises(UserError, match=r"train\.precision=bf16"):
-        layout_of(build({"parallel": {"ranks": 2, "reduce": "powersgd"}, "train": {"precision": "fp16"}}))
+        layout_of(build_spec({"parallel": {"ranks": 2, "reduce": "powersgd"}, "train": {"precision": "fp16"}}))

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from paceline.parallel.fsdp import units_of_size
+from paceline.parallel.fsdp import find_units
 
 
 class Model(nn.Module):
@@ -15,7 +15,7 @@ class Model(nn.Module):
 
 def names(model, least):
     by_module = {module: name for name, module in model.named_modules()}
-    return [by_module[unit] for unit in units_of_size(model, least)]
+    return [by_module[unit] for unit in find_units(model, least)]
 
 
 def test_modules_of_a_size_and_what_they_leave_over():

@@ -3,9 +3,9 @@
 import pytest
 from torch import nn
 
+from paceline.config import Train, build_spec
 from paceline.errors import UserError
-from paceline.parallel.groups import groups_of
-from paceline.spec import Train, build
+from paceline.parallel.parameters import resolve_groups
 from paceline.workload import Workload
 
 
@@ -16,9 +16,9 @@ class Grouped(Workload):
 
 def grouped(table, own=None):
     model = nn.ModuleDict({"body": nn.Linear(3, 4), "head": nn.Linear(4, 2)})
-    workload = Grouped(build({}))
+    workload = Grouped(build_spec({}))
     workload.own = own or {}
-    return groups_of(workload, Train(groups=table), model), model
+    return resolve_groups(workload, Train(groups=table), model), model
 
 
 def test_the_first_pattern_that_matches_decides_and_the_run_file_comes_first():
@@ -60,6 +60,6 @@ def test_what_is_refused(table, own, said):
 
 def test_a_run_file_names_what_is_wrong_with_a_group():
     with pytest.raises(UserError, match=r"train\.groups\.head\.\*\.lr: 0 is out of range; it must be greater than 0"):
-        build({"train": {"groups": {"head.*": {"lr": 0}}}})
+        build_spec({"train": {"groups": {"head.*": {"lr": 0}}}})
     with pytest.raises(UserError, match=r"train\.groups\.head\.\*\.rate: there is no such key"):
-        build({"train": {"groups": {"head.*": {"rate": 1}}}})
+        build_spec({"train": {"groups": {"head.*": {"rate": 1}}}})

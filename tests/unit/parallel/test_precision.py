@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.parallel import precision
-from paceline.parallel.precision import Fp8Linear, lack_of_tf32, scaled, set_tf32, use_fp8
-from paceline.spec import build
+from paceline.parallel.precision import Fp8Linear, explain_missing_tf32, scale_to_fp8, set_tf32, use_fp8
 
 CPU = torch.device("cpu")
 
@@ -39,8 +39,10 @@ def test_outputs_and_gradients_are_near(bias):
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_any_number_of_rows_is_multiplied_in_sizes_that_devices_take(rows, monkeypatch):
     torch.manual_seed(0)
-    sizes, product = [], precision.product
-    monkeypatch.setattr(precision, "product", lambda a, b: sizes.extend((*a[0].shape, *b[0].shape)) or product(a, b))
+    sizes, product = [], precision.compute_fp8_product
+    monkeypatch.setattr(
+        precision, "compute_fp8_product", lambda a, b: sizes.extend((*a[0].shape, *b[0].shape)) or product(a, b)
+    )
     layer, x = nn.Linear(64, 32), torch.randn(rows, 64, requires_grad=True)
     theirs = torch.autograd.grad(layer(x).square().sum(), [x, layer.weight])
     use_fp8([nn.Sequential(layer)], CPU)
@@ -60,17 +62,17 @@ def test_layers_of_other_sizes_stay_as_they_are():
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_the_largest_number_becomes_the_largest_that_the_type_holds(kind):
     x = torch.tensor([[0.5, -3.0], [1e-3, 0.0]])
-    narrow, scale = scaled(x, kind)
+    narrow, scale = scale_to_fp8(x, kind)
     assert float(narrow.float().abs().max()) == torch.finfo(kind).max
     assert apart(narrow.float() * scale, x) < 0.1
-    nothing, scale = scaled(torch.zeros(2, 2), kind)
+    nothing, scale = scale_to_fp8(torch.zeros(2, 2), kind)
     assert float(scale) > 0
     assert not nothing.float().any()
 
 
 def test_fp8_does_not_go_with_tensor_parallelism():
     with pytest.raises(UserError, match=r"train.precision=fp8 scales whole matrices, and parallel.tensor=2 divides"):
-        layout_of(build({"train": {"precision": "fp8"}, "parallel": {"tensor": 2, "ranks": 2}}))
+        layout_of(build_spec({"train": {"precision": "fp8"}, "parallel": {"tensor": 2, "ranks": 2}}))
 
 
 @pytest.fixture
@@ -82,8 +84,10 @@ def products_as_before():
 
 @pytest.mark.usefixtures("products_as_before")
 def test_products_take_tf32_only_where_it_was_asked_for():
-    assert lack_of_tf32("tf32", CPU) == "train.precision=tf32: a CPU has no TF32, so matrix products are in fp32"
-    assert lack_of_tf32("fp32", CPU) == ""
+    assert (
+        explain_missing_tf32("tf32", CPU) == "train.precision=tf32: a CPU has no TF32, so matrix products are in fp32"
+    )
+    assert explain_missing_tf32("fp32", CPU) == ""
     set_tf32("fp32")
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, True), "torch's own"
     set_tf32("tf32")

@@ -3,7 +3,12 @@
 import torch
 from torch import nn
 
-from paceline.parallel.without_memory import give_memory, has_passing_buffers, shares_parameters, without_memory
+from paceline.parallel.parallelize import (
+    allocate_parameters,
+    build_without_memory,
+    has_shared_parameters,
+    has_transient_buffers,
+)
 
 
 class Tied(nn.Module):
@@ -19,18 +24,18 @@ class Tied(nn.Module):
 
 
 def test_parameters_have_none_and_all_else_is_as_it_was():
-    with without_memory():
+    with build_without_memory():
         model = Tied()
     assert all(p.is_meta for p in model.parameters())
     assert model.first is model.second
     assert model.up.weight is model.down.weight
     assert not model.down.bias.requires_grad
     assert model.scale.tolist() == [0.5, 0.5]
-    assert has_passing_buffers(model)
-    assert not has_passing_buffers(nn.BatchNorm1d(2))
-    assert shares_parameters(model)
-    assert not shares_parameters(nn.Linear(2, 2))
-    give_memory(model, torch.device("cpu"))
+    assert has_transient_buffers(model)
+    assert not has_transient_buffers(nn.BatchNorm1d(2))
+    assert has_shared_parameters(model)
+    assert not has_shared_parameters(nn.Linear(2, 2))
+    allocate_parameters(model, torch.device("cpu"))
     assert not any(p.is_meta for p in model.parameters())
     assert model.scale.tolist() == [0.5, 0.5]
     assert not any(p.is_meta for p in nn.Linear(2, 2).parameters()), "afterwards all is as ever"

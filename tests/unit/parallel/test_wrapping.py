@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.parallel import fsdp, pipeline, tensor
-from paceline.parity import weights_difference
-from paceline.record.run_dir import RunDir
-from paceline.spec import build
-from paceline.training.run import resumed_spec
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.run import build_resumed_spec
+from paceline.trials.check import compare_weights
 from paceline.workload import Workload
 
 
@@ -32,42 +32,42 @@ class Chained(Workload):
 
 
 def layout(**parallel):
-    return layout_of(build({"parallel": parallel}))
+    return layout_of(build_spec({"parallel": parallel}))
 
 
 def test_layers_that_share_a_weight_are_not_sharded():
     model = Chain()
     model.layers[3].weight = model.layers[1].weight
     with pytest.raises(UserError, match="layers 1 and 3 share weight"):
-        fsdp.refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+        fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
 
 
 def test_a_single_number_is_not_sharded():
     model = Chain()
     model.temperature = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(UserError, match=r"temperature is a single number .* make it of shape \[1\]"):
-        fsdp.refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+        fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
     del model.temperature
-    fsdp.refuse(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+    fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
 
 
 def test_stages_must_not_share_a_weight():
     model, two = Chain(), layout(ranks=2, pipeline=2)
-    workload = Chained(build({}))
-    assert len(pipeline.stages_of(workload, model, two, 0)[0]) == 2
+    workload = Chained(build_spec({}))
+    assert len(pipeline.build_stages(workload, model, two, 0)[0]) == 2
     model.layers[3].weight = model.layers[0].weight
     with pytest.raises(UserError, match="is part of stage 0 and of stage 1"):
-        pipeline.stages_of(workload, model, two, 0)
+        pipeline.build_stages(workload, model, two, 0)
     with pytest.raises(UserError, match=r"makes 2 stages, but the model has 1 layers; use parallel\.pipeline=1"):
-        pipeline.stages_of(workload, Chain(1), two, 0)
+        pipeline.build_stages(workload, Chain(1), two, 0)
 
 
 def test_on_a_part_of_the_sequence_every_weight_needs_a_rule():
     rules = {"layers.*": "column"}
     with pytest.raises(UserError, match=r"no shard rule names 'norm'.*'norm': 'sequence'"):
-        tensor.divide(Chain(), rules, None, sequence=True)
+        tensor.apply_tensor_parallel(Chain(), rules, None, sequence=True)
     with pytest.raises(UserError, match="the shard rule 'colum' is not known; use one of column, row"):
-        tensor.divide(Chain(), {"layers.*": "colum"}, None, sequence=False)
+        tensor.apply_tensor_parallel(Chain(), {"layers.*": "colum"}, None, sequence=False)
 
 
 OLD = {"strategy": "fsdp", "ranks": 8, "tensor": 2, "pipeline": 2, "sequence": True, "offload": True, "micro_batch": 4}
@@ -86,13 +86,13 @@ OLD = {"strategy": "fsdp", "ranks": 8, "tensor": 2, "pipeline": 2, "sequence": T
     ],
 )
 def test_a_new_strategy_is_a_new_layout(tmp_path, overrides, parallel):
-    run = RunDir.claim(tmp_path, "x", build({"parallel": OLD}))
-    assert resumed_spec(run.path, overrides).parallel == build({"parallel": parallel}).parallel
+    run = RunDir.claim(tmp_path, "x", build_spec({"parallel": OLD}))
+    assert build_resumed_spec(run.path, overrides).parallel == build_spec({"parallel": parallel}).parallel
 
 
 def test_weights_that_are_not_numbers_agree_with_nothing():
     ours = {"a": torch.ones(3), "b": torch.ones(2)}
-    assert weights_difference(ours, ours).value == 0
-    found = weights_difference(ours, {**ours, "b": torch.full((2,), math.nan)})
+    assert compare_weights(ours, ours).value == 0
+    found = compare_weights(ours, {**ours, "b": torch.full((2,), math.nan)})
     assert (found.value, str(found)) == (math.inf, "b")
-    assert weights_difference(ours, {"a": ours["a"]}).value == math.inf
+    assert compare_weights(ours, {"a": ours["a"]}).value == math.inf

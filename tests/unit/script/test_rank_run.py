@@ -8,9 +8,9 @@ import torch
 
 import paceline
 from paceline.errors import RunFailed, UserError
-from paceline.record.events import read_events, read_steps
-from paceline.record.run_dir import RunDir
-from paceline.training.checkpoints.saved import newest
+from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.checkpoint.reader import find_newest
 from script_runs import HEAD, LOOP, script, script_spec
 
 PREPARED = "with paceline.run() as run:\n    model, optimizer = run.prepare(model, optimizer)\n"
@@ -95,7 +95,7 @@ def test_a_failed_run_goes_on_to_the_same_bits(by_epochs, trained, folder, capsy
 
 
 def test_a_checkpoint_has_the_score_of_its_evaluation(trained):
-    checkpoint = newest(RunDir(trained.path).checkpoints, print)
+    checkpoint = find_newest(RunDir(trained.path).checkpoints, print)
     assert checkpoint.step == 12
     assert checkpoint.score == trained.metrics["accuracy"] == checkpoint.meta["evaluation"]["accuracy"]
 

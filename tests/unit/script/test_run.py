@@ -7,9 +7,9 @@ import pytest
 
 import paceline
 from paceline.errors import RunFailed, UserError
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import read_summary
-from paceline.script.run import spec_of, spec_of_script
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import read_summary
+from paceline.script.run import build_script_spec, derive_script_spec
 from script_runs import LOOP, script, script_spec
 
 BY_HAND = LOOP.replace("paceline.run()", "paceline.run('run.yaml', resume='auto')").replace(
@@ -83,17 +83,17 @@ def test_a_program_without_a_file_is_refused(folder, monkeypatch):
 
 
 def test_a_script_without_a_run_file_has_its_own_name(tmp_path):
-    spec = spec_of(None, {"train.steps": 3}, tmp_path / "mine.py", [])
+    spec = build_script_spec(None, {"train.steps": 3}, tmp_path / "mine.py", [])
     assert (spec.name, spec.train.steps, spec.origin("train.steps")) == ("mine", 3, "this script")
 
 
 def test_a_verb_takes_the_script_in_place_of_its_run_file(folder):
-    spec = spec_of_script(folder / "train.py", ["parallel.ranks=2"])
+    spec = derive_script_spec(folder / "train.py", ["parallel.ranks=2"])
     assert (spec.name, spec.train.steps, spec.parallel.ranks) == ("hand", 6, 2)
     assert spec.workload == str(folder / "train.py")
     (folder / "train.py").write_text("1 / 0\n")
     with pytest.raises(RunFailed, match=r"train\.py failed: ZeroDivisionError"):
-        spec_of_script(folder / "train.py")
+        derive_script_spec(folder / "train.py")
 
 
 def test_what_a_started_script_asks_for_is_left_aside_aloud(tmp_path, capsys):

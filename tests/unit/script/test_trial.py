@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paceline.errors import UserError
-from paceline.parity import check
-from paceline.script.trial import data_of, loss_of, model_of
+from paceline.script.probe import probe_data, probe_loss, probe_model
+from paceline.trials.check import check
 from script_runs import HEAD, LOOP, script, script_spec
 
 SUM = 'F.cross_entropy(model(x), y, reduction="sum")'
@@ -13,11 +13,11 @@ SUM = 'F.cross_entropy(model(x), y, reduction="sum")'
 
 def test_model_data_and_loss_are_the_scripts_own(tmp_path, capsys):
     spec = script_spec(script(tmp_path, "print('hello')\n" + LOOP))
-    model, (dataset, collate) = model_of(spec), data_of(spec)
+    model, (dataset, collate) = probe_model(spec), probe_data(spec)
     assert len(dataset) == 53
     assert collate is None
     x, y = torch.zeros(5, 6), torch.zeros(5, dtype=torch.long)
-    total, count = loss_of(spec, model, (x, y))
+    total, count = probe_loss(spec, model, (x, y))
     assert count == 5
     assert total.item() == pytest.approx(torch.nn.functional.cross_entropy(model(x), y, reduction="sum").item())
     assert not capsys.readouterr().out
@@ -25,16 +25,16 @@ def test_model_data_and_loss_are_the_scripts_own(tmp_path, capsys):
 
 def test_what_a_pass_draws_does_not_depend_on_what_came_before_it(tmp_path):
     spec = script_spec(script(tmp_path, LOOP.replace(SUM, f"{SUM} * torch.rand(())", 1)))
-    model, batch = model_of(spec), (torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))
+    model, batch = probe_model(spec), (torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))
     torch.manual_seed(7)
-    first, second = loss_of(spec, model, batch)[0], loss_of(spec, model, batch)[0]
+    first, second = probe_loss(spec, model, batch)[0], probe_loss(spec, model, batch)[0]
     torch.manual_seed(7)
-    assert first.item() == loss_of(spec, model, batch)[0].item() != second.item()
+    assert first.item() == probe_loss(spec, model, batch)[0].item() != second.item()
 
 
 def test_a_script_that_does_not_answer_is_refused(tmp_path):
     with pytest.raises(UserError, match="never asked for a batch"):
-        data_of(script_spec(script(tmp_path, "print(1)\n")))
+        probe_data(script_spec(script(tmp_path, "print(1)\n")))
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.script.wrapped import Wrapping
+from paceline.script.guards import ModelView
 
 
 @pytest.fixture
 def wrapping():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield Wrapping(DistributedDataParallel(nn.Linear(2, 2)))
+        yield ModelView(DistributedDataParallel(nn.Linear(2, 2)))
     finally:
         dist.destroy_process_group()
 

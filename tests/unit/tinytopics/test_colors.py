@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import ListedColormap
 
-from paceline.tinytopics.colors import lab_to_rgb, pal_tinytopics, rgb_to_lab, scale_color_tinytopics
+from paceline.tinytopics.colors import convert_lab_to_rgb, convert_rgb_to_lab, pal_tinytopics, scale_color_tinytopics
 
 
 def test_the_palette_in_three_forms():
@@ -18,11 +18,11 @@ def test_the_palette_in_three_forms():
 
 
 def test_colours_in_cielab_are_the_standards():
-    found = rgb_to_lab(np.array([[1.0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]]))
+    found = convert_rgb_to_lab(np.array([[1.0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]]))
     expected = [[100, 0, 0], [0, 0, 0], [53.24, 80.09, 67.2], [32.3, 79.19, -107.86]]
     np.testing.assert_allclose(found, expected, atol=0.02)
     some = np.random.default_rng(0).random((50, 3))
-    np.testing.assert_allclose(lab_to_rgb(rgb_to_lab(some)), some, atol=1e-9)
+    np.testing.assert_allclose(convert_lab_to_rgb(convert_rgb_to_lab(some)), some, atol=1e-9)
 
 
 def test_another_form_is_refused():

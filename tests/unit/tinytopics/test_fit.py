@@ -9,8 +9,8 @@ from torch.utils.data import Dataset
 
 import paceline.tinytopics as tt
 from paceline.tinytopics import counts as reading
-from paceline.tinytopics.counts import counts_of
-from paceline.workloads.topics.counts.blocks import SparseCounts
+from paceline.tinytopics.counts import open_counts
+from paceline.workloads.topics.counts.matrices import SparseCounts
 from topics_fits import em
 
 K = 3
@@ -118,8 +118,8 @@ def test_every_source_of_the_same_counts_gives_the_same(kind, X, four_epochs, tm
 
 def test_counts_that_are_mostly_zero_are_fitted_as_their_nonzeros(X):
     few = X * (torch.rand(X.shape) < 0.05)
-    assert isinstance(counts_of(few), SparseCounts)
-    assert not isinstance(counts_of(X), SparseCounts)
+    assert isinstance(open_counts(few), SparseCounts)
+    assert not isinstance(open_counts(X), SparseCounts)
     assert fitted(few)[0].get_normalized_L().shape == (60, K)
 
 

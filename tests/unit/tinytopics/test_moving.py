@@ -31,7 +31,7 @@ def imports(monkeypatch):
 
 def test_the_program_says_the_same_with_one_import_changed(imports, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    program.main([str(BEFORE)])
+    program.run_tinytopics_program([str(BEFORE)])
     before = capsys.readouterr().out
     assert {file.name for file in tmp_path.iterdir()} == PICTURES
     runpy.run_path(str(AFTER), run_name="__main__")

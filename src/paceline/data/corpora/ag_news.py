@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.data.files import check_file, csv_records, open_text
+from paceline.data.files import check_file, iter_csv_records, open_text
 from paceline.errors import UserError
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
@@ -29,7 +29,7 @@ DROPPED_AMPERSAND = re.compile(r"(?<![&\w])(#\d{2,5}|quot|amp|lt|gt|nbsp|hellip|
 SPACE_BEFORE_APOSTROPHE = re.compile(r"(?<=\w) (?=&#39;(?:s|t|d|m|re|ve|ll)\b)")
 
 
-def find_files(path: Path | None) -> tuple[Path, Path]:
+def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
     """(training file, test file) in the folder."""
     if path is None:
         raise UserError(f"data.path: not given; {EXPECTED}")
@@ -41,7 +41,7 @@ def find_files(path: Path | None) -> tuple[Path, Path]:
     return _find(folder, TRAIN_NAMES), _find(folder, TEST_NAMES)
 
 
-def topics(folder: Path) -> tuple[str, ...]:
+def read_topics(folder: Path) -> tuple[str, ...]:
     """The names of the classes: classes.txt where there is one."""
     file = folder / "classes.txt"
     if not file.is_file():
@@ -55,10 +55,10 @@ def topics(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def samples(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
     """(text, label) of every row, the label from 0."""
     empty = True
-    for number, fields in csv_records(path, ","):
+    for number, fields in iter_csv_records(path, ","):
         empty = False
         if len(fields) != 3:
             raise UserError(
@@ -71,12 +71,12 @@ def samples(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
             raise UserError(
                 f"{path} row {number + 1}: class {given!r} is not known; it must be 1 to {len(classes)}{hint}"
             )
-        yield clean(f"{title} {description}"), label - 1
+        yield clean_text(f"{title} {description}"), label - 1
     if empty:
         raise UserError(f"{path}: there are no rows; {EXPECTED}")
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """The text with its line breaks (written as backslashes) and its character entities restored."""
     text = text.replace("\\", " ")
     if ";" in text:

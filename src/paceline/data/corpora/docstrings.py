@@ -19,7 +19,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.data.files import hash64
+from paceline.data.files import hash_text
 from paceline.errors import UserError
 
 CLASSES = ("numpy", "scipy", "torch", "standard library")
@@ -42,20 +42,22 @@ Sample = tuple[str, int]
 Clean = Callable[[str], str]
 
 
-def versions() -> dict[str, str]:
+def list_source_versions() -> dict[str, str]:
     """What the texts depend on: the installed versions and the version of the extraction."""
     found = {name: _version(name) for name in CLASSES[:3]}
     return {**found, "python": platform.python_version(), "extraction": str(EXTRACTION)}
 
 
-def extract(test_fraction: float, clean: Clean | None = None) -> tuple[list[Sample], list[Sample]]:
+def extract_samples(test_fraction: float, clean: Clean | None = None) -> tuple[list[Sample], list[Sample]]:
     """(training, test) samples: as many of each class, and all docstrings of a module on the same side.
 
     Each docstring goes through `clean`, which is `mask` unless told otherwise.
     """
     seen: set[str] = set()
     with _no_garbage_collection():
-        splits = [split_by_module(_modules(_root(name), name, seen, clean or mask), test_fraction) for name in CLASSES]
+        splits = [
+            split_by_module(_modules(_root(name), name, seen, clean or mask_names), test_fraction) for name in CLASSES
+        ]
     train_per_class = min(MAX_TRAIN_PER_CLASS, *(len(train) for train, _ in splits))
     wanted = round(train_per_class * test_fraction / (1 - test_fraction))
     test_per_class = min(wanted, *(len(test) for _, test in splits))
@@ -67,7 +69,7 @@ def extract(test_fraction: float, clean: Clean | None = None) -> tuple[list[Samp
     return _mix(train[:train_per_class] for train, _ in splits), _mix(test[:test_per_class] for _, test in splits)
 
 
-def mask(docstring: str) -> str:
+def mask_names(docstring: str) -> str:
     """The docstring in one line, without doctests and without the names that give the package away."""
     kept: list[str] = []
     in_doctest = False
@@ -80,7 +82,7 @@ def mask(docstring: str) -> str:
     return " ".join(NAMES.sub(" ", " ".join(kept)).split())
 
 
-def docstrings(source: str) -> Iterator[str]:
+def iter_docstrings(source: str) -> Iterator[str]:
     """Every docstring of a source text: of the module, its classes and its functions, in order."""
     try:
         with warnings.catch_warnings():
@@ -133,11 +135,11 @@ def _modules(root: Path, name: str, seen: set[str], clean: Clean) -> list[list[s
     """New cleaned docstrings, module by module, from as many files as it takes."""
     modules: list[list[str]] = []
     count = 0
-    files = sorted(_python_files(root), key=lambda file: hash64(f"{name}/{file.relative_to(root).as_posix()}"))
+    files = sorted(_python_files(root), key=lambda file: hash_text(f"{name}/{file.relative_to(root).as_posix()}"))
     for file in files:
         if count >= ENOUGH_PER_CLASS:
             break
-        cleaned = dict.fromkeys(map(clean, docstrings(_source(file))))
+        cleaned = dict.fromkeys(map(clean, iter_docstrings(_source(file))))
         texts = [text for text in cleaned if text.count(" ") >= MIN_WORDS - 1 and text not in seen]
         seen.update(texts)
         if texts:
@@ -174,13 +176,13 @@ def split_by_module(modules: list[list[str]], test_fraction: float) -> tuple[lis
     test: list[str] = []
     for texts in modules:
         (test if len(test) + len(texts) <= wanted else train).extend(texts)
-    return sorted(train, key=hash64), sorted(test, key=hash64)
+    return sorted(train, key=hash_text), sorted(test, key=hash_text)
 
 
 def _mix(texts_per_class: Iterable[list[str]]) -> list[Sample]:
     """All classes in one shuffled order, so that the first rows are a fair sample."""
     samples = [(text, label) for label, texts in enumerate(texts_per_class) for text in texts]
-    return sorted(samples, key=lambda sample: hash64(sample[0]))
+    return sorted(samples, key=lambda sample: hash_text(sample[0]))
 
 
 @contextmanager

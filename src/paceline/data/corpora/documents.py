@@ -1,4 +1,4 @@
-"""Texts without labels, for language models: one stream of documents that can be started again, and a fingerprint.
+"""Corpora for language models: documents without labels, tokenised end to end into one memory-mapped array.
 
 A file longer than a part is handed out in parts, so that no file has to fit into memory and a single long one can be
 divided into what is trained on and what is held out.
@@ -8,23 +8,45 @@ from __future__ import annotations
 
 import glob
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from paceline.data.cache import ArrayWriter, LogFn, map_array
 from paceline.data.corpora import docstrings
-from paceline.data.corpora.digests import noted_digest
-from paceline.data.corpora.tokenised import CorpusSettings, HashRange
-from paceline.data.files import digest_of_value, hash64, not_there, open_text
-from paceline.data.finding import LOOKED_AT, Walk
+from paceline.data.corpora.tokenised import (
+    SPLITS,
+    BuiltCorpus,
+    CorpusSettings,
+    DamagedEntry,
+    HashRange,
+    Ids,
+    TokenisedCorpus,
+    WrittenSplit,
+    limit_rate,
+    token_dtype,
+)
+from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
+from paceline.data.files import (
+    MAX_LOOKED_AT_FILES,
+    FileWalk,
+    hash_files_cached,
+    hash_text,
+    hash_value,
+    missing_path_error,
+    open_text,
+)
 from paceline.errors import UserError
 
 PART_CHARACTERS = 16 << 10
-SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cpp", ".java", ".js", ".ts", ".go", ".rs", ".sh")
-READ = (*SUFFIXES, *(f"{suffix}.gz" for suffix in SUFFIXES))
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cpp", ".java", ".js", ".ts", ".go", ".rs", ".sh")
+READ_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
 """What is read from a folder. A file that is named is read whatever it is called."""
 
 
@@ -45,10 +67,10 @@ class DocumentSource:
 
 def open_documents(data: CorpusSettings, looking: bool = False) -> DocumentSource:
     """The documents that `data.source` names, with their files found. `looking`: refused where that takes a while."""
-    return _docstrings(data) if data.source == "docstrings" else _text(data, looking)
+    return _open_docstrings(data) if data.source == "docstrings" else _open_text_files(data, looking)
 
 
-def _docstrings(data: CorpusSettings) -> DocumentSource:
+def _open_docstrings(data: CorpusSettings) -> DocumentSource:
     if data.path is not None:
         raise UserError(
             f"data.path={data.path}: source docstrings does not read it; drop it, or type  data.source=text"
@@ -56,7 +78,7 @@ def _docstrings(data: CorpusSettings) -> DocumentSource:
 
     @cache
     def splits() -> tuple[list[str], list[str]]:
-        train, test = docstrings.extract(data.test_fraction, inspect.cleandoc)
+        train, test = docstrings.extract_samples(data.test_fraction, inspect.cleandoc)
         n_test = max(1, round(data.limit * data.test_fraction)) if data.limit else len(test)
         n_train = max(1, data.limit - n_test) if data.limit else len(train)
         return [text for text, _ in train[:n_train]], [text for text, _ in test[:n_test]]
@@ -65,14 +87,14 @@ def _docstrings(data: CorpusSettings) -> DocumentSource:
         for held_out, texts in enumerate(splits()):
             yield from (DocumentPart(text, bool(held_out), ends=True) for text in texts)
 
-    return DocumentSource(parts, lambda: _fingerprint(data, docstrings.versions()))
+    return DocumentSource(parts, lambda: _fingerprint(data, docstrings.list_source_versions()))
 
 
-def _text(data: CorpusSettings, looking: bool) -> DocumentSource:
-    files = find_files(data.path, looking)
+def _open_text_files(data: CorpusSettings, looking: bool) -> DocumentSource:
+    files = find_text_files(data.path, looking)
 
     def texts() -> Iterator[tuple[Path, str]]:
-        return islice(((file, text) for file in files for text in _parts_of(file)), data.limit or None)
+        return islice(((file, text) for file in files for text in _iter_parts(file)), data.limit or None)
 
     @cache
     def threshold() -> int:
@@ -91,33 +113,33 @@ def _text(data: CorpusSettings, looking: bool) -> DocumentSource:
 
     def parts() -> Iterator[DocumentPart]:
         held_out_below = threshold()
-        sides = ((file, text, hash64(text) < held_out_below) for file, text in texts())
+        sides = ((file, text, hash_text(text) < held_out_below) for file, text in texts())
         for (file, text, held_out), after in pairwise(chain(sides, [(None, "", False)])):
             yield DocumentPart(text, held_out, ends=(file, held_out) != (after[0], after[2]))
 
-    return DocumentSource(parts, lambda: _fingerprint(data, noted_digest(files, data.cache.expanduser(), looking)))
+    return DocumentSource(parts, lambda: _fingerprint(data, hash_files_cached(files, data.cache.expanduser(), looking)))
 
 
-def find_files(path: Path | None, looking: bool = False) -> list[Path]:
+def find_text_files(path: Path | None, looking: bool = False) -> list[Path]:
     """The files behind `data.path`, in the order of their names. `looking`: TooMany where there are very many."""
     if path is None:
         raise UserError("data.path: not given; source text reads a file, a folder or a pattern; type  data.path=FILE")
     path = path.expanduser()
     given = f"data.path={path}"
-    kinds, walk = " ".join(SUFFIXES), Walk(LOOKED_AT if looking else None)
+    kinds, walk = " ".join(TEXT_SUFFIXES), FileWalk(MAX_LOOKED_AT_FILES if looking else None)
     try:
         if path.is_file():
             files = [path]
         elif path.is_dir():
-            files = sorted(file for file in walk.below(path, _shown) if file.name.endswith(READ))
+            files = sorted(file for file in walk.iter_below(path, _is_visible) if file.name.endswith(READ_SUFFIXES))
             if not files:
                 raise UserError(f"{given}: the folder has no text files ({kinds}, or the same with .gz)")
         elif glob.has_magic(str(path)):
-            files = sorted(walk.matching(path))
+            files = sorted(walk.iter_matches(path))
             if not files:
                 raise UserError(f"{given}: no file matches this pattern")
         else:
-            raise not_there(path, "data.path", "file or folder")
+            raise missing_path_error(path, "data.path", "file or folder")
         if not any(file.stat().st_size for file in files):
             raise UserError(f"{given}: {'the file is' if len(files) == 1 else f'all {len(files)} files are'} empty")
     except OSError as error:
@@ -125,11 +147,11 @@ def find_files(path: Path | None, looking: bool = False) -> list[Path]:
     return files
 
 
-def _shown(name: str) -> bool:
+def _is_visible(name: str) -> bool:
     return not name.startswith(".") and name != "__pycache__"
 
 
-def _parts_of(file: Path) -> Iterator[str]:
+def _iter_parts(file: Path) -> Iterator[str]:
     """The text of a file in parts that end at a line or, if need be, at a word. Blank ones are left out."""
     rest = ""
     with open_text(file) as source:
@@ -147,4 +169,73 @@ def _parts_of(file: Path) -> Iterator[str]:
 
 def _fingerprint(data: CorpusSettings, content: object) -> str:
     settings = {"source": data.source, "limit": data.limit, "test_fraction": data.test_fraction, "content": content}
-    return digest_of_value({"lm": settings})
+    return hash_value({"lm": settings})
+
+
+BATCH_PARTS = 256
+"""Parts are limited in size, docstrings are short: a number of them is limited enough."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStreams(TokenisedCorpus):
+    train: Ids
+    test: Ids
+    open_source = staticmethod(open_documents)
+    prefix = "lm-"
+    settings = ("vocab",)
+
+    @classmethod
+    def build(cls, data: CorpusSettings, source: DocumentSource, folder: Path, say: LogFn) -> BuiltCorpus:
+        train_texts = (part.text for part in source.parts() if not part.held_out)
+        chosen = load_tokenizer(data, train_texts, END, None, False, say)
+        splits = _write_streams(folder, source.parts(), chosen, say)
+        train, test = (splits[name].counts for name in SPLITS)
+        summary = (
+            f"{train['tokens']:,} training tokens in {train['documents']:,} documents and "
+            f"{test['tokens']:,} test tokens in {test['documents']:,}"
+        )
+        return BuiltCorpus(chosen, splits, summary)
+
+    @classmethod
+    def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
+        splits = {split: map_array(folder / f"{split}.npy") for split in SPLITS}
+        for split, ids in splits.items():
+            if ids.shape != (meta[split]["tokens"],):
+                raise DamagedEntry(f"the {split} split has {ids.size:,} tokens instead of {meta[split]['tokens']:,}")
+        return splits
+
+    def all_ids(self) -> Mapping[str, Ids]:
+        return {"train": self.train, "test": self.test}
+
+    def __str__(self) -> str:
+        return f"{len(self.train):,} training and {len(self.test):,} test tokens"
+
+
+def _write_streams(
+    folder: Path, parts: Iterator[DocumentPart], chosen: ChosenTokenizer, say: LogFn
+) -> dict[str, WrittenSplit]:
+    """Stream both splits to disk."""
+    tokenizer, end = chosen
+    dtype = token_dtype(tokenizer)
+    documents = [0, 0]
+    say_progress = limit_rate(say)
+    with ExitStack() as open_files:
+        writers = [open_files.enter_context(ArrayWriter(folder / f"{split}.npy", dtype)) for split in SPLITS]
+        for writer in writers:
+            writer.append(np.full(1, end, dtype))
+        while batch := list(islice(parts, BATCH_PARTS)):
+            encodings = tokenizer.encode_batch_fast([part.text for part in batch], add_special_tokens=False)
+            tokens: list[list[list[int]]] = [[], []]
+            for part, encoding in zip(batch, encodings, strict=True):
+                tokens[part.held_out] += [encoding.ids, [end]] if part.ends else [encoding.ids]
+                documents[part.held_out] += part.ends
+            for writer, lists in zip(writers, tokens, strict=True):
+                writer.append(np.fromiter(chain.from_iterable(lists), dtype))
+            say_progress(f"corpus: {writers[0].length:,} training tokens written")
+        for split, writer in zip(SPLITS, writers, strict=True):
+            if writer.length < 2:
+                raise UserError(f"the {split} split has no text; give more, or another data.test_fraction")
+    return {
+        split: WrittenSplit({"tokens": writer.length, "documents": count}, [writer])
+        for split, writer, count in zip(SPLITS, writers, documents, strict=True)
+    }

@@ -19,16 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data import cache
-from paceline.data.cache import ArrayWriter, Damaged, Say, read_facts, sealed, write_synced
-from paceline.data.corpora.own_tokenizer import Chosen, digest_of_tokenizer, vocabulary_size
-from paceline.data.files import digest_of_value, hash64
+from paceline.data.cache import ArrayWriter, DamagedEntry, LogFn, add_seal, read_facts, write_synced
+from paceline.data.corpora.tokenizer import ChosenTokenizer, hash_tokenizer, vocabulary_size
+from paceline.data.files import hash_text, hash_value
 from paceline.errors import UserError
-from paceline.plain_files import read_bytes, read_text
+from paceline.io.files import read_json, write_atomic, write_json
+from paceline.io.safe_open import read_bytes, read_text
 
 if TYPE_CHECKING:
     from typing import Self
 
     from tokenizers import Tokenizer
+
+    from paceline.data.corpora.tokenizer import EncodedTexts
+
 
 FORMAT = 1  # raise it when the files of an entry change their meaning
 SPLITS = ("train", "test")
@@ -40,18 +44,18 @@ RETRIES, RETRY_S = 20, 0.1
 Ids = NDArray[np.uint16] | NDArray[np.uint32]
 
 
-class Split(NamedTuple):
+class WrittenSplit(NamedTuple):
     """One split that was written."""
 
     counts: dict[str, Any]
     arrays: Sequence[ArrayWriter]
 
 
-class Built(NamedTuple):
+class BuiltCorpus(NamedTuple):
     """All files of a corpus but the last, which `meta` goes into."""
 
-    chosen: Chosen
-    splits: Mapping[str, Split]
+    chosen: ChosenTokenizer
+    splits: Mapping[str, WrittenSplit]
     summary: str
     warnings: Sequence[str] = ()
     meta: Mapping[str, Any] = {}
@@ -98,20 +102,20 @@ class TokenisedCorpus:
             return None
 
     @classmethod
-    def prepare(cls, data: Any, say: Say = lambda line: None) -> Self:
+    def prepare(cls, data: Any, say: LogFn = lambda line: None) -> Self:
         """The corpus that the section `data` describes: from the cache, or built now."""
         source = cls.open_source(data)
         fingerprint = source.fingerprint()
         folder = cls._folder(data, fingerprint)
         if (found := cls._find(folder, say)) is not None:
             return found
-        with cache.exclusive(folder, say):
+        with cache.lock_entry(folder, say):
             if (found := cls._find(folder)) is not None:  # whoever held the lock before may have built it
                 return found
-            with cache.new_entry(folder) as temporary:
+            with cache.create_entry(folder) as temporary:
                 cls._build(data, source, fingerprint, temporary, say)
             for _ in range(RETRIES):  # where there are no locks another process may just now put its equal there
-                with suppress(Damaged):
+                with suppress(DamagedEntry):
                     return cls.open(folder)
                 time.sleep(RETRY_S)
             return cls.open(folder)
@@ -121,12 +125,12 @@ class TokenisedCorpus:
         """Named by all that its files depend on."""
         settings = {name: getattr(data, name) for name in cls.settings}
         if data.tokenizer is not None:
-            settings["vocab"] = digest_of_tokenizer(data)
-        key = digest_of_value([FORMAT, fingerprint, *settings.values()])[:16]
+            settings["vocab"] = hash_tokenizer(data)
+        key = hash_value([FORMAT, fingerprint, *settings.values()])[:16]
         return Path(data.cache.expanduser().absolute() / f"{cls.prefix}{data.source}-{key}")
 
     @classmethod
-    def _find(cls, folder: Path, say: Say = lambda line: None, verify: bool = True) -> Self | None:
+    def _find(cls, folder: Path, say: LogFn = lambda line: None, verify: bool = True) -> Self | None:
         """None where there is nothing, or nothing whole."""
         if not folder.exists():
             return None
@@ -134,15 +138,15 @@ class TokenisedCorpus:
             corpus = cls.open(folder)
             if verify:
                 corpus.verify()
-        except Damaged as damage:
+        except DamagedEntry as damage:
             say(f"corpus: the cached {folder} is damaged ({damage}); building it again")
             return None
         say(f"corpus: {corpus}, from {folder}")
         return corpus
 
     @classmethod
-    def _build(cls, data: Any, source: Any, fingerprint: str, folder: Path, say: Say) -> None:
-        from paceline.data.corpora import bpe
+    def _build(cls, data: Any, source: Any, fingerprint: str, folder: Path, say: LogFn) -> None:
+        from paceline.data.corpora import tokenizer
 
         began_s = time.monotonic()
         how = (
@@ -151,7 +155,7 @@ class TokenisedCorpus:
             else f"tokenising it with {data.tokenizer}"
         )
         say(f"corpus: reading {data.source}, {how}")
-        with bpe.all_cores():
+        with tokenizer.use_all_cores():
             built = cls.build(data, source, folder, say)
         _write_meta(folder, {"name": data.source, "fingerprint": fingerprint}, built)
         size = f"{vocabulary_size(built.chosen.tokenizer):,} in the vocabulary"
@@ -163,30 +167,30 @@ class TokenisedCorpus:
         """Map a prepared corpus. `Damaged` says what is wrong with one that is not whole."""
         try:
             meta = _read_meta(folder)
-            _check(folder, meta)
+            _check_files(folder, meta)
             facts = meta["vocab"], meta.get("special", 0), meta["fingerprint"]  # learned: token 0
             if [type(fact) for fact in facts] != [int, int, str]:
                 raise ValueError(f"{facts} are not those of a vocabulary")
             return cls(folder, *facts, **cls.read_fields(folder, meta))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Damaged(f"{type(error).__name__}: {error}") from None
+            raise DamagedEntry(f"{type(error).__name__}: {error}") from None
 
     def verify(self) -> None:
         """Its files are what was written, and every id is one of the vocabulary; done before the first rank starts."""
         try:
-            cache.verify(self.folder, _read_meta(self.folder)["files"])
+            cache.verify_entry(self.folder, _read_meta(self.folder)["files"])
         except OSError as error:
-            raise Damaged(f"{type(error).__name__}: {error}") from None
+            raise DamagedEntry(f"{type(error).__name__}: {error}") from None
         for split, ids in self.all_ids().items():
             if ids.size and (most := int(ids.max())) >= self.vocab:
-                raise Damaged(f"its {split} split holds token {most:,}, beyond the vocabulary of {self.vocab:,}")
+                raise DamagedEntry(f"its {split} split holds token {most:,}, beyond the vocabulary of {self.vocab:,}")
 
     def all_ids(self) -> Mapping[str, Ids]:
         """The tokens of each split."""
         raise NotImplementedError
 
     @classmethod
-    def build(cls, data: Any, source: Any, folder: Path, say: Say) -> Built:
+    def build(cls, data: Any, source: Any, folder: Path, say: LogFn) -> BuiltCorpus:
         """Learn a vocabulary, or take the user's, and stream both splits into the folder."""
         raise NotImplementedError
 
@@ -198,15 +202,15 @@ class TokenisedCorpus:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Turns a new text into the ids that would have been stored."""
-        from paceline.data.corpora import bpe
+        from paceline.data.corpora import tokenizer
 
-        return bpe.load(read_text(self.folder / TOKENIZER))
+        return tokenizer.restore_tokenizer(read_text(self.folder / TOKENIZER))
 
     def __reduce__(self) -> tuple[Callable[[Path], Self], tuple[Path]]:
         return type(self).open, (self.folder,)  # another process maps the same files instead of copying them
 
 
-def _write_meta(folder: Path, source: dict[str, str], built: Built) -> None:
+def _write_meta(folder: Path, source: dict[str, str], built: BuiltCorpus) -> None:
     """Write the tokenizer and, last of all, what `TokenisedCorpus.open` checks."""
     files = {writer.path.name: writer.facts for split in built.splits.values() for writer in split.arrays}
     files[TOKENIZER] = write_synced(folder / TOKENIZER, built.chosen.tokenizer.to_str().encode("utf-8"))
@@ -221,7 +225,7 @@ def _write_meta(folder: Path, source: dict[str, str], built: Built) -> None:
         **{name: split.counts for name, split in built.splits.items()},
         "files": files,
     }
-    write_synced(folder / META, json.dumps(sealed(json.loads(json.dumps(meta))), indent=1).encode())
+    write_synced(folder / META, json.dumps(add_seal(json.loads(json.dumps(meta))), indent=1).encode())
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
@@ -232,7 +236,7 @@ def token_dtype(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if vocabulary_size(tokenizer) <= 1 << 16 else np.uint32
 
 
-def now_and_then(say: Say) -> Say:
+def limit_rate(say: LogFn) -> LogFn:
     """The same for progress: most lines are left out."""
     said_s = time.monotonic()
 
@@ -245,16 +249,16 @@ def now_and_then(say: Say) -> Say:
     return progress
 
 
-def _check(folder: Path, meta: dict[str, Any]) -> None:
+def _check_files(folder: Path, meta: dict[str, Any]) -> None:
     """Arrays may be large, so of those only the sizes are compared."""
     for name, facts in meta["files"].items():
         size = (folder / name).stat().st_size
         if size != facts["bytes"]:
-            raise Damaged(f"{name} has {size:,} bytes instead of {facts['bytes']:,}")
+            raise DamagedEntry(f"{name} has {size:,} bytes instead of {facts['bytes']:,}")
     if meta["format"] != FORMAT:
-        raise Damaged(f"its format is {meta['format']}, not {FORMAT}")
+        raise DamagedEntry(f"its format is {meta['format']}, not {FORMAT}")
     if hashlib.sha256(read_bytes(folder / TOKENIZER)).hexdigest() != meta["files"][TOKENIZER]["sha256"]:
-        raise Damaged(f"{TOKENIZER} was changed")
+        raise DamagedEntry(f"{TOKENIZER} was changed")
 
 
 @dataclass
@@ -265,7 +269,7 @@ class HashRange:
     highest: int = -1
 
     def add(self, text: str) -> None:
-        value = hash64(text)
+        value = hash_text(text)
         self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
 
     @property
@@ -280,3 +284,67 @@ class HashRange:
     def threshold(self, fraction: float) -> int:
         """The hash below which a text is held out, moved as little as it takes for both sides to have one."""
         return min(max(int(fraction * 2**64), self.lowest + 1), self.highest)
+
+
+VOCABULARY = "vocabulary.json"
+CLASSES_FILE = "classes.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    folder: Path
+    """Where the tokeniser is."""
+    size: int
+    special: int
+    """The id of the token that no text contains, see `TokenisedCorpus`."""
+    classes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, corpus: TokenisedCorpus) -> Vocabulary:
+        return cls(corpus.folder, corpus.vocab, corpus.special, getattr(corpus, "classes", ()))
+
+    @classmethod
+    def open(cls, folder: Path) -> Vocabulary:
+        """What `keep` wrote."""
+        try:
+            classes = json.loads(read_text(folder / CLASSES_FILE)) if (folder / CLASSES_FILE).exists() else []
+        except (OSError, ValueError, RecursionError) as error:
+            why = getattr(error, "strerror", None) or "it is not JSON"
+            raise UserError(f"{folder / CLASSES_FILE} cannot be read: {why}") from None
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise UserError(f"{folder / CLASSES_FILE} is damaged: it does not list the names of classes")
+        facts = read_json(folder / VOCABULARY)
+        size, special = facts.get("size"), facts.get("special")
+        if type(size) is not int or type(special) is not int or not 0 <= special < size:
+            raise UserError(f"{folder / VOCABULARY} is damaged: its values are not those of a vocabulary")
+        return cls(folder, size, special, tuple(classes))
+
+    def copy_tokenizer(self, folder: Path) -> None:
+        try:
+            write_atomic(folder / TOKENIZER, read_bytes(self.folder / TOKENIZER))
+        except OSError as error:
+            raise UserError(f"{self.folder / TOKENIZER} cannot be read: {error.strerror}") from None
+
+    def keep(self, folder: Path) -> None:
+        """Write it into a folder that needs neither the corpus nor its cache."""
+        self.copy_tokenizer(folder)
+        if self.classes:
+            write_json(folder / CLASSES_FILE, list(self.classes))
+        write_json(folder / VOCABULARY, {"size": self.size, "special": self.special})
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        from paceline.data.corpora import tokenizer
+
+        try:
+            return tokenizer.restore_tokenizer(read_text(self.folder / TOKENIZER))
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"{self.folder / TOKENIZER} cannot be read: {why}") from None
+
+    def encode(self, texts: list[str]) -> EncodedTexts:
+        from paceline.data.corpora import tokenizer
+
+        if self.tokenizer.truncation is None:
+            raise UserError(f"{self.folder / TOKENIZER} is damaged: it does not say where texts are cut")
+        return tokenizer.encode_texts(self.tokenizer, self.special, texts)

@@ -18,35 +18,35 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from paceline.errors import UserError
-from paceline.plain_files import check_plain
-from paceline.record.files import write_atomic
+from paceline.io.files import write_atomic
+from paceline.io.safe_open import check_regular
 
 KEY = "paceline"
 NUMBERS = "biufc"  # the kinds of numpy that torch has too
 
 
-def default_file() -> Path:
+def default_commit_file() -> Path:
     """Of the script that is running, in the folder it was started in."""
     return Path(f"elastic-{Path(sys.argv[0]).stem or 'state'}.safetensors")
 
 
-def write(file: Path, state: dict[str, Any]) -> None:
+def write_commit(file: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     packed = {name: _pack(value, f"state.{name}", tensors) for name, value in state.items()}
     about = {"state": packed, "command": shlex.join(sys.argv), "time_s": time.time()}
     write_atomic(file, save(tensors, metadata={KEY: json.dumps(about)}))
 
 
-def check(state: dict[str, Any]) -> None:
+def check_commit(state: dict[str, Any]) -> None:
     """That all of it can be written, before an hour of work depends on it."""
     for name, value in state.items():
         _pack(value, f"state.{name}", {})
 
 
-def read(file: Path) -> tuple[dict[str, Any], str]:
+def read_commit(file: Path) -> tuple[dict[str, Any], str]:
     """The state, and in words where it comes from."""
     try:
-        check_plain(file)
+        check_regular(file)
         with safe_open(file, framework="pt") as opened:
             about = json.loads((opened.metadata() or {})[KEY])
             state = {name: _unpack(value, opened) for name, value in about["state"].items()}

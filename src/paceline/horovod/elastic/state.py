@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.errors import UserError
-from paceline.horovod import same_everywhere, world
+from paceline.horovod import functions, world
+from paceline.horovod.async_ops import start_reduce
 from paceline.horovod.elastic import commits
 from paceline.horovod.elastic.sampler import ElasticSampler
-from paceline.horovod.reduction import Rule, Sum
-from paceline.horovod.sending import reduce
-from paceline.launch.group import from_main
-from paceline.terminal import warn
+from paceline.horovod.reduction import ReduceRule, Sum
+from paceline.io.terminal import warn
+from paceline.launch.process_group import broadcast_from_main
 
 T = TypeVar("T")
 WRITE_EVERY_S = 2.0
@@ -63,7 +63,7 @@ class ElasticState:
         self.save()
         if self._file is not None and world.rank() == 0 and time.monotonic() >= self._next_write_s:
             began_s = time.monotonic()
-            commits.write(self._file, _for_all_ranks(self._saved))
+            commits.write_commit(self._file, _for_all_ranks(self._saved))
             ended_s = time.monotonic()
             self._next_write_s = ended_s + max(WRITE_EVERY_S, (ended_s - began_s) / WRITING_SHARE)
 
@@ -84,18 +84,18 @@ class ElasticState:
     def sync(self) -> None:
         """Everything as the main rank has it; of samplers, what all ranks have processed."""
         plain = {name: value for name, value in self._values.items() if not _stateful(value)}
-        self._values.update(same_everywhere.broadcast_object(plain))
+        self._values.update(functions.broadcast_object(plain))
         for value in self._values.values():
             if isinstance(value, torch.nn.Module):
-                same_everywhere.broadcast_parameters(value.state_dict())
+                functions.broadcast_parameters(value.state_dict())
             elif isinstance(value, torch.optim.Optimizer):
-                same_everywhere.broadcast_optimizer_state(value)
+                functions.broadcast_optimizer_state(value)
             elif isinstance(value, ElasticSampler):
-                main = same_everywhere.broadcast_object(value.state_dict())
-                since = reduce(torch.tensor([value.since]), Rule(Sum)).wait().item()
+                main = functions.broadcast_object(value.state_dict())
+                since = start_reduce(torch.tensor([value.since]), ReduceRule(Sum)).wait().item()
                 value.load_state_dict({**main, "before": main["before"] + int(since), "since": 0})
             elif _stateful(value):
-                value.load_state_dict(same_everywhere.broadcast_object(value.state_dict()))
+                value.load_state_dict(functions.broadcast_object(value.state_dict()))
         self.save()
 
     def _resume(self, file: Path) -> bool:
@@ -105,7 +105,7 @@ class ElasticState:
         def read() -> str | None:
             if not file.exists():
                 return None
-            self._saved, whence = commits.read(file)
+            self._saved, whence = commits.read_commit(file)
             try:
                 self.restore()
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -113,7 +113,7 @@ class ElasticState:
                 raise UserError(f"{file} does not fit this script ({why}); remove it to begin anew") from None
             return whence
 
-        whence = from_main(read)
+        whence = broadcast_from_main(read)
         if whence is not None and world.rank() == 0:
             warn(f"paceline.horovod: goes on from {whence}; remove it to begin anew")
         return whence is not None
@@ -138,8 +138,8 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(func)
     def call(state: ElasticState, *args: Any, **options: Any) -> T:
         world.init()
-        commits.check(state._saved)
-        file = commits.default_file()
+        commits.check_commit(state._saved)
+        file = commits.default_commit_file()
         if state._resume(file):
             state.on_reset()
         state.sync()

@@ -1,11 +1,11 @@
 """A transformer encoder that sorts texts into classes."""
 
-from paceline.registry import Entry, Traits
+from paceline.config.registry import Traits, WorkloadEntry
 
-ENTRY = Entry(
+ENTRY = WorkloadEntry(
     run="paceline.workloads.classifier.workload:Classifier",
     model="paceline.workloads.classifier.sections:ClassifierModel",
     data="paceline.workloads.classifier.sections:TextData",
-    subject="paceline.workloads.classifier.planning:subject",
+    subject="paceline.workloads.classifier.planning:build_classifier_cost_model",
     traits=Traits(few_shapes=True, half_only=True),
 )

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.data.corpora.own_tokenizer import planned_vocabulary
-from paceline.data.corpora.tokens import LabelledCorpus
-from paceline.planning.formulas.placement import Numbers
-from paceline.planning.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
-from paceline.planning.frozen import NamedWeight, with_frozen
-from paceline.planning.texts import TextStatistics, usual_mean
-from paceline.planning.training import TrainingSubject, numbers_of
-from paceline.spec import RunSpec
+from paceline.config import RunSpec
+from paceline.data.corpora.labelled import LabelledCorpus
+from paceline.data.corpora.tokenizer import estimate_vocabulary_size
+from paceline.planner.formulas.placement import DtypeSizes
+from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
+from paceline.planner.model_inputs import NamedWeight, TextStatistics, apply_frozen_groups, assume_mean_length
+from paceline.planner.training_cost import TrainingCostModel, dtype_sizes_of
 from paceline.workloads.classifier import ENTRY
 
 DROPOUT_PASSES = 33
@@ -24,21 +23,23 @@ RESIDUAL_BYTES = 4.0
 AG_NEWS = (120_000, 48.0, 18.0)
 """Texts of the original training set, their mean length in tokens and its standard deviation."""
 AG_NEWS_TEST = 7_600
-USUAL_CLASSES = 4
+ASSUMED_CLASSES = 4
 
 
-def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
+def build_classifier_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingCostModel:
     data: Any = spec.data
     found = None if samples and tokens else LabelledCorpus.cached(data)
-    vocab = planned_vocabulary(data) if found is None else found.vocab
-    texts = TextStatistics.of(found, samples, tokens) if found is not None else _assumed(data, samples, tokens)
-    return TrainingSubject.of(
+    vocab = estimate_vocabulary_size(data) if found is None else found.vocab
+    texts = (
+        TextStatistics.of(found, samples, tokens) if found is not None else _assume_statistics(data, samples, tokens)
+    )
+    return TrainingCostModel.of(
         spec,
         texts.count,
-        blocks=with_frozen(
-            _blocks(spec.model, data.max_length, vocab, texts, numbers_of(spec.train)),
+        blocks=apply_frozen_groups(
+            _build_blocks(spec.model, data.max_length, vocab, texts, dtype_sizes_of(spec.train)),
             spec.train.groups,
-            lambda: _weights(spec.model, data.max_length, vocab, texts.classes),
+            lambda: _list_weights(spec.model, data.max_length, vocab, texts.classes),
         ),
         traits=ENTRY.traits,
         unit="tokens",
@@ -50,7 +51,7 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     )
 
 
-def _assumed(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
+def _assume_statistics(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
     """Texts that are not in the cache, as is said or assumed."""
     longest, deviation, held_out = data.max_length, 0.0, None
     count, mean, assumed = samples, tokens, ""
@@ -60,14 +61,14 @@ def _assumed(data: Any, samples: int | None, tokens: float | None) -> TextStatis
         count, mean = count or min(all_texts, data.limit or all_texts), mean or min(usual, longest)
         assumed = f"{count:,} texts of {mean:.0f} tokens on average, as in the original AG News"
     elif mean is None:
-        mean = usual_mean(longest)
+        mean = assume_mean_length(longest)
         assumed = f"texts of {mean:.0f} tokens on average, half of data.max_length; the data were not read"
     mean = min(mean, longest)
     deviation = 0.0 if mean == longest else deviation
-    return TextStatistics(count, mean, longest, deviation, USUAL_CLASSES, held_out, (assumed,) if assumed else ())
+    return TextStatistics(count, mean, longest, deviation, ASSUMED_CLASSES, held_out, (assumed,) if assumed else ())
 
 
-def _weights(model: Any, longest: int, vocab: int, classes: int) -> Iterator[NamedWeight]:
+def _list_weights(model: Any, longest: int, vocab: int, classes: int) -> Iterator[NamedWeight]:
     """Those of `Encoder`, in its order."""
     width, ffn = model.width, model.ffn
     norms = {f"norm{n}.{part}": width for n in (1, 2) for part in ("weight", "bias")}
@@ -88,7 +89,9 @@ def _distinct_lengths(texts: TextStatistics) -> float:
     return max(1.0, min(texts.longest, 3.5 * texts.deviation)) if texts.deviation else texts.longest / 2
 
 
-def _blocks(model: Any, positions: int, vocab: int, texts: TextStatistics, numbers: Numbers) -> tuple[BlockShape, ...]:
+def _build_blocks(
+    model: Any, positions: int, vocab: int, texts: TextStatistics, numbers: DtypeSizes
+) -> tuple[BlockShape, ...]:
     length, width, ffn, classes = max(1, round(texts.mean)), model.width, model.ffn, texts.classes
     shape = ModelShape(model.layers, width, model.heads, length, vocab, ffn, causal=False, classes=classes)
     embedding, layer, head = shape.blocks

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.section import ModelSection, Section, contradiction, field
-from paceline.shapes import divisors
+from paceline.config.decoder_shape import find_divisors
+from paceline.config.sections import ModelSection, Section, conflict_error, field
 
 
 class ClassifierModel(ModelSection):
@@ -28,8 +28,8 @@ class ClassifierModel(ModelSection):
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ClassifierModel:
         if self.width % self.heads:
-            near = min(divisors(self.width), key=lambda h: abs(h - self.heads))
-            raise contradiction(f"model.heads={self.heads} does not divide model.width={self.width}; try {near}")
+            near = min(find_divisors(self.width), key=lambda h: abs(h - self.heads))
+            raise conflict_error(f"model.heads={self.heads} does not divide model.width={self.width}; try {near}")
         return self
 
 

@@ -13,14 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.classification import class_sums
-from paceline.data.corpora.tokens import LabelledCorpus, Tokens
-from paceline.data.corpora.vocabulary import Vocabulary
+from paceline.data.corpora.labelled import LabelledCorpus, Tokens
+from paceline.data.corpora.tokenised import Vocabulary
 from paceline.errors import UserError, did_you_mean
-from paceline.nn.packed import Packed, attend, drop, drop_tokens, mean_of_texts, pack, pack_padded
-from paceline.parallel.precision import at_least_fp32
-from paceline.using.export import write_standalone
-from paceline.workload import Say, Workload
+from paceline.inference.export import write_standalone
+from paceline.nn.class_metrics import class_sums
+from paceline.nn.packed import (
+    Packed,
+    average_texts,
+    compute_packed_attention,
+    drop_features,
+    drop_tokens,
+    pack_padded,
+    pack_texts,
+)
+from paceline.parallel.precision import to_at_least_fp32
+from paceline.workload import LogFn, Workload
 from paceline.workloads.classifier.sections import ClassifierModel, TextData
 from paceline.workloads.classifier.standalone import ExportedClassifier
 
@@ -41,13 +49,13 @@ class EncoderLayer(nn.Module):
     def forward(self, x_TD: Tensor, packed: Packed) -> Tensor:
         tokens, width = x_TD.shape
         q, k, v = self.qkv(self.norm1(x_TD)).view(tokens, 3, self.heads, width // self.heads).unbind(1)
-        x_TD = x_TD + self._drop(self.out(attend(q, k, v, packed).reshape(tokens, width)), packed, 0)
+        x_TD = x_TD + self._drop(self.out(compute_packed_attention(q, k, v, packed).reshape(tokens, width)), packed, 0)
         return x_TD + self._drop(self.down(F.gelu(self.up(self.norm2(x_TD)))), packed, 1)
 
     def _drop(self, x_TD: Tensor, packed: Packed, which: int) -> Tensor:
         if not (self.training and self.dropout):
             return x_TD
-        return drop(x_TD, self.dropout, packed, self.site + which)
+        return drop_features(x_TD, self.dropout, packed, self.site + which)
 
 
 class Encoder(nn.Module):
@@ -80,10 +88,10 @@ class Encoder(nn.Module):
             tokens = drop_tokens(packed, shape.word_dropout, site=0, replacement=self.mask)
         x_TD = self.tokens(tokens) + self.positions(packed.positions)
         if self.training and shape.dropout:
-            x_TD = drop(x_TD, shape.dropout, packed, site=1)
+            x_TD = drop_features(x_TD, shape.dropout, packed, site=1)
         for layer in self.layers:
             x_TD = layer(x_TD, packed)
-        return self.head(mean_of_texts(self.norm(x_TD), packed))
+        return self.head(average_texts(self.norm(x_TD), packed))
 
 
 class TextSamples:
@@ -101,7 +109,7 @@ class TextSamples:
         return self.tokens.lengths(ids)
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Packed:
-        return pack(self.tokens.gather(ids), self.tokens.lengths(ids), np.asarray(self.tokens.labels[ids]), keys)
+        return pack_texts(self.tokens.gather(ids), self.tokens.lengths(ids), np.asarray(self.tokens.labels[ids]), keys)
 
     def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Packed]:
         ids, keys = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
@@ -109,7 +117,7 @@ class TextSamples:
         return pack_padded(self.tokens.gather(np.concatenate(ids)), lengths, labels, keys, most, self.longest)
 
 
-def weights_of(asked: str | Mapping[str, float], corpus: LabelledCorpus) -> list[float]:
+def compute_class_weights(asked: str | Mapping[str, float], corpus: LabelledCorpus) -> list[float]:
     """`balanced`: such that each class weighs as much as any other in all training texts, and a text 1 on average."""
     classes = corpus.classes
     if isinstance(asked, str):
@@ -128,7 +136,7 @@ class Classifier(Workload):
     score = "accuracy"
     unit = "tokens"
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: LogFn) -> None:
         self.corpus = LabelledCorpus.prepare(self.spec.data, say)
         _ = self.class_weights  # unknown classes are refused before ranks start
 
@@ -160,7 +168,7 @@ class Classifier(Workload):
 
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
         """Where classes have weights, a loss counts as much as the class of its text."""
-        logits, labels = at_least_fp32(model(batch)), batch.labels
+        logits, labels = to_at_least_fp32(model(batch)), batch.labels
         smoothing = cast(ClassifierModel, self.spec.model).label_smoothing
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing), (labels >= 0).sum()
@@ -174,10 +182,10 @@ class Classifier(Workload):
     def class_weights(self) -> Tensor | None:
         """Of each class in the loss; None where all count alike."""
         asked = cast(ClassifierModel, self.spec.model).class_weights
-        return None if asked == "none" else torch.tensor(weights_of(asked, self.corpus))
+        return None if asked == "none" else torch.tensor(compute_class_weights(asked, self.corpus))
 
     def evaluate(self, model: nn.Module, batch: Packed) -> Mapping[str, Tensor | float]:
-        logits = at_least_fp32(model(batch))
+        logits = to_at_least_fp32(model(batch))
         return {
             "loss": F.cross_entropy(logits, batch.labels, reduction="none").double().sum(),
             "count": len(batch.labels),
@@ -194,11 +202,11 @@ class Classifier(Workload):
         begins = np.cumsum(found.lengths) - found.lengths
         ids = np.concatenate([found.ids[begins[i] : begins[i] + found.lengths[i]] for i in order])
         nothing = np.zeros(len(inputs), np.int64)
-        return pack(ids, found.lengths[order], nothing, nothing), torch.from_numpy(order)
+        return pack_texts(ids, found.lengths[order], nothing, nothing), torch.from_numpy(order)
 
     def predict(self, model: nn.Module, batch: tuple[Packed, Tensor]) -> Mapping[str, Tensor]:
         packed, order = batch
-        logits = at_least_fp32(model(packed))[order.argsort()]
+        logits = to_at_least_fp32(model(packed))[order.argsort()]
         return {"probabilities": logits.softmax(1), "logits": logits}
 
     def export(self, model: nn.Module, folder: Path) -> None:

@@ -1,11 +1,11 @@
 """Ensembles: several models of one table, of any workload, whose predictions become one."""
 
-from paceline.registry import Entry
+from paceline.config.registry import WorkloadEntry
 
-ENTRY = Entry(
+ENTRY = WorkloadEntry(
     run="paceline.workloads.ensemble.workload:Ensemble",
     model="paceline.workloads.ensemble.sections:EnsembleModel",
     data="paceline.workloads.ensemble.sections:EnsembleData",
-    subject="paceline.workloads.ensemble.planning:subject",
+    subject="paceline.workloads.ensemble.sections:build_ensemble_cost_model",
     batched=False,
 )

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.record.files import checked_fields, read_sealed, write_sealed
-from paceline.workloads.ensemble.combining import Combination
-from paceline.workloads.ensemble.members import NUMBERS, Member, digest_of_run
+from paceline.io.files import read_sealed, validate_fields, write_sealed
+from paceline.workloads.ensemble.combination import Combination
+from paceline.workloads.ensemble.members import NUMBERS, Member, hash_run
 from paceline.workloads.ensemble.scoring import Scores
 
 FILE = "ensemble.json"
 
 
 @dataclass(frozen=True)
-class Reference:
+class MemberReference:
     """A member as the ensemble's folder has it."""
 
     name: str
@@ -43,8 +43,8 @@ class FittedEnsemble:
     def read(cls, folder: Path) -> FittedEnsemble:
         if not (folder / FILE).exists():
             raise UserError(f"{folder} is not finished; go on with  paceline train --resume {folder}")
-        told = described(folder)
-        return cls([_open(folder, *one) for one in told.members], told.classes, told.combination)
+        told = read_manifest(folder)
+        return cls([_open_member(folder, *one) for one in told.members], told.classes, told.combination)
 
     def predict(self, inputs: Sequence[Any]) -> dict[str, np.ndarray]:
         found = [member.outputs([inputs]).aligned(self.classes, member.name) for member in self.members]
@@ -60,7 +60,7 @@ class FittedEnsemble:
 
 
 @dataclass(frozen=True)
-class DescribedEnsemble:
+class EnsembleManifest:
     """As its file has it."""
 
     members: tuple[tuple[str, str, str], ...]
@@ -69,13 +69,13 @@ class DescribedEnsemble:
     combination: Combination
 
 
-def described(folder: Path) -> DescribedEnsemble:
+def read_manifest(folder: Path) -> EnsembleManifest:
     """UserError where the file does not describe an ensemble."""
     about = read_sealed(folder / FILE)
     try:
         members = [[one[key] for key in ("name", "path", "sha256")] for one in about["members"]]
-        told = checked_fields(DescribedEnsemble, {"members": members, "classes": about["classes"]})
-        found = DescribedEnsemble(**told, combination=Combination.from_json(about["combination"]))
+        told = validate_fields(EnsembleManifest, {"members": members, "classes": about["classes"]})
+        found = EnsembleManifest(**told, combination=Combination.from_json(about["combination"]))
         found.combination.check(len(found.members), len(found.classes))
         return found
     except (KeyError, TypeError, ValueError) as error:
@@ -84,18 +84,18 @@ def described(folder: Path) -> DescribedEnsemble:
 
 
 def write_ensemble(
-    folder: Path, members: Sequence[Reference], classes: tuple[str, ...], combination: Combination, scores: Scores
+    folder: Path, members: Sequence[MemberReference], classes: tuple[str, ...], combination: Combination, scores: Scores
 ) -> None:
     told = [member.to_json(folder) for member in members]
     values = {"format": 1, "members": told, "classes": classes, "combination": combination.to_json()}
     write_sealed(folder / FILE, {**values, "held_out": asdict(scores)})
 
 
-def _open(folder: Path, name: str, path: str, sha256: str) -> Member:
+def _open_member(folder: Path, name: str, path: str, sha256: str) -> Member:
     run = Path(os.path.normpath(folder / path))
     if not run.is_dir():
         raise UserError(f"{folder}: its member {run} is not there any more; bring it back")
-    if digest_of_run(run) != sha256:
+    if hash_run(run) != sha256:
         raise UserError(
             f"{folder}: its member {run} has changed since; its weight was found for the model that it was. Train the "
             f"ensemble again, with  paceline train {folder / 'spec.yaml'}"

@@ -1,8 +1,9 @@
-"""The models of an ensemble: finished runs of any workload, each asked about rows in the way that it understands."""
+"""Open the members of an ensemble, ask them about rows, and cache their predictions."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,22 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.table import word
-from paceline.errors import UserError, listed
-from paceline.plain_files import read_bytes
-from paceline.record.events import Status
-from paceline.record.run_dir import RunDir
-from paceline.record.summary import read_summary
-from paceline.training.checkpoints.saved import MANIFEST, sealed_in
-from paceline.using.trained import FittedModel, TrainedModel
-from paceline.using.trained import open as open_run
+from paceline.data.npz import open_npz
+from paceline.data.tables import format_label
+from paceline.errors import UserError, join_names
+from paceline.inference.trained_model import FittedModel, TrainedModel
+from paceline.inference.trained_model import open as open_run
+from paceline.io.files import write_atomic
+from paceline.io.safe_open import read_bytes
+from paceline.runlog.events import RunStatus
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import read_summary
+from paceline.trainer.checkpoint.reader import MANIFEST, list_sealed
+from paceline.workloads.ensemble.combination import compute_logs
 
 NUMBERS = "predicted"
 """What a model calls the numbers that it predicts."""
 
 
 @dataclass(frozen=True, eq=False)
-class Outputs:
+class MemberOutputs:
     """What a model says of rows: (rows, classes) or, where it predicts numbers, (rows,)."""
 
     values: np.ndarray
@@ -35,7 +39,7 @@ class Outputs:
     def aligned(self, classes: Sequence[str], who: str) -> np.ndarray:
         """With its columns in this order; UserError where these are not the classes that it knows."""
         if set(classes) != set(self.classes):
-            told = [f"{listed(some) if some else 'numbers'}" for some in (self.classes, classes)]
+            told = [f"{join_names(some) if some else 'numbers'}" for some in (self.classes, classes)]
             raise UserError(f"{who} predicts {told[0]}, and the members before it {told[1]}; these cannot become one")
         return self.values[:, [self.classes.index(name) for name in classes]] if classes else self.values
 
@@ -49,20 +53,21 @@ class Member:
     def open(cls, name: str, path: Path) -> Member:
         return cls(name, open_run(check_finished(path).path))
 
-    def outputs(self, blocks: Iterable[Sequence[Any]]) -> Outputs:
+    def outputs(self, blocks: Iterable[Sequence[Any]]) -> MemberOutputs:
         """Of rows by the names of their columns, or of texts."""
         found = [self._some(block) for block in blocks]
-        return Outputs(np.concatenate([one.values for one in found]), found[0].classes)
+        return MemberOutputs(np.concatenate([one.values for one in found]), found[0].classes)
 
-    def _some(self, block: Sequence[Any]) -> Outputs:
+    def _some(self, block: Sequence[Any]) -> MemberOutputs:
         found = self.model.predict([self._taken(row) for row in block])
         if found.of_classes:
-            names = [word(found.name_of(number)) for number in range(found.probabilities.shape[1])]
-            return Outputs(found.probabilities.astype(np.float64), tuple(names))
+            names = [format_label(found.name_of(number)) for number in range(found.probabilities.shape[1])]
+            return MemberOutputs(found.probabilities.astype(np.float64), tuple(names))
         if NUMBERS in found.columns and found[NUMBERS].ndim == 1:
-            return Outputs(found[NUMBERS].astype(np.float64), ())
+            return MemberOutputs(found[NUMBERS].astype(np.float64), ())
         raise UserError(
-            f"{self.name} predicts {listed(list(found.columns))}; a member of an ensemble predicts probabilities of "
+            f"{self.name} predicts {join_names(list(found.columns))}; a member of an ensemble "
+            "predicts probabilities of "
             f"classes, or numbers as {NUMBERS!r}"
         )
 
@@ -72,7 +77,7 @@ class Member:
         if not text or not isinstance(row, Mapping):
             return row
         if text not in row:
-            there = listed([str(name) for name in row], 12)
+            there = join_names([str(name) for name in row], 12)
             raise UserError(f"the rows have no column {text!r}, which {self.name} reads (there: {there})")
         return "" if row[text] is None else str(row[text])
 
@@ -82,15 +87,15 @@ def check_finished(path: Path) -> RunDir:
     status = "not finished"
     with suppress(UserError):
         status = read_summary(run.summary_file).status
-    if status != Status.FINISHED:
+    if status != RunStatus.FINISHED:
         raise UserError(f"{path} is {status}; go on with  paceline train --resume {path}")
     return run
 
 
-def digest_of_run(path: Path) -> str:
+def hash_run(path: Path) -> str:
     """Of its newest checkpoint, by the checksums that it was sealed with, and of what the run keeps for using it."""
     run = RunDir(path)
-    sealed = sealed_in(run.checkpoints)
+    sealed = list_sealed(run.checkpoints)
     if not sealed:
         raise UserError(f"{path} has no checkpoint; go on with  paceline train --resume {path}")
     whole = hashlib.sha256(read_bytes(sealed[0] / MANIFEST))
@@ -99,7 +104,7 @@ def digest_of_run(path: Path) -> str:
     return whole.hexdigest()
 
 
-def names_of(paths: Sequence[Path]) -> list[str]:
+def name_members(paths: Sequence[Path]) -> list[str]:
     """Of the files or folders, each once."""
     found: list[str] = []
     for path in paths:
@@ -107,3 +112,46 @@ def names_of(paths: Sequence[Path]) -> list[str]:
         count = sum(name == stem or name.startswith(f"{stem}-") for name in found)
         found.append(f"{stem}-{count + 1}" if count else stem)
     return found
+
+
+@dataclass(frozen=True)
+class PredictionFiles:
+    folder: Path
+
+    def file(self, member: str, rows: str) -> Path:
+        return self.folder / f"{member}-{rows}.npz"
+
+    def has(self, member: str, rows: str) -> bool:
+        return self.file(member, rows).exists()
+
+    def write(self, member: str, rows: str, found: MemberOutputs) -> None:
+        content = io.BytesIO()
+        np.savez_compressed(content, values=found.values, classes=np.array(found.classes, str))
+        self.folder.mkdir(exist_ok=True)
+        write_atomic(self.file(member, rows), content.getvalue())
+
+    def read(self, member: str, rows: str) -> MemberOutputs:
+        file = self.file(member, rows)
+        try:
+            with open_npz(file) as found:
+                return MemberOutputs(found["values"], tuple(found["classes"].tolist()))
+        except (UserError, KeyError):
+            raise UserError(f"{file} is damaged or gone; remove it, and train the ensemble again") from None
+
+
+def encode_labels(labels: Sequence[str], classes: Sequence[str], label: str) -> np.ndarray:
+    """Numbers of classes or, where there are none, numbers."""
+    if classes:
+        place = {name: number for number, name in enumerate(classes)}
+        return np.array([place[word] for word in labels], np.int64)
+    try:
+        return np.array([float(word) for word in labels])
+    except ValueError:
+        raise UserError(f"the members predict numbers, and {label!r} holds words; give another data.label") from None
+
+
+def compute_mean_loss(found: np.ndarray, truth: np.ndarray) -> float:
+    """Log loss of probabilities, mean square of numbers."""
+    if found.ndim == 2:
+        return -float(compute_logs(found)[np.arange(len(truth)), truth].mean())
+    return float(((found - truth) ** 2).mean())

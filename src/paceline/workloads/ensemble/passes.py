@@ -1,4 +1,8 @@
-"""The work of an ensemble, piece by piece: train a member and ask it about rows; at the end, find the weights."""
+"""Train the members of an ensemble, ask them about rows, and fit the combination.
+
+No row that a member is asked about has had a part in its training. Where `train.patience` looks at held-out rows to
+decide when to stop, these are rows of a fold of their own.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,135 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import UserError, listed
-from paceline.passes import FitEnd
-from paceline.record.run_dir import RunDir
-from paceline.workload import Say
-from paceline.workloads.ensemble.answers import Answers, mean_loss, truth_of
-from paceline.workloads.ensemble.combining import Combination, fitted_to_classes, fitted_to_numbers
-from paceline.workloads.ensemble.fitted import Reference, write_ensemble
-from paceline.workloads.ensemble.members import Member, Outputs, digest_of_run
-from paceline.workloads.ensemble.pictures import write_members, write_reliability
-from paceline.workloads.ensemble.rows import RowSet
-from paceline.workloads.ensemble.scoring import ENSEMBLE, metrics_of_classes, metrics_of_numbers, score_lines, scores
+from paceline.config import RunSpec, load
+from paceline.errors import PacelineError, UserError, join_names
+from paceline.runlog.events import RunStatus
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.passes import FitEnd
+from paceline.trainer.run import train
+from paceline.workload import LogFn
+from paceline.workloads.ensemble.combination import Combination, fit_class_combination, fit_number_combination
+from paceline.workloads.ensemble.fitted import MemberReference, write_ensemble
+from paceline.workloads.ensemble.members import (
+    Member,
+    MemberOutputs,
+    PredictionFiles,
+    compute_mean_loss,
+    encode_labels,
+    hash_run,
+)
+from paceline.workloads.ensemble.scoring import (
+    ENSEMBLE,
+    draw_members,
+    draw_reliability,
+    format_scores,
+    score_classes,
+    score_members,
+    score_numbers,
+)
 from paceline.workloads.ensemble.sections import EnsembleModel
-from paceline.workloads.ensemble.training import Folds, MemberFile, trained, written
+from paceline.workloads.ensemble.table_rows import RowSet, find_table_kind
+
+SOURCES = {"csv": "csv", "tsv": "csv", "jsonl": "jsonl", "parquet": "parquet"}
+"""What `data.source` of a member calls a kind of table."""
+
+
+@dataclass(frozen=True)
+class MemberFile:
+    """The run file of a member."""
+
+    name: str
+    file: Path
+    spec: RunSpec
+    ignored: tuple[str, ...] = ()
+    """Columns that other members read as texts."""
+
+    @property
+    def stops_early(self) -> bool:
+        return self.spec.train.patience > 0
+
+    def on(self, learn: Path, test: Path, label: str, cache: Path | None = None) -> RunSpec:
+        """Its run on these tables."""
+        known = type(self.spec.data).model_fields
+        values: dict[str, Any] = {"name": self.name, "data.path": str(learn), "data.test_path": str(test)}
+        usual = {"label": label, "source": SOURCES[find_table_kind(learn)]}
+        if cache is not None:
+            usual["cache"] = str(cache)
+        values |= {f"data.{key}": value for key, value in usual.items() if key in known}
+        if "ignore" in known and self.ignored:
+            data: Any = self.spec.data
+            known_here = (*data.ignore, *getattr(data, "categories", ()))
+            values["data.ignore"] = [*data.ignore, *(name for name in self.ignored if name not in known_here)]
+        return self.spec.replace(values, "the ensemble")
+
+
+def load_member_files(files: Sequence[Path], names: Sequence[str]) -> list[MemberFile]:
+    specs = [load(file) for file in files]
+    for file, spec in zip(files, specs, strict=True):
+        if missing := [key for key in ("path", "test_path") if key not in type(spec.data).model_fields]:
+            raise UserError(
+                f"model.members: {file} has no data.{missing[0]}, by which it would be told what to learn from; give "
+                "its workload the fields  path  and  test_path  in Data"
+            )
+    texts = {str(spec.data.text) for spec in specs if hasattr(spec.data, "text")}
+    return [MemberFile(*one, tuple(sorted(texts))) for one in zip(names, files, specs, strict=True)]
+
+
+@dataclass(frozen=True)
+class Folds:
+    """The rows to learn from, dealt out."""
+
+    rows: RowSet
+    fold: np.ndarray
+    count: int
+    test: RowSet
+
+    def split(self, member: MemberFile, fold: int | None) -> tuple[RowSet, RowSet]:
+        """(to learn from, to evaluate on) of a member, for a fold that it must not see or, without one, for good."""
+        if fold is None:
+            apart = 0 if member.stops_early else None
+        else:
+            apart = (fold + 1) % self.count if member.stops_early else fold
+        away = [number for number in (fold, apart) if number is not None]
+        learn = self.rows.some(~np.isin(self.fold, away))
+        return learn, self.test if apart is None else self.rows.some(self.fold == apart)
+
+    def of(self, fold: int) -> RowSet:
+        return self.rows.some(self.fold == fold)
+
+
+def check_folds(folds: Folds, label: str) -> None:
+    """Every class must be learned from, whatever fold is away."""
+    words = np.array(folds.rows.labels)
+    if len(set(folds.rows.labels)) > max(20, len(words) // 10):
+        return  # numbers
+    for name in sorted(set(folds.rows.labels)):
+        there = folds.fold[words == name]
+        if len(set(there)) < min(3, folds.count):
+            count = f"{len(there)} row" if len(there) == 1 else f"{len(there)} rows"
+            raise UserError(
+                f"{label!r} is {name!r} in {count}, too few for data.folds={folds.count}: a model that is trained "
+                "without a fold would not know it; leave it out"
+            )
+
+
+def train_member(spec: RunSpec, out: Path) -> tuple[Path, bool]:
+    """(its run folder, whether it is finished): begun, or gone on with where it was left."""
+    try:
+        result = train(spec, out, again=True, show=False)
+    except PacelineError as error:
+        error.args = (f"member {spec.name}: {error}",)
+        raise
+    return result.path, result.status == RunStatus.FINISHED
+
+
+def write_table_once(rows: RowSet, folder: Path, name: str) -> Path:
+    """The table of these rows, once it is whole."""
+    if there := [file for file in folder.glob(f"{name}.*") if file.is_file()]:
+        return there[0]
+    file = rows.write(folder, f"writing-{name}")
+    return file.rename(file.with_name(f"{name}{file.suffix}"))
+
 
 FIT, TEST = "fit", "test"
 PARTS = ("predictions", "tables", "folds", "members")
@@ -32,7 +152,7 @@ PARTS = ("predictions", "tables", "folds", "members")
 
 
 @dataclass(frozen=True)
-class Piece:
+class MemberTask:
     """A member to be asked: about all rows or, trained for that, about those of a fold."""
 
     member: int
@@ -52,14 +172,14 @@ class EnsembleRequest:
     """Of members that are trained here."""
     folds: Folds | None
     seed: int
-    say: Say
+    say: LogFn
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[MemberTask]:
         folds = range(self.folds.count) if self.folds is not None else ()
-        there = [Piece(number, fold) for fold in folds for number in range(len(self.names))]
-        return [*there, *(Piece(number) for number in range(len(self.names)))]
+        there = [MemberTask(number, fold) for fold in folds for number in range(len(self.names))]
+        return [*there, *(MemberTask(number) for number in range(len(self.names)))]
 
-    def asked(self, piece: Piece) -> dict[str, RowSet]:
+    def asked(self, piece: MemberTask) -> dict[str, RowSet]:
         """The rows that the member of a piece is asked about, by what they are called."""
         if self.folds is None:
             return {FIT: self.fit, TEST: self.test}
@@ -72,7 +192,7 @@ class EnsemblePasses:
     parameters = None
 
     def __init__(self, request: EnsembleRequest, folder: Path) -> None:
-        self.request, self.folder, self.answers = request, folder, Answers(folder / "predictions")
+        self.request, self.folder, self.answers = request, folder, PredictionFiles(folder / "predictions")
         self.pieces = request.pieces()
         self.samples, self.most, self.done = len(request.fit), len(self.pieces) + 1, 0
         self.combination: Combination | None = None
@@ -105,7 +225,7 @@ class EnsemblePasses:
         told = {} if loss is None else {"loss": loss}
         return {**told, **times, "flagged": loss is None, "of_samples": self.most * self.samples}
 
-    def _ask(self, piece: Piece) -> float | None:
+    def _ask(self, piece: MemberTask) -> float | None:
         """The loss of a piece; None where its training was asked to stop."""
         name, asked = self.request.names[piece.member], self.request.asked(piece)
         if not all(self.answers.has(name, kind) for kind in asked):
@@ -121,9 +241,9 @@ class EnsemblePasses:
             shutil.rmtree(self._fold_runs, ignore_errors=True)
         kind, rows = next(iter(asked.items()))
         found = self.answers.read(name, kind)
-        return mean_loss(found.values, truth_of(rows.labels, found.classes, self.request.label))
+        return compute_mean_loss(found.values, encode_labels(rows.labels, found.classes, self.request.label))
 
-    def _run(self, piece: Piece) -> tuple[Path, bool]:
+    def _run(self, piece: MemberTask) -> tuple[Path, bool]:
         """The run of a piece; (its folder, whether it is finished)."""
         request, folds = self.request, self.request.folds
         if folds is None:
@@ -133,34 +253,35 @@ class EnsemblePasses:
         part = "" if piece.fold is None else f"-{piece.fold + 1}"
         part += "-stop" if member.stops_early else ""
         learn_file, test_file = (
-            written(rows, self.folder / "tables", f"{what}{part}") for what, rows in (("learn", learn), ("test", test))
+            write_table_once(rows, self.folder / "tables", f"{what}{part}")
+            for what, rows in (("learn", learn), ("test", test))
         )
         told = "all of them" if piece.fold is None else f"fold {piece.fold + 1} of {folds.count}"
         request.say(f"  {member.name}: {told}, {len(learn):,} rows to learn from")
         if piece.fold is None:
-            return trained(member.on(learn_file, test_file, request.label), self.folder / "members")
+            return train_member(member.on(learn_file, test_file, request.label), self.folder / "members")
         out = self._fold_runs
-        return trained(member.on(learn_file, test_file, request.label, out / "cache"), out)
+        return train_member(member.on(learn_file, test_file, request.label, out / "cache"), out)
 
-    def _check(self, kind: str, rows: RowSet, found: Outputs, piece: Piece) -> None:
+    def _check(self, kind: str, rows: RowSet, found: MemberOutputs, piece: MemberTask) -> None:
         """What a member says must go together with the labels, and with what the first member said."""
         name, first = self.request.names[piece.member], self.request.names[0]
         if found.classes and (new := sorted(set(rows.labels) - set(found.classes))):
             raise UserError(
-                f"{rows.file}: {self.request.label!r} is {listed(new)} there, and {name} predicts "
-                f"{listed(found.classes)}; leave such rows out, or give another data.label"
+                f"{rows.file}: {self.request.label!r} is {join_names(new)} there, and {name} predicts "
+                f"{join_names(found.classes)}; leave such rows out, or give another data.label"
             )
         if piece.member:
             found.aligned(self.answers.read(first, kind).classes, name)
 
     def _combine(self) -> float:
         outputs, classes = self._outputs(FIT)
-        model, truth = self.request.model, truth_of(self.request.fit.labels, classes, self.request.label)
+        model, truth = self.request.model, encode_labels(self.request.fit.labels, classes, self.request.label)
         if classes:
-            self.combination = fitted_to_classes(outputs, truth, model.combine, model.calibrate)
+            self.combination = fit_class_combination(outputs, truth, model.combine, model.calibrate)
         else:
-            self.combination = fitted_to_numbers(outputs, truth, model.combine)
-        return mean_loss(self.combination(outputs), truth)
+            self.combination = fit_number_combination(outputs, truth, model.combine)
+        return compute_mean_loss(self.combination(outputs), truth)
 
     def _outputs(self, kind: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """(members, rows, …) in the order of the rows, and the classes."""
@@ -183,8 +304,8 @@ class EnsemblePasses:
         if self.combination is None:
             return {}
         outputs, classes = self._outputs(TEST)
-        truth, whole = truth_of(self.request.test.labels, classes, self.request.label), self.combination(outputs)
-        return metrics_of_classes(whole, truth, classes) if classes else metrics_of_numbers(whole, truth)
+        truth, whole = encode_labels(self.request.test.labels, classes, self.request.label), self.combination(outputs)
+        return score_classes(whole, truth, classes) if classes else score_numbers(whole, truth)
 
     def tensors(self) -> dict[str, Any]:
         weights = self.combination.weights if self.combination is not None else (0.0,) * len(self.request.names)
@@ -213,23 +334,23 @@ class EnsemblePasses:
         assert self.combination is not None
         request = self.request
         outputs, classes = self._outputs(TEST)
-        truth = truth_of(request.test.labels, classes, request.label)
+        truth = encode_labels(request.test.labels, classes, request.label)
         by_name = {**dict(zip(request.names, outputs, strict=True)), ENSEMBLE: self.combination(outputs)}
-        found = scores(by_name, truth, request.seed)
-        write_members(found, folder, self.most)
+        found = score_members(by_name, truth, request.seed)
+        draw_members(found, folder, self.most)
         if classes:
-            write_reliability(by_name, truth, folder, self.most)
+            draw_reliability(by_name, truth, folder, self.most)
         write_ensemble(folder, self._references(), classes, self.combination, found)
         for file in (folder / "tables").glob("*-[0-9]*"):
             file.unlink()
-        for line in score_lines(found, dict(zip(request.names, self.combination.weights, strict=True))):
+        for line in format_scores(found, dict(zip(request.names, self.combination.weights, strict=True))):
             request.say(line)
 
-    def _references(self) -> list[Reference]:
+    def _references(self) -> list[MemberReference]:
         names, finished = self.request.names, self.request.model.runs
         paths = finished or [self.folder / "members" / name for name in names]
         workloads = [RunDir(path).recorded_spec().workload for path in paths]
-        return [Reference(*one, digest_of_run(one[1])) for one in zip(names, paths, workloads, strict=True)]
+        return [MemberReference(*one, hash_run(one[1])) for one in zip(names, paths, workloads, strict=True)]
 
     @property
     def _fold_runs(self) -> Path:

@@ -1,19 +1,23 @@
-"""How well members and their ensemble do on held-out rows, and how sure that is: the bootstrap over rows.
+"""Score members and their ensemble on held-out rows, with bootstrap errors, and draw the scores.
 
 All are judged on the same drawn rows, so that the error of a difference is far smaller than that of either side.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.classification import class_metrics, class_sums
-from paceline.record.files import finite
-from paceline.workloads.ensemble.combining import logs_of
+from paceline.io.files import replace_nonfinite, write_atomic
+from paceline.nn.class_metrics import class_sums, compute_class_metrics
+from paceline.reports.plot_style import escape_mathtext, use_plot_style
+from paceline.runlog.run_dir import RunDir
+from paceline.workloads.ensemble.combination import compute_logs
 
 DRAWS = 200
 BINS = 15
@@ -41,27 +45,34 @@ class Scores:
     """By how much the ensemble is better than a member."""
 
 
-def metrics_of_classes(found_NC: np.ndarray, labels_N: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]:
+def score_classes(found_NC: np.ndarray, labels_N: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]:
     """As every classifier is judged, and how far its probabilities are from what happened."""
     import torch
 
-    sums = class_sums(torch.as_tensor(logs_of(found_NC)), torch.as_tensor(labels_N))
-    told = class_metrics({name: value.numpy() for name, value in sums.items()})
+    sums = class_sums(torch.as_tensor(compute_logs(found_NC)), torch.as_tensor(labels_N))
+    told = compute_class_metrics({name: value.numpy() for name, value in sums.items()})
     plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in told.items()}
-    loss = -float(logs_of(found_NC)[np.arange(len(labels_N)), labels_N].mean())
-    off = calibration_error(found_NC, labels_N)
+    loss = -float(compute_logs(found_NC)[np.arange(len(labels_N)), labels_N].mean())
+    off = compute_calibration_error(found_NC, labels_N)
     rows = len(labels_N)
-    return {"n": rows, "of": rows, "loss": loss, **finite(plain), "calibration_error": off, "classes": list(classes)}
+    return {
+        "n": rows,
+        "of": rows,
+        "loss": loss,
+        **replace_nonfinite(plain),
+        "calibration_error": off,
+        "classes": list(classes),
+    }
 
 
-def metrics_of_numbers(found_N: np.ndarray, truth_N: np.ndarray) -> dict[str, Any]:
+def score_numbers(found_N: np.ndarray, truth_N: np.ndarray) -> dict[str, Any]:
     square, spread = float(((found_N - truth_N) ** 2).mean()), float(truth_N.var())
     explained = {"r2": 1 - square / spread} if spread > 0 else {}
     apart = float(np.abs(found_N - truth_N).mean())
     return {"n": len(truth_N), "of": len(truth_N), "loss": square, "rmse": square**0.5, "mae": apart, **explained}
 
 
-def calibration_error(found_NC: np.ndarray, labels_N: np.ndarray) -> float:
+def compute_calibration_error(found_NC: np.ndarray, labels_N: np.ndarray) -> float:
     """How far the probability of the likeliest class is from how often it was right: a mean over groups of rows."""
     said, right = found_NC.max(1), found_NC.argmax(1) == labels_N
     groups = np.array_split(np.argsort(said, kind="stable"), BINS)
@@ -69,7 +80,7 @@ def calibration_error(found_NC: np.ndarray, labels_N: np.ndarray) -> float:
     return float(sum(off) / len(said))
 
 
-def scores(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: int = 0) -> Scores:
+def score_members(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: int = 0) -> Scores:
     """Of each by name, the ensemble among them; `truth` holds numbers of classes, or numbers."""
     judges = {name: _Judge.of(found, truth) for name, found in outputs.items()}
     whole = np.ones(len(truth))
@@ -88,7 +99,7 @@ def scores(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: int = 0) 
         if name != ENSEMBLE:
             gains[name] = {
                 m: Estimate(
-                    _sign(m) * (values[ENSEMBLE][m] - values[name][m]),
+                    _sign_of(m) * (values[ENSEMBLE][m] - values[name][m]),
                     float(np.nanstd(table[ENSEMBLE][m] - table[name][m])),
                 )
                 for m in metrics
@@ -96,7 +107,7 @@ def scores(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: int = 0) 
     return Scores(len(truth), each, gains)
 
 
-def score_lines(found: Scores, weights: Mapping[str, float]) -> list[str]:
+def format_scores(found: Scores, weights: Mapping[str, float]) -> list[str]:
     """For the terminal."""
     metrics = list(next(iter(found.each.values())))
     width = max(len(name) for name in found.each)
@@ -112,7 +123,7 @@ def score_lines(found: Scores, weights: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def _sign(metric: str) -> int:
+def _sign_of(metric: str) -> int:
     return -1 if metric in LOWER else 1
 
 
@@ -131,7 +142,7 @@ class _Judge:
 class _ClassJudge(_Judge):
     def __init__(self, found: np.ndarray, labels: np.ndarray) -> None:
         self.classes = found.shape[1]
-        self.losses = -logs_of(found)[np.arange(len(labels)), labels]
+        self.losses = -compute_logs(found)[np.arange(len(labels)), labels]
         self.cells = labels * self.classes + found.argmax(1)
         shown = range(1, 2) if self.classes == 2 else range(self.classes)
         self.orders = [_Order(found[:, number], labels == number) for number in shown]
@@ -173,3 +184,63 @@ class _NumberJudge(_Judge):
     def metrics(self, times: np.ndarray) -> dict[str, float]:
         count = times.sum()
         return {"rmse": float(times @ self.squares / count) ** 0.5, "mae": float(times @ self.apart / count)}
+
+
+OURS, OTHERS = "#d97706", "#2563eb"
+SHADES = ("#2563eb", "#059669", "#9333ea", "#0891b2", "#be185d", "#65a30d")
+
+
+@use_plot_style({})
+def draw_members(scores: Scores, folder: Path, step: int) -> None:
+    """Each metric with its bootstrap error, one row for each model."""
+    from matplotlib.figure import Figure
+
+    names = list(scores.each)[::-1]
+    metrics = list(scores.each[ENSEMBLE])
+    figure = Figure(figsize=(2.6 * len(metrics) + 1, 0.9 + 0.42 * len(names)), layout="constrained")
+    panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        for place, name in enumerate(names):
+            found = scores.each[name][metric]
+            colour = OURS if name == ENSEMBLE else OTHERS
+            axes.errorbar(found.value, place, xerr=found.error, fmt="o", color=colour, capsize=3)
+            axes.annotate(str(found), (found.value, place), (0, 6), textcoords="offset points", ha="center", fontsize=7)
+        axes.set_title(f"{metric.replace('_', ' ')} ({'lower' if metric in LOWER else 'higher'} is better)", fontsize=8)
+        axes.set_yticks(range(len(names)), escape_mathtext(names))
+        axes.set_ylim(-0.5, len(names) - 0.3)
+        axes.margins(x=0.25)
+        axes.tick_params(labelsize=8)
+        axes.locator_params(axis="x", nbins=4)
+        axes.spines[["top", "right"]].set_visible(False)
+    _save_picture(figure, folder, f"members-{step:06d}.png")
+
+
+@use_plot_style({})
+def draw_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, folder: Path, step: int) -> None:
+    """How often the likeliest class was right, by the probability that it was given."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    least = 1.0
+    for number, (name, found) in enumerate(outputs.items()):
+        said, right = found.max(1), found.argmax(1) == truth
+        groups = [some for some in np.array_split(np.argsort(said, kind="stable"), BINS) if len(some)]
+        at, held = ([float(values[some].mean()) for some in groups] for values in (said, right))
+        least = min(least, *at, *held)
+        colour, width = (OURS, 2) if name == ENSEMBLE else (SHADES[number % len(SHADES)], 1)
+        axes.plot(at, held, marker="o", markersize=3, linewidth=width, color=colour, label=escape_mathtext(name))
+    axes.plot([least, 1], [least, 1], color="#9ca3af", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("probability of the likeliest class")
+    axes.set_ylabel("how often it was right")
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save_picture(figure, folder, f"reliability-{step:06d}.png")
+
+
+def _save_picture(figure: Any, folder: Path, name: str) -> None:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    pictures = RunDir(folder).pictures
+    pictures.mkdir(exist_ok=True)
+    write_atomic(pictures / name, content.getvalue())

@@ -1,13 +1,15 @@
-"""What the run file of an ensemble says of its members, and of the table that their weights are found from."""
+"""Run file sections of an ensemble: its members, and the table that their weights are fitted on."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
-from paceline.section import Section, contradiction, field
+from paceline.config import RunSpec
+from paceline.config.sections import Section, conflict_error, field
+from paceline.errors import UserError
 
 Combine = Literal["average", "weighted", "stack"]
 FEW = "an ensemble has two members or more, as in  model.members=[trees.yaml,net.yaml]  or  model.runs=[runs/a,runs/b]"
@@ -33,16 +35,16 @@ class EnsembleModel(Section):
     @model_validator(mode="after")
     def _members_or_runs(self) -> EnsembleModel:
         if self.members and self.runs:
-            raise contradiction(
+            raise conflict_error(
                 "model.members are trained here and model.runs are finished; give one of them (a finished run has "
                 "seen the rows of all folds)"
             )
         key = "members" if self.members else "runs"
         given = getattr(self, key)
         if len(given) == 1:
-            raise contradiction(f"model.{key}: {given[0]} is alone, and {FEW}")
+            raise conflict_error(f"model.{key}: {given[0]} is alone, and {FEW}")
         if twice := [path for number, path in enumerate(given) if path in given[:number]]:
-            raise contradiction(f"model.{key}: {twice[0]} is given twice; leave one out")
+            raise conflict_error(f"model.{key}: {twice[0]} is given twice; leave one out")
         return self
 
 
@@ -58,3 +60,10 @@ class EnsembleData(Section):
     )
     label: str = field("label", "column", "what is to be predicted")
     folds: int = field(5, "folds", "of model.members: each is predicted by models trained on the others", ge=2)
+
+
+def build_ensemble_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> Any:
+    raise UserError(
+        "an ensemble costs what its members cost, each as often as there are folds and once more; "
+        "plan each of them with  paceline plan MEMBER.yaml"
+    )

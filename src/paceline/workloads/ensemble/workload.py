@@ -6,18 +6,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.data.files import digest_of_files, digest_of_value
+from paceline.data.files import hash_files, hash_value
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.record.run_dir import RunDir
-from paceline.workload import PassWorkload, Say
+from paceline.runlog.run_dir import RunDir
+from paceline.workload import LogFn, PassWorkload
 from paceline.workloads.ensemble.fitted import FittedEnsemble
-from paceline.workloads.ensemble.members import check_finished, digest_of_run, names_of
-from paceline.workloads.ensemble.passes import EnsemblePasses, EnsembleRequest
-from paceline.workloads.ensemble.rows import RowSet, folds_of, held_out, read_rows
+from paceline.workloads.ensemble.members import check_finished, hash_run, name_members
+from paceline.workloads.ensemble.passes import EnsemblePasses, EnsembleRequest, Folds, check_folds, load_member_files
 from paceline.workloads.ensemble.sections import FEW, EnsembleData, EnsembleModel
-from paceline.workloads.ensemble.training import Folds, check_folds, member_files
-from paceline.workloads.ensemble.unseen import test_table, unseen
+from paceline.workloads.ensemble.table_rows import (
+    RowSet,
+    assign_folds,
+    drop_seen_rows,
+    find_test_table,
+    read_labelled_rows,
+    split_held_out,
+)
 
 HELD_OUT, HELD_OUT_OF_UNSEEN = 0.2, 0.5
 LEAST_ROWS = 10
@@ -29,9 +34,9 @@ class Ensemble(PassWorkload):
     Model, Data = EnsembleModel, EnsembleData
     saved_every = 1
 
-    _say: Say = staticmethod(lambda text: None)
+    _say: LogFn = staticmethod(lambda text: None)
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: LogFn) -> None:
         self._say = say
         train = self.spec.train
         if not self._model.members and not self._model.runs:
@@ -59,23 +64,23 @@ class Ensemble(PassWorkload):
         runs, given = list(model.runs), list(model.members or model.runs)
         if data.path is None and not runs:
             raise UserError("data.path is not given: which table do the members learn from? type  data.path=FILE.csv")
-        path = data.path if data.path is not None else test_table(runs)
-        rows = read_rows(path, data.label, "data.path")
+        path = data.path if data.path is not None else find_test_table(runs)
+        rows = read_labelled_rows(path, data.label, "data.path")
         if runs:
-            rows = unseen(rows, runs, self._say)
+            rows = drop_seen_rows(rows, runs, self._say)
         fit, test = self._held_out(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
-        names = names_of(given)
-        folds = None if runs else Folds(fit, folds_of(fit, data.folds, seed), data.folds, test)
-        files = () if runs else member_files(model.members, names)
+        names = name_members(given)
+        folds = None if runs else Folds(fit, assign_folds(fit, data.folds, seed), data.folds, test)
+        files = () if runs else load_member_files(model.members, names)
         return EnsembleRequest(model, data.label, names, fit, test, files, folds, seed, self._say)
 
     def _held_out(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
         data = self._data
         if data.test_path is None:
-            return held_out(rows, fraction, self.spec.train.seed)
+            return split_held_out(rows, fraction, self.spec.train.seed)
         if data.test_fraction is not None:
             raise UserError("data.test_path and data.test_fraction both say what to test on; leave one out")
-        return rows, read_rows(data.test_path, data.label, "data.test_path")
+        return rows, read_labelled_rows(data.test_path, data.label, "data.test_path")
 
     def sample_count(self) -> int:
         return len(self.request.fit)
@@ -83,7 +88,7 @@ class Ensemble(PassWorkload):
     def fingerprint(self) -> str:
         """Of the table, and of the finished runs as they are."""
         files = {self.request.fit.file: 0, self.request.test.file: 0}
-        return digest_of_value([digest_of_files(files), *map(digest_of_run, self._model.runs)])
+        return hash_value([hash_files(files), *map(hash_run, self._model.runs)])
 
     def suits(self, layout: Layout) -> None:
         parallel = self.spec.parallel

@@ -1,8 +1,8 @@
 """A Keras model on the torch backend: built by a function of the user's, or read from a .keras file."""
 
-from paceline.registry import Entry, Traits
+from paceline.config.registry import Traits, WorkloadEntry
 
-ENTRY = Entry(
+ENTRY = WorkloadEntry(
     run="paceline.workloads.keras.workload:KerasWorkload",
     model="paceline.workloads.keras.sections:KerasModel",
     data="paceline.workloads.keras.sections:KerasData",

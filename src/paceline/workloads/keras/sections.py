@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import model_validator
 
-from paceline.section import DataSection, ModelSection, contradiction, field
+from paceline.config.sections import DataSection, ModelSection, conflict_error, field
 
 SAVED = ".keras"
 
@@ -39,7 +39,7 @@ class KerasModel(ModelSection):
     @model_validator(mode="after")
     def _logits_of_a_loss(self) -> KerasModel:
         if self.from_logits and not self.loss.endswith("crossentropy"):
-            raise contradiction(
+            raise conflict_error(
                 f"model.from_logits=true is for a cross-entropy in model.loss, which is {self.loss!r}; in compile() "
                 "say it as  loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)"
             )

@@ -11,25 +11,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from paceline.data.npz_file import UNREADABLE
+from paceline.config import RunSpec
+from paceline.config.registry import load_user_module
+from paceline.data.npz import UNREADABLE
 from paceline.errors import UserError, did_you_mean
+from paceline.io.files import write_atomic
 from paceline.layout import Layout
 from paceline.nn.keras_backend import import_keras
-from paceline.parallel.wrapping import refuse_for_keras
-from paceline.record.files import write_atomic
-from paceline.registry import module_of
-from paceline.spec import RunSpec
-from paceline.training.evaluation import ChunkSums, joined
-from paceline.training.keeping import SOURCE
-from paceline.workload import Say, Workload
-from paceline.workloads.keras.own_code import fitting_together, own_code
-from paceline.workloads.keras.samples import NOTHING, KeyedSamples, samples_from
+from paceline.parallel.parallelize import reject_for_keras
+from paceline.trainer.evaluation import ChunkSums, sum_chunks
+from paceline.trainer.inference_assets import SOURCE
+from paceline.workload import LogFn, Workload
+from paceline.workloads.keras.samples import (
+    FIRST_SAMPLE,
+    KeyedSamples,
+    guard_model_call,
+    guard_user_code,
+    load_keras_samples,
+)
 from paceline.workloads.keras.sections import SAVED, KerasData, KerasModel
 
 if TYPE_CHECKING:
     from paceline.nn.keras_module import KerasModule
-    from paceline.workloads.keras.losses import SampleLoss
-    from paceline.workloads.keras.metrics import SummedMetrics
+    from paceline.workloads.keras.metrics import SampleLoss, SummedMetrics
 
 
 class KerasWorkload(Workload):
@@ -59,15 +63,15 @@ class KerasWorkload(Workload):
         return Path(place) if place.endswith(".py") else None
 
     def suits(self, layout: Layout) -> None:
-        refuse_for_keras(self.spec, layout)
+        reject_for_keras(self.spec, layout)
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: LogFn) -> None:
         """Everything of the user's own is tried out, so that a mistake ends here."""
         samples, module = cast(KeyedSamples, self.data("train")), self.model()
         few = np.arange(min(2, len(samples)))
-        with torch.no_grad(), fitting_together():
+        with torch.no_grad(), guard_model_call():
             sums = ChunkSums.of(self.evaluate(module.eval(), samples.batch(few, few)))
-            self._check_score(self.metrics(joined([sums], 1)))
+            self._check_score(self.metrics(sum_chunks([sums], 1)))
         optimizer = module.original.optimizer if module.original.compiled else None
         if optimizer is not None:
             train = self.spec.train
@@ -89,7 +93,7 @@ class KerasWorkload(Workload):
 
     def data(self, split: str) -> KeyedSamples | None:
         place = self.section.build.rpartition(":")[0]
-        return samples_from(cast(KerasData, self.spec.data).source or (f"{place}:data" if place else ""), split)
+        return load_keras_samples(cast(KerasData, self.spec.data).source or (f"{place}:data" if place else ""), split)
 
     def fingerprint(self) -> str:
         return cast(KeyedSamples, self.data("train")).fingerprint()
@@ -98,17 +102,16 @@ class KerasWorkload(Workload):
         return cast(KerasData, self.spec.data).classes
 
     def model(self) -> KerasModule:
-        from paceline.workloads.keras.build import build
-        from paceline.workloads.keras.losses import loss_of
-        from paceline.workloads.keras.metrics import SummedMetrics
+        from paceline.workloads.keras.build import build_keras_model
+        from paceline.workloads.keras.metrics import SummedMetrics, resolve_loss
 
-        module = build(self.spec, self.section, self._an_input)
-        self.sample_loss = loss_of(self.section, module.original)
+        module = build_keras_model(self.spec, self.section, self._an_input)
+        self.sample_loss = resolve_loss(self.section, module.original)
         self.keras_metrics = SummedMetrics.of(self.section, module.original)
         return module
 
     def _an_input(self) -> Any:
-        (inputs, *_), _ = cast(KeyedSamples, self.data("train")).batch(NOTHING, NOTHING)
+        (inputs, *_), _ = cast(KeyedSamples, self.data("train")).batch(FIRST_SAMPLE, FIRST_SAMPLE)
         return inputs
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
@@ -143,9 +146,13 @@ class KerasWorkload(Workload):
 
     def encode(self, inputs: Sequence[Any]) -> Any:
         """By a function `encode` beside the one that builds the model, else as numbers: arrays, or rows of a table."""
-        own = getattr(module_of(self.section.build, "model.build", "function"), "encode", None) if self.file else None
+        own = (
+            getattr(load_user_module(self.section.build, "model.build", "function"), "encode", None)
+            if self.file
+            else None
+        )
         if own is not None:
-            with own_code("encode", f"{self.file}:encode"):
+            with guard_user_code("encode", f"{self.file}:encode"):
                 return tree_map(torch.as_tensor, own(list(inputs)))
         return torch.stack([_numbers(one) for one in inputs])
 

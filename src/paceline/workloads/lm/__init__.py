@@ -1,12 +1,12 @@
 """A language model: windows of a stream of tokens."""
 
-from paceline.registry import Entry, Traits, Verb
+from paceline.config.registry import Traits, Verb, WorkloadEntry
 
-ENTRY = Entry(
+ENTRY = WorkloadEntry(
     run="paceline.workloads.lm.workload:LanguageModel",
     model="paceline.workloads.lm.sections:LMModel",
     data="paceline.workloads.lm.sections:LMData",
-    subject="paceline.workloads.lm.planning:subject",
+    subject="paceline.workloads.lm.planning:build_lm_cost_model",
     traits=Traits(equal_layers=True, few_shapes=True, half_only=True),
     verbs={
         "sample": Verb(

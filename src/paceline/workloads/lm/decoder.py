@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from paceline.nn.attention import RotaryTables, causal_attention, rotary_tables, rotate
-from paceline.nn.chunked_loss import chunked_losses
-from paceline.shapes import DecoderShape
+from paceline.config.decoder_shape import DecoderShape
+from paceline.nn.attention import RotaryTables, build_rotary_tables, causal_attention, rotate
+from paceline.nn.chunked_loss import compute_chunked_losses
 
 NORM_EPS = 1e-5
 DRAW_THREADS = 4
@@ -93,7 +93,7 @@ class Head(nn.Module):
     def __init__(self, vocab: int, width: int, tied: bool) -> None:
         super().__init__()
         self.weight = None if tied else nn.Parameter(torch.empty(vocab, width))
-        self.losses: Callable[[Tensor, Tensor, Tensor], Tensor] = chunked_losses
+        self.losses: Callable[[Tensor, Tensor, Tensor], Tensor] = compute_chunked_losses
 
     def forward(self, x_BSD: Tensor, targets_BS: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
         weight_VD = self.weight if weight is None else weight
@@ -149,7 +149,7 @@ class Decoder(nn.Module):
         length, kind = max(self.shape.context, x_BSD.shape[1]), torch.promote_types(x_BSD.dtype, torch.float32)
         made = self._tables
         if made is None or len(made[0]) < length or (made[0].device, made[0].dtype) != (x_BSD.device, kind):
-            made = self._tables = rotary_tables(length, self.shape.head_dim, x_BSD.device, kind)
+            made = self._tables = build_rotary_tables(length, self.shape.head_dim, x_BSD.device, kind)
         return made
 
     def shared_weight(self) -> Tensor | None:

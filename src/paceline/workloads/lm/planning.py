@@ -7,36 +7,38 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from paceline.data.corpora.own_tokenizer import planned_vocabulary
-from paceline.data.corpora.stream import TokenStreams
+from paceline.config import RunSpec
+from paceline.config.decoder_shape import DecoderShape
+from paceline.data.corpora.documents import TokenStreams
+from paceline.data.corpora.tokenizer import estimate_vocabulary_size
 from paceline.errors import UserError
-from paceline.planning.formulas.shape import decoder_blocks
-from paceline.planning.frozen import NamedWeight, with_frozen
-from paceline.planning.layouts import Divisible
-from paceline.planning.training import TrainingSubject, numbers_of
-from paceline.shapes import DecoderShape
-from paceline.spec import RunSpec
+from paceline.planner.formulas.shape import build_decoder_blocks
+from paceline.planner.layout_space import SplitOptions
+from paceline.planner.model_inputs import NamedWeight, apply_frozen_groups
+from paceline.planner.training_cost import TrainingCostModel, dtype_sizes_of
 from paceline.workloads.lm import ENTRY
 
 
-def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
+def build_lm_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingCostModel:
     model: Any = spec.model
     data: Any = spec.data
-    vocab, known, length = planned_vocabulary(data), samples, data.sequence
+    vocab, known, length = estimate_vocabulary_size(data), samples, data.sequence
     if tokens is not None:
         raise UserError(f"--tokens: samples of lm have data.sequence={length} tokens; change that instead")
     found, held_out = None if samples else TokenStreams.cached(data), None
     if found is not None:
         vocab, known, held_out = found.vocab, *(-(-(len(split) - 1) // length) for split in (found.train, found.test))
     sizes = model.shape(vocab, length)
-    narrow, numbers = spec.train.precision in ("bf16", "fp8"), numbers_of(spec.train)
-    return TrainingSubject.of(
+    narrow, numbers = spec.train.precision in ("bf16", "fp8"), dtype_sizes_of(spec.train)
+    return TrainingCostModel.of(
         spec,
         known,
-        blocks=with_frozen(decoder_blocks(sizes, length), spec.train.groups, partial(_weights, sizes)),
+        blocks=apply_frozen_groups(
+            build_decoder_blocks(sizes, length), spec.train.groups, partial(_list_lm_weights, sizes)
+        ),
         numbers=replace(numbers, gathered_bytes=2) if narrow else numbers,
         traits=ENTRY.traits,
-        divisible=Divisible(
+        divisible=SplitOptions(
             splits=(sizes.heads, sizes.kv_heads, sizes.ffn),
             sequence=length if sizes.positions == "rotary" else 0,
             layers=0 if sizes.tied else sizes.layers,
@@ -49,5 +51,5 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     )
 
 
-def _weights(sizes: DecoderShape) -> Iterator[NamedWeight]:
+def _list_lm_weights(sizes: DecoderShape) -> Iterator[NamedWeight]:
     return (NamedWeight(name, numbers, name.startswith("layers.")) for name, numbers in sizes.named())

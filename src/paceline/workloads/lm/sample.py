@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError
-from paceline.record.files import print_json
-from paceline.terminal import say
+from paceline.io.files import print_json
+from paceline.io.terminal import print_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.workloads.lm.workload import LanguageModel
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("prompt", metavar="PROMPT", help='the beginning of a text, such as "Returns the"')
     parser.add_argument("--tokens", type=int, default=100, metavar="N", help="most tokens to add (100)")
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-def run(arguments: argparse.Namespace, console: Any) -> int:
+def run_sample(arguments: argparse.Namespace, console: Any) -> int:
     given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
     text = sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest")
     if arguments.json:
         print_json({"text": text})
     else:
-        say(text)
+        print_text(text)
     return 0
 
 
@@ -55,7 +55,7 @@ def sample(
     _check(prompt, tokens, temperature, top_k, seed)
     import torch
 
-    workload, model = load_model(run, which)
+    workload, model = load_language_model(run, which)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model.to(device).eval()
     tokenizer = workload.vocabulary.tokenizer
@@ -63,7 +63,7 @@ def sample(
     given = len(ids)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(tokens):
-        logits_V = next_logits(model, torch.tensor([ids[-workload.sequence :]], device=device)).cpu()
+        logits_V = compute_next_logits(model, torch.tensor([ids[-workload.sequence :]], device=device)).cpu()
         logits_V = logits_V[: workload.vocabulary.size] / temperature
         if 0 < top_k < len(logits_V):
             logits_V[logits_V < logits_V.topk(top_k).values[-1]] = -torch.inf
@@ -87,7 +87,7 @@ def _check(prompt: str, tokens: int, temperature: float, top_k: int, seed: int) 
         raise UserError(f"--seed {seed}: use a number from 0 on")
 
 
-def next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
+def compute_next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
     """Logits (V,) of the token that follows; those of all the others are never computed."""
     import torch
 
@@ -96,10 +96,10 @@ def next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
         return model.head(model.hidden(ids_1S)[:, -1:], weight=model.shared_weight())[0, 0].double()
 
 
-def load_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, Decoder]:
+def load_language_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, Decoder]:
     """The workload of a run, and its model with the weights of the newest (or best) checkpoint."""
-    from paceline.record.run_dir import RunDir
-    from paceline.using.trained import open as open_run
+    from paceline.inference.trained_model import open as open_run
+    from paceline.runlog.run_dir import RunDir
 
     folder = RunDir.open(Path(run))
     if (workload := folder.recorded_spec().workload) != "lm":

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from paceline.config.decoder_shape import DecoderShape
+from paceline.config.sections import ModelSection, Section, conflict_error, field
 from paceline.errors import UserError
-from paceline.section import ModelSection, Section, contradiction, field
-from paceline.shapes import DecoderShape
 
 
 class LMModel(ModelSection):
@@ -34,7 +34,7 @@ class LMModel(ModelSection):
         try:
             self.shape(vocab=1, sequence=1)
         except UserError as error:
-            raise contradiction(str(error)) from None
+            raise conflict_error(str(error)) from None
         return self
 
     def shape(self, vocab: int, sequence: int) -> DecoderShape:

@@ -35,7 +35,7 @@ class ExportedBlock(nn.Module):
         normed = self.attention_norm(x)
         q, k, v = (self.attention[name](normed).unflatten(-1, (-1, self.size)).transpose(1, 2) for name in "qkv")
         if angles is not None:
-            q, k = turned(q, angles), turned(k, angles)
+            q, k = rotate_pairs(q, angles), rotate_pairs(k, angles)
         k, v = (part.repeat_interleave(self.heads // part.shape[1], dim=1) for part in (k, v))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention["out"](seen.transpose(1, 2).flatten(2))
@@ -45,7 +45,7 @@ class ExportedBlock(nn.Module):
         return x + self.ffn["down"](hidden)
 
 
-def turned(x: Tensor, angles: Tensor) -> Tensor:
+def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:
     """Each pair (feature i, feature i + half) turned by the angle of its position."""
     left, right = x.chunk(2, dim=-1)
     cos, sin = angles.cos(), angles.sin()

@@ -12,15 +12,15 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from paceline.data.corpora.stream import TokenStreams
-from paceline.data.corpora.vocabulary import Vocabulary
+from paceline.config import RunSpec
+from paceline.config.decoder_shape import DecoderShape
+from paceline.data.corpora.documents import TokenStreams
+from paceline.data.corpora.tokenised import Vocabulary
 from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
+from paceline.inference.export import write_standalone
 from paceline.layout import Layout
-from paceline.shapes import DecoderShape
-from paceline.spec import RunSpec
-from paceline.using.export import write_standalone
-from paceline.workload import Say, Workload
+from paceline.workload import LogFn, Workload
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMData, LMModel
 from paceline.workloads.lm.standalone import ExportedDecoder
@@ -59,7 +59,7 @@ class LanguageModel(Workload):
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // self.sequence)
         cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # too long a sequence is refused before data
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: LogFn) -> None:
         self.corpus = TokenStreams.prepare(self.spec.data, say)
         shape = self.shape
         say(f"model: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers of width {shape.width}")

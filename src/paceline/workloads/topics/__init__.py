@@ -5,20 +5,20 @@ model = pt.fit("counts.npz", k=20)
 model.L, model.F, model.top_terms()
 """
 
+from paceline.config.registry import Verb, WorkloadEntry
 from paceline.lazy import attach
-from paceline.registry import Entry, Verb
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
-ENTRY = Entry(
+ENTRY = WorkloadEntry(
     run="paceline.workloads.topics.workload:Topics",
     model="paceline.workloads.topics.sections:TopicsModel",
     data="paceline.workloads.topics.sections:TopicsData",
-    subject="paceline.workloads.topics.planning:subject",
+    subject="paceline.workloads.topics.planning:build_topics_cost_model",
     batched=False,
     verbs={
         "topics": Verb(
             "topics of word counts or texts, with pictures and a page",
-            "paceline.workloads.topics.verb",
+            "paceline.workloads.topics.command",
             "paceline topics counts.npz -k 20 --out runs/fit",
         )
     },

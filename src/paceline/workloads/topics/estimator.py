@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Counts
-from paceline.workloads.topics.fitting.options import FitOptions
+from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.in_process import fit
 from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.sections import FitOptions
 
 try:
     from sklearn.base import BaseEstimator as _Base

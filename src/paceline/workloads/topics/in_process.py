@@ -19,13 +19,13 @@ import numpy as np
 
 from paceline.errors import UserError
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.fitting.options import FitOptions
 from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.sections import FitOptions
 from paceline.workloads.topics.sizes import MOST_PASSES
 
 if TYPE_CHECKING:
     from paceline.workloads.topics.fitting.engine import AcceleratedEM, PassResult
-    from paceline.workloads.topics.fitting.problem import Problem
+    from paceline.workloads.topics.fitting.problem import FitProblem
 
 Progress = Callable[["AcceleratedEM", "PassResult"], None]
 
@@ -49,16 +49,16 @@ def fit(
     `starts`: that many fits from different seeds, of which the one with the lowest loss is returned. `start`: "race"
     (the best of a few tries on a sample), "least_squares" or "random"; "auto" takes least squares for dense counts.
     """
-    from paceline.workloads.topics.fitting.problem import check_topics, problem_of
+    from paceline.workloads.topics.fitting.problem import build_problem, check_topics
 
     options = FitOptions(seed, start, rows, tolerance, fractional, device, starts, passes)
     options.check()
     began = perf_counter()
-    where = device_of(device, X)
+    where = resolve_fit_device(device, X)
     counts = read_counts(X, fractional=fractional, on_device=where != "cpu")
     check_topics(k, counts)
-    with current_device(getattr(counts, "device", where)):
-        problem = problem_of(counts, where, fractional=fractional, alone=True)
+    with use_device(getattr(counts, "device", where)):
+        problem = build_problem(counts, where, fractional=fractional, alone=True)
         best, loss = _best(problem, k, options, progress)
     L, Ft = best.result()
     factors = L.cpu().numpy(), np.ascontiguousarray(Ft.cpu().numpy().T)
@@ -66,7 +66,7 @@ def fit(
     return TopicFit.of(best, counts, factors, loss=loss, seconds=perf_counter() - began, settings=settings)
 
 
-def _best(problem: Problem, k: int, options: FitOptions, progress: Progress | None) -> tuple[AcceleratedEM, float]:
+def _best(problem: FitProblem, k: int, options: FitOptions, progress: Progress | None) -> tuple[AcceleratedEM, float]:
     """The fit with the lowest loss of all starts, and that loss."""
     best, loss = None, math.inf
     for number in range(options.starts):
@@ -82,14 +82,14 @@ def _best(problem: Problem, k: int, options: FitOptions, progress: Progress | No
     return best, loss
 
 
-def current_device(device: Any) -> AbstractContextManager[Any]:
+def use_device(device: Any) -> AbstractContextManager[Any]:
     """For as long as kernels are launched: they run on the current device, wherever their tensors are."""
     import torch
 
     return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()
 
 
-def device_of(name: str, X: Any = None) -> str:
+def resolve_fit_device(name: str, X: Any = None) -> str:
     """The device to use; "auto" is that of X, if it is a tensor on one."""
     import torch
 

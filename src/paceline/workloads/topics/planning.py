@@ -7,38 +7,44 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from paceline.config import RunSpec
 from paceline.errors import UserError
+from paceline.io.format import duration, size
 from paceline.layout import Layout
-from paceline.planning.advice import times
-from paceline.planning.candidates import Price
-from paceline.planning.formulas.placement import NUMBERS
-from paceline.planning.rows import AS_FAST
-from paceline.planning.site import Where
-from paceline.planning.subject import TIMES, PassSubject, Wording, rows_per_rank
-from paceline.record.units import duration, size
-from paceline.spec import RunSpec
-from paceline.workloads.topics.pricing import Counted, PassMemory, pass_memory, pass_time, start_s
+from paceline.planner.advice import format_speedup
+from paceline.planner.candidates import PricedLayout
+from paceline.planner.cost_model import TIME_TERMS, PassCostModel, PlanWording, rows_per_rank
+from paceline.planner.formulas.placement import DTYPE_SIZES
+from paceline.planner.rows import EQUALLY_FAST
+from paceline.planner.target import PricedCluster
+from paceline.workloads.topics.pricing import (
+    CountsShape,
+    TopicsMemory,
+    estimate_pass_memory,
+    estimate_pass_time,
+    estimate_start_s,
+)
 from paceline.workloads.topics.sizes import MOST_PASSES, SPARSE_BELOW
 
 if TYPE_CHECKING:
-    from paceline.planning.plan import Plan
-    from paceline.workloads.topics.files.looking import Looked
+    from paceline.planner.plan import Plan
+    from paceline.workloads.topics.files.probe import CountsProbe
 
-USUAL_TERMS = 100_000
+ASSUMED_TERMS = 100_000
 """Where neither the counts nor data.max_terms say."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicsSubject(PassSubject):
-    counts: Counted
+class TopicsCostModel(PassCostModel):
+    counts: CountsShape
 
     model: ClassVar[str] = "a topic model"
-    wording: ClassVar[Wording] = replace(
-        PassSubject.wording,
+    wording: ClassVar[PlanWording] = replace(
+        PassCostModel.wording,
         layout="counts",
         batch="these counts",
         times={
-            **TIMES,
+            **TIME_TERMS,
             "data_s": "waiting for counts",
             "compute_s": "one read of the counts",
             "update_s": "the next point",
@@ -58,18 +64,20 @@ class TopicsSubject(PassSubject):
     def headline(self) -> str:
         return f"{self.name}: {self.counts.words()}; {self.steps:,} passes, fewer if converged before"
 
-    def layout_name(self, price: Price) -> str:
+    def layout_name(self, price: PricedLayout) -> str:
         """Where its counts come from."""
-        assert isinstance(price.memory, PassMemory)
+        assert isinstance(price.memory, TopicsMemory)
         return price.memory.tier
 
-    def memory(self, layout: Layout, where: Where) -> PassMemory:
-        return pass_memory(self.counts, rows_per_rank(layout), layout.ranks, where)
+    def memory(self, layout: Layout, where: PricedCluster) -> TopicsMemory:
+        return estimate_pass_memory(self.counts, rows_per_rank(layout), layout.ranks, where)
 
-    def price(self, layout: Layout, where: Where) -> Price:
+    def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
         documents, memory = rows_per_rank(layout), self.memory(layout, where)
-        time = pass_time(self.counts, documents, layout.ranks, where, memory)
-        return Price(layout, where, time, memory, start_s(self.counts, documents, layout.ranks, where, time.step_s))
+        time = estimate_pass_time(self.counts, documents, layout.ranks, where, memory)
+        return PricedLayout(
+            layout, where, time, memory, estimate_start_s(self.counts, documents, layout.ranks, where, time.step_s)
+        )
 
     def details(self) -> dict[str, Any]:
         return {"counts": asdict(self.counts)}
@@ -83,17 +91,17 @@ class TopicsSubject(PassSubject):
             yield f"One device: a pass over all documents takes {duration(p.step_s)}."
         elif chosen.devices == 1:
             slow = most.price.time
-            as_long = most.speedup > 1 and most.run_s * AS_FAST >= chosen.run_s
+            as_long = most.speedup > 1 and most.run_s * EQUALLY_FAST >= chosen.run_s
             sooner = ", and the whole fit would end less than 5 % sooner" if as_long else ""
             yield (
                 f"Stay on one device, where a pass takes {duration(p.step_s)}: {most.devices} would run at "
-                f"{times(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and spend "
+                f"{format_speedup(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and spend "
                 f"{duration(slow.comm_s + slow.update_s + slow.overhead_s)} on what does not shrink: sums over ranks, "
                 "topics, launches."
             )
         else:
             yield (
-                f"{chosen.devices} devices will run at {times(chosen.speedup)}: in each pass one reads "
+                f"{chosen.devices} devices will run at {format_speedup(chosen.speedup)}: in each pass one reads "
                 f"{size(counts.documents * counts.document_bytes / chosen.devices)} of counts, works "
                 f"{duration(p.time.compute_s)}, and adds up {size(4.0 * counts.k * counts.terms)} with the others in "
                 f"{duration(p.time.comm_s)}."
@@ -108,13 +116,13 @@ class TopicsSubject(PassSubject):
             )
 
 
-def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TopicsSubject:
-    counts, assumptions = counted(spec, samples, tokens)
-    return TopicsSubject(
+def build_topics_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TopicsCostModel:
+    counts, assumptions = describe_counts(spec, samples, tokens)
+    return TopicsCostModel(
         name=spec.name,
         workload=spec.workload,
         global_batch=counts.documents,
-        numbers=NUMBERS["fp32"],
+        numbers=DTYPE_SIZES["fp32"],
         steps=spec.train.steps or spec.train.epochs or MOST_PASSES,
         samples=counts.documents,
         unit="documents",
@@ -123,28 +131,28 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TopicsS
     )
 
 
-def counted(spec: RunSpec, documents: int | None, words: float | None) -> tuple[Counted, list[str]]:
+def describe_counts(spec: RunSpec, documents: int | None, words: float | None) -> tuple[CountsShape, list[str]]:
     """The counts of a run file and what was assumed of them; `documents` and their mean `words` stand in for data."""
-    _spreads_documents_only(spec)
+    _check_parallel(spec)
     model: Any = spec.model
     if documents is not None:
-        return _supposed(spec, documents, words)
+        return _assume_counts(spec, documents, words)
     if words is not None:
         raise UserError("--tokens: words are counted in the data; give --samples DOCUMENTS too, to plan without them")
-    found = _looked_at(spec.data)
+    found = _inspect_counts(spec.data)
     if model.k > min(found.documents, found.terms):
         raise UserError(
             f"model.k={model.k} topics for {found.documents:,} documents and {found.terms:,} terms: "
             f"give at most {min(found.documents, found.terms)}"
         )
     sizes = (found.documents, found.terms, model.k, found.nonzeros, found.sparse, found.element_bytes)
-    counts = Counted(*sizes, found.stored_bytes, found.resident, model.rows == "newton")
+    counts = CountsShape(*sizes, found.stored_bytes, found.resident, model.rows == "newton")
     return counts, [found.assumed] if found.assumed else []
 
 
-def _looked_at(data: Any) -> Looked:
+def _inspect_counts(data: Any) -> CountsProbe:
     """The size of the counts; small ones are read as a whole."""
-    from paceline.workloads.topics.files.looking import Looked, looked_at
+    from paceline.workloads.topics.files.probe import CountsProbe, probe_counts
     from paceline.workloads.topics.files.reading import read_counts
     from paceline.workloads.topics.files.texts import TextOptions
 
@@ -154,20 +162,20 @@ def _looked_at(data: Any) -> Looked:
             "--samples DOCUMENTS [--tokens WORDS_PER_DOCUMENT]"
         )
     options = TextOptions(**data.text_options())
-    if (looked := looked_at(data.path.expanduser(), options)) is not None:
+    if (looked := probe_counts(data.path.expanduser(), options)) is not None:
         return looked
     found = read_counts(data.path, fractional=data.fractional, text=options)
     values: Any = found.block(0, 1).values
     element = (getattr(values, "data", values) if found.sparse else values).dtype.itemsize
     nonzeros = float(found.weights().sum()) if found.sparse else float(found.documents) * found.terms
     sizes = (found.documents, found.terms, nonzeros, found.sparse, element)
-    return Looked(*sizes, float(found.stored_bytes), found.resident)
+    return CountsProbe(*sizes, float(found.stored_bytes), found.resident)
 
 
-def _supposed(spec: RunSpec, documents: int, words: float | None) -> tuple[Counted, list[str]]:
+def _assume_counts(spec: RunSpec, documents: int, words: float | None) -> tuple[CountsShape, list[str]]:
     model: Any = spec.model
     data: Any = spec.data
-    terms = data.max_terms or USUAL_TERMS
+    terms = data.max_terms or ASSUMED_TERMS
     told = [] if data.max_terms else [f"{terms:,} terms (data.max_terms=N says otherwise)"]
     share = 1.0
     if words is None:
@@ -177,11 +185,11 @@ def _supposed(spec: RunSpec, documents: int, words: float | None) -> tuple[Count
         told.append(f"{terms * share:,.0f} different terms in a document of {words:,.0f} words, at most")
     sparse = share < SPARSE_BELOW
     nonzeros, newton = documents * (terms * share if sparse else float(terms)), model.rows == "newton"
-    found = Counted(documents, terms, model.k, nonzeros, sparse, 1, stored_bytes=0.0, resident=False, newton=newton)
+    found = CountsShape(documents, terms, model.k, nonzeros, sparse, 1, stored_bytes=0.0, resident=False, newton=newton)
     return replace(found, stored_bytes=documents * found.document_bytes), told
 
 
-def _spreads_documents_only(spec: RunSpec) -> None:
+def _check_parallel(spec: RunSpec) -> None:
     parallel = spec.parallel
     split = parallel.tensor * parallel.pipeline > 1 or parallel.offload
     if parallel.strategy not in ("auto", "single", "ddp") or split or parallel.reduce != "exact":

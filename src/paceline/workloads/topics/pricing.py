@@ -12,20 +12,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.hardware.catalogue import Device
-from paceline.planning.formulas.comm import all_reduce_s, exposed_s, group
-from paceline.planning.formulas.compute import matmul_rate
-from paceline.planning.formulas.memory import DeviceMemory
-from paceline.planning.formulas.physics import Physics
-from paceline.planning.formulas.steptime import StepTime
-from paceline.planning.site import Where
-from paceline.record.units import count, size
+from paceline.io.format import format_quantity, size
+from paceline.planner.formulas.compute import matmul_rate
+from paceline.planner.formulas.memory import DeviceMemory
+from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.step_time import StepTime, all_reduce_s, build_group, exposed_s
+from paceline.planner.target import PricedCluster
 from paceline.workloads.topics import sizes
 
 SPECIAL_FLOPS = 16.0
 """Plain operations in whose time a GPU makes one reciprocal or one logarithm: units of that kind are a sixteenth."""
 SPECIALS = 2.0
 """Of them per dense count: x / p, and log p for the loss."""
-CACHED = 1.35
+CACHED_BANDWIDTH = 1.35
 """Times the memory's bandwidth at which a GPU reads rows of F and adds to rows of S: most are in its cache."""
 CORE_COUNT_FLOPS = 160.0
 """Plain operations in whose time a core converts a dense count, divides it and takes its logarithm."""
@@ -33,7 +32,7 @@ CORE_NONZERO_FLOPS = 300.0
 """The same for a nonzero, with finding its row of F."""
 CORE_GATHERED = 0.16
 """Fraction of its peak that a core reaches in the products of a nonzero, which are k long."""
-NEWTON = 3.8
+NEWTON_COST = 3.8
 """Times an EM pass over nonzeros: a pass with Newton steps."""
 UPDATE_BYTES = 80.0
 """Read and written per element of L and F to find the next point: ratio, power, clamps and sums, in 4 bytes each."""
@@ -48,7 +47,7 @@ HOST_MEMORY = 2.0
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountsShape:
     """Documents by terms, and the topics that they are to have."""
 
     documents: int
@@ -77,13 +76,17 @@ class Counted:
         return float(self.terms * self.element_bytes)
 
     def words(self) -> str:
-        kept = f"{count(self.nonzeros, 'G')} nonzeros" if self.sparse else f"dense, {8 * self.element_bytes} bits each"
+        kept = (
+            f"{format_quantity(self.nonzeros, 'G')} nonzeros"
+            if self.sparse
+            else f"dense, {8 * self.element_bytes} bits each"
+        )
         held = size(self.documents * self.document_bytes)
         return f"{self.documents:,} documents × {self.terms:,} terms ({kept}, {held}), {self.k} topics"
 
 
 @dataclass(frozen=True)
-class PassMemory(DeviceMemory):
+class TopicsMemory(DeviceMemory):
     """Bytes on the fullest rank's device, and of its counts in the tiers below."""
 
     counts_bytes: float
@@ -118,15 +121,15 @@ class PassMemory(DeviceMemory):
         return f"{max(1, round(100 * share))} % on {place}"
 
 
-def topics_padded(k: int, device: Device) -> int:
+def padded_topic_count(k: int, device: Device) -> int:
     """Of the operands, as the fit on that kind of device pads them."""
-    return sizes.core_topics(k) if device.synchronous else sizes.device_topics(k)
+    return sizes.pad_core_topics(k) if device.synchronous else sizes.pad_device_topics(k)
 
 
-def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> PassMemory:
+def estimate_pass_memory(counts: CountsShape, documents: float, ranks: int, where: PricedCluster) -> TopicsMemory:
     """Of a rank with so many documents."""
     device, physics = where.cluster.device, where.physics
-    K, m = topics_padded(counts.k, device), counts.terms
+    K, m = padded_topic_count(counts.k, device), counts.terms
     context = physics.context_bytes + (physics.communicator_bytes if ranks > 1 else 0.0)
     held = documents * counts.document_bytes
     operands = 8.0 * m * K
@@ -149,7 +152,7 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
         on_host = min(held - on_device, most_there)
         on_disk = held - on_device - on_host
         operands += 2.0 * sizes.BLOCK_BYTES * (1 + by_terms) if on_device < held else 0.0
-    return PassMemory(
+    return TopicsMemory(
         counts_bytes=on_device,
         mixtures_bytes=4.0 * sizes.L_COPIES * documents * counts.k,
         topics_bytes=4.0 * sizes.F_COPIES * m * counts.k,
@@ -161,7 +164,7 @@ def pass_memory(counts: Counted, documents: float, ranks: int, where: Where) -> 
     )
 
 
-def _host_bytes(ranks: int, where: Where) -> float:
+def _host_bytes(ranks: int, where: PricedCluster) -> float:
     """Host memory of one rank: its share of what its node has or, where nobody knows, what is usual."""
     cluster = where.cluster
     if cluster.host_bytes is None:
@@ -169,13 +172,15 @@ def _host_bytes(ranks: int, where: Where) -> float:
     return cluster.host_bytes / min(ranks, cluster.per_node)
 
 
-def pass_time(counts: Counted, documents: float, ranks: int, where: Where, memory: PassMemory) -> StepTime:
+def estimate_pass_time(
+    counts: CountsShape, documents: float, ranks: int, where: PricedCluster, memory: TopicsMemory
+) -> StepTime:
     """Of a rank with so many documents. Counts of lower tiers come while those before them are worked on."""
     device, physics = where.cluster.device, where.physics
-    work = work_s(counts, documents, device, physics)
+    work = estimate_pass_work_s(counts, documents, device, physics)
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     of_rows, of_topics = (UPDATE_BYTES * n * counts.k / bandwidth for n in (documents, counts.terms))
-    members = group(ranks, 1, where.cluster, physics)
+    members = build_group(ranks, 1, where.cluster, physics)
     comm = all_reduce_s(4.0 * counts.k * counts.terms, members, physics, 2)
     exposed = exposed_s(comm, of_rows, physics)  # the next rows of L are found while sums travel
     overhead = LAUNCHES * physics.launch_s
@@ -195,17 +200,17 @@ def pass_time(counts: Counted, documents: float, ranks: int, where: Where, memor
     )
 
 
-def work_s(counts: Counted, documents: float, device: Device, physics: Physics) -> float:
+def estimate_pass_work_s(counts: CountsShape, documents: float, device: Device, physics: Physics) -> float:
     """Arithmetic of a pass over so many documents whose counts are at hand: three products of each, 6 K operations."""
-    n, K = documents * counts.per_document, topics_padded(counts.k, device)
+    n, K = documents * counts.per_document, padded_topic_count(counts.k, device)
     plain = device.peak_flops_s("fp32")
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     if counts.sparse:
-        slower = NEWTON if counts.newton and counts.k <= sizes.NEWTON_TOPICS else 1.0
+        slower = NEWTON_COST if counts.newton and counts.k <= sizes.NEWTON_TOPICS else 1.0
         if device.synchronous:
             return slower * n * (CORE_NONZERO_FLOPS + 6.0 * K / CORE_GATHERED) / plain
         touched = documents * counts.document_bytes + n * 8.0 * K
-        return slower * touched / (CACHED * device.bandwidth_bytes_s)
+        return slower * touched / (CACHED_BANDWIDTH * device.bandwidth_bytes_s)
     moved = documents * counts.document_bytes
     if device.synchronous:
         products = 6.0 * counts.k / matmul_rate(device, "fp32", physics)
@@ -217,10 +222,10 @@ def work_s(counts: Counted, documents: float, device: Device, physics: Physics) 
     return max(n * (products + others), reads * moved / bandwidth)
 
 
-def start_s(counts: Counted, documents: float, ranks: int, where: Where, step_s: float) -> float:
+def estimate_start_s(counts: CountsShape, documents: float, ranks: int, where: PricedCluster, step_s: float) -> float:
     """Before the first pass: counts are read and added up, first topics are found, and rows of L for them."""
     own = 1.0 if counts.resident else documents / counts.documents
-    in_node = group(ranks, 1, where.cluster, where.physics).in_node
+    in_node = build_group(ranks, 1, where.cluster, where.physics).in_node
     return START_S + own * counts.stored_bytes / disk_bytes_s(in_node, where.physics) + step_s
 
 

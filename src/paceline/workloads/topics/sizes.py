@@ -34,16 +34,16 @@ L_COPIES, F_COPIES = 4, 5
 """Kept in fp32: the point, the image before, the next point, what is being computed; of F the statistic besides."""
 
 
-def padded(size: int) -> int:
+def pad_to_tile(size: int) -> int:
     """Rows or columns of dense counts on a device."""
     return -(-size // PAD) * PAD
 
 
-def core_topics(k: int) -> int:
+def pad_core_topics(k: int) -> int:
     """The number of topics that loops on cores run over: whole vectors."""
     return -(-k // 8) * 8
 
 
-def device_topics(k: int) -> int:
+def pad_device_topics(k: int) -> int:
     """Of the operands of products on a GPU: sixteen, or a power of two."""
     return max(16, 1 << (k - 1).bit_length())

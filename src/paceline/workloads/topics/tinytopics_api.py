@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.workloads.topics.fitting.options import FitOptions
 from paceline.workloads.topics.in_process import fit
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
+from paceline.workloads.topics.sections import FitOptions
 
 
 def fit_model(X: Any, k: int, num_epochs: int | None = None, **options: Any) -> tuple[TopicFit, list[float]]:
@@ -38,11 +38,11 @@ def fit_model_distributed(
 
     What is in memory is written to shards first, for the ranks to read. `out` keeps the run's folder.
     """
-    from paceline.launch.environment import detect
-    from paceline.workloads.topics.files.convert import convert
-    from paceline.workloads.topics.verb import run_of
+    from paceline.launch.environment import detect_rank
+    from paceline.workloads.topics.command import train_topics
+    from paceline.workloads.topics.files.reading import convert
 
-    place = detect(os.environ)
+    place = detect_rank(os.environ)
     allowed = [field.name for field in fields(FitOptions) if field.name not in ("starts", "passes", "residual")]
     if unknown := [name for name in options if name not in allowed]:
         raise UserError(f"fit_model_distributed: {unknown[0]} is not known; it takes {', '.join(allowed)}")
@@ -56,6 +56,6 @@ def fit_model_distributed(
         if not isinstance(X, str | Path):
             convert(X, source, fractional=asked.fractional)
         count = 1 if place is not None else (ranks or 2)
-        run = run_of(source, k, Path(out or Path(folder) / "fit"), asked, ranks=count, show=False)
+        run = train_topics(source, k, Path(out or Path(folder) / "fit"), asked, ranks=count, show=False)
         model = TopicFit.load(run / MODEL_FILE)
     return model, model.losses

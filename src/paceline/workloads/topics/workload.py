@@ -18,25 +18,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from paceline.data.cache import exclusive, new_entry
+from paceline.data.cache import create_entry, lock_entry
 from paceline.errors import UserError
-from paceline.launch.group import device_mesh
+from paceline.io.safe_open import read_text
+from paceline.launch.process_group import create_device_mesh
 from paceline.layout import Layout
-from paceline.passes import FitEnd
-from paceline.plain_files import read_text
-from paceline.training.explain import shared
-from paceline.training.rank import silent
-from paceline.workload import PassWorkload, Say
-from paceline.workloads.topics.counts.blocks import Counts
-from paceline.workloads.topics.files.convert import convert
-from paceline.workloads.topics.files.reading import read_counts
+from paceline.trainer.explain import describe_sharing
+from paceline.trainer.passes import FitEnd
+from paceline.trainer.rank import ignore_line
+from paceline.workload import LogFn, PassWorkload
+from paceline.workloads.topics.counts.matrices import Counts
+from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.shards import ShardCounts, read_shards
 from paceline.workloads.topics.files.texts import WORDS, TextOptions, is_text
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
-from paceline.workloads.topics.fitting.options import FitOptions
-from paceline.workloads.topics.fitting.problem import Problem, check_topics, problem_of, sample
+from paceline.workloads.topics.fitting.problem import FitProblem, build_problem, check_topics, sample_documents
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
-from paceline.workloads.topics.sections import TopicsData, TopicsModel
+from paceline.workloads.topics.sections import FitOptions, TopicsData, TopicsModel
 
 MOST_DONE = 0.98
 """Share of a fit that is done, as long as it goes on."""
@@ -55,16 +53,16 @@ class Topics(PassWorkload):
             raise UserError("data.path is missing: give the matrix, the shards or the texts, as  data.path=counts.npz")
         if not is_text(data.path):
             return read_counts(data.path, fractional=data.fractional)
-        return self._counted(data.path, partial(_known, say=silent))
+        return self._counted(data.path, partial(_known, say=ignore_line))
 
     def _counted(self, path: Path, known: Callable[[Path], ShardCounts | None]) -> ShardCounts:
         """Texts are counted once, by whoever comes first; ranks then read the counts."""
         entry = self._data.cache.expanduser() / "topics" / self._name_of_texts(path)
         if (counts := known(entry)) is not None:
             return counts
-        with exclusive(entry, silent):
+        with lock_entry(entry, ignore_line):
             if (counts := known(entry)) is None:
-                with new_entry(entry) as folder:
+                with create_entry(entry) as folder:
                     convert(path, folder, text=TextOptions(**self._data.text_options()))
                 counts = read_shards(entry)
         return counts
@@ -81,7 +79,7 @@ class Topics(PassWorkload):
     def sample_count(self) -> int:
         return self.counts.documents
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: LogFn) -> None:
         if self._data.path is not None and is_text(self._data.path):
             say(TextOptions(**self._data.text_options()).rules())
             self.counts = self._counted(self._data.path, partial(_known, say=say, verified=True))
@@ -97,7 +95,7 @@ class Topics(PassWorkload):
     def fingerprint(self) -> str:
         """Of the shape and of a sample of the documents: a matrix may be too large to be read for its name."""
         counts = self.counts
-        few = sample(counts, 0)
+        few = sample_documents(counts, 0)
         digest = hashlib.sha256(f"{counts.documents} {counts.terms}".encode())
         for part in few.block(0, few.documents).parts:
             digest.update(np.ascontiguousarray(part).tobytes())
@@ -107,7 +105,7 @@ class Topics(PassWorkload):
         counts = self.counts
         check_topics(self._model.k, counts)
         train, model = self.spec.train, self._model
-        problem = problem_of(counts, device, fractional=self._data.fractional)
+        problem = build_problem(counts, device, fractional=self._data.fractional)
         asked = model.model_dump()
         settings = {**asked, "seed": train.seed, "text": self._data.text_options()}
         k = asked.pop("k")
@@ -125,7 +123,7 @@ class Topics(PassWorkload):
         return self.spec.model
 
 
-def _known(entry: Path, say: Say, verified: bool = False) -> ShardCounts | None:
+def _known(entry: Path, say: LogFn, verified: bool = False) -> ShardCounts | None:
     """The counts of texts as they are in the cache; None where they are not there, or damaged."""
     if not entry.exists():
         return None
@@ -142,7 +140,7 @@ def _known(entry: Path, say: Say, verified: bool = False) -> ShardCounts | None:
 class TopicPasses:
     """The fit of one rank, as the loop of fits wants it."""
 
-    def __init__(self, problem: Problem, k: int, options: FitOptions, settings: Mapping[str, Any]) -> None:
+    def __init__(self, problem: FitProblem, k: int, options: FitOptions, settings: Mapping[str, Any]) -> None:
         self.problem, self.counts, self.k, self.options, self.settings = problem, problem.counts, k, options, settings
         self.samples, self.most = self.counts.documents, options.most_passes
         self._share_done = 0.0
@@ -218,7 +216,7 @@ class TopicPasses:
         product = f"({self.samples:,} × {self.k}) ({self.k} × {self.counts.terms:,})"
         return [
             f"{self.samples:,} × {self.counts.terms:,} counts ≈ {product}",
-            shared(self.samples, ranks, "documents"),
+            describe_sharing(self.samples, ranks, "documents"),
         ]
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
@@ -230,7 +228,7 @@ class TopicPasses:
         """Rows of this rank as a part of all rows: a checkpoint puts them together, for any number of ranks."""
         if not (dist.is_available() and dist.is_initialized()):
             return L
-        mesh = device_mesh(L.device.type, (dist.get_world_size(),))
+        mesh = create_device_mesh(L.device.type, (dist.get_world_size(),))
         shape = (self.samples, L.shape[1])
         return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
 

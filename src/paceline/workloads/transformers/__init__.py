@@ -1,12 +1,12 @@
 """Models of the library transformers: causal language models and sequence classifiers, from a folder or a config."""
 
-from paceline.registry import Entry, PlanOption, Traits
+from paceline.config.registry import PlanOption, Traits, WorkloadEntry
 
-ENTRY = Entry(
+ENTRY = WorkloadEntry(
     run="paceline.workloads.transformers.workload:TransformersModel",
     model="paceline.workloads.transformers.sections:ModelFolder",
     data="paceline.workloads.transformers.sections:Texts",
-    subject="paceline.workloads.transformers.planning:subject",
+    subject="paceline.workloads.transformers.planning:build_transformers_cost_model",
     traits=Traits(few_shapes=True),
     plan_options={
         "--hf": PlanOption("model.config", "CONFIG.json", "plan a Hugging Face model from its config alone"),

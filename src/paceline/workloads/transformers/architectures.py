@@ -91,7 +91,7 @@ def sizes_of(values: Values) -> TransformerSizes | None:
         raise UserError(f"config.json of {values['model_type']} has no {missing}, so its size is not known") from None
 
 
-def _llama_like(
+def _read_llama(
     c: Values,
     *,
     qkv_bias: bool = False,
@@ -131,7 +131,7 @@ def _weights(linear: tuple[Linear, ...]) -> int:
 
 def _with_attention_bias(c: Values, **more: Any) -> TransformerSizes:
     biased = bool(c.get("attention_bias", False))
-    return _llama_like(c, qkv_bias=biased, out_bias=biased, **more)
+    return _read_llama(c, qkv_bias=biased, out_bias=biased, **more)
 
 
 def _experts(c: Values, attention: TransformerSizes, ffn: str, shared: int = 0) -> TransformerSizes | None:
@@ -237,17 +237,17 @@ def _distilbert(c: Values) -> TransformerSizes:
 
 READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
     "llama": _with_attention_bias,
-    "mistral": _llama_like,
-    "qwen2": lambda c: _llama_like(c, qkv_bias=True),
+    "mistral": _read_llama,
+    "qwen2": lambda c: _read_llama(c, qkv_bias=True),
     "qwen3": lambda c: _with_attention_bias(c, head_norms=True),
     "gemma": _gemma,
     "gemma2": lambda c: _gemma(c, norms=4),
     "gemma3_text": lambda c: _gemma(c, norms=4, head_norms=True),
-    "phi3": lambda c: _llama_like(c, fused=True),
+    "phi3": lambda c: _read_llama(c, fused=True),
     "granite": _with_attention_bias,
-    "mixtral": lambda c: _experts(c, _llama_like(c), "intermediate_size"),
+    "mixtral": lambda c: _experts(c, _read_llama(c), "intermediate_size"),
     "qwen2_moe": lambda c: _experts(
-        c, _llama_like(c, qkv_bias=True), "moe_intermediate_size", c["shared_expert_intermediate_size"]
+        c, _read_llama(c, qkv_bias=True), "moe_intermediate_size", c["shared_expert_intermediate_size"]
     ),
     "qwen3_moe": lambda c: _experts(c, _with_attention_bias(c, head_norms=True), "moe_intermediate_size"),
     "olmoe": _olmoe,

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from paceline.config.registry import describe_error
 from paceline.errors import UserError, did_you_mean
-from paceline.registry import one_line
 from paceline.workloads.transformers import lora
-from paceline.workloads.transformers.folder import ConfigFile
+from paceline.workloads.transformers.model_files import ConfigFile
 
-BOTH_WAYS = ("cpmant", "xlm", "xlnet")
+BIDIRECTIONAL = ("cpmant", "xlm", "xlnet")
 """Architectures that the library calls causal, and whose tokens see those after them."""
 AUTO = {"causal_lm": "AutoModelForCausalLM", "sequence_classification": "AutoModelForSequenceClassification"}
 
 
-def library() -> Any:
+def import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
@@ -32,23 +32,23 @@ def library() -> Any:
     return transformers
 
 
-def config_of(file: ConfigFile) -> Any:
+def build_config(file: ConfigFile) -> Any:
     """The library's own object for a config. Code that lies beside a config is never run."""
-    known = library().CONFIG_MAPPING
+    known = import_transformers().CONFIG_MAPPING
     if file.model_type not in known:
         near = did_you_mean(file.model_type, list(known.keys()))
         foreign = "; it brings its own code, which is not run" if "auto_map" in file.values else ""
         raise UserError(
             f"{file.path}: the architecture {file.model_type!r} is not known to transformers "
-            f"{library().__version__}{near}{foreign}"
+            f"{import_transformers().__version__}{near}{foreign}"
         )
     try:
         return known[file.model_type].from_dict(file.values)
     except Exception as error:  # the library checks values in many ways
-        raise UserError(f"{file.path}: transformers does not accept this config: {one_line(error)}") from None
+        raise UserError(f"{file.path}: transformers does not accept this config: {describe_error(error)}") from None
 
 
-def dropouts(config: Any) -> dict[str, float]:
+def find_dropouts(config: Any) -> dict[str, float]:
     """The probabilities of a config that are above 0, by name."""
     return {
         name: value
@@ -57,9 +57,9 @@ def dropouts(config: Any) -> dict[str, float]:
     }
 
 
-def model_class(config: Any, task: str) -> Any:
+def find_model_class(config: Any, task: str) -> Any:
     """The library's class for a config and a task."""
-    classes = getattr(library(), AUTO[task])._model_mapping
+    classes = getattr(import_transformers(), AUTO[task])._model_mapping
     if type(config) in classes:
         return classes[type(config)]
     other = next(name for name in AUTO if name != task)
@@ -69,9 +69,9 @@ def model_class(config: Any, task: str) -> Any:
     )
 
 
-def look_back_only(config: Any) -> bool:
+def make_causal(config: Any) -> bool:
     """Have each token see those before it alone, as predicting the next one needs; True where that is a change."""
-    if config.model_type in BOTH_WAYS:
+    if config.model_type in BIDIRECTIONAL:
         raise UserError(
             f"model.task=causal_lm: tokens of {config.model_type} see those after them, so that there is nothing to "
             "predict; use another architecture"
@@ -82,26 +82,26 @@ def look_back_only(config: Any) -> bool:
     return changed
 
 
-def build(config: Any, task: str) -> nn.Module:
+def build_transformer(config: Any, task: str) -> nn.Module:
     """The model of a config as an object without memory; `initialise` gives it values once it has some."""
-    kind = model_class(config, task)
+    kind = find_model_class(config, task)
     try:
         with torch.device("meta"):
             model: nn.Module = kind._from_config(config, dtype=torch.float32)
     except Exception as error:  # it meets a wrong value in many ways
-        raise UserError(f"model: transformers cannot build this {config.model_type}: {one_line(error)}") from None
+        raise UserError(f"model: transformers cannot build this {config.model_type}: {describe_error(error)}") from None
     return model.train()
 
 
-def can_initialise(model: nn.Module, blocks: Sequence[nn.Module], given: Collection[str]) -> nn.Module:
+def attach_initialise(model: nn.Module, blocks: Sequence[nn.Module], given: Collection[str]) -> nn.Module:
     """Give the model a method `initialise(seed)`, which leaves out the layers whose weights are `given` later."""
     names = {id(module): name for name, module in model.named_modules()}
-    cast(Any, model).initialise = partial(initialise, model, [names[id(block)] for block in blocks], given)
+    cast(Any, model).initialise = partial(draw_weights, model, [names[id(block)] for block in blocks], given)
     return model
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, blocks: Sequence[str], given: Collection[str], seed: int) -> None:
+def draw_weights(model: nn.Module, blocks: Sequence[str], given: Collection[str], seed: int) -> None:
     """Draw the weights as the library does, and set the buffers, with one layer at a time whole in host memory.
 
     Each layer has a random stream of its own, by its name: a shard and the whole model draw the same.
@@ -143,10 +143,10 @@ def _draw(modules: Sequence[nn.Module], draw: Callable[[Any], None], name: str, 
     for held, key, tensor in places:
         held[key] = tensor
     for tensor, whole in wholes.values():
-        tensor.copy_(placed(whole.detach(), tensor))
+        tensor.copy_(distribute_like(whole.detach(), tensor))
 
 
-def placed(whole: Tensor, like: Tensor) -> Tensor:
+def distribute_like(whole: Tensor, like: Tensor) -> Tensor:
     """A whole tensor as this rank holds it."""
     if not isinstance(like, DTensor):
         return whole

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from paceline.record.files import write_atomic
-from paceline.using.export import WEIGHTS, write_weights
+from paceline.inference.export import WEIGHTS_FILE, write_weights
+from paceline.io.files import write_atomic
 from paceline.workloads.transformers import lora
-from paceline.workloads.transformers.folder import BESIDE, CONFIG, TOKENIZER
+from paceline.workloads.transformers.model_files import CONFIG, EXTRA_FILES, TOKENIZER
 from paceline.workloads.transformers.sections import ModelFolder
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -21,26 +21,26 @@ PREFIX = "base_model.model."
 """Of the names in a file of adapters."""
 
 
-def write_model(model: nn.Module, config: Any, kept: Path, folder: Path) -> None:
+def write_transformer(model: nn.Module, config: Any, kept: Path, folder: Path) -> None:
     """Config, weights and tokeniser, as `from_pretrained` reads them."""
     config.architectures = [type(model).__name__]
     config.dtype = "float32"
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (TOKENIZER, *BESIDE):
+    for name in (TOKENIZER, *EXTRA_FILES):
         if (kept / name).is_file():
             write_atomic(folder / name, (kept / name).read_bytes())
     if not (folder / TOKENIZER_CONFIG).is_file():
         write_atomic(folder / TOKENIZER_CONFIG, json.dumps(ANY_TOKENIZER))
-    write_weights(folder / WEIGHTS, whole_weights(model))
+    write_weights(folder / WEIGHTS_FILE, merge_weights(model))
     write_atomic(folder / CONFIG, config.to_json_string(use_diff=False))
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+def merge_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights by the library's names, those that are shared once, with adapters added to their layers."""
     shared = cast(Any, model).all_tied_weights_keys
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in shared}
-    for name, layer in lora.adapted(model):
-        weights[f"{name}.weight"] = lora.merged(weights[f"{name}.weight"], layer)
+    for name, layer in lora.iter_adapters(model):
+        weights[f"{name}.weight"] = lora.merge_adapter(weights[f"{name}.weight"], layer)
         del weights[f"{name}.{lora.A}"], weights[f"{name}.{lora.B}"]
     return weights
 
@@ -48,7 +48,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None:
     """The adapters alone, and what else was trained, as `PeftModel.from_pretrained` reads them."""
     folder.mkdir(parents=True, exist_ok=True)
-    layers = dict(lora.adapted(model))
+    layers = dict(lora.iter_adapters(model))
     others = {n: p for n, p in model.named_parameters() if p.requires_grad and not n.endswith((lora.A, lora.B))}
     tensors = {f"{PREFIX}{name}": p.detach() for name, p in others.items()}
     for name, layer in layers.items():
@@ -72,5 +72,7 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
 def _targets(model: nn.Module, layers: Collection[str]) -> list[str]:
     """The layers by the last words of their names, or by whole names where those would mean others too."""
     words = {name.rpartition(".")[2] for name in layers}
-    meant = [name for name, module in model.named_modules() if lora.sides(module) and name.rpartition(".")[2] in words]
+    meant = [
+        name for name, module in model.named_modules() if lora.linear_sides(module) and name.rpartition(".")[2] in words
+    ]
     return sorted(words if set(meant) == set(layers) else layers)

@@ -38,13 +38,13 @@ class LowRank(nn.Module):
 
 
 @cache
-def low_rank(kind: type[nn.Module]) -> type[nn.Module]:
+def make_low_rank_class(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"LowRank{kind.__name__}", (LowRank, kind), {})
 
 
-def adapt(blocks: Sequence[nn.Module], targets: Collection[str], rank: int, scale: float) -> None:
+def add_adapters(blocks: Sequence[nn.Module], targets: Collection[str], rank: int, scale: float) -> None:
     """Give the linear layers of the blocks that are so named adapters of a rank; without names, all of them."""
-    linear = [(name, module) for block in blocks for name, module in block.named_modules() if sides(module)]
+    linear = [(name, module) for block in blocks for name, module in block.named_modules() if linear_sides(module)]
     names = sorted({name.rpartition(".")[2] for name, _ in linear})
     for target in targets:
         if target not in names:
@@ -55,16 +55,16 @@ def adapt(blocks: Sequence[nn.Module], targets: Collection[str], rank: int, scal
     for name, module in linear:
         if targets and name.rpartition(".")[2] not in targets:
             continue
-        found = sides(module)
+        found = linear_sides(module)
         assert found is not None
         weight: Any = module.weight
         for key, shape in ((A, (rank, found[0])), (B, (found[1], rank))):
             module.register_parameter(key, nn.Parameter(torch.empty(shape, dtype=weight.dtype, device=weight.device)))
-        module.__class__ = low_rank(cast(Any, type(module)))
+        module.__class__ = make_low_rank_class(cast(Any, type(module)))
         module.lora_scale = scale
 
 
-def sides(module: nn.Module) -> tuple[int, int] | None:
+def linear_sides(module: nn.Module) -> tuple[int, int] | None:
     """(inputs, outputs) of a linear layer; None for any other module."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
@@ -74,31 +74,31 @@ def sides(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def freeze(model: nn.Module, also_trained: Collection[str]) -> None:
+def freeze_weights(model: nn.Module, also_trained: Collection[str]) -> None:
     """Nothing but the adapters is trained, and modules of these names."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.endswith((A, B)) or name.split(".")[0] in also_trained
 
 
-def frozen_products(model: nn.Module) -> list[nn.Parameter]:
+def find_frozen_products(model: nn.Module) -> list[nn.Parameter]:
     """Frozen weights of linear layers that nothing else uses, as an embedding would, and that the library does not
     want in fp32. Autocast makes them bf16 in each pass: those that are kept in bf16 give the very same numbers."""
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     library: Any = model
     wide = {*(library._keep_in_fp32_modules or ()), *(library._keep_in_fp32_modules_strict or ())}
     weights = [
-        cast(nn.Parameter, m.weight) for n, m in model.named_modules() if sides(m) and not wide & {*n.split(".")}
+        cast(nn.Parameter, m.weight) for n, m in model.named_modules() if linear_sides(m) and not wide & {*n.split(".")}
     ]
     return [weight for weight in weights if not weight.requires_grad and uses[id(weight)] == 1]
 
 
-def adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def iter_adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """The layers that have adapters, by name."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LowRank))
 
 
 @torch.no_grad()
-def merged(weight: Tensor, module: Any) -> Tensor:
+def merge_adapter(weight: Tensor, module: Any) -> Tensor:
     """The weight of a layer with its adapter added: what a model without adapters needs to give the same."""
     added = module.lora_scale * (module.lora_B.double() @ module.lora_A.double())
     if not isinstance(module, nn.Linear):

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from paceline.data.corpora.stream import TokenStreams
-from paceline.data.corpora.tokens import LabelledCorpus
+from paceline.config import DEFAULT, RunSpec
+from paceline.data.corpora.documents import TokenStreams
+from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.errors import UserError
-from paceline.planning.formulas.shape import (
+from paceline.planner.formulas.shape import (
     GATE_PASSES,
     LAUNCHES_PER_OPERATION,
     ROTARY_OPERATIONS,
@@ -20,15 +21,13 @@ from paceline.planning.formulas.shape import (
     BlockShape,
     ModelShape,
 )
-from paceline.planning.frozen import weights_of, with_frozen
-from paceline.planning.texts import TextStatistics, usual_mean
-from paceline.planning.training import TrainingSubject
-from paceline.spec import DEFAULT, RunSpec
-from paceline.workloads.transformers import ENTRY, corpus
+from paceline.planner.model_inputs import TextStatistics, apply_frozen_groups, assume_mean_length, list_weights
+from paceline.planner.training_cost import TrainingCostModel
+from paceline.workloads.transformers import ENTRY, model_files
 from paceline.workloads.transformers.architectures import TransformerSizes, sizes_of
-from paceline.workloads.transformers.folder import ConfigFile, config_file
+from paceline.workloads.transformers.model_files import ConfigFile, read_config
 
-USUAL_CLASSES = 2
+ASSUMED_CLASSES = 2
 ROUTED_PASSES, ROUTER_OPERATIONS = 4, 12
 """Over what goes to an expert and comes back from it, copied and weighed; operations that choose the experts."""
 EVERY_EXPERT = "every rank holds or gathers all experts: to spread them over ranks is not priced"
@@ -36,13 +35,13 @@ ADAPTER_OPERATIONS = 4
 """Two products, a scale and a sum."""
 
 
-def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingSubject:
+def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingCostModel:
     model: Any = spec.model
-    file = config_file(model)
-    facts = _facts(spec, file, samples, tokens)
+    file = read_config(model)
+    facts = _read_statistics(spec, file, samples, tokens)
     sizes = sizes_of(file.values)
     if sizes is None or (not sizes.causal and model.task == "causal_lm"):
-        sizes = _counted(file, model.task, facts.classes)
+        sizes = _count_sizes(file, model.task, facts.classes)
         facts = replace(
             facts,
             assumptions=(
@@ -56,13 +55,13 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     if model.lora_rank and spec.train.precision in ("bf16", "fp8") and not file.bf16:
         wide = 'frozen weights in fp32, as the config does not say  "dtype": "bfloat16"'
         facts = replace(facts, assumptions=(*facts.assumptions, wide))
-    return TrainingSubject.of(
+    return TrainingCostModel.of(
         spec,
         facts.count,
-        blocks=with_frozen(
-            _blocks(sizes, max(1, round(facts.mean)), facts.classes, model, _keeps_bf16(spec, file)),
+        blocks=apply_frozen_groups(
+            _build_blocks(sizes, max(1, round(facts.mean)), facts.classes, model, _keeps_bf16(spec, file)),
             spec.train.groups,
-            lambda: weights_of(_built(file, model.task, facts.classes)),
+            lambda: list_weights(_build_model(file, model.task, facts.classes)),
         ),
         traits=ENTRY.traits,
         unit="tokens",
@@ -74,10 +73,10 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> Trainin
     )
 
 
-def _facts(spec: RunSpec, file: ConfigFile, samples: int | None, tokens: float | None) -> TextStatistics:
+def _read_statistics(spec: RunSpec, file: ConfigFile, samples: int | None, tokens: float | None) -> TextStatistics:
     data: Any = spec.data
     read = any(spec.origin(f"data.{key}") != DEFAULT for key in ("source", "path"))
-    found = corpus.cached(spec) if read and not samples else None
+    found = model_files.find_cached_texts(spec) if read and not samples else None
     if spec.model.task == "causal_lm":  # type: ignore[attr-defined]
         if tokens is not None:
             raise UserError(f"--tokens: samples have data.sequence={data.sequence} tokens; change that instead")
@@ -85,10 +84,10 @@ def _facts(spec: RunSpec, file: ConfigFile, samples: int | None, tokens: float |
         assumed = (f"samples of {data.sequence} tokens; change it with  data.sequence=N",)
         said = spec.origin("data.sequence") != DEFAULT
         return TextStatistics(known, data.sequence, data.sequence, assumptions=() if said else assumed)
-    classes = len(file.values.get("id2label") or ()) or USUAL_CLASSES
+    classes = len(file.values.get("id2label") or ()) or ASSUMED_CLASSES
     if isinstance(found, LabelledCorpus):
         return TextStatistics.of(found, samples, tokens)
-    mean = min(tokens or usual_mean(data.max_length), data.max_length)
+    mean = min(tokens or assume_mean_length(data.max_length), data.max_length)
     assumed = (f"{classes} classes, texts of {mean:.0f} tokens on average; the data were not read",)
     return TextStatistics(samples, mean, data.max_length, classes=classes, assumptions=assumed)
 
@@ -98,7 +97,9 @@ def _keeps_bf16(spec: RunSpec, file: ConfigFile) -> bool:
     return file.bf16 and spec.train.precision in ("bf16", "fp8") and spec.parallel.engine == "torch"
 
 
-def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any, keeps_bf16: bool) -> tuple[BlockShape, ...]:
+def _build_blocks(
+    sizes: TransformerSizes, length: int, classes: int, model: Any, keeps_bf16: bool
+) -> tuple[BlockShape, ...]:
     """Embedding, layer and head. Under adapters all but these and a head over classes is frozen."""
     sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
     embedding, layer, head = ModelShape(
@@ -111,7 +112,7 @@ def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any, keep
         head_width=sizes.head_width,
     ).blocks
     if sizes.active:
-        layer = _routed(layer, sizes, length)
+        layer = _add_experts(layer, sizes, length)
     rotary = not sizes.learned_positions
     turned = sizes.head_width * (sizes.heads + sizes.kv_heads)
     adapters = sizes.adapters(model.lora_rank, model.lora_targets) if model.lora_rank else 0
@@ -140,7 +141,7 @@ def _blocks(sizes: TransformerSizes, length: int, classes: int, model: Any, keep
     )
 
 
-def _routed(layer: BlockShape, sizes: TransformerSizes, length: int) -> BlockShape:
+def _add_experts(layer: BlockShape, sizes: TransformerSizes, length: int) -> BlockShape:
     """A layer whose tokens go through some of its experts: as products over all experts at once."""
     width, ffn, shared, more = sizes.width, sizes.ffn, sizes.shared_ffn, sizes.active - 1
     *attention, up, down = layer.matmuls
@@ -157,23 +158,23 @@ def _routed(layer: BlockShape, sizes: TransformerSizes, length: int) -> BlockSha
     )
 
 
-def _built(file: ConfigFile, task: str, classes: int) -> Any:
+def _build_model(file: ConfigFile, task: str, classes: int) -> Any:
     """The model as an object of the library, without memory."""
-    from paceline.workloads.transformers.build import build, config_of
+    from paceline.workloads.transformers.build import build_config, build_transformer
 
-    config = config_of(file)
+    config = build_config(file)
     if classes:
         config.num_labels = classes
-    return build(config, task)
+    return build_transformer(config, task)
 
 
-def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
+def _count_sizes(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     """The sizes of a model that the library can build, with its parameters as they are."""
-    from paceline.workload import repeated_layers
-    from paceline.workloads.transformers.lora import sides
+    from paceline.workload import find_repeated_layers
+    from paceline.workloads.transformers.lora import linear_sides
 
-    model = _built(file, task, classes)
-    layers = repeated_layers(model)
+    model = _build_model(file, task, classes)
+    layers = find_repeated_layers(model)
     text = model.config.get_text_config()
     names = ("hidden_size", "num_attention_heads", "vocab_size")
     if not layers or any(not getattr(text, name, None) for name in names):
@@ -183,7 +184,7 @@ def _counted(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     width, heads, vocab = (getattr(text, name) for name in names)
     inside = sum(p.numel() for layer in layers for p in layer.parameters())
     whole = sum(p.numel() for p in model.parameters())
-    linear = [(name, found) for name, module in layers[0].named_modules() if (found := sides(module))]
+    linear = [(name, found) for name, module in layers[0].named_modules() if (found := linear_sides(module))]
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_width = getattr(text, "head_dim", None) or width // heads
     active, each = (getattr(text, name, None) or 0 for name in ("num_experts_per_tok", "moe_intermediate_size"))

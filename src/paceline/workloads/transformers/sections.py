@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from paceline.section import ModelSection, Section, contradiction, field
+from paceline.config.sections import ModelSection, Section, conflict_error, field
 
 LABELLED = ("ag_news", "csv", "jsonl", "parquet")
 """Sources of texts with labels; docstrings are both."""
@@ -37,7 +37,7 @@ class ModelFolder(ModelSection):
     def _adapters_have_a_rank(self) -> ModelFolder:
         if not self.lora_rank and (self.lora_alpha is not None or self.lora_targets):
             name = "lora_targets" if self.lora_targets else "lora_alpha"
-            raise contradiction(f"model.{name} is given, but model.lora_rank=0 trains all weights; try  lora_rank: 8")
+            raise conflict_error(f"model.{name} is given, but model.lora_rank=0 trains all weights; try  lora_rank: 8")
         return self
 
     @property

@@ -13,36 +13,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.classification import class_sums
-from paceline.data.corpora import bpe
-from paceline.data.corpora.own_tokenizer import MASK, Chosen, tokenizer_of
-from paceline.data.corpora.tokens import LabelledCorpus, Tokens
+from paceline.config import RunSpec
+from paceline.data.corpora import tokenizer
+from paceline.data.corpora.labelled import LabelledCorpus, Tokens
+from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, load_tokenizer
 from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
+from paceline.io.files import write_atomic
 from paceline.layout import Layout
 from paceline.nn.chunked_loss import NOT_COUNTED
-from paceline.parallel.precision import at_least_fp32
-from paceline.record.files import write_atomic
-from paceline.spec import RunSpec
-from paceline.training.start.weights import open_weights
-from paceline.workload import Samples, Say, Workload
-from paceline.workloads.transformers import corpus, lora
+from paceline.nn.class_metrics import class_sums
+from paceline.parallel.precision import to_at_least_fp32
+from paceline.trainer.init_from.weights import open_weights
+from paceline.workload import LogFn, Samples, Workload
+from paceline.workloads.transformers import lora, model_files
 from paceline.workloads.transformers.build import (
-    build,
-    can_initialise,
-    config_of,
-    dropouts,
-    look_back_only,
-    model_class,
+    attach_initialise,
+    build_config,
+    build_transformer,
+    find_dropouts,
+    find_model_class,
+    make_causal,
 )
-from paceline.workloads.transformers.export import write_adapters, write_model
-from paceline.workloads.transformers.folder import (
-    BESIDE,
-    CONFIG,
-    TOKENIZER,
-    config_file,
-    tokenizer_file,
-)
+from paceline.workloads.transformers.export import write_adapters, write_transformer
+from paceline.workloads.transformers.model_files import CONFIG, EXTRA_FILES, TOKENIZER, find_tokenizer_file, read_config
 from paceline.workloads.transformers.sections import ModelFolder, Texts
 
 EVALUATION_TOKENS = 16_384
@@ -60,7 +54,9 @@ class PaddedTexts(NamedTuple):
     labels: Tensor
 
 
-def padded(texts: Sequence[np.ndarray], labels: np.ndarray, pad: int, shape: tuple[int, int] = (0, 0)) -> PaddedTexts:
+def pad_texts(
+    texts: Sequence[np.ndarray], labels: np.ndarray, pad: int, shape: tuple[int, int] = (0, 0)
+) -> PaddedTexts:
     """As long as the longest, and of at least that `shape`; rows that are added do not count.
 
     What is filled up is masked, and no answer depends on it. A row that is added shows a token, as nothing to look at
@@ -101,10 +97,10 @@ class LabelledTexts:
 
     def _padded(self, ids: np.ndarray, shape: tuple[int, int] = (0, 0)) -> PaddedTexts:
         texts = np.split(self.tokens.gather(ids), np.cumsum(self.tokens.lengths(ids))[:-1]) if len(ids) else []
-        return padded(texts, np.asarray(self.tokens.labels[ids], np.int64), self.pad, shape)
+        return pad_texts(texts, np.asarray(self.tokens.labels[ids], np.int64), self.pad, shape)
 
 
-class OnlyLogits(nn.Module):
+class LogitsOnly(nn.Module):
     """A model of the library whose answer is one tensor."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -130,13 +126,13 @@ class TransformersModel(Workload):
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // length)
         self.score = "accuracy" if self.classifies else "-loss"  # type: ignore[misc]
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: LogFn) -> None:
         config = self._plain_config()
-        self.corpus = corpus.prepared(self.spec, say)
+        self.corpus = model_files.prepare_texts(self.spec, say)
         self._check_sizes()
-        if not self.classifies and look_back_only(config):
+        if not self.classifies and make_causal(config):
             say(f"model: {config.model_type} reads both ways; as causal_lm a token sees those before it (is_decoder)")
-        if (drops := dropouts(config)) and not self.section.dropout:
+        if (drops := find_dropouts(config)) and not self.section.dropout:
             named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
             say(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
 
@@ -154,28 +150,28 @@ class TransformersModel(Workload):
             return name
         if name.endswith((lora.A, lora.B)):
             return None
-        bare = name.removeprefix(f"{model_class(self.config, self.section.task).base_model_prefix}.")
+        bare = name.removeprefix(f"{find_model_class(self.config, self.section.task).base_model_prefix}.")
         return bare if bare in self.start_shapes else name
 
     @cached_property
     def corpus(self) -> corpus.Corpus:
-        return corpus.prepared(self.spec)
+        return model_files.prepare_texts(self.spec)
 
     def _plain_config(self) -> Any:
-        return config_of(config_file(self.section, self.kept))
+        return build_config(read_config(self.section, self.kept))
 
     @cached_property
     def config(self) -> Any:
         """The library's config, with the classes of the data and without dropout."""
         config = self._plain_config()
         if not self.section.dropout:
-            for name in dropouts(config):
+            for name in find_dropouts(config):
                 setattr(config, name, 0.0)
         if self.kept is not None:
             return config
         config.use_cache = False
         if not self.classifies:
-            look_back_only(config)
+            make_causal(config)
         else:
             names = cast(LabelledCorpus, self.corpus).classes
             config.id2label = dict(enumerate(names))
@@ -206,14 +202,14 @@ class TransformersModel(Workload):
             raise UserError(f"data.{key}={length} is longer than the {longest} positions of the model; use {longest}")
 
     def model(self) -> nn.Module:
-        model = build(self.config, self.section.task)
+        model = build_transformer(self.config, self.section.task)
         blocks = self.blocks(model)
         if self.section.lora_rank:
-            lora.adapt(blocks, self.section.lora_targets, self.section.lora_rank, self.section.lora_scale)
+            lora.add_adapters(blocks, self.section.lora_targets, self.section.lora_rank, self.section.lora_scale)
             head = {name for name, _ in model.named_children()} - {cast(Any, model).base_model_prefix}
-            lora.freeze(model, head if self.classifies else ())
+            lora.freeze_weights(model, head if self.classifies else ())
         late = torch.get_default_device().type == "meta"  # memory and values come later
-        can_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
+        attach_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
         if not late or self.kept is not None:
             model.to_empty(device="cpu")
             cast(Any, model).initialise(self.spec.train.seed)
@@ -221,7 +217,7 @@ class TransformersModel(Workload):
 
     def kept_in_bf16(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """What was bf16 stays so, and is neither rounded nor widened."""
-        return lora.frozen_products(model) if config_file(self.section, self.kept).bf16 else ()
+        return lora.find_frozen_products(model) if read_config(self.section, self.kept).bf16 else ()
 
     def _given(self, model: nn.Module) -> set[str]:
         """Parameters that are read after all, from `model.start` or from a checkpoint."""
@@ -264,20 +260,20 @@ class TransformersModel(Workload):
         return metrics if self.classifies else {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
 
     def _token_losses(self, model: nn.Module, batch: LMBatch) -> Tensor:
-        logits_TV = at_least_fp32(model(input_ids=batch.tokens, use_cache=False).logits.flatten(0, 1))
+        logits_TV = to_at_least_fp32(model(input_ids=batch.tokens, use_cache=False).logits.flatten(0, 1))
         return F.cross_entropy(logits_TV, batch.targets.flatten(), ignore_index=NOT_COUNTED, reduction="none")
 
     def _class_losses(self, model: nn.Module, batch: PaddedTexts) -> tuple[Tensor, Tensor]:
-        logits_BC = at_least_fp32(model(input_ids=batch.tokens, attention_mask=batch.mask).logits)
+        logits_BC = to_at_least_fp32(model(input_ids=batch.tokens, attention_mask=batch.mask).logits)
         return logits_BC, F.cross_entropy(logits_BC, batch.labels, ignore_index=NOT_COUNTED, reduction="none")
 
     def keep(self, folder: Path) -> None:
         """All that `from_pretrained` reads beside the weights."""
         write_atomic(folder / CONFIG, self.config.to_json_string(use_diff=False))
-        own = tokenizer_file(self.section, self.texts)
+        own = find_tokenizer_file(self.section, self.texts)
         text = own.read_text(encoding="utf-8") if own is not None else self.corpus.tokenizer.to_str()
         write_atomic(folder / TOKENIZER, text)
-        for name in BESIDE:
+        for name in EXTRA_FILES:
             if own is not None and (file := own.with_name(name)).is_file():
                 write_atomic(folder / name, file.read_bytes())
 
@@ -292,16 +288,16 @@ class TransformersModel(Workload):
                 "predict names classes, and model.task=causal_lm has none; to generate text, write the model for "
                 "transformers with  paceline export RUN --out FOLDER"
             )
-        found = bpe.encode(*self._tokenizer, [str(text) for text in inputs], framed=True)
+        found = tokenizer.encode_texts(*self._tokenizer, [str(text) for text in inputs], framed=True)
         texts = np.split(found.ids.astype(np.int64), np.cumsum(found.lengths)[:-1])
-        return padded(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
+        return pad_texts(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
 
     @cached_property
-    def _tokenizer(self) -> Chosen:
+    def _tokenizer(self) -> ChosenTokenizer:
         """As the corpus was tokenised, from what a run keeps."""
-        kept = tokenizer_file(self.section, self.texts) if self.kept is None else self.kept / TOKENIZER
+        kept = find_tokenizer_file(self.section, self.texts) if self.kept is None else self.kept / TOKENIZER
         data = self.texts.model_copy(update={"tokenizer": kept})
-        return tokenizer_of(data, (), MASK, self.texts.max_length, False, lambda line: None)
+        return load_tokenizer(data, (), MASK, self.texts.max_length, False, lambda line: None)
 
     def predict(self, model: nn.Module, batch: PaddedTexts) -> Mapping[str, Tensor]:
         logits_BC = self._class_losses(model, batch)[0]
@@ -310,11 +306,11 @@ class TransformersModel(Workload):
     def export(self, model: nn.Module, folder: Path) -> None:
         """A folder that `from_pretrained` reads; adapters are merged, and lie beside as PEFT reads them."""
         assert self.kept is not None, "of a run that is opened"
-        write_model(model, self.config, self.kept, folder)
+        write_transformer(model, self.config, self.kept, folder)
         if self.section.lora_rank:
             write_adapters(model, self.section, folder / "adapter")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
         tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.get_text_config().vocab_size
         masked = {"attention_mask": torch.ones_like(tokens)} if self.classifies else {}
-        return OnlyLogits(model), {"input_ids": tokens, **masked}
+        return LogitsOnly(model), {"input_ids": tokens, **masked}

@@ -1,14 +1,14 @@
 """Boosted trees on tables: XGBoost on any number of ranks with the same answer, LightGBM on one."""
 
-from paceline.registry import Entry
+from paceline.config.registry import WorkloadEntry
 
-ENTRY = Entry(
+ENTRY = WorkloadEntry(
     run="paceline.workloads.trees.workload:Trees",
     model="paceline.workloads.trees.sections:TreesModel",
     data="paceline.workloads.trees.sections:TreesData",
-    subject="paceline.workloads.trees.planning:subject",
-    draw="paceline.workloads.trees.pictures:draw",
+    subject="paceline.workloads.trees.planning:build_trees_cost_model",
+    draw="paceline.workloads.trees.plots:draw_tree_plots",
     batched=False,
-    preload=("paceline.training.checkpoints.storage",),  # else each rank imports it beside its rounds, on their core
+    preload=("paceline.trainer.checkpoint.dcp_files",),  # else each rank imports it beside its rounds, on their core
     extends=True,
 )

@@ -7,12 +7,11 @@ from typing import Any
 import lightgbm
 import numpy as np
 
-from paceline.workloads.trees.objectives import Task
-from paceline.workloads.trees.rounds import Boosting
-from paceline.workloads.trees.sections import TreesModel
+from paceline.workloads.trees.boosting import BoostingJob
+from paceline.workloads.trees.sections import Task, TreesModel
 
 
-def parameters(model: TreesModel) -> dict[str, Any]:
+def build_lightgbm_parameters(model: TreesModel) -> dict[str, Any]:
     """As LightGBM calls them; what is not given is left to it."""
     given = {
         "learning_rate": model.learning_rate,
@@ -32,16 +31,16 @@ def parameters(model: TreesModel) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def rounds(boosting: Boosting) -> LightGBMRounds:
+def rounds(boosting: BoostingJob) -> LightGBMRounds:
     return LightGBMRounds(boosting)
 
 
 class LightGBMRounds:
-    def __init__(self, boosting: Boosting) -> None:
+    def __init__(self, boosting: BoostingJob) -> None:
         self.boosting = boosting
         target = boosting.target
         self.parameters = {
-            **parameters(boosting.model),
+            **build_lightgbm_parameters(boosting.model),
             "objective": target.objective.lightgbm,
             "metric": target.objective.lightgbm_loss,
             "num_threads": boosting.threads,

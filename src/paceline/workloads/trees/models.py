@@ -116,7 +116,7 @@ def _named(lines: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def trees_alone(raw: bytes) -> str:
+def strip_lightgbm_model(raw: bytes) -> str:
     """A model of LightGBM without its objective and its parameters: it would parse them, and margins take neither."""
     trees = raw.partition(b"\nend of trees\n")[0].decode()
     trees = re.sub(r"\nobjective=[^\n]*", "", trees, count=1)

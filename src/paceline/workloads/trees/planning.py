@@ -6,25 +6,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from paceline.config import RunSpec
 from paceline.errors import UserError
+from paceline.io.format import duration, size
 from paceline.layout import Layout
-from paceline.planning.advice import times
-from paceline.planning.candidates import Price
-from paceline.planning.formulas.comm import all_reduce_s, group
-from paceline.planning.formulas.memory import DeviceMemory
-from paceline.planning.formulas.placement import NUMBERS
-from paceline.planning.formulas.steptime import StepTime
-from paceline.planning.rows import AS_FAST
-from paceline.planning.site import Where
-from paceline.planning.subject import TIMES, PassSubject, Wording, rows_per_rank
-from paceline.record.units import duration, size
-from paceline.spec import RunSpec
+from paceline.planner.advice import format_speedup
+from paceline.planner.candidates import PricedLayout
+from paceline.planner.cost_model import TIME_TERMS, PassCostModel, PlanWording, rows_per_rank
+from paceline.planner.formulas.memory import DeviceMemory
+from paceline.planner.formulas.placement import DTYPE_SIZES
+from paceline.planner.formulas.step_time import StepTime, all_reduce_s, build_group
+from paceline.planner.rows import EQUALLY_FAST
+from paceline.planner.target import PricedCluster
 
 if TYPE_CHECKING:
-    from paceline.planning.plan import Plan
+    from paceline.planner.plan import Plan
     from paceline.workloads.trees.table import TableFacts
 
-PRICES = {"values": 53.5, "levels": 2010.0, "lines": 3250.0, "bins": 563.0}
+OPERATION_FLOPS = {"values": 53.5, "levels": 2010.0, "lines": 3250.0, "bins": 563.0}
 """Plain operations in whose time a rank adds a value to a histogram, finds a row's gradient and its side of a split,
 fetches a line of memory that is not in the cache, and clears, adds up and tries a bin of a node."""
 LEVEL_S = 1.5e-4
@@ -39,12 +38,12 @@ BIN_BYTES = GRADIENT_BYTES = 16.0
 """Sums of gradients and hessians; those of a row, and its number."""
 FEWEST_ROWS = 19
 """Of a leaf, about, where a tree has as many levels as it wants."""
-USUAL = {"xgboost": 6, "lightgbm": 5}
+DEFAULT_LEVELS = {"xgboost": 6, "lightgbm": 5}
 """Levels, where the run file does not say; LightGBM's 31 leaves are five."""
 
 
 @dataclass(frozen=True)
-class Grown:
+class TreesShape:
     """The table and its trees, as far as time and memory depend on them."""
 
     rows: int
@@ -85,7 +84,7 @@ class Grown:
         return self.outputs * (self.levels + 1.0)
 
     def work_flops(self, rows: float) -> float:
-        return sum(PRICES[name] * count for name, count in self.operations(rows).items())
+        return sum(OPERATION_FLOPS[name] * count for name, count in self.operations(rows).items())
 
     @property
     def sent_bytes(self) -> float:
@@ -115,17 +114,17 @@ class TreesMemory(DeviceMemory):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreesSubject(PassSubject):
-    grown: Grown
+class TreesCostModel(PassCostModel):
+    grown: TreesShape
     on_disk: bool
 
     model: ClassVar[str] = "a sum of trees"
-    wording: ClassVar[Wording] = replace(
-        PassSubject.wording,
+    wording: ClassVar[PlanWording] = replace(
+        PassCostModel.wording,
         layout="table",
         step="round",
         batch="this table",
-        times={**TIMES, "compute_s": "histograms and splits", "exposed_s": "histograms over ranks"},
+        times={**TIME_TERMS, "compute_s": "histograms and splits", "exposed_s": "histograms over ranks"},
         to_fit="Take more devices or larger ones, or leave the table on disk with  data.memory=disk.",
     )
 
@@ -142,10 +141,10 @@ class TreesSubject(PassSubject):
         table = f"{self.grown.rows:,} rows × {self.grown.columns:,} columns"
         return f"{self.name}: {table}, {self.steps:,} rounds of {self.grown.levels} levels"
 
-    def layout_name(self, price: Price) -> str:
+    def layout_name(self, price: PricedLayout) -> str:
         return "on disk" if self.on_disk else "in memory"
 
-    def memory(self, layout: Layout, where: Where) -> TreesMemory:
+    def memory(self, layout: Layout, where: PricedCluster) -> TreesMemory:
         rows, grown = rows_per_rank(layout), self.grown
         return TreesMemory(
             table_bytes=0.0 if self.on_disk else rows * (grown.row_bytes + grown.columns),
@@ -154,11 +153,11 @@ class TreesSubject(PassSubject):
             context_bytes=where.physics.context_bytes,
         )
 
-    def price(self, layout: Layout, where: Where) -> Price:
+    def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
         rows, grown, physics = rows_per_rank(layout), self.grown, where.physics
         plain = where.cluster.device.peak_flops_s("fp32")
         work = grown.work_flops(rows) / plain + grown.starts * LEVEL_S
-        members = group(layout.ranks, 1, where.cluster, physics)
+        members = build_group(layout.ranks, 1, where.cluster, physics)
         comm = all_reduce_s(grown.sent_bytes, members, physics, grown.starts)
         memory = self.memory(layout, where)
         streamed = rows * grown.columns * grown.levels / physics.input_bytes_s if self.on_disk else 0.0
@@ -173,7 +172,7 @@ class TreesSubject(PassSubject):
             data_s=max(0.0, streamed - work),
         )
         values = min(grown.bin_rows, grown.rows) * SKETCH_FLOPS + rows * BINNING_FLOPS
-        return Price(layout, where, time, memory, START_S + values * grown.columns / plain)
+        return PricedLayout(layout, where, time, memory, START_S + values * grown.columns / plain)
 
     def advice(self, plan: Plan) -> Iterator[str]:
         """Whether more ranks pay."""
@@ -184,33 +183,33 @@ class TreesSubject(PassSubject):
             yield f"One rank: a round takes {duration(p.step_s)}."
         elif chosen.devices == 1:
             slow = most.price.time
-            as_long = most.speedup > 1 and most.run_s * AS_FAST >= chosen.run_s
+            as_long = most.speedup > 1 and most.run_s * EQUALLY_FAST >= chosen.run_s
             sooner = ", and the whole fit would end less than 5 % sooner" if as_long else ""
             yield (
                 f"Stay on one rank, where a round takes {duration(p.step_s)}: {most.devices} would run at "
-                f"{times(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and wait "
+                f"{format_speedup(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and wait "
                 f"{duration(slow.exposed_s)} for the histograms of the others."
             )
         else:
             yield (
-                f"{chosen.devices} ranks will run at {times(chosen.speedup)}: in each round one works "
+                f"{chosen.devices} ranks will run at {format_speedup(chosen.speedup)}: in each round one works "
                 f"{duration(p.time.compute_s)}, and adds up {size(self.grown.sent_bytes)} of histograms with the "
                 f"others in {duration(p.time.comm_s)}."
             )
 
 
-def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TreesSubject:
+def build_trees_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TreesCostModel:
     if tokens is not None:
         raise UserError("--tokens: a table has no texts; leave it out")
     steps = spec.train.steps or spec.train.epochs
     if not steps:
         raise UserError("how many rounds? give their number as  train.steps=200")
-    grown, assumptions = _grown(spec, samples)
-    return TreesSubject(
+    grown, assumptions = _shape_of(spec, samples)
+    return TreesCostModel(
         name=spec.name,
         workload=spec.workload,
         global_batch=grown.rows,
-        numbers=NUMBERS["fp32"],
+        numbers=DTYPE_SIZES["fp32"],
         steps=steps,
         samples=grown.rows,
         unit="rows",
@@ -220,28 +219,30 @@ def subject(spec: RunSpec, samples: int | None, tokens: float | None) -> TreesSu
     )
 
 
-def _grown(spec: RunSpec, samples: int | None) -> tuple[Grown, list[str]]:
+def _shape_of(spec: RunSpec, samples: int | None) -> tuple[TreesShape, list[str]]:
     model: Any = spec.model
     data: Any = spec.data
-    levels = model.max_depth or (model.max_leaves.bit_length() if model.max_leaves else USUAL[model.library])
+    levels = model.max_depth or (model.max_leaves.bit_length() if model.max_leaves else DEFAULT_LEVELS[model.library])
     if samples is not None:
         bins = float(data.columns * (model.max_bin or 256))
         told = [f"{data.columns} columns of numbers (data.columns=N says otherwise), two classes"]
-        return Grown(samples, data.columns, bins, False, levels, 1, data.bin_rows), told
-    from paceline.workloads.trees.table import looked_at
+        return TreesShape(samples, data.columns, bins, False, levels, 1, data.bin_rows), told
+    from paceline.workloads.trees.table import probe_table
 
-    facts, seen = looked_at(data)
+    facts, seen = probe_table(data)
     sizes = (facts.rows, len(facts.columns), float(facts.bins), facts.gaps)
     told = [f"about {facts.rows:,} rows like the first {seen:,}, which were read"] if seen else []
-    return Grown(*sizes, levels, _outputs(model.objective, data.label, facts, sure=not seen), data.bin_rows), told
+    return TreesShape(
+        *sizes, levels, _count_outputs(model.objective, data.label, facts, sure=not seen), data.bin_rows
+    ), told
 
 
-def _outputs(objective: str, label: str, facts: TableFacts, sure: bool) -> int:
+def _count_outputs(objective: str, label: str, facts: TableFacts, sure: bool) -> int:
     """For each row of a round. The first rows may not have every class, so that they are no reason to refuse."""
-    from paceline.workloads.trees.targets import target_of
+    from paceline.workloads.trees.targets import choose_target
 
     try:
-        return target_of(objective, label, facts).outputs
+        return choose_target(objective, label, facts).outputs
     except UserError:
         if sure:
             raise

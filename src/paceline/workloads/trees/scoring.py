@@ -1,23 +1,29 @@
-"""How well trees do: losses of rows, sums over fixed chunks of held-out rows, and the metrics that these give.
+"""Score predictions: losses, sums over fixed chunks of held-out rows, and the metrics these give.
 
 A chunk is handed to a rank whole, so its sums are the same on any number of ranks.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.classification import class_metrics, class_sums, two_class_sums
-from paceline.launch.group import gather_objects
-from paceline.record.files import finite
-from paceline.training.evaluation import ChunkSums, joined
-from paceline.workloads.trees.objectives import Task
-from paceline.workloads.trees.ranking import ndcg_sums
+from paceline.config.registry import describe_error, format_user_trace, load_user_function
+from paceline.errors import UserError
+from paceline.io.files import replace_nonfinite
+from paceline.launch.process_group import broadcast_from_main, gather_objects
+from paceline.nn.class_metrics import class_sums, compute_class_metrics, sum_two_classes
+from paceline.trainer.evaluation import ChunkSums, sum_chunks
+from paceline.workloads.trees.sections import Task
 from paceline.workloads.trees.table import RowSplit
+from paceline.workloads.trees.table_builder import sum_ndcg
 from paceline.workloads.trees.targets import TreeTarget
 
 CHUNK = 4096
@@ -25,7 +31,7 @@ LOSS_ROWS = 1 << 14
 """Whose losses are computed at a time: they stay in the cache of a core."""
 
 
-def probabilities(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
+def predict_from_margins(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
     """(rows, classes) or, where numbers are predicted, those numbers: (rows,)."""
     scores = margins.astype(np.float64)
     match target.objective.task:
@@ -40,8 +46,8 @@ def probabilities(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
     return scores[:, 0]
 
 
-def losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarget) -> np.ndarray:
-    """Of each row, in the precision of the margins. The loss of a ranking is one of queries: `ndcg_sums`."""
+def compute_row_losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarget) -> np.ndarray:
+    """Of each row, in the precision of the margins. The loss of a ranking is one of queries: `sum_ndcg`."""
     first = margins[:, 0]
     match target.objective.task:
         case Task.BINARY:
@@ -56,14 +62,14 @@ def losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarget) -> np.nd
     return (first - labels) ** 2
 
 
-def loss_sums(
+def sum_losses(
     margins: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, target: TreeTarget
 ) -> tuple[float, float]:
     """(sum of the losses of these rows, sum of their weights)."""
     total = 0.0
     for first in range(0, len(labels), LOSS_ROWS):
         some = slice(first, first + LOSS_ROWS)
-        found = losses(margins[some], labels[some], target)
+        found = compute_row_losses(margins[some], labels[some], target)
         total += float((found if weights is None else found * weights[some]).sum(dtype=np.float64))
     return total, float(len(labels) if weights is None else weights.sum(dtype=np.float64))
 
@@ -97,7 +103,7 @@ class HeldOutRows:
         for chunk in self.mine:
             first, last = int(self.edges[chunk]), int(self.edges[chunk + 1])
             mine.add(chunk, self._sums(margins[first - begin : last - begin], slice(first, last)))
-        sums = joined(gather_objects(mine), len(self.edges) - 1)
+        sums = sum_chunks(gather_objects(mine), len(self.edges) - 1)
         rows = len(self.split)
         return {"n": rows, "of": rows, "loss": sums["loss"] / sums["weight"], **_metrics(sums, self.target)}
 
@@ -107,16 +113,16 @@ class HeldOutRows:
         if self.split.queries is not None and self.target.objective.task is Task.RANKING:
             starts = self.split.queries
             own = starts[np.searchsorted(starts, rows.start) : np.searchsorted(starts, rows.stop)]
-            return ndcg_sums(scores[:, 0], labels, own - rows.start)
+            return sum_ndcg(scores[:, 0], labels, own - rows.start)
         weights = None if self.split.weights is None else np.asarray(self.split.weights[rows], np.float64)
-        loss, weight = loss_sums(scores, labels, weights, self.target)
+        loss, weight = sum_losses(scores, labels, weights, self.target)
         sums: dict[str, Any] = {"loss": loss, "weight": weight}
         if self.target.objective.task is Task.BINARY:
-            return {**sums, **two_class_sums(scores[:, 0], labels.astype(np.int64))}
+            return {**sums, **sum_two_classes(scores[:, 0], labels.astype(np.int64))}
         if self.target.objective.task is Task.CLASSES:
             return {**sums, **class_sums(torch.from_numpy(scores), torch.from_numpy(labels).long())}
         each = 1.0 if weights is None else weights
-        truth, said = labels.astype(np.float64), probabilities(margins, self.target)
+        truth, said = labels.astype(np.float64), predict_from_margins(margins, self.target)
         found = {"squares": (said - truth) ** 2, "apart": np.abs(said - truth), "truth": truth, "truth2": truth**2}
         return {**sums, **{name: float((each * value).sum()) for name, value in found.items()}}
 
@@ -125,11 +131,58 @@ def _metrics(sums: dict[str, Any], target: TreeTarget) -> dict[str, Any]:
     if target.objective.task is Task.RANKING:
         return {"ndcg": 1 - sums["loss"] / sums["weight"], "ndcg_at_10": sums["ndcg_at_10"] / sums["weight"]}
     if target.objective.of_classes:
-        metrics = class_metrics(sums)
+        metrics = compute_class_metrics(sums)
         plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in metrics.items()}
-        return {**finite(plain), "classes": list(target.classes)}
+        return {**replace_nonfinite(plain), "classes": list(target.classes)}
     whole = sums["weight"]
     mean_square = sums["squares"] / whole
     spread = sums["truth2"] / whole - (sums["truth"] / whole) ** 2
     explained = {"r2": 1 - mean_square / spread} if spread > 0 else {}
     return {"rmse": mean_square**0.5, "mae": sums["apart"] / whole, **explained}
+
+
+METRIC_KEY = "model.metric"
+
+
+@dataclass(frozen=True)
+class CustomMetric:
+    reference: str
+    function: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        return self.reference.rpartition(":")[2]
+
+    def of(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
+        """From what the trees say of this rank's held-out rows."""
+        margins = np.concatenate(gather_objects(margins))
+        return broadcast_from_main(lambda: self._asked(held_out, margins))
+
+    def _asked(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
+        """Classes are numbers from 0; of two, a prediction is the probability of the second."""
+        said, target = predict_from_margins(margins, held_out.target), held_out.target
+        labels = target.labels(held_out.split.y)
+        try:
+            found = self.function(
+                labels.astype(np.int64) if target.classes else np.array(labels),
+                said[:, 1] if len(target.classes) == 2 else said,
+            )
+        except Exception as error:
+            told = f"{METRIC_KEY}: {self.reference} fails: {describe_error(error)}"
+            raise UserError(f"{told}\n\n{format_user_trace(error, self.reference)}".rstrip()) from error
+        if not isinstance(found, Real) or not math.isfinite(found):
+            raise UserError(f"{METRIC_KEY}: {self.reference} returned {found!r}; it must return a finite number")
+        return float(found)
+
+
+def load_metric(reference: str | None) -> CustomMetric | None:
+    if reference is None:
+        return None
+    function = load_user_function(reference, METRIC_KEY)
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise UserError(f"{METRIC_KEY}: {reference} is called with (labels, predictions): {error}") from None
+    except ValueError:  # a function of C, of which nobody knows what it takes
+        pass
+    return CustomMetric(reference, function)

@@ -1,16 +1,53 @@
-"""What the run file of boosted trees says of its trees and its table."""
+"""Sections `model` and `data` of a run file of boosted trees, and the objectives both libraries support."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import model_validator
 
-from paceline.section import Section, contradiction, field
-from paceline.workloads.trees.objectives import NAMES
+from paceline.config.sections import Section, conflict_error, field
+
+
+class Task(Enum):
+    BINARY = "binary"
+    CLASSES = "multiclass"
+    NUMBER = "regression"
+    COUNT = "poisson"
+    RANKING = "ranking"
+
+
+@dataclass(frozen=True)
+class Objective:
+    task: Task
+    xgboost: str
+    xgboost_loss: str
+    lightgbm: str
+    lightgbm_loss: str
+
+    @property
+    def of_classes(self) -> bool:
+        return self.task in (Task.BINARY, Task.CLASSES)
+
+
+OBJECTIVES = {
+    objective.task: objective
+    for objective in (
+        Objective(Task.BINARY, "binary:logistic", "logloss", "binary", "binary_logloss"),
+        Objective(Task.CLASSES, "multi:softprob", "mlogloss", "multiclass", "multi_logloss"),
+        Objective(Task.NUMBER, "reg:squarederror", "rmse", "regression", "l2"),
+        Objective(Task.COUNT, "count:poisson", "poisson-nloglik", "poisson", "poisson"),
+        Objective(Task.RANKING, "rank:ndcg", "ndcg", "lambdarank", "ndcg"),
+    )
+}
+BY_NAME = {name: task for task, known in OBJECTIVES.items() for name in (known.xgboost, known.lightgbm)}
+NAMES: Any = ("auto", *BY_NAME)
+
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Threads of a library sleep while they wait for each other. By default they spin and, where other processes want the
@@ -91,9 +128,9 @@ class TreesModel(Section):
         for name in values if isinstance(values, Mapping) else ():
             here = OTHER_NAMES.get(name)
             if here:
-                raise contradiction(f"model.{name}: here it is called {here}; type  {here}={values[name]}")
+                raise conflict_error(f"model.{name}: here it is called {here}; type  {here}={values[name]}")
             if here is not None:
-                raise contradiction(
+                raise conflict_error(
                     f"model.{name}: it cannot be chosen, since the answer would depend on the ranks or on a restart; "
                     "leave it out (rows and columns are drawn by model.subsample and model.colsample_bytree)"
                 )
@@ -103,7 +140,7 @@ class TreesModel(Section):
     def _of_this_library(self) -> TreesModel:
         for name, library in ONLY.items():
             if getattr(self, name) != type(self).model_fields[name].default and self.library != library:
-                raise contradiction(
+                raise conflict_error(
                     f"model.{name} is a parameter of {library}, and model.library is {self.library}; leave one out"
                 )
         return self

@@ -18,25 +18,25 @@ import numpy as np
 
 from paceline.data.cache import (
     ArrayWriter,
-    Damaged,
-    array_facts,
-    exclusive,
+    DamagedEntry,
+    add_seal,
+    create_entry,
+    describe_array,
+    lock_entry,
     map_array,
-    new_entry,
     read_facts,
-    sealed,
-    verify,
+    verify_entry,
     write_synced,
 )
 from paceline.data.files import check_file
-from paceline.data.order import mix, stream
-from paceline.errors import UserError, listed
-from paceline.record.files import checked_fields
-from paceline.workload import Say
-from paceline.workloads.trees import generated
-from paceline.workloads.trees.building import SplitWriter, TableColumns
-from paceline.workloads.trees.reading import Block, TableSource, column_named, open_tables
+from paceline.data.order import derive_key, mix
+from paceline.errors import UserError, join_names
+from paceline.io.files import validate_fields
+from paceline.workload import LogFn
+from paceline.workloads.trees import table_source
 from paceline.workloads.trees.sections import TreesData
+from paceline.workloads.trees.table_builder import SplitWriter, TableEncoder
+from paceline.workloads.trees.table_source import Block, TableSource, open_tables, require_column
 
 FACTS = "facts.json"
 FORMAT = 2
@@ -110,23 +110,23 @@ class PreparedTable:
         return split.X, split.weights
 
 
-def table_of(data: TreesData, say: Say) -> PreparedTable:
+def prepare_table(data: TreesData, say: LogFn) -> PreparedTable:
     """The table of a run file, from the cache if it was read before."""
     entry = data.cache.expanduser() / "trees" / _name_of(data)
     if (found := _read(entry, say)) is not None:
         return found
-    with exclusive(entry, say):
+    with lock_entry(entry, say):
         if (found := _read(entry)) is None:
             train, test = open_tables(data)
             say(f"reading {train.name}")
-            with new_entry(entry) as folder:
+            with create_entry(entry) as folder:
                 _build(folder, data, train, test)
             found = _read(entry)
     assert found is not None
     return found
 
 
-def known_table(data: TreesData, whole: bool = True) -> PreparedTable | None:
+def find_cached_table(data: TreesData, whole: bool = True) -> PreparedTable | None:
     """The same, if it is in the cache; nothing is read or written otherwise. `whole` makes sure of its numbers."""
     try:
         return _read(data.cache.expanduser() / "trees" / _name_of(data), whole=whole)
@@ -134,18 +134,18 @@ def known_table(data: TreesData, whole: bool = True) -> PreparedTable | None:
         return None
 
 
-def looked_at(data: TreesData) -> tuple[TableFacts, int]:
+def probe_table(data: TreesData) -> tuple[TableFacts, int]:
     """The facts of a table, from the cache or read now; of a large one that nobody has read, as its first rows tell,
     and how many these are, else 0."""
-    if (known := known_table(data, whole=False)) is not None:
+    if (known := find_cached_table(data, whole=False)) is not None:
         return known.facts, 0
     train, test = open_tables(data, looking=True)
     if sum(one.rows() * len(one.columns) for one in (train, test) if one is not None) <= LOOKED_AT:
-        return table_of(data, lambda text: None).facts, 0
+        return prepare_table(data, lambda text: None).facts, 0
     rows = max(FEWEST_ROWS, min(COUNTED_ROWS, LOOKED_AT // len(train.columns)))
     with tempfile.TemporaryDirectory() as folder:
         _build(Path(folder), data, replace(train, blocks=lambda: train.beginning(rows)), None)
-        facts = facts_of(read_facts(Path(folder) / FACTS))
+        facts = parse_table_facts(read_facts(Path(folder) / FACTS))
     seen = facts.rows + facts.test_rows
     share = 1.0 if test is not None else facts.rows / seen
     return replace(facts, rows=max(seen, round(share * train.rows()))), seen
@@ -162,28 +162,28 @@ def _name_of(data: TreesData) -> str:
     return hashlib.sha256(json.dumps([asked, described], sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _read(entry: Path, say: Say = lambda line: None, whole: bool = True) -> PreparedTable | None:
+def _read(entry: Path, say: LogFn = lambda line: None, whole: bool = True) -> PreparedTable | None:
     if not entry.exists():
         return None
     try:
         values = read_facts(entry / FACTS)
         files = values.pop("files")
         if whole:
-            verify(entry, files)
-        return PreparedTable(entry, facts_of(values))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, Damaged) as damage:
+            verify_entry(entry, files)
+        return PreparedTable(entry, parse_table_facts(values))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, DamagedEntry) as damage:
         say(f"the cached {entry} is damaged ({damage}); reading the table again")
         return None
 
 
-def facts_of(values: Mapping[str, Any]) -> TableFacts:
+def parse_table_facts(values: Mapping[str, Any]) -> TableFacts:
     """As JSON has them."""
-    return TableFacts(**checked_fields(TableFacts, {key: value for key, value in values.items() if key != "files"}))
+    return TableFacts(**validate_fields(TableFacts, {key: value for key, value in values.items() if key != "files"}))
 
 
-def drawn(numbers: np.ndarray, fraction: float, purpose: int) -> np.ndarray:
+def draw_rows(numbers: np.ndarray, fraction: float, purpose: int) -> np.ndarray:
     """Which of these rows or queries a hash of their number chooses."""
-    return mix(numbers.astype(np.uint64) + stream(purpose)) < np.uint64(fraction * (2**64 - 2**11))
+    return mix(numbers.astype(np.uint64) + derive_key(purpose)) < np.uint64(fraction * (2**64 - 2**11))
 
 
 def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource | None) -> None:
@@ -194,7 +194,7 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
         count = len(next(iter(block.values())))
         rows = columns.rows(train.name, block, seen)
         numbers = np.arange(seen, seen + count) if rows.queries is None else rows.queries
-        held = drawn(numbers, 0.0 if test is not None else data.test_fraction, HELD_OUT)
+        held = draw_rows(numbers, 0.0 if test is not None else data.test_fraction, HELD_OUT)
         writers["train"].add(rows.where(~held))
         writers["test"].add(rows.where(held))
         seen += count
@@ -210,8 +210,8 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
         raise UserError(f"{train.name}: there are {len(writers['train'])} rows to learn from; at least 2 are needed")
     facts = {**columns.facts(writers["train"], writers["test"]), **_counted(folder, len(columns.names))}
     _write_bins(folder, data, len(columns.names), facts["rows"])
-    files = {file.name: array_facts(file) for file in sorted(folder.glob("*.npy"))}  # as they are after renumbering
-    said = sealed(json.loads(json.dumps({**asdict(TableFacts(**facts)), "files": files})))
+    files = {file.name: describe_array(file) for file in sorted(folder.glob("*.npy"))}  # as they are after renumbering
+    said = add_seal(json.loads(json.dumps({**asdict(TableFacts(**facts)), "files": files})))
     write_synced(folder / FACTS, json.dumps(said, ensure_ascii=False).encode())
 
 
@@ -222,13 +222,13 @@ def _counted(folder: Path, columns: int) -> dict[str, Any]:
     return {"bins": bins, "gaps": bool(np.isnan(few).any())}
 
 
-def _checked(test: TableSource, columns: TableColumns) -> Any:
+def _checked(test: TableSource, columns: TableEncoder) -> Any:
     if missing := [name for name in columns.needed if name not in test.columns]:
-        raise UserError(f"data.test_path: {test.name} has no column {listed(missing)}, which data.path has")
+        raise UserError(f"data.test_path: {test.name} has no column {join_names(missing)}, which data.path has")
     return test.blocks()
 
 
-def _columns_of(data: TreesData, source: TableSource) -> TableColumns:
+def _columns_of(data: TreesData, source: TableSource) -> TableEncoder:
     npz = data.path is not None and data.path.suffix == ".npz"
     special = {"label": data.label, "weight": data.weight, "query": data.query}
     if npz:
@@ -238,17 +238,17 @@ def _columns_of(data: TreesData, source: TableSource) -> TableColumns:
         if name in (*data.categories, *data.ignore) or given.count(name or "") > 1:
             raise UserError(f"data: column {name!r} is the {what}, and can be nothing else; leave one of them out")
         if name is not None:
-            column_named(name, f"data.{what}", source.name, source.columns)
+            require_column(name, f"data.{what}", source.name, source.columns)
     for key in ("categories", "ignore"):
         for name in getattr(data, key):
             if key == "categories" or npz or data.path is None:
-                column_named(name, f"data.{key}", source.name, source.columns)
+                require_column(name, f"data.{key}", source.name, source.columns)
     names = [name for name in source.columns if name not in (*given, *data.ignore)]
     if not names:
         raise UserError(f"{source.name}: there is no column to learn from beside {data.label!r}")
-    made_up = (generated.CATEGORY,) if data.path is None else ()
+    made_up = (table_source.CATEGORY,) if data.path is None else ()
     categories = [name for name in names if name in (*data.categories, *made_up)]
-    return TableColumns(names, data.label, categories, special["weight"], special["query"])
+    return TableEncoder(names, data.label, categories, special["weight"], special["query"])
 
 
 def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
@@ -262,12 +262,12 @@ def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
             for first in range(0, rows, COPIED_ROWS):
                 some = map_array(folder / f"train.{kind}.npy").reshape(rows, width)[first : first + COPIED_ROWS]
                 numbers = np.arange(first, first + len(some))
-                writer.append(some[drawn(numbers, data.bin_rows / rows, BINNED)].ravel())
+                writer.append(some[draw_rows(numbers, data.bin_rows / rows, BINNED)].ravel())
 
 
-def codes_of(block: Block, coding: Coding) -> np.ndarray:
+def encode_rows(block: Block, coding: Coding) -> np.ndarray:
     """New rows as those of the table were coded; a name that it did not have is missing."""
-    columns = TableColumns(list(coding.columns), "", list(coding.categories))
+    columns = TableEncoder(list(coding.columns), "", list(coding.categories))
     columns.known = {name: {word: code for code, word in enumerate(words)} for name, words in coding.categories.items()}
     columns.learned()
     return columns.matrix("predict", block, 0)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.errors import UserError, listed
-from paceline.workloads.trees.objectives import BY_NAME, OBJECTIVES, Objective, Task
-from paceline.workloads.trees.ranking import MOST_RELEVANT
+from paceline.errors import UserError, join_names
+from paceline.workloads.trees.sections import BY_NAME, OBJECTIVES, Objective, Task
 from paceline.workloads.trees.table import TableFacts
+from paceline.workloads.trees.table_builder import MOST_RELEVANT
 
 FEW_NUMBERS = 20
 """Different whole numbers of a label that may be classes as well as amounts."""
@@ -35,7 +35,7 @@ class TreeTarget:
         return np.searchsorted(np.array(self.values, y.dtype), y).astype(np.float32)
 
 
-def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
+def choose_target(asked: str, label: str, facts: TableFacts) -> TreeTarget:
     """UserError where the label cannot be what was asked for."""
     task = _task_of(asked, label, facts)
     given = f"model.objective={asked}"
@@ -56,11 +56,12 @@ def target_of(asked: str, label: str, facts: TableFacts) -> TreeTarget:
             raise UserError(f"{given}: {label!r} has {len(classes)} classes; use  model.objective=multiclass")
         return TreeTarget(OBJECTIVES[task], classes, facts.values)
     if task is Task.RANKING and not _are_relevances(facts):
-        held = f"words ({listed(facts.classes)})" if facts.classes else f"numbers such as {_shown(facts)}"
+        held = f"words ({join_names(facts.classes)})" if facts.classes else f"numbers such as {_shown(facts)}"
         raise UserError(f"{given}: {label!r} holds {held}; how relevant a row is must be a whole number from 0 to 31")
     if facts.classes:
         raise UserError(
-            f"{given}: {label!r} holds words ({listed(facts.classes)}); use  model.objective=auto  for their classes"
+            f"{given}: {label!r} holds words ({join_names(facts.classes)}); use  "
+            "model.objective=auto  for their classes"
         )
     if task is Task.COUNT and facts.totals["least"] < 0:
         raise UserError(f"{given}: {label!r} is {facts.totals['least']:g} somewhere; counts are 0 or more")
@@ -88,4 +89,4 @@ def _are_relevances(facts: TableFacts) -> bool:
 
 
 def _shown(facts: TableFacts) -> str:
-    return listed([f"{value:g}" for value in facts.values or (facts.totals["least"], facts.totals["mean"])], 3)
+    return join_names([f"{value:g}" for value in facts.values or (facts.totals["least"], facts.totals["mean"])], 3)

@@ -1,24 +1,139 @@
-"""Boosted trees as a workload of a run file."""
+"""Boosted trees as a workload of a run file, and the rounds of one rank."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter, thread_time
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.config import Train
 from paceline.errors import UserError
-from paceline.launch.environment import ALONE, detect
+from paceline.launch.environment import SINGLE_RANK, detect_rank
 from paceline.layout import Layout
-from paceline.spec import Train
-from paceline.workload import PassWorkload, Say
-from paceline.workloads.trees.fitted import FittedTrees
-from paceline.workloads.trees.own_metric import own_metric
-from paceline.workloads.trees.passes import TreePasses
-from paceline.workloads.trees.rounds import Boosting, library_of
+from paceline.trainer.explain import describe_sharing
+from paceline.trainer.passes import FitEnd
+from paceline.workload import LogFn, PassWorkload
+from paceline.workloads.trees.boosting import BoostingJob, load_library
+from paceline.workloads.trees.scoring import HeldOutRows, load_metric
 from paceline.workloads.trees.sections import TreesData, TreesModel
-from paceline.workloads.trees.table import PreparedTable, table_of
-from paceline.workloads.trees.targets import TreeTarget, target_of
+from paceline.workloads.trees.table import PreparedTable, prepare_table
+from paceline.workloads.trees.targets import TreeTarget, choose_target
+from paceline.workloads.trees.tree_model import FittedTrees, cut_model
+
+DEFAULT_EVALUATE_EVERY = 10
+"""Rounds, where the run file does not say."""
+
+
+class TreePasses:
+    """One rank's part."""
+
+    def __init__(self, boosting: BoostingJob, train: Train) -> None:
+        self.boosting, self.train, self.place = boosting, train, boosting.place
+        self.samples = boosting.table.facts.rows
+        self.most = train.steps or train.epochs or 0
+        self.parameters = None
+        self.done = self.stale = self.best_round = 0
+        self.best: float | None = None
+        self.rounds = load_library(boosting.model.library)(boosting)
+        test = boosting.table.split("test")
+        self.held_out = HeldOutRows.of(test, boosting.target, self.place.rank, self.place.world)
+        self.rounds.hold(test.X[self.held_out.rows])
+        self.metric = load_metric(boosting.model.metric)
+        self.notes: list[str] = []
+        """What else is said before the first round."""
+        self._tensor = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def end(self) -> FitEnd | None:
+        if self.train.patience and self.stale >= self.train.patience:
+            return FitEnd.PATIENCE
+        return FitEnd.AS_ASKED if self.done >= self.most else None
+
+    def end_words(self) -> str:
+        if self.end is FitEnd.PATIENCE:
+            patience = f"{self.stale} evaluations without a lower loss (train.patience={self.train.patience})"
+            return f"{patience}; the best was after round {self.best_round}, and no tree after it is used"
+        return f"all of its {self.most} rounds"
+
+    def begin(self) -> None:
+        self.rounds.join()
+
+    def close(self) -> None:
+        self.rounds.leave()
+
+    def step(self, flag: bool) -> dict[str, Any]:
+        began, ran = perf_counter(), thread_time()
+        self.rounds.make(self.done)
+        self.done += 1
+        found: dict[str, Any] = {}
+        if self.done in (1, self.most) or self.done % self.train.log_every == 0:
+            found["loss"] = self.rounds.loss()
+        stopping = self.rounds.any(flag)
+        step_s = perf_counter() - began
+        waited = max(0.0, step_s - (thread_time() - ran)) if self.place.world > 1 else 0.0
+        times = {"step_s": step_s, "data_s": 0.0, "comm_s": waited, "exposed_s": waited}
+        return {**found, **times, "flagged": stopping, "of_samples": self.most * self.samples}
+
+    def evaluate(self) -> dict[str, Any]:
+        due = self.done == self.most or self.done % (self.train.evaluate_every or DEFAULT_EVALUATE_EVERY) == 0
+        if not due or not len(self.held_out.split):
+            return {}
+        margins = self.rounds.margins()
+        metrics = self.held_out.metrics(margins)
+        if self.metric is not None:
+            metrics[self.metric.name] = self.metric.of(self.held_out, margins)
+        better = self.best is None or metrics["loss"] < self.best
+        if better:
+            self.best, self.best_round, self.stale = metrics["loss"], self.done, 0
+        else:
+            self.stale += 1
+        return metrics
+
+    def tensors(self) -> dict[str, Any]:
+        raw = np.frombuffer(self.rounds.raw(), np.uint8)
+        return {"model": {"trees": torch.from_numpy(raw.copy())}}
+
+    def meta(self) -> dict[str, Any]:
+        told = ("done", "stale", "best", "best_round")
+        return {**{name: getattr(self, name) for name in told}, "bytes": len(self.rounds.raw())}
+
+    def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        self._tensor = torch.empty(meta["bytes"], dtype=torch.uint8)
+        return {"model": {"trees": self._tensor}}
+
+    def restored(self, meta: Mapping[str, Any]) -> None:
+        for name in ("done", "stale", "best", "best_round"):
+            setattr(self, name, meta[name])
+        self.rounds.load(self._tensor.numpy().tobytes(), self.done)
+
+    def equations(self, ranks: int) -> list[str]:
+        boosting, facts, target = self.boosting, self.boosting.table.facts, self.boosting.target
+        what = f"{len(target.classes)} classes" if target.classes else target.objective.task.value
+        on = f"{boosting.threads} thread{'s' * (boosting.threads > 1)} per rank"
+        if boosting.device != "cpu":
+            on = f"a CUDA device and {on}"
+        lines = [
+            describe_sharing(self.samples, ranks, "rows"),
+            f"{len(facts.columns)} columns, {len(facts.categories)} of them of names; {what}",
+            f"{boosting.model.library}, {on}",
+        ]
+        if facts.test_rows:
+            every = self.train.evaluate_every or DEFAULT_EVALUATE_EVERY
+            lines.append(f"evaluated on {facts.test_rows:,} held-out rows after every {every} rounds")
+        return [*lines, *self.notes]
+
+    def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
+        rounds = self.best_round if self.end is FitEnd.PATIENCE else self.done
+        raw = cut_model(self.boosting.model.library, result["trees"].numpy().tobytes(), rounds)
+        FittedTrees(self.boosting.model.library, raw, self.boosting.table.facts, self.boosting.target).write(folder)
+
 
 CORES_ALONE = "this {} is made for cores alone; for devices type  pip uninstall xgboost-cpu && pip install xgboost"
 OF_TREES = {"steps", "epochs", "seed", "evaluate_every", "evaluate_on", "patience", "checkpoint_every", "checkpoint"}
@@ -33,15 +148,15 @@ class Trees(PassWorkload):
 
     @cached_property
     def table(self) -> PreparedTable:
-        return table_of(self._data, self._say)
+        return prepare_table(self._data, self._say)
 
     @property
     def target(self) -> TreeTarget:
-        return target_of(self._model.objective, self._data.label, self.table.facts)
+        return choose_target(self._model.objective, self._data.label, self.table.facts)
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: LogFn) -> None:
         self._say = say
-        library_of(self._model.library)
+        load_library(self._model.library)
         train = self.spec.train
         _refuse_gradients(train)
         if not train.steps and not train.epochs:
@@ -52,7 +167,7 @@ class Trees(PassWorkload):
         given = {"train.patience": train.patience, "model.metric": self._model.metric}
         if not facts.test_rows and (asked := [key for key, value in given.items() if value]):
             raise UserError(f"{asked[0]}={given[asked[0]]} needs held-out rows; give data.test_fraction or test_path")
-        own_metric(self._model.metric)
+        load_metric(self._model.metric)
         self._check_ranking()
         if self._model.scale_pos_weight != 1 and len(target.classes) != 2:
             raise UserError(f"model.scale_pos_weight={self._model.scale_pos_weight:g} is for two classes; leave it out")
@@ -70,7 +185,7 @@ class Trees(PassWorkload):
                     "out, or use  model.library=lightgbm"
                 )
 
-    _say: Say = staticmethod(lambda text: None)
+    _say: LogFn = staticmethod(lambda text: None)
 
     def sample_count(self) -> int:
         return self.table.facts.rows
@@ -96,13 +211,13 @@ class Trees(PassWorkload):
         import torch
 
         spec = self.spec
-        boosting = Boosting(
+        boosting = BoostingJob(
             model=self._model,
             data=self._data,
             table=self.table,
             target=self.target,
             seed=spec.train.seed,
-            place=detect(os.environ) or ALONE,
+            place=detect_rank(os.environ) or SINGLE_RANK,
             threads=torch.get_num_threads(),
             timeout_s=spec.parallel.timeout_s,
             device=_device(self._model.library, device, spec.parallel.device == "cuda"),

@@ -1,10 +1,4 @@
-"""Rounds of XGBoost whose trees are the same on any number of ranks, bit for bit.
-
-Bins are those that XGBoost itself finds in a table of rows which every rank has: all of them or, of a long table, those
-that a hash of their numbers chooses. Each rank then bins its own rows by them (`ref`), and the histograms are summed
-over ranks in double precision. The rows and columns of a round are drawn by numbers, not by the library, and so are
-the same after a restart.
-"""
+"""Rounds of XGBoost whose trees are the same on any number of ranks, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,9 +7,10 @@ import os
 import re
 import shutil
 import socket
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -24,15 +19,92 @@ import numpy as np
 import psutil
 import xgboost
 
-from paceline.data.order import mix, stream
-from paceline.launch.cores import own_cores
-from paceline.launch.group import gather_objects
-from paceline.workloads.trees.network import Network
-from paceline.workloads.trees.objectives import Task
-from paceline.workloads.trees.rounds import Boosting
-from paceline.workloads.trees.scoring import loss_sums
-from paceline.workloads.trees.sections import TreesModel
+from paceline.data.order import derive_key, mix
+from paceline.launch.environment import LOCALHOST, RankInfo, pin_cores
+from paceline.launch.network import find_local_address, restrict_to_loopback
+from paceline.launch.process_group import broadcast_from_main, gather_objects
+from paceline.workloads.trees.boosting import BoostingJob
+from paceline.workloads.trees.scoring import sum_losses
+from paceline.workloads.trees.sections import Task, TreesModel
 from paceline.workloads.trees.table import Coding
+
+
+class XGBoostNetwork:
+    """Up from `join` to `leave`. While it is up even making a matrix is work for all ranks: leave before one rank does
+    something alone."""
+
+    def __init__(self, place: RankInfo, timeout_s: float) -> None:
+        self.place, self.timeout_s = place, timeout_s
+        self._up = ExitStack()
+        self._tracker: Any = None
+
+    def join(self) -> None:
+        """Each rank listens for word that another failed, and ends when told so, by whomever: on all interfaces, if it
+        were left to XGBoost."""
+        if self.place.world == 1:
+            return
+        from xgboost import collective
+
+        meeting = broadcast_from_main(self._meeting)
+        own = {"dmlc_task_id": f"{self.place.rank:08d}", "dmlc_timeout": max(1, round(self.timeout_s))}
+        with _mute_stdout(), self.failures(), restrict_to_loopback(self.place):
+            self._up.enter_context(collective.CommunicatorContext(**meeting, **own))
+        assert collective.get_rank() == self.place.rank
+
+    def _meeting(self) -> dict[str, Any]:
+        """Where the ranks meet: on the loopback, or at an address of the main rank's host that the others can reach."""
+        from xgboost.tracker import RabitTracker
+
+        several = self.place.local_world < self.place.world
+        host = find_local_address(self.place.address) if several else LOCALHOST
+        self._tracker = RabitTracker(host_ip=host, n_workers=self.place.world, sortby="task")
+        self._tracker.start()
+        return dict(self._tracker.worker_args())
+
+    def any(self, flag: bool) -> bool:
+        """Whether a rank says so."""
+        if self.place.world == 1:
+            return flag
+        from xgboost import collective
+
+        with self.failures():
+            return bool(collective.allreduce(np.array([flag], np.int32), collective.Op.MAX)[0])
+
+    def leave(self) -> None:
+        self._up.close()
+        if self._tracker is not None:
+            self._tracker.wait_for()
+            self._tracker = None
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """What XGBoost reports of a peer that is gone is an error of the connection, and said as such."""
+        from xgboost.core import XGBoostError
+
+        try:
+            yield
+        except XGBoostError as error:
+            if self.place.world == 1:
+                raise
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            said = next((line for line in lines if "timed out" in line), lines[0] if lines else "")
+            raise RuntimeError(f"connection closed by peer: {said}") from None
+
+
+@contextmanager
+def _mute_stdout() -> Iterator[None]:
+    """Who was given which rank, XGBoost's thread tells standard output, however quiet it is asked to be."""
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, 1)
+            os.close(kept)
+
 
 PAGE_BYTES = 1 << 27
 """Of numbers that are binned at a time, where the binned table stays on disk."""
@@ -41,7 +113,7 @@ ROWS, COLUMNS = 11, 12
 """Streams of random numbers."""
 
 
-def parameters(model: TreesModel, device: str = "cpu") -> dict[str, Any]:
+def build_xgboost_parameters(model: TreesModel, device: str = "cpu") -> dict[str, Any]:
     """As XGBoost calls them; what is not given is left to it."""
     names = ("learning_rate", "max_depth", "max_leaves", "min_child_weight", "reg_lambda", "max_bin")
     given = {name: getattr(model, name) for name in names if getattr(model, name) is not None}
@@ -51,24 +123,24 @@ def parameters(model: TreesModel, device: str = "cpu") -> dict[str, Any]:
     return {"tree_method": "hist", "device": device, **given, **{name: getattr(model, name) for name in always}}
 
 
-def rounds(boosting: Boosting) -> XGBoostRounds:
+def rounds(boosting: BoostingJob) -> XGBoostRounds:
     return XGBoostRounds(boosting)
 
 
 class XGBoostRounds:
-    def __init__(self, boosting: Boosting) -> None:
+    def __init__(self, boosting: BoostingJob) -> None:
         self.boosting = boosting
-        self.network = Network(boosting.place, boosting.timeout_s)
+        self.network = XGBoostNetwork(boosting.place, boosting.timeout_s)
         target, facts = boosting.target, boosting.table.facts
         self.parameters = {
-            **parameters(boosting.model, boosting.device),
+            **build_xgboost_parameters(boosting.model, boosting.device),
             "objective": target.objective.xgboost,
             "eval_metric": target.objective.xgboost_loss,
             "nthread": boosting.threads,
             "seed": boosting.seed,
             **({"num_class": target.outputs} if target.objective.task is Task.CLASSES else {}),
         }
-        self.names, self.kinds = described(facts)
+        self.names, self.kinds = describe_columns(facts)
         self.parameters["base_score"] = self._first_guess()
         split = boosting.table.split("train")
         self.weights = None if split.weights is None else split.weights[boosting.rows]
@@ -89,10 +161,10 @@ class XGBoostRounds:
     def join(self) -> None:
         """In memory, what trees said of the rows that are asked about is remembered, and new ones add to it."""
         if self.boosting.device == "cpu":
-            self.until_left.enter_context(own_cores(self.boosting.place, self.boosting.threads))
+            self.until_left.enter_context(pin_cores(self.boosting.place, self.boosting.threads))
         self.matrix = self._binned()
         if len(self.asked) and self.boosting.data.memory == "ram":
-            self.held = [matrix_of(self.asked, self.boosting.table.facts, self.boosting.threads)]
+            self.held = [build_dmatrix(self.asked, self.boosting.table.facts, self.boosting.threads)]
         self.booster = xgboost.Booster(self.parameters, cache=[self.matrix, *self.held])
         if self.loaded:
             self.booster.load_model(bytearray(self.loaded))
@@ -119,7 +191,7 @@ class XGBoostRounds:
                 told = str(self.booster.eval_set([(self.matrix, "train")]))
             return 1 - float(told.rpartition(":")[2])
         margins = self.booster.predict(self.matrix, output_margin=True).reshape(-1, target.outputs)
-        sums = gather_objects(loss_sums(margins, self.labels, self.weights, target))
+        sums = gather_objects(sum_losses(margins, self.labels, self.weights, target))
         return fsum(loss for loss, _ in sums) / fsum(weight for _, weight in sums)
 
     def any(self, flag: bool) -> bool:
@@ -143,11 +215,11 @@ class XGBoostRounds:
         if model.subsample < 1:
             first = self.boosting.rows.start
             ids = np.arange(first, first + self.matrix.num_row(), dtype=np.uint64)
-            kept = mix(ids + stream(seed, number, ROWS)) < np.uint64(model.subsample * (2**64 - 2**11))
+            kept = mix(ids + derive_key(seed, number, ROWS)) < np.uint64(model.subsample * (2**64 - 2**11))
             self.matrix.set_weight(kept.astype(np.float32) if self.weights is None else self.weights * kept)
         if model.colsample_bytree < 1:
             columns = len(self.kinds)
-            order = np.argsort(mix(np.arange(columns, dtype=np.uint64) + stream(seed, number, COLUMNS)))
+            order = np.argsort(mix(np.arange(columns, dtype=np.uint64) + derive_key(seed, number, COLUMNS)))
             chosen = np.zeros(columns, np.float32)
             chosen[order[: max(1, int(model.colsample_bytree * columns))]] = 1  # as many as the library will draw
             self.matrix.set_info(feature_weights=chosen)
@@ -199,21 +271,21 @@ def _scratch(folder: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=folder))
 
 
-def described(coding: Coding) -> tuple[list[str], list[str]]:
+def describe_columns(coding: Coding) -> tuple[list[str], list[str]]:
     """The names of columns as XGBoost takes them, which has signs of its own for some signs, and their types."""
     names = [re.sub(r"[\[\]<]", "_", name) for name in coding.columns]
     return names, ["c" if name in coding.categories else "q" for name in coding.columns]
 
 
-def matrix_of(X: np.ndarray, coding: Coding, threads: int) -> Any:
-    names, kinds = described(coding)
+def build_dmatrix(X: np.ndarray, coding: Coding, threads: int) -> Any:
+    names, kinds = describe_columns(coding)
     return xgboost.DMatrix(X, feature_names=names, feature_types=kinds, enable_categorical=True, nthread=threads)
 
 
 class Pages(xgboost.DataIter):
     """A rank's rows a page at a time; XGBoost keeps its own form of them in the folder."""
 
-    def __init__(self, boosting: Boosting, columns: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, boosting: BoostingJob, columns: Mapping[str, Any], folder: Path) -> None:
         self.boosting, self.columns = boosting, columns
         self.rows = max(1, PAGE_BYTES // (4 * len(boosting.table.facts.columns)))
         self.first = boosting.rows.start

@@ -1,8 +1,8 @@
 """Segmentation of images by a UNet: which class each pixel belongs to."""
 
-from paceline.registry import Entry, Traits
+from paceline.config.registry import Traits, WorkloadEntry
 
-ENTRY = Entry(
+ENTRY = WorkloadEntry(
     run="paceline.workloads.unet.workload:Segmentation",
     model="paceline.workloads.unet.sections:UNetModel",
     data="paceline.workloads.unet.sections:ImageData",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data import cache
-from paceline.data.cache import ArrayWriter, Say, map_array, write_synced
+from paceline.data.cache import ArrayWriter, LogFn, map_array, write_synced
 from paceline.errors import UserError
 
 FORMAT = 1
@@ -24,7 +24,7 @@ IGNORED = 255
 SPLITS = ("train", "test")
 ARRAYS = ("images", "masks", "sizes")
 
-Pair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+ImagePair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """An image [H, W, C] and its mask [H, W]."""
 
 
@@ -44,11 +44,11 @@ class PairSource(Protocol):
 
     def fingerprint(self) -> str: ...
 
-    def pairs(self, split: str) -> Iterator[Pair]: ...
+    def pairs(self, split: str) -> Iterator[ImagePair]: ...
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class ImageSplit:
     """One split. Read-only."""
 
     pixels: NDArray[np.uint8]
@@ -62,7 +62,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def pair(self, index: int) -> Pair:
+    def pair(self, index: int) -> ImagePair:
         height, width = (int(side) for side in self.sizes[index])
         begin, end = int(self.begins[index]), int(self.begins[index]) + height * width
         image = self.pixels[begin * self.channels : end * self.channels].reshape(height, width, self.channels)
@@ -75,36 +75,36 @@ class ImageCorpus:
     fingerprint: str
     channels: int
     classes: tuple[str, ...]
-    train: Images
-    test: Images
+    train: ImageSplit
+    test: ImageSplit
 
     def __reduce__(self) -> tuple[Callable[[Path], ImageCorpus], tuple[Path]]:
-        return open_corpus, (self.folder,)  # another process maps the same files instead of copying them
+        return open_image_corpus, (self.folder,)  # another process maps the same files instead of copying them
 
 
-def prepare(source: PairSource, name: str, place: Path, say: Say) -> ImageCorpus:
+def prepare_images(source: PairSource, name: str, place: Path, say: LogFn) -> ImageCorpus:
     """The corpus of a source: from the cache, or built now."""
     fingerprint = source.fingerprint()
     folder = place.expanduser().absolute() / f"images-{name}-{fingerprint[:16]}"
     if (found := _find(folder, say)) is not None:
         return found
-    with cache.exclusive(folder, say):
+    with cache.lock_entry(folder, say):
         if (found := _find(folder)) is not None:  # whoever held the lock before may have built it
             return found
-        with cache.new_entry(folder) as new:
+        with cache.create_entry(folder) as new:
             _build(source, fingerprint, new, say)
-        return open_corpus(folder)
+        return open_image_corpus(folder)
 
 
-def _find(folder: Path, say: Say = lambda line: None) -> ImageCorpus | None:
+def _find(folder: Path, say: LogFn = lambda line: None) -> ImageCorpus | None:
     """None where there is nothing, or nothing whole."""
     if not folder.exists():
         return None
     try:
-        corpus = open_corpus(folder)
-        cache.verify(folder, _read_meta(folder)["files"])
+        corpus = open_image_corpus(folder)
+        cache.verify_entry(folder, _read_meta(folder)["files"])
         return corpus
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, cache.Damaged) as damage:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, cache.DamagedEntry) as damage:
         say(f"images: the cached {folder} is damaged ({damage}); preparing it again")
     return None
 
@@ -113,7 +113,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return cache.read_facts(folder / "meta.json")
 
 
-def open_corpus(folder: Path) -> ImageCorpus:
+def open_image_corpus(folder: Path) -> ImageCorpus:
     meta = _read_meta(folder)
     if type(meta["channels"]) is not int or not all(isinstance(name, str) for name in meta["classes"]):
         raise ValueError("its values are not those of images")
@@ -127,11 +127,11 @@ def open_corpus(folder: Path) -> ImageCorpus:
         pixels, labels, sizes = (map_array(folder / f"{split}.{name}.npy") for name in ARRAYS)
         sizes = sizes.reshape(-1, 2)
         areas = sizes.prod(axis=1)
-        splits[split] = Images(pixels, labels, sizes, np.cumsum(areas) - areas, meta["channels"])
+        splits[split] = ImageSplit(pixels, labels, sizes, np.cumsum(areas) - areas, meta["channels"])
     return ImageCorpus(folder, meta["fingerprint"], meta["channels"], tuple(meta["classes"]), **splits)
 
 
-def _build(source: PairSource, fingerprint: str, folder: Path, say: Say) -> None:
+def _build(source: PairSource, fingerprint: str, folder: Path, say: LogFn) -> None:
     files: dict[str, Any] = {}
     counts = []
     for split in SPLITS:
@@ -156,5 +156,5 @@ def _build(source: PairSource, fingerprint: str, folder: Path, say: Say) -> None
         "classes": list(source.classes),
         "files": files,
     }
-    write_synced(folder / "meta.json", json.dumps(cache.sealed(meta), indent=1).encode())
+    write_synced(folder / "meta.json", json.dumps(cache.add_seal(meta), indent=1).encode())
     say(f"images: {' and '.join(counts)} images in {len(source.classes)} classes prepared")

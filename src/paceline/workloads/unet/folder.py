@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.files import digest_of_files, digest_of_value, hash64, not_there
-from paceline.data.npz_file import UNREADABLE
+from paceline.config.registry import describe_error
+from paceline.data.files import hash_files, hash_text, hash_value, missing_path_error
+from paceline.data.npz import UNREADABLE
 from paceline.errors import UserError
-from paceline.plain_files import check_plain
-from paceline.registry import one_line
-from paceline.workloads.unet.corpus import IGNORED, ImageKind, Pair
-from paceline.workloads.unet.outline import Glance
+from paceline.io.safe_open import check_regular
+from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair
+from paceline.workloads.unet.samples import ImageSummary
 from paceline.workloads.unet.sections import ImageData
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ TURNED_TO_COLOUR, TURNED_TO_GREY = ("P", "RGBA", "CMYK", "YCbCr"), ("LA", "1")
 KINDS = (".png", ".tif", ".tiff", ".npy", ".jpg", ".jpeg", ".bmp")
 
 
-class Folder:
+class FolderSource:
     """A source of pairs, see `paceline.workloads.unet.corpus`. A mask holds the number of a class for each pixel.
 
     255 is a pixel that does not count, unless masks hold nothing but 0 and 255: that is black and white, two classes.
@@ -38,11 +38,11 @@ class Folder:
 
     def __init__(self, data: ImageData) -> None:
         assert data.path is not None
-        found = files_of(data.path, "data.path")
+        found = find_pairs(data.path, "data.path")
         if data.test_path is not None:
-            self.splits = {"train": found, "test": files_of(data.test_path, "data.test_path")}
+            self.splits = {"train": found, "test": find_pairs(data.test_path, "data.test_path")}
         else:
-            by_hash = sorted(found, key=lambda pair: hash64(pair[0].stem))
+            by_hash = sorted(found, key=lambda pair: hash_text(pair[0].stem))
             held_out = min(max(1, round(data.test_fraction * len(found))), len(found) - 1)
             if held_out < 1:
                 raise UserError(f"data.path={data.path}: one pair cannot be divided; type  data.test_path=FOLDER")
@@ -54,22 +54,22 @@ class Folder:
 
     def fingerprint(self) -> str:
         counts = [len(pairs) for pairs in self.splits.values()]
-        return digest_of_value(["folder", counts, digest_of_files(file for pair in self.all for file in pair)])
+        return hash_value(["folder", counts, hash_files(file for pair in self.all for file in pair)])
 
-    def pairs(self, split: str) -> Iterator[Pair]:
+    def pairs(self, split: str) -> Iterator[ImagePair]:
         if not self.classes:
             self._judge(self._values())
         for image_file, mask_file in self.splits[split]:
             yield read_image(image_file), self._numbered(read_mask(mask_file))
 
-    def glance(self) -> Glance:
+    def summarise(self) -> ImageSummary:
         """By the headers of a few images, and what their masks hold."""
         sides: list[tuple[int, int]] = []
         values: set[int] = set()
         for number in np.unique(np.linspace(0, len(self.all) - 1, MOST_LOOKED_AT).astype(int)):
             image_file, mask_file = self.all[number]
             mask = read_mask(mask_file)
-            self._same_kind(image_file, shape_of(image_file), mask)
+            self._same_kind(image_file, read_image_shape(image_file), mask)
             sides.append(mask.shape)
             values |= set(np.unique(mask).tolist())
             if sum(map(math.prod, sides)) > MOST_PIXELS:
@@ -77,7 +77,7 @@ class Folder:
         classes = 2 if values <= {0, IGNORED} else max(2, max(values - {IGNORED}) + 1)
         tiles = np.mean([math.prod(-(-side // self.size) for side in one) for one in sides])
         said = f"{classes} classes, and images as large, as in {len(sides)} of {len(self.all):,} pairs"
-        return Glance(
+        return ImageSummary(
             ImageKind(self.channels, tuple(map(str, range(classes)))),
             len(self.splits["train"]),
             round(len(self.splits["test"]) * float(tiles)),
@@ -123,10 +123,10 @@ class Folder:
         return (mask > 0).astype(np.uint8) if self.black_and_white else mask
 
 
-def files_of(folder: Path, key: str) -> list[tuple[Path, Path]]:
+def find_pairs(folder: Path, key: str) -> list[tuple[Path, Path]]:
     """The pairs of a folder, by name."""
     folder = folder.expanduser()
-    images, masks = (_by_name(folder / part, key) for part in ("images", "masks"))
+    images, masks = (_list_by_name(folder / part, key) for part in ("images", "masks"))
     if lonely := sorted(images.keys() ^ masks.keys()):
         has, lacks = ("images", "masks") if lonely[0] in images else ("masks", "images")
         more = f" ({len(lonely) - 1} more like it)" if len(lonely) > 1 else ""
@@ -134,9 +134,9 @@ def files_of(folder: Path, key: str) -> list[tuple[Path, Path]]:
     return [(images[name], masks[name]) for name in sorted(images)]
 
 
-def _by_name(folder: Path, key: str) -> dict[str, Path]:
+def _list_by_name(folder: Path, key: str) -> dict[str, Path]:
     if not folder.parent.is_dir():
-        raise not_there(folder.parent, key, "folder")
+        raise missing_path_error(folder.parent, key, "folder")
     if not folder.is_dir():
         raise UserError(f"{key}={folder.parent}: there is no folder {folder.name}/ in it, for {folder.name}/NAME.png")
     found: dict[str, Path] = {}
@@ -167,16 +167,16 @@ def read_mask(file: Path) -> NDArray[np.uint8]:
     return mask.astype(np.uint8)
 
 
-def shape_of(file: Path) -> tuple[int, ...]:
+def read_image_shape(file: Path) -> tuple[int, ...]:
     """Of what `read_image` would give, by the file's header."""
-    with _opened(file) as found:
+    with _open_image(file) as found:
         if isinstance(found, np.ndarray):
             return (*found.shape, 1)[:3]
         return found.height, found.width, 3 if found.mode in (*TURNED_TO_COLOUR, "RGB") else 1
 
 
 def _read(file: Path, *, colours: bool) -> NDArray[Any]:
-    with _opened(file) as found:
+    with _open_image(file) as found:
         if isinstance(found, np.ndarray):
             return np.array(found)
         if colours and found.mode in (*TURNED_TO_COLOUR, *TURNED_TO_GREY):
@@ -185,12 +185,12 @@ def _read(file: Path, *, colours: bool) -> NDArray[Any]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[NDArray[Any] | Image.Image]:
+def _open_image(file: Path) -> Iterator[NDArray[Any] | Image.Image]:
     """An array that is mapped, or a picture of which only the header has been read; refused if it is neither."""
     from PIL import Image
 
     try:
-        check_plain(file)
+        check_regular(file)
         if file.suffix.lower() == ".npy":
             found: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
             if found.ndim not in (2, 3):
@@ -204,4 +204,4 @@ def _opened(file: Path) -> Iterator[NDArray[Any] | Image.Image]:
     except FileNotFoundError:
         raise UserError(f"there is no file {str(file)!r}") from None
     except (OSError, *UNREADABLE, Image.DecompressionBombError) as error:
-        raise UserError(f"{file} cannot be read as an image: {one_line(error)}") from None
+        raise UserError(f"{file} cannot be read as an image: {describe_error(error)}") from None

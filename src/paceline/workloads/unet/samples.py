@@ -1,19 +1,60 @@
-"""Prepared images as samples of one shape: random crops to train on, tiles that cover each image once to evaluate."""
+"""Images as samples of one shape: random crops to train on, tiles that cover each image once to evaluate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.order import fractions
-from paceline.workloads.unet.corpus import IGNORED, Images, Pair
+from paceline.data.order import draw_fractions
+from paceline.workload import Outline
+from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair, ImageSplit
 from paceline.workloads.unet.sections import ImageData
 
-Batch = tuple[Tensor, Tensor]
+OUTLINE_SIDE, LOWEST_SIDE = 32, 2
+"""Pixels to a side: what an image takes grows with its pixels, so a small one tells; and those of its lowest level."""
+
+
+@dataclass(frozen=True)
+class ImageSummary:
+    """What a source of images says of them before it reads them all."""
+
+    kind: ImageKind
+    train: int
+    tiles: int
+    """Of the images that are held out."""
+    assumptions: tuple[str, ...] = ()
+
+
+class BlankImages:
+    """So many samples, all black."""
+
+    def __init__(self, count: int, channels: int, size: int) -> None:
+        self.count, self.channels, self.size = count, channels, size
+
+    def __len__(self) -> int:
+        return self.count
+
+    def cost(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.ones(len(ids))
+
+    def batch(self, ids: NDArray[np.int64], keys: NDArray[np.int64]) -> ImageBatch:
+        shape = len(ids), self.channels, self.size, self.size
+        return torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape[:1] + shape[2:], dtype=torch.uint8)
+
+
+def build_outline(seen: ImageSummary, size: int, depth: int) -> Outline:
+    """Of samples of size × size pixels, for a model that halves them `depth` times."""
+    small = min(size, max(OUTLINE_SIDE, LOWEST_SIDE * 2**depth))
+    samples = BlankImages(seen.train, seen.kind.channels, small)
+    return Outline(samples, seen.tiles, (size / small) ** 2, seen.assumptions)
+
+
+ImageBatch = tuple[Tensor, Tensor]
 """Images [B, C, size, size] and masks [B, size, size], as bytes."""
 TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(CHANGES := 5)
 """What a key decides of a crop."""
@@ -25,13 +66,13 @@ class Tiles:
     What a tile before it has shown counts nothing in that one; pictures are of tiles that begin anew.
     """
 
-    def __init__(self, images: Images, size: int) -> None:
+    def __init__(self, images: ImageSplit, size: int) -> None:
         self.images, self.size = images, size
         self.places = [
             (index, *down, *right)
             for index, (height, width) in enumerate(images.sizes.tolist())
-            for down in offsets(height, size)
-            for right in offsets(width, size)
+            for down in tile_offsets(height, size)
+            for right in tile_offsets(width, size)
         ]
         self.pictured = np.array([i for i, (_, _, above, _, before) in enumerate(self.places) if not above + before])
 
@@ -41,14 +82,14 @@ class Tiles:
     def cost(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.ones(len(ids))
 
-    def pair(self, index: int, key: int) -> Pair:
+    def pair(self, index: int, key: int) -> ImagePair:
         number, top, seen_above, left, seen_before = self.places[index]
-        image, mask = window(*self.images.pair(number), top, left, self.size)
+        image, mask = cut_window(*self.images.pair(number), top, left, self.size)
         mask[:seen_above] = IGNORED
         mask[:, :seen_before] = IGNORED
         return image, mask
 
-    def batch(self, ids: NDArray[np.int64], keys: NDArray[np.int64]) -> Batch:
+    def batch(self, ids: NDArray[np.int64], keys: NDArray[np.int64]) -> ImageBatch:
         images = np.empty((len(ids), self.images.channels, self.size, self.size), np.uint8)
         masks = np.empty((len(ids), self.size, self.size), np.uint8)
         for row, (index, key) in enumerate(zip(ids.tolist(), keys.tolist(), strict=True)):
@@ -60,20 +101,20 @@ class Tiles:
 class Crops(Tiles):
     """A crop of each image, changed as its key says: the same on any rank, another one in the next epoch."""
 
-    def __init__(self, images: Images, data: ImageData) -> None:
+    def __init__(self, images: ImageSplit, data: ImageData) -> None:
         self.images, self.size, self.data = images, data.size, data
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def pair(self, index: int, key: int) -> Pair:
-        drawn = fractions(np.uint64(key), 0, CHANGES)
+    def pair(self, index: int, key: int) -> ImagePair:
+        drawn = draw_fractions(np.uint64(key), 0, CHANGES)
         image, mask = self.images.pair(index)
         top, left = (
             int(drawn[which] * (max(0, side - self.size) + 1))
             for which, side in zip((TOP, LEFT), mask.shape, strict=True)
         )
-        image, mask = window(image, mask, top, left, self.size)
+        image, mask = cut_window(image, mask, top, left, self.size)
         if self.data.flip != "none" and drawn[ACROSS] < 0.5:
             image, mask = image[:, ::-1], mask[:, ::-1]
         if self.data.flip == "both" and drawn[UPSIDE_DOWN] < 0.5:
@@ -87,24 +128,24 @@ class Crops(Tiles):
 class WholeImages(Crops):
     """Images of just the size of a sample, and nothing random: all of them can be kept where the model is."""
 
-    def resident(self) -> Batch:
+    def resident(self) -> ImageBatch:
         everything = np.arange(len(self))
         return self.batch(everything, np.zeros_like(everything))
 
 
-def crops_of(images: Images, data: ImageData) -> Crops:
+def make_crops(images: ImageSplit, data: ImageData) -> Crops:
     random = data.flip != "none" or data.brightness > 0 or bool((images.sizes > data.size).any())
     return Crops(images, data) if random else WholeImages(images, data)
 
 
-def offsets(length: int, size: int) -> Iterator[tuple[int, int]]:
+def tile_offsets(length: int, size: int) -> Iterator[tuple[int, int]]:
     """(where a tile begins, how many of its pixels the one before has shown) along one side of an image."""
     for begin in range(0, max(length, 1), size):
         moved = max(0, min(begin, length - size))
         yield moved, begin - moved
 
 
-def window(image: NDArray[np.uint8], mask: NDArray[np.uint8], top: int, left: int, size: int) -> Pair:
+def cut_window(image: NDArray[np.uint8], mask: NDArray[np.uint8], top: int, left: int, size: int) -> ImagePair:
     """A square cut out, copied; beyond the edge of the image its pixels are black and do not count."""
     square = np.zeros((size, size, image.shape[2]), np.uint8)
     labels = np.full((size, size), IGNORED, np.uint8)

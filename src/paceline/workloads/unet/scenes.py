@@ -1,33 +1,75 @@
-"""Scenes of digits over noise, with a mask that says which digit a pixel belongs to; nothing is downloaded.
-
-A scene is a function of its number, the seed and where the digits come from.
-"""
+"""Scenes of digits over noise, with a mask that gives the digit of each pixel; nothing is downloaded."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.files import check_file, digest_of_files, digest_of_value
-from paceline.data.order import fractions, stream
+from paceline.data.files import check_file, hash_files, hash_value
+from paceline.data.order import derive_key, draw_fractions
 from paceline.errors import UserError
-from paceline.plain_files import open_plain
-from paceline.workloads.unet.corpus import ImageKind, Pair
-from paceline.workloads.unet.outline import Glance
+from paceline.io.safe_open import open_regular
+from paceline.workloads.unet.corpus import ImageKind, ImagePair
+from paceline.workloads.unet.samples import ImageSummary
 from paceline.workloads.unet.sections import ImageData
-from paceline.workloads.unet.strokes import DRAWS, SIDE, draw
+
+SIDE = 28
+DRAWS = 8
+"""Numbers from 0 to 1 that one digit takes."""
+
+Line = list[tuple[float, float]]
+
+
+def _make_arc(x: float, y: float, width: float, height: float, begin: float, end: float) -> Line:
+    """Part of an ellipse around (x, y); angles in turns, clockwise from the right."""
+    angles = 2 * np.pi * np.linspace(begin, end, 9)
+    return [(x + width * float(np.cos(a)), y + height * float(np.sin(a))) for a in angles]
+
+
+DIGITS: tuple[list[Line], ...] = (
+    [_make_arc(0.5, 0.5, 0.28, 0.4, 0, 1)],
+    [[(0.32, 0.28), (0.54, 0.1), (0.54, 0.9)]],
+    [[*_make_arc(0.5, 0.34, 0.26, 0.24, 0.5, 1.1), (0.24, 0.9), (0.78, 0.9)]],
+    [[*_make_arc(0.47, 0.3, 0.25, 0.2, 0.6, 1.2), *_make_arc(0.47, 0.69, 0.28, 0.21, 0.8, 1.4)]],
+    [[(0.64, 0.9), (0.64, 0.1), (0.2, 0.64), (0.82, 0.64)]],
+    [[(0.74, 0.1), (0.32, 0.1), (0.29, 0.46), *_make_arc(0.46, 0.66, 0.28, 0.24, 0.7, 1.4)]],
+    [[(0.66, 0.1), (0.38, 0.36), (0.25, 0.66)], _make_arc(0.5, 0.68, 0.25, 0.22, 0, 1)],
+    [[(0.22, 0.1), (0.78, 0.1), (0.42, 0.9)]],
+    [_make_arc(0.5, 0.3, 0.21, 0.2, 0, 1), _make_arc(0.5, 0.7, 0.26, 0.2, 0, 1)],
+    [_make_arc(0.48, 0.33, 0.24, 0.22, 0, 1), [(0.72, 0.34), (0.62, 0.9)]],
+)
+"""In a square of side 1, y downwards."""
+
+
+def draw_digit(digit: int, draws: NDArray[np.float64]) -> NDArray[np.float32]:
+    """A digit on SIDE × SIDE pixels, from 0 to 1: turned, slanted, stretched, thick or thin, as the numbers say."""
+    turn, slant, wide, tall, thick, right, down, soft = draws
+    angle, shear = 0.5 * (turn - 0.5), 0.6 * (slant - 0.5)
+    turned = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    matrix = turned @ np.array([[0.75 + 0.35 * wide, shear], [0.0, 0.75 + 0.3 * tall]])
+    centre = SIDE / 2 + 2 * np.array([right - 0.5, down - 0.5])
+    pixels = np.stack(np.meshgrid(np.arange(SIDE), np.arange(SIDE)), axis=-1) + 0.5
+    distance = np.full((SIDE, SIDE), np.inf)
+    for line in DIGITS[digit]:
+        points = (np.array(line) - 0.5) @ matrix.T * (SIDE - 6) + centre
+        for a, b in pairwise(points):
+            along = np.clip(((pixels - a) @ (b - a)) / max(float((b - a) @ (b - a)), 1e-9), 0, 1)
+            distance = np.minimum(distance, np.linalg.norm(pixels - a - along[..., None] * (b - a), axis=-1))
+    return np.clip((1.2 + 0.8 * thick - distance) / (0.7 + 0.6 * soft) + 0.5, 0, 1).astype(np.float32)
+
 
 FORMAT = 1
 """Raised when the same settings give other scenes."""
 CLASSES = ("background", *map(str, range(10)))
 NOISE, INK = 0.5, 0.4
 """The height of the noise, and from where on a pixel belongs to a digit; a digit is from 0.6 to 1 bright."""
-MOST_BYTES = 1 << 28
+MAX_UNPACKED_BYTES = 1 << 28
 """Of an unpacked file; those of MNIST have 47 MB at most."""
 MNIST = {"train": "train", "test": "t10k"}
 
@@ -35,7 +77,7 @@ Digit = Callable[[NDArray[np.float64]], tuple[int, NDArray[np.float32]]]
 """From some numbers between 0 and 1: which digit, and its picture."""
 
 
-class Scenes:
+class SceneSource:
     """A source of pairs, see `paceline.workloads.unet.corpus`."""
 
     def __init__(self, data: ImageData) -> None:
@@ -46,25 +88,27 @@ class Scenes:
         data = self.data
         settings = [data.digits, data.scenes, data.digits_per_scene, data.seed, data.size, data.test_fraction]
         files = [] if data.digits != "mnist" else [file for split in MNIST for file in self._mnist_files(split)]
-        return digest_of_value(["scenes", FORMAT, settings, digest_of_files(files)])
+        return hash_value(["scenes", FORMAT, settings, hash_files(files)])
 
-    def pairs(self, split: str) -> Iterator[Pair]:
+    def pairs(self, split: str) -> Iterator[ImagePair]:
         digit, data = self._digits(split), self.data
         for number in range(self._count(split)):
-            yield scene(numbers(data.seed, split == "test", number), digit, data.digits_per_scene, data.size)
+            yield draw_scene(
+                make_number_stream(data.seed, split == "test", number), digit, data.digits_per_scene, data.size
+            )
 
     def _count(self, split: str) -> int:
         return self.data.scenes if split == "train" else max(1, round(self.data.scenes * self.data.test_fraction))
 
-    def glance(self) -> Glance:
+    def summarise(self) -> ImageSummary:
         if self.data.digits == "mnist":
             self._mnist_files("train")
-        return Glance(ImageKind(self.channels, self.classes), self._count("train"), self._count("test"))
+        return ImageSummary(ImageKind(self.channels, self.classes), self._count("train"), self._count("test"))
 
     def _digits(self, split: str) -> Digit:
         if self.data.digits == "drawn":
-            return lambda some: (which := int(10 * some[0]), draw(which, some[1 : 1 + DRAWS]))
-        images, labels = self._mnist(split) if self.data.digits == "mnist" else _sklearn(split)
+            return lambda some: (which := int(10 * some[0]), draw_digit(which, some[1 : 1 + DRAWS]))
+        images, labels = self._mnist(split) if self.data.digits == "mnist" else _load_sklearn(split)
 
         def pick(some: NDArray[np.float64]) -> tuple[int, NDArray[np.float32]]:
             index = int(some[0] * len(images))
@@ -80,7 +124,7 @@ class Scenes:
     def _mnist(self, split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         images, labels = self._mnist_files(split)
         try:
-            pixels, classes = _unpacked(images), _unpacked(labels)
+            pixels, classes = _unpack(images), _unpack(labels)
             return (
                 np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, SIDE, SIDE),
                 np.frombuffer(classes, np.uint8, offset=8),
@@ -89,15 +133,15 @@ class Scenes:
             raise UserError(f"data.path={images.parent}: MNIST's {split} files are damaged ({error})") from None
 
 
-def _unpacked(file: Path) -> bytes:
-    with open_plain(file) as packed, gzip.open(packed) as content:
-        found: bytes = content.read(MOST_BYTES + 1)
-    if len(found) > MOST_BYTES:
-        raise ValueError(f"{file.name} unpacks to more than {MOST_BYTES:,} bytes")
+def _unpack(file: Path) -> bytes:
+    with open_regular(file) as packed, gzip.open(packed) as content:
+        found: bytes = content.read(MAX_UNPACKED_BYTES + 1)
+    if len(found) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"{file.name} unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
     return found
 
 
-def _sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _load_sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Real digits of 8 × 8 pixels, enlarged; every fifth is held out."""
     try:
         from sklearn.datasets import load_digits
@@ -115,19 +159,19 @@ def _sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return np.stack(large), found.target[mine].astype(np.uint8)
 
 
-def numbers(*words: int) -> Callable[[int], NDArray[np.float64]]:
+def make_number_stream(*words: int) -> Callable[[int], NDArray[np.float64]]:
     """A stream of numbers from 0 to 1 that depends on these words alone; called with how many come next."""
-    state, taken = stream(*words), 0
+    state, taken = derive_key(*words), 0
 
     def take(count: int) -> NDArray[np.float64]:
         nonlocal taken
         taken += count
-        return fractions(state, taken - count, count)
+        return draw_fractions(state, taken - count, count)
 
     return take
 
 
-def scene(take: Callable[[int], NDArray[np.float64]], digit: Digit, count: int, size: int) -> Pair:
+def draw_scene(take: Callable[[int], NDArray[np.float64]], digit: Digit, count: int, size: int) -> ImagePair:
     image, mask = np.zeros((size, size), np.float32), np.zeros((size, size), np.uint8)
     for _ in range(count):
         which, picture = digit(take(1 + DRAWS))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from paceline.section import ModelSection, Section, contradiction, field
+from paceline.config.sections import ModelSection, Section, conflict_error, field
 
 
 class UNetModel(ModelSection):
@@ -50,9 +50,9 @@ class ImageData(Section):
     @model_validator(mode="after")
     def _path_fits(self) -> ImageData:
         if self.source == "folder" and self.path is None:
-            raise contradiction("data.source=folder needs data.path=FOLDER, with images/NAME.png and masks/NAME.png")
+            raise conflict_error("data.source=folder needs data.path=FOLDER, with images/NAME.png and masks/NAME.png")
         if self.source == "scenes" and self.digits == "mnist" and self.path is None:
-            raise contradiction("data.digits=mnist needs data.path=FOLDER, with train-images.idx3-ubyte.gz and so on")
+            raise conflict_error("data.digits=mnist needs data.path=FOLDER, with train-images.idx3-ubyte.gz and so on")
         if self.source == "scenes" and self.size < 32:
-            raise contradiction(f"data.size={self.size}: a digit takes 28 pixels; use 32 or more for scenes")
+            raise conflict_error(f"data.size={self.size}: a digit takes 28 pixels; use 32 or more for scenes")
         return self

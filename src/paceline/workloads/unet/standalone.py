@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def block(given: int, channels: int, norm: str) -> nn.Sequential:
+def build_block(given: int, channels: int, norm: str) -> nn.Sequential:
     layers: list[nn.Module] = []
     for c in (given, channels):
         normed = nn.BatchNorm2d(channels) if norm == "sync_batch" else nn.GroupNorm(math.gcd(8, channels), channels)
@@ -37,9 +37,9 @@ class ExportedUNet(nn.Module):
         widths = [config["width"] * 2**level for level in range(config["depth"] + 1)]
         levels = list(pairwise(widths))[::-1]
         given = [config["channels"], *widths]
-        self.down = nn.ModuleList(block(a, b, norm) for a, b in zip(given, widths, strict=False))
+        self.down = nn.ModuleList(build_block(a, b, norm) for a, b in zip(given, widths, strict=False))
         self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in levels)
-        self.join = nn.ModuleList(block(2 * a, a, norm) for a, _ in levels)
+        self.join = nn.ModuleList(build_block(2 * a, a, norm) for a, _ in levels)
         self.head = nn.Conv2d(widths[0], len(config["classes"]), 1)
 
     def forward(self, images: Tensor) -> Tensor:

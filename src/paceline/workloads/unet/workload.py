@@ -14,21 +14,19 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paceline.config import RunSpec
 from paceline.errors import UserError
+from paceline.inference.export import write_standalone
+from paceline.io.files import read_json, validate_fields, write_json
 from paceline.layout import Layout
-from paceline.parallel.precision import at_least_fp32
-from paceline.record.files import checked_fields, read_json, write_json
-from paceline.spec import RunSpec
-from paceline.using.export import write_standalone
-from paceline.workload import Outline, Say, Workload
-from paceline.workloads.unet.corpus import IGNORED, ImageCorpus, ImageKind, prepare
-from paceline.workloads.unet.folder import Folder, read_image
+from paceline.parallel.precision import to_at_least_fp32
+from paceline.workload import LogFn, Outline, Workload
+from paceline.workloads.unet.corpus import IGNORED, ImageCorpus, ImageKind, prepare_images
+from paceline.workloads.unet.folder import FolderSource, read_image
+from paceline.workloads.unet.metrics import compute_losses, compute_scores, count_confused_pixels, draw_side_by_side
 from paceline.workloads.unet.model import UNet
-from paceline.workloads.unet.outline import outline_of
-from paceline.workloads.unet.pictures import side_by_side
-from paceline.workloads.unet.samples import Batch, Crops, Tiles, crops_of, offsets
-from paceline.workloads.unet.scenes import Scenes
-from paceline.workloads.unet.scoring import confused_pixels, losses, scores
+from paceline.workloads.unet.samples import Crops, ImageBatch, Tiles, build_outline, make_crops, tile_offsets
+from paceline.workloads.unet.scenes import SceneSource
 from paceline.workloads.unet.sections import ImageData, UNetModel
 
 EVALUATED_PIXELS = 1 << 17
@@ -60,23 +58,23 @@ class Segmentation(Workload):
     def images(self) -> ImageData:
         return cast(ImageData, self.spec.data)
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: LogFn) -> None:
         self.corpus = self._prepared(say)
 
     @cached_property
     def corpus(self) -> ImageCorpus:
         return self._prepared(lambda text: None)
 
-    def _prepared(self, say: Say) -> ImageCorpus:
-        return prepare(self._source(), self.images.source, self.images.cache, say)
+    def _prepared(self, say: LogFn) -> ImageCorpus:
+        return prepare_images(self._source(), self.images.source, self.images.cache, say)
 
-    def _source(self) -> Scenes | Folder:
-        return Scenes(self.images) if self.images.source == "scenes" else Folder(self.images)
+    def _source(self) -> SceneSource | FolderSource:
+        return SceneSource(self.images) if self.images.source == "scenes" else FolderSource(self.images)
 
     def outline(self) -> Outline:
-        seen = self._source().glance()
+        seen = self._source().summarise()
         self.kind = seen.kind
-        return outline_of(seen, self.images.size, self.shape.depth)
+        return build_outline(seen, self.images.size, self.shape.depth)
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
@@ -88,7 +86,7 @@ class Segmentation(Workload):
             return ImageKind(self.corpus.channels, self.corpus.classes)
         told = read_json(self.kept / KEPT)
         try:
-            kind = ImageKind(**checked_fields(ImageKind, told))
+            kind = ImageKind(**validate_fields(ImageKind, told))
         except (TypeError, ValueError, KeyError) as error:
             raise UserError(f"{self.kept / KEPT} is damaged ({error})") from None
         if not 1 <= kind.channels <= MOST_CHANNELS or not 1 <= len(kind.classes) <= IGNORED:
@@ -106,7 +104,7 @@ class Segmentation(Workload):
 
     def data(self, split: str) -> Crops | Tiles:
         if split == "train":
-            return crops_of(self.corpus.train, self.images)
+            return make_crops(self.corpus.train, self.images)
         return Tiles(self.corpus.test, self.images.size)
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
@@ -127,27 +125,27 @@ class Segmentation(Workload):
                 f"{layout.ranks} are to run on the CPU; use model.norm=group"
             )
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         images, masks = batch
-        each, there = losses(at_least_fp32(model(images)), masks)
+        each, there = compute_losses(to_at_least_fp32(model(images)), masks)
         return each.sum(), there.sum()
 
-    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
+    def evaluate(self, model: nn.Module, batch: ImageBatch) -> Mapping[str, Tensor | float]:
         images, masks = batch
-        logits = at_least_fp32(model(images))
-        each, there = losses(logits, masks)
-        pixels = confused_pixels(logits.argmax(1), masks, logits.shape[1])
+        logits = to_at_least_fp32(model(images))
+        each, there = compute_losses(logits, masks)
+        pixels = count_confused_pixels(logits.argmax(1), masks, logits.shape[1])
         return {"loss": each.double().sum(), "count": there.sum(), "pixels": pixels}
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        return {"loss": sums["loss"] / sums["count"], **scores(sums["pixels"])}
+        return {"loss": sums["loss"] / sums["count"], **compute_scores(sums["pixels"])}
 
-    def pictures(self, model: nn.Module, batch: Batch) -> Mapping[str, NDArray[np.uint8]]:
+    def pictures(self, model: nn.Module, batch: ImageBatch) -> Mapping[str, NDArray[np.uint8]]:
         """Image, truth and found, one row per sample."""
         images, masks = batch
         found = model(images).argmax(1).to(torch.uint8)
         parts = (images.permute(0, 2, 3, 1), masks, found)
-        return {"image_truth_found": side_by_side(*(part.cpu().numpy() for part in parts))}
+        return {"image_truth_found": draw_side_by_side(*(part.cpu().numpy() for part in parts))}
 
     def encode(self, inputs: Sequence[Any]) -> list[Tensor]:
         """Images of any size, as files or as arrays [H, W] or [H, W, C] of bytes."""
@@ -185,12 +183,12 @@ class Segmentation(Workload):
         """Tile by tile, as in evaluation."""
         size, (height, width) = self.images.size, image_CHW.shape[1:]
         mask, sure = image_CHW.new_zeros((height, width)), 0.0
-        for top, above in offsets(height, size):
-            for left, before in offsets(width, size):
+        for top, above in tile_offsets(height, size):
+            for left, before in tile_offsets(width, size):
                 part = image_CHW[:, top : top + size, left : left + size]
                 rows, columns = part.shape[1:]
                 logits = model(F.pad(part, (0, size - columns, 0, size - rows))[None])
-                chances, classes = at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
+                chances, classes = to_at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
                 mask[top + above : top + rows, left + before : left + columns] = classes.to(torch.uint8)
                 sure += float(chances.sum())
         return mask, sure / (height * width)

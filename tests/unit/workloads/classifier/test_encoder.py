@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.nn.packed import pack
-from paceline.spec import build
+from paceline.nn.packed import pack_texts
 from paceline.workloads.classifier.sections import ClassifierModel
-from paceline.workloads.classifier.workload import Classifier, Encoder, weights_of
+from paceline.workloads.classifier.workload import Classifier, Encoder, compute_class_weights
 
 LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])
 
@@ -20,7 +20,7 @@ def batch(keys=None):
     rng = np.random.default_rng(0)
     texts = [rng.integers(1, 50, n) for n in LENGTHS]
     keys = np.arange(len(LENGTHS)) * 7919 + 13 if keys is None else keys
-    return texts, pack(np.concatenate(texts), LENGTHS, rng.integers(0, 4, len(LENGTHS)), keys)
+    return texts, pack_texts(np.concatenate(texts), LENGTHS, rng.integers(0, 4, len(LENGTHS)), keys)
 
 
 def model(**changes):
@@ -33,7 +33,7 @@ def test_a_text_scores_the_same_alone_and_in_company():
     net = model().eval()
     together = net(packed)
     for i, text in enumerate(texts):
-        alone = net(pack(text, np.array([len(text)]), np.array([0]), np.array([0])))
+        alone = net(pack_texts(text, np.array([len(text)]), np.array([0]), np.array([0])))
         torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
 
 
@@ -45,7 +45,7 @@ def test_dropout_belongs_to_the_text_not_to_the_batch(changes):
     assert not torch.allclose(together, net.eval()(packed), atol=1e-3), "dropout does something"
     net.train()
     for i, text in enumerate(texts):
-        alone = net(pack(text, np.array([len(text)]), np.array([0]), packed.keys[i : i + 1].numpy()))
+        alone = net(pack_texts(text, np.array([len(text)]), np.array([0]), packed.keys[i : i + 1].numpy()))
         torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
     _, other = batch(keys=np.arange(len(LENGTHS)) + 1)
     assert not torch.allclose(together, net(other), atol=1e-3), "another key draws anew"
@@ -55,11 +55,11 @@ CORPUS = SimpleNamespace(classes=("a", "b", "c", "d"), train=SimpleNamespace(lab
 
 
 def test_weights_of_classes_balance_them_or_are_as_given():
-    weights = weights_of("balanced", CORPUS)
+    weights = compute_class_weights("balanced", CORPUS)
     assert [w * n for w, n in zip(weights, (3, 2, 1), strict=False)] == pytest.approx([1.5] * 3)
-    assert weights_of({"c": 5}, CORPUS) == [1.0, 1.0, 5, 1.0]
+    assert compute_class_weights({"c": 5}, CORPUS) == [1.0, 1.0, 5, 1.0]
     with pytest.raises(UserError, match=r"there is no class 'e'; the classes are a, b, c, d"):
-        weights_of({"e": 1.0}, CORPUS)
+        compute_class_weights({"e": 1.0}, CORPUS)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -67,7 +67,7 @@ def test_sums_over_parts_give_the_weighted_mean_of_torch(smoothing):
     """(sum of weighted losses, sum of weights): what ranks find adds up, and padding counts nothing."""
     _, packed = batch()
     net = model().eval()
-    workload = Classifier(build({"model": {"label_smoothing": smoothing, "class_weights": {"b": 3.0}}}))
+    workload = Classifier(build_spec({"model": {"label_smoothing": smoothing, "class_weights": {"b": 3.0}}}))
     workload.corpus = CORPUS
     total, count = workload.loss(net, packed)
     weights = torch.tensor([1.0, 3.0, 1.0, 1.0])

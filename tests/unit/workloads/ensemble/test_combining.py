@@ -5,9 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from paceline.workloads.ensemble.answers import mean_loss
-from paceline.workloads.ensemble.combining import Combination, fitted_to_classes, fitted_to_numbers, logs_of
-from paceline.workloads.ensemble.scoring import ENSEMBLE, calibration_error, scores
+from paceline.workloads.ensemble.combination import (
+    Combination,
+    compute_logs,
+    fit_class_combination,
+    fit_number_combination,
+)
+from paceline.workloads.ensemble.members import compute_mean_loss
+from paceline.workloads.ensemble.scoring import ENSEMBLE, compute_calibration_error, score_members
 
 ROWS = 4000
 
@@ -26,13 +31,13 @@ def voices():
 @pytest.mark.parametrize("calibrate", ["none", "temperature", "platt", "isotonic"])
 def test_every_combination_is_a_distribution_that_survives_its_file(voices, how, calibrate):
     outputs, labels = voices
-    found = fitted_to_classes(outputs, labels, how, calibrate)
+    found = fit_class_combination(outputs, labels, how, calibrate)
     whole = found(outputs)
     assert np.allclose(whole.sum(1), 1)
     assert min(found.weights) >= 0
     assert how == "stack" or sum(found.weights) == pytest.approx(1)
-    best = min(mean_loss(one, labels) for one in outputs)
-    assert mean_loss(whole, labels) < best or (how, calibrate) == ("average", "none")
+    best = min(compute_mean_loss(one, labels) for one in outputs)
+    assert compute_mean_loss(whole, labels) < best or (how, calibrate) == ("average", "none")
     again = Combination.from_json(json.loads(json.dumps(found.to_json())))
     assert np.array_equal(again(outputs), whole)
 
@@ -44,7 +49,7 @@ def test_a_stack_is_scikit_learns_logistic_regression():
     odds = random.normal(size=(2, ROWS))
     labels = (odds.sum(0) + random.logistic(size=ROWS) > 0).astype(np.int64)
     second = 1 / (1 + np.exp(-odds))
-    found = fitted_to_classes(np.stack([1 - second, second], axis=2), labels, "stack", "none")
+    found = fit_class_combination(np.stack([1 - second, second], axis=2), labels, "stack", "none")
     theirs = LogisticRegression(C=1.0, tol=1e-8).fit(odds.T, labels)
     assert found.weights == pytest.approx(theirs.coef_[0], rel=0.01)
     assert found.shifts[1] - found.shifts[0] == pytest.approx(theirs.intercept_[0], abs=0.01)
@@ -54,16 +59,18 @@ def test_calibration_brings_probabilities_to_what_happens(voices):
     outputs, labels = voices
     shouted = outputs[2]
     for calibrate in ("temperature", "platt", "isotonic"):
-        calm = fitted_to_classes(shouted[None].repeat(2, 0), labels, "average", calibrate)(shouted[None].repeat(2, 0))
-        assert calibration_error(calm, labels) < 0.2 * calibration_error(shouted, labels)
+        calm = fit_class_combination(shouted[None].repeat(2, 0), labels, "average", calibrate)(
+            shouted[None].repeat(2, 0)
+        )
+        assert compute_calibration_error(calm, labels) < 0.2 * compute_calibration_error(shouted, labels)
 
 
 def test_numbers_are_averaged_weighed_and_stacked():
     random = np.random.default_rng(2)
     truth = random.normal(5, 2, ROWS)
     outputs = np.stack([truth + random.normal(0, 1, ROWS), 0.5 * truth + random.normal(0, 1, ROWS)])
-    fits = {how: fitted_to_numbers(outputs, truth, how) for how in ("average", "weighted", "stack")}
-    losses = {how: mean_loss(fit(outputs), truth) for how, fit in fits.items()}
+    fits = {how: fit_number_combination(outputs, truth, how) for how in ("average", "weighted", "stack")}
+    losses = {how: compute_mean_loss(fit(outputs), truth) for how, fit in fits.items()}
     assert losses["stack"] < losses["weighted"] <= losses["average"]
     assert sum(fits["weighted"].weights) == pytest.approx(1)
 
@@ -72,9 +79,9 @@ def test_the_bootstrap_error_is_that_of_theory_and_gains_are_paired(voices):
     from sklearn.metrics import f1_score, roc_auc_score
 
     outputs, labels = voices
-    whole = fitted_to_classes(outputs, labels, "stack", "none")(outputs)
-    found = scores({"first": outputs[0], ENSEMBLE: whole}, labels)
-    losses = -logs_of(outputs[0])[np.arange(ROWS), labels]
+    whole = fit_class_combination(outputs, labels, "stack", "none")(outputs)
+    found = score_members({"first": outputs[0], ENSEMBLE: whole}, labels)
+    losses = -compute_logs(outputs[0])[np.arange(ROWS), labels]
     first = found.each["first"]
     assert first["loss"].error == pytest.approx(losses.std() / ROWS**0.5, rel=0.2)
     assert first["macro_f1"].value == pytest.approx(f1_score(labels, outputs[0].argmax(1), average="macro"))

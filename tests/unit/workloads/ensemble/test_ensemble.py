@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.cli import main
+from paceline.cli.main import main
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.spec import build
-from paceline.workload import workload_of
-from paceline.workloads.ensemble.answers import Answers
+from paceline.workload import build_workload
+from paceline.workloads.ensemble.members import PredictionFiles
 
 
 def finished(ensemble_run, tables, tmp_path, **given):
@@ -23,12 +23,12 @@ def finished(ensemble_run, tables, tmp_path, **given):
         "model": {"runs": runs},
         "data": {"path": str(tables[1]), "label": "verdict"},
     }
-    return build(spec).replace(given)
+    return build_spec(spec).replace(given)
 
 
 def refused(spec, match):
     with pytest.raises(UserError, match=match):
-        workload_of(spec).prepare(lambda text: None)
+        build_workload(spec).prepare(lambda text: None)
 
 
 def test_the_ensemble_beats_both_members_and_says_how_surely(ensemble_run):
@@ -47,13 +47,15 @@ def test_the_ensemble_beats_both_members_and_says_how_surely(ensemble_run):
 
 
 def test_no_member_learned_from_rows_that_it_was_asked_about(request_values, ensemble_run):
-    request = workload_of(build(request_values)).request
+    request = build_workload(build_spec(request_values)).request
     for fold in range(2):
         learn, away = request.folds.split(request.files[0], fold)
         assert not set(learn.numbers) & set(away.numbers)
         assert len(learn) + len(away) == 600
         assert list(away.numbers) == list(request.folds.of(fold).numbers)
-        assert len(Answers(ensemble_run.path / "predictions").read("trees", f"fold-{fold + 1}").values) == len(away)
+        assert len(PredictionFiles(ensemble_run.path / "predictions").read("trees", f"fold-{fold + 1}").values) == len(
+            away
+        )
     assert not (ensemble_run.path / "folds").exists()
     assert sorted(file.name for file in (ensemble_run.path / "tables").iterdir()) == ["learn.csv", "test.csv"]
 
@@ -61,7 +63,7 @@ def test_no_member_learned_from_rows_that_it_was_asked_about(request_values, ens
 def test_early_stopping_looks_at_rows_of_a_fold_of_its_own(request_values, member_files):
     from dataclasses import replace
 
-    request = workload_of(build(request_values | {"data": request_values["data"] | {"folds": 3}})).request
+    request = build_workload(build_spec(request_values | {"data": request_values["data"] | {"folds": 3}})).request
     stops = replace(request.files[0], spec=request.files[0].spec.replace({"train.patience": 2}))
     learn, looked_at = request.folds.split(stops, 0)
     asked = set(request.folds.of(0).numbers)
@@ -125,7 +127,7 @@ def test_rows_that_a_member_learned_from_are_refused_or_left_out(ensemble_run, t
     refused(finished(ensemble_run, tables, tmp_path, **{"data.path": str(learned)}), r"600 of the 600 rows .* are in")
     mixed = tmp_path / "mixed.csv"
     mixed.write_text(unknown.read_text() + "".join(learned.read_text().splitlines(keepends=True)[1:101]))
-    work = workload_of(finished(ensemble_run, tables, tmp_path, **{"data.path": str(mixed)}))
+    work = build_workload(finished(ensemble_run, tables, tmp_path, **{"data.path": str(mixed)}))
     work.prepare(said.append)
     assert said == ["  100 of the 500 rows are left out: members learned from the same"]
     assert len(work.request.fit) + len(work.request.test) == 400
@@ -170,6 +172,8 @@ def test_a_class_that_folds_would_miss_is_refused(request_values, tables, tmp_pa
     rare = tmp_path / "rare.csv"
     lines = tables[0].read_text().splitlines()
     rare.write_text("\n".join([*lines, "0,0,good,never"]) + "\n")
-    refused(build(request_values | {"data": request_values["data"] | {"path": str(rare)}}), "'never' in 1 row, too few")
-    refused(build({"workload": "ensemble"}), r"model.members: an ensemble has two members or more")
-    refused(build(request_values | {"data": {"label": "verdict"}}), "which table do the members learn from")
+    refused(
+        build_spec(request_values | {"data": request_values["data"] | {"path": str(rare)}}), "'never' in 1 row, too few"
+    )
+    refused(build_spec({"workload": "ensemble"}), r"model.members: an ensemble has two members or more")
+    refused(build_spec(request_values | {"data": {"label": "verdict"}}), "which table do the members learn from")

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import paceline
-from paceline.causes import causes_of
+from paceline.config import build_spec, load
+from paceline.config.registry import load_user_function
 from paceline.errors import UserError
 from paceline.nn.keras_backend import import_keras
-from paceline.planning.layouts import HELD_WHOLE
-from paceline.planning.subject import subject_of
-from paceline.record.run_dir import RunDir
-from paceline.registry import function_of
-from paceline.spec import build, load
-from paceline.training.run import resumed_spec
-from paceline.workload import workload_of
+from paceline.planner.cost_model import build_cost_model
+from paceline.planner.layout_space import UNSHARDED_STRATEGIES
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.run import build_resumed_spec
+from paceline.trials.layout_causes import find_layout_causes
+from paceline.workload import build_workload
 
 keras = import_keras()
 MODELS = Path(__file__).with_name("models.py")
@@ -30,7 +30,7 @@ def run(model="build", data=None, train=None, **more):
     section = model if isinstance(model, dict) else {"build": model}
     section = {**section, "build": f"{MODELS}:{section['build']}"}
     train = {"steps": 6, "global_batch": 16, "lr": 1e-2, "warmup": 0.0, **(train or {})}
-    return build(
+    return build_spec(
         {"workload": "keras", "model": section, "data": data or {}, "train": train, "parallel": {"threads": 1}, **more}
     )
 
@@ -54,12 +54,12 @@ def test_losses_are_those_of_fit(tmp_path):
     spec = run({"build": "build", "arguments": arguments}, train={**plain, "schedule": "constant"})
     ours = paceline.train(spec, tmp_path, show=False)
     keras.utils.set_random_seed(spec.train.seed)
-    model = function_of(f"{MODELS}:build", "")(**arguments)
+    model = load_user_function(f"{MODELS}:build", "")(**arguments)
     model.compile(keras.optimizers.SGD(1e-2), model.loss, metrics=["accuracy"])
-    x, y = function_of(f"{MODELS}:data", "")("train")
+    x, y = load_user_function(f"{MODELS}:data", "")("train")
     theirs = model.fit(x, y, batch_size=41, epochs=4, verbose=0).history["loss"]
     assert [ours.summary.loss_first, ours.summary.loss_last] == pytest.approx([theirs[0], theirs[-1]], rel=1e-5)
-    held_out = model.evaluate(*function_of(f"{MODELS}:data", "")("test"), verbose=0, return_dict=True)
+    held_out = model.evaluate(*load_user_function(f"{MODELS}:data", "")("test"), verbose=0, return_dict=True)
     assert ours.metrics["loss"] == pytest.approx(held_out["loss"], rel=1e-5)
     assert ours.metrics["accuracy"] == pytest.approx(held_out["accuracy"])
 
@@ -78,14 +78,14 @@ def test_a_resumed_run_ends_in_the_same_bits(finished, tmp_path):
     """Another run stops after three steps and goes on: dropout, statistics and the update are as if it had not."""
     spec = RunDir(finished.path).spec().replace({"train.steps": 3})
     half = paceline.train(spec, tmp_path, show=False)
-    longer = resumed_spec(half.path, ["train.steps=6"])
+    longer = build_resumed_spec(half.path, ["train.steps=6"])
     rest = paceline.train(longer, resume=half.path, show=False)
     ours, theirs = rest.weights(), finished.weights()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_it_predicts_and_is_exported_as_keras_reads_it(finished, tmp_path):
-    x, y = workload_of(run()).data("test").samples.columns
+    x, y = build_workload(run()).data("test").samples.columns
     trained = paceline.open(finished.path)
     found = trained.predict(list(x.numpy().astype("float32")))
     assert np.mean(found.numbers == y.numpy()) == pytest.approx(finished.metrics["accuracy"])
@@ -98,8 +98,8 @@ def test_it_predicts_and_is_exported_as_keras_reads_it(finished, tmp_path):
     for file in (tmp_path / "alone.keras", tmp_path / "folder" / "model.keras"):
         loaded = keras.saving.load_model(file)
         assert np.allclose(loaded.predict(x.numpy(), verbose=0), found.probabilities, atol=1e-6)
-    again = build({"workload": "keras", "model": str(tmp_path / "alone.keras"), "data": f"{MODELS}:both"})
-    begun = workload_of(again).model()
+    again = build_spec({"workload": "keras", "model": str(tmp_path / "alone.keras"), "data": f"{MODELS}:both"})
+    begun = build_workload(again).model()
     assert torch.equal(begun.get_parameter("dense/kernel"), trained.model.get_parameter("dense/kernel"))
     with pytest.raises(UserError, match="Keras writes ONNX itself"):
         paceline.export(finished.path, tmp_path / "other", onnx=True)
@@ -114,29 +114,29 @@ def test_one_word_and_paths_beside_the_run_file(tmp_path):
     assert spec.origin("model.build") == "run.yaml line 2"
     other = load(tmp_path / "run.yaml", ["model=mine.py:frozen"])
     assert (other.model.build, other.origin("model.build")) == ("mine.py:frozen", "command line")
-    assert len(workload_of(spec).data("test")) == 17
-    assert workload_of(load(tmp_path / "run.yaml", [f"data={MODELS}:data"])).fingerprint() == (
-        workload_of(spec).fingerprint()
+    assert len(build_workload(spec).data("test")) == 17
+    assert build_workload(load(tmp_path / "run.yaml", [f"data={MODELS}:data"])).fingerprint() == (
+        build_workload(spec).fingerprint()
     )
 
 
 def test_a_frozen_part_stays_and_a_loss_is_named_in_the_run_file(tmp_path):
     loss = {"loss": "sparse_categorical_crossentropy", "from_logits": True}
     spec = run({"build": "frozen", **loss, "metrics": ["sparse_categorical_accuracy"]})
-    before = {name: p.clone() for name, p in workload_of(spec).model().named_parameters()}
+    before = {name: p.clone() for name, p in build_workload(spec).model().named_parameters()}
     result = paceline.train(spec, tmp_path, show=False)
     after = result.weights()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {"dense_1/kernel", "dense_1/bias"}
     assert result.metrics["sparse_categorical_accuracy"] == pytest.approx(result.metrics["accuracy"])
-    assert subject_of(spec).trained_params == sum(before[name].numel() for name in moved)
+    assert build_cost_model(spec).trained_params == sum(before[name].numel() for name in moved)
 
 
 def test_a_loss_of_ones_own_weights_and_a_model_without_shapes(tmp_path):
     spec = run({"build": "Unbuilt", "loss": f"{MODELS}:squared", "metrics": ["mae", "r2_score"]}, f"{MODELS}:numbers")
     result = paceline.train(spec, tmp_path, show=False)
     loaded = paceline.open(result.path)
-    x, y, _ = workload_of(spec).data("test").samples.columns
+    x, y, _ = build_workload(spec).data("test").samples.columns
     predicted = loaded.predict(list(x.numpy()))["output"]
     residual, spread = ((y.numpy() - predicted) ** 2).sum(), ((y - y.mean()) ** 2).sum()
     assert result.metrics["loss"] == pytest.approx(residual / len(y), rel=1e-5)
@@ -154,12 +154,12 @@ def test_a_loss_of_ones_own_weights_and_a_model_without_shapes(tmp_path):
 )
 def test_compiled_losses_and_metrics_are_those_of_evaluate(model, data):
     """Accuracy means what the shapes say, (n,) is compared with (n, 1), and weights are for weighted metrics."""
-    workload = workload_of(run(model, f"{MODELS}:{data}"))
+    workload = build_workload(run(model, f"{MODELS}:{data}"))
     module, samples = workload.model().eval(), workload.data("test")
     everything = np.arange(len(samples))
     with torch.no_grad():
         ours = workload.metrics(workload.evaluate(module, samples.batch(everything, everything)))
-    x, y, *weight = function_of(f"{MODELS}:{data}", "")("test")
+    x, y, *weight = load_user_function(f"{MODELS}:{data}", "")("test")
     theirs = module.original.evaluate(x, y, 32, 0, *weight, return_dict=True)
     weighted = {f"weighted_{name}" if name == "mae" and model == "difference" else name for name in theirs}
     found = {name: float(ours[name]) for name in weighted}
@@ -168,12 +168,12 @@ def test_compiled_losses_and_metrics_are_those_of_evaluate(model, data):
 
 def test_a_plan_sees_the_real_model():
     spec = run()
-    subject = subject_of(spec)
-    assert subject.params == sum(p.numel() for p in workload_of(spec).model().parameters())
+    subject = build_cost_model(spec)
+    assert subject.params == sum(p.numel() for p in build_workload(spec).model().parameters())
     assert [(m.inner, m.outer) for m in subject.blocks[1].matmuls] == [(4, 3), (27, 8), (8, 3)]
     found = paceline.plan(spec.replace({"parallel.strategy": "auto", "cluster": "1x8xH100"}))
     prices = [price for row in found.rows for price in row.found.prices]
-    assert {price.layout.strategy for price in prices} == set(HELD_WHOLE)
+    assert {price.layout.strategy for price in prices} == set(UNSHARDED_STRATEGIES)
     assert prices[0].memory.weights_bytes == 4 * subject.params
 
 
@@ -186,12 +186,12 @@ def test_a_plan_sees_the_real_model():
     ],
 )
 def test_causes_name_layers_and_dropout_is_none(model, named):
-    assert [cause.names for cause in causes_of(run(model))] == ([] if named is None else [(named,)])
+    assert [cause.names for cause in find_layout_causes(run(model))] == ([] if named is None else [(named,)])
 
 
 def test_what_a_mask_leaves_out_does_not_count():
     """The mean is over the tokens of all texts, as a pass over all of them has it, however they are divided."""
-    workload = workload_of(run("tokens", f"{MODELS}:texts"))
+    workload = build_workload(run("tokens", f"{MODELS}:texts"))
     module, samples = workload.model(), workload.data("train")
     with torch.no_grad():
         parts = [workload.evaluate(module, samples.batch(ids, ids)) for ids in np.array_split(np.arange(14), 3)]
@@ -229,7 +229,7 @@ def test_what_a_mask_leaves_out_does_not_count():
 def test_a_mistake_is_one_line_before_anything_starts(model, data, message, tmp_path):
     spec = run(model, data)
     if not message:
-        workload_of(spec).prepare(lambda text: None)
+        build_workload(spec).prepare(lambda text: None)
         return
     with pytest.raises(UserError, match=message) as said:
         paceline.train(spec, tmp_path, show=False)
@@ -246,21 +246,21 @@ def test_what_keras_cannot_do_is_refused(tmp_path):
         with pytest.raises(UserError, match=words):
             paceline.train(run().replace(values), tmp_path, show=False)
     with pytest.raises(UserError, match=r"model.build is not given; write  model: file.py:build"):
-        workload_of(build({"workload": "keras"}))
+        build_workload(build_spec({"workload": "keras"}))
 
 
 def test_the_library_is_missing_or_on_another_backend(monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     with pytest.raises(UserError, match=r'keras runs on jax .* set  os.environ\["KERAS_BACKEND"\] = "torch"'):
-        workload_of(run())
+        build_workload(run())
     monkeypatch.setitem(sys.modules, "keras", None)
     with pytest.raises(UserError, match=re.escape("type  pip install 'paceline[keras]'")):
-        workload_of(run())
+        build_workload(run())
 
 
 def test_compile_says_what_is_not_used():
     said = []
-    workload_of(run()).prepare(said.append)
+    build_workload(run()).prepare(said.append)
     assert said == [
         "of compile() the loss and the metrics are used; not its optimiser, adam with a learning rate of 0.001: "
         "the run file has adamw with 0.01"

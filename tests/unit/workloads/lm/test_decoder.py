@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.config import build_spec
+from paceline.config.decoder_shape import PRESETS, DecoderShape
 from paceline.errors import UserError
-from paceline.shapes import PRESETS, DecoderShape
-from paceline.spec import build
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMModel
 
@@ -158,7 +158,7 @@ WRONG = {
 def test_sizes_that_do_not_fit_are_refused(row):
     model, said = WRONG[row]
     with pytest.raises(UserError, match=said):
-        build({"workload": "lm", "model": model})
+        build_spec({"workload": "lm", "model": model})
 
 
 def test_data_that_do_not_fit_the_model_are_refused():

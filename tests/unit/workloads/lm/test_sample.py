@@ -3,8 +3,8 @@
 import pytest
 
 import paceline
-from paceline.cli import main
-from paceline.workloads.lm.sample import load_model, next_logits
+from paceline.cli.main import main
+from paceline.workloads.lm.sample import compute_next_logits, load_language_model
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +31,20 @@ def test_a_prompt_longer_than_a_sample_is_understood(run):
 def test_a_low_temperature_takes_the_likeliest_token(run):
     import torch
 
-    workload, model = load_model(run.path)
+    workload, model = load_language_model(run.path)
     ids = torch.tensor([[0, *workload.corpus.tokenizer.encode("The", add_special_tokens=False).ids]])
-    likeliest = int(next_logits(model, ids).argmax())
+    likeliest = int(compute_next_logits(model, ids).argmax())
     expected = "The" + workload.corpus.tokenizer.decode([likeliest])
     for top_k in (0, 1, 40):
         assert paceline.sample(run.path, "The", tokens=1, temperature=1e-6, top_k=top_k) == expected
-    torch.testing.assert_close(next_logits(model, ids), model(ids)[0, -1].double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(compute_next_logits(model, ids), model(ids)[0, -1].double(), rtol=1e-5, atol=1e-6)
 
 
 def test_export_has_the_weights_of_the_decoder(run, tmp_path):
     from safetensors.torch import load_file
 
     out = paceline.export(run.path, tmp_path / "lm.safetensors")
-    _, model = load_model(run.path)
+    _, model = load_language_model(run.path)
     tensors = load_file(out)
     assert tensors.keys() == model.state_dict().keys()
     assert all(tensors[name].equal(value) for name, value in model.state_dict().items())
@@ -71,7 +71,7 @@ def test_wrong_requests_end_with_2(run, capsys, row):
 
 
 def test_a_run_that_is_no_language_model_is_refused(small, tmp_path):
-    from paceline.record.run_dir import RunDir
+    from paceline.runlog.run_dir import RunDir
 
     folder = RunDir.claim(tmp_path, "small", small)
     with pytest.raises(paceline.UserError, match=r"is a run of classifier; only language models"):
@@ -79,7 +79,7 @@ def test_a_run_that_is_no_language_model_is_refused(small, tmp_path):
 
 
 def test_a_run_without_a_checkpoint_is_refused(tiny_lm, tmp_path):
-    from paceline.record.run_dir import RunDir
+    from paceline.runlog.run_dir import RunDir
 
     folder = RunDir.claim(tmp_path, "young", tiny_lm)
     with pytest.raises(paceline.UserError, match="has no whole checkpoint"):

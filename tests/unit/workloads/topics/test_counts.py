@@ -18,11 +18,11 @@ from hypothesis.extra import numpy as hnp
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts import synthetic
-from paceline.workloads.topics.counts.blocks import Csr, DenseCounts, dense_rows, sparse_rows
-from paceline.workloads.topics.counts.stream import blocks, cuts, totals
+from paceline.workloads.topics.counts.matrices import Csr, DenseCounts, to_dense, to_sparse
+from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks, split_ranges
 from paceline.workloads.topics.counts.synthetic import generate_synthetic_data, zipf_documents
-from paceline.workloads.topics.files import npy
-from paceline.workloads.topics.files.npy import NpyCounts
+from paceline.workloads.topics.files import disk_counts
+from paceline.workloads.topics.files.disk_counts import NpyCounts
 from paceline.workloads.topics.files.reading import NumpyDiskDataset, TorchDiskDataset, read_counts
 
 NIPS = Path(__file__).resolve().parents[5] / "shared" / "data" / "nips_counts" / "counts_csr.npz"
@@ -38,7 +38,7 @@ matrices = hnp.arrays(
 def whole(counts, **settings) -> np.ndarray:
     """All documents, put together from blocks; each is checked against the contract."""
     rows = []
-    for block in blocks(counts, **settings):
+    for block in iterate_blocks(counts, **settings):
         values = block.values
         if isinstance(values, Csr):
             assert values.indptr.dtype == np.int64
@@ -48,7 +48,7 @@ def whole(counts, **settings) -> np.ndarray:
             for row in range(values.rows):
                 assert (np.diff(values.indices[values.indptr[row] : values.indptr[row + 1]]) > 0).all()
             assert values.data.dtype in SMALL
-            values = dense_rows(values, counts.terms)
+            values = to_dense(values, counts.terms)
         assert values.flags.c_contiguous
         assert values.dtype in SMALL
         assert block.start == sum(map(len, rows))
@@ -94,7 +94,7 @@ def test_every_form_gives_the_same_counts(form, tmp_path):
     counts = read_counts(FORMS[form](X, tmp_path))
     assert (counts.documents, counts.terms) == X.shape
     assert (whole(counts, block_bytes=500) == X).all()
-    sums = totals(counts)
+    sums = compute_totals(counts)
     assert (sums.per_document == X.sum(1)).all()
     assert (sums.per_term == X.sum(0)).all()
     assert (counts.weights() == (np.count_nonzero(X, axis=1) if counts.sparse else X.shape[1])).all()
@@ -118,7 +118,7 @@ def test_counts_of_any_size_are_exact(matrix, start, block_bytes, tmp_path):
         part = matrix if counts.resident else matrix[start:]
         expected = np.uint8 if part.max() < 256 else np.uint16 if part.max() < 65_536 else np.int32
         assert data.dtype == expected
-        sums = totals(counts, start)
+        sums = compute_totals(counts, start)
         assert (sums.per_document == matrix[start:].sum(1)).all()
         assert (sums.per_term == matrix[start:].sum(0)).all()
 
@@ -126,7 +126,7 @@ def test_counts_of_any_size_are_exact(matrix, start, block_bytes, tmp_path):
 @given(matrix=matrices)
 @settings(max_examples=40, deadline=None)
 def test_rows_to_nonzeros_and_back(matrix):
-    assert (dense_rows(sparse_rows(matrix.astype(np.int32)), matrix.shape[1]) == matrix).all()
+    assert (to_dense(to_sparse(matrix.astype(np.int32)), matrix.shape[1]) == matrix).all()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "uint64", "int64", "float16", "bool"])
@@ -158,8 +158,8 @@ def test_fractions_when_allowed(tmp_path):
     for source in (fractions, scipy.sparse.csr_array(fractions), on_disk(tmp_path, fractions)):
         counts = read_counts(source, fractional=True)
         assert (whole(counts, block_bytes=999) == fractions).all()
-        assert totals(counts).per_document == pytest.approx(fractions.sum(1))
-    sums = totals(read_counts(on_disk(tmp_path, fractions)), fractional=True)
+        assert compute_totals(counts).per_document == pytest.approx(fractions.sum(1))
+    sums = compute_totals(read_counts(on_disk(tmp_path, fractions)), fractional=True)
     assert sums.per_term == pytest.approx(fractions.sum(0))
     mixed = np.array([[1, 2.0], [0.5, 2**31]])
     assert whole(read_counts(on_disk(tmp_path, mixed), fractional=True), block_bytes=1).tolist() == mixed.tolist()
@@ -217,13 +217,13 @@ def test_changes_in_a_private_memory_map_are_counted_and_kept(tmp_path):
 
 
 def test_files_stored_by_columns_in_panels(tmp_path, monkeypatch):
-    monkeypatch.setattr(npy, "TOUCHED_BYTES", 1)
+    monkeypatch.setattr(disk_counts, "TOUCHED_BYTES", 1)
     matrix = X.astype(np.float64)
     matrix[3, 5], matrix[20, 2], matrix[50, 32] = 300, 70_000, 0.5
     array = np.asfortranarray(matrix)
-    assert (whole(npy.MappedCounts(array, "x", fractional=True), block_bytes=400) == matrix).all()
+    assert (whole(disk_counts.MappedCounts(array, "x", fractional=True), block_bytes=400) == matrix).all()
     with pytest.raises(UserError, match=r"document 50, term 32 .* is 0.5"):
-        whole(npy.MappedCounts(array, "x"))
+        whole(disk_counts.MappedCounts(array, "x"))
 
 
 def with_value(value):
@@ -249,14 +249,14 @@ def test_what_is_not_a_count(value, message, tmp_path):
             read_counts(source)
     stored = read_counts(on_disk(tmp_path, matrix))
     with pytest.raises(UserError, match=f"counts.npy: .*{message}"):
-        totals(stored)
+        compute_totals(stored)
     with pytest.raises(UserError, match=message):
         whole(stored, block_bytes=500)
     if value != 0.5 and value != 3e9:
         with pytest.raises(UserError, match=message):
             read_counts(matrix, fractional=True)
         with pytest.raises(UserError, match=r"negative|finite"):
-            totals(read_counts(on_disk(tmp_path, matrix), fractional=True))
+            compute_totals(read_counts(on_disk(tmp_path, matrix), fractional=True))
 
 
 def test_negative_whole_numbers():
@@ -264,7 +264,7 @@ def test_negative_whole_numbers():
         with pytest.raises(UserError, match=r"document 1, term 0 .* is -3: a count cannot be negative"):
             read_counts(np.array([[1, 70], [-3, 2]], dtype))
     with pytest.raises(UserError, match="is -1: a count cannot be negative"):
-        totals(DenseCounts(np.array([[1, -1]], np.int32)))
+        compute_totals(DenseCounts(np.array([[1, -1]], np.int32)))
 
 
 @pytest.mark.parametrize(
@@ -291,13 +291,13 @@ def test_no_matrix(source, message):
 
 def test_a_matrix_of_zeros_is_refused_and_empty_documents_are_not(tmp_path):
     with pytest.raises(UserError, match="all 4 x 3 counts are zero"):
-        totals(read_counts(np.zeros((4, 3))))
+        compute_totals(read_counts(np.zeros((4, 3))))
     with pytest.raises(UserError, match="all 4 x 3 counts are zero"):
-        totals(read_counts(scipy.sparse.csr_array((4, 3))))
+        compute_totals(read_counts(scipy.sparse.csr_array((4, 3))))
     one = np.zeros((4, 3))
     one[2, 1] = 1
-    assert totals(read_counts(one)).per_document.tolist() == [0, 0, 1, 0]
-    assert not totals(read_counts(one), 0, 2).per_term.any()
+    assert compute_totals(read_counts(one)).per_document.tolist() == [0, 0, 1, 0]
+    assert not compute_totals(read_counts(one), 0, 2).per_term.any()
 
 
 def test_bad_files(tmp_path):
@@ -341,20 +341,20 @@ def readers() -> list[str]:
 
 def test_the_reader_stops_with_its_consumer(tmp_path):
     counts = read_counts(on_disk(tmp_path, X))
-    stream = blocks(counts, block_bytes=300)
+    stream = iterate_blocks(counts, block_bytes=300)
     assert next(stream).start == 0
     assert readers()
     stream.close()
     assert not readers()
-    assert [b.start for b in blocks(counts, 10, 20, 300)] == [a for a, _ in cuts(counts, 10, 20, 300)]
-    assert list(blocks(counts, 7, 7)) == []
+    assert [b.start for b in iterate_blocks(counts, 10, 20, 300)] == [a for a, _ in split_ranges(counts, 10, 20, 300)]
+    assert list(iterate_blocks(counts, 7, 7)) == []
     assert counts.block(7, 7).values.shape == (0, 33)
     assert not readers()
 
 
 def test_an_error_of_the_reader_reaches_the_consumer(tmp_path):
     matrix = with_value(-2)
-    stream = blocks(read_counts(on_disk(tmp_path, matrix)), block_bytes=300)
+    stream = iterate_blocks(read_counts(on_disk(tmp_path, matrix)), block_bytes=300)
     with pytest.raises(UserError, match="document 40"):
         list(stream)
     assert not readers()
@@ -362,7 +362,7 @@ def test_an_error_of_the_reader_reaches_the_consumer(tmp_path):
 
 def test_blocks_keep_to_their_size():
     counts = read_counts(scipy.sparse.csr_array(X))
-    sizes = [len(block.values.data) * 8 for block in blocks(counts, block_bytes=900)]
+    sizes = [len(block.values.data) * 8 for block in iterate_blocks(counts, block_bytes=900)]
     assert max(sizes) <= 900
     assert len(sizes) < len(X)
 
@@ -376,8 +376,8 @@ def few_nonzeros(rng, shape, largest):
 @pytest.mark.parametrize("terms", [1, 7, 8, 200, 1003])
 def test_nonzeros_found_while_rows_are_read(dtype, terms, tmp_path, monkeypatch):
     """They are those of the block, in its type, whatever is read at a time."""
-    monkeypatch.setattr(npy, "SPARSE_BELOW", 1.0)
-    monkeypatch.setattr(npy, "PIECE_BYTES", 20_000)
+    monkeypatch.setattr(disk_counts, "SPARSE_BELOW", 1.0)
+    monkeypatch.setattr(disk_counts, "PIECE_BYTES", 20_000)
     rng = np.random.default_rng(terms)
     for largest in (1, 255, 300, 65_535):
         matrix = few_nonzeros(rng, (90, terms), largest)
@@ -386,7 +386,7 @@ def test_nonzeros_found_while_rows_are_read(dtype, terms, tmp_path, monkeypatch)
         np.save(tmp_path / "x.npy", matrix.astype(dtype))
         counts = read_counts(tmp_path / "x.npy")
         for start, stop in ((0, 90), (3, 4), (17, 90)):
-            found, expected = counts.nonzero_rows(start, stop), sparse_rows(counts.block(start, stop).values)
+            found, expected = counts.nonzero_rows(start, stop), to_sparse(counts.block(start, stop).values)
             for ours, theirs in zip(found.parts, expected.parts, strict=True):
                 assert np.array_equal(ours, theirs)
             assert found.data.dtype == (np.uint8 if found.data.max(initial=0) < 256 else np.uint16)
@@ -407,9 +407,9 @@ def test_what_is_no_small_count_is_left_to_the_slower_way(dtype, odd, at, tmp_pa
     counts = read_counts(tmp_path / "x.npy")
     assert counts.nonzero_rows(0, 60) is None
     assert counts.nonzero_rows(0, 40).data.tolist() == [9]
-    read = blocks(counts, block_bytes=10 * counts.row_bytes, without_zeros=True)
+    read = iterate_blocks(counts, block_bytes=10 * counts.row_bytes, without_zeros=True)
     if odd in (65_536, 65_536.0):
-        assert np.array_equal(np.concatenate([dense_rows(b.values, 21) for b in read]), matrix)
+        assert np.array_equal(np.concatenate([to_dense(b.values, 21) for b in read]), matrix)
     else:
         with pytest.raises(UserError, match=f"document 40, term {at}"):
             list(read)
@@ -437,17 +437,17 @@ def test_rows_with_few_zeros_stay_rows(tmp_path, scanned):
     for first in (10, 40, 50):
         matrix[first : first + 10] = 1 + np.arange(40)
     np.save(tmp_path / "x.npy", matrix)
-    found = list(blocks(read_counts(tmp_path / "x.npy"), block_bytes=10 * 160, without_zeros=True))
+    found = list(iterate_blocks(read_counts(tmp_path / "x.npy"), block_bytes=10 * 160, without_zeros=True))
     assert [block.start for block in found if not isinstance(block.values, Csr)] == [10, 40, 50]
     assert scanned == [(0, True), (10, False), (20, True), (30, True), (40, False), (50, False)]
-    rows = [dense_rows(b.values, 40) if isinstance(b.values, Csr) else b.values for b in found]
+    rows = [to_dense(b.values, 40) if isinstance(b.values, Csr) else b.values for b in found]
     assert np.array_equal(np.concatenate(rows), matrix)
 
 
 def test_without_numba_rows_are_read_as_they_are(tmp_path, scanned, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     np.save(tmp_path / "x.npy", np.eye(60, dtype=np.float32))
-    found = list(blocks(read_counts(tmp_path / "x.npy"), block_bytes=2400, without_zeros=True))
+    found = list(iterate_blocks(read_counts(tmp_path / "x.npy"), block_bytes=2400, without_zeros=True))
     assert not scanned
     assert np.array_equal(np.concatenate([block.values for block in found]), np.eye(60))
 
@@ -498,7 +498,7 @@ def test_what_a_device_draws_follows_its_topics(sparse):
 def test_text_like_documents_on_a_device():
     _, _, factors = zipf_documents(10, 900, 5)
     counts, loadings, topics = synthetic._zipf_on_device(600, 5, factors, 80, 1, torch.device("cpu"), 2.0)
-    sums = totals(read_counts(counts))
+    sums = compute_totals(read_counts(counts))
     assert sums.per_document.mean() == pytest.approx(80, rel=0.1)
     assert np.corrcoef(sums.per_term, sums.per_document @ (loadings @ topics).numpy())[0, 1] > 0.99
     assert synthetic._on_device(20, 10, 2, 20_000, 0, torch.device("cpu"), False)[0].dtype == torch.int32
@@ -512,10 +512,10 @@ def test_synthetic_counts_beyond_a_byte():
 
 def test_text_like_documents():
     counts, loadings, factors = zipf_documents(600, 900, 5, avg_doc_length=80, seed=1)
-    assert totals(counts).per_document.mean() == pytest.approx(80, rel=0.1)
+    assert compute_totals(counts).per_document.mean() == pytest.approx(80, rel=0.1)
     assert whole(counts).shape == (600, 900)
-    sums = totals(counts).per_term
-    expected = totals(counts).per_document @ loadings @ factors
+    sums = compute_totals(counts).per_term
+    expected = compute_totals(counts).per_document @ loadings @ factors
     assert np.corrcoef(sums, expected)[0, 1] > 0.99
     assert sums[:90].sum() > 0.5 * sums.sum()
     assert (whole(zipf_documents(600, 900, 5, avg_doc_length=80, seed=1)[0]) == whole(counts)).all()
@@ -530,4 +530,4 @@ def test_real_counts():
     assert len(counts.names) == 2483
     assert counts.block(0, 100).values.data.dtype == np.uint8
     assert counts.weights().sum() == stored.nnz
-    assert totals(counts).per_term.sum() == stored.sum()
+    assert compute_totals(counts).per_term.sum() == stored.sum()

@@ -12,14 +12,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.passes import FitEnd
-from paceline.workloads.topics.counts.blocks import DocumentBlock
+from paceline.trainer.passes import FitEnd
+from paceline.workloads.topics.counts.matrices import DocumentBlock
 from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.fitting.cpu_passes import cut_evenly, make_cpu_pass
 from paceline.workloads.topics.fitting.engine import LEAST, AcceleratedEM
-from paceline.workloads.topics.fitting.on_cores import cpu_pass, cut_evenly
-from paceline.workloads.topics.fitting.options import STARTS, FitOptions
-from paceline.workloads.topics.fitting.problem import SampleSize, first_rows, first_topics, part_of, problem_of, sample
-from paceline.workloads.topics.result.new_documents import documents_given_topics, exact_loss
+from paceline.workloads.topics.fitting.problem import (
+    SampleSize,
+    build_problem,
+    documents_of_rank,
+    find_first_rows,
+    find_first_topics,
+    sample_documents,
+)
+from paceline.workloads.topics.result.new_documents import exact_loss, infer_mixtures
+from paceline.workloads.topics.sections import STARTS, FitOptions
 from paceline.workloads.topics.workload import TopicPasses
 
 ROWS = ("em", "newton")
@@ -55,7 +62,7 @@ def test_a_pass_is_the_em_step(n, m, k, seed, high):
     for source in (X, sp.csr_array(X)):
         counts = read_counts(source)
         found, sums = torch.tensor(L, dtype=torch.float32), torch.zeros(m, k)
-        work = cpu_pass(counts.block(0, n), torch.ones(m) / m)
+        work = make_cpu_pass(counts.block(0, n), torch.ones(m) / m)
         said = float(work(found, torch.tensor(F.T, dtype=torch.float32), sums, rows="em"))
         assert said == pytest.approx(loss, rel=1e-5, abs=1e-4)
         np.testing.assert_allclose(found, L_new, rtol=1e-4, atol=1e-6)
@@ -70,7 +77,7 @@ def test_any_number_of_topics(k):
     X, L, F = problem(20, 30, k, 3)
     L_new, S, loss = by_hand(X, L, F)
     found, sums = torch.tensor(L, dtype=torch.float32), torch.zeros(30, k)
-    work = cpu_pass(read_counts(sp.csr_array(X)).block(0, 20), torch.ones(30) / 30)
+    work = make_cpu_pass(read_counts(sp.csr_array(X)).block(0, 20), torch.ones(30) / 30)
     assert float(work(found, torch.tensor(F.T, dtype=torch.float32), sums, rows="em")) == pytest.approx(loss, rel=1e-6)
     np.testing.assert_allclose(found, L_new, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(sums, S, rtol=1e-4, atol=1e-5)
@@ -78,7 +85,7 @@ def test_any_number_of_topics(k):
 
 def test_a_newton_step_gains_more_than_an_em_step():
     X, L, F = problem(60, 80, 8, 5)
-    work = cpu_pass(read_counts(sp.csr_array(X)).block(0, 60), torch.ones(80) / 80)
+    work = make_cpu_pass(read_counts(sp.csr_array(X)).block(0, 60), torch.ones(80) / 80)
     reached = {}
     for rows in ROWS:
         found, Ft, sums = (
@@ -101,7 +108,7 @@ def test_threads_share_the_rows():
         assert parts[0][0] == 0
         assert parts[-1][1] == len(indptr) - 1
     X, L, F = problem(50, 30, 4, 1)
-    work = cpu_pass(read_counts(sp.csr_array(X)).block(0, 50), torch.ones(30) / 30)
+    work = make_cpu_pass(read_counts(sp.csr_array(X)).block(0, 50), torch.ones(30) / 30)
     found = []
     before = torch.get_num_threads()
     try:
@@ -121,7 +128,7 @@ def test_threads_share_the_rows():
 @given(st.integers(5, 40), st.integers(5, 40), st.integers(1, 5), st.integers(0, 1000), st.sampled_from(STARTS))
 def test_the_loss_never_rises_without_acceleration(n, m, k, seed, start):
     X, _, _ = problem(n, m, k, seed)
-    fit = problem_of(read_counts(sp.csr_array(X))).begin(
+    fit = build_problem(read_counts(sp.csr_array(X))).begin(
         k, FitOptions(start=start, seed=seed, tolerance=0, residual=0, passes=30)
     )
     fit.accelerate = False
@@ -144,7 +151,7 @@ def test_acceleration_gets_there_sooner_and_lower_or_equal(planted):
     X, _, _ = planted
     reached = {}
     for accelerate in (True, False):
-        begun = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
+        begun = build_problem(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
         begun.accelerate = accelerate
         while begun.end is None:
             begun.step()
@@ -158,7 +165,7 @@ def test_acceleration_gets_there_sooner_and_lower_or_equal(planted):
 def test_a_leap_too_far_is_taken_back(planted):
     """A pass that finds a higher loss is not accepted, and the fit goes on from the last image."""
     X, _, _ = planted
-    fit = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1))
+    fit = build_problem(read_counts(X)).begin(3, FitOptions(start="random", seed=1))
     for _ in range(5):
         fit.step()
     L, Ft = (part.clone() for part in fit.result())
@@ -175,7 +182,7 @@ def test_a_loss_at_every_fifth_pass_is_enough(planted):
     X, _, _ = planted
     reached = []
     for check in (1, 5):
-        fit = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
+        fit = build_problem(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
         fit.check = check
         while fit.end is None:
             fit.step()
@@ -190,7 +197,7 @@ def test_a_loss_at_every_fifth_pass_is_enough(planted):
 
 def test_a_leap_too_far_between_two_losses_is_taken_back_to_the_first(planted):
     X, _, _ = planted
-    fit = problem_of(read_counts(X)).begin(3, FitOptions(start="random", seed=1))
+    fit = build_problem(read_counts(X)).begin(3, FitOptions(start="random", seed=1))
     fit.check = 5
     fit.step()
     L, Ft = (part.clone() for part in fit.result())
@@ -212,7 +219,7 @@ def overshooting():
 
 def test_wherever_it_ends_the_result_is_not_above_a_loss_that_was_kept():
     counts, settings = overshooting()
-    fit, went_back = problem_of(counts).begin(6, FitOptions(**settings, tolerance=0, residual=0, passes=300)), 0
+    fit, went_back = build_problem(counts).begin(6, FitOptions(**settings, tolerance=0, residual=0, passes=300)), 0
     fit.check = 5
     while fit.end is None:
         fit.step()
@@ -230,7 +237,9 @@ def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_no
     counts, settings = overshooting()
 
     def passes():
-        return TopicPasses(problem_of(counts), 6, FitOptions(**settings, tolerance=0, residual=0, passes=131), settings)
+        return TopicPasses(
+            build_problem(counts), 6, FitOptions(**settings, tolerance=0, residual=0, passes=131), settings
+        )
 
     whole = passes()
     whole.begin()
@@ -257,7 +266,7 @@ def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_no
 
 def test_where_it_stops(planted):
     X, _, _ = planted
-    begun = problem_of(read_counts(X)).begin(3, FitOptions(start="race", seed=0, passes=4))
+    begun = build_problem(read_counts(X)).begin(3, FitOptions(start="race", seed=0, passes=4))
     for _ in range(4):
         assert begun.end is None
         begun.step()
@@ -269,7 +278,7 @@ def test_where_it_stops(planted):
 def test_a_fit_ends_when_its_topics_no_longer_change_and_its_progress_never_falls():
     rng = np.random.default_rng(1)
     X = rng.poisson(12 * rng.dirichlet(np.full(6, 0.5), 200) @ rng.dirichlet(np.full(150, 0.2), 6))
-    passes = TopicPasses(problem_of(read_counts(sp.csr_array(X))), 6, FitOptions(tolerance=1e-9, passes=3000), {})
+    passes = TopicPasses(build_problem(read_counts(sp.csr_array(X))), 6, FitOptions(tolerance=1e-9, passes=3000), {})
     passes.begin()
     shares, earlier = [], None
     while passes.end is None:
@@ -300,8 +309,8 @@ def test_first_topics(planted, start, kind):
     X, _, F = planted
     counts = read_counts(X if kind == "dense" else sp.csr_array(X))
     per_term = X.sum(0).astype(np.float64)
-    found = first_topics(counts, per_term, 3, how=start, seed=2)
-    assert torch.equal(found, first_topics(counts, per_term, 3, how=start, seed=2))
+    found = find_first_topics(counts, per_term, 3, how=start, seed=2)
+    assert torch.equal(found, find_first_topics(counts, per_term, 3, how=start, seed=2))
     np.testing.assert_allclose(found.sum(0), 1, rtol=1e-5)
     assert float(found.min()) > 0
     if start != "random":
@@ -313,10 +322,10 @@ def test_rows_by_least_squares(planted):
     X, L, F = planted
     for source in (X, sp.csr_array(X)):
         counts = read_counts(source)
-        work = cpu_pass(counts.block(0, 200), torch.ones(60) / 60)
+        work = make_cpu_pass(counts.block(0, 200), torch.ones(60) / 60)
         length = torch.tensor(X.sum(1)).float()
         share = torch.tensor(X.sum(0) / X.sum()).float()
-        found = first_rows(work, torch.tensor(F.T).float(), length, share)
+        found = find_first_rows(work, torch.tensor(F.T).float(), length, share)
         assert np.abs(found.numpy() - L).mean() < 0.05
         np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
 
@@ -324,18 +333,18 @@ def test_rows_by_least_squares(planted):
 def test_a_sample_is_spread_over_all_documents():
     size = SampleSize(nonzeros=1000, rows=100, counts=1000)
     X = sp.csr_array(np.repeat(np.arange(1, 5001)[:, None], 3, 1))
-    few = sample(read_counts(X), 0, size=size)
+    few = sample_documents(read_counts(X), 0, size=size)
     values = few.block(0, few.documents).values.data[::3]
     assert 300 <= few.documents < 500
     assert values.min() < 200
     assert values.max() > 4800
-    again = sample(read_counts(X), 0, size=size)
+    again = sample_documents(read_counts(X), 0, size=size)
     assert np.array_equal(again.block(0, again.documents).values.data, few.block(0, few.documents).values.data)
 
 
 @given(st.integers(1, 1000), st.integers(1, 64))
 def test_ranks_share_all_documents(documents, world):
-    parts = [part_of(documents, rank, world) for rank in range(world)]
+    parts = [documents_of_rank(documents, rank, world) for rank in range(world)]
     assert [at for first, last in parts for at in range(first, last)] == list(range(documents))
     assert [last - first for first, last in parts if last > first] == [
         len(part) for part in torch.arange(documents).chunk(world)
@@ -343,7 +352,7 @@ def test_ranks_share_all_documents(documents, world):
 
 
 def test_streamed_is_the_same_as_in_memory(planted, tmp_path):
-    from paceline.workloads.topics.files.convert import convert
+    from paceline.workloads.topics.files.reading import convert
 
     X, _, _ = planted
     np.save(tmp_path / "x.npy", X)
@@ -352,7 +361,7 @@ def test_streamed_is_the_same_as_in_memory(planted, tmp_path):
     reached = []
     for source in sources:
         counts = read_counts(source)
-        begun = problem_of(counts).begin(3, FitOptions(start="least_squares", seed=0, passes=25))
+        begun = build_problem(counts).begin(3, FitOptions(start="least_squares", seed=0, passes=25))
         while begun.end is None:
             begun.step()
         reached.append((begun.losses[-1], begun.result()))
@@ -364,7 +373,7 @@ def test_streamed_is_the_same_as_in_memory(planted, tmp_path):
 
 def test_loss_in_float64_is_that_of_the_pass(planted):
     X, _, _ = planted
-    begun = problem_of(read_counts(X)).begin(3, FitOptions(start="auto", seed=0, passes=10))
+    begun = build_problem(read_counts(X)).begin(3, FitOptions(start="auto", seed=0, passes=10))
     L, Ft = begun.L.clone(), begun.Ft.clone()
     exact = exact_loss(X, L.numpy(), Ft.numpy().T)
     assert begun.step().loss == pytest.approx(exact, rel=1e-7)
@@ -379,11 +388,11 @@ def test_documents_do_not_depend_on_each_other(planted, k):
     F = F if k == 3 else np.random.default_rng(0).dirichlet(np.ones(60), k)
     X = X.copy()
     X[7] = 0
-    whole, loss = documents_given_topics(read_counts(sp.csr_array(X)), F.astype(np.float32))
+    whole, loss = infer_mixtures(read_counts(sp.csr_array(X)), F.astype(np.float32))
     assert loss == pytest.approx(exact_loss(X, whole, F), rel=1e-6)
     np.testing.assert_allclose(whole[7], 1 / k, rtol=1e-5)
     for at in (0, 50, 199):
-        alone, _ = documents_given_topics(read_counts(X[at : at + 1]), F.astype(np.float32))
+        alone, _ = infer_mixtures(read_counts(X[at : at + 1]), F.astype(np.float32))
         np.testing.assert_allclose(alone[0], whole[at], atol=2e-3)
 
 
@@ -393,7 +402,7 @@ def test_no_document_is_left_half_way():
     F = np.kron(np.eye(3), rng.gamma(1.0, size=12)) + 1e-9
     F /= F.sum(1, keepdims=True)
     X = np.array([rng.multinomial(80, row) for row in rng.dirichlet(np.full(3, 0.15), 300) @ F])
-    found, _ = documents_given_topics(read_counts(X), F.astype(np.float32), tolerance=1e-9)
+    found, _ = infer_mixtures(read_counts(X), F.astype(np.float32), tolerance=1e-9)
     L = np.full((300, 3), 1 / 3)
     for _ in range(3000):
         L, _, _ = by_hand(X, L, F)
@@ -404,15 +413,15 @@ def test_no_document_is_left_half_way():
 def test_without_numba_plain_torch_gives_the_same(planted, monkeypatch, capsys):
     import importlib.util
 
-    from paceline.workloads.topics.fitting import on_cores as rows
+    from paceline.workloads.topics.fitting import cpu_passes as rows
 
     X, L, F = planted
     block = read_counts(sp.csr_array(X)).block(0, 200)
-    fast = cpu_pass(block, torch.ones(60) / 60)
+    fast = make_cpu_pass(block, torch.ones(60) / 60)
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "numba" else find(name))
-    rows.say_plain.cache_clear()
-    plain = cpu_pass(DocumentBlock(0, block.values), torch.ones(60) / 60)
+    rows.warn_slow_fallback.cache_clear()
+    plain = make_cpu_pass(DocumentBlock(0, block.values), torch.ones(60) / 60)
     assert type(plain) is not type(fast)
     assert "pip install" in capsys.readouterr().err
     found = []
@@ -428,7 +437,7 @@ def test_without_numba_plain_torch_gives_the_same(planted, monkeypatch, capsys):
 def test_momentum_is_nesterovs():
     """The leaps of an undisturbed fit: 0, then (t - 1) / t' with t' = (1 + sqrt(1 + 4 t^2)) / 2."""
     counts = read_counts(sp.csr_array(np.eye(6, dtype=int) + 1))
-    fit = problem_of(counts).begin(2, FitOptions(start="random", seed=0, tolerance=0, residual=0, passes=100))
+    fit = build_problem(counts).begin(2, FitOptions(start="random", seed=0, tolerance=0, residual=0, passes=100))
     assert isinstance(fit, AcceleratedEM)
     t, leaps = 1.0, []
     for _ in range(4):

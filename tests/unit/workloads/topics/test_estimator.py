@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 
 from paceline.errors import UserError
-from paceline.workloads.topics.result.order import align_topics
+from paceline.workloads.topics.result.model import align_topics
 from topics_fits import collection, em
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")

@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 from paceline.errors import UserError
-from paceline.signs import visible
-from paceline.workloads.topics.pictures.explorer import contents, overlaps, page, placed, write_explorer
+from paceline.io.escape import escape_hidden
+from paceline.workloads.topics.result.explorer import (
+    collect_explorer_data,
+    compute_overlaps,
+    place_topics,
+    render_explorer,
+    write_explorer,
+)
 from paceline.workloads.topics.result.model import TopicFit
 from topics_fits import page_data, small_fit
 
@@ -53,7 +59,7 @@ def test_texts_are_harmless_in_the_file(explored):
     assert "<b id" not in text
     assert "<img" not in text
     assert "49" not in re.findall(r"<td class=\"text\">(.*?)</td>", text)
-    assert set(map(visible, EVIL)) <= set(page_data(text)["vocabulary"]) | {""}
+    assert set(map(escape_hidden, EVIL)) <= set(page_data(text)["vocabulary"]) | {""}
 
 
 def test_what_is_told_is_true(explored):
@@ -78,18 +84,18 @@ def test_what_is_told_is_true(explored):
 
 def test_without_counts_and_names():
     made = TopicFit(*(getattr(small_fit()[1], name) for name in "LF"))
-    data = page_data(page(made))
+    data = page_data(render_explorer(made))
     assert data["coherence"] is data["lengths"] is data["documentTerms"] is None
     assert data["names"][3] == "document 3"
     assert data["vocabulary"][5] == "term 5"
-    assert page_data(page(made, names=[f"n{at}" for at in range(60)]))["names"][59] == "n59"
+    assert page_data(render_explorer(made, names=[f"n{at}" for at in range(60)]))["names"][59] == "n59"
 
 
 @pytest.mark.parametrize(("n", "k", "m"), [(1, 1, 1), (2, 1, 5), (3, 2, 2), (5, 4, 3)])
 def test_the_smallest_fits(n, k, m):
     chance = np.random.default_rng(0)
     made = TopicFit(chance.dirichlet(np.ones(k), n).astype("f"), chance.dirichlet(np.ones(m), k).astype("f"))
-    data = contents(made, chance.poisson(3, (n, m)) + 1)
+    data = collect_explorer_data(made, chance.poisson(3, (n, m)) + 1)
     assert len(data["tops"]) == k
     assert len(data["names"]) == n
 
@@ -114,7 +120,7 @@ def test_a_large_fit_stays_small_and_quick():
     F = chance.standard_gamma(0.1, (50, 40_000)).astype(np.float32) + 1e-9
     made = TopicFit(L / L.sum(axis=1, keepdims=True), F / F.sum(axis=1, keepdims=True))
     began = time.process_time()
-    text = page(made)
+    text = render_explorer(made)
     assert time.process_time() - began < 6
     assert len(text) < 1_500_000
     data = page_data(text)
@@ -126,9 +132,9 @@ def test_the_map_puts_like_topics_together_and_none_on_another():
     chance = np.random.default_rng(0)
     kinds = chance.dirichlet(np.full(50, 0.1), 3)
     F = np.repeat(kinds, 4, axis=0) * 0.9 + 0.1 * chance.dirichlet(np.full(50, 0.1), 12)
-    overlap = overlaps(F)
+    overlap = compute_overlaps(F)
     assert np.diag(overlap) == pytest.approx(1, abs=1e-5)
-    spots, radii = placed(overlap, np.full(12, 1 / 12))
+    spots, radii = place_topics(overlap, np.full(12, 1 / 12))
     far = np.linalg.norm(spots[:, None] - spots[None], axis=-1)
     kind = np.repeat(np.arange(3), 4)
     same = kind[:, None] == kind[None]
@@ -256,14 +262,14 @@ def test_texts_are_shown_as_they_begin_and_are_harmless():
     _, made = small_fit()
     texts = [f"<b>Text</b> {at} &amp; " + "word " * 100 for at in range(len(made.L))]
     texts[0] = EVIL[0]
-    told = contents(made, texts=iter(texts))
+    told = collect_explorer_data(made, texts=iter(texts))
     assert told["texts"][1].startswith("Text 1 & word")
     assert told["texts"][1].endswith(" …")
     assert max(map(len, told["texts"])) < 250
-    assert "<b id" not in page(made, texts=[EVIL[3] + EVIL[0]] * len(made.L))
+    assert "<b id" not in render_explorer(made, texts=[EVIL[3] + EVIL[0]] * len(made.L))
 
 
 def test_why_a_fit_ended_stands_on_its_page():
     _, made = small_fit()
     made.passes, made.stopped_because = 1000, "not converged: 1,000 passes were done"
-    assert "1,000 passes (not converged: 1,000 passes were done)" in page(made)
+    assert "1,000 passes (not converged: 1,000 passes were done)" in render_explorer(made)

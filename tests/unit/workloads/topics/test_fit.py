@@ -6,7 +6,7 @@ import scipy.sparse as sp
 import torch
 
 import paceline.topics as pt
-from paceline.cli import main
+from paceline.cli.main import main
 from paceline.errors import UserError
 from paceline.workloads.topics.fitting.problem import SampleSize
 
@@ -253,7 +253,7 @@ def test_a_wrong_command_is_one_line(made, tmp_path, capsys, monkeypatch, words,
 
 def test_other_layouts_are_refused(tmp_path):
     from paceline import train
-    from paceline.spec import build
+    from paceline.config import build_spec
 
     np.save(tmp_path / "x.npy", np.ones((10, 10), np.uint8))
     for parallel in ({"ranks": 2, "strategy": "fsdp"}, {"ranks": 2, "tensor": 2}, {"reduce": "bf16", "ranks": 2}):
@@ -264,6 +264,6 @@ def test_other_layouts_are_refused(tmp_path):
             "parallel": parallel,
         }
         with pytest.raises(UserError, match="parallel"):
-            train(build(values), tmp_path / "runs", show=False)
+            train(build_spec(values), tmp_path / "runs", show=False)
     with pytest.raises(UserError, match=r"data\.path"):
-        train(build({"workload": "topics"}), tmp_path / "runs", show=False)
+        train(build_spec({"workload": "topics"}), tmp_path / "runs", show=False)

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from paceline.errors import RunFailed, UserError
-from paceline.workloads.topics.counts.blocks import Csr
+from paceline.workloads.topics.counts.matrices import Csr
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.result.model import TopicFit
-from paceline.workloads.topics.result.order import align_topics, largest, sort_documents
-from paceline.workloads.topics.result.quality import halves
+from paceline.workloads.topics.result.model import TopicFit, align_topics, find_largest, sort_documents
+from paceline.workloads.topics.result.new_documents import split_in_halves
 from topics_fits import NIPS, collection, em, nips_fit, small_fit
 
 QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -151,7 +150,7 @@ def test_lift_passes_over_terms_that_are_hardly_used():
 
 @given(arrays(np.float32, st.integers(1, 60), elements=st.floats(-5, 5, width=32)), st.integers(1, 70))
 def test_largest_is_a_sort(values, n):
-    assert largest(values, n).tolist() == np.argsort(-values, kind="stable")[:n].tolist()
+    assert find_largest(values, n).tolist() == np.argsort(-values, kind="stable")[:n].tolist()
 
 
 def test_shares_and_order_of_topics(fitted):
@@ -273,7 +272,7 @@ def test_columns_must_agree(fitted):
 @given(arrays(np.uint16, st.tuples(st.integers(1, 6), st.integers(1, 9)), elements=st.integers(0, 900)), st.booleans())
 def test_halves_make_the_whole(X, fractions):
     rows = scipy.sparse.csr_array(X.astype(np.float32) / 2 if fractions else X)
-    parts = halves(
+    parts = split_in_halves(
         Csr(rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data), np.random.default_rng(0)
     )
     dense = [scipy.sparse.csr_array((h.data, h.indices, h.indptr), shape=X.shape).toarray() for h in parts]
@@ -301,7 +300,7 @@ def test_perplexity_prefers_the_better_model(fitted):
 def test_perplexity_by_the_definition(fitted):
     X, made = fitted
     rows = scipy.sparse.csr_array(X[:10])
-    known, unseen = halves(
+    known, unseen = split_in_halves(
         Csr(rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data), np.random.default_rng(3)
     )
     dense = [scipy.sparse.csr_array((h.data, h.indices, h.indptr), shape=(10, 36)).toarray() for h in (known, unseen)]

@@ -10,13 +10,13 @@ import torch
 
 import paceline.topics as pt
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Csr
+from paceline.workloads.topics.counts.matrices import Csr
 from paceline.workloads.topics.counts.on_device import from_tensor
-from paceline.workloads.topics.device.passes import whole_tiles
-from paceline.workloads.topics.device.tiers import sums_of
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.fitting.problem import SampleSize, first_topics, problem_of, sample
-from paceline.workloads.topics.in_process import current_device
+from paceline.workloads.topics.fitting.passes import pad_to_tiles
+from paceline.workloads.topics.fitting.problem import SampleSize, build_problem, find_first_topics, sample_documents
+from paceline.workloads.topics.fitting.tiers import sum_counts
+from paceline.workloads.topics.in_process import use_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
 
@@ -72,13 +72,13 @@ def test_the_smallest_type_is_taken(made):
             there = from_tensor(tensor)
             assert there.values.dtype == dtype
             np.testing.assert_array_equal(there.block(3, 9).values, X[3:9])
-            per_document, per_term = sums_of(there)
+            per_document, per_term = sum_counts(there)
             np.testing.assert_array_equal(per_document, X.sum(1))
             np.testing.assert_array_equal(per_term, X.sum(0))
         there = from_tensor(csr(X))
         assert there.values[2].dtype == dtype
-        np.testing.assert_array_equal(sums_of(there)[0], X.sum(1))
-        np.testing.assert_array_equal(sums_of(there)[1], X.sum(0))
+        np.testing.assert_array_equal(sum_counts(there)[0], X.sum(1))
+        np.testing.assert_array_equal(sum_counts(there)[1], X.sum(0))
     halves = from_tensor(torch.tensor(made) * 0.5, fractional=True)
     assert halves.values.dtype == torch.float32
     same = torch.tensor(made, dtype=torch.uint8)
@@ -121,7 +121,7 @@ def test_other_bad_tensors(made):
 def test_parts_and_samples_are_those_of_the_host(made):
     there, here = from_tensor(csr(made)), read_counts(sp.csr_array(made))
     size = SampleSize(nonzeros=1000, rows=70, counts=1000)
-    few, same = sample(there, 3, size=size), sample(here, 3, size=size)
+    few, same = sample_documents(there, 3, size=size), sample_documents(here, 3, size=size)
     for found, wanted in (
         (there.part(20, 60).block(0, 40), here.block(20, 60)),
         (few.block(0, few.documents), same.block(0, same.documents)),
@@ -137,18 +137,18 @@ def test_parts_and_samples_are_those_of_the_host(made):
 def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch, sparse):
     """Sparse counts are sorted, which takes four times their memory beside them."""
     there = from_tensor(csr(made) if sparse else torch.tensor(made))
-    whole, one = problem_of(there), pt.fit(there, k=3)
+    whole, one = build_problem(there), pt.fit(there, k=3)
     free = 4 * there.stored_bytes - 1 if sparse else 256 * 100
-    monkeypatch.setattr("paceline.workloads.topics.device.tiers.free_device_bytes", lambda device: free)
-    parts = problem_of(there)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.tiers.get_free_device_bytes", lambda device: free)
+    parts = build_problem(there)
     assert len(list(whole.documents())) == 1
     assert len(list(parts.documents())) > 1
     assert pt.fit(there, k=3).loss == pytest.approx(one.loss, rel=1e-6)
 
 
 def test_sums_of_nonzeros_in_pieces(made, monkeypatch):
-    monkeypatch.setattr("paceline.workloads.topics.device.passes.PIECE", 8 * 7)
-    per_document, per_term = sums_of(from_tensor(csr(made)))
+    monkeypatch.setattr("paceline.workloads.topics.fitting.passes.PIECE", 8 * 7)
+    per_document, per_term = sum_counts(from_tensor(csr(made)))
     np.testing.assert_array_equal(per_document, made.sum(1))
     np.testing.assert_array_equal(per_term, made.sum(0))
 
@@ -158,11 +158,11 @@ def test_a_dense_sample_fits_beside_what_is_on_the_device(made, monkeypatch):
 
     def sampled(counts, seed, least, size):
         asked.append(size.counts)
-        return sample(counts, seed, least, size)
+        return sample_documents(counts, seed, least, size)
 
-    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.sample", sampled)
-    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.free_device_bytes", lambda device: 8 * 90 * 40)
-    first_topics(read_counts(made.astype(np.uint8)), made.sum(0), 3)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.sample_documents", sampled)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.get_free_device_bytes", lambda device: 8 * 90 * 40)
+    find_first_topics(read_counts(made.astype(np.uint8)), made.sum(0), 3)
     assert asked == [90 * 40]
 
 
@@ -173,14 +173,14 @@ def test_a_tensor_without_counts_is_refused(made):
 
 
 def test_kernels_are_launched_where_the_counts_are():
-    assert isinstance(current_device("cpu"), nullcontext)
-    assert current_device("cuda:1").idx == current_device(torch.device("cuda", 1)).idx == 1
+    assert isinstance(use_device("cpu"), nullcontext)
+    assert use_device("cuda:1").idx == use_device(torch.device("cuda", 1)).idx == 1
 
 
 def test_whole_tiles():
     for shape in ((3, 8), (256, 300), (5, 7), (256, 512)):
         X = torch.randint(0, 200, shape, dtype=torch.uint8)
-        padded = whole_tiles(X)
+        padded = pad_to_tiles(X)
         assert all(size % 256 == 0 for size in padded.shape)
         assert torch.equal(padded[: shape[0], : shape[1]], X)
         assert padded.sum() == X.sum()

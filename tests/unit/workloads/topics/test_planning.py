@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.planning.plan import applied, plan
-from paceline.planning.show import show
-from paceline.planning.site import site_of
-from paceline.planning.subject import subject_of
-from paceline.spec import build
-from paceline.workloads.topics.pricing import Counted, pass_memory, pass_time, work_s
+from paceline.planner.cost_model import build_cost_model
+from paceline.planner.plan import apply_plan, plan
+from paceline.planner.show import render_plan
+from paceline.planner.target import resolve_target
+from paceline.workloads.topics.pricing import (
+    CountsShape,
+    estimate_pass_memory,
+    estimate_pass_time,
+    estimate_pass_work_s,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,23 +33,23 @@ def counts_file(tmp_path_factory):
 
 def topics(path=None, k=20, **more):
     data = {"path": str(path)} if path else {}
-    return build({"workload": "topics", "model": {"k": k}, "data": data, "train": {"steps": 60}, **more})
+    return build_spec({"workload": "topics", "model": {"k": k}, "data": data, "train": {"steps": 60}, **more})
 
 
 def headline(k=20):
-    return Counted(100_000, 100_000, k, 1e10, sparse=False, element_bytes=1, stored_bytes=1e10, resident=False)
+    return CountsShape(100_000, 100_000, k, 1e10, sparse=False, element_bytes=1, stored_bytes=1e10, resident=False)
 
 
 def sparse(k=20, newton=False):
     n, each = 1_000_000, 122
-    return Counted(
+    return CountsShape(
         n, 100_000, k, float(n * each), sparse=True, element_bytes=1, stored_bytes=6e8, resident=False, newton=newton
     )
 
 
 def work(counts, where, devices=1):
-    there = site_of(where).at(devices)
-    return work_s(counts, counts.documents, there.cluster.device, there.physics)
+    there = resolve_target(where).at(devices)
+    return estimate_pass_work_s(counts, counts.documents, there.cluster.device, there.physics)
 
 
 def test_a_dense_pass_takes_as_long_as_it_was_measured_on_an_h200():
@@ -70,24 +75,24 @@ def test_no_pass_is_faster_than_its_bytes():
 
 
 def test_ranks_send_the_statistic_and_nothing_else():
-    where = site_of("4xH100").at(4)
-    there = pass_memory(headline(), 25_000, 4, where)
-    time = pass_time(headline(), 25_000, 4, where, there)
+    where = resolve_target("4xH100").at(4)
+    there = estimate_pass_memory(headline(), 25_000, 4, where)
+    time = estimate_pass_time(headline(), 25_000, 4, where, there)
     link = where.cluster.link_bytes_s * where.physics.link_efficiency
     assert time.comm_s == pytest.approx(2 * 3 / 4 * 4 * 20 * 100_000 / link, abs=2e-4)
     assert 0 < time.exposed_s <= time.comm_s
 
 
 def test_counts_lie_as_high_as_they_fit():
-    where = site_of("1xH100").at(1)
+    where = resolve_target("1xH100").at(1)
     small, large, huge = (
-        Counted(n, 100_000, 20, n * 1e5, sparse=False, element_bytes=1, stored_bytes=n * 1e5, resident=False)
+        CountsShape(n, 100_000, 20, n * 1e5, sparse=False, element_bytes=1, stored_bytes=n * 1e5, resident=False)
         for n in (100_000, 1_000_000, 10_000_000)
     )
-    found = [pass_memory(c, c.documents, 1, where) for c in (small, large, huge)]
+    found = [estimate_pass_memory(c, c.documents, 1, where) for c in (small, large, huge)]
     assert [m.tier for m in found] == ["in memory", "45 % on host", "86 % on disk"]
     assert all(m.total_bytes < where.cluster.device.memory_bytes for m in found)
-    times = [pass_time(c, c.documents, 1, where, m) for c, m in zip((small, large, huge), found, strict=True)]
+    times = [estimate_pass_time(c, c.documents, 1, where, m) for c, m in zip((small, large, huge), found, strict=True)]
     assert times[0].data_s == 0
     assert times[1].step_s == pytest.approx(found[1].host_bytes / 45e9, rel=0.1)
     assert times[2].data_s > 0.9 * times[2].step_s
@@ -97,19 +102,21 @@ def test_counts_lie_as_high_as_they_fit():
 
 def test_nonzeros_on_a_gpu_are_kept_twice_and_sorted_once():
     counts = sparse()
-    there, cores = (pass_memory(counts, counts.documents, 1, site_of(w).at(1)) for w in ("1xH200", "1x1xCPU"))
+    there, cores = (
+        estimate_pass_memory(counts, counts.documents, 1, resolve_target(w).at(1)) for w in ("1xH200", "1x1xCPU")
+    )
     assert there.counts_bytes == 1_000_000 * (8 + 5 * 122)
     assert there.by_terms_bytes == 4 * there.counts_bytes
     assert there.tier == "in memory"
     assert cores.by_terms_bytes == 0
     many = replace(counts, documents=50_000_000, nonzeros=50 * counts.nonzeros)  # 31 GB, which would fit once
-    full = pass_memory(many, many.documents, 1, site_of("1xH200").at(1))
+    full = estimate_pass_memory(many, many.documents, 1, resolve_target("1xH200").at(1))
     assert full.counts_bytes + full.by_terms_bytes == pytest.approx(0.7 * 141e9, rel=0.01)
     assert full.tier.endswith("on host")
 
 
 def test_the_shape_is_read_from_the_counts(counts_file):
-    found = subject_of(topics(counts_file, k=5))
+    found = build_cost_model(topics(counts_file, k=5))
     assert (found.counts.documents, found.counts.terms, found.counts.sparse) == (300, 200, True)
     assert found.params == 5 * 500
     assert found.steps == 60
@@ -117,8 +124,8 @@ def test_the_shape_is_read_from_the_counts(counts_file):
 
 
 def test_without_counts_documents_and_words_are_enough():
-    dense = subject_of(topics(), samples=1000, tokens=65_536).counts
-    few = subject_of(topics(data={"max_terms": 50_000}), samples=1000, tokens=200).counts
+    dense = build_cost_model(topics(), samples=1000, tokens=65_536).counts
+    few = build_cost_model(topics(data={"max_terms": 50_000}), samples=1000, tokens=200).counts
     assert (dense.sparse, dense.terms, dense.nonzeros) == (False, 100_000, 1e8)
     assert (few.sparse, few.terms) == (True, 50_000)
     assert few.per_document == pytest.approx(200, rel=0.01)
@@ -141,7 +148,7 @@ def test_the_plan_is_read_in_words_of_a_topic_model(counts_file):
     from rich.console import Console
 
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for part in show(plan(topics(counts_file, k=5), "4xH100")):
+    for part in render_plan(plan(topics(counts_file, k=5), "4xH100")):
         console.print(part)
     text = console.export_text()
     assert "300 documents × 200 terms" in text
@@ -154,7 +161,7 @@ def test_the_plan_is_read_in_words_of_a_topic_model(counts_file):
 
 def test_auto_takes_the_number_of_devices_of_the_plan(counts_file):
     spec = topics(counts_file, k=5, cluster="4xH100", parallel="auto")
-    assert applied(spec, None).parallel.ranks == 1
+    assert apply_plan(spec, None).parallel.ranks == 1
 
 
 @pytest.mark.parametrize(
@@ -175,21 +182,21 @@ def test_what_cannot_be_planned_is_said_in_one_line(spec, given, said):
 
 def test_more_topics_than_documents_are_refused(counts_file):
     with pytest.raises(UserError, match="give at most 200"):
-        subject_of(topics(counts_file, k=250))
+        build_cost_model(topics(counts_file, k=250))
 
 
 def test_launch_files_of_engines_with_gradients_are_refused(counts_file, tmp_path):
-    from paceline.planning.emit import launch_files
+    from paceline.planner.emit import build_launch_files
 
     found = plan(topics(), "2xH100", samples=100_000)
-    assert "parallel.ranks=2" in launch_files(found, tmp_path / "run.yaml", "torchrun")["run.sh"]
+    assert "parallel.ranks=2" in build_launch_files(found, tmp_path / "run.yaml", "torchrun")["run.sh"]
     with pytest.raises(UserError, match="no gradients"):
-        launch_files(found, tmp_path / "run.yaml", "deepspeed")
+        build_launch_files(found, tmp_path / "run.yaml", "deepspeed")
 
 
 def test_counts_are_planned_without_torch(counts_file):
     code = (
-        "import sys; from paceline.spec import build; from paceline.planning.plan import plan; "
+        "import sys; from paceline.config import build; from paceline.planner.plan import plan; "
         f"run = {{'workload': 'topics', 'model': {{'k': 5}}, 'data': {{'path': {str(counts_file)!r}}}}}; "
         "plan(build(run), '2xH100'); "
         "assert 'torch' not in sys.modules"

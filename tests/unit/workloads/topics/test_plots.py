@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from paceline.errors import RunFailed, UserError
-from paceline.workloads.topics.pictures.plots import PALETTE, plot_loss, plot_structure, plot_top_terms, shortened
+from paceline.workloads.topics.result.plots import PALETTE, plot_loss, plot_structure, plot_top_terms, shorten_label
 from topics_fits import small_fit
 
 
@@ -165,7 +165,7 @@ def test_terms_are_written_as_they_are(tmp_path):
     figure = plot_top_terms(F, 4, ["$\\frac$ and $", "line\nbreak", "  ", "x" * 60], output_file=tmp_path / "a.png")
     shown = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert shown == ["$\\frac$ and $", "line break", "(blank)", "x" * 21 + "…"]
-    assert shortened("a" * 22) == "a" * 22
+    assert shorten_label("a" * 22) == "a" * 22
 
 
 def test_some_topics_of_many():

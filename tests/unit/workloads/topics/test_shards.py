@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paceline.errors import RunFailed, UserError
-from paceline.workloads.topics.counts.blocks import Csr, Labelled, dense_rows
-from paceline.workloads.topics.counts.stream import blocks, totals
+from paceline.workloads.topics.counts.matrices import Csr, LabelledCounts, to_dense
+from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
 from paceline.workloads.topics.counts.synthetic import zipf_documents
 from paceline.workloads.topics.files import shard_format, shards
-from paceline.workloads.topics.files.convert import convert
-from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.shards import read_shards, write_shards
 
 X = np.random.default_rng(0).poisson(0.4, (157, 33))
@@ -31,7 +30,7 @@ X = np.random.default_rng(0).poisson(0.4, (157, 33))
 
 def rows_of(counts, start=0, stop=None) -> np.ndarray:
     values = counts.block(start, counts.documents if stop is None else stop).values
-    return dense_rows(values, counts.terms) if isinstance(values, Csr) else values
+    return to_dense(values, counts.terms) if isinstance(values, Csr) else values
 
 
 @pytest.fixture
@@ -60,10 +59,12 @@ def test_shards_hold_the_same_counts(matrix, shard_bytes, form, ends, tmp_path):
         assert (rows_of(counts, start, stop) == matrix[start:stop]).all()
     assert counts.block(start, start).stop == start
     assert (counts.documents, counts.terms) == matrix.shape
-    sums = totals(counts)
+    sums = compute_totals(counts)
     assert (sums.per_document == matrix.sum(1)).all()
     assert (sums.per_term == matrix.sum(0)).all()
-    assert (np.concatenate([b.values.data if counts.sparse else b.values.ravel() for b in blocks(counts)]) >= 0).all()
+    assert (
+        np.concatenate([b.values.data if counts.sparse else b.values.ravel() for b in iterate_blocks(counts)]) >= 0
+    ).all()
     if counts.sparse:
         assert (counts.weights() == np.count_nonzero(matrix, axis=1)).all()
 
@@ -121,7 +122,7 @@ def test_fractions(tmp_path):
     assert not (tmp_path / "s").exists()
     counts = convert(X / 2, tmp_path / "s", fractional=True, shard_bytes=300)
     assert (rows_of(counts) == X / 2).all()
-    assert totals(counts).per_term.sum() == X.sum() / 2
+    assert compute_totals(counts).per_term.sum() == X.sum() / 2
     assert (rows_of(read_counts(tmp_path / "s")) == X / 2).all()
 
 
@@ -154,7 +155,7 @@ def test_parquet_lists(tmp_path):
     assert counts.terms == np.flatnonzero(X.any(0)).max() + 1
     assert (rows_of(counts, 35, 130) == X[35:130]).all()
     assert (counts.weights() == np.count_nonzero(X, axis=1)).all()
-    assert totals(counts).per_term.sum() == X.sum()
+    assert compute_totals(counts).per_term.sum() == X.sum()
     assert (rows_of(convert(tmp_path / "x.parquet", tmp_path / "s")) == X).all()
     (tmp_path / "terms.txt").write_text("t\n" * 60)
     assert read_counts(tmp_path / "x.parquet").terms == 60
@@ -165,7 +166,7 @@ def test_bad_parquet(tmp_path):
         if columns:
             pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
         with pytest.raises(UserError, match=message) as error:
-            totals(read_counts(tmp_path / "x.parquet"))
+            compute_totals(read_counts(tmp_path / "x.parquet"))
         assert "\n" not in str(error.value)
 
     (tmp_path / "x.parquet").write_bytes(b"no parquet")
@@ -194,7 +195,7 @@ def test_a_damaged_shard_is_named(folder):
     counts = read_counts(folder)
     assert rows_of(counts, 0, 5).shape == (5, 33)
     with pytest.raises(UserError, match=f"{victim.name}: the file is damaged: its checksum"):
-        totals(counts)
+        compute_totals(counts)
     victim.unlink()
     with pytest.raises(UserError, match=f"{victim.name}: this shard is missing"):
         read_counts(folder)
@@ -282,7 +283,7 @@ def test_a_shard_with_a_term_beyond_its_terms_is_refused(tmp_path):
     folder = tmp_path / "shards"
     rows = np.zeros((3, 400), np.uint8)
     rows[:, 7] = 5
-    write_shards(folder, [rows], 400, Labelled())
+    write_shards(folder, [rows], 400, LabelledCounts())
     manifest = json.loads((folder / "counts.json").read_text())
     shard = manifest["shards"][0]
     assert (shard["layout"], shard["index"]) == ("csr", "uint16")

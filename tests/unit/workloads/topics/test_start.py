@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from paceline.workloads.topics.fitting.least_squares import Turns, least_squares_start
+from paceline.workloads.topics.fitting.least_squares import SweepCounts, find_topics_by_least_squares
 
 
 def planted(n=400, m=300, k=5, words=3000, seed=0):
@@ -19,7 +19,7 @@ def planted(n=400, m=300, k=5, words=3000, seed=0):
 
 def start(X, k, **options):
     products = SimpleNamespace(multiply=lambda B: X @ B, multiply_t=lambda C: X.T @ C)
-    return least_squares_start(products, X.sum(1).double(), X.sum(0).double(), k, **options)
+    return find_topics_by_least_squares(products, X.sum(1).double(), X.sum(0).double(), k, **options)
 
 
 def cosines(F, Ft):
@@ -28,7 +28,7 @@ def cosines(F, Ft):
     return found[linear_sum_assignment(-found)]
 
 
-@pytest.mark.parametrize("options", [{}, {"turns": Turns(sample=150)}])
+@pytest.mark.parametrize("options", [{}, {"turns": SweepCounts(sample=150)}])
 def test_planted_topics_are_found(options):
     X, _, F = planted()
     Ft = start(X, 5, **options)

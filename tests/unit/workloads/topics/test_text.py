@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import CountVectorizer
 
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.spec import build
-from paceline.workloads.topics.counts.blocks import dense_rows
-from paceline.workloads.topics.counts.stream import totals
+from paceline.workloads.topics.counts.matrices import to_dense
+from paceline.workloads.topics.counts.stream import compute_totals
 from paceline.workloads.topics.files import texts as text
-from paceline.workloads.topics.files.convert import convert
-from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.texts import ENGLISH, WORDS, TextOptions, read_text
 from paceline.workloads.topics.workload import Topics
 
@@ -36,7 +35,7 @@ ALL = TextOptions(stop_words=None, min_df=1, max_df=1.0)
 
 
 def dense(counts) -> np.ndarray:
-    return dense_rows(counts.block(0, counts.documents).values, counts.terms)
+    return to_dense(counts.block(0, counts.documents).values, counts.terms)
 
 
 @given(
@@ -101,7 +100,7 @@ def test_batches_make_no_difference(monkeypatch, tmp_path):
     again = read_text(tmp_path / "x.txt", ALL)
     assert shards.vocabulary == again.vocabulary
     block = shards.block(0, 5).values
-    assert ((block if isinstance(block, np.ndarray) else dense_rows(block, shards.terms)) == dense(again)).all()
+    assert ((block if isinstance(block, np.ndarray) else to_dense(block, shards.terms)) == dense(again)).all()
 
 
 def files(folder) -> dict:
@@ -128,7 +127,7 @@ def test_every_kind_of_file_gives_the_same(tmp_path):
         assert (dense(counts) == dense(expected)).all(), name
         shards = convert(path, tmp_path / f"{name}-shards")
         assert shards.vocabulary == expected.vocabulary
-        assert (totals(shards).per_document == totals(expected).per_document).all(), name
+        assert (compute_totals(shards).per_document == compute_totals(expected).per_document).all(), name
         if name != "texts":
             named = read_text(path, TextOptions(name_column="id"))
             assert named.names == ["0", "1", "2", "3", "4", "5"], name
@@ -163,7 +162,7 @@ def test_stop_words(tmp_path):
 def test_damage_to_counted_texts_is_named_and_mended(name, tmp_path):
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS * 2))
     data = {"path": str(tmp_path / "t.jsonl"), "cache": str(tmp_path / "cache")}
-    spec = build({"workload": "topics", "model": {"k": 2}, "data": data})
+    spec = build_spec({"workload": "topics", "model": {"k": 2}, "data": data})
     first = Topics(spec)
     first.prepare(lambda line: None)
     (entry,) = (path for path in (tmp_path / "cache" / "topics").iterdir() if path.is_dir())

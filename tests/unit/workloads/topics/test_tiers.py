@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.workloads.topics.device.passes import Joined
-from paceline.workloads.topics.device.tiers import Room, Tiers
 from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.fitting.passes import JoinedProducts
+from paceline.workloads.topics.fitting.tiers import TierBudget, TieredDocuments
 
 
 def counts(sparse):
@@ -32,8 +32,8 @@ def one_pass(tiers, k=4):
 def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_bytes):
     X, source = counts(sparse)
     q = X.sum(0) / X.sum()
-    whole = Tiers(source, X.sum(1), q, "cpu", room=Room(block_bytes=1000))
-    some = Tiers(source, X.sum(1), q, "cpu", room=Room(device_bytes, block_bytes=1000))
+    whole = TieredDocuments(source, X.sum(1), q, "cpu", room=TierBudget(block_bytes=1000))
+    some = TieredDocuments(source, X.sum(1), q, "cpu", room=TierBudget(device_bytes, block_bytes=1000))
     assert len(list(whole.steps())) == 1
     if device_bytes < 1 << 30:
         assert len(list(some.steps())) > 1
@@ -43,15 +43,15 @@ def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_byte
     for a, b in zip(one_pass(whole), one_pass(some), strict=True):
         torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=1e-6)
     B = torch.rand(57, 3, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(Joined(some.steps, 57).multiply(B), torch.from_numpy(X).float() @ B)
+    torch.testing.assert_close(JoinedProducts(some.steps, 57).multiply(B), torch.from_numpy(X).float() @ B)
     C = torch.rand(103, 3, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(Joined(some.steps, 57).multiply_t(C), torch.from_numpy(X).float().T @ C)
+    torch.testing.assert_close(JoinedProducts(some.steps, 57).multiply_t(C), torch.from_numpy(X).float().T @ C)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_pass_in_plain_torch_equals_float64(sparse):
     X, source = counts(sparse)
-    tiers = Tiers(source, X.sum(1), X.sum(0) / X.sum(), "cpu")
+    tiers = TieredDocuments(source, X.sum(1), X.sum(0) / X.sum(), "cpu")
     random = torch.Generator().manual_seed(0)
     L, Ft = torch.rand(103, 4, generator=random) + 0.1, torch.rand(57, 4, generator=random) + 0.1
     L, Ft = (L / L.sum(1, keepdim=True)).double(), (Ft / Ft.sum(0)).double()
@@ -66,7 +66,9 @@ def test_a_pass_in_plain_torch_equals_float64(sparse):
 
 def test_a_range_of_the_documents():
     X, source = counts(sparse=False)
-    part = Tiers(source, X[40:80].sum(1), X.sum(0) / X.sum(), "cpu", (40, 80), Room(0, block_bytes=1000))
+    part = TieredDocuments(
+        source, X[40:80].sum(1), X.sum(0) / X.sum(), "cpu", (40, 80), TierBudget(0, block_bytes=1000)
+    )
     assert next(part.steps())[0] == 0
     B = torch.eye(57)
-    torch.testing.assert_close(Joined(part.steps, 57).multiply(B), torch.from_numpy(X[40:80]).float())
+    torch.testing.assert_close(JoinedProducts(part.steps, 57).multiply(B), torch.from_numpy(X[40:80]).float())

@@ -3,7 +3,7 @@
 import pytest
 
 import hf_models
-from paceline.spec import build
+from paceline.config import build_spec
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +34,6 @@ def run_file(hf, corpus_cache):
         }
         if overrides.get("model.task") == "sequence_classification":
             values["data"] |= {"source": "csv", "path": str(hf / "texts.csv"), "max_length": 24}
-        return build(values).replace(overrides) if overrides else build(values)
+        return build_spec(values).replace(overrides) if overrides else build_spec(values)
 
     return run_file

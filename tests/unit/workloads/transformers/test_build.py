@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from paceline.errors import UserError
-from paceline.workload import workload_of
-from paceline.workloads.transformers.build import build, config_of
-from paceline.workloads.transformers.folder import ConfigFile, config_file
+from paceline.workload import build_workload
+from paceline.workloads.transformers.build import build_config, build_transformer
+from paceline.workloads.transformers.model_files import ConfigFile, read_config
 
 
 def drawn(spec):
-    workload = workload_of(spec)
+    workload = build_workload(spec)
     return workload.model()
 
 
@@ -20,7 +20,7 @@ def test_what_has_no_memory_is_filled_as_the_library_does(kind, hf, run_file):
 
     task = {"model.task": "sequence_classification"} if kind == "bert" else {}
     spec = run_file(kind, **task)
-    config = config_of(config_file(spec.model))
+    config = build_config(read_config(spec.model))
     auto = transformers.AutoModelForSequenceClassification if task else transformers.AutoModelForCausalLM
     theirs, ours = auto.from_config(config), drawn(spec)
     assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
@@ -43,10 +43,10 @@ def test_shared_weights_stay_shared(run_file):
 def test_code_beside_a_config_is_not_run(tmp_path):
     values = {"model_type": "mine", "auto_map": {"AutoConfig": "modeling_mine.MyConfig"}}
     with pytest.raises(UserError, match=r"'mine' is not known to transformers .* its own code, which is not run"):
-        config_of(ConfigFile(tmp_path / "config.json", values))
+        build_config(ConfigFile(tmp_path / "config.json", values))
 
 
 def test_a_task_that_the_architecture_does_not_have(tmp_path):
-    config = config_of(ConfigFile(tmp_path / "config.json", {"model_type": "vit"}))
+    config = build_config(ConfigFile(tmp_path / "config.json", {"model_type": "vit"}))
     with pytest.raises(UserError, match="transformers has no such model of the architecture 'vit'"):
-        build(config, "causal_lm")
+        build_transformer(config, "causal_lm")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from paceline import train
-from paceline.spec import build
+from paceline.config import build_spec
 
 PAGE = Path(__file__).parents[4] / "docs" / "transformers.md"
 RUN_FILES = [
@@ -20,5 +20,5 @@ def test_run_files_on_the_page_train(values, hf, corpus_cache, tmp_path):
     values["model"]["start"] = str(hf / Path(values["model"]["start"]).name)
     values["data"] |= {"path": str(hf / values["data"]["path"]), "cache": str(corpus_cache)}
     values["train"]["lr"] = float(values["train"]["lr"])
-    result = train(build({**values, "parallel": {"threads": 1}}), tmp_path, show=False)
+    result = train(build_spec({**values, "parallel": {"threads": 1}}), tmp_path, show=False)
     assert result.summary.loss_last < result.summary.loss_first

@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from paceline.cli import main
+from paceline.cli.main import main
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.planning.plan import plan
-from paceline.planning.subject import subject_of
-from paceline.spec import build
-from paceline.workload import repeated_layers
+from paceline.planner.cost_model import build_cost_model
+from paceline.planner.plan import plan
+from paceline.workload import find_repeated_layers
 from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.architectures import READERS, sizes_of
 
@@ -56,8 +56,8 @@ def test_parameters_are_those_of_the_library(kind, tmp_path):
         with torch.device("meta"):
             model = auto.from_config(config)
         assert sizes.parameters(classes) == sum(p.numel() for p in model.parameters())
-        blocks = repeated_layers(model)
-        lora.adapt(blocks, (), 4, 1.0)
+        blocks = find_repeated_layers(model)
+        lora.add_adapters(blocks, (), 4, 1.0)
         added = [p for name, p in blocks[0].named_parameters() if "lora" in name]
         assert sizes.adapters(4) == sum(p.numel() for p in added)
         seen += 1
@@ -70,7 +70,7 @@ def test_another_architecture_is_counted(tmp_path):
     config, file = saved_config("olmo2", tmp_path)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    subject = subject_of(build({"workload": "transformers", "model": {"config": str(file)}}))
+    subject = build_cost_model(build_spec({"workload": "transformers", "model": {"config": str(file)}}))
     assert subject.params == sum(p.numel() for p in model.parameters())
     assert "olmo2 has no formula here" in " ".join(subject.assumptions)
 
@@ -79,7 +79,7 @@ def test_a_usual_architecture_is_planned_without_torch(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA_7B))
     code = (
-        "import sys\nfrom paceline.cli import main\n"
+        "import sys\nfrom paceline.cli.main import main\n"
         f"try: main(['plan', '--hf', {str(file)!r}, '--cluster', '4x4090', '--lora', '8', 'train.precision=bf16'])\n"
         "except SystemExit as end: assert not end.code, end\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
@@ -93,7 +93,7 @@ def test_a_usual_architecture_is_planned_without_torch(tmp_path):
 def test_frozen_weights_have_neither_gradients_nor_states(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA_7B))
-    spec = build({"workload": "transformers", "model": {"config": str(file)}, "train": {"global_batch": 8}})
+    spec = build_spec({"workload": "transformers", "model": {"config": str(file)}, "train": {"global_batch": 8}})
     found = {}
     for rank in (0, 8):
         made = plan(spec.replace({"model.lora_rank": rank}), cluster="8xH200", devices=[1])
@@ -149,7 +149,7 @@ def test_what_cannot_be_planned_is_said_in_one_line(words, said, tmp_path, capsy
 
 def test_a_model_must_be_named():
     with pytest.raises(UserError, match=r"type  model\.start=FOLDER"):
-        subject_of(build({"workload": "transformers"}))
+        build_cost_model(build_spec({"workload": "transformers"}))
 
 
 def test_experts_cost_their_parameters_and_the_work_of_the_active_ones(tmp_path):
@@ -160,7 +160,7 @@ def test_experts_cost_their_parameters_and_the_work_of_the_active_ones(tmp_path)
         file = tmp_path / f"{experts}.json"
         file.write_text(json.dumps({"model_type": kind, **shared, "num_local_experts": experts}))
         values = {"workload": "transformers", "model": {"config": str(file)}, "data": {"sequence": 4096}}
-        found = subject_of(build(values))
+        found = build_cost_model(build_spec(values))
         flops[experts] = found.flops_per_sample
         if experts == 8:
             assert found.params == pytest.approx(46.7e9, rel=0.01)
@@ -174,7 +174,7 @@ def test_frozen_parts_have_no_gradients_and_no_states(kind, task, tmp_path):
     _, file = saved_config(kind, tmp_path, num_labels=5)
     asked = {"workload": "transformers", "model": {"config": str(file), "task": task}, "train": {"steps": 10}}
     groups = {"*layer*.[01].*": {"frozen": True}, "*embed*": {"frozen": True}}
-    usual, some = (subject_of(build({**asked, "train": {"steps": 10, "groups": g}})) for g in ({}, groups))
+    usual, some = (build_cost_model(build_spec({**asked, "train": {"steps": 10, "groups": g}})) for g in ({}, groups))
     sizes = sizes_of(json.loads(file.read_text()))
     assert usual.trained_params == usual.params == some.params
     assert some.trained_params == pytest.approx(usual.params - sizes.tables - 2 * sizes.layer)

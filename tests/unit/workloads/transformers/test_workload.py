@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 import paceline
 from hf_models import TEXTS
 from paceline import train
-from paceline.cli import main
-from paceline.data.corpora.sources import open_source
+from paceline.cli.main import main
+from paceline.config import load
+from paceline.data.corpora.labelled import open_source
 from paceline.errors import UserError
-from paceline.record.events import read_events
-from paceline.record.run_dir import RunDir
-from paceline.spec import load
-from paceline.training.checkpoints.saved import newest, read_tensors
-from paceline.workload import workload_of
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.checkpoint.reader import find_newest, read_tensors
+from paceline.workload import build_workload
 
 CLASSIFY = {"model.task": "sequence_classification", "model.match": "some"}
 
@@ -45,7 +45,7 @@ def adapted(run_file, tmp_path_factory):
 def test_the_first_loss_is_that_of_the_library(tuned, run_file, hf):
     import transformers
 
-    workload = workload_of(run_file("gpt2"))
+    workload = build_workload(run_file("gpt2"))
     samples = workload.data("train")
     tokens, targets = samples.batch(np.arange(len(samples)), np.zeros(len(samples)))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(hf / "gpt2")
@@ -77,7 +77,7 @@ def test_adapters_leave_the_base_as_it_was(adapted, hf):
     def digest(tensor):
         return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
 
-    checkpoint = newest(RunDir(adapted.path).checkpoints, print)
+    checkpoint = find_newest(RunDir(adapted.path).checkpoints, print)
     weights, base = read_tensors(checkpoint), load_file(hf / "llama" / "model.safetensors")
     assert {name: digest(tensor) for name, tensor in base.items()} == {name: digest(weights[name]) for name in base}
     assert {name.rpartition(".")[2] for name in weights.keys() - base.keys()} == {"lora_A", "lora_B"}
@@ -126,7 +126,7 @@ def test_a_run_goes_on_without_the_folder_it_began_with(hf, run_file, tmp_path):
     shutil.rmtree(tmp_path / "llama")
     for length in (2, 3):
         paceline.resume(first.path, {"train.steps": length})
-        assert newest(RunDir(first.path).checkpoints, print).step == length
+        assert find_newest(RunDir(first.path).checkpoints, print).step == length
 
 
 def test_another_run_begins_with_the_weights_of_a_run(tuned, run_file, tmp_path):
@@ -154,7 +154,7 @@ def test_adapters_are_exported_merged_and_for_peft(adapted, hf, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
 def test_the_answer_does_not_depend_on_padding(kind, run_file):
-    workload = workload_of(run_file(kind, **CLASSIFY))
+    workload = build_workload(run_file(kind, **CLASSIFY))
     model = workload.model().eval()
     texts = ["bad", "good number 7 of a list and more and more", "number"]
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_the_answer_does_not_depend_on_padding(kind, run_file):
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_a_token_is_predicted_from_those_before_it(kind, run_file):
-    workload = workload_of(run_file(kind))
+    workload = build_workload(run_file(kind))
     model = workload.model().eval()
     ids = [[5, 6, 7, 8], [5, 6, 7, 9]]
     found = logits(model, ids)
@@ -174,7 +174,7 @@ def test_a_token_is_predicted_from_those_before_it(kind, run_file):
 
 
 def test_rows_and_lengths_that_are_added_count_nothing(run_file):
-    workload = workload_of(run_file("llama", **CLASSIFY))
+    workload = build_workload(run_file("llama", **CLASSIFY))
     model, samples, ids = workload.model().eval(), workload.data("train"), np.arange(5)
     (padded,) = samples.fixed_shape_batches([(ids, ids)], 8)
     assert padded.tokens.shape == (8, 24)
@@ -222,11 +222,11 @@ def test_a_bare_model_begins_a_classifier(hf, run_file, tmp_path):
 
 def test_dropout_of_the_config_is_off_and_said(run_file):
     lines = []
-    workload = workload_of(run_file("gpt2"))
+    workload = build_workload(run_file("gpt2"))
     workload.prepare(lines.append)
     assert any("dropout of the config (" in line and "resid_pdrop=0.1" in line for line in lines), lines
     assert workload.config.resid_pdrop == 0.0
-    kept = workload_of(run_file("gpt2", **{"model.dropout": True}))
+    kept = build_workload(run_file("gpt2", **{"model.dropout": True}))
     assert kept.config.resid_pdrop == 0.1
 
 

@@ -9,8 +9,8 @@ import xgboost
 
 from fuzzing_records import KeptLightgbm, KeptTrees
 from paceline.errors import UserError
-from paceline.workloads.trees.fitted import FittedTrees
-from paceline.workloads.trees.models import check_model, trees_alone
+from paceline.workloads.trees.models import check_model, strip_lightgbm_model
+from paceline.workloads.trees.tree_model import FittedTrees
 
 OUTPUTS = {"binary": 1, "multiclass": 3, "regression": 1, "poisson": 1, "lambdarank": 1}
 OF_XGBOOST = {
@@ -41,7 +41,7 @@ def test_what_lightgbm_wrote_is_read(task):
         made = lightgbm.train({**given, "min_data_in_leaf": least}, rows, 3)
         raw = made.model_to_string().encode()
         check_model("lightgbm", raw, 4, OUTPUTS[task])
-        again = lightgbm.Booster(model_str=trees_alone(raw))
+        again = lightgbm.Booster(model_str=strip_lightgbm_model(raw))
         assert np.array_equal(again.predict(X, raw_score=True), made.predict(X, raw_score=True))
         assert again.dump_model()["tree_info"] == made.dump_model()["tree_info"]
 

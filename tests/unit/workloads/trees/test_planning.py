@@ -2,21 +2,21 @@
 
 import pytest
 
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.planning.plan import plan
-from paceline.planning.site import site_of
-from paceline.planning.subject import rows_layout
-from paceline.spec import build
-from paceline.workloads.trees.planning import subject
+from paceline.planner.cost_model import split_rows
+from paceline.planner.plan import plan
+from paceline.planner.target import resolve_target
+from paceline.workloads.trees.planning import build_trees_cost_model
 
 
 def spec(**given):
-    return build({"workload": "trees", "train": {"steps": 50}}).replace(given)
+    return build_spec({"workload": "trees", "train": {"steps": 50}}).replace(given)
 
 
 def seconds(rows, ranks=1, **given):
-    where = site_of("4xCPU").at(ranks)
-    return subject(spec(**given), rows, None).price(rows_layout(rows, ranks), where).time
+    where = resolve_target("4xCPU").at(ranks)
+    return build_trees_cost_model(spec(**given), rows, None).price(split_rows(rows, ranks), where).time
 
 
 def test_a_round_grows_with_rows_columns_and_levels():
@@ -42,6 +42,6 @@ def test_a_plan_reads_the_table_that_is_there(tmp_path):
 
 def test_what_a_table_does_not_have_is_refused():
     with pytest.raises(UserError, match="--tokens: a table has no texts"):
-        subject(spec(), 100, 5.0)
+        build_trees_cost_model(spec(), 100, 5.0)
     with pytest.raises(UserError, match=r"how many rounds\?"):
-        subject(spec(**{"train.steps": None}), 100, None)
+        build_trees_cost_model(spec(**{"train.steps": None}), 100, None)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline import train
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.spec import build
 
 QUERIES = "q,a,b,y\n" + "".join(f"{i // 5},{i % 7},{i % 4},{i % 3}\n" for i in range(60))
 CLEAN = "a,b,town,y\n" + "".join(f"{i % 7},{i % 3},{'AB'[i % 2]},{'no' if i % 5 else 'yes'}\n" for i in range(60))
@@ -18,7 +18,7 @@ def refused(tmp_path, text, given=(), name="table.csv"):
     file = tmp_path / name
     file.write_text(text)
     values = {"path": str(file), "label": "y", "categories": ["town"], "cache": str(tmp_path / "cache")}
-    spec = build({"workload": "trees", "data": values, "train": {"steps": 2}}).replace(dict(given))
+    spec = build_spec({"workload": "trees", "data": values, "train": {"steps": 2}}).replace(dict(given))
     with pytest.raises(UserError) as caught:
         train(spec, tmp_path / "runs", show=False)
     assert not list(tmp_path.glob("runs/*"))
@@ -93,7 +93,7 @@ def test_one_line_says_what_is_wrong(tmp_path, text, given, said):
 )
 def test_parameters_are_checked_before_the_table_is_read(given, said):
     with pytest.raises(UserError, match=said):
-        build({"workload": "trees", "model": given})
+        build_spec({"workload": "trees", "model": given})
 
 
 def test_a_class_that_is_tested_and_never_learned(tmp_path):
@@ -113,7 +113,7 @@ def test_arrays_that_do_not_fit(tmp_path):
         ({"X": np.zeros(4), "y": np.zeros(4)}, "X is float64 of shape [4]"),
     ):
         np.savez(tmp_path / "table.npz", **arrays)
-        spec = build({"workload": "trees", "data": {"path": str(tmp_path / "table.npz"), "cache": str(tmp_path)}})
+        spec = build_spec({"workload": "trees", "data": {"path": str(tmp_path / "table.npz"), "cache": str(tmp_path)}})
         with pytest.raises(UserError) as caught:
             train(spec.replace({"train.steps": 2}), tmp_path / "runs", show=False)
         assert said in str(caught.value)

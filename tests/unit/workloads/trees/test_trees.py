@@ -14,14 +14,14 @@ import xgboost
 
 import paceline
 from paceline import train
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.record.events import read_events
-from paceline.record.run_dir import RunDir
-from paceline.spec import build
-from paceline.using.export import export
-from paceline.workloads.trees.fitted import FittedTrees
-from paceline.workloads.trees.pictures import draw
-from paceline.workloads.trees.table import table_of
+from paceline.inference.export import export
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
+from paceline.workloads.trees.plots import draw_tree_plots
+from paceline.workloads.trees.table import prepare_table
+from paceline.workloads.trees.tree_model import FittedTrees
 from paceline.workloads.trees.workload import Trees
 
 ROWS = 600
@@ -61,13 +61,13 @@ def spec(folder):
             "train": {"steps": 6},
             "parallel": {"threads": 1, "device": "cpu"},
         }
-        return build(values).replace(given)
+        return build_spec(values).replace(given)
 
     return make
 
 
 def data_of(spec):
-    split = table_of(spec.data, lambda text: None).split("train")
+    split = prepare_table(spec.data, lambda text: None).split("train")
     return split.X, split.y
 
 
@@ -95,14 +95,16 @@ def test_the_trees_are_those_of_the_library(spec, tmp_path):
 
 
 def test_every_kind_of_file_gives_the_same_table(spec, folder):
-    tables = [table_of(spec(file=name).data, lambda text: None) for name in ("table.csv", "table.parquet")]
+    tables = [prepare_table(spec(file=name).data, lambda text: None) for name in ("table.csv", "table.parquet")]
     one, other = (table.split("train") for table in tables)
     assert np.array_equal(one.X, other.X, equal_nan=True)
     assert tables[0].facts.categories == {"town": ["Oslo", "Rome", "York"]}
     assert tables[0].facts.classes == ("no", "yes")
     assert len(one) + tables[0].facts.test_rows == ROWS
-    arrays = build({"workload": "trees", "data": {"path": str(folder / "table.npz"), "cache": str(folder / "cache")}})
-    third = table_of(arrays.data, lambda text: None).split("train")
+    arrays = build_spec(
+        {"workload": "trees", "data": {"path": str(folder / "table.npz"), "cache": str(folder / "cache")}}
+    )
+    third = prepare_table(arrays.data, lambda text: None).split("train")
     assert np.array_equal(third.X, one.X[:, :4], equal_nan=True)
     assert third.weights is not None
 
@@ -120,7 +122,7 @@ def test_each_objective_learns(spec, tmp_path, label, objective, metrics):
     run = train(spec(label, **{"model.objective": objective}), tmp_path, show=False)
     assert run.metrics.keys() == metrics
     assert (export(run.path, tmp_path / "model", onnx=True) / "model.onnx").exists()  # its numbers were compared
-    draw(run.path)
+    draw_tree_plots(run.path)
     drawn = [file.stem for file in sorted((run.path / "pictures").iterdir())]
     assert drawn == ["importance-000006", "shap_values-000006"]
     steps = [event["loss"] for event in read_events(RunDir(run.path).events_file(0), "step") if "loss" in event]
@@ -169,14 +171,14 @@ def queries(folder):
     data = {"path": str(folder / "queries.npz"), "cache": str(folder / "cache")}
     model = {"max_depth": 3, "metric": f"{folder / 'metrics.py'}:above"}
     values = {"workload": "trees", "name": "ranked", "model": model, "data": data, "train": {"steps": 6}}
-    return build({**values, "parallel": {"threads": 1, "device": "cpu"}})
+    return build_spec({**values, "parallel": {"threads": 1, "device": "cpu"}})
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_rows_are_ranked_within_queries(queries, tmp_path, library):
     """Whole queries are held out. NDCG is that of XGBoost, and a function of the user's own sees all held-out rows."""
     run = train(queries.replace({"model.library": library}), tmp_path, show=False)
-    table = table_of(queries.data, lambda text: None)
+    table = prepare_table(queries.data, lambda text: None)
     rows, test = table.split("train"), table.split("test")
     assert len(rows.queries) + len(test.queries) == 60
     assert table.facts.queries == len(rows.queries) > 40
@@ -257,16 +259,16 @@ def test_threads_that_wait_let_others_run(spec):
 
 
 def test_a_plan_knows_the_run_class_by_its_name():
-    assert paceline.registry.entry_of("trees").run_class() is Trees
+    assert paceline.config.registry.find_entry("trees").run_class() is Trees
 
 
 def test_a_damaged_table_in_the_cache_is_read_again(spec):
     wanted = spec(file="table.csv")
-    folder = table_of(wanted.data, lambda text: None).folder
+    folder = prepare_table(wanted.data, lambda text: None).folder
     content = (folder / "train.X.npy").read_bytes()
     (folder / "train.X.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
     said = []
-    table_of(wanted.data, said.append)
+    prepare_table(wanted.data, said.append)
     assert "damaged (train.X.npy is not what was written there" in said[0]
     assert (folder / "train.X.npy").read_bytes() == content
 
@@ -284,5 +286,5 @@ def test_what_columns_add_is_the_whole_margin(spec, folder, tmp_path, library):
     assert (fitted.rounds, fitted.leaves > 18) == (6, True)
     recorded = run.path / "spec.yaml"
     recorded.write_text(recorded.read_text().replace(str(folder / "cache"), str(tmp_path / "nowhere")))
-    draw(run.path)
+    draw_tree_plots(run.path)
     assert [file.stem for file in (run.path / "pictures").iterdir()] == ["importance-000006"]

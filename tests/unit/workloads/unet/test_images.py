@@ -9,25 +9,26 @@ import pytest
 from PIL import Image
 
 from conftest import SHARED
+from paceline.config import build_spec
 from paceline.data.samples import traits_of
 from paceline.errors import UserError
-from paceline.planning.subject import subject_of
-from paceline.spec import build
-from paceline.workload import workload_of
-from paceline.workloads.unet import outline
-from paceline.workloads.unet.corpus import IGNORED, open_corpus
+from paceline.planner.cost_model import build_cost_model
+from paceline.workload import build_workload
+from paceline.workloads.unet import samples
+from paceline.workloads.unet.corpus import IGNORED, open_image_corpus
 from paceline.workloads.unet.folder import read_mask
-from paceline.workloads.unet.samples import Crops, Tiles, crops_of, offsets
-from paceline.workloads.unet.scenes import Scenes
+from paceline.workloads.unet.samples import Crops, Tiles, make_crops, tile_offsets
+from paceline.workloads.unet.scenes import DRAWS, SceneSource, draw_digit
 from paceline.workloads.unet.sections import ImageData
-from paceline.workloads.unet.strokes import DRAWS, draw
 
 SCENES = {"scenes": 12, "size": 40, "digits_per_scene": 2, "test_fraction": 0.3}
 
 
 def workload(cache, model=None, **data):
-    return workload_of(
-        build({"workload": "unet", "model": model or {"depth": 2}, "data": {"size": 32, **data, "cache": str(cache)}})
+    return build_workload(
+        build_spec(
+            {"workload": "unet", "model": model or {"depth": 2}, "data": {"size": 32, **data, "cache": str(cache)}}
+        )
     )
 
 
@@ -52,32 +53,32 @@ def folder(tmp_path):
 
 def test_every_digit_is_drawn_and_depends_on_its_numbers_alone():
     middle = np.full(DRAWS, 0.5)
-    pictures = [draw(digit, middle) for digit in range(10)]
+    pictures = [draw_digit(digit, middle) for digit in range(10)]
     for digit, picture in enumerate(pictures):
         assert 0.05 < (picture > 0.4).mean() < 0.4
-        assert np.array_equal(picture, draw(digit, middle))
+        assert np.array_equal(picture, draw_digit(digit, middle))
         assert max(np.corrcoef(picture.flat, other.flat)[0, 1] for other in pictures if other is not picture) < 0.9
-    assert not np.array_equal(pictures[3], draw(3, np.full(DRAWS, 0.7)))
+    assert not np.array_equal(pictures[3], draw_digit(3, np.full(DRAWS, 0.7)))
 
 
 def test_a_scene_is_a_function_of_its_number():
     """Another number of scenes does not change those that both have."""
-    few, many = (list(Scenes(ImageData(**{**SCENES, "scenes": n})).pairs("train")) for n in (3, 5))
+    few, many = (list(SceneSource(ImageData(**{**SCENES, "scenes": n})).pairs("train")) for n in (3, 5))
     assert [len(few), len(many)] == [3, 5]
     for (image, mask), (same_image, same_mask) in zip(few, many, strict=False):
         assert np.array_equal(image, same_image)
         assert np.array_equal(mask, same_mask)
         assert image.shape == (40, 40, 1)
         assert 1 <= len(set(mask.flat) - {0}) <= 2
-    other = next(Scenes(ImageData(**SCENES, seed=1)).pairs("train"))
+    other = next(SceneSource(ImageData(**SCENES, seed=1)).pairs("train"))
     assert not np.array_equal(other[0], few[0][0])
-    assert not np.array_equal(next(Scenes(ImageData(**SCENES)).pairs("test"))[0], few[0][0])
+    assert not np.array_equal(next(SceneSource(ImageData(**SCENES)).pairs("test"))[0], few[0][0])
 
 
 def test_scenes_of_real_digits():
     pytest.importorskip("sklearn")
     for split in ("train", "test"):
-        image, mask = next(Scenes(ImageData(**SCENES, digits="sklearn")).pairs(split))
+        image, mask = next(SceneSource(ImageData(**SCENES, digits="sklearn")).pairs(split))
         assert image.max() > 100
         assert 0 < (mask > 0).mean() < 0.5
 
@@ -86,7 +87,7 @@ def test_scenes_of_mnist():
     folder = SHARED / "data" / "mnist"
     if not folder.is_dir():
         pytest.skip("MNIST's files are not here")
-    source = Scenes(ImageData(**SCENES, digits="mnist", path=folder))
+    source = SceneSource(ImageData(**SCENES, digits="mnist", path=folder))
     train, test = (next(source.pairs(split)) for split in ("train", "test"))
     assert not np.array_equal(train[0], test[0])
     assert 0 < (train[1] > 0).mean() < 0.5
@@ -106,7 +107,7 @@ def test_prepared_images_are_found_again_and_rebuilt_if_damaged(tmp_path):
     assert len(said) == 3
     assert "damaged (train.masks.npy is not whole)" in said[1]
     assert len(third.data("train")) == 12
-    assert open_corpus(third.corpus.folder).classes == ("background", *map(str, range(10)))
+    assert open_image_corpus(third.corpus.folder).classes == ("background", *map(str, range(10)))
 
 
 def test_a_folder_of_pairs(folder, tmp_path):
@@ -131,8 +132,8 @@ def test_tiles_show_every_pixel_once(folder, tmp_path):
             assert seen == int((images.pair(image)[1] != IGNORED).sum())
             assert any(i in tiles.pictured for i in mine)
         assert all(tiles.places[i][2] == tiles.places[i][4] == 0 for i in tiles.pictured), "no part was shown before"
-    assert list(offsets(70, 32)) == [(0, 0), (32, 0), (38, 26)]
-    assert list(offsets(20, 32)) == [(0, 0)]
+    assert list(tile_offsets(70, 32)) == [(0, 0), (32, 0), (38, 26)]
+    assert list(tile_offsets(20, 32)) == [(0, 0)]
 
 
 def test_a_key_decides_the_crop_and_all_that_is_random(folder, tmp_path):
@@ -156,7 +157,7 @@ def test_whole_images_can_be_resident(cache):
     ids, keys = np.array([3, 1]), np.array([7, 8])
     for everything, batch in zip(train.resident(), train.batch(ids, keys), strict=True):
         assert everything[ids].equal(batch)
-    assert not hasattr(crops_of(train.images, ImageData(size=16 * 2, flip="both")), "resident")
+    assert not hasattr(make_crops(train.images, ImageData(size=16 * 2, flip="both")), "resident")
 
 
 def test_black_and_white_masks_are_two_classes(tmp_path):
@@ -235,8 +236,8 @@ def test_values_that_do_not_fit_are_refused(sections, said):
     from paceline.layout import layout_of
 
     def begin():
-        spec = build({"workload": "unet", **sections})
-        found = workload_of(spec)
+        spec = build_spec({"workload": "unet", **sections})
+        found = build_workload(spec)
         found.suits(layout_of(spec))
         found.prepare(print)
 
@@ -245,7 +246,7 @@ def test_values_that_do_not_fit_are_refused(sections, said):
 
 
 def test_a_plan_makes_and_prepares_no_images(tmp_path):
-    spec = build(
+    spec = build_spec(
         {
             "workload": "unet",
             "model": {"depth": 2},
@@ -253,7 +254,7 @@ def test_a_plan_makes_and_prepares_no_images(tmp_path):
             "train": {"steps": 5},
         }
     )
-    found = subject_of(spec)
+    found = build_cost_model(spec)
     assert (found.samples, found.held_out) == (10**9, 10**8)
     assert found.sample_bytes == 2 * 16384**2
     assert not (tmp_path / "cache").exists()
@@ -262,10 +263,10 @@ def test_a_plan_makes_and_prepares_no_images(tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_small_image_tells_what_a_larger_one_takes(tmp_path, precision, monkeypatch):
     data = {"scenes": 20, "size": 128, "cache": str(tmp_path)}
-    spec = build({"workload": "unet", "model": {"depth": 2}, "data": data, "train": {"precision": precision}})
-    by_small = subject_of(spec)
-    monkeypatch.setattr(outline, "TRIED", 128)
-    by_large = subject_of(spec)
+    spec = build_spec({"workload": "unet", "model": {"depth": 2}, "data": data, "train": {"precision": precision}})
+    by_small = build_cost_model(spec)
+    monkeypatch.setattr(samples, "OUTLINE_SIDE", 128)
+    by_large = build_cost_model(spec)
     assert by_small.flops_per_sample == by_large.flops_per_sample
     for small, large in zip(by_small.blocks, by_large.blocks, strict=True):
         for name in ("params", "moved_elements", "saved_whole_elements", "edge_elements", "kernels"):

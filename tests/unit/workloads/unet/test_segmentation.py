@@ -7,14 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.spec import build
-from paceline.training.pictures import palette
-from paceline.workload import workload_of
+from paceline.trainer.evaluation import build_palette
+from paceline.workload import build_workload
 from paceline.workloads.unet.corpus import IGNORED
+from paceline.workloads.unet.metrics import compute_losses, compute_scores, count_confused_pixels, draw_side_by_side
 from paceline.workloads.unet.model import UNet
-from paceline.workloads.unet.pictures import side_by_side
-from paceline.workloads.unet.scoring import confused_pixels, losses, scores
 from paceline.workloads.unet.sections import UNetModel
 
 SMALL = {"width": 4, "depth": 2}
@@ -24,7 +23,7 @@ SMALL = {"width": 4, "depth": 2}
 def small(tmp_path_factory):
     cache = str(tmp_path_factory.mktemp("images"))
     data = {"scenes": 10, "size": 32, "digits_per_scene": 1, "cache": cache}
-    return workload_of(build({"workload": "unet", "model": SMALL, "data": data}))
+    return build_workload(build_spec({"workload": "unet", "model": SMALL, "data": data}))
 
 
 def test_a_logit_for_each_class_and_pixel_whatever_shares_the_batch():
@@ -56,10 +55,10 @@ def test_the_loss_of_a_sample_is_its_own():
     masks = torch.randint(0, 4, (3, 8, 8)).to(torch.uint8)
     masks[1, :4] = IGNORED
     masks[2] = IGNORED
-    each, there = losses(logits, masks)
+    each, there = compute_losses(logits, masks)
     assert there.tolist() == [True, True, False]
     assert each[2] == 0
-    alone, _ = losses(logits[1:2, :, 4:], masks[1:2, 4:])
+    alone, _ = compute_losses(logits[1:2, :, 4:], masks[1:2, 4:])
     assert torch.allclose(each[1], alone[0]), "ignored pixels count nothing"
     entropy = F.cross_entropy(logits[:1], masks[:1].long())
     chances = logits[:1].softmax(1)
@@ -73,7 +72,7 @@ def test_the_loss_of_a_sample_is_its_own():
 def test_scores_of_a_known_table():
     truth = torch.tensor([[[0, 0, 1, 1], [1, 1, 2, IGNORED]]], dtype=torch.uint8)
     found = torch.tensor([[[0, 1, 1, 1], [1, 0, 0, 2]]])
-    assert scores(confused_pixels(found, truth, 4).numpy()) == pytest.approx(
+    assert compute_scores(count_confused_pixels(found, truth, 4).numpy()) == pytest.approx(
         {"dice": (6 / 8 + 0) / 2, "iou": (3 / 5 + 0) / 2, "accuracy": 4 / 7, "background": 2 / 7}
     )
 
@@ -81,7 +80,9 @@ def test_scores_of_a_known_table():
 def test_a_perfect_and_an_empty_answer(small):
     _, masks = small.data("test").batch(np.arange(1), np.zeros(1, np.int64))
 
-    perfect, empty = (scores(confused_pixels(found, masks, 11).numpy()) for found in (masks, torch.zeros_like(masks)))
+    perfect, empty = (
+        compute_scores(count_confused_pixels(found, masks, 11).numpy()) for found in (masks, torch.zeros_like(masks))
+    )
     assert (perfect["dice"], perfect["iou"], perfect["accuracy"]) == (1.0, 1.0, 1.0)
     assert (empty["dice"], empty["accuracy"]) == (0.0, empty["background"])
 
@@ -114,7 +115,7 @@ def test_prediction_is_what_evaluation_finds(small):
 
 def test_what_a_run_keeps_is_enough_to_use_it(small, tmp_path):
     small.keep(tmp_path)
-    opened = workload_of(small.spec.replace({"data.source": "folder", "data.path": "/nowhere"}))
+    opened = build_workload(small.spec.replace({"data.source": "folder", "data.path": "/nowhere"}))
     opened.kept = tmp_path
     assert opened.classes()[:3] == ("background", "0", "1")
     assert {n: p.shape for n, p in opened.model().state_dict().items()} == {
@@ -128,11 +129,11 @@ def test_pictures_stand_side_by_side(small):
     picture = small.pictures(small.model().eval(), (images, masks))["image_truth_found"]
     assert picture.dtype == np.uint8
     assert picture.shape == (132, 3 * 132, 3)
-    colours = palette()
+    colours = build_palette()
     assert len({tuple(colour) for colour in colours[:19]}) == 19
     assert (np.ptp(colours[1:255].astype(int), axis=1) > 20).all(), "grey is what does not count"
     masks[:, :9] = IGNORED
     grey = small.pictures(small.model().eval(), (images, masks))["image_truth_found"]
     assert np.array_equal(grey[2:38, 134:262], grey[2:38, 266:394])
-    same = side_by_side(images.permute(0, 2, 3, 1).numpy(), masks.numpy(), masks.numpy())
+    same = draw_side_by_side(images.permute(0, 2, 3, 1).numpy(), masks.numpy(), masks.numpy())
     assert np.array_equal(same[:, 132:264], same[:, 264:])

@@ -7,9 +7,9 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 import paceline.horovod as torch
-from paceline.horovod import batch_norm, compression, elastic, optimizer, same_everywhere
+from paceline.horovod import compression, elastic, functions, optimizer, sync_batch_norm
 from paceline.horovod.elastic import sampler, state
-from paceline.horovod.refused import PartNotCarriedOver, run
+from paceline.horovod.unsupported import UnsupportedHorovodModule, run
 
 __version__ = "0.28.1"  # whose interface this is
 __all__ = ["run", "torch"]
@@ -20,7 +20,7 @@ class MissingParts(MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.startswith(f"{__name__}."):
-            raise PartNotCarriedOver(f"paceline.horovod has no {name}; it carries over {__name__}.torch alone")
+            raise UnsupportedHorovodModule(f"paceline.horovod has no {name}; it carries over {__name__}.torch alone")
 
 
 sys.meta_path.insert(0, MissingParts())
@@ -30,8 +30,8 @@ sys.modules |= {
     f"{__name__}.torch.elastic.sampler": sampler,
     f"{__name__}.torch.elastic.state": state,
     f"{__name__}.torch.optimizer": optimizer,
-    f"{__name__}.torch.sync_batch_norm": batch_norm,
+    f"{__name__}.torch.sync_batch_norm": sync_batch_norm,
     f"{__name__}.torch.compression": compression,
-    f"{__name__}.torch.functions": same_everywhere,
+    f"{__name__}.torch.functions": functions,
     f"{__name__}.torch.mpi_ops": torch,
 }

@@ -7,8 +7,17 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Counts, Csr, DenseCounts, SparseCounts
-from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape, check_terms, place_in_rows, smallest_exact
+from paceline.workloads.topics.counts.matrices import (
+    Counts,
+    Csr,
+    DenseCounts,
+    SparseCounts,
+    check_dtype,
+    check_shape,
+    check_terms,
+    convert_to_smallest,
+    make_row_locator,
+)
 
 KINDS = ".npy, .npz, .mtx, .parquet, .csv, .tsv, .jsonl, .txt, a folder of shards or a folder of .txt files"
 WHAT_IS_READ = f"give an array, a torch tensor, a scipy sparse matrix or a path: {KINDS}"
@@ -23,8 +32,8 @@ def from_array(array: Any, *, fractional: bool = False, source: str = "the matri
             raise UserError(f"{source}: a {type(array).__name__} is not a matrix of counts; {WHAT_IS_READ}") from None
     check_dtype(array.dtype, source)
     check_shape(array.shape, source)
-    place = place_in_rows(source, array.shape[1])
-    return DenseCounts(smallest_exact(array, fractional=fractional, place=place), fractional=fractional)
+    place = make_row_locator(source, array.shape[1])
+    return DenseCounts(convert_to_smallest(array, fractional=fractional, place=place), fractional=fractional)
 
 
 def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matrix") -> SparseCounts:
@@ -48,7 +57,7 @@ def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matr
     def place(at: int) -> str:
         return f"{source}: document {np.searchsorted(indptr, at, 'right') - 1}, term {indices[at]} (both from 0)"
 
-    data = smallest_exact(rows.data, fractional=fractional, place=place)
+    data = convert_to_smallest(rows.data, fractional=fractional, place=place)
     return SparseCounts(Csr(indptr, indices, data), terms, fractional=fractional)
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts import dtypes
-from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, Labelled
+from paceline.workloads.topics.counts import matrices
+from paceline.workloads.topics.counts.matrices import Counts, Csr, DocumentBlock, LabelledCounts
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 PIECE = 1 << 26  # elements that are worked on at a time, in a wider type
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceCounts(Labelled):
+class DeviceCounts(LabelledCounts):
     """Rows (documents, terms), or nonzeros: row pointers (int64), terms (int32) and counts."""
 
     values: Any
@@ -73,19 +73,19 @@ class DeviceCounts(Labelled):
         ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         moved = torch.repeat_interleave(pointer[rows] - ends[:-1], lengths)
         at = moved + torch.arange(len(moved), device=self.device)
-        return replace(self, values=(ends, index[at], taken(count, at)))
+        return replace(self, values=(ends, index[at], take_elements(count, at)))
 
 
 def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
     """Counts of a dense tensor or of a sparse CSR one, left where it is; not copied if its type is the smallest."""
     source = "the tensor"
-    dtypes.check_shape(tensor.shape, source)
+    matrices.check_shape(tensor.shape, source)
     terms = int(tensor.shape[1])
     if tensor.layout == torch.strided:
-        rows = smallest_exact_there(tensor.contiguous(), fractional, dtypes.place_in_rows(source, terms))
+        rows = convert_on_device(tensor.contiguous(), fractional, matrices.make_row_locator(source, terms))
         return DeviceCounts(rows, terms, fractional=fractional)
     pointer, index = tensor.crow_indices().long(), tensor.col_indices()
-    dtypes.check_terms(terms, source)
+    matrices.check_terms(terms, source)
     lengths = pointer.diff()
     ends = [pointer[0] == 0, pointer[-1] == len(index), (lengths >= 0).all(), (index >= 0).all(), (index < terms).all()]
     if not bool(torch.stack(ends).all()):
@@ -95,32 +95,32 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
         row = int(torch.searchsorted(pointer, at, right=True)) - 1
         return f"{source}: document {row}, term {int(index[at])} (both from 0)"
 
-    count = smallest_exact_there(tensor.values().contiguous(), fractional, place)
+    count = convert_on_device(tensor.values().contiguous(), fractional, place)
     return DeviceCounts((pointer, index.to(torch.int32), count), terms, fractional=fractional)
 
 
-def uploaded(counts: Counts, device: torch.device) -> DeviceCounts:
+def upload_counts(counts: Counts, device: torch.device) -> DeviceCounts:
     """All of some counts, on a device."""
     block = counts.block(0, counts.documents)
     parts = tuple(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in block.parts)
     return DeviceCounts(parts if isinstance(block.values, Csr) else parts[0], counts.terms)
 
 
-def smallest_exact_there(values: Tensor, fractional: bool, place: dtypes.PlaceName) -> Tensor:
+def convert_on_device(values: Tensor, fractional: bool, place: matrices.Locator) -> Tensor:
     """In the smallest type that holds them exactly; what is not a count is refused, as on the host."""
     if values.dtype == torch.bool:
         return values.view(torch.uint8)
     if values.dtype == torch.uint8 or not values.numel():
         return values.to(torch.uint8)
-    dtypes.check_dtype(np.dtype(np.complex64 if values.is_complex() else np.float32), "the tensor")
+    matrices.check_dtype(np.dtype(np.complex64 if values.is_complex() else np.float32), "the tensor")
     pieces = values.view(-1).split(PIECE)
     least, largest, whole = torch.stack([_facts(piece) for piece in pieces]).T
     low, high = float(least.amin()), float(largest.amax())
-    kind = dtypes.whole_type(high) if bool(whole.all()) and low >= 0 else None
+    kind = matrices.find_integer_type(high) if bool(whole.all()) and low >= 0 else None
     if kind is None:
         if not (fractional and low >= 0 and high <= float(np.finfo(np.float32).max)):
             _refuse(pieces, fractional, place)
-        kind = dtypes.FRACTIONS
+        kind = matrices.FRACTIONS
     dtype = torch.from_numpy(np.empty(0, kind)).dtype
     if dtype == values.dtype:
         return values
@@ -133,7 +133,7 @@ def _facts(piece: Tensor) -> Tensor:
     return torch.stack([piece.min(), piece.max(), (piece == piece.trunc()).all()]).double()
 
 
-def _refuse(pieces: Sequence[Tensor], fractional: bool, place: dtypes.PlaceName) -> None:
+def _refuse(pieces: Sequence[Tensor], fractional: bool, place: matrices.Locator) -> None:
     """The message of the host, for the first number that is none."""
     for number, piece in enumerate(pieces):
         host = (piece.float() if piece.dtype in (torch.float16, torch.bfloat16) else piece).cpu().numpy()
@@ -141,10 +141,10 @@ def _refuse(pieces: Sequence[Tensor], fractional: bool, place: dtypes.PlaceName)
         def whole_place(at: int, first: int = number * PIECE) -> str:
             return place(first + at)
 
-        dtypes.smallest_exact(host, fractional=fractional, place=whole_place)
+        matrices.convert_to_smallest(host, fractional=fractional, place=whole_place)
     raise AssertionError("counts that the device refuses, and the host does not")
 
 
-def taken(values: Tensor, at: Tensor) -> Tensor:
+def take_elements(values: Tensor, at: Tensor) -> Tensor:
     """values[at]; torch has no such thing for uint16."""
     return values.view(torch.int16)[at].view(torch.uint16) if values.dtype == torch.uint16 else values[at]

@@ -12,19 +12,19 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import (
+from paceline.workloads.topics.counts.matrices import (
     Counts,
     Csr,
     DocumentBlock,
-    allowing_fractions,
-    allows_fractions,
-    sparse_rows,
+    allow_fractions,
+    convert_to_smallest,
+    is_fractional,
+    to_sparse,
 )
-from paceline.workloads.topics.counts.dtypes import smallest_exact
 from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, READ_AHEAD, SPARSE_BELOW
 
 BYTES_PER_NONZERO = 8  # an int32 term and at most four bytes of count
-IN_VAIN = 2  # blocks in a row that were scanned for nothing: it is not tried again in that pass
+MAX_FAILED_SCANS = 2  # blocks in a row that were scanned for nothing: it is not tried again in that pass
 Read = Callable[[int, int], DocumentBlock]
 TOTALS_BLOCK_BYTES = 16 << 20
 EXACT_COLUMNS = 1 << 14  # 255 x 2^14 is below 2^24: a float32 holds the sum of so many bytes exactly
@@ -32,14 +32,14 @@ EXACT_ROWS = 64
 
 
 @runtime_checkable
-class Scanned(Protocol):
+class ScansNonzeros(Protocol):
     """Counts that find nonzeros while they read rows."""
 
     def nonzero_rows(self, start: int, stop: int) -> Csr | None: ...
 
 
-def scans(counts: Counts) -> bool:
-    return isinstance(counts, Scanned) and has_numba()
+def can_find_nonzeros(counts: Counts) -> bool:
+    return isinstance(counts, ScansNonzeros) and has_numba()
 
 
 def has_numba() -> bool:
@@ -47,7 +47,7 @@ def has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def blocks(
+def iterate_blocks(
     counts: Counts,
     start: int = 0,
     stop: int | None = None,
@@ -61,7 +61,7 @@ def blocks(
     of the thread is raised here. The thread ends when the iterator does, however early. `without_zeros`: rows that are
     mostly zeros come as their nonzeros, over which a compiled pass is many times as fast.
     """
-    ranges = cuts(counts, start, counts.documents if stop is None else stop, block_bytes)
+    ranges = split_ranges(counts, start, counts.documents if stop is None else stop, block_bytes)
     read = _scanning(counts) if without_zeros and has_numba() else counts.block
     if counts.resident or len(ranges) < 2:
         return (read(first, last) for first, last in ranges)
@@ -74,28 +74,28 @@ def _scanning(counts: Counts) -> Read:
 
     def read(first: int, last: int) -> DocumentBlock:
         nonlocal in_vain
-        if isinstance(counts, Scanned) and in_vain < IN_VAIN:
+        if isinstance(counts, ScansNonzeros) and in_vain < MAX_FAILED_SCANS:
             found = counts.nonzero_rows(first, last)
             if found is not None:
                 in_vain = 0
                 return DocumentBlock(first, found)
             in_vain += 1
-        return nonzeros_if_few(counts.block(first, last))
+        return drop_zeros_if_sparse(counts.block(first, last))
 
     return read
 
 
-def nonzeros_if_few(block: DocumentBlock) -> DocumentBlock:
+def drop_zeros_if_sparse(block: DocumentBlock) -> DocumentBlock:
     """The same documents, as their nonzeros where most counts are zero."""
     values = block.values
     if isinstance(values, Csr):
         return block
     there = values.view(np.bool_) if values.dtype == np.uint8 else values
     few = np.count_nonzero(there) <= SPARSE_BELOW * values.size
-    return DocumentBlock(block.start, sparse_rows(values)) if few else block
+    return DocumentBlock(block.start, to_sparse(values)) if few else block
 
 
-def cuts(counts: Counts, start: int, stop: int, block_bytes: int) -> list[tuple[int, int]]:
+def split_ranges(counts: Counts, start: int, stop: int, block_bytes: int) -> list[tuple[int, int]]:
     """The ranges of documents that `blocks` hands out: the same at every pass."""
     if not 0 <= start <= stop <= counts.documents:
         raise ValueError(f"documents {start} to {stop} of {counts.documents}")
@@ -140,17 +140,17 @@ class Totals(NamedTuple):
     per_term: np.ndarray  # float64, over these documents
 
 
-def totals(counts: Counts, start: int = 0, stop: int | None = None, *, fractional: bool = False) -> Totals:
+def compute_totals(counts: Counts, start: int = 0, stop: int | None = None, *, fractional: bool = False) -> Totals:
     """One pass over the documents that adds up and refuses what is not a count.
 
     A matrix without any count is refused; a part of one is not.
     """
     stop = counts.documents if stop is None else stop
-    allowed = fractional or allows_fractions(counts)
+    allowed = fractional or is_fractional(counts)
     if fractional:
-        counts = allowing_fractions(counts)
+        counts = allow_fractions(counts)
     per_document, per_term = np.zeros(stop - start), np.zeros(counts.terms)
-    for block in blocks(counts, start, stop, TOTALS_BLOCK_BYTES):
+    for block in iterate_blocks(counts, start, stop, TOTALS_BLOCK_BYTES):
         _check_values(block, allowed)
         at = slice(block.start - start, block.stop - start)
         add: Any = _add_sparse if isinstance(block.values, Csr) else _add_dense
@@ -170,7 +170,7 @@ def _check_values(block: DocumentBlock, fractional: bool) -> None:
     if data.dtype == np.float32 and fractional and data.min() >= 0 and data.max() < np.inf:
         return
     where = f"the block of documents from {block.start}"
-    smallest_exact(data, fractional=fractional, place=lambda at: f"{where}: number {at}")
+    convert_to_smallest(data, fractional=fractional, place=lambda at: f"{where}: number {at}")
 
 
 def _add_dense(values: np.ndarray, per_document: np.ndarray, per_term: np.ndarray) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
-from paceline.workloads.topics.counts.dtypes import whole_type
+from paceline.workloads.topics.counts.matrices import Csr, SparseCounts, count_keys, find_integer_type, join_rows
 from paceline.workloads.topics.counts.stream import cut_by_size
 
 BLOCK_ENTRIES = 1 << 24  # expectations in memory at a time, on a CPU
@@ -89,7 +88,7 @@ def _dense_rows_of(rng: np.random.Generator, loadings: np.ndarray, factors: np.n
     rows = max(1, BLOCK_ENTRIES // m)
     for start in range(0, n, rows):
         drawn = rng.poisson(length * (loadings[start : start + rows] @ factors))
-        kind = whole_type(drawn.max())
+        kind = find_integer_type(drawn.max())
         if kind is None:
             raise UserError(f"avg_doc_length={length:g}: counts above 2,147,483,647 came up; give a smaller one")
         if kind.itemsize > counts.itemsize:
@@ -110,7 +109,7 @@ def _sparse_rows_of(rng: np.random.Generator, loadings: np.ndarray, factors: np.
 def _drawn(rng: np.random.Generator, loadings: np.ndarray, factors: np.ndarray, lengths: np.ndarray) -> Csr:
     slots = np.stack([_lookup(row) for row in factors])
     ranges = cut_by_size(np.cumsum(lengths), BLOCK_WORDS)
-    return joined([_draw_documents(rng, loadings[a:b], lengths[a:b], factors, slots) for a, b in ranges])
+    return join_rows([_draw_documents(rng, loadings[a:b], lengths[a:b], factors, slots) for a, b in ranges])
 
 
 def _lengths(rng: np.random.Generator, n: int, mean: float) -> np.ndarray:
@@ -147,7 +146,7 @@ def _draw_documents(
         rng.shuffle(terms)
         keys[at : at + words] = np.repeat(np.arange(n, dtype=np.int64) * m, of_topic[:, topic]) + terms
         at += words
-    return counted(keys, n, m)
+    return count_keys(keys, n, m)
 
 
 def _on_device(n: int, m: int, k: int, length: float, seed: int, device: Any, sparse: bool) -> tuple[Any, Any, Any]:

@@ -1,28 +1,54 @@
-"""Counts from whatever holds them: arrays, tensors, sparse matrices, files, folders."""
+"""Read counts from arrays, tensors, sparse matrices, files and folders, and convert them to shards."""
 
 from __future__ import annotations
 
 import gzip
 import mmap
+import shutil
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.data.npz_file import open_npz
+from paceline.data.npz import open_npz
 from paceline.errors import UserError, did_you_mean
-from paceline.plain_files import check_plain
-from paceline.signs import one_line
+from paceline.io.escape import to_one_line
+from paceline.io.format import size
+from paceline.io.safe_open import check_regular
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
-from paceline.workloads.topics.counts.blocks import Counts, allowing_fractions, dense_rows
-from paceline.workloads.topics.counts.dtypes import check_dtype, check_shape
-from paceline.workloads.topics.files import npy, parquet, shards
-from paceline.workloads.topics.files.npy import MappedCounts, NpyCounts
-from paceline.workloads.topics.files.texts import TextOptions, is_text, read_text
+from paceline.workloads.topics.counts.matrices import (
+    Counts,
+    Csr,
+    LabelledCounts,
+    allow_fractions,
+    check_dtype,
+    check_shape,
+    is_fractional,
+    to_dense,
+)
+from paceline.workloads.topics.counts.stream import iterate_blocks
+from paceline.workloads.topics.files import disk_counts, shards
+from paceline.workloads.topics.files.disk_counts import MappedCounts, NpyCounts
+from paceline.workloads.topics.files.shards import (
+    SHARD_BYTES,
+    LogFn,
+    ShardCounts,
+    check_new_folder,
+    shrink_rows,
+    write_shards,
+)
+from paceline.workloads.topics.files.texts import (
+    TermCounter,
+    TextOptions,
+    describe_source,
+    is_text,
+    iterate_documents,
+    read_text,
+)
 
 AGAIN = "write it again or copy it again"
 
@@ -43,7 +69,7 @@ def read_counts(
     if callable(getattr(source, "as_counts", None)):  # the datasets below
         return source.as_counts(fractional=fractional)
     if isinstance(source, Counts):
-        return allowing_fractions(source) if fractional else source
+        return allow_fractions(source) if fractional else source
     if type(source).__module__.partition(".")[0] == "torch":
         return from_torch(source, fractional=fractional, on_device=on_device)
     if type(source).__module__.startswith("scipy.sparse"):
@@ -60,8 +86,10 @@ def _from_memmap(array: np.memmap, fractional: bool) -> Counts:
     check_shape(array.shape, source)
     if isinstance(array.base, mmap.mmap) and array.filename and array.flags.c_contiguous and array.mode != "c":
         path = Path(array.filename)
-        return npy.NpyCounts(path, array.shape[0], array.shape[1], array.dtype, array.offset, fractional=fractional)
-    return npy.MappedCounts(array, source, fractional=fractional)
+        return disk_counts.NpyCounts(
+            path, array.shape[0], array.shape[1], array.dtype, array.offset, fractional=fractional
+        )
+    return disk_counts.MappedCounts(array, source, fractional=fractional)
 
 
 def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Counts:
@@ -74,7 +102,7 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
         if (path / shards.MANIFEST).exists():
             return shards.read_shards(path)
         if not path.is_dir():
-            check_plain(path)
+            check_regular(path)
         else:
             found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
             raise UserError(f"{path}: a folder without {shards.MANIFEST} and without .txt files (there: {found})")
@@ -98,7 +126,7 @@ def _names_beside(path: Path, what: str, expected: int) -> list[str] | None:
     return shards.read_names(file, expected, but)
 
 
-def read_npz(path: Path, fractional: bool = False) -> Counts:
+def read_npz_counts(path: Path, fractional: bool = False) -> Counts:
     """A sparse matrix saved by scipy.sparse.save_npz, or a single dense array saved by numpy.savez."""
     import scipy.sparse
 
@@ -111,7 +139,7 @@ def read_npz(path: Path, fractional: bool = False) -> Counts:
         elif len(there) == 1:
             matrix = archive[there[0]]
     if matrix is None:
-        found = one_line(", ".join(there)) or "nothing"
+        found = to_one_line(", ".join(there)) or "nothing"
         raise UserError(f"{path}: neither a sparse matrix of scipy.sparse.save_npz nor a single array (there: {found})")
     return _counts(matrix, path, fractional)
 
@@ -125,7 +153,7 @@ def read_mtx(path: Path, fractional: bool = False) -> Counts:
     except (OSError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}; {AGAIN}") from None
     except (ValueError, OverflowError, TypeError) as error:
-        raise UserError(f"{path}: not a Matrix Market file ({first_line(error)}); {AGAIN}") from None
+        raise UserError(f"{path}: not a Matrix Market file ({get_first_line(error)}); {AGAIN}") from None
     return _counts(matrix, path, fractional)
 
 
@@ -134,16 +162,16 @@ def _counts(matrix: Any, path: Path, fractional: bool) -> Counts:
     return read(matrix, fractional=fractional, source=str(path))
 
 
-def first_line(error: BaseException) -> str:
+def get_first_line(error: BaseException) -> str:
     """What an error says, or its kind where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 READERS: dict[str, Callable[[Path, bool], Counts]] = {
-    ".npy": npy.read_npy,
-    ".npz": read_npz,
+    ".npy": disk_counts.read_npy,
+    ".npz": read_npz_counts,
     ".mtx": read_mtx,
-    ".parquet": parquet.read_parquet,
+    ".parquet": disk_counts.read_parquet_counts,
 }
 
 
@@ -191,7 +219,7 @@ class NumpyDiskDataset:
 
     def _row(self, index: int) -> np.ndarray:
         row = index if self.indices is None else int(self.indices[index])
-        return dense_rows(self.counts.block(row, row + 1).values, self.counts.terms)[0]
+        return to_dense(self.counts.block(row, row + 1).values, self.counts.terms)[0]
 
 
 class TorchDiskDataset(NumpyDiskDataset):
@@ -220,7 +248,7 @@ def _mapped(path: Path) -> Any:
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except Exception as error:
-        raise UserError(f"{path}: not a tensor that torch.save wrote ({first_line(error):.80})") from None
+        raise UserError(f"{path}: not a tensor that torch.save wrote ({get_first_line(error):.80})") from None
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise UserError(f"{path}: holds no dense tensor but a {type(tensor).__name__}; save the matrix alone")
     return tensor
@@ -237,3 +265,59 @@ def _offset(path: Path) -> int | None:
         header = file.read(LOCAL_HEADER_BYTES)
     name_bytes, extra_bytes = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
     return stored[0].header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+
+
+SAMPLES, SAMPLE_ROWS = 8, 32  # groups of rows from all over a matrix
+
+
+def convert(
+    source: Any,
+    out: str | Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    fractional: bool = False,
+    text: TextOptions | None = None,
+    say: LogFn | None = None,
+) -> ShardCounts:
+    """Write counts from anything that `read_counts` takes as a folder of shards. Memory stays at a few shards."""
+    folder = Path(out).expanduser().absolute()
+    check_new_folder(folder)
+    if isinstance(source, str | Path) and is_text(Path(source).expanduser()):
+        words, labels = _text_stream(Path(source).expanduser(), text or TextOptions())
+        return write_shards(folder, words, len(labels.vocabulary or ()), labels, shard_bytes=shard_bytes, say=say)
+    counts = read_counts(source, fractional=fractional)
+    _check_space(folder, _estimated_bytes(counts))
+    stream = (block.values for block in iterate_blocks(counts, block_bytes=min(shard_bytes, SHARD_BYTES)))
+    labels = LabelledCounts(vocabulary=counts.vocabulary, names=counts.names, fractional=is_fractional(counts))
+    return write_shards(folder, stream, counts.terms, labels, shard_bytes=shard_bytes, say=say)
+
+
+def _text_stream(source: Path, options: TextOptions) -> tuple[Iterator[Csr], LabelledCounts]:
+    """The counts of texts, which are read twice: they are never all in memory."""
+    first = TermCounter(options)
+    for _ in first.count(iterate_documents(source, options.column, options.name_column)):
+        pass
+    _, terms = first.vocabulary(describe_source(source))
+    second = TermCounter(options, terms).count(iterate_documents(source, options.column, options.name_column))
+    return second, LabelledCounts(vocabulary=terms, names=first.names or None)
+
+
+def _estimated_bytes(counts: Counts) -> int:
+    """About what the shards will take, from a sample where the counts are dense."""
+    if counts.sparse:
+        return int(4 * counts.documents + 4 * counts.weights().sum())
+    starts = np.unique(np.linspace(0, max(0, counts.documents - SAMPLE_ROWS), SAMPLES).astype(int)).tolist()
+    some = (counts.block(at, min(counts.documents, at + SAMPLE_ROWS)).values for at in starts)
+    dense = [to_dense(values, counts.terms) for values in some]
+    per_row = sum(shrink_rows(rows)[1] for rows in dense) / sum(len(rows) for rows in dense)
+    return int(1.1 * per_row * counts.documents)
+
+
+def _check_space(folder: Path, needed_bytes: int) -> None:
+    there = next(parent for parent in folder.parents if parent.exists())
+    free = shutil.disk_usage(there).free
+    if needed_bytes > free:
+        raise UserError(
+            f"{folder}: about {size(needed_bytes)} are needed, {size(free)} are free; free some space, or give a "
+            "folder on a larger disk"
+        )

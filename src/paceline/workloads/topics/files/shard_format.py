@@ -22,9 +22,16 @@ from typing import BinaryIO
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Csr, dense_rows, sparse_rows
-from paceline.workloads.topics.counts.dtypes import FRACTIONS, LARGEST, WHOLE, whole_type
-from paceline.workloads.topics.files.npy import open_in_order, read_into
+from paceline.workloads.topics.counts.matrices import (
+    FRACTIONS,
+    LARGEST,
+    WHOLE,
+    Csr,
+    find_integer_type,
+    to_dense,
+    to_sparse,
+)
+from paceline.workloads.topics.files.disk_counts import open_sequential, read_array_into
 
 SEGMENT_TERMS = 1 << 16
 RARE = 16  # a wider type is taken when more than one count in so many needs it
@@ -86,7 +93,7 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
     segments, index_bytes = _segments(rows, nonzeros, terms)
     csr_bytes = 4 * (rows * segments + 1) + nonzeros * (index_bytes + data.itemsize)
     layout = "csr" if csr_bytes < rows * terms * data.itemsize else "dense"
-    values = sparse_rows(values) if layout == "csr" else dense_rows(values, terms)
+    values = to_sparse(values) if layout == "csr" else to_dense(values, terms)
     flat = values.data if isinstance(values, Csr) else values.ravel()
     assert flat.size < 2**32, "positions in a shard are uint32"
     small, large_at, large = _set_apart(flat, data)
@@ -108,15 +115,15 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
     )
 
 
-def read_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:
+def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:
     """The rows start..stop of a shard, as they are stored: with their nonzeros or dense."""
     sections = shard.section(terms)
-    with open_in_order(path) as handle:
+    with open_sequential(path) as handle:
 
         def part(name: str, first: int, last: int) -> np.ndarray:
             offset, dtype, _ = sections[name]
             array = np.empty(last - first, dtype)
-            read_into(handle, array, offset + first * dtype.itemsize, path)
+            read_array_into(handle, array, offset + first * dtype.itemsize, path)
             return array
 
         large_at, large = part("large_at", 0, shard.large), part("large", 0, shard.large)
@@ -138,25 +145,25 @@ def read_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np
         return found
 
 
-def row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:
+def read_row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:
     """Where each row of a csr shard begins, and where the last one ends."""
     offset, dtype, many = shard.section(terms)["starts"]
     starts = np.empty(many, dtype)
     try:
         with path.open("rb") as file:
-            read_into(file.fileno(), starts, offset, path)
+            read_array_into(file.fileno(), starts, offset, path)
     except OSError as error:
         raise UserError(f"{path}: the shard cannot be read: {error.strerror}; {AGAIN}") from None
     return starts[:: shard.segments].astype(np.int64)
 
 
-def verify(path: Path, crc32: str) -> None:
+def verify_crc32(path: Path, crc32: str) -> None:
     """Refuse a file whose bytes are not those that were written."""
-    if (found := crc32_of(path)) != crc32:
+    if (found := compute_crc32(path)) != crc32:
         raise UserError(f"{path}: the file is damaged: its checksum is {found}, not {crc32}; {AGAIN}")
 
 
-def crc32_of(path: Path) -> str:
+def compute_crc32(path: Path) -> str:
     crc, piece = 0, bytearray(1 << 20)
     try:
         with path.open("rb", buffering=0) as file:
@@ -171,7 +178,7 @@ def _stored_type(nonzeros: np.ndarray) -> np.dtype:
     """The smallest type that holds nearly all."""
     if nonzeros.dtype == FRACTIONS:
         return FRACTIONS
-    if whole_type(nonzeros.max(initial=0)) == WHOLE[0]:
+    if find_integer_type(nonzeros.max(initial=0)) == WHOLE[0]:
         return WHOLE[0]
     rare = nonzeros.size // RARE
     return next(dtype for dtype in WHOLE if np.count_nonzero(nonzeros > LARGEST[dtype]) <= rare)
@@ -192,7 +199,7 @@ def _with_large(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first
     begin, end = np.searchsorted(large_at, [first, first + len(data)])
     if begin == end:
         return data
-    wide = whole_type(large[begin:end].max())
+    wide = find_integer_type(large[begin:end].max())
     data = data.astype(wide or WHOLE[-1])
     data[large_at[begin:end].astype(np.int64) - first] = large[begin:end]
     return data

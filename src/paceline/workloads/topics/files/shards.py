@@ -20,18 +20,18 @@ import numpy as np
 
 from paceline.data.files import open_text
 from paceline.errors import RunFailed, UserError
-from paceline.record.files import read_json, write_json
-from paceline.record.units import size
-from paceline.workload import Say
-from paceline.workloads.topics.counts import blocks
-from paceline.workloads.topics.counts.dtypes import whole_type
+from paceline.io.files import read_json, write_json
+from paceline.io.format import size
+from paceline.workload import LogFn
+from paceline.workloads.topics.counts import matrices
+from paceline.workloads.topics.counts.matrices import find_integer_type
 from paceline.workloads.topics.files.shard_format import (
     AGAIN,
     Shard,
-    crc32_of,
-    read_rows,
-    row_starts,
-    verify,
+    compute_crc32,
+    read_row_starts,
+    read_shard_rows,
+    verify_crc32,
     write_shard,
 )
 
@@ -43,7 +43,7 @@ SPARSE_BYTES = 5  # of a nonzero in a block; dense rows are handed out where the
 
 
 @dataclass(frozen=True, eq=False)
-class ShardCounts(blocks.Labelled):
+class ShardCounts(matrices.LabelledCounts):
     """Counts in a folder of shards. Blocks may cross from one shard to the next."""
 
     folder: Path
@@ -62,20 +62,22 @@ class ShardCounts(blocks.Labelled):
     @property
     def row_bytes(self) -> int:
         """Of a dense row as it is handed out."""
-        kind = None if self.fractional else whole_type(max(shard.largest for shard in self.shards))
+        kind = None if self.fractional else find_integer_type(max(shard.largest for shard in self.shards))
         return self.terms * (kind.itemsize if kind else 4)
 
-    def block(self, start: int, stop: int) -> blocks.DocumentBlock:
+    def block(self, start: int, stop: int) -> matrices.DocumentBlock:
         if start >= stop:
-            return blocks.no_rows(start, self.terms, self.sparse)
+            return matrices.make_empty_block(start, self.terms, self.sparse)
         parts = []
-        for number, *rows in blocks.overlapping(self._first_rows, start, stop):
+        for number, *rows in matrices.iterate_overlaps(self._first_rows, start, stop):
             shard = self.shards[number]
             self._check(shard)
-            parts.append(read_rows(self.folder / shard.file, shard, self.terms, *rows))
+            parts.append(read_shard_rows(self.folder / shard.file, shard, self.terms, *rows))
         if self.sparse:
-            return blocks.DocumentBlock(start, blocks.joined([blocks.sparse_rows(part) for part in parts]))
-        return blocks.DocumentBlock(start, blocks.stacked([blocks.dense_rows(part, self.terms) for part in parts]))
+            return matrices.DocumentBlock(start, matrices.join_rows([matrices.to_sparse(part) for part in parts]))
+        return matrices.DocumentBlock(
+            start, matrices.stack_arrays([matrices.to_dense(part, self.terms) for part in parts])
+        )
 
     def verify(self) -> None:
         """Compare all checksums now. Those of names too, which people may change where the folder is theirs."""
@@ -84,14 +86,14 @@ class ShardCounts(blocks.Labelled):
         sums = read_json(self.folder / MANIFEST).get("names")
         for file in NAMES:
             if isinstance(sums, dict) and file in sums:
-                verify(self.folder / file, sums[file])
+                verify_crc32(self.folder / file, sums[file])
 
     def weights(self) -> np.ndarray:
         return self._lengths if self.sparse else super().weights()
 
     def _check(self, shard: Shard) -> None:
         if shard.file not in self.checked:
-            verify(self.folder / shard.file, shard.crc32)
+            verify_crc32(self.folder / shard.file, shard.crc32)
             self.checked.add(shard.file)
 
     @cached_property
@@ -105,10 +107,10 @@ class ShardCounts(blocks.Labelled):
     def _row_lengths(self, shard: Shard) -> np.ndarray:
         path = self.folder / shard.file
         if shard.layout == "csr":
-            return np.diff(row_starts(path, shard, self.terms))
+            return np.diff(read_row_starts(path, shard, self.terms))
         rows = max(1, SHARD_BYTES // self.terms)
         ranges = [(at, min(shard.rows, at + rows)) for at in range(0, shard.rows, rows)]
-        dense = (read_rows(path, shard, self.terms, *some) for some in ranges)
+        dense = (read_shard_rows(path, shard, self.terms, *some) for some in ranges)
         return np.concatenate([np.count_nonzero(part, axis=1) for part in dense]).astype(np.int64)  # type: ignore[arg-type]
 
 
@@ -142,12 +144,12 @@ def read_shards(folder: Path, named: bool = True) -> ShardCounts:
 
 def write_shards(
     folder: Path,
-    stream: Iterable[np.ndarray | blocks.Csr],
+    stream: Iterable[np.ndarray | matrices.Csr],
     terms: int,
-    labels: blocks.Labelled,
+    labels: matrices.LabelledCounts,
     *,
     shard_bytes: int = SHARD_BYTES,
-    say: Say | None = None,
+    say: LogFn | None = None,
 ) -> ShardCounts:
     """Write rows, given in order as dense arrays or nonzeros, as a new folder of shards."""
     with _new_folder(folder) as temporary:
@@ -176,12 +178,12 @@ def write_shards(
     return read_shards(folder)
 
 
-def _gathered(stream: Iterable[np.ndarray | blocks.Csr], shard_bytes: int) -> Iterator[np.ndarray | blocks.Csr]:
+def _gathered(stream: Iterable[np.ndarray | matrices.Csr], shard_bytes: int) -> Iterator[np.ndarray | matrices.Csr]:
     """Blocks put together until they fill a shard."""
-    parts: list[np.ndarray | blocks.Csr] = []
+    parts: list[np.ndarray | matrices.Csr] = []
     gathered_bytes = 0
     for values in stream:
-        smaller, nbytes = compact(values)
+        smaller, nbytes = shrink_rows(values)
         if parts and gathered_bytes + nbytes > min(shard_bytes, MOST_SHARD_BYTES):
             yield _together(parts)
             parts, gathered_bytes = [], 0
@@ -191,24 +193,24 @@ def _gathered(stream: Iterable[np.ndarray | blocks.Csr], shard_bytes: int) -> It
         yield _together(parts)
 
 
-def compact(values: np.ndarray | blocks.Csr) -> tuple[np.ndarray | blocks.Csr, int]:
+def shrink_rows(values: np.ndarray | matrices.Csr) -> tuple[np.ndarray | matrices.Csr, int]:
     """The values as they take less room, and about how much that is in a shard."""
-    if not isinstance(values, blocks.Csr):
+    if not isinstance(values, matrices.Csr):
         nonzeros_bytes = 3 * int(np.count_nonzero(values))
         if nonzeros_bytes >= values.nbytes:
             return values, values.nbytes
-        values = blocks.sparse_rows(values)
+        values = matrices.to_sparse(values)
     return values, 4 * values.rows + 3 * len(values.data)
 
 
-def _together(parts: list[np.ndarray | blocks.Csr]) -> np.ndarray | blocks.Csr:
+def _together(parts: list[np.ndarray | matrices.Csr]) -> np.ndarray | matrices.Csr:
     dense = [part for part in parts if isinstance(part, np.ndarray)]
     if len(dense) == len(parts):
-        return blocks.stacked(dense)
-    return blocks.joined([blocks.sparse_rows(part) for part in parts])
+        return matrices.stack_arrays(dense)
+    return matrices.join_rows([matrices.to_sparse(part) for part in parts])
 
 
-def check_new(folder: Path) -> None:
+def check_new_folder(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is there already; give a new folder, or remove this one first")
 
@@ -239,7 +241,7 @@ def _write_names(path: Path, names: Iterable[str]) -> str:
     """One on each line; returns the checksum of the file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.writelines(" ".join(name.splitlines()) + "\n" for name in names)
-    return crc32_of(path)
+    return compute_crc32(path)
 
 
 def read_names(file: Path, expected: int, but: str) -> list[str] | None:

@@ -17,12 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import PARQUET_BATCH_ROWS, csv_records, json_lines, open_parquet, open_text, text_lines
-from paceline.data.finding import Walk
-from paceline.errors import UserError, did_you_mean, listed
-from paceline.workloads.topics.counts.blocks import Csr, SparseCounts, counted, joined
-from paceline.workloads.topics.counts.dtypes import whole_type
-from paceline.workloads.topics.files.parquet import holds_counts
+from paceline.data.files import (
+    PARQUET_BATCH_ROWS,
+    FileWalk,
+    iter_csv_records,
+    iter_json_lines,
+    iter_lines,
+    open_parquet,
+    open_text,
+)
+from paceline.errors import UserError, did_you_mean, join_names
+from paceline.workloads.topics.counts.matrices import Csr, SparseCounts, count_keys, find_integer_type, join_rows
+from paceline.workloads.topics.files.disk_counts import has_count_columns
 from paceline.workloads.topics.files.shards import MANIFEST
 
 BATCH_TOKENS = 1 << 20
@@ -85,7 +91,7 @@ def _limit(documents: float) -> str:
     return f"{100 * documents:g} % of the documents"
 
 
-def without_markup(text: str) -> str:
+def strip_markup(text: str) -> str:
     """Tags become spaces, and signs such as &amp; what they stand for."""
     text = TAG.sub(" ", text) if "<" in text else text
     return html.unescape(text) if "&" in text else text
@@ -99,19 +105,19 @@ def read_text(
     With a vocabulary only its terms are counted, in its order: for new texts and an old model.
     """
     options = options or TextOptions()
-    counting = Counting(options, vocabulary)
-    parts = list(counting.count(documents(source, options.column, options.name_column)))
+    counting = TermCounter(options, vocabulary)
+    parts = list(counting.count(iterate_documents(source, options.column, options.name_column)))
     if not parts:
-        raise UserError(f"{describe(source)}: there is no document")
+        raise UserError(f"{describe_source(source)}: there is no document")
     if vocabulary is not None:
-        return SparseCounts(joined(parts), len(vocabulary), vocabulary=vocabulary, names=counting.names or None)
-    places, terms = counting.vocabulary(describe(source))
-    kept = joined([_kept(part, places) for part in parts])
+        return SparseCounts(join_rows(parts), len(vocabulary), vocabulary=vocabulary, names=counting.names or None)
+    places, terms = counting.vocabulary(describe_source(source))
+    kept = join_rows([_kept(part, places) for part in parts])
     return SparseCounts(kept, len(terms), vocabulary=terms, names=counting.names or None)
 
 
 @dataclass
-class Counting:
+class TermCounter:
     """One pass over texts: nonzeros in batches, with terms numbered as they come or by a given vocabulary."""
 
     options: TextOptions
@@ -136,7 +142,7 @@ class Counting:
     def count(self, documents: Iterable[tuple[str | None, str]]) -> Iterator[Csr]:
         numbers, ends = array("i"), array("q")
         for name, text in documents:
-            text = text if self.options.markup else without_markup(text)
+            text = text if self.options.markup else strip_markup(text)
             tokens = self._tokens(text.lower() if self.options.lower_case else text)
             if self.fixed is None:
                 numbers.extend(map(self._number.__getitem__, tokens))
@@ -156,7 +162,7 @@ class Counting:
         """Tokens counted; stop words have the first numbers, and are left out."""
         terms, stops = np.array(numbers, np.int64), np.array(ends, np.int64)
         keys = np.repeat(np.arange(len(stops), dtype=np.int64) * WIDTH, np.diff(stops, prepend=0)) + terms
-        found = counted(keys[terms >= self._stop], len(stops), WIDTH)
+        found = count_keys(keys[terms >= self._stop], len(stops), WIDTH)
         if self.fixed is None:
             self._in_documents = _added(self._in_documents, np.bincount(found.indices))
             self._in_all = _added(self._in_all, np.bincount(found.indices, weights=found.data).astype(np.int64))
@@ -213,7 +219,7 @@ def _kept(part: Csr, place: np.ndarray) -> Csr:
     renumbered = replace(part, indices=place[part.indices])
     kept = renumbered.only(renumbered.indices >= 0, part.data)
     order = np.argsort(kept.row_numbers * WIDTH + kept.indices)
-    data = kept.data[order].astype(whole_type(kept.data.max(initial=0)) or np.int32)
+    data = kept.data[order].astype(find_integer_type(kept.data.max(initial=0)) or np.int32)
     return Csr(kept.indptr, kept.indices[order], data)
 
 
@@ -233,7 +239,7 @@ def _stop_words(given: str | Iterable[str] | None) -> frozenset[str]:
     return frozenset(given)
 
 
-def describe(source: str | Path | Sequence[str]) -> str:
+def describe_source(source: str | Path | Sequence[str]) -> str:
     return str(source) if isinstance(source, str | Path) else "the texts"
 
 
@@ -242,7 +248,7 @@ def is_text(path: Path) -> bool:
     if path.is_dir():
         return not (path / MANIFEST).exists() and next(_text_files(path), None) is not None
     if path.suffix.lower() == ".parquet" and path.is_file():
-        return not holds_counts(path)
+        return not has_count_columns(path)
     return is_text_file(path)
 
 
@@ -257,7 +263,7 @@ def suffix_of(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def documents(
+def iterate_documents(
     source: str | Path | Sequence[str], column: str, name_column: str | None
 ) -> Iterator[tuple[str | None, str]]:
     """(name or None, text) of every document."""
@@ -279,7 +285,7 @@ def documents(
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
-    return (path for path in Walk().below(folder) if path.name.lower().endswith((".txt", ".txt.gz")))
+    return (path for path in FileWalk().iter_below(folder) if path.name.lower().endswith((".txt", ".txt.gz")))
 
 
 def _folder(folder: Path) -> Iterator[tuple[str, str]]:
@@ -289,15 +295,15 @@ def _folder(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[None, str]]:
-    for line in text_lines(path):
+    for line in iter_lines(path):
         yield None, line
 
 
 def _csv(path: Path, column: str, name_column: str | None, delimiter: str) -> Iterator[tuple[str | None, str]]:
-    records = csv_records(path, delimiter)
+    records = iter_csv_records(path, delimiter)
     header = next(records, (0, []))[1]
-    text_at = column_at(header, column, path)
-    name_at = None if name_column is None else column_at(header, name_column, path)
+    text_at = find_text_column(header, column, path)
+    name_at = None if name_column is None else find_text_column(header, name_column, path)
     for number, fields in records:
         if len(fields) <= max(text_at, name_at or 0):
             raise UserError(
@@ -308,12 +314,12 @@ def _csv(path: Path, column: str, name_column: str | None, delimiter: str) -> It
 
 
 def _jsonl(path: Path, column: str, name_column: str | None) -> Iterator[tuple[str | None, str]]:
-    for number, _, item in json_lines(path):
+    for number, _, item in iter_json_lines(path):
         if not isinstance(item, dict):
             raise UserError(f'{path} line {number}: each line holds one object:  {{"{column}": "words"}}')
         for wanted in (column, name_column):
             if wanted is not None and wanted not in item:
-                column_at(list(item), wanted, path, f" line {number}")
+                find_text_column(list(item), wanted, path, f" line {number}")
         text = item[column]
         if not isinstance(text, str):
             raise UserError(f"{path} line {number}: {column!r} is not a text but {json.dumps(text)[:40]}")
@@ -324,7 +330,7 @@ def _parquet(path: Path, column: str, name_column: str | None) -> Iterator[tuple
     wanted = [column] + ([name_column] if name_column else [])
     with open_parquet(path) as file:
         for name in wanted:
-            column_at(file.schema_arrow.names, name, path)
+            find_text_column(file.schema_arrow.names, name, path)
         number = 0
         for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=wanted, use_threads=False):
             values = batch.column(column).to_pylist()
@@ -336,11 +342,11 @@ def _parquet(path: Path, column: str, name_column: str | None) -> Iterator[tuple
                 yield None if name_column is None else str(document), text
 
 
-def column_at(columns: Sequence[str], name: str, path: Path, where: str = "") -> int:
+def find_text_column(columns: Sequence[str], name: str, path: Path, where: str = "") -> int:
     """Where the column is; without it, an error that names those that are there."""
     if name in columns:
         return list(columns).index(name)
-    there = listed(columns, 12) or "nothing"
+    there = join_names(columns, 12) or "nothing"
     raise UserError(
         f"{path}{where}: there is no column {name!r}{did_you_mean(name, columns)} (there: {there}); name it as  "
         "--text NAME  or  TextOptions(column=NAME)"

@@ -1,1 +1,1 @@
-"""The fit: where it begins, the steps of accelerated EM, one rank's part of it."""
+"""Fit a topic model: first topics, accelerated EM, and passes over documents on CPU cores and GPUs."""

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.passes import FitEnd
-from paceline.workloads.topics.device.passes import ReadPasses
-from paceline.workloads.topics.fitting.options import FitOptions
+from paceline.trainer.passes import FitEnd
+from paceline.workloads.topics.fitting.passes import ReadPasses
+from paceline.workloads.topics.sections import FitOptions
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 LEAST = 1e-20  # of any share: what divides and multiplies stays far from the ends of float32

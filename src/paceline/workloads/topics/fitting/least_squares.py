@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline.workloads.topics.device.passes import Products, triton_runs_on
+from paceline.workloads.topics.fitting.passes import MatrixProducts, can_run_triton
 
 Tensor = Any  # torch.Tensor; torch is not typed here
 TINY = 1e-20
@@ -27,7 +27,7 @@ PARTS = 64  # long sums on a device are cut into so many: else a few of its proc
 
 
 @dataclass(frozen=True)
-class Turns:
+class SweepCounts:
     """How often both factors are found in turn: on a sample of so many documents and terms, then on all."""
 
     sample: int = 16384
@@ -35,10 +35,10 @@ class Turns:
     on_all: int = 100
 
 
-class Weighted:
+class WeightedCounts:
     """Y: the rows of X made comparable, and what undoes it."""
 
-    def __init__(self, X: Products, per_document: Tensor, per_term: Tensor) -> None:
+    def __init__(self, X: MatrixProducts, per_document: Tensor, per_term: Tensor) -> None:
         self.X, self.length, share = X, per_document.float(), per_term.float() + SMOOTHING
         self.share = share / share.sum()
         self.root_share = self.share.sqrt()
@@ -59,46 +59,46 @@ class Weighted:
         return (Ft / Ft.sum(0)).contiguous()
 
 
-def least_squares_start(
-    X: Products,
+def find_topics_by_least_squares(
+    X: MatrixProducts,
     per_document: Tensor,
     per_term: Tensor,
     k: int,
     *,
     seed: int = 0,
-    turns: Turns = Turns(),  # noqa: B008 - frozen
+    turns: SweepCounts = SweepCounts(),  # noqa: B008 - frozen
 ) -> Tensor:
     """F transposed (m, k), its columns on the simplex; there are as many documents and terms as topics, or more."""
     n, m = len(per_document), len(per_term)
-    Y = Weighted(X, per_document, per_term)
+    Y = WeightedCounts(X, per_document, per_term)
     random = torch.Generator(device=per_term.device).manual_seed(seed)
-    Q = basis_of(Y, min(k + EXTRA, n, m), random)
+    Q = find_basis(Y, min(k + EXTRA, n, m), random)
     B = Y.multiply_t(Q)  # Y is about Q B^T
     W = torch.rand(k, n, device=Q.device, generator=random) * Y.weight  # documents: L^T, each times its weight
-    G = (B @ extreme_rows(Q, B, Y.weight, Y.length, k)).clamp_min(0).T + 1e-3 * B.abs().mean()
-    documents, terms = side(Q.T, W), side(B.T, G)
+    G = (B @ pick_extreme_rows(Q, B, Y.weight, Y.length, k)).clamp_min(0).T + 1e-3 * B.abs().mean()
+    documents, terms = stack_side(Q.T, W), stack_side(B.T, G)
     on_all = turns.on_all
     if turns.sample < max(n, m):
         some = [torch.randperm(size, device=Q.device, generator=random)[: turns.sample] for size in (n, m)]
-        few_documents, few_terms = side(Q[some[0]].T, W[:, some[0]]), side(B[some[1]].T, G[:, some[1]])
-        hals(few_documents, few_terms, k, turns.on_sample)
-        nonnegative(few_documents, terms, k, CARRY_SWEEPS)  # what the sample found, carried over to all
-        nonnegative(terms, documents, k, CARRY_SWEEPS)
+        few_documents, few_terms = stack_side(Q[some[0]].T, W[:, some[0]]), stack_side(B[some[1]].T, G[:, some[1]])
+        run_hals(few_documents, few_terms, k, turns.on_sample)
+        solve_nonnegative(few_documents, terms, k, CARRY_SWEEPS)  # what the sample found, carried over to all
+        solve_nonnegative(terms, documents, k, CARRY_SWEEPS)
     else:
         on_all += turns.on_sample
-    hals(documents, terms, k, on_all)
+    run_hals(documents, terms, k, on_all)
     return Y.topics(terms[-k:, :m])
 
 
-def basis_of(Y: Weighted, rank: int, random: torch.Generator) -> Tensor:
+def find_basis(Y: WeightedCounts, rank: int, random: torch.Generator) -> Tensor:
     """An orthonormal basis (n, rank) of most of what the columns of Y hold, by products with random ones."""
     Q = Y.multiply(torch.randn(len(Y.share), rank, device=random.device, generator=random))
     for _ in range(POWERS):
-        Q = Y.multiply(orthonormal(Y.multiply_t(orthonormal(Q))))
-    return orthonormal(Q)
+        Q = Y.multiply(make_orthonormal(Y.multiply_t(make_orthonormal(Q))))
+    return make_orthonormal(Q)
 
 
-def orthonormal(A: Tensor) -> Tensor:
+def make_orthonormal(A: Tensor) -> Tensor:
     """A basis of the columns of a tall matrix, through its Gram matrix: one product, and a small problem for the CPU.
 
     Columns without content of their own become zero: this is a basis to search in, no factorisation.
@@ -109,7 +109,7 @@ def orthonormal(A: Tensor) -> Tensor:
     return A @ (axes * scale).to(A)
 
 
-def extreme_rows(Q: Tensor, B: Tensor, weight: Tensor, length: Tensor, k: int) -> Tensor:
+def pick_extreme_rows(Q: Tensor, B: Tensor, weight: Tensor, length: Tensor, k: int) -> Tensor:
     """Coordinates (rank, k) of k documents that are far from each other: one by one the one farthest from those before.
 
     Short documents, below half the median length, are left out: noise makes them extreme.
@@ -128,24 +128,24 @@ def extreme_rows(Q: Tensor, B: Tensor, weight: Tensor, length: Tensor, k: int) -
     return rows[torch.cat(chosen)].T
 
 
-def side(basis: Tensor, factor: Tensor) -> Tensor:
+def stack_side(basis: Tensor, factor: Tensor) -> Tensor:
     """One side of the pair as one matrix: its basis (rank, size) above its factor (k, size). Columns of zeros are added
     up to a multiple of PARTS; they stay zero."""
     both = torch.cat([basis, factor])
     return torch.nn.functional.pad(both, (0, -both.shape[1] % PARTS)).contiguous()
 
 
-def hals(documents: Tensor, terms: Tensor, k: int, turns: int) -> None:
+def run_hals(documents: Tensor, terms: Tensor, k: int, turns: int) -> None:
     """Both factors in turn, in place."""
 
     def turn() -> None:
-        nonnegative(terms, documents, k, SWEEPS)
-        nonnegative(documents, terms, k, SWEEPS)
+        solve_nonnegative(terms, documents, k, SWEEPS)
+        solve_nonnegative(documents, terms, k, SWEEPS)
 
-    repeat(turn, turns, documents.device)
+    repeat_on_device(turn, turns, documents.device)
 
 
-def repeat(work: Callable[[], None], times: int, device: torch.device) -> None:
+def repeat_on_device(work: Callable[[], None], times: int, device: torch.device) -> None:
     """The same work on the same tensors, again and again. On a device it is recorded once: small kernels take longer to
     launch one by one than to run."""
     if device.type != "cuda" or times < RECORDED_FROM:
@@ -164,7 +164,7 @@ def repeat(work: Callable[[], None], times: int, device: torch.device) -> None:
     stream.synchronize()  # what was recorded owns its memory: it must not end before its work
 
 
-def nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
+def solve_nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
     """Some sweeps of nonnegative least squares for the factor of `free`, in place."""
     rank = len(free) - k
     if fixed.is_cuda:
@@ -179,15 +179,15 @@ def nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
 
 def sweep_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
     """Coordinate descent for min over w >= 0 of w gram w / 2 - c w, for each column c of `target` and w of `free`."""
-    if triton_runs_on(free.device):
-        from paceline.workloads.topics.device.triton_calls import least_squares_columns
+    if can_run_triton(free.device):
+        from paceline.workloads.topics.fitting.triton_calls import solve_columns
 
-        least_squares_columns(target, gram, free, sweeps)
+        solve_columns(target, gram, free, sweeps)
     else:
-        plain_sweeps(target, gram, free, sweeps)
+        sweep_columns_in_torch(target, gram, free, sweeps)
 
 
-def plain_sweeps(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
+def sweep_columns_in_torch(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
     for _ in range(sweeps):
         for a in range(len(free)):
             step = (target[a] - gram[a] @ free) / gram[a, a].clamp_min(TINY)

@@ -17,15 +17,33 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Counts, Csr, DenseCounts, SparseCounts, dense_rows, joined, stacked
-from paceline.workloads.topics.counts.on_device import DeviceCounts, uploaded
-from paceline.workloads.topics.counts.stream import blocks, scans, totals
-from paceline.workloads.topics.device.passes import DocumentPass, Joined, RangePass, ReadPasses
-from paceline.workloads.topics.device.tiers import Tiers, free_device_bytes, passes_of, sums_of
+from paceline.workloads.topics.counts.matrices import (
+    Counts,
+    Csr,
+    DenseCounts,
+    SparseCounts,
+    join_rows,
+    stack_arrays,
+    to_dense,
+)
+from paceline.workloads.topics.counts.on_device import DeviceCounts, upload_counts
+from paceline.workloads.topics.counts.stream import can_find_nonzeros, compute_totals, iterate_blocks
+from paceline.workloads.topics.fitting.cpu_passes import make_cpu_pass
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
-from paceline.workloads.topics.fitting.least_squares import TINY, Turns, least_squares_start, sweep_columns
-from paceline.workloads.topics.fitting.on_cores import cpu_pass
-from paceline.workloads.topics.fitting.options import FitOptions
+from paceline.workloads.topics.fitting.least_squares import (
+    TINY,
+    SweepCounts,
+    find_topics_by_least_squares,
+    sweep_columns,
+)
+from paceline.workloads.topics.fitting.passes import DocumentPass, JoinedProducts, RangePass, ReadPasses
+from paceline.workloads.topics.fitting.tiers import (
+    TieredDocuments,
+    get_free_device_bytes,
+    make_device_passes,
+    sum_counts,
+)
+from paceline.workloads.topics.sections import FitOptions
 from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, SCANNED_BYTES
 
 Tensor = Any  # torch.Tensor; torch is not typed here
@@ -37,12 +55,12 @@ TRIES = 2
 SURPLUS = 3  # times k documents that a try begins with
 FIRST_PASSES, EACH_PASSES, LAST_PASSES = 6, 3, 8
 FEW_SWEEPS, SWEEPS = 10, 40  # of least squares for rows: few where they take longer than the passes they save
-DEVICE_TURNS = Turns(sample=1 << 62, on_sample=0, on_all=300)  # a turn on all costs what one on a sample does
+DEVICE_TURNS = SweepCounts(sample=1 << 62, on_sample=0, on_all=300)  # a turn on all costs what one on a sample does
 MIX = 0.02  # of the average in every topic: no term is ruled out by the sample
 
 
 @dataclass(frozen=True)
-class Problem:
+class FitProblem:
     """Some documents of counts, for one device. `share` is what each term is of all counts."""
 
     counts: Counts
@@ -64,7 +82,7 @@ class Problem:
         L = torch.empty(len(self.per_document), k, device=self.device)
         sweeps = FEW_SWEEPS if self.counts.sparse and self.device.type == "cpu" else SWEEPS
         for first, last, work in self.documents():
-            L[first:last] = first_rows(work, Ft, self.per_document[first:last], self.share, sweeps)
+            L[first:last] = find_first_rows(work, Ft, self.per_document[first:last], self.share, sweeps)
         return self.at(L, Ft, options)
 
     def _first_topics(self, k: int, options: FitOptions) -> Tensor:
@@ -72,7 +90,7 @@ class Problem:
         all_here = isinstance(self.counts, DeviceCounts) and self.alone
         everything = StartSample(self.documents, self.per_document.double(), self.per_term) if all_here else None
         how: dict[str, Any] = {"how": options.start, "seed": options.seed}
-        return first_topics(self.counts, self.per_term, k, **how, device=self.device, everything=everything)
+        return find_first_topics(self.counts, self.per_term, k, **how, device=self.device, everything=everything)
 
     def at(self, L: Tensor, Ft: Tensor, options: FitOptions) -> AcceleratedEM:
         """A fit that goes on from a point."""
@@ -81,19 +99,19 @@ class Problem:
         return AcceleratedEM(self.documents, L, Ft, options, check=check, all_documents=everyone)
 
 
-def problem_of(
+def build_problem(
     counts: Counts, device: str | torch.device = "cpu", *, fractional: bool = False, alone: bool = False
-) -> Problem:
+) -> FitProblem:
     """This rank's problem: of N ranks each takes the next N-th part of the documents, unless it works `alone`."""
     alone = alone or not (dist.is_available() and dist.is_initialized())
     rank, world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
-    start, stop = part_of(counts.documents, rank, world)
+    start, stop = documents_of_rank(counts.documents, rank, world)
     if isinstance(counts, DeviceCounts):
         device, there = counts.device, counts.part(start, stop)
-        per_document, own = sums_of(there)
+        per_document, own = sum_counts(there)
     else:
         device, there = torch.device(device), None
-        sums = totals(counts, start, stop, fractional=fractional)
+        sums = compute_totals(counts, start, stop, fractional=fractional)
         per_document, own = (torch.from_numpy(part).to(device) for part in sums)
     per_term = own.clone()
     if not alone:
@@ -105,13 +123,13 @@ def problem_of(
         raise UserError(f"the counts add up to {total:.3g}; divide them so that it is below {LARGEST:g}")
     per_document, share = per_document.float(), (per_term / total).float()
     if there is not None:
-        documents = passes_of(there, per_document, own, share)
+        documents = make_device_passes(there, per_document, own, share)
     else:
         documents = _reader(counts, (start, stop), per_document, share)
-    return Problem(counts, per_document, per_term, share, device, documents, alone)
+    return FitProblem(counts, per_document, per_term, share, device, documents, alone)
 
 
-def part_of(documents: int, rank: int, world: int) -> tuple[int, int]:
+def documents_of_rank(documents: int, rank: int, world: int) -> tuple[int, int]:
     """The documents of a rank: parts of equal size, of which the last may be smaller."""
     size = -(-documents // world)
     return min(documents, rank * size), min(documents, (rank + 1) * size)
@@ -127,15 +145,15 @@ def check_topics(k: Any, counts: Counts) -> None:
 def _reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, share: Tensor) -> ReadPasses:
     start, stop = rows
     if share.device.type == "cuda":
-        return Tiers(counts, per_document, share, share.device, rows).steps
+        return TieredDocuments(counts, per_document, share, share.device, rows).steps
     if counts.resident:
-        whole: list[RangePass] = [(0, stop - start, cpu_pass(counts.block(start, stop), share))]
+        whole: list[RangePass] = [(0, stop - start, make_cpu_pass(counts.block(start, stop), share))]
         return lambda: whole if stop > start else []
 
     def streamed() -> Iterator[RangePass]:
-        block_bytes = SCANNED_BYTES if scans(counts) else CORE_BLOCK_BYTES
-        for block in blocks(counts, start, stop, block_bytes, without_zeros=True):
-            yield block.start - start, block.stop - start, cpu_pass(block, share)
+        block_bytes = SCANNED_BYTES if can_find_nonzeros(counts) else CORE_BLOCK_BYTES
+        for block in iterate_blocks(counts, start, stop, block_bytes, without_zeros=True):
+            yield block.start - start, block.stop - start, make_cpu_pass(block, share)
 
     return streamed
 
@@ -163,14 +181,14 @@ class StartSample:
     per_term: Tensor
 
 
-def random_topics(per_term: Tensor, k: int, seed: int) -> Tensor:
+def draw_random_topics(per_term: Tensor, k: int, seed: int) -> Tensor:
     """F transposed: the terms' shares, each times a random number of its own for every topic."""
     random = torch.Generator().manual_seed(seed)
     Ft = torch.empty(len(per_term), k).exponential_(generator=random) * (per_term.float()[:, None] + 1e-3)
     return Ft / Ft.sum(0)
 
 
-def first_topics(
+def find_first_topics(
     counts: Counts,
     per_term: Any,
     k: int,
@@ -187,10 +205,10 @@ def first_topics(
     device = torch.device(device)
     in_all = torch.as_tensor(per_term).to(device)
     if how == "random":
-        return random_topics(in_all.cpu(), k, seed).to(device)
+        return draw_random_topics(in_all.cpu(), k, seed).to(device)
     size = FOR_CPU if device.type == "cpu" and not isinstance(counts, DeviceCounts) else FOR_DEVICE
-    size = replace(size, counts=min(size.counts, free_device_bytes(device) // COUNT_BYTES))
-    few, terms = _without_unused(sample(counts, seed, least=2 * k, size=size))
+    size = replace(size, counts=min(size.counts, get_free_device_bytes(device) // COUNT_BYTES))
+    few, terms = _without_unused(sample_documents(counts, seed, least=2 * k, size=size))
     some = everything if few is counts and everything is not None else _some(few, device)
     by_squares = how == "least_squares" or (how == "auto" and not few.sparse)
     by_squares = by_squares and k <= min(few.documents, few.terms)
@@ -199,7 +217,9 @@ def first_topics(
     return Ft * (1 - MIX) + MIX * (in_all / in_all.sum()).float()[:, None]
 
 
-def first_rows(work: DocumentPass, Ft: Tensor, per_document: Tensor, share: Tensor, sweeps: int = SWEEPS) -> Tensor:
+def find_first_rows(
+    work: DocumentPass, Ft: Tensor, per_document: Tensor, share: Tensor, sweeps: int = SWEEPS
+) -> Tensor:
     """Rows of L for given topics by weighted nonnegative least squares: one read of the documents.
 
     Documents are k numbers then, their products with the topics, and each row is found from those alone.
@@ -214,7 +234,7 @@ def first_rows(work: DocumentPass, Ft: Tensor, per_document: Tensor, share: Tens
     return ((1 - MIX) * L + MIX / k).contiguous()
 
 
-def sample(counts: Counts, seed: int, least: int = 1, size: SampleSize = FOR_CPU) -> Counts:
+def sample_documents(counts: Counts, seed: int, least: int = 1, size: SampleSize = FOR_CPU) -> Counts:
     """A sample of the documents, `least` or more, in memory: short runs of them, spread evenly over all."""
     if isinstance(counts, DeviceCounts) and not counts.sparse:
         return counts
@@ -236,26 +256,26 @@ def sample(counts: Counts, seed: int, least: int = 1, size: SampleSize = FOR_CPU
 
 def _in_memory(parts: list[np.ndarray | Csr], terms: int) -> Counts:
     if all(isinstance(values, Csr) for values in parts):
-        return SparseCounts(joined([values for values in parts if isinstance(values, Csr)]), terms)
-    return DenseCounts(stacked([dense_rows(values, terms) for values in parts]))
+        return SparseCounts(join_rows([values for values in parts if isinstance(values, Csr)]), terms)
+    return DenseCounts(stack_arrays([to_dense(values, terms) for values in parts]))
 
 
 def _some(few: Counts, device: torch.device) -> StartSample:
     """All documents of a sample, on the device."""
     if device.type == "cpu" and not isinstance(few, DeviceCounts):
         sums = _sums(few)
-        whole = [(0, few.documents, cpu_pass(few.block(0, few.documents), sums[1]))]
+        whole = [(0, few.documents, make_cpu_pass(few.block(0, few.documents), sums[1]))]
         return StartSample(lambda: whole, *sums)
-    there = few if isinstance(few, DeviceCounts) else uploaded(few, device)
-    per_document, per_term = sums_of(there)
+    there = few if isinstance(few, DeviceCounts) else upload_counts(few, device)
+    per_document, per_term = sum_counts(there)
     share = (per_term / per_term.sum()).float()
-    return StartSample(passes_of(there, per_document.float(), per_term, share), per_document, per_term)
+    return StartSample(make_device_passes(there, per_document.float(), per_term, share), per_document, per_term)
 
 
 def _by_least_squares(some: StartSample, k: int, seed: int) -> Tensor:
-    work, device = Joined(some.passes, len(some.per_term)), some.per_term.device
-    turns = DEVICE_TURNS if device.type == "cuda" else Turns()
-    return least_squares_start(work, some.per_document, some.per_term, k, seed=seed, turns=turns)
+    work, device = JoinedProducts(some.passes, len(some.per_term)), some.per_term.device
+    turns = DEVICE_TURNS if device.type == "cuda" else SweepCounts()
+    return find_topics_by_least_squares(work, some.per_document, some.per_term, k, seed=seed, turns=turns)
 
 
 def _by_race(some: StartSample, k: int, seed: int) -> Tensor:
@@ -287,7 +307,7 @@ def _documents_as_topics(some: StartSample, k: int, seed: int) -> tuple[Tensor, 
     chosen = np.random.default_rng(seed).choice(longer, k, replace=len(longer) < k)
     only = torch.zeros(len(length), k)
     only[torch.from_numpy(chosen), torch.arange(k)] = 1.0
-    rows = Joined(some.passes, len(share)).multiply_t(only.to(share.device))
+    rows = JoinedProducts(some.passes, len(share)).multiply_t(only.to(share.device))
     Ft = rows / some.per_document[torch.from_numpy(chosen).to(share.device)].float()
     return torch.full((len(length), k), 1 / k, device=share.device), 0.5 * Ft + 0.5 * share[:, None]
 

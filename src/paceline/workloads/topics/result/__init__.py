@@ -1,1 +1,1 @@
-"""What a fit found: topics and mixtures, their file, their quality, new documents."""
+"""The result of a fit: the model and its file, new documents, plots and the explorer page."""

@@ -1,4 +1,4 @@
-"""The result of a fit: the topics of every document, the terms of every topic, and how the fit came about."""
+"""The result of a fit: topics of documents, terms of topics, how they are ordered, and the model file."""
 
 from __future__ import annotations
 
@@ -9,20 +9,133 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from paceline.errors import UserError
-from paceline.record.files import as_json, finite, write_atomic
-from paceline.record.units import duration, number
-from paceline.signs import visible
-from paceline.workloads.topics.counts.blocks import Counts
-from paceline.workloads.topics.files.reading import first_line
-from paceline.workloads.topics.result.order import SMALLEST, largest, top_terms
+from paceline.io.escape import escape_hidden
+from paceline.io.files import replace_nonfinite, to_json_value, write_atomic
+from paceline.io.format import duration, number
+from paceline.workloads.topics.counts.matrices import Counts
+from paceline.workloads.topics.files.reading import get_first_line
 
 if TYPE_CHECKING:
     from paceline.workloads.topics.fitting.engine import AcceleratedEM
+
+
+BY_LIFT = 0.05  # the weight of log p: of the many terms that one topic alone uses, the more probable come first
+WAYS = {"probability": 1.0, "lift": BY_LIFT}
+SMALLEST = 1e-30
+
+
+class Alignment(NamedTuple):
+    order: np.ndarray
+    """F[order] has the topics in the order of the reference; topics that it does not have come last."""
+    similarities: np.ndarray
+    """The cosine of each with its counterpart; NaN for those without one."""
+
+
+def align_topics(F: Any, reference: Any) -> Alignment:
+    """Match topics one to one so that the sum of their cosines is largest. Takes fits or arrays (k, terms)."""
+    from scipy.optimize import linear_sum_assignment
+
+    ours, theirs = as_matrix(F, "F"), as_matrix(reference, "F")
+    if ours.shape[1] != theirs.shape[1]:
+        raise UserError(f"topics over {ours.shape[1]:,} and over {theirs.shape[1]:,} terms cannot be compared")
+    if len(ours) < len(theirs):
+        raise UserError(f"{len(ours)} topics cannot be matched one to one with {len(theirs)}: swap the two")
+    cosines = _unit(theirs) @ _unit(ours).T
+    _, matched = linear_sum_assignment(cosines, maximize=True)
+    rest = np.setdiff1d(np.arange(len(ours)), matched)
+    similar = cosines[np.arange(len(theirs)), matched]
+    return Alignment(np.concatenate([matched, rest]), np.concatenate([similar, np.full(len(rest), np.nan)]))
+
+
+def sort_documents(L: Any) -> np.ndarray:
+    """Documents by their leading topic, then by their second, then from the purest to the most mixed.
+
+    Neighbours look alike, one sees which topics go together, and 100,000 documents take a fraction of a second.
+    """
+    shares = as_matrix(L, "L")
+    documents = np.arange(len(shares))
+    first = shares.argmax(axis=1)
+    lead = shares[documents, first]
+    others = shares.copy()
+    others[documents, first] = -1
+    return np.lexsort((-lead, others.argmax(axis=1), first))
+
+
+def average_neighbours(shares: np.ndarray, order: np.ndarray, most: int) -> np.ndarray:
+    """The mixtures of some documents in this order; of more than `most`, the means of neighbours."""
+    edges = np.linspace(0, len(order), min(most, len(order)) + 1).round().astype(np.int64)
+    return np.add.reduceat(shares[order], edges[:-1], axis=0) / np.diff(edges)[:, None]
+
+
+def as_matrix(given: Any, which: str) -> np.ndarray:
+    """L or F of a fit, or the array itself; tensors too."""
+
+    if not isinstance(given, TopicFit) and hasattr(given, "fit_"):
+        given = given.fit_
+    if isinstance(given, TopicFit):
+        return getattr(given, which)
+    if hasattr(given, "detach"):
+        given = given.detach().cpu().numpy()
+    array = np.asarray(given)
+    if array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
+        shape = "(documents, k)" if which == "L" else "(k, terms)"
+        raise UserError(f"a fit or an array {shape} is needed; this is {type(given).__name__} of shape {array.shape}")
+    return array
+
+
+def _unit(F: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(F.astype(np.float32, copy=False), axis=1, keepdims=True)
+    return F / np.maximum(lengths, 1e-30)
+
+
+def compute_term_probabilities(F: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The probability of every term over all documents, as the model has it. float64."""
+    return np.asarray(shares, np.float64) @ F
+
+
+def find_top_terms(F: np.ndarray, shares: np.ndarray, n: int, by: str = "probability") -> list[np.ndarray]:
+    """For each topic the numbers of its n first terms."""
+    if by not in WAYS:
+        raise UserError(f"by={by!r}: terms are ranked by  {'  or by  '.join(WAYS)}")
+    if n < 1:
+        raise UserError(f"n={n}: ask for at least one term")
+    return rank_terms(F, compute_term_probabilities(F, shares), n, [WAYS[by]])[0]
+
+
+def rank_terms(F: np.ndarray, everywhere: np.ndarray, n: int, weights: Sequence[float]) -> list[list[np.ndarray]]:
+    """For each weight w, for each topic, the n first terms by  w log p + (1 - w) log lift.
+
+    Lift is p(term in topic) / p(term everywhere). It favours terms that are hardly ever used, so only terms that are
+    more probable in the topic than 1 / number of terms take part; the others come after them.
+    """
+    n = min(n, F.shape[1])
+    log_everywhere = np.log(np.maximum(everywhere, SMALLEST)).astype(np.float32)
+    found: list[list[np.ndarray]] = [[] for _ in weights]
+    for p in F:
+        log_p = np.log(np.maximum(p, SMALLEST))
+        rare = p * np.float32(F.shape[1]) < 1
+        for place, weight in enumerate(weights):
+            score = log_p - np.float32(1 - weight) * log_everywhere
+            if weight < 1:
+                score[rare] = log_p[rare] - np.float32(1e3)
+            found[place].append(find_largest(score, n))
+    return found
+
+
+def find_largest(values: np.ndarray, n: int) -> np.ndarray:
+    """The places of the n largest values, largest first; of equals, the first."""
+    n = min(n, len(values))
+    if 4 * n < len(values):
+        least = np.partition(values, len(values) - n)[len(values) - n]
+        near = np.flatnonzero(values >= least)
+        return near[np.argsort(-values[near], kind="stable")[:n]]
+    return np.argsort(-values, kind="stable")[:n]
+
 
 SHOWN_TOPICS = 20
 MODEL_FILE = "model.safetensors"  # in the folder of a run
@@ -91,8 +204,8 @@ class TopicFit:
         }
         about = {name: getattr(self, name) for name in ABOUT}
         header = {"format": FORMAT}
-        for name, value in zip(WORDS, (self.terms, self.names, finite(about)), strict=True):
-            text = json.dumps(value, ensure_ascii=True, default=as_json)
+        for name, value in zip(WORDS, (self.terms, self.names, replace_nonfinite(about)), strict=True):
+            text = json.dumps(value, ensure_ascii=True, default=to_json_value)
             if len(text) <= HEADER_BYTES:
                 header[name] = text
             else:
@@ -116,7 +229,7 @@ class TopicFit:
                 raise ValueError("its arrays are of another kind")
             return cls(arrays["L"], arrays["F"], arrays["losses"].tolist(), terms=terms, names=names, **made)
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: is damaged ({first_line(error)}); {AGAIN}") from None
+            raise UserError(f"{path}: is damaged ({get_first_line(error)}); {AGAIN}") from None
 
     def transform(
         self, new_docs: Any, *, passes: int = 100, tolerance: float = 1e-9, fractional: bool = False
@@ -126,16 +239,16 @@ class TopicFit:
         Takes what `fit` takes, with the same columns. Where the model knows its terms, also a text, a list of texts or
         a file of texts: words that the model does not know are left out.
         """
-        from paceline.workloads.topics.result.new_documents import documents_given_topics
+        from paceline.workloads.topics.result.new_documents import infer_mixtures
 
-        return documents_given_topics(self._counts(new_docs, fractional), self.F, passes, tolerance)[0]
+        return infer_mixtures(self._counts(new_docs, fractional), self.F, passes, tolerance)[0]
 
     def top_terms(self, n: int = 10, by: str = "probability") -> list[list[str]]:
         """The n first terms of each topic, by probability or by lift (probability in the topic / overall)."""
         return [[self.term(at) for at in row] for row in self.top_term_numbers(n, by)]
 
     def top_term_numbers(self, n: int = 10, by: str = "probability") -> list[np.ndarray]:
-        return top_terms(self.F, self.topic_shares(), n, by)
+        return find_top_terms(self.F, self.topic_shares(), n, by)
 
     def term(self, at: int) -> str:
         return f"term {at}" if self.terms is None else self.terms[at]
@@ -165,9 +278,9 @@ class TopicFit:
         Document completion: each word goes by a coin to the known or to the unseen half. The known half finds the
         mixture, the unseen half is scored:  exp(- sum x log p / sum x)  with  p = (1 - smoothing) LF + smoothing / m.
         """
-        from paceline.workloads.topics.result.quality import perplexity
+        from paceline.workloads.topics.result.new_documents import compute_perplexity
 
-        return perplexity(self, self._counts(X, fractional), smoothing, seed)
+        return compute_perplexity(self, self._counts(X, fractional), smoothing, seed)
 
     def coherence(self, X: Any, n: int = 10, *, by: str = "probability", fractional: bool = False) -> np.ndarray:
         """For each topic, how much its n first terms keep company in the documents of X: from -1 to 1.
@@ -175,14 +288,14 @@ class TopicFit:
         The mean over all pairs of terms of NPMI = log(p_ij / (p_i p_j)) / -log p_ij, where p is the share of the
         documents that hold the term or both terms; -1 for two that never meet.
         """
-        from paceline.workloads.topics.result.quality import coherence
+        from paceline.workloads.topics.result.new_documents import compute_coherence
 
-        return coherence(self._counts(X, fractional), self.top_term_numbers(n, by))
+        return compute_coherence(self._counts(X, fractional), self.top_term_numbers(n, by))
 
     def _counts(self, source: Any, fractional: bool) -> Counts:
-        from paceline.workloads.topics.result.new_documents import matching_counts
+        from paceline.workloads.topics.result.new_documents import read_matching_counts
 
-        return matching_counts(self, source, fractional)
+        return read_matching_counts(self, source, fractional)
 
     def __repr__(self) -> str:
         ended = f", {self.passes} passes" if self.passes else ""
@@ -193,10 +306,10 @@ class TopicFit:
 
     def _repr_html_(self) -> str:
         shares, terms = self.topic_shares(), self.top_terms(8)
-        shown = largest(shares, SHOWN_TOPICS)
+        shown = find_largest(shares, SHOWN_TOPICS)
         rows = "".join(
             f"<tr><td>{at}</td><td>{100 * shares[at]:.1f} %</td>"
-            f'<td style="text-align:left">{escape(visible(", ".join(terms[at])))}</td></tr>'
+            f'<td style="text-align:left">{escape(escape_hidden(", ".join(terms[at])))}</td></tr>'
             for at in shown.tolist()
         )
         more = f"<p>and {self.k - len(shown)} more topics</p>" if self.k > len(shown) else ""
@@ -222,7 +335,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path}: is damaged or no safetensors file ({first_line(error)}); {AGAIN}") from None
+        raise UserError(f"{path}: is damaged or no safetensors file ({get_first_line(error)}); {AGAIN}") from None
     return header, arrays
 
 

@@ -1,7 +1,9 @@
-"""Documents that a model has not seen: brought to its columns, their mixtures, and the exact loss of mixtures."""
+"""Apply a model to documents: mixtures of new documents, exact loss, perplexity and coherence."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,19 +12,117 @@ import numpy as np
 import torch
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.blocks import Counts, Csr, DocumentBlock, SparseCounts, sparse_rows
+from paceline.workloads.topics.counts.matrices import (
+    Counts,
+    Csr,
+    DocumentBlock,
+    SparseCounts,
+    find_integer_type,
+    is_fractional,
+    to_sparse,
+)
 from paceline.workloads.topics.counts.on_device import DeviceCounts
-from paceline.workloads.topics.counts.stream import blocks
-from paceline.workloads.topics.device.tiers import TINIEST, minus_x_log_p
+from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.files.texts import SUFFIXES, TextOptions, is_text, read_text
+from paceline.workloads.topics.fitting.cpu_passes import CoreSparsePass, make_cpu_pass
 from paceline.workloads.topics.fitting.engine import LEAST
-from paceline.workloads.topics.fitting.on_cores import CoreSparsePass, cpu_pass
-from paceline.workloads.topics.fitting.problem import FEW_SWEEPS, first_rows
+from paceline.workloads.topics.fitting.problem import FEW_SWEEPS, find_first_rows
+from paceline.workloads.topics.fitting.tiers import TINIEST, sum_negative_log_likelihood
 from paceline.workloads.topics.sizes import NEWTON_TOPICS
 
 if TYPE_CHECKING:
     from paceline.workloads.topics.result.model import TopicFit
+
+
+BLOCK_BYTES = 16 << 20
+NUMBERS_AT_ONCE = 1 << 22
+
+
+def compute_perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: int) -> float:
+    """See TopicFit.perplexity. Documents without a word in one of the halves are left out."""
+
+    if not 0 <= smoothing < 1:
+        raise UserError(f"smoothing={smoothing}: a share of at least 0 and below 1, such as 0.01")
+    chance = np.random.default_rng(seed)
+    by_term = np.ascontiguousarray(model.F.T)
+    log_likelihood, words = 0.0, 0.0
+    for block in iterate_blocks(counts, 0, counts.documents, BLOCK_BYTES):
+        known, unseen = split_in_halves(to_sparse(block.values), chance)
+        row = unseen.row_numbers
+        scored = np.diff(known.indptr)[row] > 0
+        if not scored.any():
+            continue
+        half = SparseCounts(known, counts.terms, fractional=is_fractional(counts))
+        found, _ = infer_mixtures(half, model.F)
+        p = compute_probabilities(found, by_term, row[scored], unseen.indices[scored])
+        p = (1 - smoothing) * p + smoothing / counts.terms
+        x = unseen.data[scored].astype(np.float64)
+        with np.errstate(divide="ignore"):
+            log_likelihood += float(x @ np.log(p))
+        words += float(x.sum())
+    if not words:
+        raise UserError("no document has two words: there is nothing to hold back and score")
+    return math.exp(min(700.0, -log_likelihood / words))
+
+
+def split_in_halves(values: Csr, chance: np.random.Generator) -> tuple[Csr, Csr]:
+    """Every word by a coin to one of two halves. Fractions are not words: an entry goes to one half as a whole."""
+    if values.data.dtype.kind == "f":
+        first = np.where(chance.random(len(values.data)) < 0.5, values.data, np.float32(0))
+    else:
+        first = chance.binomial(values.data.astype(np.int64), 0.5)
+    return _some(values, first), _some(values, values.data - first)
+
+
+def _some(values: Csr, data: np.ndarray) -> Csr:
+    """The same rows with these counts, without zeros."""
+    kind = np.float32 if data.dtype.kind == "f" else find_integer_type(data.max(initial=0)) or np.dtype(np.int32)
+    return values.only(data > 0, data.astype(kind))
+
+
+def compute_probabilities(L: np.ndarray, by_term: np.ndarray, rows: np.ndarray, terms: np.ndarray) -> np.ndarray:
+    """(LF) at some places, from F transposed. float64."""
+    found = np.empty(len(rows))
+    together = max(1, NUMBERS_AT_ONCE // L.shape[1])
+    for start in range(0, len(rows), together):
+        at = slice(start, start + together)
+        found[at] = np.einsum("ij,ij->i", L[rows[at]], by_term[terms[at]], dtype=np.float64)
+    return found
+
+
+def compute_coherence(counts: Counts, topics: Sequence[np.ndarray]) -> np.ndarray:
+    """See TopicFit.coherence. One pass over the documents, which keeps the columns of these terms alone."""
+    import scipy.sparse
+
+    wanted = np.unique(np.concatenate(topics))
+    if any(len(terms) < 2 for terms in topics):
+        raise UserError("coherence is about pairs of terms: it needs n of at least 2, and two terms")
+    place = np.full(counts.terms, -1, np.int32)
+    place[wanted] = np.arange(len(wanted), dtype=np.int32)
+    rows, columns = [], []
+    for block in iterate_blocks(counts, 0, counts.documents, BLOCK_BYTES):
+        values = to_sparse(block.values)
+        at = place[values.indices]
+        rows.append(block.start + values.row_numbers[at >= 0])
+        columns.append(at[at >= 0])
+    row, column = np.concatenate(rows), np.concatenate(columns)
+    shape = (counts.documents, len(wanted))
+    holds = scipy.sparse.csc_array((np.ones(len(row), np.float32), (row, column)), shape=shape)
+    return np.array([_npmi(holds[:, place[terms]], counts.documents) for terms in topics])
+
+
+def _npmi(holds: object, documents: int) -> float:
+    together = (holds.T @ holds).toarray().astype(np.float64)  # type: ignore[attr-defined]
+    alone = np.diag(together)
+    pairs = np.triu_indices(len(alone), 1)
+    meet, expected = together[pairs], alone[pairs[0]] * alone[pairs[1]] / documents
+    value = np.full(len(meet), -1.0)
+    value[meet == documents] = 1.0
+    some = (meet > 0) & (meet < documents)
+    value[some] = np.log(meet[some] / expected[some]) / -np.log(meet[some] / documents)
+    return float(value.mean())
+
 
 FILES = (".npy", ".npz", ".mtx", ".parquet", ".gz", ".safetensors", *SUFFIXES)
 
@@ -31,7 +131,7 @@ EM_STEPS = 10  # for one Newton step
 EXACT_BYTES = 4 << 20
 
 
-def matching_counts(model: TopicFit, source: Any, fractional: bool = False) -> Counts:
+def read_matching_counts(model: TopicFit, source: Any, fractional: bool = False) -> Counts:
     """Counts with the columns of the model, from whatever `fit` takes or from texts."""
     texts = _texts(source)
     if texts is not None:
@@ -88,7 +188,7 @@ def _counted(model: TopicFit, texts: str | Path | list[str]) -> SparseCounts:
     return read_text(texts, options, model.terms)
 
 
-def documents_given_topics(
+def infer_mixtures(
     counts: Counts, F: np.ndarray, passes: int = 100, tolerance: float = 1e-7
 ) -> tuple[np.ndarray, float]:
     """Mixtures (documents, k) for topics that stay as they are, and the loss.
@@ -98,16 +198,16 @@ def documents_given_topics(
     Ft = torch.from_numpy(np.ascontiguousarray(F.T, np.float32)).clamp_min(LEAST)
     L = torch.full((counts.documents, Ft.shape[1]), 1 / Ft.shape[1])
     loss = float(counts.documents)
-    for block in blocks(counts):
+    for block in iterate_blocks(counts):
         loss += _rows_for_topics(block, L[block.start : block.stop], Ft, passes, tolerance)
     return L.numpy(), loss
 
 
 def _rows_for_topics(block: DocumentBlock, L: Tensor, Ft: Tensor, steps: int, tolerance: float) -> float:
     """Rows of L, in place, for topics that stay; returns the sum of -x log p."""
-    nonzeros = DocumentBlock(block.start, sparse_rows(block.values))
-    work, share = cpu_pass(nonzeros, Ft[:, 0]), Ft.mean(1)
-    L.copy_(first_rows(work, Ft, work.multiply(torch.ones(len(Ft), 1))[:, 0], share, FEW_SWEEPS))
+    nonzeros = DocumentBlock(block.start, to_sparse(block.values))
+    work, share = make_cpu_pass(nonzeros, Ft[:, 0]), Ft.mean(1)
+    L.copy_(find_first_rows(work, Ft, work.multiply(torch.ones(len(Ft), 1))[:, 0], share, FEW_SWEEPS))
     if isinstance(work, CoreSparsePass) and L.shape[1] <= NEWTON_TOPICS:
         return work.solve(L, Ft, steps, tolerance)
     unused = torch.zeros_like(Ft)
@@ -124,9 +224,9 @@ def exact_loss(X: Any, L: np.ndarray, F: np.ndarray, *, fractional: bool = False
     counts = read_counts(X, fractional=fractional, on_device=True)
     total = float(L.sum(0, dtype=np.float64) @ F.sum(1, dtype=np.float64))
     if isinstance(counts, DeviceCounts):
-        return total + minus_x_log_p(counts, L, F)
+        return total + sum_negative_log_likelihood(counts, L, F)
     Ft = np.ascontiguousarray(F.T, np.float64)
-    for block in blocks(counts, block_bytes=EXACT_BYTES):
+    for block in iterate_blocks(counts, block_bytes=EXACT_BYTES):
         rows, values = L[block.start : block.stop].astype(np.float64), block.values
         if isinstance(values, Csr):
             p = np.einsum("ek,ek->e", rows[values.row_numbers], Ft[values.indices])

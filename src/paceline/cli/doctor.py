@@ -1,0 +1,98 @@
+"""The verb `doctor` as a command: words in, a table or JSON out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.diagnostics.doctor import examine
+from paceline.diagnostics.nodes import SSH, examine_nodes
+from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Examination, Health
+from paceline.errors import UserError
+from paceline.io.files import print_json
+from paceline.io.format import wrap_lines
+from paceline.launch.environment import SINGLE_RANK, detect_rank
+
+STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
+
+
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]", help="look at its data too")
+    parser.add_argument("--nodes", default="", metavar="HOST,HOST", help="start it on these hosts, one rank each")
+    parser.add_argument("--by", default=SSH, metavar="COMMAND", help=f"what starts a command on a host ({SSH})")
+    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
+    parser.add_argument("--json", action="store_true", help="print every finding as JSON instead of a table")
+
+
+def run_doctor(arguments: argparse.Namespace, console: Any) -> int:
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # it warns of addresses without names, which are looked at here
+    place = detect_rank(os.environ) or SINGLE_RANK
+    if arguments.nodes and place is not SINGLE_RANK:
+        raise UserError(
+            f"--nodes: {place.launcher} has started this as one of {place.world} ranks; leave out one of them"
+        )
+    if arguments.nodes:
+        found = examine_nodes(arguments.nodes.split(","), arguments.words, arguments.out, arguments.by)
+    else:
+        found = examine(CheckContext(arguments.out, os.environ, _load_spec(arguments.words), place))
+    if place.rank and not found.findings:
+        return 0  # told to the first, which prints it
+    if arguments.json:
+        print_json(found.as_json())
+    else:
+        for part in render_examination(found):
+            console.print(part)
+    return 0 if found.healthy else 1
+
+
+def _load_spec(words: list[str]) -> Any:
+    if not words:
+        return None
+    from paceline.config import load
+
+    return load(words[0], words[1:])
+
+
+def render_examination(found: Examination) -> Iterator[Any]:
+    """A table of what was looked at, and below it what to do."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for head in ("", "check", "found", "expected"):
+        table.add_column(head, overflow="fold")
+    several, topic = len(found.hosts) > 1, ""
+    for finding in found.findings:
+        if finding.topic != topic:
+            topic = finding.topic
+            table.add_row("", Text(topic, style="bold"), "", "")
+        check = f"{finding.check} ({finding.host})" if several and _names_host(finding) else finding.check
+        mark = Text(finding.verdict.value, style=STYLES[finding.verdict])
+        table.add_row(mark, f"  {check}", finding.found, finding.expected)
+    yield table
+    yield ""
+    for verdict in (Health.WRONG, Health.LOOK):
+        for finding in found.of(verdict):
+            yield from wrap_lines(_format_result(finding, several), f"{verdict.value}: ")
+    yield _summarize_examination(found)
+
+
+def _format_result(finding: CheckResult, several: bool) -> str:
+    where = f" on {finding.host}" if several and _names_host(finding) else ""
+    return f"{finding.check}{where}: {finding.found}" + (f"  →  {finding.remedy}" if finding.remedy else "")
+
+
+def _names_host(finding: CheckResult) -> bool:
+    return finding.host != ALL_NODES and finding.host not in finding.found
+
+
+def _summarize_examination(found: Examination) -> str:
+    where = f"{len(found.hosts)} nodes" if len(found.hosts) > 1 else "this machine"
+    wrong, look = len(found.of(Health.WRONG)), len(found.of(Health.LOOK))
+    counts = [f"{wrong} wrong"] * bool(wrong) + [f"{look} to look at"] * bool(look)
+    return f"{where}, {len(found.findings)} checks in {found.seconds:.0f} s: {', '.join(counts) or 'all is well'}"

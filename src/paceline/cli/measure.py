@@ -1,0 +1,288 @@
+"""The verb `measure`, and `calibrate --from` a measurement, as commands: words in, tables of 100 columns out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from paceline.config import RunSpec
+from paceline.errors import UserError
+from paceline.io.arguments import check_price, make_output_folder, parse_numbers
+from paceline.io.files import print_json, write_json
+from paceline.io.format import duration, number, percent, size, wrap_lines
+from paceline.io.plain_table import PlainTable
+from paceline.io.terminal import warn
+from paceline.launch.environment import detect_rank
+from paceline.measurement.links import Link, dump_links, measure_links
+from paceline.measurement.messages import describe_law
+from paceline.measurement.result import Measurement
+from paceline.measurement.rows import FailedRow, MeasuredRow, Resources, drop_failed, has_passes
+
+MOST_RANKS = 1024
+LABEL_COLUMNS = 24
+DEVICE_HEAD = ("device", "MFU", "busy", "in use")
+
+
+def run_measure(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
+    from paceline.measurement.measure import measure
+
+    options = _check_options(arguments)
+    if arguments.steps_by:
+        raise UserError(f"--steps-by {arguments.steps_by}: it goes with a command, after  --  and not with a run file")
+    layouts = [word for word in arguments.layouts.split(",") if word]
+    ranks = parse_numbers(arguments.ranks or ("1" if layouts else "1,2"), "--ranks", different=True)
+    with _warn_when_stopped():
+        found = measure(
+            spec,
+            [] if "single" in layouts and not arguments.ranks else ranks,
+            layouts=layouts,
+            weak=arguments.weak,
+            **options,
+        )
+    _print_measurement(found, arguments.json, console)
+    return 0
+
+
+def run_measure_command(arguments: argparse.Namespace, console: Any) -> int:
+    """`measure -- COMMAND`: a script as it is, seen from outside."""
+    from paceline.measurement.scripts.measure_command import measure_command
+
+    options = _check_options(arguments)
+    for option in ("layouts", "weak"):
+        if getattr(arguments, option):
+            raise UserError(f"--{option}: a command has the layout that its script gives it; leave --{option} out")
+    if arguments.words:
+        raise UserError(f"{arguments.words[0]}: a command is measured without a run file; give one of them")
+    with _warn_when_stopped():
+        found = measure_command(
+            arguments.command,
+            parse_numbers(arguments.ranks or "1,2", "--ranks", different=True),
+            steps_by=arguments.steps_by,
+            **options,
+        )
+    _print_measurement(found, arguments.json, console)
+    return 0
+
+
+def _check_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What run files and commands are measured with alike; all numbers are possible."""
+    for name in ("steps", "repeats"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name}: {getattr(arguments, name)} is not possible; use 1 or more")
+    if arguments.steps < 4:
+        raise UserError(f"--steps: {arguments.steps} leave nothing after the warm-up; use 10 or more")
+    given = {name: getattr(arguments, name) for name in ("repeats", "steps", "out", "retry")}
+    return {**given, "price": check_price(arguments.price), "say": warn}
+
+
+@contextmanager
+def _warn_when_stopped() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        warn("paceline: stopped, as asked; what is done is kept, and the same command goes on")
+        raise
+
+
+def _print_measurement(found: Measurement, as_json: bool, console: Any) -> None:
+    if as_json:
+        print_json({"name": found.name, "folder": found.folder, **found.to_json()})
+        return
+    for part in render_measurement(found):
+        console.print(part)
+    console.print(f"written: {found.file}; a page of it:  paceline report {found.folder} --out report", soft_wrap=True)
+
+
+def run_measure_links(arguments: argparse.Namespace, console: Any) -> int:
+    ranks = parse_numbers(arguments.ranks or "2", "--ranks", different=True)
+    if len(ranks) > 1 or not 2 <= ranks[0] <= MOST_RANKS:
+        raise UserError(f"--links --ranks {arguments.ranks}: give one number, 2 or more, as in  --links --ranks 2")
+    place = detect_rank(os.environ)
+    if place is not None and place.world == 1:
+        raise UserError("--links: a link needs two ranks, and the launcher started one")
+    found = measure_links(ranks[0])
+    if place is not None and place.rank > 0:
+        return 0
+    if arguments.json:
+        print_json(dump_links(found))
+    else:
+        console.print(build_links_table(found))
+    best = max((link for link in found if link.of_all_ranks), key=lambda link: link.bandwidth_bits_s)
+    if not arguments.json:
+        console.print(f"a link carries {best.rate}: the most that a collective reached ({best.name})")
+    if arguments.out is not None:
+        make_output_folder(arguments.out)
+        write_json(arguments.out / "links.json", dump_links(found))
+        warn(f"written: {arguments.out / 'links.json'}")
+    return 0
+
+
+def run_recalibrate(arguments: argparse.Namespace, console: Any) -> int:
+    """`calibrate --from`: what a measurement says about the calibration of its machine."""
+    from paceline.measurement.recalibration import update_calibration
+    from paceline.planner.calibration.calibration import default_calibration_path, describe_calibration_file
+
+    file = arguments.out or default_calibration_path()
+    correction, rows = update_calibration(arguments.measured, file)
+    if arguments.json:
+        print_json({"rows": [asdict(row) for row in rows], "correction": correction.words(), "file": file})
+        return 0
+    for row in rows:
+        before, after = duration(row.before_s), duration(row.after_s)
+        console.print(f"{row.label}: {duration(row.step_s)} per step; planned {before} before, {after} now")
+    console.print(correction.words(), soft_wrap=True)
+    console.print(describe_calibration_file(file), soft_wrap=True)
+    return 0
+
+
+def render_measurement(found: Measurement) -> Iterator[Any]:
+    """What to print, part by part, for rich."""
+    measured = drop_failed(found.rows)
+    batch = "the batch grows with the ranks" if found.weak else "the same batch on all rows"
+    if has_passes(measured):
+        batch = "each step a pass over all samples"
+    elif not all(row.batch.global_batch for row in measured):
+        batch = "if each rank has a batch of its own"
+    repeats = max((row.repeats for row in measured), default=0)
+    scaling = f"{found.kind} scaling, {batch}" if len(measured) > 1 else "one row"
+    yield f"{found.name}: {scaling}; {found.steps} steps, {repeats} repeat{'s' * (repeats != 1)}, medians"
+    yield ""
+    yield _build_times_table(measured)
+    for failed in (row for row in found.rows if isinstance(row, FailedRow)):
+        yield from wrap_lines(f"{failed.label}: {failed.failed}", "✗ ")
+    yield ""
+    yield _build_benefit_table(measured, found.usd_per_device_hour is not None)
+    if any(row.resources.device for row in measured):
+        yield ""
+        yield build_devices_table(measured)
+    if found.planned:
+        yield ""
+        yield from _render_plan(found)
+    yield ""
+    for law in found.laws:
+        yield from wrap_lines(describe_law(law, max(row.ranks for row in found.rows)), "")
+    for finding in found.findings:
+        yield from wrap_lines(finding.text + (f". To change it: {finding.advice}" if finding.advice else ""), "→ ")
+    yield ""
+    for note in found.notes:
+        yield from wrap_lines(note, "! ")
+    for line in found.verdict:
+        yield from wrap_lines(line, "")
+
+
+def _build_times_table(rows: Sequence[MeasuredRow]) -> Any:
+    out = PlainTable(
+        "", "step", "spread", "compute", "exposed", "waiting", "input", "in flight", "R", "samples/s", left=1
+    )
+    for row in rows:
+        spread = (row.step_s_high - row.step_s_low) / 2 / row.step_s
+        parts, ratio = row.parts, row.compute_over_comm
+        out.add_row(
+            cut_label(row.label),
+            duration(row.step_s),
+            f"±{percent(spread)}" if row.repeats > 1 else "-",
+            *(percent(s / row.step_s) for s in (parts.compute_s, parts.travelling_s, parts.waiting_s, parts.data_s)),
+            duration(parts.comm_s) if parts.comm_s else "-",
+            number(ratio, 3) if ratio is not None else "-",
+            number(row.samples_per_s, 3),
+        )
+    return out
+
+
+def _build_benefit_table(rows: Sequence[MeasuredRow], priced: bool) -> Any:
+    columns = ["", "", "speed-up", "eff.", "hours", "device-h", "memory", "slowest rank"]
+    out = PlainTable(*columns, *(["USD", "USD/M samples"] if priced else []), left=2)
+    for row in rows:
+        slow, peaks = row.loads.slowest, row.loads.peak_bytes_per_rank
+        cells = [
+            "✓" if row.recommended else " ",
+            cut_label(row.label),
+            f"{number(row.speedup, 3)}×",
+            percent(row.efficiency),
+            format_amount(row.cost.hours),
+            format_amount(row.cost.device_hours),
+            size(max(peaks)) if peaks else "-",
+            f"{slow.rank} (×{number(slow.over_others, 3)})" if slow else "-",
+        ]
+        if priced:
+            cells += [format_amount(row.cost.cost_usd), format_amount(row.cost.usd_per_million_samples)]
+        out.add_row(*cells)
+    return out
+
+
+def build_devices_table(rows: Sequence[MeasuredRow]) -> Any:
+    out = PlainTable("", *DEVICE_HEAD, left=2)
+    for row in (row for row in rows if row.resources.device):
+        out.add_row(cut_label(row.label), *format_device_cells(row.resources, "-"))
+    return out
+
+
+def _render_plan(found: Measurement) -> Iterator[Any]:
+    calibrated = "" if found.planned[0].calibrated else ", by rules of thumb: there is no calibration"
+    yield f"measured against planned{calibrated}"
+    out = PlainTable("", "step", "planned", "off by", "compute", "planned", "exposed", "planned", "speed-up", "planned")
+    rows = {row.label: row for row in drop_failed(found.rows)}
+    for plan in found.planned:
+        row = rows[plan.label]
+        out.add_row(
+            cut_label(row.label),
+            duration(row.step_s),
+            duration(plan.step_s),
+            f"{100 * plan.residual:+.0f} %",
+            duration(row.parts.compute_s),
+            duration(plan.compute_s),
+            duration(row.parts.exposed_s),
+            duration(plan.exposed_s),
+            f"{number(row.speedup, 3)}×",
+            f"{number(plan.speedup, 3)}×" if plan.speedup is not None else "-",
+        )
+    yield out
+    for plan in found.planned:
+        if plan.off:
+            yield from wrap_lines(f"{plan.label}: {plan.off}", "  ")
+    if any(plan.off for plan in found.planned):
+        again = f"paceline calibrate --from {found.folder}" if found.planned[0].calibrated else "paceline calibrate"
+        yield f"  to plan by this machine:  {again}"
+
+
+def build_links_table(links: Sequence[Link]) -> Any:
+    """Times by size; that of the smallest is the latency."""
+    sizes = sorted({s for link in links for s in link.sizes_bytes})[1:]
+    out = PlainTable("", "latency", *(size(s) for s in sizes), "bandwidth", left=1)
+    for link in links:
+        took = dict(zip(link.sizes_bytes, link.seconds, strict=True))
+        where = "" if link.of_all_ranks else f", {link.between}"
+        out.add_row(
+            f"{link.name}, {link.ranks} ranks{where}",
+            _format_short(link.latency_s),
+            *(_format_short(took[s]) if s in took else "-" for s in sizes),
+            link.rate,
+        )
+    return out
+
+
+def format_device_cells(used_by: Resources, unknown: str) -> tuple[str, ...]:
+    """What a row used, under `DEVICE_HEAD`."""
+    share, used = used_by.usage.get("device_share"), used_by.usage.get("device_bytes")
+    return (
+        used_by.device or unknown,
+        f"{number(100 * used_by.mfu, 3)} %" if used_by.mfu is not None else unknown,
+        percent(share) if share is not None else unknown,
+        size(used) if used is not None else unknown,
+    )
+
+
+def cut_label(label: str) -> str:
+    return label if len(label) <= LABEL_COLUMNS else label[: LABEL_COLUMNS - 1] + "…"
+
+
+def _format_short(seconds: float) -> str:
+    return f"{number(seconds * 1e6, 3)} µs" if seconds < 1e-3 else duration(seconds)
+
+
+def format_amount(value: float | None) -> str:
+    return "-" if value is None else number(value, 3)

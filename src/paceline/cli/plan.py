@@ -1,0 +1,174 @@
+"""The commands `plan` and `calibrate`: arguments, tables and JSON."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.config import COMMAND_LINE, RunSpec, build_spec, parse_overrides, registry
+from paceline.config.run_file import set_nested
+from paceline.errors import UserError
+from paceline.io.arguments import make_output_folder, parse_numbers
+from paceline.io.files import print_json, read_json, write_atomic, write_json
+from paceline.io.terminal import print_file, print_text, warn
+from paceline.planner.plan import Plan, plan
+from paceline.planner.rows import HourlyRates, Requirements, parse_hours
+from paceline.planner.what_if import parse_what_if
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
+    parser.add_argument("--cluster", metavar="2x8xH100|FILE.yaml", help="devices and links; without it the run file's")
+    parser.add_argument("--devices", default="", metavar="1,2,4", help="numbers of devices to try")
+    parser.add_argument("--deadline", metavar="24h", help="recommend the cheapest that is done by then")
+    parser.add_argument("--budget", type=float, metavar="USD", help="recommend only what costs at most this much")
+    parser.add_argument("--min-efficiency", type=float, metavar="0.5", help="recommend only what wastes no more")
+    parser.add_argument("--price", type=float, metavar="USD", help="per device and hour, instead of the catalogue's")
+    parser.add_argument("--spot-price", type=float, metavar="USD", help="the same of devices that may be taken away")
+    parser.add_argument("--spot", action="store_true", help="count with that price: cost, budget and the page")
+    parser.add_argument("--samples", type=int, metavar="N", help="training samples, where the data are not here")
+    parser.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, where the data are not here")
+    parser.add_argument(
+        "--what-if",
+        metavar="WORDS",
+        help="price what training does not do: pure-bf16, 8bit-states, context=N, with commas between them",
+    )
+    parser.add_argument("--calibration", type=Path, metavar="FILE.json", help="measured by  paceline calibrate")
+    parser.add_argument("--page", type=Path, metavar="plan.html", help="write a page with sliders that opens offline")
+    parser.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")
+    kinds = ("torchrun", "slurm", "kubernetes", "skypilot", "accelerate", "deepspeed")
+    parser.add_argument("--emit", choices=kinds, help="launch files")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and the launch files there")
+    for option, (_, what) in registry.list_plan_options().items():
+        parser.add_argument(option, dest=what.key, metavar=what.metavar, help=what.help)
+
+
+def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
+    """The run that options describe in place of a run file; None where there are none."""
+    given = {
+        option: (workload, what.key, str(vars(arguments)[what.key]))
+        for option, (workload, what) in registry.list_plan_options().items()
+        if vars(arguments)[what.key] is not None
+    }
+    if not given:
+        return None
+    workload = next(iter(given.values()))[0]
+    first = next(iter(registry.find_entry(workload).plan_options))
+    if first not in given:
+        option, (_, key, _) = next(iter(given.items()))
+        raise UserError(f"{option}: it goes with {first}; with a run file, type  {key}=…")
+    if files := [word for word in arguments.words if "=" not in word]:
+        raise UserError(f"{first} stands in place of a run file, and {files[0]!r} was given too; leave one of them out")
+    if arguments.emit:
+        raise UserError(f"--emit: launch files start a run file, and {first} is none; write one that names it")
+    values: dict[str, Any] = {"name": workload, "workload": workload}
+    settings = {**parse_overrides(arguments.words), **{key: value for _, key, value in given.values()}}
+    for key, value in settings.items():
+        set_nested(values, key, value)
+    return build_spec(values, dict.fromkeys(settings, COMMAND_LINE))
+
+
+def run_plan(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: Any) -> int:
+    def ask(asked: RunSpec, devices: Sequence[int]) -> Plan:
+        return plan(
+            asked,
+            cluster=arguments.cluster,
+            devices=devices,
+            price=HourlyRates(arguments.price, arguments.spot_price, arguments.spot),
+            samples=arguments.samples,
+            tokens=arguments.tokens,
+            calibration=arguments.calibration,
+            wishes=wishes,
+            what_if=what_if,
+        )
+
+    what_if = parse_what_if(arguments.what_if) if arguments.what_if is not None else None
+    deadline = parse_hours(arguments.deadline) if arguments.deadline else None
+    wishes = Requirements(deadline, arguments.budget, arguments.min_efficiency)
+    if arguments.page is not None and (arguments.page.is_dir() or not arguments.page.parent.is_dir()):
+        raise UserError(f"--page: {arguments.page} cannot be a file; give one in a folder that exists, as  plan.html")
+    found = ask(spec, parse_numbers(arguments.devices, "--devices") if arguments.devices else ())
+    if arguments.page is not None:
+        from paceline.planner.page.page import render_plan_page
+
+        warn(f"planning every setting of {arguments.page}")
+        write_atomic(arguments.page, render_plan_page(found, ask, _page_command(arguments)))
+    files: dict[str, str] = {}
+    if arguments.emit:
+        from paceline.planner.emit import build_launch_files
+
+        files = build_launch_files(found, run_file, arguments.emit, arguments.words[1:])
+    if arguments.out is not None:
+        _write_plan_files(found.as_json(), files, arguments.out)
+    if arguments.json:
+        print_json(found.as_json())
+    elif files and arguments.out is None:
+        for name, text in files.items():
+            print_file(f"# ── {name}\n{text}" if len(files) > 1 else text)
+    else:
+        from paceline.planner.show import render_plan
+
+        for part in render_plan(found):
+            console.print(part)
+        if arguments.out is not None:
+            print_text("written: " + ", ".join(str(arguments.out / name) for name in ("plan.json", *files)))
+        if arguments.page is not None:
+            print_text(f"written: {arguments.page}")
+    return 0 if found.fits else 1
+
+
+def _page_command(arguments: argparse.Namespace) -> list[str]:
+    """The words that a page's settings are added to."""
+    given = {"--cluster": arguments.cluster, "--samples": arguments.samples, "--tokens": arguments.tokens}
+    given |= {"--price": arguments.price, "--spot-price": arguments.spot_price, "--budget": arguments.budget}
+    given |= {
+        "--what-if": arguments.what_if,
+        "--min-efficiency": arguments.min_efficiency,
+        "--calibration": arguments.calibration,
+    }
+    given |= {option: vars(arguments)[what.key] for option, (_, what) in registry.list_plan_options().items()}
+    said = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    return ["paceline", "plan", *arguments.words, *said, *["--spot"] * arguments.spot]
+
+
+def _write_plan_files(values: dict[str, Any], files: dict[str, str], folder: Path) -> None:
+    make_output_folder(folder)
+    write_json(folder / "plan.json", values)
+    for name, text in files.items():
+        write_atomic(folder / name, text)
+
+
+def _is_calibration(path: Path) -> bool:
+    try:
+        return "measured" in read_json(path)
+    except UserError:
+        return False
+
+
+def run_calibrate(arguments: argparse.Namespace, console: Any) -> int:
+    from paceline.planner.calibration.calibrate import build_calibration_table, calibrate_machine, has_gpu
+    from paceline.planner.calibration.calibration import default_calibration_path, describe_calibration_file
+
+    ranks = parse_numbers(arguments.ranks, "--ranks")
+    if min(ranks) < 1 or max(ranks) > 64:
+        raise UserError(f"--ranks: {arguments.ranks} is not possible here; give numbers from 1 to 64")
+    path = arguments.out or default_calibration_path()
+    if arguments.out is not None and path.is_file() and not _is_calibration(path):
+        raise UserError(f"--out: {path} is there and is no calibration; name another file, or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.threads < 0:
+        raise UserError(f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores")
+    found = calibrate_machine(sorted(set(ranks)), warn, arguments.threads)
+    if has_gpu():  # after the ranks: they are forked from this process
+        from paceline.planner.calibration.gpu_probes import measure_gpu
+
+        found["gpu"] = measure_gpu(warn)
+    write_json(path, found)
+    if arguments.json:
+        print_json(found)
+        return 0
+    console.print(build_calibration_table(path))
+    console.print(describe_calibration_file(path), soft_wrap=True)
+    return 0

@@ -1,0 +1,126 @@
+"""The verb `predict`: what a trained model says of new inputs, on the terminal or in a file."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.data.tables import format_label
+from paceline.errors import UserError
+from paceline.inference.predictions import PredictInputs, Predictions, read_inputs
+from paceline.inference.trained_model import TrainedModel, check_predicts
+from paceline.inference.trained_model import open as open_run
+from paceline.io.files import print_json, replace_nonfinite, write_atomic
+from paceline.io.format import format_metrics
+from paceline.nn.class_metrics import CONFUSION, compute_class_metrics
+from paceline.trainer.evaluation import write_picture
+
+SHOWN_ROWS = 20
+MAX_INPUT_CHARS = 56
+"""Signs of an input that are shown."""
+
+
+def run_predict(arguments: argparse.Namespace, console: Any) -> int:
+    out: Path | None = arguments.out
+    if out is not None:
+        _check_out_path(out)
+    trained = open_run(arguments.run, "best" if arguments.best else "newest", code=arguments.code)
+    if isinstance(trained, TrainedModel):
+        check_predicts(trained.run, trained.workload)
+    data = trained.workload.spec.data
+    inputs = read_inputs(arguments.inputs, arguments.column, str(getattr(data, "text", "")))
+    found = trained.predict(inputs.values)
+    if out is None and not arguments.json:
+        _print_predictions(inputs, found, console)
+    elif out is not None and not out.suffix:
+        told = f"{out}: {_write_pictures(out, inputs, found):,} pictures"
+    elif out is not None:
+        _write_predictions(out, inputs, found)
+        told = f"{out}: {len(found):,} predictions"
+    if arguments.json:
+        print_json([{"input": str(value), **row} for value, row in zip(inputs.values, found.rows(), strict=True)])
+        return 0
+    if out is not None:
+        console.print(told)
+    if told := format_agreement(inputs.rows, found, str(getattr(data, "label", ""))):
+        console.print(told)
+    return 0
+
+
+def format_agreement(rows: Sequence[Mapping[str, Any]], found: Predictions, label: str) -> str:
+    """How well the predictions agree with the labels that the rows have; empty where they have none."""
+    if not found.of_classes or not label:
+        return ""
+    import numpy as np
+
+    numbers = {format_label(name): number for number, name in enumerate(found.classes)}
+    known = [(numbers.get(format_label(row.get(label))), said) for row, said in zip(rows, found.numbers, strict=True)]
+    table = np.zeros((len(numbers), len(numbers)), np.int64)
+    for truth, said in known:
+        if truth is not None:
+            table[truth, said] += 1
+    if not table.sum():
+        return ""
+    metrics = {n: v for n, v in compute_class_metrics({CONFUSION: table}).items() if isinstance(v, float)}
+    return f"{format_metrics(metrics)}  ({table.sum():,} rows with a known {label})"
+
+
+def _check_out_path(out: Path) -> None:
+    if out.suffix not in (".csv", ".jsonl", ""):
+        raise UserError(
+            f"--out {out}: predictions are written as .csv or .jsonl, pictures into a folder; "
+            f"type  --out {out.stem or 'out'}.csv"
+        )
+    if out.is_dir() and out.suffix:
+        raise UserError(f"--out {out}: this is a folder; name a file that is not there yet, or may be replaced")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
+
+
+def _write_predictions(out: Path, inputs: PredictInputs, found: Predictions) -> None:
+    rows = [{**row, **said} for row, said in zip(inputs.rows, found.rows(), strict=True)]
+    if out.suffix == ".jsonl":
+        write_atomic(out, "".join(json.dumps(replace_nonfinite(row), ensure_ascii=False) + "\n" for row in rows))
+        return
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_atomic(out, text.getvalue())
+
+
+def _write_pictures(out: Path, inputs: PredictInputs, found: Predictions) -> int:
+    """Each under the name of the file that it was found in; how many there are."""
+    if not found.pictures:
+        raise UserError(f"--out {out}: this model predicts no pictures; type  --out {out}.csv")
+    names = [v.stem if isinstance(v, Path) else f"{number:06d}" for number, v in enumerate(inputs.values, 1)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--out {out}: two inputs are called {twice[0]}, and one would replace the other")
+    for column, pictures in found.pictures.items():
+        for name, picture in zip(names, pictures, strict=True):
+            write_picture(out / (f"{name}.png" if len(found.pictures) == 1 else f"{name}-{column}.png"), picture)
+    return len(names) * len(found.pictures)
+
+
+def _print_predictions(inputs: PredictInputs, found: Predictions, console: Any) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    head = ("predicted", "probability") if found.of_classes else tuple(next(found.rows(), {}))
+    for name in (*head, "input"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "probability" else "left")
+    for value, said in list(zip(inputs.values, found.rows(), strict=True))[:SHOWN_ROWS]:
+        cells = [f"{said[name]:.4f}" if isinstance(said[name], float) else str(said[name]) for name in head]
+        table.add_row(*cells, _truncate(" ".join(str(value).split())))
+    console.print(table)
+    if len(found) > SHOWN_ROWS:
+        console.print(f"and {len(found) - SHOWN_ROWS:,} more; all of them with  --out FILE.csv")
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_INPUT_CHARS else f"{text[: MAX_INPUT_CHARS - 1]}…"

@@ -1,0 +1,119 @@
+"""The verb `sweep` as a command: trials in, a table, sweep.json, sweep.csv and a page out."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.config import RunSpec
+from paceline.config.registry import is_script
+from paceline.errors import UserError
+from paceline.io.arguments import make_output_folder
+from paceline.io.files import print_json
+from paceline.io.terminal import print_text, warn
+from paceline.reports.sweep_page import PAGE, describe_sweep, format_trial_row, list_sweep_columns, write_sweep_page
+from paceline.trainer.run import train
+from paceline.trials.sweep import SweepOptions, SweepPlan, build_sweep_plan, open_sweep, sweep
+from paceline.trials.sweep_result import Sweep, format_values
+
+SHOWN = 30
+
+
+def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="RUN.yaml section.key=VALUE,VALUE|LOW..HIGH[:log] ...")
+    parser.add_argument("--random", action="store_true", help="draw trials instead of all combinations")
+    parser.add_argument("--optuna", action="store_true", help="draw them where Optuna expects most")
+    parser.add_argument("--trials", type=int, metavar="N", help="how many to draw (20)")
+    parser.add_argument("--halving", action="store_true", help="train all for a while, and go on with the best third")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials that are trained at once (1)")
+    parser.add_argument("--score", default="", metavar="[-]METRIC", help="that ranks trials; - says lower is better")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
+    parser.add_argument("--retry", action="store_true", help="try trials again that failed before")
+    parser.add_argument("--trial", type=int, metavar="K", help="train this trial alone, from 1 on: for a job array")
+    parser.add_argument("--show", action="store_true", help="show what is there, and train nothing")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-sweep)")
+    parser.add_argument("--json", action="store_true", help="print sweep.json instead of a table")
+
+
+def run_sweep(arguments: argparse.Namespace, console: Any) -> int:
+    words = arguments.words
+    if not words or "=" in words[0]:
+        raise UserError("which run file? write it as  paceline sweep RUN.yaml section.key=VALUE,VALUE")
+    spec, choices = _load_spec(words[0]), _parse_options(arguments)
+    if arguments.trial is not None or arguments.show:
+        plan = build_sweep_plan(spec, words[1:], arguments.out, choices)
+        if arguments.trial is not None:
+            return _run_one_trial(plan, arguments.trial)
+        found = open_sweep(plan)
+        write_sweep_page(found)
+    else:
+        found = sweep(spec, words[1:], out=arguments.out, say=warn, **choices)
+    if arguments.json:
+        print_json(found.to_json())
+    else:
+        print_sweep(found, words, console)
+    return 0
+
+
+def _load_spec(word: str) -> RunSpec:
+    if is_script(word):
+        from paceline.script.run import derive_script_spec
+
+        return derive_script_spec(Path(word), [])
+    from paceline.config import load
+
+    return load(word)
+
+
+def _parse_options(arguments: argparse.Namespace) -> SweepOptions:
+    if arguments.random and arguments.optuna:
+        raise UserError("--random and --optuna both say how trials are drawn; leave one out")
+    found: SweepOptions = {
+        "search": "optuna" if arguments.optuna else "random" if arguments.random else "grid",
+        "halving": arguments.halving,
+        "jobs": arguments.jobs,
+        "score": arguments.score,
+        "seed": arguments.seed,
+        "retry": arguments.retry,
+    }
+    if arguments.trials is not None:
+        found["trials"] = arguments.trials
+    return found
+
+
+def _run_one_trial(plan: SweepPlan, number: int) -> int:
+    """One trial, as a job of an array: it writes its own run folder, and the next `sweep` finds it there."""
+    if plan.halving or plan.search == "optuna":
+        kind = "--halving" if plan.halving else "--optuna"
+        raise UserError(f"--trial: with {kind} the next trials depend on those before; leave one of them out")
+    if not 1 <= number <= plan.trials:
+        raise UserError(f"--trial {number}: there are {plan.trials} trials, from 1 to {plan.trials}")
+    make_output_folder(plan.folder)
+    begun = open_sweep(plan)
+    row = begun.trials[number - 1]
+    print_text(f"trial {number} of {plan.trials}: {format_values(row, begun.keys)}")
+    result = train(plan.spec_of(row, plan.lengths[-1]), plan.folder, again=True)
+    return 0 if result.status in ("finished", "stopped") else 1
+
+
+def print_sweep(found: Sweep, words: Sequence[str], console: Any) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in list_sweep_columns(found):
+        table.add_column(name, justify="left" if name == "status" else "right", overflow="fold")
+    for row in found.rows[:SHOWN]:
+        table.add_row(*format_trial_row(found, row))
+    console.print(table)
+    if len(found.trials) > SHOWN:
+        console.print(f"and {len(found.trials) - SHOWN:,} more in {found.folder / 'sweep.csv'}")
+    console.print(describe_sweep(found), soft_wrap=True)
+    if found.best is not None:
+        console.print(f"its run: {found.folder / found.best.run}", soft_wrap=True)
+        same = [word for word in words if word.partition("=")[0] not in found.keys]
+        command = shlex.join(["paceline", "train", *same, *format_values(found.best, found.keys).split()])
+        console.print(f"by itself: {command}", soft_wrap=True)
+    console.print(f"written: {found.folder / PAGE}, sweep.json, sweep.csv", soft_wrap=True)

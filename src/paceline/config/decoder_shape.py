@@ -1,0 +1,130 @@
+"""The sizes of a decoder, and presets of them by name. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import UserError
+
+MOST_TRIED = 100_000
+"""Numbers that are tried as divisors, for a hint."""
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """All that a decoder's weights depend on."""
+
+    vocab: int
+    width: int
+    heads: int
+    kv_heads: int
+    layers: int
+    ffn: int
+    context: int
+    """Rows of the table of learned positions; rotary positions have no limit."""
+    tied: bool = False
+    positions: str = "rotary"
+    ffn_kind: str = "swiglu"
+
+    @classmethod
+    def of(cls, preset: str, given: Mapping[str, Any], vocab: int, sequence: int) -> DecoderShape:
+        """The preset with what is given laid over it, for data of `vocab` tokens in samples of `sequence`."""
+        sizes = {**PRESETS[preset], **given}
+        missing = [f"model.{name}" for name in ("width", "heads", "layers") if name not in sizes]
+        if missing:
+            others = ", ".join(name for name in PRESETS if name != preset)
+            raise UserError(f"model.preset={preset} needs {' and '.join(missing)} too; or take one of {others}")
+        sizes.setdefault("kv_heads", sizes["heads"])
+        sizes.setdefault("ffn", -(-8 * sizes["width"] // 3 // 64) * 64)
+        shape = cls(**{"vocab": vocab, "context": sequence, **sizes})
+        shape._check(vocab, sequence)
+        return shape
+
+    def _check(self, vocab: int, sequence: int) -> None:
+        step = 2 if self.positions == "rotary" else 1  # rotary positions turn pairs of features
+        if self.width % (self.heads * step):
+            wrong = "does not divide" if self.width % self.heads else "leaves an odd number of features per head of"
+            fits = [] if self.width % step else find_divisors(self.width // step)
+            raise UserError(f"model.heads={self.heads} {wrong} model.width={self.width}{_try(self.heads, fits)}")
+        if self.heads % self.kv_heads:
+            said = f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}"
+            raise UserError(said + _try(self.kv_heads, find_divisors(self.heads)))
+        if vocab > self.vocab:
+            raise UserError(
+                f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data; "
+                f"type  model.vocab={vocab}  or a smaller  data.vocab"
+            )
+        if self.positions == "learned" and sequence > self.context:
+            raise UserError(
+                f"data.sequence={sequence} is longer than the {self.context} learned positions; "
+                f"type  data.sequence={self.context}  or  model.context={sequence}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def weights_per_layer(self) -> int:
+        """Of the matrices; the two norms add 2 × width."""
+        attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + (3 if self.ffn_kind == "swiglu" else 2) * self.width * self.ffn
+
+    @property
+    def parameters(self) -> int:
+        tables = self.vocab * self.width * (1 if self.tied else 2)
+        if self.positions == "learned":
+            tables += self.context * self.width
+        return tables + self.layers * (self.weights_per_layer + 2 * self.width) + self.width
+
+    def named(self) -> Iterator[tuple[str, int]]:
+        """The weights by their names, as patterns of `train.groups` match them."""
+        kv = self.kv_heads * self.head_dim
+        each = {"attention.q": self.width, "attention.k": kv, "attention.v": kv, "attention.out": self.width}
+        each |= {f"ffn.{name}": self.ffn for name in ("gate", "up", "down")[self.ffn_kind != "swiglu" :]}
+        yield "tokens.weight", self.vocab * self.width
+        if self.positions == "learned":
+            yield "positions.weight", self.context * self.width
+        for layer in range(self.layers):
+            yield from ((f"layers.{layer}.{name}.weight", side * self.width) for name, side in each.items())
+            yield from ((f"layers.{layer}.{name}.weight", self.width) for name in ("attention_norm", "ffn_norm"))
+        yield "norm.weight", self.width
+        if not self.tied:
+            yield "head.weight", self.vocab * self.width
+
+
+def find_divisors(number: int) -> list[int]:
+    """Of a number of any size; of a very large one, the small and the large ones."""
+    small = [d for d in range(1, min(math.isqrt(number), MOST_TRIED) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _try(given: int, fits: list[int]) -> str:
+    return f"; try {min(fits, key=lambda fit: abs(fit - given))}" if fits else "; model.width must be even"
+
+
+def _sizes(width: int, heads: int, layers: int, ffn: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    return {"width": width, "heads": heads, "kv_heads": kv_heads, "layers": layers, "ffn": ffn, **KIND, **more}
+
+
+KIND = {"tied": False, "positions": "rotary", "ffn_kind": "swiglu"}
+GPT2 = {"tied": True, "positions": "learned", "ffn_kind": "gelu", "vocab": 50257, "context": 1024}
+PRESETS: dict[str, dict[str, Any]] = {
+    "custom": {},
+    "tiny": _sizes(128, 4, 4, 384, kv_heads=2),
+    "small": _sizes(512, 8, 8, 1408, kv_heads=4),
+    "gpt2": _sizes(768, 12, 12, 3072, kv_heads=12, **GPT2),
+    "1b": _sizes(2048, 32, 22, 5632, kv_heads=4, vocab=32000),
+    "1.3b": _sizes(2048, 16, 24, 5504, kv_heads=16, vocab=32000),
+    "3b": _sizes(3200, 32, 26, 8640, kv_heads=32, vocab=32000),
+    "7b": _sizes(4096, 32, 32, 11008, kv_heads=32, vocab=32000),
+    "8b": _sizes(4096, 32, 32, 14336, kv_heads=8, vocab=128256),
+    "13b": _sizes(5120, 40, 40, 13824, kv_heads=40, vocab=32000),
+    "70b": _sizes(8192, 64, 80, 28672, kv_heads=8, vocab=128256),
+    "405b": _sizes(16384, 128, 126, 53248, kv_heads=8, vocab=128256),
+}
+"""What `model.preset` stands for. gpt2, 1b, 3b, 7b and 13b have the sizes of GPT-2 124M (but for its biases),
+TinyLlama, OpenLLaMA 3B, Llama 2 7B and 13B; 8b, 70b and 405b those of Llama 3.1."""

@@ -1,0 +1,248 @@
+"""Sections of the run file: validated, frozen pydantic models whose fields have a default, a unit and a meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+
+def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
+    """A field of the run file: its default, its unit, which `explain` prints, and what it means."""
+    return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
+
+
+def _is_huge(value: Any) -> bool:
+    """A whole number with which nothing can be reckoned, as a number or as its digits."""
+    if isinstance(value, str):
+        digits = value.strip().lstrip("+-0").replace("_", "")
+        return len(digits) > len(str(MOST)) and digits.isdecimal()
+    return isinstance(value, int) and abs(value) > MOST
+
+
+def conflict_error(message: str) -> PydanticCustomError:
+    """For a validator: fields that do not go together. The message names them, so that it is said as it is."""
+    return PydanticCustomError("contradiction", "{message}", {"message": message})
+
+
+MOST = 2**63 - 1
+"""Of a whole number in a run file."""
+STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
+
+
+class Section(BaseModel):
+    model_config = STRICT
+
+    word: ClassVar[str] = ""
+    """The field that is meant where a run file gives one word for the whole section."""
+    references: ClassVar[tuple[str, ...]] = ()
+    """Fields that name something of the user's own as `file.py:name`; the file is relative to the run file."""
+    run_files: ClassVar[tuple[str, ...]] = ()
+    """Fields that name run files, which may name code in turn."""
+
+    @classmethod
+    def paths(cls) -> list[str]:
+        """The fields that name a file or a folder: relative to the run file, where they stand in one."""
+        types = {name: (info.annotation, *get_args(info.annotation)) for name, info in cls.model_fields.items()}
+        return [name for name, kinds in types.items() if Path in kinds or name == "path"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _yes_is_not_a_number(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key, value in values.items():
+                known = cls.model_fields.get(key)
+                if isinstance(value, bool) and known is not None and "bool" not in str(known.annotation):
+                    raise PydanticCustomError("not_a_bool", "{key}|{value}", {"key": key, "value": value})
+                if known is not None and "int" in str(known.annotation) and _is_huge(value):
+                    raise PydanticCustomError("huge", "{key}", {"key": key})
+        return values
+
+
+class RecordedSection(Section):
+    """What a finished run says of work that is not ours: values as they stand, without the code that explains them."""
+
+    model_config = {**STRICT, "extra": "allow"}
+
+
+class ModelSection(Section):
+    """What the section `model` of every training has, beside what its workload adds."""
+
+    start: Path | None = field(
+        None, "path", "weights to begin with: a .safetensors file, a run folder, or the folder of a Hugging Face model"
+    )
+    match: Literal["all", "some"] = field(
+        "all", "", "all: start has every tensor of the model and no other; some: what does not fit begins as drawn"
+    )
+
+
+class DataSection(Section):
+    """What the section `data` of a workload has whose samples are made in Python."""
+
+    workers: Literal["auto"] | Annotated[int, Field(ge=0, le=1024)] = field(
+        "auto",
+        "processes",
+        "that make samples for each rank; 0 makes them in the rank itself, auto measures for a moment",
+    )
+
+
+@cache
+def merge_section_fields(section: type[Section], common: type[Section]) -> type[Section]:
+    """A workload's section with the fields that all of them have; KeyError where it has one of that name already."""
+    if issubclass(common, section):
+        return common
+    if issubclass(section, common):
+        return section
+    if taken := section.model_fields.keys() & common.model_fields.keys():
+        raise KeyError(min(taken))
+    return type(section.__name__, (section, common), {"__module__": section.__module__, "__doc__": section.__doc__})
+
+
+class RunClass:
+    """What every workload derives from: the sections of its run file, and what can be known without its data."""
+
+    Model: ClassVar[type[Section]] = Section
+    Data: ClassVar[type[Section]] = Section
+    batched: ClassVar[bool] = True
+    """A step is a batch of samples; False where it is a pass over all of them."""
+
+
+class ParameterGroup(Section):
+    """What is different for some parameters; a value that is not given is that of the section `train`."""
+
+    lr: float | None = field(None, "per step", "peak learning rate in place of train.lr, in the same schedule", gt=0)
+    weight_decay: float | None = field(None, "", "in place of train.weight_decay", ge=0)
+    frozen: bool = field(False, "", "not trained at all")
+
+
+class Train(Section):
+    epochs: int | None = field(None, "epochs", "length of the run; give this or steps", gt=0)
+    steps: int | None = field(None, "steps", "length of the run; give this or epochs", gt=0)
+    global_batch: int = field(128, "samples", "samples per optimiser step, over all ranks", gt=0)
+    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = field(
+        "adamw", "", "update rule; adam and sgd add weight_decay to the gradient, adamw and lamb to the update"
+    )
+    lr: float = field(1e-3, "per step", "peak learning rate at base_batch", gt=0)
+    lr_scaling: Literal["none", "linear", "sqrt"] = field("none", "", "how lr grows with global_batch / base_batch")
+    base_batch: int = field(128, "samples", "the batch for which lr was chosen", gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = field("cosine", "", "decay after the warm-up")
+    warmup: float = field(0.05, "fraction of run", "warm-up of the learning rate", ge=0, lt=1)
+    warmup_steps: int | None = field(None, "steps", "length of the warm-up, in place of warmup", ge=0)
+    warmup_from: float = field(0.0, "fraction of lr", "where the warm-up begins", ge=0, le=1)
+    warmup_shape: Literal["linear", "log"] = field(
+        "linear", "", "log grows with the logarithm of the step, as DeepSpeed's WarmupLR does"
+    )
+    final_lr: float = field(0.0, "fraction of lr", "where the decay ends", ge=0, le=1)
+    weight_decay: float = field(0.01, "", "of matrices, or of all parameters: decay says which", ge=0)
+    decay: Literal["matrices", "all"] = field("matrices", "", "what decays; matrices leaves out biases and norms")
+    groups: dict[str, ParameterGroup] = field(
+        {}, "", "parameters that differ: pattern of names -> {lr, weight_decay, frozen}; the first match decides"
+    )
+    beta1: float = field(0.9, "", "first moment decay (adamw, adam, lamb)", ge=0, lt=1)
+    beta2: float = field(0.999, "", "second moment decay (adamw, adam, lamb)", ge=0, lt=1)
+    eps: float | None = field(
+        None, "", "added to the root of the second moment; none is 1e-8 for adamw and adam, 1e-6 for lamb", gt=0
+    )
+    momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
+    nesterov: bool = field(False, "", "sgd: the momentum looks one step ahead")
+    clip: float = field(1.0, "gradient norm", "global gradient norm is cut to this; 0 does not cut", ge=0)
+    clip_value: float = field(0.0, "gradient", "then each number of it is cut to ± this; 0 does not cut", ge=0)
+    ema: float | None = field(
+        None,
+        "per step",
+        "decay of an average of the weights, which is evaluated and used in their place",
+        gt=0,
+        lt=1,
+    )
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"] = field(
+        "fp32", "", "type of the matrix products; tf32 is fp32 where the device has no TF32"
+    )
+    loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0, le=1e30)] = field(
+        "dynamic", "", "fp16: the loss times this, lest small gradients vanish; dynamic halves it where it overflows"
+    )
+    loss_scale_start: float = field(16384.0, "", "fp16: where a dynamic loss_scale begins", gt=0, le=1e30)
+    loss_scale_window: int = field(1000, "steps", "fp16: without an overflow double a dynamic loss_scale", gt=0)
+    nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
+    on_oom: Literal["stop", "retry"] = field(
+        "stop", "", "no memory is left: stop, or go on from the last checkpoint with half the micro-batch"
+    )
+    seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
+    evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
+    evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = field(
+        "auto", "samples", "of the held-out split; auto takes all of a small one, else as many as the training allows"
+    )
+    patience: int = field(0, "evaluations", "without a better score end the run; 0 does not end it", ge=0)
+    checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
+    checkpoint: Literal["sharded", "full"] = field(
+        "sharded", "", "full: one safetensors file with all tensors, joined by the main rank; sharded: a file per rank"
+    )
+    keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
+    log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
+    compile: Literal["auto", "off", "on"] = field(
+        "auto", "", "auto records the step on a CUDA device and compiles it where that pays; on compiles, anywhere"
+    )
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = field((), "", "also send events there")
+
+    @field_validator("epochs", "steps", mode="before")
+    @classmethod
+    def _added_to_a_run(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and value.startswith("+"):
+            adds = f"train.{info.field_name}={value}"
+            raise conflict_error(f"{adds} adds to a run that is there; type  paceline train --resume RUN_FOLDER {adds}")
+        return value
+
+    @model_validator(mode="after")
+    def _momentum_to_look_ahead(self) -> Train:
+        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
+            what = f"train.optimizer={self.optimizer}" if self.optimizer != "sgd" else "train.momentum=0"
+            raise conflict_error(f"train.nesterov=true is for sgd with momentum, not {what}; drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Train:
+        if self.epochs and self.steps:
+            raise conflict_error(
+                f"train.epochs={self.epochs} and train.steps={self.steps} both set the length; drop one"
+            )
+        return self
+
+
+class Parallel(Section):
+    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = field(
+        "auto", "", "what each data-parallel rank keeps; auto is ddp above 1 rank; zero3 and fsdp are the same"
+    )
+    ranks: int = field(
+        1, "processes", "one device each; what tensor and pipeline leave is data parallel", gt=0, le=65536
+    )
+    replicate: int | None = field(None, "copies", "hsdp: whole copies of the model, each sharded over the rest", gt=0)
+    tensor: int = field(1, "ranks", "ranks that share every matrix product", gt=0)
+    sequence: bool = field(False, "", "the ranks of tensor also share what lies between the matrix products")
+    pipeline: int = field(1, "ranks", "ranks that hold consecutive layers", gt=0)
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
+        "1f1b", "", "order of the passes in a pipeline; the last two give each rank 2 stages"
+    )
+    micro_batch: int | None = field(None, "samples", "most samples in one pass of one rank; more are accumulated", gt=0)
+    checkpointing: Literal["none", "selective", "full"] = field(
+        "none", "", "activations computed again in the backward pass: none, all but matrix products, whole layers"
+    )
+    offload: bool = field(False, "", "zero2, fsdp, hsdp: parameters and optimiser live in host memory")
+    reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = field(
+        "exact", "", "how ranks are kept together; all but exact send less and change the answer"
+    )
+    local_steps: int = field(8, "steps", "local_sgd, diloco: steps a rank makes alone before models are joined", gt=1)
+    wrap: Literal["layers"] | Annotated[int, Field(gt=0)] = field(
+        "layers", "parameters", "zero2, fsdp, hsdp: what is gathered together: a layer, or modules of at least so many"
+    )
+    engine: Literal["torch", "deepspeed", "accelerate"] = field("torch", "", "who wraps the model and updates it")
+    engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
+    device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = field(
+        "auto", "", "what carries messages: auto is nccl for CUDA devices, gloo for CPUs; by gloo ranks can share a GPU"
+    )
+    threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
+    timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)
+    bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)

@@ -1,0 +1,311 @@
+"""Corpora for classifiers: labelled texts, tokenised once into memory-mapped arrays.
+
+Opening a source reads nothing but the names of files. The streams can be started again and give the same rows in the
+same order, so no stage of the work has to keep the texts in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.cache import ArrayWriter, LogFn, map_array
+from paceline.data.corpora import ag_news, docstrings
+from paceline.data.corpora.tokenised import (
+    SPLITS,
+    BuiltCorpus,
+    CorpusSettings,
+    DamagedEntry,
+    HashRange,
+    Ids,
+    TokenisedCorpus,
+    WrittenSplit,
+    limit_rate,
+    token_dtype,
+)
+from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, load_tokenizer
+from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value
+from paceline.data.tables import LabelledTable
+from paceline.errors import UserError, did_you_mean
+
+MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement
+WHOLE_NUMBER = re.compile(r"[+-]?\d+")
+
+Sample = tuple[str, int]
+
+
+class LabelledTextSettings(CorpusSettings, Protocol):
+    """Fields of the run file that say where labelled texts are and how they are tokenised."""
+
+    test_path: Path | None
+    text: str
+    label: str
+    max_length: int
+    lowercase: bool
+
+
+@dataclass(frozen=True)
+class LabelledSource:
+    """Labelled texts in two splits. `train()` and `test()` start a fresh stream; `fingerprint()` names the content."""
+
+    train: Callable[[], Iterator[Sample]]
+    test: Callable[[], Iterator[Sample]]
+    fingerprint: Callable[[], str]
+    classes: Callable[[], tuple[str, ...]]
+    """Their names, in the order of the labels; for a table this reads the training file once."""
+
+
+def open_source(data: LabelledTextSettings, looking: bool = False) -> LabelledSource:
+    """The source that `data.source` names, with its files found. `looking`: refused where a hash would take a while."""
+    return {"docstrings": _open_docstrings, "ag_news": _open_ag_news}.get(data.source, _open_table)(data, looking)
+
+
+def _open_docstrings(data: LabelledTextSettings, looking: bool) -> LabelledSource:
+    _reject_keys(data, "path", "test_path")
+    splits = cache(lambda: docstrings.extract_samples(data.test_fraction))
+    return LabelledSource(
+        train=lambda: islice(iter(splits()[0]), data.limit or None),
+        test=lambda: iter(splits()[1]),
+        fingerprint=lambda: _fingerprint_source(
+            data, docstrings.list_source_versions(), test_fraction=data.test_fraction
+        ),
+        classes=lambda: docstrings.CLASSES,
+    )
+
+
+def _open_ag_news(data: LabelledTextSettings, looking: bool) -> LabelledSource:
+    _reject_keys(data, "test_path")
+    train, test = ag_news.find_ag_news_files(data.path)
+    classes = ag_news.read_topics(train.parent)
+    return LabelledSource(
+        train=lambda: islice(ag_news.iter_ag_news(train, classes), data.limit or None),
+        test=lambda: ag_news.iter_ag_news(test, classes),
+        fingerprint=lambda: _fingerprint_source(
+            data, _hash_source_files(data, [train, test], looking), classes=classes, cleaning=ag_news.CLEANING
+        ),
+        classes=lambda: classes,
+    )
+
+
+def _open_table(data: LabelledTextSettings, looking: bool) -> LabelledSource:
+    if data.path is None:
+        raise UserError(f"data.path: not given; source {data.source} reads a file; type  data.path=FILE.{data.source}")
+    given, path = data.path, check_file(data.path, "data.path")
+    test_path = None if data.test_path is None else check_file(data.test_path, "data.test_path")
+    table = LabelledTable(path, data.source, data.text, data.label)
+    survey = cache(lambda: _scan_labels(table, data.test_fraction if test_path is None else None))
+
+    def side(held_out: bool) -> Iterator[Sample]:
+        numbers, held_out_below = survey()
+        rows = (row for row in table.rows() if (hash_text(row.text) < held_out_below) == held_out)
+        return ((row.text, numbers[row.label]) for row in rows)
+
+    def test() -> Iterator[Sample]:
+        if test_path is None:
+            return side(held_out=True)
+        return _iter_test_samples(replace(table, path=test_path), given, survey()[0])
+
+    fields = {"text": data.text, "label": data.label}
+    if test_path is None:
+        fields["test_fraction"] = str(data.test_fraction)
+    files = [path] if test_path is None else [path, test_path]
+    return LabelledSource(
+        train=lambda: islice(side(held_out=False), data.limit or None),
+        test=test,
+        fingerprint=lambda: _fingerprint_source(data, _hash_source_files(data, files, looking), **fields),
+        classes=lambda: tuple(survey()[0]),
+    )
+
+
+def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dict[str, int], int]:
+    """One pass over the training file: (label -> number, the hash below which a row is held out; 0: none is)."""
+    path, labels, hashes = table.path, set[str](), HashRange()
+    for row in table.rows():
+        labels.add(row.label)
+        if len(labels) > MAX_CLASSES:
+            raise UserError(
+                f"{path}: column {table.label!r} has more than {MAX_CLASSES:,} distinct values "
+                f"(such as {row.label!r:.40}), so it does not name classes; type  data.label=COLUMN"
+            )
+        if test_fraction is not None:
+            hashes.add(row.text)
+    if not labels:
+        raise UserError(f"{path}: there are no rows; at least two rows of two classes are needed")
+    if len(labels) == 1:
+        raise UserError(
+            f"{path}: every row has the same {table.label!r}, {labels.pop()!r}; at least two classes are needed "
+            "(data.label=COLUMN)"
+        )
+    if hashes.is_single:
+        raise UserError(
+            f"{path}: every row has the same {table.text!r}, so none can be held out; "
+            "type  data.test_path=FILE  or  data.text=COLUMN"
+        )
+    numeric = all(WHOLE_NUMBER.fullmatch(label) for label in labels)
+    ordered = sorted(labels, key=lambda label: (int(label) if numeric else 0, label))
+    held_out_below = hashes.threshold(test_fraction) if test_fraction is not None else 0
+    return {label: number for number, label in enumerate(ordered)}, held_out_below
+
+
+def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int]) -> Iterator[Sample]:
+    """The rows of the user's own test file, whose labels must be those of the training file."""
+    empty = True
+    for row in table.rows():
+        empty = False
+        if row.label not in numbers:
+            known = ", ".join(list(numbers)[:12]) + (", …" if len(numbers) > 12 else "")
+            raise UserError(
+                f"{table.where(row.number)}: label {row.label!r} is not in the training file "
+                f"{train}{did_you_mean(row.label, numbers)} (there: {known})"
+            )
+        yield row.text, numbers[row.label]
+    if empty:
+        raise UserError(
+            f"data.test_path={table.path}: there are no rows; leave it out to hold out data.test_fraction of the rows"
+        )
+
+
+def _fingerprint_source(data: LabelledTextSettings, content: object, **fields: object) -> str:
+    return hash_value({"source": data.source, "limit": data.limit, "content": content, **fields})
+
+
+def _hash_source_files(data: LabelledTextSettings, files: list[Path], looking: bool) -> str:
+    return hash_files_cached(files, data.cache.expanduser(), looking)
+
+
+def _reject_keys(data: LabelledTextSettings, *keys: str) -> None:
+    for key in keys:
+        if (value := getattr(data, key)) is not None:
+            raise UserError(
+                f"data.{key}={value}: source {data.source} does not read it; drop it, "
+                "or type  data.source=csv  (or jsonl, parquet)"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """One split: the tokens of all texts end to end, where each text begins, and the labels. Read-only."""
+
+    ids: Ids
+    offsets: NDArray[np.int64]  # n + 1: text i is ids[offsets[i]:offsets[i + 1]]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def lengths(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of each of these samples."""
+        samples = np.asarray(samples)
+        return self.offsets[samples + 1] - self.offsets[samples]
+
+    def gather(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens of these samples, end to end and in their order."""
+        starts, lengths = self.offsets[np.asarray(samples)], self.lengths(samples)
+        ends = np.cumsum(lengths)
+        if not ends.size:
+            return np.empty(0, np.int64)
+        # Token j of the batch lies at j + (start of its text in the corpus - start of its text in the batch).
+        positions = np.repeat(starts - ends + lengths, lengths)
+        positions += np.arange(ends[-1])
+        return self.ids[positions].astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledCorpus(TokenisedCorpus):
+    classes: tuple[str, ...]
+    train: Tokens
+    test: Tokens
+    open_source = staticmethod(open_source)
+    prefix = ""
+    framed: ClassVar[bool] = False
+    """With the tokens that a tokeniser puts around a text."""
+    settings = ("vocab", "max_length", "lowercase")
+
+    @classmethod
+    def build(cls, data: LabelledTextSettings, source: LabelledSource, folder: Path, say: LogFn) -> BuiltCorpus:
+        classes = source.classes()
+        texts = (text for text, _ in source.train())
+        chosen = load_tokenizer(data, texts, MASK, data.max_length, data.lowercase, say)
+        streams = {"train": source.train(), "test": source.test()}
+        splits = {
+            name: _write_split(folder, name, streams[name], chosen, len(classes), say, cls.framed) for name in SPLITS
+        }
+        train, test = (splits[name].counts for name in SPLITS)
+        summary = (
+            f"{train['samples']:,} training and {test['samples']:,} test texts in {len(classes)} classes, "
+            f"{train['tokens'] / train['samples']:.1f} tokens each on average"
+        )
+        odd = [line for name in SPLITS for line in _list_oddities(name, splits[name].counts, classes, data.max_length)]
+        settings = {name: getattr(data, name) for name in cls.settings}
+        return BuiltCorpus(chosen, splits, summary, odd, {"settings": settings, "classes": classes})
+
+    @classmethod
+    def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
+        splits = {split: _open_split(folder, split, meta[split]) for split in SPLITS}
+        if not all(isinstance(name, str) for name in meta["classes"]):
+            raise ValueError("its classes have no names")
+        return {"classes": tuple(meta["classes"]), **splits}
+
+    def all_ids(self) -> Mapping[str, Ids]:
+        return {"train": self.train.ids, "test": self.test.ids}
+
+    def __str__(self) -> str:
+        return f"{len(self.train):,} training and {len(self.test):,} test texts in {len(self.classes)} classes"
+
+
+def _open_split(folder: Path, split: str, facts: dict[str, int]) -> Tokens:
+    ids, offsets, labels = (map_array(folder / f"{split}.{part}.npy") for part in ("ids", "offsets", "labels"))
+    expected = (facts["tokens"],), (facts["samples"] + 1,), (facts["samples"],)
+    if (ids.shape, offsets.shape, labels.shape) != expected or offsets[0] != 0 or offsets[-1] != ids.size:
+        raise DamagedEntry(f"the arrays of the {split} split do not fit together")
+    return Tokens(ids, offsets, labels)
+
+
+def _write_split(
+    folder: Path, split: str, samples: Iterator[Sample], chosen: ChosenTokenizer, classes: int, say: LogFn, framed: bool
+) -> WrittenSplit:
+    """Stream one split to disk."""
+    from paceline.data.corpora import tokenizer
+
+    cut = empty = 0
+    per_class = np.zeros(classes, np.int64)
+    say_progress = limit_rate(say)
+    with (
+        ArrayWriter(folder / f"{split}.ids.npy", token_dtype(chosen.tokenizer)) as ids,
+        ArrayWriter(folder / f"{split}.offsets.npy", np.int64) as offsets,
+        ArrayWriter(folder / f"{split}.labels.npy", np.int64) as labels,
+    ):
+        offsets.append(np.zeros(1, np.int64))
+        for some in tokenizer.group_texts(samples):
+            texts, batch_labels = [text for text, _ in some], [label for _, label in some]
+            batch = tokenizer.encode_texts(*chosen, texts, framed)
+            offsets.append(ids.length + np.cumsum(batch.lengths))
+            ids.append(batch.ids)
+            labels.append(np.array(batch_labels, np.int64))
+            per_class += np.bincount(batch_labels, minlength=classes)
+            cut += batch.cut_texts
+            empty += batch.empty_texts
+            say_progress(f"corpus: {labels.length:,} {split} texts tokenised, {ids.length:,} tokens")
+    if not labels.length:
+        raise UserError(f"the {split} split has no rows; give more rows, or another data.test_fraction")
+    counts = {"samples": labels.length, "tokens": ids.length, "cut": cut, "empty": empty}
+    return WrittenSplit({**counts, "per_class": per_class.tolist()}, (ids, offsets, labels))
+
+
+def _list_oddities(split: str, counts: dict[str, Any], classes: tuple[str, ...], max_length: int) -> Iterator[str]:
+    if counts["cut"]:
+        share = counts["cut"] / counts["samples"]
+        yield f"{counts['cut']:,} {split} texts ({share:.1%}) were cut at data.max_length={max_length}"
+    if counts["empty"]:
+        yield f"{counts['empty']:,} {split} texts are empty"
+    missing = [name for name, n in zip(classes, counts["per_class"], strict=True) if not n]
+    if missing:
+        yield f"WARNING: no {split} text has the label {', '.join(missing[:12])}"

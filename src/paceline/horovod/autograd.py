@@ -1,0 +1,85 @@
+"""What the backward pass sends where the forward pass sent something.
+
+As in Horovod, the gradient of what every rank holds a copy of (gathered or broadcast) is averaged over ranks, so that
+a loss that all of them compute from it counts once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.horovod import async_ops
+from paceline.horovod.compression import Compressor
+from paceline.horovod.reduction import Average, ReduceRule, Sum, scale_buffer
+from paceline.horovod.world import rank, size
+
+
+def _linear(rule: ReduceRule) -> ReduceRule:
+    if rule.op not in (Average, Sum):
+        raise RuntimeError(f"op=hvd.{rule.op.value} has no gradient; detach the tensor, or use hvd.Sum or hvd.Average")
+    return rule
+
+
+class Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, rule: ReduceRule, compression: type[Compressor]) -> torch.Tensor:
+        ctx.rule, ctx.compression = rule, compression
+        return async_ops.start_reduce(tensor, rule, compression).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return async_ops.start_reduce(grads[0], _linear(ctx.rule), ctx.compression).wait(), None, None
+
+
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.shape = tensor.shape
+        return async_ops.start_gather(tensor).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        mine = ctx.shape[0] if ctx.shape else 1
+        rows = async_ops.start_gather(torch.tensor([mine], device=grads[0].device)).wait().tolist()
+        first = sum(rows[: rank()])
+        return async_ops.start_reduce(grads[0], ReduceRule(Average)).wait()[first : first + mine].reshape(ctx.shape)
+
+
+class Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
+        ctx.root_rank = root_rank
+        return async_ops.start_broadcast(tensor, root_rank).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        averaged = async_ops.start_reduce(grads[0], ReduceRule(Average)).wait()
+        return (averaged if rank() == ctx.root_rank else torch.zeros_like(averaged)), None
+
+
+class Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, to: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        received, counts = async_ops.start_alltoall(tensor, to).wait()
+        ctx.counts = counts.tolist()
+        ctx.mark_non_differentiable(counts)
+        return received, counts
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return async_ops.start_alltoall(grads[0], ctx.counts).wait()[0], None
+
+
+class Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, rule: ReduceRule, compression: type[Compressor]) -> torch.Tensor:
+        ctx.rule = rule
+        return async_ops.start_reduce_scatter(tensor, rule, compression).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        rule = _linear(ctx.rule)
+        factor = rule.before * rule.after * (1 if rule.op is Average else size())
+        return scale_buffer(async_ops.start_gather(grads[0]).wait(), factor), None, None

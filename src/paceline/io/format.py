@@ -1,0 +1,86 @@
+"""Numbers and sentences as people read them, in signs that the stream can write."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+
+TEXT_COLUMNS = 98
+PLAIN = str.maketrans({"×": "x", "≈": "~", "…": "...", "→": ">"})
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Four significant digits, and no more zeros than it takes: 0.8731, 12.5, 1,234, 3.2e-06."""
+    if value is None or not math.isfinite(value):
+        return "nan" if value is None or math.isnan(value) else str(value)
+    if value == 0 or isinstance(value, int):
+        return f"{value:,}" if value else "0"
+    if abs(value) >= 10**digits:
+        return f"{value:,.0f}"
+    if abs(value) < 1e-4:
+        return f"{value:.{digits - 1}g}"
+    return f"{value:,.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """48 ms, 12.3 s, 3 min 12 s, 2 h 05 min, 4 d 06 h."""
+    if seconds < 0.9995:
+        return f"{number(seconds * 1000, 3)} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+
+
+def clock(seconds: float) -> str:
+    """0:48, 3:12, 2:05:10, 4 d 06 h: a duration in few columns."""
+    whole = round(seconds)
+    if whole >= 86400:
+        return duration(whole)
+    hours = f"{whole // 3600}:{whole % 3600 // 60:02}" if whole >= 3600 else f"{whole // 60}"
+    return f"{hours}:{whole % 60:02}"
+
+
+def size(nbytes: float) -> str:
+    """Decimal units, as on the label of a disk: 812 MB, 1.25 GB."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale * 0.9995:
+            return f"{number(nbytes / scale, 3)} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def format_quantity(n: float, billion: str = "B") -> str:
+    """Three significant digits: 7.03 B, 124 M, 12.3 k, 12."""
+    for unit, scale in ((billion, 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return f"{n:.0f}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+
+
+def wrap_lines(text: str, mark: str) -> Iterator[str]:
+    """A sentence in lines of the width of tables; a number and its unit stay together."""
+    kept = re.sub(r"(?<=\d) (?=[%a-zA-Z]{1,3}\b|%)", "\u00a0", text)
+    for i, line in enumerate(textwrap.wrap(kept, TEXT_COLUMNS - len(mark), break_on_hyphens=False)):
+        yield (mark if i == 0 else " " * len(mark)) + line.replace("\u00a0", " ")
+
+
+def to_encodable(text: str, encoding: str | None) -> str:
+    """The same text with the nearest plain sign for each that this encoding lacks."""
+    encoding = encoding or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        text = text.translate(PLAIN)
+    return text.encode(encoding, "replace").decode(encoding)

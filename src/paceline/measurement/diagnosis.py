@@ -1,0 +1,190 @@
+"""Why a row is as fast as it is, and which row to take. What is found is said in `paceline.measurement.messages`.
+
+A row is held against an ideal one: the work of the reference, divided by the ranks. What is lost has four parts, which
+add up: communication that nothing hides, waiting for a slower rank, waiting for input, and compute that did not divide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum, auto
+
+from paceline.measurement.rows import (
+    LEAST_GAIN,
+    FailedRow,
+    MeasuredRow,
+    RowT,
+    TimedRow,
+    drop_failed,
+    find_reference,
+    recommend_row,
+)
+
+NOTABLE = 0.1
+"""Of a step: a part that is smaller is not named as a cause."""
+UNEVEN = 1.15
+"""A rank that works so many times as long as the others is named."""
+FEW_SAMPLES = 8
+PAYS = 1.2
+"""A speed-up of a single repeat from which a row may pay, whatever the others say."""
+CONTRADICTORY = 2.0
+"""The highest speed-up of the repeats over the lowest: from here on there is no verdict."""
+SUPERLINEAR = 1.05
+"""Of the ranks: a speed-up that ranks alone cannot give."""
+
+
+class Cause(StrEnum):
+    """What a row lost most by; compute that did not divide has four causes."""
+
+    COMMUNICATION = "communication"
+    SLOW_RANK = "slow rank"
+    INPUT = "input"
+    SHARED_CORES = "shared cores"
+    SHARED_DEVICE = "shared device"
+    SMALL_PASSES = "small passes"
+    FIXED_WORK = "fixed work"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    row: MeasuredRow
+    base: MeasuredRow
+    """The reference."""
+    cause: Cause
+    share: float
+    """Of the step."""
+    cores: int
+    """Of the machine that all ranks were on; 0 where they were not on one."""
+
+
+def diagnose(rows: Sequence[MeasuredRow | FailedRow], cores: int = 0) -> list[Diagnosis]:
+    """One diagnosis for each row that was measured: its heaviest cause."""
+    base = find_reference(rows)
+    return [] if base is None else [_diagnose_row(row, base, cores) for row in drop_failed(rows)]
+
+
+def split_lost_time(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict[Cause, float]:
+    """Seconds of a step of this row beyond the ideal, by part; that of compute has one of its four causes.
+
+    Where one rank is slower than the rest, the compute that counts is that of the rest; the remainder is its own.
+    """
+    scale = compute_ideal_step_s(row, base) / base.step_s
+    parts = row.parts
+    compute, slow_s = parts.compute_s, parts.waiting_s
+    slow = row.loads.slowest
+    if slow is not None and slow.over_others >= UNEVEN:
+        longest = row.loads.busy_s_by_rank[slow.rank]
+        compute = longest / slow.over_others - parts.data_s
+        slow_s = longest - longest / slow.over_others
+    return {
+        Cause.COMMUNICATION: parts.travelling_s,
+        Cause.SLOW_RANK: slow_s,
+        Cause.INPUT: parts.data_s - base.parts.data_s * scale if row is not base else parts.data_s,
+        _find_compute_cause(row, cores): compute - base.parts.compute_s * scale,
+    }
+
+
+def compute_ideal_step_s(row: MeasuredRow, base: MeasuredRow) -> float:
+    """The step of the reference, divided by the ranks and multiplied by the batch."""
+    own, alone = row.batch.global_batch, base.batch.global_batch
+    return base.step_s * (own / alone if own and alone else 1.0) * base.ranks / row.ranks
+
+
+def _diagnose_row(row: MeasuredRow, base: MeasuredRow, cores: int) -> Diagnosis:
+    parts = split_lost_time(row, base, cores)
+    if row.parts.data_s > NOTABLE * row.step_s:  # waiting for input is a loss on one rank too
+        parts[Cause.INPUT] = max(parts[Cause.INPUT], row.parts.data_s)
+    cause = max(parts, key=lambda cause: parts[cause])
+    share = parts[cause] / row.step_s
+    if share < NOTABLE:
+        cause, share = Cause.NONE, max(0.0, share)
+    return Diagnosis(row, base, cause, share, cores)
+
+
+def _find_compute_cause(row: MeasuredRow, cores: int) -> Cause:
+    threads, batch = row.resources.threads, row.batch.global_batch
+    if row.resources.device_ranks > 1:
+        return Cause.SHARED_DEVICE
+    if cores and threads and row.ranks > 1 and row.ranks * threads >= cores and row.resources.device is None:
+        return Cause.SHARED_CORES
+    return Cause.SMALL_PASSES if batch and count_samples_per_pass(row) <= FEW_SAMPLES else Cause.FIXED_WORK
+
+
+@dataclass(frozen=True)
+class WorkerSuggestion:
+    """What another number of worker processes would do for a row that waits for input."""
+
+    workers: int
+    step_s: float
+    """At best: where the samples do not take cores from the model."""
+
+
+def suggest_workers(row: MeasuredRow, cores: int) -> WorkerSuggestion | None:
+    """As many as make the samples of a step while it computes, or as the cores of a rank allow; None where that is no
+    more than there are, or nobody knows."""
+    now, load_s = row.resources.workers, row.resources.load_s
+    rest_s = row.step_s - row.parts.data_s
+    if now is None or not load_s or rest_s <= 0:
+        return None
+    enough = math.ceil(load_s / rest_s)
+    workers = min(enough, max(1, cores // row.ranks)) if cores else enough
+    return WorkerSuggestion(workers, max(rest_s, load_s / workers)) if workers > now else None
+
+
+def count_samples_per_pass(row: MeasuredRow) -> int:
+    return -(-(row.batch.global_batch or 0) // (row.ranks * row.batch.passes))
+
+
+class RankChoice(Enum):
+    TAKE = auto()
+    STAY = auto()
+    UNDECIDED = auto()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether more ranks than the reference pay."""
+
+    choice: RankChoice
+    row: TimedRow
+    """The one to take, or to measure again; where nothing pays, the fastest beside the reference."""
+    base: TimedRow
+
+
+def decide_ranks(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
+    """None where nothing was measured."""
+    measured, base = drop_failed(rows), find_reference(rows)
+    best = recommend_row(measured)
+    if base is None or best is None:
+        return None
+    doubtful = [row for row in measured if row is not base and _is_doubtful(row, base)]
+    if doubtful and (best is base or best in doubtful):
+        again = best if best in doubtful else max(doubtful, key=lambda row: row.scaling.speedup_high)
+        return Decision(RankChoice.UNDECIDED, again, base)
+    if best is base or best.speedup <= base.ranks:
+        others = (row for row in measured if row is not base)
+        return Decision(RankChoice.STAY, max(others, key=lambda row: row.speedup, default=base), base)
+    return Decision(RankChoice.TAKE, best, base)
+
+
+def mark_recommended(rows: Sequence[RowT | FailedRow]) -> list[RowT | FailedRow]:
+    """The rows, with a mark at the one to take, or to stay on; at none where the measurement does not decide."""
+    found = decide_ranks(rows)
+    chosen = {RankChoice.TAKE: found.row, RankChoice.STAY: found.base}.get(found.choice) if found is not None else None
+    label = chosen.label if chosen is not None else None
+    return [row if isinstance(row, FailedRow) else replace(row, recommended=row.label == label) for row in rows]
+
+
+def _is_doubtful(row: TimedRow, base: TimedRow) -> bool:
+    """Whether some repeats say that a row pays, and others that it does not; or they say anything at all."""
+    low, high = row.scaling.speedup_low, row.scaling.speedup_high
+    pays = high > PAYS * base.ranks or row.speedup >= LEAST_GAIN * base.ranks
+    return (low <= base.ranks and pays) or high > CONTRADICTORY * low
+
+
+def is_superlinear(row: TimedRow) -> bool:
+    """Whether a row is faster than its ranks can make it by themselves."""
+    return row.ranks > 1 and row.scaling.speedup_low > SUPERLINEAR * row.ranks

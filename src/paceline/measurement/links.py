@@ -1,0 +1,206 @@
+"""`paceline measure --links`: how long collectives take by size, and the latency and bandwidth that follow.
+
+    all_reduce   2 (n - 1)/n · bytes cross each link    (a ring)
+    all_gather     (n - 1)/n · bytes                    (bytes of the gathered whole)
+    broadcast                  bytes
+
+Under torchrun, srun or mpirun the ranks are there already, and every pair of hosts is measured by itself as well.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.io.files import from_flat, read_json
+from paceline.io.format import number
+from paceline.launch.environment import detect_rank
+
+FORMAT = 1
+SIZES_BYTES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000)
+COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
+ALL_RANKS = "all ranks"
+TIMEOUT_S = 300.0
+ENOUGH_S = 0.4
+"""How long one size of one collective is repeated, at least three times."""
+MOST_TIMES = 50
+LONG_S = 4.0
+"""A size that would take longer than this is left out, with all larger ones."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One collective between some ranks."""
+
+    collective: str
+    between: str
+    """ALL_RANKS, or a pair of hosts."""
+    ranks: int
+    sizes_bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    """Median of each size."""
+    latency_s: float
+    """Of the smallest sizes."""
+    bandwidth_bits_s: float
+    """Through one link, from the largest sizes, latency taken off."""
+
+    @property
+    def name(self) -> str:
+        return self.collective.replace("_", "-")
+
+    @property
+    def of_all_ranks(self) -> bool:
+        return self.between == ALL_RANKS
+
+    @property
+    def rate(self) -> str:
+        return f"{number(self.bandwidth_bits_s / 1e9, 3)} Gbit/s"
+
+
+def measure_links(ranks: int = 2, sizes_bytes: Sequence[int] = SIZES_BYTES, threads: int = 1) -> list[Link]:
+    """Measure between `ranks` new processes of this machine, or between those that a launcher started."""
+    if detect_rank(os.environ) is not None:
+        return time_collectives(tuple(sizes_bytes), threads)
+    from paceline.launch.local import run_ranks
+
+    return run_ranks(time_collectives, (tuple(sizes_bytes), threads), ranks)[0]
+
+
+def compute_link_factor(collective: str, ranks: int) -> float:
+    """Bytes through one link for each byte of the message."""
+    return {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks, "broadcast": 1.0}[collective]
+
+
+def time_collectives(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
+    import torch
+    import torch.distributed as dist
+
+    from paceline.launch.process_group import create_subgroup, join_ranks
+
+    place = detect_rank(os.environ)
+    assert place is not None
+    kind: Any = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= place.world else "cpu"
+    with join_ranks(place, kind, threads, TIMEOUT_S) as device:
+        found = [_measure_collective(name, ALL_RANKS, sizes_bytes, None, device) for name in COLLECTIVES]
+        for pair, members in _list_host_pairs(place.world):
+            group = create_subgroup(members)
+            told: list[Any] = [None]
+            if place.rank in members:
+                told = [_measure_collective("all_reduce", pair, sizes_bytes, group, device)]
+            dist.broadcast_object_list(told, members[0])  # rank 0 writes them all down
+            found += told
+    return found
+
+
+def _list_host_pairs(world: int) -> list[tuple[str, tuple[int, int]]]:
+    """The first ranks of every two hosts, where there are more than two hosts."""
+    import socket
+
+    import torch.distributed as dist
+
+    hosts: list[Any] = [None] * world
+    dist.all_gather_object(hosts, socket.gethostname())
+    first = {host: hosts.index(host) for host in dict.fromkeys(hosts)}
+    if len(first) < 3:
+        return []
+    return [(f"{a} and {b}", (first[a], first[b])) for a, b in combinations(first, 2)]
+
+
+def _measure_collective(name: str, between: str, sizes_bytes: Sequence[int], group: Any, device: Any) -> Link:
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size(group)
+    sizes, seconds = [], []
+    for size in sizes_bytes:
+        took = _time_median(_build_collective(name, size, group, device), group, device)
+        sizes.append(size)
+        seconds.append(took)
+        if took * 4 > LONG_S:  # as all ranks know: the median is that of the slowest
+            break
+    bits_s = _compute_bandwidth(name, ranks, sizes, seconds)
+    return Link(name, between, ranks, tuple(sizes), tuple(seconds), min(seconds[:2]), bits_s)
+
+
+def _build_collective(name: str, size: int, group: Any, device: Any) -> Callable[[], object]:
+    import torch
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size(group)
+    whole = torch.zeros(max(ranks, size // 4 // ranks * ranks), device=device)
+    match name:
+        case "all_reduce":
+            return lambda: dist.all_reduce(whole, group=group)
+        case "all_gather":
+            parts = list(whole.chunk(ranks))
+            own = parts[dist.get_rank(group)].clone()
+            return lambda: dist.all_gather(parts, own, group=group)
+        case _:
+            root = dist.get_global_rank(group, 0) if group is not None else 0
+            return lambda: dist.broadcast(whole, root, group=group)
+
+
+def _time_median(work: Callable[[], object], group: Any, device: Any) -> float:
+    """Of the slowest rank: a message has arrived when it has arrived everywhere."""
+    import torch
+    import torch.distributed as dist
+
+    def once() -> float:
+        dist.barrier(group=group)
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    first = torch.tensor([max(once(), once())], dtype=torch.float64, device=device)
+    dist.all_reduce(first, dist.ReduceOp.MAX, group=group)
+    times = min(MOST_TIMES, max(3, int(ENOUGH_S / max(first.item(), 1e-6))))
+    taken = torch.tensor([once() for _ in range(times)], dtype=torch.float64, device=device)
+    dist.all_reduce(taken, dist.ReduceOp.MAX, group=group)
+    return float(taken.median())
+
+
+def _compute_bandwidth(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """The slope between the largest size and one of about a quarter of it: latency and bursts drop out."""
+    last = len(sizes) - 1
+    before = max((i for i in range(last) if sizes[i] <= sizes[last] / 4), default=0)
+    slope = (seconds[last] - seconds[before]) / (sizes[last] - sizes[before]) if last else 0.0
+    if slope <= 0:
+        slope = seconds[last] / sizes[last]
+    return 8 * compute_link_factor(name, ranks) / slope
+
+
+def compute_rates_by_size(link: Link) -> list[tuple[int, float]]:
+    """(bytes of the message, bits per second through one link), latency and all."""
+    crossing = 8 * compute_link_factor(link.collective, link.ranks)
+    return [(sent, crossing * sent / took) for sent, took in zip(link.sizes_bytes, link.seconds, strict=True)]
+
+
+def read_links(file: Path) -> list[Link]:
+    """What `--links --out` wrote; UserError where it is damaged."""
+    values = read_json(file)
+    if values.get("format") != FORMAT:
+        raise UserError(f"{file} is not a measurement of links of format {FORMAT}")
+    try:
+        found = [from_flat(Link, link) for link in values["links"]]
+        if not found or not all(_is_possible(link) for link in found):
+            raise ValueError("it has no links, or such as cannot be")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} is damaged: {type(error).__name__} {error}") from None
+    return found
+
+
+def _is_possible(link: Link) -> bool:
+    times = [*link.seconds, link.latency_s, link.bandwidth_bits_s, *link.sizes_bytes]
+    known = link.collective in COLLECTIVES and link.ranks > 1 and isinstance(link.between, str)
+    return known and len(link.sizes_bytes) == len(link.seconds) > 0 and all(value > 0 for value in times)
+
+
+def dump_links(links: Sequence[Link]) -> dict[str, Any]:
+    return {"format": FORMAT, "links": [asdict(link) for link in links]}

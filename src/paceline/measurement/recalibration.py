@@ -1,0 +1,120 @@
+"""What a measurement says about the calibration of its machine: `paceline calibrate --from runs/NAME-measure`.
+
+The probes of a calibration work alone; a training has a loader, a loop and other kernels beside it. For each number of
+ranks, two factors make the plan of a measured row take as long as the row did: one on all that computes, one on all
+that travels.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from paceline.config import RunSpec
+from paceline.errors import UserError
+from paceline.io.files import read_json, write_json
+from paceline.measurement.result import group_step_terms, read_measurement
+from paceline.measurement.rows import MeasuredRow, drop_failed
+from paceline.planner.calibration.calibration import Calibration, Correction, RankCorrection, read_calibration
+from paceline.planner.cost_model import CostModel, build_cost_model
+from paceline.planner.formulas.step_time import StepTime
+from paceline.planner.target import MAX_LOCAL_RANKS, PricedCluster
+from paceline.runlog.run_dir import RunDir
+
+ROUNDS = 30
+LEAST, MOST = 1e-6, 1e6
+"""Of a factor."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A measured row, and all that it takes to plan it."""
+
+    row: MeasuredRow
+    spec: RunSpec
+    subject: CostModel
+
+    def time(self, calibration: Calibration) -> StepTime:
+        where = PricedCluster(*calibration.at(self.row.ranks, calibration.machine(MAX_LOCAL_RANKS)))
+        return self.subject.price(self.subject.layout(self.spec), where).time
+
+
+@dataclass(frozen=True)
+class CorrectedRow:
+    """A measured row, and its plan before and after."""
+
+    label: str
+    step_s: float
+    before_s: float
+    after_s: float
+
+
+def update_calibration(folder: Path, file: Path) -> tuple[Correction, list[CorrectedRow]]:
+    """Write what the measurement in `folder` says into the calibration `file`, beside what was probed."""
+    if not file.is_file():
+        raise UserError(f"{file} does not exist, so there is nothing to correct; make it with  paceline calibrate")
+    probed = replace(read_calibration(file), correction=None)
+    found = read_measurement(folder)
+    if found.command:
+        raise UserError(
+            f"{folder} is of a command, which cannot be planned; calibrate from the measurement of a run file"
+        )
+    host = found.environment.get("host")
+    if host != probed.host:
+        raise UserError(f"{folder} was measured on {host}, and {file} is of {probed.host}; both must be of one machine")
+    specs = [(row, _read_cpu_spec(RunDir.open(folder / row.runs[0]))) for row in drop_failed(found.rows) if row.runs]
+    rows = [MeasuredRun(row, spec, build_cost_model(spec)) for row, spec in specs if _is_usable(spec)]
+    if not rows:
+        raise UserError(
+            f"{folder} has no row to calibrate from: it takes data parallelism with exact sums, as in  --ranks 1,2"
+        )
+    correction = Correction(str(folder), datetime.date.today().isoformat(), tuple(_average_factors(probed, rows)))
+    write_json(file, {**read_json(file), "correction": asdict(correction)})
+    after = replace(probed, correction=correction)
+    return correction, [
+        CorrectedRow(run.row.label, run.row.step_s, run.time(probed).step_s, run.time(after).step_s) for run in rows
+    ]
+
+
+def _read_cpu_spec(run: RunDir) -> RunSpec:
+    start = run.start()
+    if start.get("device") != "cpu":
+        raise UserError(f"{run.path} ran on {start.get('device')}; a calibration is of CPU cores")
+    return run.spec()
+
+
+def _is_usable(spec: RunSpec) -> bool:
+    """What `tensor` and `pipeline` exchange is measured as compute, and local steps send only now and then."""
+    return spec.parallel.tensor * spec.parallel.pipeline == 1 and spec.parallel.reduce == "exact"
+
+
+def _average_factors(probed: Calibration, rows: Sequence[MeasuredRun]) -> list[RankCorrection]:
+    """One pair of factors for each number of ranks; of several layouts, their geometric mean."""
+    by_ranks: dict[int, list[tuple[float, float]]] = {}
+    for run in rows:
+        by_ranks.setdefault(run.row.ranks, []).append(solve_factors(probed, run))
+    means = {n: [*map(statistics.geometric_mean, zip(*found, strict=True))] for n, found in sorted(by_ranks.items())}
+    return [
+        RankCorrection(n, compute, communication if n > 1 else None) for n, (compute, communication) in means.items()
+    ]
+
+
+def solve_factors(probed: Calibration, measured: MeasuredRun) -> tuple[float, float]:
+    """(compute, communication): with them, the plan has the measured times. What is between the parts is compute."""
+    row = measured.row
+    compute_s = row.parts.compute_s + row.other_s
+    compute = communication = 1.0
+    for _ in range(ROUNDS):
+        guess = Correction("", "", (RankCorrection(row.ranks, compute, communication),))
+        planned = group_step_terms(measured.time(replace(probed, correction=guess)))
+        now = compute, communication
+        compute = min(MOST, max(LEAST, compute * compute_s / planned["compute_s"]))
+        if row.ranks > 1:
+            communication = min(MOST, max(LEAST, communication * row.parts.exposed_s / planned["exposed_s"]))
+        if math.dist(now, (compute, communication)) < 1e-6 * compute:
+            break
+    return compute, communication

@@ -1,0 +1,301 @@
+"""Build a measurement: rows, scaling laws, the plan beside them and the findings; kept as measure.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.config import RunSpec
+from paceline.errors import PacelineError, UserError
+from paceline.io.files import from_flat, read_json, validate_fields
+from paceline.io.tabular import Tabular
+from paceline.measurement.diagnosis import diagnose, mark_recommended
+from paceline.measurement.messages import Finding, build_finding, collect_notes, describe_verdict
+from paceline.measurement.rows import (
+    FailedRow,
+    MeasuredRow,
+    TimedRow,
+    add_costs,
+    add_speedups,
+    drop_failed,
+    dump_measured_row,
+    parse_measured_row,
+)
+from paceline.measurement.scaling_laws import LawFit, fit_laws, parse_law_fit
+
+TERM_ASSUMPTIONS = {
+    "compute_s": "the arithmetic rate of a rank",
+    "exposed_s": "the rate of the link, or how much of it compute hides",
+    "data_s": "the rate of the input",
+}
+NOTABLE_DIFFERENCE = 0.1
+"""Of the measured step: a term that is off by less is not named."""
+PEAK_OF = {"fp8": "bf16"}
+"""fp8 is held against the peak of bf16, in which all but the products of layers are computed."""
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """A row as it was foreseen, in the terms that were measured."""
+
+    label: str
+    step_s: float
+    data_s: float
+    compute_s: float
+    """With the update and the launches around it: the loop does not tell them apart."""
+    comm_s: float
+    exposed_s: float
+    """With waiting for the slowest rank."""
+    memory_bytes: float
+    """As the peak is measured: of the process on cores, of torch's allocator on a device."""
+    speedup: float | None
+    calibrated: bool
+    residual: float
+    """MeasuredRow step over planned, less 1."""
+    off: str
+    """The term that is most to blame, and the assumption behind it; empty where the plan was right."""
+
+
+def compare_with_plan(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[PlannedRow]:
+    """Each measured row beside its plan. Nothing where there is no plan."""
+    from paceline.planner.cost_model import build_cost_model
+
+    measured = [row for row in drop_failed(rows) if row.label in specs]
+    planned: list[PlannedRow] = []
+    alone: float | None = None
+    try:
+        site: Any = _find_site(measured, specs) if measured else None
+        for row in measured:
+            subject = build_cost_model(specs[row.label])
+            try:
+                where = site.at(row.ranks)
+            except PacelineError:
+                continue
+            found = subject.price(subject.layout(specs[row.label]), where)
+            if alone is None and row.ranks == 1:
+                alone = found.samples_s
+            calibrated = bool(site.calibrated) or not site.shared
+            planned.append(_build_planned_row(row, found, found.samples_s / alone if alone else None, calibrated))
+    except PacelineError:
+        return []
+    return planned
+
+
+def _find_site(measured: Sequence[MeasuredRow], specs: Mapping[str, RunSpec]) -> Any:
+    """Where the rows were measured. A container may hide its devices from the planner, but not from the run."""
+    from paceline.hardware.catalogue import match_driver_name
+    from paceline.planner.target import resolve_target
+
+    site = resolve_target(specs[measured[0].label].cluster)
+    device = measured[0].resources.device
+    kind = match_driver_name(device) if site.shared and device else None
+    return site if kind is None else resolve_target(f"{max(row.ranks for row in measured)}x{kind.name}")
+
+
+def group_step_terms(time: Any) -> dict[str, float]:
+    """A planned step in the terms that are measured."""
+    return {
+        "data_s": time.data_s,
+        "compute_s": time.compute_s + time.update_s + time.overhead_s + time.bubble_s + time.offload_s,
+        "exposed_s": time.exposed_s + time.waiting_s,
+    }
+
+
+def _build_planned_row(row: MeasuredRow, found: Any, speedup: float | None, calibrated: bool) -> PlannedRow:
+    time, memory, on_cores = found.time, found.memory, found.where.cluster.device.synchronous
+    terms = group_step_terms(time)
+    differences = {name: getattr(row.parts, name) - value for name, value in terms.items()}
+    worst = max(differences, key=lambda name: abs(differences[name]))
+    off_s, off = differences[worst], ""
+    if abs(off_s) > NOTABLE_DIFFERENCE * row.step_s:
+        more = "more" if off_s > 0 else "less"
+        off = f"{worst} is {abs(off_s) * 1e3:.3g} ms {more} than planned: {TERM_ASSUMPTIONS[worst]}"
+    return PlannedRow(
+        label=row.label,
+        step_s=found.step_s,
+        **terms,
+        comm_s=time.comm_s,
+        memory_bytes=memory.total_bytes if on_cores else memory.allocated_bytes,
+        speedup=speedup,
+        calibrated=calibrated,
+        residual=row.step_s / found.step_s - 1,
+        off=off,
+    )
+
+
+def add_mfu(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[MeasuredRow | FailedRow]:
+    """Rows with the share of their devices' peak that the arithmetic of the model reaches, where both are known."""
+    return [
+        replace(row, resources=replace(row.resources, mfu=_compute_mfu(row, specs[row.label])))
+        if isinstance(row, MeasuredRow) and row.label in specs
+        else row
+        for row in rows
+    ]
+
+
+def _compute_mfu(row: MeasuredRow, spec: RunSpec) -> float | None:
+    from paceline.hardware.catalogue import match_driver_name
+    from paceline.planner.cost_model import build_cost_model
+
+    kind = match_driver_name(row.resources.device) if row.resources.device else None
+    peak = kind.flops_s.get(PEAK_OF.get(spec.train.precision, spec.train.precision)) if kind is not None else None
+    if not peak or not row.batched:
+        return None
+    try:
+        return build_cost_model(spec).flops_per_sample * row.samples_per_s / row.ranks / peak
+    except PacelineError:
+        return None
+
+
+FORMAT = 1
+PLAIN_KEYS = (
+    *("name", "workload", "kind", "steps", "total_samples", "usd_per_device_hour", "notes", "verdict"),
+    *("environment", "spec"),
+)
+"""Values of the file that are as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclusions:
+    """Rows that belong together, and what follows from them."""
+
+    name: str
+    kind: str
+    """strong (the same batch on all ranks), weak (the batch grows with them), or times (where only those are known)."""
+    rows: tuple[TimedRow | FailedRow, ...]
+    laws: tuple[LawFit, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    planned: tuple[PlannedRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    verdict: tuple[str, ...] = ()
+    total_samples: int | None = None
+    usd_per_device_hour: float | None = None
+
+    @property
+    def recommended(self) -> TimedRow | None:
+        return next((row for row in drop_failed(self.rows) if row.recommended), None)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Measurement(Tabular, Conclusions):
+    """A run file or a command on several layouts: how long a step took, what follows, and where it is written."""
+
+    folder: Path
+    workload: str
+    steps: int
+    rows: tuple[MeasuredRow | FailedRow, ...]
+    environment: dict[str, Any]
+    spec: dict[str, Any]
+    """Empty where a command was measured."""
+    command: tuple[str, ...] = ()
+    """What was measured from outside, word by word, in place of a spec."""
+
+    @property
+    def headline(self) -> str:
+        return f"{self.name}: {self.verdict[0]}"
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        return [dump_measured_row(row) for row in self.rows]
+
+    @property
+    def weak(self) -> bool:
+        return self.kind == "weak"
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "measure.json"
+
+    def to_json(self) -> dict[str, Any]:
+        """What is derived; the runs that were done stand beside it in the file."""
+        return {
+            "workload": self.workload,
+            "total_samples": self.total_samples,
+            "usd_per_device_hour": self.usd_per_device_hour,
+            "verdict": self.verdict,
+            "notes": self.notes,
+            "rows": [dump_measured_row(row) for row in self.rows],
+            "fits": [asdict(law) for law in self.laws],
+            "findings": [asdict(finding) for finding in self.findings],
+            "plan": [asdict(row) for row in self.planned],
+        }
+
+
+def build_measurement(
+    folder: Path,
+    state: Mapping[str, Any],
+    rows: Sequence[MeasuredRow | FailedRow],
+    rates: Mapping[str, Sequence[float]],
+    total_samples: int | None,
+    price: float | None,
+    specs: Mapping[str, RunSpec],
+) -> Measurement:
+    """From rows with times to all that can be said of them."""
+    rows = add_mfu(add_costs(add_speedups(rows, rates), total_samples, price), specs)
+    cores = int(state["environment"].get("cores") or 0)
+    return Measurement(
+        folder=folder,
+        name=state["name"],
+        workload=state["spec"].get("workload", ""),
+        steps=state["steps"],
+        planned=tuple(compare_with_plan(rows, specs)),
+        notes=tuple(collect_notes(rows, cores, float(state["load"]))),
+        total_samples=total_samples,
+        usd_per_device_hour=price,
+        environment=dict(state["environment"]),
+        spec=dict(state["spec"]),
+        command=tuple(state.get("command", ())),
+        **draw_conclusions(rows, state["kind"], cores),
+    )
+
+
+def draw_conclusions(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: int) -> dict[str, Any]:
+    """The conclusions that follow from compared rows alone."""
+    rows = mark_recommended(rows)
+    on_cores = cores and not any(row.resources.device for row in drop_failed(rows) if isinstance(row, MeasuredRow))
+    laws = fit_row_laws(rows, weak=kind == "weak", most=cores if on_cores else None)
+    findings = tuple(map(build_finding, diagnose(rows, cores)))
+    said = tuple(describe_verdict(rows, findings, laws))
+    return {"kind": kind, "rows": tuple(rows), "laws": laws, "findings": findings, "verdict": said}
+
+
+def fit_row_laws(
+    rows: Sequence[TimedRow | FailedRow], weak: bool = False, most: int | None = None
+) -> tuple[LawFit, ...]:
+    """The laws through the best layout of each number of ranks."""
+    best: dict[int, TimedRow] = {}
+    for row in drop_failed(rows):
+        if row.ranks not in best or row.speedup > best[row.ranks].speedup:
+            best[row.ranks] = row
+    repeats = {n: row.scaling.speedups for n, row in sorted(best.items())}
+    return tuple(fit_laws(repeats, weak, {n: row.speedup for n, row in best.items()}, most))
+
+
+def read_measurement(folder: Path) -> Measurement:
+    """A measurement from its folder; UserError where it is damaged or not finished."""
+    file = folder / "measure.json"
+    values = read_json(file)
+    if values.get("format") != FORMAT:
+        raise UserError(f"{file} is not a measurement of format {FORMAT}")
+    if "rows" not in values:
+        raise UserError(f"{file} is not finished; go on with the same  paceline measure  command")
+    try:
+        if values["kind"] not in ("strong", "weak"):
+            raise ValueError(f"kind is {values['kind']!r:.40}")
+        rows = tuple(map(parse_measured_row, values["rows"]))
+        planned = tuple(from_flat(PlannedRow, row) for row in values["plan"])
+        if strange := {plan.label for plan in planned} - {row.label for row in drop_failed(rows)}:
+            raise ValueError(f"a plan of {min(strange)!r:.40}, which was not measured")
+        return Measurement(
+            folder=folder,
+            **validate_fields(
+                Measurement, {"command": values.get("command", ()), **{name: values[name] for name in PLAIN_KEYS}}
+            ),
+            rows=rows,
+            laws=tuple(map(parse_law_fit, values["fits"])),
+            findings=tuple(from_flat(Finding, found) for found in values["findings"]),
+            planned=planned,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} is damaged: {type(error).__name__} {error}") from None

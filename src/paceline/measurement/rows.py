@@ -1,0 +1,367 @@
+"""The rows of a measurement: each layout with its medians over repeats, its speed-up, and what it costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from paceline.io.files import from_flat, to_flat
+from paceline.measurement.run_times import ObservedScript, RunTimes, StepParts
+
+LEAST_EFFICIENCY = 0.5
+"""Efficiency below which more ranks are not recommended: half of what is paid for would be lost."""
+LEAST_GAIN = 1.1
+"""Times the speed of fewer ranks, below which more of them are not recommended."""
+GRADIENT_BYTES = 4.0
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """How the samples of a step were divided."""
+
+    layout: str = ""
+    global_batch: int | None = None
+    passes: int = 1
+    only_gradients: bool = field(default=True, compare=False)
+    """Whether nothing else travels between ranks. Not written down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRow:
+    """A layout without numbers."""
+
+    label: str
+    ranks: int
+    failed: str
+    """Why, in a few words."""
+    why: str = ""
+    """The same in full."""
+    batch: BatchLayout = BatchLayout()
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Over the reference, as a number of ranks: 1 where that is one rank."""
+
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    speedups: tuple[float, ...] = ()
+    """Of each repeat, over the run of the reference beside it in time."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of the whole run; None where its length or the price is not known."""
+
+    hours: float | None = None
+    device_hours: float | None = None
+    cost_usd: float | None = None
+    usd_per_million_samples: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow:
+    """A layout of which it is known how long a step takes, or the whole."""
+
+    label: str
+    ranks: int
+    repeats: int = 1
+    step_s: float
+    step_s_low: float
+    step_s_high: float
+    samples_per_s: float
+    scaling: Speedup = Speedup(1.0, 1.0, 1.0)
+    """Once it was compared, see `add_speedups`."""
+    cost: Cost = Cost()
+    recommended: bool = False
+    """Once it was decided, see `settled`."""
+
+    @property
+    def speedup(self) -> float:
+        return self.scaling.speedup
+
+    @property
+    def efficiency(self) -> float:
+        return self.speedup / self.ranks
+
+
+class SlowestRank(NamedTuple):
+    rank: int
+    over_others: float
+    """Its work over the mean of the others."""
+
+
+@dataclass(frozen=True)
+class RankLoads:
+    peak_bytes_per_rank: tuple[int, ...] = ()
+    busy_s_by_rank: tuple[float, ...] = ()
+
+    @property
+    def slowest(self) -> SlowestRank | None:
+        """None on one rank."""
+        busy = self.busy_s_by_rank
+        if len(busy) < 2:
+            return None
+        worst = max(range(len(busy)), key=lambda rank: busy[rank])
+        others = statistics.fmean(b for rank, b in enumerate(busy) if rank != worst)
+        return SlowestRank(worst, busy[worst] / others if others else 1.0)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a rank ran on, and how much of it was used."""
+
+    threads: int | None = None
+    device: str | None = None
+    """As its driver calls it; None on CPU cores."""
+    mfu: float | None = None
+    """Share of the peak of the devices that the arithmetic of the model reaches."""
+    usage: dict[str, float] = field(default_factory=dict)
+    workers: int | None = None
+    """Processes that made samples for a rank; None where there can be none."""
+    load_s: float | None = None
+    """What the samples of a step take one process to make."""
+    device_ranks: int = 1
+    """Ranks that share a device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow(TimedRow):
+    """A layout that was trained: the parts of a step, and what it took. A step is a batch and its gradients."""
+
+    batch: BatchLayout = BatchLayout()
+    runs: tuple[str, ...] = ()
+    """Folders of the repeats, below that of the measurement."""
+    parts: StepParts
+    tokens_per_s: float | None = None
+    loads: RankLoads = RankLoads()
+    compiled_steps: int = 0
+    compiled_s: float = 0.0
+    """Time of the steps that compiled or recorded, which no median counts."""
+    parameters: int | None = None
+    resources: Resources = field(default_factory=Resources)
+
+    batched: ClassVar[bool] = True
+    outside: ClassVar[bool] = False
+
+    @property
+    def compute_over_comm(self) -> float | None:
+        """R: time of the arithmetic over time that collectives are in flight."""
+        return self.parts.compute_s / self.parts.comm_s if self.parts.comm_s else None
+
+    @property
+    def other_s(self) -> float:
+        """What the medians of the parts leave of the median step."""
+        return max(0.0, self.step_s - self.parts.compute_s - self.parts.data_s - self.parts.exposed_s)
+
+    def link_bits_s(self) -> float | None:
+        """Bits per second through each rank's link, where plain gradients travel by ring all-reduce."""
+        flight = self.parts.comm_s - self.parts.waiting_s
+        if not self.parameters or flight <= 0 or self.ranks < 2 or not self.batch.only_gradients:
+            return None
+        return 8 * 2 * (self.ranks - 1) / self.ranks * self.parameters * GRADIENT_BYTES / flight
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPassesRow(MeasuredRow):
+    """Each step was a pass over all samples, without gradients."""
+
+    batched: ClassVar[bool] = False
+
+    def link_bits_s(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCommandRow(MeasuredRow):
+    """A command was measured from outside: what it sends is not known, nor how many passes a step has."""
+
+    outside: ClassVar[bool] = True
+
+    def link_bits_s(self) -> None:
+        return None
+
+
+RowT = TypeVar("Done", bound=TimedRow)
+
+ROW_KEYS = (
+    *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "outside", "threads", "device"),
+    "device_ranks",
+    *("repeats", "workers", "runs", "step_s", "step_s_low", "step_s_high", "data_s", "compute_s", "comm_s"),
+    *("exposed_s", "waiting_s", "load_s", "compiled_steps", "compiled_s"),
+    *("samples_per_s", "tokens_per_s", "peak_bytes_per_rank", "busy_s_by_rank", "parameters", "mfu", "usage"),
+    *("speedup", "speedup_low", "speedup_high", "speedups", "hours", "device_hours", "cost_usd"),
+    *("usd_per_million_samples", "recommended", "efficiency", "compute_over_comm", "slowest_rank"),
+    "slowest_over_others",
+)
+"""Of a row in measure.json."""
+EMPTY_VALUES: dict[str, Any] = {
+    **dict.fromkeys(("failed", "why"), ""),
+    **dict.fromkeys(("runs", "peak_bytes_per_rank", "busy_s_by_rank", "speedups"), ()),
+    **dict.fromkeys(("fits", "outside", "recommended"), False),
+    **dict.fromkeys(("repeats", "compiled_steps", "compiled_s"), 0),
+    "usage": {},
+}
+"""What is written where a row has no such thing; of all else, null."""
+
+
+def dump_measured_row(row: MeasuredRow | FailedRow) -> dict[str, Any]:
+    known = to_flat(row)
+    if isinstance(row, MeasuredRow):
+        slow = row.loads.slowest
+        known |= {
+            "fits": not row.batched,
+            "outside": row.outside,
+            "efficiency": row.efficiency,
+            "compute_over_comm": row.compute_over_comm,
+            "slowest_rank": slow and slow.rank,
+            "slowest_over_others": slow and slow.over_others,
+        }
+    return {key: known.get(key, EMPTY_VALUES.get(key)) for key in ROW_KEYS}
+
+
+def parse_measured_row(values: Mapping[str, Any]) -> MeasuredRow | FailedRow:
+    if values.get("step_s") is None:
+        return from_flat(FailedRow, values)
+    kind = MeasuredPassesRow if values.get("fits") else MeasuredCommandRow if values.get("outside") else MeasuredRow
+    return from_flat(kind, values)
+
+
+def drop_failed(rows: Iterable[RowT | FailedRow]) -> list[RowT]:
+    """The rows that have numbers."""
+    return [row for row in rows if not isinstance(row, FailedRow)]
+
+
+def has_passes(rows: Iterable[TimedRow | FailedRow]) -> bool:
+    """Whether each step of these rows is a pass over all samples."""
+    return any(isinstance(row, MeasuredRow) and not row.batched for row in rows)
+
+
+def combine_repeats(
+    label: str,
+    ranks: int,
+    times: Sequence[RunTimes],
+    batch: BatchLayout,
+    runs: Sequence[str] = (),
+    usage: Mapping[str, float] | None = None,
+) -> MeasuredRow:
+    """A row with the numbers of its middle repeat: they belong together, as medians of each by itself would not."""
+    middle = sorted(times, key=lambda t: t.step_s)[(len(times) - 1) // 2]  # of an even number, the faster one
+    kind = MeasuredRow
+    if middle.seen.from_outside:
+        kind, batch = MeasuredCommandRow, _describe_batch(middle.seen)
+    if middle.documents:
+        each = -(-middle.documents // ranks)
+        told = f"{middle.documents:,} samples = {each:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
+        kind, batch = MeasuredPassesRow, BatchLayout(told, middle.documents)
+    peaks = max((t.peak_bytes_per_rank for t in times), key=lambda peaks: max(peaks, default=0))
+    return kind(
+        label=label,
+        ranks=ranks,
+        repeats=len(times),
+        step_s=middle.step_s,
+        step_s_low=min(t.step_s for t in times),
+        step_s_high=max(t.step_s for t in times),
+        samples_per_s=middle.samples_per_s,
+        batch=batch,
+        runs=tuple(runs),
+        parts=middle.parts,
+        tokens_per_s=middle.tokens_per_s,
+        loads=RankLoads(peaks, middle.busy_s_by_rank),
+        compiled_steps=middle.compiled_steps,
+        compiled_s=middle.compiled_s,
+        parameters=middle.parameters,
+        resources=Resources(
+            middle.threads,
+            middle.device,
+            usage=dict(usage or {}),
+            workers=middle.workers,
+            load_s=middle.load_s,
+            device_ranks=middle.device_ranks,
+        ),
+    )
+
+
+def _describe_batch(seen: ObservedScript) -> BatchLayout:
+    if not seen.rank_batches:
+        return BatchLayout("samples of a step not known")
+    total, ranks = sum(seen.rank_batches), len(seen.rank_batches)
+    each = f"{seen.rank_batches[0]:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
+    told = each if len(set(seen.rank_batches)) == 1 else " + ".join(map(str, seen.rank_batches))
+    return BatchLayout(f"{total:,} samples = {told}", total)
+
+
+def add_speedups(rows: Sequence[RowT | FailedRow], rates: Mapping[str, Sequence[float]]) -> list[RowT | FailedRow]:
+    """Speed-ups against the one-rank row, or against the fewest ranks that worked.
+
+    `rates` are samples per second of each repeat, by label. The spread is that of pairs of neighbours in time.
+    """
+    base = find_reference(rows)
+    if base is None:
+        return list(rows)
+    return [
+        row if isinstance(row, FailedRow) else replace(row, scaling=_compute_speedup(row, base, rates)) for row in rows
+    ]
+
+
+def _compute_speedup(row: TimedRow, base: TimedRow, rates: Mapping[str, Sequence[float]]) -> Speedup:
+    alone = rates[base.label]
+    pairs = [r / alone[min(i, len(alone) - 1)] * base.ranks for i, r in enumerate(rates[row.label])]
+    speedup = row.samples_per_s / base.samples_per_s * base.ranks
+    return Speedup(speedup, min(speedup, *pairs), max(speedup, *pairs), tuple(pairs))
+
+
+def find_reference(rows: Iterable[RowT | FailedRow]) -> RowT | None:
+    """The row that speed-ups are counted from: one rank, or the fewest that worked."""
+    return min(drop_failed(rows), key=lambda row: row.ranks, default=None)
+
+
+def add_costs(
+    rows: Sequence[RowT | FailedRow], total_samples: int | None, usd_per_device_hour: float | None
+) -> list[RowT | FailedRow]:
+    """Time, device-hours and cost of the whole run on each row; cores or a device that ranks share count once."""
+    shared = share_cores(rows)
+    return [
+        row
+        if isinstance(row, FailedRow)
+        else replace(
+            row, cost=_compute_cost(row, 1 if shared else _count_devices(row), total_samples, usd_per_device_hour)
+        )
+        for row in rows
+    ]
+
+
+def share_cores(rows: Iterable[TimedRow | FailedRow]) -> bool:
+    """Whether the ranks of each row divide the same cores among them, and so cost the same however many there are."""
+    on_cores = (row for row in drop_failed(rows) if isinstance(row, MeasuredRow) and row.resources.device is None)
+    return len({row.resources.threads for row in on_cores if row.resources.threads}) > 1
+
+
+def _count_devices(row: TimedRow) -> int:
+    return -(-row.ranks // row.resources.device_ranks) if isinstance(row, MeasuredRow) else row.ranks
+
+
+def _compute_cost(row: TimedRow, devices: int, total_samples: int | None, price: float | None) -> Cost:
+    hours = total_samples / row.samples_per_s / 3600 if total_samples else None
+    device_hours = hours * devices if hours is not None else None
+    usd = device_hours * price if device_hours is not None and price is not None else None
+    per_million = 1e6 / row.samples_per_s / 3600 * devices * price if price is not None else None
+    return Cost(hours, device_hours, usd, per_million)
+
+
+def recommend_row(rows: Iterable[RowT | FailedRow]) -> RowT | None:
+    """The fastest at an efficiency of a half or more; the fewest ranks that are as fast within their spread, or nearly.
+
+    Ranks that share cores cost nothing more, so their efficiency does not matter.
+    """
+    measured = drop_failed(rows)
+    shared = share_cores(measured)
+    fine = [row for row in measured if shared or row.efficiency >= LEAST_EFFICIENCY]
+    best = max(fine, key=lambda row: row.speedup, default=None)
+    if best is None:
+        return None
+    near = [row for row in fine if max(row.scaling.speedup_high, LEAST_GAIN * row.speedup) >= best.speedup]
+    return min((row for row in near if row.ranks < best.ranks), key=lambda row: row.ranks, default=best)

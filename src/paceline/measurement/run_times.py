@@ -1,0 +1,185 @@
+"""One run in numbers: the four times of its steady steps, its rate, its memory, and how evenly its ranks worked."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import average_rounds, drop_warmup_steps, read_summary
+from paceline.runlog.timers import TIMES
+
+MOST_STEPS = 2000
+"""Of a long run, the last so many count."""
+ROUNDS = 4
+"""Groups of steps that a median takes at least."""
+MOST_RANKS = 64
+"""Ranks whose events are read to judge how evenly the work is spread."""
+Step = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of a step, by what a rank does; `comm_s` runs beside the others, and its exposed part is one of them."""
+
+    data_s: float
+    compute_s: float
+    comm_s: float
+    exposed_s: float
+    waiting_s: float
+    """The part of `exposed_s` in which a rank waits for a slower one, and nothing travels."""
+
+    @property
+    def travelling_s(self) -> float:
+        """The part of `exposed_s` in which something travels."""
+        return max(0.0, self.exposed_s - self.waiting_s)
+
+
+@dataclass(frozen=True)
+class ObservedScript:
+    """What is known of a command that was measured from outside, where a spec would say it."""
+
+    from_outside: bool = False
+    rank_batches: tuple[int, ...] = ()
+    """Samples of a step of each rank; empty where no DataLoader was seen."""
+    aside: bool = False
+    """Whether collectives had a stream of their own, where it is not seen how much of them is exposed."""
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """Medians over the steady steps of one run; times are means over its ranks."""
+
+    steps: int
+    step_s: float
+    parts: StepParts
+    samples_per_s: float
+    tokens_per_s: float | None
+    busy_s_by_rank: tuple[float, ...]
+    """Work of each rank in a step: input and compute."""
+    peak_bytes_per_rank: tuple[int, ...]
+    compiled_steps: int = 0
+    compiled_s: float = 0.0
+    """Time of the main rank's steps in which something was compiled or recorded; nothing else counts them."""
+    loss_last: float | None = None
+    parameters: int | None = None
+    threads: int | None = None
+    workers: int | None = None
+    """Processes that made samples for each rank; None where there can be none."""
+    load_s: float | None = None
+    """What the samples of a step take one process to make; None where nobody noted it."""
+    documents: int | None = None
+    """Samples of every step of a fit, which passes over all of them; None for training."""
+    device: str | None = None
+    """As its driver calls it; None on CPU cores."""
+    device_ranks: int = 1
+    """Ranks on each device: more than one where they share it."""
+    began: float | None = None
+    ended: float | None = None
+    """Seconds of the clock between which those steps were done."""
+    seen: ObservedScript = ObservedScript()
+
+
+def read_run_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
+    """The times of a finished run; UserError where there are too few steps to say anything.
+
+    `of_main` are the steps of the main rank, where they have been read already.
+    """
+    summary = read_summary(run.summary_file)
+    files = [run.events_file(rank) for rank in range(min(summary.ranks or 1, MOST_RANKS))]
+    by_rank = [of_main if of_main is not None and rank == 0 else read_steps(f) for rank, f in enumerate(files)]
+    found = compute_run_times(run, by_rank, summary.peak_bytes_per_rank)
+    return replace(found, loss_last=summary.loss_last, parameters=summary.parameters)
+
+
+def compute_run_times(
+    run: RunDir, steps_by_rank: Sequence[Sequence[Step]], peak_bytes_per_rank: tuple[int, ...]
+) -> RunTimes:
+    """The times of steps, given by rank; the "batch" of the main rank's is that of all ranks."""
+    by_rank: list[Sequence[Step]] = [found for steps in steps_by_rank if (found := select_steady_steps(steps))] or [[]]
+    start = run.start()
+    workers = start.get("workers")
+    if len(by_rank[0]) >= ROUNDS * (workers or 1):
+        by_rank = [average_rounds(steps, workers or 1) for steps in by_rank]
+    first = by_rank[0]
+    rate = _compute_rate(first, "batch")
+    if len(first) < 2 or rate is None:
+        raise UserError(f"{run.path} has {len(first)} steps after its warm-up; too few to measure")
+    common = _align_ranks(by_rank)
+    compiled = [float(step["step_s"]) for step in steps_by_rank[0] if step.get("compiled")]
+    return RunTimes(
+        steps=len(first),
+        step_s=statistics.median(_average_ranks(common, "step_s")),
+        parts=_compute_parts(common),
+        samples_per_s=rate,
+        tokens_per_s=_compute_rate(first, "tokens"),
+        busy_s_by_rank=tuple(
+            statistics.median(float(step["compute_s"] + step["data_s"]) for step in steps)
+            for steps in zip(*common, strict=True)
+        ),
+        peak_bytes_per_rank=peak_bytes_per_rank,
+        compiled_steps=len(compiled),
+        compiled_s=math.fsum(compiled),
+        threads=start.get("threads"),
+        workers=workers,
+        load_s=statistics.median(_average_ranks(common, "load_s")) if "load_s" in first[0] else None,
+        documents=first[0]["batch"] if "of_samples" in first[0] else None,
+        device=find_cuda_device(start),
+        device_ranks=_count_device_ranks(start),
+        began=first[0].get("t"),
+        ended=first[-1].get("t"),
+    )
+
+
+def find_cuda_device(start: Mapping[str, Any]) -> str | None:
+    """The CUDA device of the rank whose start this is."""
+    kind, _, index = str(start.get("device") or "").partition(":")
+    names = start.get("gpus") or []
+    place = int(index) if re.fullmatch("[0-9]{1,9}", index) else 0
+    return str(names[place]) if kind == "cuda" and place < len(names) else None
+
+
+def _count_device_ranks(start: Mapping[str, Any]) -> int:
+    return (
+        1 if find_cuda_device(start) is None else max(1, -(-int(start.get("local_ranks") or 1) // len(start["gpus"])))
+    )
+
+
+def select_steady_steps(steps: Sequence[Step]) -> list[Step]:
+    """The steps after the warm-up that compiled nothing; of many, the last."""
+    return [s for s in drop_warmup_steps(steps)[-MOST_STEPS:] if None not in [s.get(name) for name in TIMES]]
+
+
+def _align_ranks(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
+    """For each step that all ranks have, its events by rank."""
+    numbered = [{step["step"]: step for step in steps} for steps in by_rank]
+    shared = sorted(set.intersection(*(set(steps) for steps in numbered)))
+    return [[steps[number] for steps in numbered] for number in shared] or [[step] for step in by_rank[0]]
+
+
+def _compute_parts(common: Sequence[Sequence[Step]]) -> StepParts:
+    """A rank that is done early waits for the others inside its collective: what all ranks see is communication."""
+    waits = [
+        mean - min(event["exposed_s"] for event in events)
+        for mean, events in zip(_average_ranks(common, "exposed_s"), common, strict=True)
+    ]
+    found = {name: statistics.median(_average_ranks(common, name)) for name in TIMES if name != "step_s"}
+    return StepParts(**found, waiting_s=statistics.median(waits))
+
+
+def _average_ranks(common: Sequence[Sequence[Step]], name: str) -> list[float]:
+    """Over the ranks; as `statistics.fmean`, which takes three times as long for a few values."""
+    if len(common[0]) == 1:
+        return [float(event[name]) for (event,) in common]
+    return [math.fsum(event[name] for event in events) / len(events) for events in common]
+
+
+def _compute_rate(steps: Sequence[Step], what: str) -> float | None:
+    rates = [step[what] / step["step_s"] for step in steps if step.get(what) and step["step_s"] > 0]
+    return statistics.median(rates) if rates else None

@@ -1,0 +1,183 @@
+"""How a rate grows with the number of ranks: the laws of Amdahl, Gustafson and universal scalability, and their bands.
+
+With S the speed-up on n ranks:
+
+    Amdahl      1/S = s + (1 - s)/n                   s: the share that does not divide (same batch on all ranks)
+    Gustafson     S = s + (1 - s) n                   the same where the batch grows with the ranks
+    universal   n/S = 1 + a (n - 1) + b n (n - 1)     a: what ranks queue for; b: what each pair of ranks costs
+
+Each is linear in its unknowns, so a fit is exact. The band comes from fits to redrawn repeats. A law is fitted to more
+points than it has unknowns, or it would go through anything, and is believed where it meets them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+DRAWS = 400
+LOW, HIGH = 0.1, 0.9
+REACH = 4
+"""A curve is drawn to so many times the most ranks that were measured."""
+LEAST_NOISE = 0.01
+MOST_ERROR = 0.15
+"""A law that misses a measured speed-up by more is not shown."""
+Points = Mapping[int, float]
+"""Speed-up by number of ranks."""
+
+
+class CurvePoint(NamedTuple):
+    """A speed-up by the law, and the band that holds four in five redrawn fits."""
+
+    ranks: int
+    speedup: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LawFit:
+    law: str
+    """amdahl, gustafson or universal."""
+    parameters: dict[str, float]
+    error: float
+    """Largest relative difference between the law and what was measured."""
+    ceiling: float | None
+    """The speed-up that no number of ranks passes, by the fit; None where there is none."""
+    peak_ranks: float | None
+    """The number of ranks beyond which the law gets slower; None where it does not."""
+    curve: tuple[CurvePoint, ...]
+    ceiling_high: float | None = None
+    """The same by nine in ten redrawn fits: no band of the curve goes beyond it."""
+
+    @property
+    def name(self) -> str:
+        return LAWS[self.law].name
+
+    def beyond(self, ranks: int) -> CurvePoint | None:
+        """The first point of the curve at so many ranks or more; None where it ends before."""
+        return next((point for point in self.curve if point.ranks >= ranks), None)
+
+
+def parse_law_fit(values: Mapping[str, Any]) -> LawFit:
+    return LawFit(**{**values, "curve": tuple(CurvePoint(*point) for point in values["curve"])})
+
+
+@dataclass(frozen=True)
+class Law:
+    name: str
+    needs: int
+    """Points beside one rank."""
+    solve: Callable[[Points], dict[str, float]]
+    speedup: Callable[[Mapping[str, float], float], float]
+
+
+def _solve_serial(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """The share s in [0, 1] that solves a·s = b best, over all pairs (a, b)."""
+    square = sum(a * a for a, _ in pairs)
+    return {"serial": min(1.0, max(0.0, sum(a * b for a, b in pairs) / square)) if square else 0.0}
+
+
+def _solve_universal(points: Points) -> dict[str, float]:
+    """Least squares with both parameters at 0 or more; relative, so that no point outweighs another."""
+    rows = [(s * (n - 1) / n, s * (n - 1), 1 - s / n) for n, s in points.items() if n > 1]
+    aa, bb = sum(a * a for a, _, _ in rows), sum(b * b for _, b, _ in rows)
+    ab = sum(a * b for a, b, _ in rows)
+    ay, by = sum(a * y for a, _, y in rows), sum(b * y for _, b, y in rows)
+    tried = [(max(0.0, ay / aa), 0.0), (0.0, max(0.0, by / bb))]
+    if (det := aa * bb - ab * ab) > 1e-12 * aa * bb:
+        both = ((ay * bb - by * ab) / det, (by * aa - ay * ab) / det)
+        tried += [both] if min(both) >= 0 else []
+    contention, crosstalk = min(tried, key=lambda p: sum((a * p[0] + b * p[1] - y) ** 2 for a, b, y in rows))
+    return {"contention": contention, "crosstalk": crosstalk}
+
+
+LAWS = {
+    "amdahl": Law(
+        "Amdahl",
+        2,
+        lambda points: _solve_serial([(s * (1 - 1 / n), 1 - s / n) for n, s in points.items() if n > 1]),
+        lambda p, n: 1 / (p["serial"] + (1 - p["serial"]) / n),
+    ),
+    "gustafson": Law(
+        "Gustafson",
+        2,
+        lambda points: _solve_serial([((1 - n) / s, 1 - n / s) for n, s in points.items() if n > 1]),
+        lambda p, n: p["serial"] + (1 - p["serial"]) * n,
+    ),
+    "universal": Law(
+        "universal scalability",
+        3,
+        _solve_universal,
+        lambda p, n: n / (1 + p["contention"] * (n - 1) + p["crosstalk"] * n * (n - 1)),
+    ),
+}
+
+
+def fit_laws(
+    repeats: Mapping[int, Sequence[float]],
+    weak: bool = False,
+    middles: Mapping[int, float] | None = None,
+    most: int | None = None,
+) -> list[LawFit]:
+    """The laws that so many numbers of ranks can decide between; `repeats` are speed-ups by number of ranks.
+
+    A law goes by the `middles`, or without them by the medians; the repeats make the band. `most` is the number of
+    ranks beyond which they have no cores of their own, so that no law holds.
+    """
+    positive = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
+    given = {n: found for n, found in positive.items() if found}
+    names = ["gustafson" if weak else "amdahl", "universal"]
+    points = {n: (middles or {}).get(n) or median(found) for n, found in given.items()}
+    reach = REACH * max(points, default=1)
+    reach = reach if most is None else max(*points, min(reach, most)) if points else 1
+    found = [_fit_law(name, given, points, reach) for name in names if len(given) >= LAWS[name].needs]
+    if most is not None:  # what no number of ranks passes is not known where more of them have no cores
+        found = [replace(law, ceiling=None, peak_ranks=None, ceiling_high=None) for law in found]
+    return [law for law in found if law.error <= MOST_ERROR]
+
+
+def _fit_law(name: str, repeats: Mapping[int, Sequence[float]], points: Points, reach: int) -> LawFit:
+    law = LAWS[name]
+    parameters = law.solve(points)
+    dice = random.Random(0)
+    drawn = [law.solve({n: _resample(found, dice) for n, found in repeats.items()}) for _ in range(DRAWS)]
+    curve = []
+    for n in list_rank_counts(reach):
+        values = sorted(law.speedup(p, n) for p in drawn)
+        middle = law.speedup(parameters, n)
+        low, high = values[int(LOW * (DRAWS - 1))], values[int(HIGH * (DRAWS - 1))]
+        curve.append(CurvePoint(n, middle, min(low, middle), max(high, middle)))
+    error = max(abs(law.speedup(parameters, n) / s - 1) for n, s in points.items())
+    ceiling, peak = _find_limits(name, parameters)
+    ceilings = sorted(_find_limits(name, p)[0] or math.inf for p in drawn)
+    high = max(ceilings[math.ceil(HIGH * (DRAWS - 1))], ceiling or math.inf)
+    return LawFit(name, parameters, error, ceiling, peak, tuple(curve), high if math.isfinite(high) else None)
+
+
+def _resample(found: Sequence[float], dice: random.Random) -> float:
+    """The median of as many repeats drawn again, with the noise that even equal repeats have."""
+    drawn = median([dice.choice(found) for _ in found])
+    return drawn * math.exp(dice.gauss(0.0, LEAST_NOISE))
+
+
+def _find_limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float | None]:
+    """(ceiling, peak) of a `LawFit`."""
+    if p.get("crosstalk", 0.0) > 1e-9:
+        peak = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
+        return LAWS[name].speedup(p, peak), peak
+    share = {"amdahl": p.get("serial"), "universal": p.get("contention")}.get(name)
+    return (1 / share if share is not None and share > 1e-6 else None), None
+
+
+def list_rank_counts(most: int) -> list[int]:
+    """1, 2, 3, … while few, then in steps that keep a curve smooth."""
+    found, n = [], 1
+    while n < most:
+        found.append(n)
+        n += max(1, n // 8)
+    return [*found, most]

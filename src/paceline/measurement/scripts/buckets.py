@@ -1,0 +1,110 @@
+"""The gradient buckets of DistributedDataParallel: when each is in flight, and to which backward pass it belongs.
+
+Its reducer sums them in the script's process group. A group around that one takes its place, notes the moments and
+hands everything on. A communication hook would tell as much and cost more: with any hook set, the reducer no longer
+divides gradients while it copies them. Where the script has a hook of its own, a function around it notes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.measurement.scripts.step_recorder import BUCKET, StepRecorder
+
+CallScope = Callable[[], AbstractContextManager[None]]
+"""Around a collective whose own calls of others belong to it."""
+PASSES = count()
+"""Backward passes are numbered, over all models."""
+
+
+class TimedGroup(dist.ProcessGroup):
+    """The process group of a reducer, in which it sums its buckets and, once, agrees on their order."""
+
+    def __init__(self, group: dist.ProcessGroup, notes: StepRecorder) -> None:
+        super().__init__(group.rank(), group.size())
+        self._group = group
+        self._notes = notes
+        self._backward = next(PASSES)
+        self._sent: set[int] = set()
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> dist.Work:
+        return self._group.broadcast(tensors, options)
+
+    def allreduce(self, tensors: list[Tensor], options: Any) -> dist.Work:
+        bucket = id(tensors[0])  # the reducer keeps it, and sends it once in a pass
+        if bucket in self._sent:
+            self._backward = next(PASSES)
+            self._sent.clear()
+        self._sent.add(bucket)
+        notes, begin, backward = self._notes, self._notes.mark(), self._backward
+        work = self._group.allreduce(tensors, options)
+        work.get_future().add_done_callback(lambda future: notes.note(BUCKET, begin, backward))
+        return work
+
+
+GROUPS: WeakKeyDictionary[DistributedDataParallel, TimedGroup] = WeakKeyDictionary()
+"""By model; a reducer does not keep its group alive."""
+
+
+def swap_groups(watching: bool) -> None:
+    """Put our groups into all reducers, or the script's own again."""
+    for model, group in GROUPS.items():
+        model.reducer._update_process_group(group if watching else model.process_group)
+
+
+def watch_buckets(notes: StepRecorder, entered: CallScope) -> None:
+    """Those of all models that are built from now on."""
+    build, register, register_builtin = (
+        getattr(DistributedDataParallel, name)
+        for name in ("__init__", "register_comm_hook", "_register_builtin_comm_hook")
+    )
+
+    @functools.wraps(build)
+    def build_and_watch(model: Any, *args: Any, **kwargs: Any) -> None:
+        build(model, *args, **kwargs)
+        if model.process_group.size() > 1 and hasattr(model, "reducer"):
+            GROUPS[model] = TimedGroup(model.process_group, notes)
+            swap_groups(notes.watching)
+
+    @functools.wraps(register)
+    def register_timed(model: Any, state: Any, hook: Callable[..., Any]) -> None:
+        register(model, state, _time_hook(notes, entered, hook))
+
+    @functools.wraps(register_builtin)
+    def register_unseen(model: Any, *args: Any, **kwargs: Any) -> None:
+        """It sums buckets of its own, of which nobody knows to which pass they belong."""
+        if GROUPS.pop(model, None) is not None:
+            model.reducer._update_process_group(model.process_group)
+        register_builtin(model, *args, **kwargs)
+
+    notes.watchers.append(swap_groups)
+    DistributedDataParallel.__init__ = build_and_watch
+    DistributedDataParallel.register_comm_hook = register_timed
+    DistributedDataParallel._register_builtin_comm_hook = register_unseen
+
+
+def _time_hook(notes: StepRecorder, entered: CallScope, hook: Callable[..., Any]) -> Callable[..., Any]:
+    backward = -1
+
+    @functools.wraps(hook)
+    def timed(state: Any, bucket: Any) -> Any:
+        nonlocal backward
+        if bucket.index() == 0:
+            backward = next(PASSES)
+        begin, of_pass = notes.mark(), backward
+        with entered():
+            future = hook(state, bucket)
+        if notes.watching:
+            future.add_done_callback(lambda future: notes.note(BUCKET, begin, of_pass))
+        return future
+
+    return timed

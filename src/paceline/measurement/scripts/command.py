@@ -1,0 +1,177 @@
+"""Start a measured command on a number of ranks, without a shell, and leave no process of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paceline.errors import UserError
+from paceline.launch.environment import detect_rank
+from paceline.launch.signals import StopRequest
+
+REQUEST_VARIABLE = "PACELINE_OUTSIDE"
+ON_PATH = Path(__file__).with_name("on_path")
+"""Holds the file that Python runs when it starts, and nothing else."""
+
+
+@dataclass(frozen=True)
+class RecordRequest:
+    folder: str
+    """For events/rankN.jsonl."""
+    steps: int
+    """After so many the process ends."""
+    ranks: int
+    steps_by: str = ""
+    """The optimiser whose steps count, where there are several."""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> RecordRequest | None:
+        text = environ.get(REQUEST_VARIABLE)
+        return cls(**json.loads(text)) if text else None
+
+    def environ(self, given: Mapping[str, str]) -> dict[str, str]:
+        """An environment in which every Python process notes its steps."""
+        path = os.pathsep.join(filter(None, (str(ON_PATH), given.get("PYTHONPATH"))))
+        return {**given, "PYTHONPATH": path, REQUEST_VARIABLE: json.dumps(asdict(self))}
+
+
+RANKS = "{ranks}"
+EXAMPLE = "paceline measure --ranks 1,2 -- python train.py"
+LAUNCHERS = {
+    "torchrun": ("--nproc-per-node", "--nproc_per_node"),
+    "torch.distributed.run": ("--nproc-per-node", "--nproc_per_node"),
+    "torch.distributed.launch": ("--nproc-per-node", "--nproc_per_node"),
+    "accelerate": ("--num_processes", "--num-processes", "-n"),
+    "deepspeed": ("--num_gpus",),
+    "fabric": ("--devices",),
+    "mpirun": ("-np", "-n"),
+    "mpiexec": ("-n", "-np"),
+    "srun": ("--ntasks", "-n"),
+    "horovodrun": ("-np", "--num-proc"),
+}
+"""Programs that start processes, and the options by which they are told how many; the first is the usual one."""
+
+
+@dataclass(frozen=True)
+class MeasuredCommand:
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the script, or of the program where there is none."""
+        script = next((word for word in self.words if word.endswith(".py")), self.words[0])
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).name.removesuffix(".py")) or "command"
+
+    @property
+    def starts_its_ranks(self) -> bool:
+        return any(RANKS in word for word in self.words) or self.launcher is not None
+
+    @property
+    def launcher(self) -> str | None:
+        first, *rest = self.words
+        program = Path(first).name
+        if program in LAUNCHERS:
+            return program
+        module = rest[rest.index("-m") + 1] if "-m" in rest[:-1] and rest.index("-m") < _find_script(rest) else ""
+        return module if module in LAUNCHERS else None
+
+    def on(self, ranks: int) -> list[str]:
+        """The words to start, where they start that many ranks."""
+        words = [word.replace(RANKS, str(ranks)) for word in self.words]
+        if self.starts_its_ranks:
+            return words
+        return [sys.executable, "-m", "paceline", "launch", "--ranks", str(ranks), "--", *words]
+
+    def with_ranks(self) -> str:
+        """As it would be typed with {ranks} where its launcher reads how many processes to start."""
+        launcher = self.launcher
+        if launcher is None:
+            return shlex.join(self.words)
+        options = LAUNCHERS[launcher]
+        words = list(self.words)
+        for place, word in enumerate(words[: _find_script(words)]):
+            option, equals, _ = word.partition("=")
+            if option in options and equals:
+                words[place] = f"{option}={RANKS}"
+                return " ".join(words)
+            if option in options and place + 1 < len(words):
+                words[place + 1] = RANKS
+                return " ".join(words)
+        at = next(i for i, word in enumerate(words) if Path(word).name == launcher) + 1
+        at += words[at : at + 1] in (["launch"], ["run"])
+        return " ".join([*words[:at], options[0], RANKS, *words[at:]])
+
+
+def _find_script(words: Sequence[str]) -> int:
+    return next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+
+
+def check_command(
+    words: Sequence[str], ranks: Sequence[int], environ: Mapping[str, str] = os.environ
+) -> MeasuredCommand:
+    """The command, if it can be measured on these numbers of ranks."""
+    if not words:
+        raise UserError(f"which command? write it after  --  as in  {EXAMPLE}")
+    command = MeasuredCommand(tuple(words))
+    if shutil.which(words[0], path=environ.get("PATH")) is None:
+        python = f"; type  python {words[0]}  in its place" if words[0].endswith(".py") else ""
+        raise UserError(f"the command {words[0]!r} is not found, or is no program{python}")
+    if len(ranks) > 1 and command.starts_its_ranks and not any(RANKS in word for word in words):
+        raise UserError(
+            f"{command.launcher} starts the same number of processes each time; write {RANKS} in its place:  paceline "
+            f"measure --ranks {','.join(map(str, ranks))} -- {command.with_ranks()}"
+        )
+    if (place := detect_rank(environ)) is not None:
+        raise UserError(
+            f"{place.launcher} has started this process as one of {place.world} ranks, and a command is measured "
+            f"with ranks of its own; type  {EXAMPLE}  outside of it"
+        )
+    return command
+
+
+POLL_S = 0.05
+GRACE_S = 10.0
+"""For a command that was asked to stop."""
+
+
+def run_recorded(words: Sequence[str], request: RecordRequest, output: Path) -> int:
+    """Run a command whose processes note their steps; its exit code, negative where a signal ended it."""
+    with open(output, "wb") as file, StopRequest() as stop:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=request.environ(os.environ),
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None and not stop.requested:
+                time.sleep(POLL_S)
+        finally:
+            _terminate(process)
+    if stop.requested:
+        raise KeyboardInterrupt
+    return process.returncode
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """A launcher ends its ranks when it is asked to; what is left of them after a while is killed."""
+    with contextlib.suppress(ProcessLookupError):
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

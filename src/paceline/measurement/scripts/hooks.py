@@ -1,0 +1,187 @@
+"""Hooks on torch that tell `StepRecorder` what a script does: its steps, its waits for batches, its collectives.
+
+The steps of optimisers have public hooks; for the iterators of DataLoaders and the functions of torch.distributed,
+functions around them take their places; for gradient buckets see `buckets`. The script's own results do not change.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from paceline.measurement.scripts.command import RecordRequest
+from paceline.measurement.scripts.step_recorder import (
+    BLOCKING,
+    FLIGHT,
+    INPUT,
+    WAIT,
+    StepRecorder,
+    describe_rank_mismatch,
+)
+
+COLLECTIVES = (
+    *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "barrier", "gather", "scatter"),
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_single"),
+    *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all", "all_to_all_single"),
+    *("send", "recv", "isend", "irecv", "batch_isend_irecv"),
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+)
+
+
+def install_hooks() -> None:
+    """Set all hooks in this process, if it was asked for."""
+    request = RecordRequest.of(os.environ)
+    if request is None:
+        return
+    import torch
+
+    notes = StepRecorder(request)
+    _hook_optimizers(notes)
+    _hook_dataloader(notes)
+    if torch.distributed.is_available():
+        from paceline.measurement.scripts.buckets import watch_buckets
+
+        calls = _CollectiveCalls(notes)
+        _check_process_group(notes)
+        _hook_collectives(calls)
+        watch_buckets(notes, calls.entered)
+    atexit.register(notes.close)
+
+
+def _hook_optimizers(notes: StepRecorder) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(notes.optimizer_begins)
+    register_optimizer_step_post_hook(notes.optimizer_ended)
+
+
+def _hook_dataloader(notes: StepRecorder) -> None:
+    from torch.utils.data import dataloader
+
+    following = dataloader._BaseDataLoaderIter.__next__
+
+    @functools.wraps(following)
+    def timed(batches: Any) -> Any:
+        begin = notes.mark()
+        batch = following(batches)
+        notes.workers = getattr(batches, "_num_workers", None)
+        notes.note(INPUT, begin, count_batch_samples(batch, getattr(batches._index_sampler, "batch_size", None)))
+        return batch
+
+    dataloader._BaseDataLoaderIter.__next__ = timed
+
+
+def count_batch_samples(batch: Any, batch_size: int | None = None) -> int:
+    """The length of the first tensor or array of a batch; 0 where there is none.
+
+    A list with a thing for each sample is as long as the loader's `batch_size`.
+    """
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        if len(batch) == batch_size:
+            return len(batch)
+        return next((found for part in batch if (found := count_batch_samples(part, batch_size))), 0)
+    shape: Sequence[int] = getattr(batch, "shape", ())
+    return int(shape[0]) if len(shape) else 0
+
+
+def _check_process_group(notes: StepRecorder) -> None:
+    """A script that asks for another number of ranks than there are would wait for them for half an hour."""
+    import torch.distributed as dist
+
+    join = dist.init_process_group
+
+    @functools.wraps(join)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        world = inspect.signature(join).bind_partial(*args, **kwargs).arguments.get("world_size", -1)
+        if world not in (-1, notes.request.ranks):
+            notes.refuse(describe_rank_mismatch(notes.request.ranks, world))
+        return join(*args, **kwargs)
+
+    _replace_function("init_process_group", checked)
+
+
+def _replace_function(name: str, function: Callable[..., Any]) -> None:
+    import torch.distributed as dist
+
+    for module in (dist, dist.distributed_c10d):
+        setattr(module, name, function)
+
+
+class _CollectiveCalls:
+    """Calls of collectives: those that are made inside another belong to it."""
+
+    def __init__(self, notes: StepRecorder) -> None:
+        self.notes = notes
+        self._inside = threading.local()
+
+    @property
+    def inside(self) -> bool:
+        return getattr(self._inside, "now", False)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        self._inside.now = True
+        try:
+            yield
+        finally:
+            self._inside.now = False
+
+
+def _hook_collectives(calls: _CollectiveCalls) -> None:
+    import torch.distributed as dist
+
+    for name in COLLECTIVES:
+        if hasattr(dist, name):
+            _replace_function(name, _time_call(calls, getattr(dist, name)))
+    wait, notes = dist.Work.wait, calls.notes
+
+    @functools.wraps(wait)
+    def timed_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        if calls.inside:
+            return wait(work, *args, **kwargs)
+        begin = notes.mark()
+        done = wait(work, *args, **kwargs)
+        notes.note(WAIT, begin)
+        return done
+
+    dist.Work.wait = timed_wait
+
+
+def _time_call(calls: _CollectiveCalls, collective: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    notes = calls.notes
+
+    @functools.wraps(collective)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        if calls.inside or torch.compiler.is_compiling():
+            return collective(*args, **kwargs)
+        begin = notes.mark()
+        with calls.entered():
+            result = collective(*args, **kwargs)
+        works = [work for work in (result if isinstance(result, list) else [result]) if hasattr(work, "get_future")]
+        for work in works:
+            with suppress(RuntimeError):  # a backend without futures: only its waits are seen
+                work.get_future().add_done_callback(lambda future: notes.note(FLIGHT, begin))
+        if not works:
+            aside = _is_in_own_stream()
+            notes.aside |= aside
+            notes.note(FLIGHT if aside else BLOCKING, begin)
+        return result
+
+    return timed
+
+
+def _is_in_own_stream() -> bool:
+    """As FSDP does on CUDA devices: what computes then does not wait for it here."""
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.current_stream() != torch.cuda.default_stream()

@@ -1,0 +1,206 @@
+"""Measure an unmodified command on several numbers of ranks, from the steps that its processes recorded."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RunFailed, UserError
+from paceline.launch.root_cause import SECONDARY_ERROR_PATTERN
+from paceline.measurement.messages import FROM_OUTSIDE
+from paceline.measurement.result import Measurement, build_measurement
+from paceline.measurement.rows import BatchLayout, MeasuredRow, drop_failed
+from paceline.measurement.run_times import MOST_RANKS, ObservedScript, RunTimes, compute_run_times
+from paceline.measurement.scripts.command import MeasuredCommand, RecordRequest, check_command, run_recorded
+from paceline.measurement.trial_runner import (
+    REPEATS,
+    STEPS,
+    AbortTrials,
+    MeasureState,
+    Trial,
+    build_rows,
+    collect_rates,
+    run_trials,
+    write_measurement,
+)
+from paceline.runlog.events import drop_undone_steps, read_events
+from paceline.runlog.run_dir import RunDir
+from paceline.workload import LogFn
+
+OUTPUT = "output.txt"
+"""What the command printed."""
+SHOWN_LINES = 15
+OF_LAUNCHERS = "ChildFailedError|CalledProcessError"
+ERROR = re.compile(rf"(\[rank\d+\]: *)?(?!.*({OF_LAUNCHERS}))[\w.]*(Error|Exception|Interrupt)(: |$)")
+"""The last line of a traceback, but not of those that launchers add."""
+OF_OUR_LAUNCHER = "paceline: rank "
+ENDED_EARLY = 5
+"""Steps that a script must have made, if it ended before those that were asked for."""
+Event = Mapping[str, Any]
+
+
+def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes:
+    """The times of a command that ended with `code`."""
+    run = RunDir(path)
+    by_rank = [list(read_events(run.events_file(rank))) for rank in range(min(request.ranks, MOST_RANKS))]
+    main = by_rank[0]
+    if refused := next((event for events in by_rank for event in events if event["kind"] == "refused"), None):
+        raise (AbortTrials if refused["on_any_ranks"] else UserError)(refused["why"])
+    end = next((event for event in main if event["kind"] == "end"), {})
+    if code and end.get("status") != "measured":
+        how = f"exit code {code}" if code > 0 else f"signal {-code}"
+        raise RunFailed(f"the command failed with {how}: {extract_error_lines(path / OUTPUT)[-1]}; see {path / OUTPUT}")
+    steps = [drop_undone_steps(events) for events in by_rank]
+    if missing := [str(rank) for rank, found in enumerate(steps) if not found]:
+        if any(steps):
+            raise UserError(f"rank {', '.join(missing)} made no step that could be seen, and others did")
+        raise AbortTrials(_explain_no_steps(request, end))
+    if len(steps[0]) < min(ENDED_EARLY, request.steps):
+        raise AbortTrials(
+            f"the script ended after {len(steps[0]) + 1} steps of {request.steps + 1}; let it run longer, with more "
+            "epochs or data"
+        )
+    rank_batches = _count_rank_batches(steps)
+    together = [_add_batch(of_rank, rank_batches, request.ranks) for of_rank in steps]
+    ends = [event for events in by_rank for event in events if event["kind"] == "end"]
+    seen = ObservedScript(True, rank_batches, any(event.get("aside") for event in ends))
+    return replace(compute_run_times(run, together, tuple(event["peak_bytes"] for event in ends)), seen=seen)
+
+
+def _count_rank_batches(steps: Sequence[Sequence[Event]]) -> tuple[int, ...]:
+    """Samples of a usual step of each rank: gradients may be accumulated over several batches, which add up."""
+    found = tuple(round(statistics.median(event["rank_batch"] for event in of_rank)) for of_rank in steps)
+    return found if any(found) else ()
+
+
+def _add_batch(steps: Sequence[Event], rank_batches: Sequence[int], ranks: int) -> list[Event]:
+    """The step of a rank counts as one sample where nobody knows."""
+    return [{**event, "batch": sum(rank_batches) or ranks} for event in steps]
+
+
+def extract_error_lines(output: Path) -> list[str]:
+    """What a command printed up to the error that it ended with: its launcher may have said more after it, and so may
+    ranks that only lost a peer."""
+    lines = output.read_text(encoding="utf-8", errors="replace").rstrip().splitlines() or ["it printed nothing"]
+    errors = [i for i, line in enumerate(lines) if ERROR.match(line)]
+    causes = [i for i in errors if not SECONDARY_ERROR_PATTERN.search(lines[i])]
+    others = [i for i, line in enumerate(lines) if not line.startswith(OF_OUR_LAUNCHER)]
+    at = (causes or errors or others or [0])[-1]
+    return lines[max(0, at + 1 - SHOWN_LINES) : at + 1]
+
+
+def _explain_no_steps(request: RecordRequest, end: Event) -> str:
+    if names := end.get("optimizers"):
+        return f"--steps-by {request.steps_by}: no optimiser of that name made two steps; there are {', '.join(names)}"
+    return (
+        "no optimiser of torch made two steps in any process of the command: either the script makes none, or its "
+        "Python does not read PYTHONPATH (python -I, -E or -S, a container)"
+    )
+
+
+SAME_BATCH = 0.02
+"""Batches that differ by less are the same: the last one of an epoch may be shorter."""
+
+
+@dataclass(frozen=True)
+class CommandTrial(Trial):
+    """A number of ranks to start the command on."""
+
+    label: str
+    ranks: int
+    command: MeasuredCommand
+    steps: int
+    steps_by: str = ""
+    say: LogFn = field(default=lambda text: None, compare=False)
+
+    @property
+    def batch(self) -> BatchLayout:
+        return BatchLayout()
+
+    def run(self, path: Path) -> RunTimes:
+        path.mkdir()
+        request = RecordRequest(str(path.resolve()), self.steps, self.ranks, self.steps_by)
+        code = run_recorded(self.command.on(self.ranks), request, path / OUTPUT)
+        try:
+            return read_script_times(path, request, code)
+        except RunFailed:
+            self.say("\n".join(extract_error_lines(path / OUTPUT)))
+            raise
+
+
+def measure_command(
+    words: Sequence[str],
+    ranks: Sequence[int] = (1, 2),
+    *,
+    out: str | Path | None = None,
+    say: LogFn = lambda text: None,
+    steps: int = STEPS,
+    repeats: int = REPEATS,
+    **options: Any,
+) -> Measurement:
+    """Start a command on each number of ranks, several times, end it after some steps, and sum up what was seen.
+
+    `{ranks}` in a word stands for the number of ranks; a command without it is started once for each rank. Options:
+    `steps_by`, the optimiser whose steps count where there are several; `price` in USD per device and hour; `retry`
+    what failed before. The folder `out` (runs/NAME-measure) holds measure.json and what the script printed.
+    """
+    command = check_command(words, ranks)
+    steps_by = options.get("steps_by") or ""
+    wanted = [CommandTrial(f"{n} rank{'s' * (n > 1)}", n, command, steps, steps_by, say) for n in sorted(ranks)]
+    folder = Path(out) if out is not None else Path("runs") / f"{command.name}-measure"
+    begun: MeasureState = {
+        "name": command.name,
+        "steps": steps,
+        "spec": {},
+        "command": list(words),
+        "steps_by": steps_by,
+    }
+    retry = options.get("retry", False)
+    with run_trials(folder, begun, _comparable_values, wanted, repeats=repeats, retry=retry, say=say) as (state, times):
+        rows = build_rows(wanted, state, times)
+        state["kind"] = detect_scaling_kind(drop_failed(rows))
+        found = build_measurement(folder, state, rows, collect_rates(times), None, options.get("price"), {})
+        seen = [run for runs in times.values() for run in runs.values()]
+        return write_measurement(replace(found, notes=(*collect_script_notes(seen, steps), *found.notes)), state)
+
+
+def _comparable_values(state: Mapping[str, Any]) -> dict[str, Any]:
+    values = {key: state.get(key) for key in ("name", "steps", "steps_by")}
+    return {"command": shlex.join(state.get("command", ())), **values}
+
+
+def detect_scaling_kind(rows: Sequence[MeasuredRow]) -> str:
+    """Whether the script does the same work in a step on all rows, or more with more ranks."""
+    if len(rows) < 2:
+        return "strong"
+    batches = [row.batch.global_batch for row in rows]
+    known = [batch for batch in batches if batch]
+    if len(known) < len(batches):
+        return "weak"
+    return "strong" if max(known) <= (1 + SAME_BATCH) * min(known) else "weak"
+
+
+def collect_script_notes(runs: Sequence[RunTimes], steps: int) -> list[str]:
+    """What a reader should know of numbers that were seen from outside."""
+    found = [f"{FROM_OUTSIDE} Loss, layout and evaluations are not known, and runs are ended after {steps} steps."]
+    if not all(run.seen.rank_batches for run in runs):
+        found.append(
+            "No DataLoader was seen, so the samples of a step are not known, and waiting for input counts as compute. "
+            "The step of a rank counts as one sample; if the script divides one batch among its ranks, divide the "
+            "speed-ups by the ranks."
+        )
+    if any(len(run.busy_s_by_rank) > 1 and not run.parts.comm_s for run in runs):
+        found.append(
+            "Several ranks ran, and no communication of theirs was seen: each trains by itself, or gradients are "
+            "exchanged in a way that cannot be seen, as in compiled graphs. A speed-up means little then."
+        )
+    if any(run.seen.aside for run in runs):
+        found.append(
+            "Collectives ran in streams of their own, as those of FSDP do: what is exposed of them counts as compute."
+        )
+    return found

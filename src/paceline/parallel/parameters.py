@@ -1,0 +1,254 @@
+"""Group parameters by name, and find what one rank updates of each.
+
+The run file's patterns come first, then those of `Workload.groups`; the first that matches a name decides. The group
+of a parameter follows from its name alone, so it is the same whatever part of the model a rank holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from paceline.config import ParameterGroup, Train
+from paceline.errors import UserError, did_you_mean
+from paceline.workload import Workload
+
+DEFAULT_GROUP = ParameterGroup()
+"""Of parameters that no pattern names: all is as the section `train` says."""
+
+
+@dataclass(frozen=True)
+class ParameterGroups:
+    """Patterns, in the order in which they are tried."""
+
+    table: Mapping[str, ParameterGroup] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Parameters of the whole model by pattern; "" are those that no pattern names."""
+    frozen: int = 0
+    """Parameters that are not trained, by a pattern or by the model itself."""
+
+    def pattern(self, name: str) -> str:
+        """The one that decides for a parameter; "" where none names it."""
+        return next((pattern for pattern in self.table if fnmatchcase(name, pattern)), "")
+
+    def __getitem__(self, pattern: str) -> ParameterGroup:
+        return self.table.get(pattern, DEFAULT_GROUP)
+
+    def freeze(self, model: nn.Module) -> None:
+        """For a model, or for some of its layers."""
+        for name, p in model.named_parameters():
+            if self[self.pattern(name)].frozen:
+                p.requires_grad_(False)
+
+    def words(self) -> Iterator[str]:
+        """A line for each group, for people."""
+        for pattern, group in self.table.items():
+            given = {"lr": group.lr, "weight_decay": group.weight_decay}
+            changes = [f"{key} {value:g}" for key, value in given.items() if value is not None]
+            said = "frozen" if group.frozen else ", ".join(changes) or "as the rest"
+            yield f"{self.sizes[pattern]:,} parameters {pattern!r}: {said}"
+        if self.frozen:
+            total = sum(self.sizes.values())
+            yield f"{total - self.frozen:,} parameters to train = {total:,} - {self.frozen:,} frozen"
+
+
+def resolve_groups(workload: Workload, train: Train, model: nn.Module) -> ParameterGroups:
+    """The groups of a whole model, of which they freeze what is to be frozen.
+
+    A pattern that decides for no parameter is refused, and a model of which nothing is left to train.
+    """
+    names, said = [name for name, _ in model.named_parameters()], ParameterGroups(train.groups)
+    table = {**train.groups, **_workload_groups(workload, model), **train.groups}
+    for pattern in [pattern for pattern in table if pattern not in train.groups]:
+        matched = [name for name in names if fnmatchcase(name, pattern)]
+        if matched and all(map(said.pattern, matched)):  # the run file says something else of all of them
+            del table[pattern]
+    groups = ParameterGroups(table)
+    sizes = dict.fromkeys([*table, ""], 0)
+    for name, p in model.named_parameters():
+        sizes[groups.pattern(name)] += p.numel()
+    for pattern in table:
+        if not pattern or not sizes[pattern]:
+            _reject_pattern(pattern, groups, names)
+    groups.freeze(model)
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    if frozen == sum(sizes.values()):
+        kind = f"the model ({type(model).__name__})"
+        what = f"all {frozen:,} parameters of {kind} are frozen" if frozen else f"{kind} has no parameters"
+        raise UserError(f"workload: {what}; there must be one to train")
+    return ParameterGroups(table, sizes, frozen)
+
+
+def _workload_groups(workload: Workload, model: nn.Module) -> dict[str, ParameterGroup]:
+    """What the workload says beside the run file."""
+    found: Any = workload.groups(model)
+    if not isinstance(found, Mapping):
+        raise UserError(
+            f"workload: groups(model) returned {type(found).__name__}; it must return a dict as in the run file, "
+            '{"encoder.*": {"lr": 1e-4}}'
+        )
+    groups = {}
+    for pattern, values in found.items():
+        try:
+            groups[str(pattern)] = ParameterGroup.model_validate(values)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            key = ".".join(map(str, problem["loc"]))
+            known = ", ".join(ParameterGroup.model_fields)
+            wrong = f"is not known, use {known}" if problem["type"] == "extra_forbidden" else problem["msg"]
+            raise UserError(f"workload: groups(model): {pattern!r}: {key}: {wrong}") from None
+    return groups
+
+
+def _reject_pattern(pattern: str, groups: ParameterGroups, names: list[str]) -> None:
+    if first := next((groups.pattern(name) for name in names if fnmatchcase(name, pattern)), ""):
+        raise UserError(
+            f"train.groups: all that {pattern!r} matches is matched by {first!r} before it; "
+            "the first pattern decides, so put the narrower one first"
+        )
+    near = did_you_mean(pattern, [f"{name.rpartition('.')[0]}.*" for name in names] + names, cutoff=0.65)
+    raise UserError(
+        f"train.groups: no parameter has a name like {pattern!r}{near or '; names are ' + ', '.join(names[:6])}"
+        + (" …" if not near and len(names) > 6 else "")
+    )
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, asked without importing them: that takes seconds, and a rank alone has none."""
+    return hasattr(tensor, "device_mesh")
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    name: str
+    param: nn.Parameter
+    data: Tensor
+    """Plain, and in the memory of the parameter."""
+    copies: int
+    """Ranks that hold the very same numbers, this one included."""
+    cut: Callable[[Tensor], Tensor] = lambda like: like
+    """This rank's part of a tensor like the parameter (its gradient), as a plain tensor."""
+    whole: Callable[[Tensor], Tensor] = lambda local: local
+    """A tensor like `data` as a checkpoint sees it: with its place in the whole."""
+
+
+class LocalParameters(Sequence[LocalParameter]):
+    """All that a rank updates, in the order of the model."""
+
+    def __init__(
+        self, parameters: Sequence[LocalParameter], group: Any = None, after_update: Callable[[], None] = lambda: None
+    ) -> None:
+        self._all = list(parameters)
+        self._copies = {id(part.data): part.copies for part in parameters}
+        self._group = group
+        """Ranks that together hold the same parameters as this one; None where each holds all of them."""
+        self.after_update = after_update
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all[index]
+
+    @property
+    def divided(self) -> bool:
+        """Whether ranks hold parts, so that none has a whole parameter to itself."""
+        return self._group is not None
+
+    def gradients(self) -> None:
+        """Put this rank's part of each gradient where the optimiser looks for it."""
+        for part in self._all:
+            if part.data is not part.param and part.param.grad is not None:
+                part.data.grad = part.cut(part.param.grad)
+
+    def complete_gradients(self) -> None:
+        """A parameter that took no part in the loss has a gradient of 0."""
+        for part in self._all:
+            if part.data.grad is None:
+                part.data.grad = torch.zeros_like(part.data)
+
+    def clear(self) -> None:
+        for part in self._all:
+            part.param.grad = part.data.grad = None
+
+    def square(self) -> Tensor:
+        """This rank's share of the squared gradient norm, for a sum over all ranks.
+
+        A core adds many numbers up one after the other, and in fp32 that order would show in the fifth digit.
+        """
+        by_copies: dict[int, list[Tensor]] = {}
+        for part in self._all:
+            if part.data.grad is not None:
+                by_copies.setdefault(part.copies, []).append(part.data.grad)
+        squares = []
+        for copies, grads in by_copies.items():
+            kind = None if grads[0].is_cuda else torch.float64
+            norms = torch.stack(torch._foreach_norm(grads, 2, dtype=kind))
+            square = torch.linalg.vector_norm(norms, dtype=torch.float64).square()
+            squares.append(square if copies == 1 else square / copies)
+        if len(squares) == 1:
+            return squares[0]
+        return sum(squares, torch.zeros((), dtype=torch.float64, device=self._all[0].data.device))
+
+    def norms(self, of: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The norm of each whole tensor, of which this rank has the part that belongs to the part in `of`."""
+        found = list(torch._foreach_norm(list(tensors)))
+        if self._group is None:
+            return found
+        copies = torch.tensor([self._copies[id(data)] for data in of], dtype=torch.float64, device=found[0].device)
+        squares = torch.stack(found).double().square() / copies
+        dist.all_reduce(squares, group=self._group)
+        return list(squares.sqrt().to(found[0].dtype).unbind())
+
+
+def collect_local_parameters(modules: Sequence[nn.Module], ranks: int, group: Any = None) -> LocalParameters:
+    """Of parameters as they are: whole tensors, or local parts of DTensors.
+
+    `ranks` of them hold these parameters together, and form `group` where there are others beside them.
+    """
+    found = [
+        _shard(name, p, ranks) if is_sharded(p) else LocalParameter(name, p, p, ranks)
+        for module in modules
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    ]
+    divided = any(part.copies != ranks for part in found)
+    return LocalParameters(found, group if divided else None)
+
+
+def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = param.device_mesh, param.placements
+    parts = math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if not placement.is_replicate())
+
+    def cut(like: Any) -> Tensor:
+        assert is_sharded(like), f"the gradient of {name} is a {type(like).__name__}"
+        if like.placements != placements:  # a sum that is still to be taken
+            like = like.redistribute(placements=placements)
+        return like.to_local()
+
+    def whole(local: Tensor) -> Tensor:
+        if local.shape != data.shape:  # a number that is the same for all of it
+            return local
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
+
+    data = param.detach().to_local()
+    return LocalParameter(name, param, data, ranks // parts, cut, whole)
+
+
+def find_shared_parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[str, int, int]]:
+    """(name, index of a module, index of another that has the same parameter)"""
+    owner: dict[int, int] = {}
+    for index, module in enumerate(modules):
+        for name, p in module.named_parameters():
+            if owner.setdefault(id(p), index) != index:
+                yield name, owner[id(p)], index

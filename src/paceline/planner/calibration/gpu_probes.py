@@ -1,0 +1,202 @@
+"""The pieces of work that a CUDA device is measured with: as training has them, in bf16, long enough to warm up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.nn.attention import causal_attention
+from paceline.nn.packed import BLOCK, compute_packed_attention, pack_texts
+from paceline.planner.calibration.calibration import GPU_LAYER, GPU_LAYER_SAMPLES
+from paceline.planner.calibration.cpu_probes import (
+    Probe,
+    build_launch_probe,
+    build_product_probe,
+    build_update_probe,
+    time_stretches,
+)
+from paceline.workload import LogFn
+
+GPU_MATMULS = (
+    (1024, 1024, 1024),
+    (4096, 768, 768),
+    (8192, 1024, 1024),
+    (8192, 1024, 4096),
+    (16384, 1536, 4096),
+    (16384, 4096, 1536),
+    (16384, 2560, 2560),
+    (8192, 4096, 11008),
+)
+"""(rows, inner, outer): sides of layers."""
+ATTENTIONS = ((64, 12, 1024, 64), (32, 12, 1024, 128), (8, 12, 4096, 128), (16, 12, 2048, 64))
+"""(samples, heads, positions, features per head)."""
+PACKED = ((256, 8, 48, 32), (128, 8, 48, 64))
+"""(texts, heads, positions of each, features per head)."""
+WARM_UP = 3
+MOVED = 1 << 27
+"""Elements of the tensors that bandwidth is measured with: far more than a cache holds."""
+UPDATED = (50_000_000, 4_000_000, 4_000_000, 1_000_000)
+COPIED_BYTES = 1 << 28
+CHAIN = 50
+DEVICE = "cuda"
+STRETCH_S = 0.05
+ENOUGH_S = 0.6
+"""How long each piece runs: clocks sink within that time, as in training."""
+
+
+def measure_gpu(say: LogFn, enough_s: float = ENOUGH_S) -> dict[str, Any]:
+    """What a calibration file holds of the present CUDA device."""
+    say(f"calibrate: {torch.cuda.get_device_name()}, about {round(19 * enough_s) + 20} s")
+    values: dict[str, Any] = {
+        "name": torch.cuda.get_device_name(),
+        "memory_bytes": float(torch.cuda.get_device_properties(0).total_memory),
+        "matmuls": [
+            [*sides, _measure_rate(build_product_probe(*sides, DEVICE, torch.bfloat16), enough_s, graph=True)]
+            for sides in GPU_MATMULS
+        ],
+        "attentions": [[*sides, _measure_attention(*sides, enough_s / 2)] for sides in ATTENTIONS],
+        "packed": _measure_packed_rows(enough_s / 2, say),
+        "moved_bytes_s": _measure_bandwidth(enough_s),
+        "update_bytes_s": _measure_rate(build_update_probe(UPDATED, DEVICE), enough_s),
+        "launch_s": 1 / _measure_rate(build_launch_probe(CHAIN, DEVICE), enough_s),
+        "kernel_s": _measure_kernel_s(enough_s / 2),
+        "pcie_bytes_s": _measure_pcie(enough_s),
+    }
+    values["layer_s"], values["layer_kernels"] = _measure_layer(enough_s, say)
+    torch.cuda.empty_cache()
+    return values
+
+
+def measure_median_s(work: Callable[[], object], enough_s: float) -> float:
+    """The time of a call in the median of several stretches, the device being waited for after each."""
+    for _ in range(WARM_UP):
+        work()
+    times = time_stretches(work, enough_s, STRETCH_S, least=3, wait=torch.cuda.synchronize)
+    return sorted(times)[len(times) // 2]
+
+
+def _normal(*sides: int, grad: bool = False) -> Tensor:
+    return torch.randn(sides, device=DEVICE, dtype=torch.bfloat16).requires_grad_(grad)
+
+
+def _measure_rate(probe: Probe, enough_s: float, graph: bool = False) -> float:
+    """How much of it a second does; recorded as a graph, without the host."""
+    return probe.amount / measure_median_s(_record_graph(probe.work) if graph else probe.work, enough_s)
+
+
+def _measure_attention(b: int, h: int, s: int, d: int, enough_s: float) -> float:
+    """Seconds of causal attention, forward and backward, by the kernel that the language model takes."""
+    q, k, v = (_normal(b, s, h, d, grad=True) for _ in range(3))
+    seed = _normal(b, s, h, d)
+    return measure_median_s(lambda: torch.autograd.backward([causal_attention(q, k, v)], [seed]), enough_s)
+
+
+def _measure_packed_rows(enough_s: float, say: LogFn) -> list[list[float]]:
+    try:
+        return [[*sides, _measure_packed(*sides, enough_s)] for sides in PACKED]
+    except RuntimeError as error:  # older devices have no such kernel
+        say(f"calibrate: no attention over texts end to end here ({' '.join(str(error).split())[:80]})")
+        return []
+
+
+def _measure_packed(b: int, h: int, s: int, d: int, enough_s: float) -> float:
+    """Seconds of attention over texts end to end, forward and backward, by the kernel that the classifier takes."""
+    none = np.zeros(b, np.int64)
+    texts = pack_texts(np.zeros(b * s, np.int64), np.full(b, s), none, none)
+    texts = replace(texts, bounds=texts.bounds.to(DEVICE), longest=BLOCK)
+    q, k, v = (_normal(b * s, h, d, grad=True) for _ in range(3))
+    seed = _normal(b * s, h, d)
+    return measure_median_s(
+        _record_graph(lambda: torch.autograd.grad([compute_packed_attention(q, k, v, texts)], [q, k, v], [seed])),
+        enough_s,
+    )
+
+
+def _measure_bandwidth(enough_s: float) -> float:
+    """Bytes/s of a sum and an activation: two tensors read, one written; one read, one written."""
+    x, y, out = _normal(MOVED), _normal(MOVED), _normal(MOVED)
+
+    def work() -> None:
+        torch.add(x, y, out=out)
+        F.silu(x)
+
+    return 5 * 2.0 * MOVED / measure_median_s(work, enough_s)
+
+
+def _measure_kernel_s(enough_s: float) -> float:
+    """Kernels of a very small layer, one after another, launched as one graph: a product, a norm, an activation."""
+    x, w, one = _normal(2048, 128), _normal(128, 128), _normal(128)
+
+    def chain() -> None:
+        y = x
+        for _ in range(CHAIN):
+            y = F.gelu(F.layer_norm(F.linear(y, w), (128,), one, one))
+
+    return measure_median_s(_record_graph(chain), enough_s) / (3 * CHAIN)
+
+
+def _record_graph(work: Callable[[], object]) -> Callable[[], object]:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def _measure_pcie(enough_s: float) -> float:
+    host = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=DEVICE)
+    return COPIED_BYTES / measure_median_s(lambda: there.copy_(host, non_blocking=True), enough_s / 2)
+
+
+def _measure_layer(enough_s: float, say: LogFn) -> tuple[float, str]:
+    """Seconds of a decoder's layer as training runs it, and whether a compiler made its kernels."""
+    b, s, width, head = GPU_LAYER_SAMPLES, GPU_LAYER.context, GPU_LAYER.width, GPU_LAYER.head_dim
+    shapes = [
+        (3 * width, width),
+        (width, width),
+        (GPU_LAYER.ffn, width),
+        (GPU_LAYER.ffn, width),
+        (width, GPU_LAYER.ffn),
+    ]
+    weights = [(torch.randn(shape, device=DEVICE) / shape[1] ** 0.5).requires_grad_() for shape in shapes]
+    ones = [torch.ones(width, device=DEVICE, requires_grad=True) for _ in range(2)]
+    x, seed = _normal(b, s, width, grad=True), _normal(b, s, width)
+    angles = torch.outer(torch.arange(s, device=DEVICE), torch.arange(head // 2, device=DEVICE) / head)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+
+    def turned(x: Tensor) -> Tensor:
+        left, right = x.chunk(2, dim=-1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
+
+    def layer(x: Tensor) -> Tensor:
+        qkv, out, gate, up, down = weights
+        q, k, v = F.linear(F.rms_norm(x, (width,), ones[0]), qkv).unflatten(-1, (3, -1, head)).unbind(2)
+        x = x + F.linear(causal_attention(turned(q), turned(k), v).flatten(-2), out)
+        h = F.rms_norm(x, (width,), ones[1])
+        return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+    def timed(layer: Callable[[Tensor], Tensor]) -> float:
+        def work() -> None:
+            with torch.autocast(DEVICE, dtype=torch.bfloat16):
+                y = layer(x)
+            torch.autograd.backward([y], [seed.to(y.dtype)])
+            for tensor in (x, *weights, *ones):
+                tensor.grad = None
+
+        return measure_median_s(work, enough_s)
+
+    try:
+        return timed(torch.compile(layer)), "compiled"
+    except Exception as error:  # a compiler may be missing, in as many ways as there are systems
+        say(f"calibrate: nothing is compiled here ({' '.join(str(error).split())[:80]})")
+        return timed(layer), "eager"

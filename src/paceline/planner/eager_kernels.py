@@ -1,0 +1,210 @@
+"""What the framework's own kernels do on a GPU where each operation is run as it is written.
+
+A pass is traced on the CPU, or on fake tensors that say they are there, as if it were on a CUDA device: what autocast
+computes in fp32 there, and what is one kernel there, is so here too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+from weakref import finalize
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from paceline.nn.op_counter import is_product
+from paceline.parallel.precision import autocast
+
+IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "exp", "log", "pow", "sum", "prod"}
+IN_FP32 |= {"cumsum", "norm", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+IN_FP32 |= {"kl_div", "binary_cross_entropy_with_logits", "cosine_similarity"}
+"""What CUDA's autocast computes in full, of the functions that move much."""
+PASSES = {"batch_norm": 12.0, "layer_norm_backward": 7.0, "norm": 4.0, "upsample": 18.0, "max_pool": 3.5}
+"""Over what an operation with this in its name reads and writes, as an H200 runs it with torch 2.11: moments are made
+first, by kernels far below the bandwidth, and gradients are gathered from where they were scattered."""
+SUM_PASSES = 6.0
+"""Over what is summed down its columns, as the gradients of biases are."""
+STRIDED_PASSES = 2.0
+"""Over what is read in another order than it is written in."""
+DEPTHWISE_PASSES = 14.0
+"""Of a convolution in which every channel is by itself: it multiplies little, in kernels of its own."""
+CONVOLUTION, ATTENTION = 0.75, 0.5
+"""Of the rate of a plain product with the same sides."""
+CHANNELS, POSITIONS, FEATURES = 64, 128, 64
+"""Sides of the tiles that these two work in: less than a tile takes as long as a whole one."""
+CONVOLUTION_KERNELS = 6
+"""A product, its operands in the order that tensor cores want, and its result put back."""
+BACKWARD_KERNELS = 3
+"""Of norms and attention."""
+SORT_KERNELS, SORTED = 25, 3072
+"""To sort the rows of a table whose gradients are added up, where a pass looks up more than so many."""
+LOOKED_UP = ("embedding", "index_select", "index", "gather")
+
+
+@dataclass(frozen=True)
+class KernelTraffic:
+    """By one operation beside its arithmetic, as bytes of a plain element-wise kernel that takes as long."""
+
+    bytes: float
+    kernels: float = 1
+
+    def __add__(self, other: KernelTraffic) -> KernelTraffic:
+        return KernelTraffic(self.bytes + other.bytes, self.kernels + other.kernels)
+
+
+NO_TRAFFIC = KernelTraffic(0.0, 0)
+
+
+@contextmanager
+def simulate_cuda(precision: str) -> Iterator[None]:
+    """What is computed inside has the types that it would have on a CUDA device."""
+    with autocast(precision, torch.device("cpu")), _SimulatedCuda(torch.is_autocast_enabled("cpu")):
+        yield
+
+
+class _SimulatedCuda(TorchFunctionMode):
+    def __init__(self, mixed: bool) -> None:
+        super().__init__()
+        self.mixed = mixed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            asked = inspect.signature(F.dropout).bind(*args, **kwargs)
+            asked.apply_defaults()
+            x, p, training, _ = asked.args
+            return torch.native_dropout(x, p, True)[0] if training and 0 < p < 1 else x
+        if func in (F.rms_norm, torch.rms_norm) and (fused := _fused_norm(*args, **kwargs)) is not None:
+            return fused
+        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            args, kwargs = _without_dropout(func, args, kwargs)
+        if self.mixed and getattr(func, "__name__", "") in IN_FP32:
+            args, kwargs = tree_map_only(Tensor, _cast_to_fp32, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _fused_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor | None:
+    """Where all is of one type, devices have one kernel for it, which keeps and moves what a layer norm does."""
+    if weight is not None and weight.dtype != x.dtype:
+        return None
+    return torch.native_layer_norm(x, list(shape), weight, None, eps or 0.0)[0]
+
+
+def _without_dropout(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Cores keep the scores of an attention that drops some; devices never do."""
+    if func is F.scaled_dot_product_attention:
+        return (args[:4], {**kwargs, "dropout_p": 0.0}) if len(args) < 5 else ((*args[:4], 0.0, *args[5:]), kwargs)
+    asked = inspect.signature(func).bind(*args, **kwargs)
+    asked.arguments["dropout_p"] = 0.0
+    return asked.args, asked.kwargs
+
+
+def _cast_to_fp32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def estimate_kernel_efficiency(name: str, args: Any, out: Any) -> float:
+    """Of the time of a GPU's kernel for a product, what a plain one with the same sides would take."""
+    if name == "convolution":
+        return CONVOLUTION * _tile_fill(out.shape[1], CHANNELS)
+    if "attention" not in name:
+        return 1.0
+    length, span, width = args[0].shape[-2], args[1].shape[-2], args[0].shape[-1]
+    return ATTENTION * _tile_fill(length, POSITIONS) * _tile_fill(span, POSITIONS) * _tile_fill(width, FEATURES)
+
+
+def _tile_fill(side: int, tile: int) -> float:
+    return side / (math.ceil(side / tile) * tile)
+
+
+def estimate_traffic(name: str, args: Any, out: Any, more: float = 1.0) -> KernelTraffic:
+    """What an operation moves beside its arithmetic. `name` is torch's own (aten).
+
+    A pass of the run has `more` times the samples.
+    """
+    backward = "backward" in name
+    if name.startswith("convolution"):
+        return _convolution_traffic(args, out)
+    if is_product(name):
+        return KernelTraffic(0.0, BACKWARD_KERNELS if backward else 1)
+    if name in LOOKED_UP:
+        return KernelTraffic(2.0 * _tensor_bytes(out), 2)
+    if name == "_embedding_bag":
+        return KernelTraffic(2.0 * args[1].numel() * args[0].shape[-1] * args[0].element_size())
+    total = _tensor_bytes((args, out))
+    if "embedding" in name:
+        return KernelTraffic(total, SORT_KERNELS if args[1].numel() * more > SORTED else 2)
+    if name in ("sum", "mean") and isinstance(out, Tensor) and _sums_columns(args[0], out):
+        return KernelTraffic(SUM_PASSES * total)
+    if (word := next((word for word in PASSES if word in name), "")) and not _is_plain_kernel(word, args, backward):
+        return KernelTraffic(PASSES[word] * total, BACKWARD_KERNELS if backward else 1)
+    return KernelTraffic((STRIDED_PASSES if _changes_strides(args, out) else 1.0) * total)
+
+
+def _is_plain_kernel(word: str, args: Any, backward: bool) -> bool:
+    """Whether it is as fast as any: batch norms of rows, and what only makes an image larger."""
+    return (word == "batch_norm" and args[0].dim() < 3) or (word == "upsample" and not backward)
+
+
+def _convolution_traffic(args: Any, out: Any) -> KernelTraffic:
+    """Images are kept channel by channel; each operand of a product is put pixel by pixel, and each result back."""
+    back = not isinstance(out, Tensor)
+    pair, weight = (args[:2], args[2]) if back else ((args[0], out), args[1])
+    products, summed = (args[-1][0] + args[-1][1], args[-1][2]) if back else (1, False)
+    passes = DEPTHWISE_PASSES if weight.dim() > 3 and weight.shape[1] == 1 < weight.shape[0] else 2 * STRIDED_PASSES
+    sums = SUM_PASSES * _tensor_bytes(args[0]) if summed else 0.0
+    return KernelTraffic(passes * products * _tensor_bytes(pair) + sums, CONVOLUTION_KERNELS * products + summed)
+
+
+def _tensor_bytes(tensors: Any) -> float:
+    """Of the tensors in a structure; one that is repeated along a side is read once."""
+    found = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)]
+    return float(sum(min(x.numel() * x.element_size(), x.untyped_storage().nbytes()) for x in found))
+
+
+def _sums_columns(x: Tensor, out: Tensor) -> bool:
+    """Rows are added up, rather than what is in a row."""
+    return out.numel() < x.numel() and out.dim() > 0 and x.shape[-1] > 1 and out.shape[-1] == x.shape[-1]
+
+
+def _changes_strides(args: Any, out: Any) -> bool:
+    if not isinstance(out, Tensor) or out.dim() < 2:
+        return False
+    same = (x for x in tree_leaves(args) if isinstance(x, Tensor) and x.shape == out.shape)
+    return any(x.stride() != out.stride() and 0 not in x.stride() for x in same)
+
+
+class LiveBytes:
+    """How the bytes of all tensors that are alive go up and down."""
+
+    def __init__(self) -> None:
+        self.changes: list[int] = []
+        self._known: set[int] = set()
+
+    def saw(self, tensors: Any) -> None:
+        for leaf in tree_leaves(tensors):
+            if isinstance(leaf, Tensor) and id(storage := leaf.untyped_storage()) not in self._known:
+                self._known.add(id(storage))
+                self.changes.append(storage.nbytes())
+                finalize(storage, self._gone, id(storage), storage.nbytes())
+
+    def _gone(self, place: int, size: int) -> None:
+        self._known.discard(place)
+        self.changes.append(-size)
+
+
+def find_peak_growth(small: LiveBytes, large: LiveBytes, more: int) -> float:
+    """Bytes that each of `more` samples adds at the moment when they add the most; 0 where the two passes differ."""
+    if len(small.changes) != len(large.changes) or not more:
+        return 0.0
+    each = ((b - a) / more for a, b in zip(small.changes, large.changes, strict=True))
+    return max(accumulate(each), default=0.0)

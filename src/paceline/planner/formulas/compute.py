@@ -1,0 +1,246 @@
+"""Time of the arithmetic: a roofline whose efficiency depends on the sizes, beside the host that launches it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.hardware.catalogue import Device
+from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.placement import DtypeSizes, Placement, Runtime
+from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, LOSS_PASSES, AttentionShape, BlockShape
+
+TILE = 128
+"""Side of the piece of a result that one multiprocessor works on."""
+DEFAULT_MATMUL_FRACTION = 0.80
+"""Of the peak, in a bare matrix product, for devices on which nobody published a measurement."""
+PLAIN_MATMUL_FRACTION = 0.95
+"""The same for units that multiply without tensor cores: their operands arrive in time."""
+FUSED_BACKWARD = 2.5
+"""A fused backward pass makes five products for the two of the forward pass."""
+SCORE_FLOPS = 18.0
+"""Plain operations in whose time a GPU scales, compares, exponentiates and sums a score."""
+PACKED_SCORE_FLOPS = 45.0
+"""The same where a text ends within a tile or two: nothing runs beside it."""
+FP8_CAST_BYTES = {"eager": 6.0, "compiled": 6.0, "fused": 2.0}
+"""An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed; where
+kernels are fused by hand, the one before casts with the range of earlier steps, and only the writes remain."""
+UPDATE_TAIL_S = 60e-6
+"""Of an update, for weights that decay and for others together: the last pieces keep few multiprocessors busy."""
+PLAIN_BANDWIDTH = 0.86
+"""Of the data sheet's, by an element-wise kernel over large tensors, where all that kernels move was counted."""
+PLAIN_SCORE_PASSES = 6.0
+"""Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read."""
+
+COMPILED_LAUNCHES = 0.4
+"""Of the host's time for a layer of eager kernels, where each layer is compiled: guards, and fewer kernels."""
+
+
+@dataclass(frozen=True)
+class BlockTime:
+    """Times of one micro-batch through one block on one device."""
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s + self.recompute_s
+
+
+def matmul_rate(device: Device, dtype: str, physics: Physics) -> float:
+    """FLOP/s of a large product in the midst of training."""
+    fraction = device.matmul_fraction or DEFAULT_MATMUL_FRACTION
+    if device.peak_flops_s(dtype) == device.flops_s.get("fp32"):
+        fraction = PLAIN_MATMUL_FRACTION
+    return device.peak_flops_s(dtype) * fraction * physics.matmul_efficiency
+
+
+def matmul_s(rows: float, inner: float, outer: float, device: Device, numbers: DtypeSizes, physics: Physics) -> float:
+    """One product: the slower of arithmetic and memory."""
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    moved = (rows * inner + inner * outer + rows * outer) * numbers.element_bytes
+    return float(max(_arithmetic_s(rows, inner, outer, device, numbers, physics), moved / bandwidth))
+
+
+def _arithmetic_s(
+    rows: float, inner: float, outer: float, device: Device, numbers: DtypeSizes, physics: Physics
+) -> float:
+    """At a rate that small or ragged sides lower."""
+    tiles = _tiles(rows, outer)
+    size = tiles / (tiles + physics.half_tiles)
+    size *= physics.ragged_efficiency ** max(_raggedness(inner), _raggedness(outer))
+    return 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
+
+
+def fit_matmul_rate(matmuls: Sequence[tuple[int, int, int, float]], halves: Sequence[float]) -> tuple[float, float]:
+    """(FLOP/s of a large product, tiles that reach half of it) for products (rows, inner, outer, FLOP/s) as measured.
+
+    Of the numbers of tiles in `halves`, the one whose rates agree best.
+    """
+    best = (math.inf, 0.0, 0.0)
+    for half in halves:
+        logs = [math.log(rate * (_tiles(rows, outer) + half) / _tiles(rows, outer)) for rows, _, outer, rate in matmuls]
+        mean = sum(logs) / len(logs)
+        best = min(best, (sum((x - mean) ** 2 for x in logs), math.exp(mean), half))
+    return best[1], best[2]
+
+
+def _tiles(rows: float, outer: float) -> int:
+    return math.ceil(rows / TILE) * math.ceil(outer / TILE)
+
+
+def _raggedness(side: float) -> float:
+    """0 for multiples of 64 elements, 1 for odd multiples of 8, 2 for odd numbers: how rows miss the memory's grid."""
+    return math.log2(64 / math.gcd(math.ceil(side), 64)) / 3
+
+
+def count_fused_scores(length: int, span: int, causal: bool) -> float:
+    """Scores of one head that a fused kernel computes: whole tiles, and one more per row of tiles to begin and end it.
+
+    A causal kernel skips the tiles above the diagonal.
+    """
+    rows, columns = math.ceil(length / TILE), math.ceil(span / TILE)
+    tiles = rows * (columns - (rows - 1) / 2 if causal else columns)
+    return float((tiles + rows) * TILE * TILE)
+
+
+def attention_s(
+    attention: AttentionShape, batch: float, placement: Placement, device: Device, numbers: DtypeSizes, physics: Physics
+) -> tuple[float, float]:
+    """Forward and backward time of the score products; they run in 16 bits even where weights are in 8."""
+    share = batch / (placement.tensor * placement.context)
+    dtype = "bf16" if numbers.matmul == "fp8" else numbers.matmul
+    rate = matmul_rate(device, dtype, physics)
+    if attention.fused:
+        scores = attention.heads * count_fused_scores(attention.length, attention.span, attention.causal) * share
+        packed = attention.packed and not device.synchronous  # cores see no difference
+        efficiency = physics.packed_efficiency if packed else physics.attention_efficiency
+        score_s = (PACKED_SCORE_FLOPS if packed else SCORE_FLOPS) / device.flops_s["fp32"]
+        if placement.runtime.older_attention:
+            efficiency *= device.older_fraction
+        products = 4.0 * attention.head_width * scores / (rate * efficiency)
+        return products + scores * score_s, FUSED_BACKWARD * products + scores * score_s
+    products = attention.flops * share / rate
+    moved = PLAIN_SCORE_PASSES * attention.score_elements * share * numbers.element_bytes
+    scores = moved / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
+    return products + scores, 2 * (products + scores)
+
+
+def price_block(
+    block: BlockShape, placement: Placement, device: Device, numbers: DtypeSizes, physics: Physics
+) -> BlockTime:
+    """One block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
+    t, runtime = placement.tensor, placement.runtime
+    if numbers.matmul == "fp8" and block.name == "head":  # the loss needs more than 8 bits
+        numbers = replace(numbers, matmul="bf16")
+    samples = placement.micro_batch / placement.context
+    products = _products_s(block, samples, t, device, numbers, physics)
+    if numbers.matmul == "fp8":
+        inputs = sum(m.rows * m.inner / (t if m.split == "inner" else 1) for m in block.matmuls)
+        products += (
+            FP8_CAST_BYTES[runtime.kernels]
+            * samples
+            * inputs
+            / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
+        )
+    attention = (0.0, 0.0)
+    if block.attention is not None:
+        attention = attention_s(block.attention, placement.micro_batch, placement, device, numbers, physics)
+    between = _price_elementwise(block, placement, device, numbers, physics)
+    forward = products + attention[0] + between.forward_s
+    with_gradients = block.trained_params / block.params if block.frozen_params else 1.0  # frozen weights have none
+    backward = (1 + with_gradients) * products + attention[1] + between.backward_s
+    recompute = 0.0
+    if placement.recompute == "full" and block.edge_elements:
+        sizes = [m.inner * m.outer for m in block.matmuls]  # nothing that is made again needs the last product
+        recompute = forward - (sizes[-1] / sum(sizes) * products if runtime.stops_early and sizes else 0.0)
+    elif placement.recompute == "selective" and block.attention is not None:
+        # stored scores are made again; without them, every second product and what lies between
+        recompute = attention[0] if not block.attention.fused else products / 2 + between.elementwise_s
+    if runtime.one_graph:
+        return BlockTime(forward, backward, recompute)
+    host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if runtime.compiled else 1.0)
+    again = host * (recompute / forward if forward else 0.0)
+    if device.synchronous:
+        return BlockTime(forward + host, backward + 2 * host, recompute + again)
+    return BlockTime(_overlap_host(forward, host), _overlap_host(backward, 2 * host), _overlap_host(recompute, again))
+
+
+@dataclass(frozen=True)
+class _ElementwiseTime:
+    """Of a block, beside its products."""
+
+    forward_s: float
+    backward_s: float
+    elementwise_s: float
+    """Forward."""
+
+
+def _price_elementwise(
+    block: BlockShape, placement: Placement, device: Device, numbers: DtypeSizes, physics: Physics
+) -> _ElementwiseTime:
+    """Element-wise traffic, casts, and the starts of kernels."""
+    t, runtime, samples = placement.tensor, placement.runtime, placement.micro_batch / placement.context
+    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+    if block.eager is not None and not runtime.compiled and not device.synchronous:
+        bandwidth = device.bandwidth_bytes_s * max(PLAIN_BANDWIDTH, physics.bandwidth_efficiency)
+        each_s, of = numbers.element_bytes / bandwidth, block.eager
+        ways = (
+            (of.forward_elements, of.forward_fixed, of.forward_kernels),
+            (of.backward_elements, of.backward_fixed, of.backward_kernels),
+        )
+        forward, backward = ((samples * e + fixed) * each_s + kernels * physics.kernel_s for e, fixed, kernels in ways)
+        return _ElementwiseTime(forward, backward, samples * of.forward_elements * each_s)
+    cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
+    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
+    moved = passes * block.moved_elements
+    if runtime.fused_loss and block.name == "head":
+        moved = LOSS_PASSES * block.saved_split_elements
+    elementwise = moved * samples * numbers.element_bytes / cut / bandwidth
+    unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
+    # gradients of cast weights come out of their products in 16 bits, and are widened
+    casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
+    starts = 0.0 if device.synchronous else _count_kernels(block, runtime) * physics.kernel_s
+    forward = elementwise + casts + unfused / bandwidth + starts
+    return _ElementwiseTime(forward, 2 * elementwise + casts + 2 * starts, elementwise)
+
+
+def _count_kernels(block: BlockShape, runtime: Runtime) -> float:
+    """On the device, forward: a product and the cast of its weight, an attention, and the element-wise kernels between
+    them; or, where they are as written and the host is not waited for, one for each operation and each cast."""
+    fused = 3 * len(block.matmuls) + 2
+    if runtime.compiled or not runtime.one_graph:
+        return fused
+    return max(fused, block.kernels / LAUNCHES_PER_OPERATION + len(block.matmuls))
+
+
+def _products_s(
+    block: BlockShape, samples: float, tensor: int, device: Device, numbers: DtypeSizes, physics: Physics
+) -> float:
+    """The products of a block, forward, as tensor parallelism cuts them."""
+    total = 0.0
+    for m in block.matmuls:
+        inner = m.inner / tensor if m.split == "inner" else m.inner
+        outer = m.outer / tensor if m.split == "outer" else m.outer
+        if block.name == "head":  # vocabularies are padded
+            outer = math.ceil(outer / 64) * 64
+        if m.useful < 1 and not device.synchronous:  # its operands never are in memory as a product would read them
+            total += _arithmetic_s(m.rows * samples, inner, outer, device, numbers, physics) / m.useful
+        else:
+            total += matmul_s(m.rows * samples, inner, outer, device, numbers, physics)
+    return total
+
+
+def _overlap_host(device_s: float, host_s: float) -> float:
+    """The slower of two that run beside each other, with the rounded corner that real queues show."""
+    return float((device_s**4 + host_s**4) ** 0.25)
+
+
+def optimizer_s(params: float, device: Device, numbers: DtypeSizes, physics: Physics) -> float:
+    """The update reads and writes weights, states and gradients once; clipping reads the gradients once more."""
+    touched = params * numbers.updated_bytes
+    tail_s = 0.0 if device.synchronous else UPDATE_TAIL_S
+    return touched / (device.update_bytes_s or device.bandwidth_bytes_s * physics.bandwidth_efficiency) + tail_s

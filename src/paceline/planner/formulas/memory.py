@@ -1,0 +1,210 @@
+"""Memory of the fullest device, by term."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.hardware.catalogue import Device
+from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.placement import DtypeSizes, Placement
+from paceline.planner.formulas.shape import BlockShape, find_repeated_block
+
+SCORE_COPIES = 2.5
+"""Stored scores: normalised, dropped, and the mask that dropped them in half an element."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory(ABC):
+    """Bytes on the fullest device, by term, whatever the kind of work."""
+
+    terms: ClassVar[Mapping[str, str]]
+    """The fields that are on the device, and what they are called."""
+
+    @property
+    def host_bytes(self) -> float:
+        """In host memory, of one rank."""
+        return 0.0
+
+    @property
+    def disk_bytes(self) -> float:
+        """Left on disk, of one rank."""
+        return 0.0
+
+    @property
+    def total_bytes(self) -> float:
+        return float(sum(getattr(self, term) for term in self.terms))
+
+    @property
+    @abstractmethod
+    def allocated_bytes(self) -> float:
+        """What the framework's allocator hands out at the peak: the number that torch reports."""
+
+    def held_bytes(self, device: Device) -> float:
+        """What a device holds. Cores have one memory: what is offloaded stays in it."""
+        return self.total_bytes + (self.host_bytes if device.synchronous else 0.0)
+
+    def largest_term(self) -> str:
+        return self.terms[max(self.terms, key=lambda term: float(getattr(self, term)))]
+
+
+@dataclass(frozen=True)
+class TrainingMemory(DeviceMemory):
+    """Bytes on the fullest device at the peak of a training step, and what was moved to the host."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    states_bytes: float
+    activations_bytes: float
+    logits_bytes: float
+    gathered_bytes: float
+    """Whole weights and gradients of the layers at work, where they are kept in shards."""
+    casts_bytes: float
+    """Copies of weights in the type of the products."""
+    buffers_bytes: float
+    lost_bytes: float
+    """Room between allocations that none fits into."""
+    context_bytes: float
+    """Driver, libraries and the collectives' own buffers: outside the framework's allocator."""
+    host_bytes: float = 0.0
+
+    terms: ClassVar[Mapping[str, str]] = {
+        "weights_bytes": "weights",
+        "gradients_bytes": "gradients",
+        "states_bytes": "optimiser states",
+        "activations_bytes": "activations",
+        "logits_bytes": "logits",
+        "gathered_bytes": "gathered layers",
+        "casts_bytes": "weights in 16 bits",
+        "buffers_bytes": "buffers, workspaces",
+        "lost_bytes": "lost to fragments",
+        "context_bytes": "driver, libraries",
+    }
+
+    @property
+    def allocated_bytes(self) -> float:
+        return self.total_bytes - self.context_bytes - self.lost_bytes
+
+
+def estimate_memory(
+    blocks: tuple[BlockShape, ...], placement: Placement, numbers: DtypeSizes, physics: Physics
+) -> TrainingMemory:
+    """Price a model (its blocks: first, repeated, last) under a layout; the first or last stage is the fullest."""
+    embedding, layer, head = blocks[0], find_repeated_block(blocks), blocks[-1]
+    layers = layer.repeat / placement.pipeline
+    ends = (embedding, head) if placement.pipeline == 1 else (max(embedding, head, key=lambda b: b.params),)
+    params = (layers * layer.stored_params + sum(b.stored_params for b in ends)) / placement.tensor
+    cast = (layers * layer.cast_params + sum(b.cast_params for b in ends)) / placement.tensor
+    trained = (layers * layer.trained_params + sum(b.trained_params for b in ends)) / placement.tensor
+    weights, gradients, states, host = _states(params, trained, placement, numbers)
+    sample_bytes = placement.micro_batch / placement.context * numbers.element_bytes  # of an element of each sample
+    saved = _saved_elements(layer, placement)
+    kept = layers * _in_flight(placement) * saved
+    if placement.recompute == "full":  # keeps what enters each layer, and all of the one layer at work
+        kept = layers * _in_flight(placement) * (layer.edge_elements / _sequence_cut(placement)) + saved
+    activations = sample_bytes * (kept + head.saved_whole_elements + embedding.saved_whole_elements)
+    logits = _logits(head, placement, numbers)
+    if placement.runtime.fresh_gradients:  # whichever is more, at the end of the forward or of the backward pass
+        gradients = max(0.0, gradients + sample_bytes * saved - activations - logits)
+    axes = (placement.data, placement.tensor, placement.pipeline, placement.context)
+    return TrainingMemory(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        states_bytes=states,
+        activations_bytes=activations,
+        logits_bytes=logits,
+        gathered_bytes=_gathered(embedding, layer, head, placement, numbers),
+        casts_bytes=_casts(layer, head, cast, placement, numbers),
+        buffers_bytes=physics.bucket_bytes if placement.zero in (1, 2) else 0.0,
+        lost_bytes=physics.fragmentation * (activations + logits),
+        context_bytes=physics.context_bytes + physics.communicator_bytes * sum(size > 1 for size in axes),
+        host_bytes=host,
+    )
+
+
+def _states(
+    params: float, trained: float, placement: Placement, numbers: DtypeSizes
+) -> tuple[float, float, float, float]:
+    """(weights, gradients, optimiser states on the device; what of them is in host memory)."""
+    cut = [placement.shards if placement.zero >= level else 1 for level in (1, 2, 3)]
+    states = trained * numbers.state_bytes / cut[0]
+    gradients = trained * numbers.gradient_bytes / cut[1]
+    weights = params * numbers.weight_bytes / cut[2]
+    if placement.offload == "none":
+        return weights, gradients, states, 0.0
+    host = states + gradients  # gradients leave as they are made
+    return (weights, 0.0, 0.0, host) if placement.offload == "states" else (0.0, 0.0, 0.0, host + weights)
+
+
+def _in_flight(placement: Placement) -> float:
+    """Passes whose activations the first stage of a pipeline holds."""
+    stages, chunks = placement.pipeline, placement.chunks
+    if stages == 1:
+        return 1.0
+    if placement.schedule == "gpipe":  # all passes forward, then all backward
+        return placement.accumulate
+    return min(stages * (1 + (stages - 1) / (stages * chunks) if chunks > 1 else 1), placement.accumulate)
+
+
+def _sequence_cut(placement: Placement) -> int:
+    """Parts of what tensor parallelism leaves whole."""
+    return placement.tensor if placement.sequence_parallel else 1
+
+
+def _saved_elements(layer: BlockShape, placement: Placement) -> float:
+    """Of one layer and sample, kept for the backward pass; under full recomputation, while it is at work."""
+    t, cut = placement.tensor, _sequence_cut(placement)
+    saved = layer.saved_split_elements / t + layer.saved_whole_elements / cut
+    if not placement.runtime.compiled:
+        fused = layer.unfused_saved_elements if placement.runtime.fused_norms else 0.0
+        saved += (layer.eager_saved_elements - fused) / cut
+    if placement.recompute != "selective" or layer.attention is None:
+        return saved
+    if not layer.attention.fused:
+        return saved - SCORE_COPIES * layer.attention.score_elements / t
+    # the attention output and every second product are kept
+    products = sum(m.rows * m.outer / (t if m.split == "outer" else cut) for m in layer.matmuls)
+    return layer.edge_elements / cut + layer.edge_elements / t + products / 2
+
+
+def _logits(head: BlockShape, placement: Placement, numbers: DtypeSizes) -> float:
+    """Logits in the type of the products, and in fp32 with their gradient while the loss is computed.
+
+    One kernel for the whole loss works in the memory of the logits. The gradient of its weights is there twice while
+    another chunk is added to it.
+    """
+    runtime = placement.runtime
+    kernel = runtime.compiled or (runtime.fused_norms and numbers.element_bytes == 2)
+    alone = head.loss_params > 0 and kernel and placement.tensor == 1
+    alone |= placement.runtime.fused_loss
+    each = numbers.element_bytes + (0.0 if alone else 8.0)
+    samples = placement.micro_batch / placement.context
+    chunk = min(samples * head.saved_split_elements / placement.tensor, head.most_logits)
+    copies = 2 if placement.runtime.fresh_gradients else 1
+    return chunk * each + copies * head.loss_params / placement.tensor * numbers.weight_bytes
+
+
+def _gathered(
+    embedding: BlockShape, layer: BlockShape, head: BlockShape, placement: Placement, numbers: DtypeSizes
+) -> float:
+    """Whole weights of the layers at work, where each rank keeps a shard of them."""
+    if placement.zero < 3:
+        return 0.0
+    t, e = placement.tensor, numbers.element_bytes
+    largest = max(layer.trained_params, embedding.trained_params) / t
+    gathered = 2 * layer.stored_params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
+    casts = e if numbers.cast else 0.0
+    ends = sum(b.stored_params * numbers.weight_bytes + b.cast_params * casts for b in (embedding, head))
+    return gathered + (ends / t if placement.runtime.keeps_ends else 0.0)
+
+
+def _casts(layer: BlockShape, head: BlockShape, cast: float, placement: Placement, numbers: DtypeSizes) -> float:
+    """Copies of weights in the type of the products; `cast` are all that a rank casts."""
+    runtime = placement.runtime
+    if not numbers.cast or (placement.zero == 3 and not runtime.keeps_casts):
+        return 0.0
+    if placement.zero < 3 and runtime.compiled and placement.recompute == "full":  # cast again with the layer
+        cast = (layer.cast_params + head.loss_params) / placement.tensor
+    return cast * numbers.element_bytes

@@ -1,0 +1,173 @@
+"""How a step is divided among devices, in which types and how each runs its part: the input of every price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.errors import UserError
+
+
+@dataclass(frozen=True)
+class DtypeSizes:
+    """The types of a run, as bytes per parameter or element."""
+
+    name: str
+    matmul: str
+    """Type of the matrix products, as the catalogue names its rates."""
+    element_bytes: float
+    weight_bytes: float
+    gradient_bytes: float
+    sent_bytes: float
+    """Per parameter when gradients are reduced."""
+    gathered_bytes: float
+    """Per parameter when sharded weights are gathered."""
+    state_bytes: float
+    """Adam's moments, master weights, and the fp32 copy of 16-bit gradients that the update reads, per parameter."""
+    cast: bool = False
+    """Weights are kept in fp32 and cast for every pass (autocast)."""
+
+    @property
+    def updated_bytes(self) -> float:
+        """Touched by an update, per parameter: weights and states read and written, gradients read for a norm too."""
+        return 2 * (self.weight_bytes + self.state_bytes) + 3 * self.gradient_bytes
+
+
+DTYPE_SIZES = {
+    n.name: n
+    for n in (
+        DtypeSizes("fp64", "fp64", 8, 8, 8, 8, 8, 16),
+        DtypeSizes("fp32", "fp32", 4, 4, 4, 4, 4, 8),
+        DtypeSizes("tf32", "tf32", 4, 4, 4, 4, 4, 8),
+        DtypeSizes("amp_fp16", "fp16", 2, 4, 4, 4, 2, 8, cast=True),
+        DtypeSizes("amp_bf16", "bf16", 2, 4, 4, 4, 2, 8, cast=True),
+        DtypeSizes("amp_fp8", "fp8", 2, 4, 4, 4, 2, 8, cast=True),
+        DtypeSizes("fp16", "fp16", 2, 2, 2, 2, 2, 16),
+        DtypeSizes("bf16", "bf16", 2, 2, 4, 4, 2, 12),
+        DtypeSizes("fp8", "fp8", 2, 2, 4, 4, 2, 12),
+        DtypeSizes("pure_bf16", "bf16", 2, 2, 2, 2, 2, 4),
+    )
+}
+
+
+Kernels = Literal["eager", "fused", "compiled"]
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Reduce = Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"]
+Offload = Literal["none", "states", "all"]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a device runs its part of a step."""
+
+    kernels: Kernels = "eager"
+    """The framework's own; with hand-fused norms, activations and casts; or compiled."""
+    recorded: bool | None = None
+    """Kernels are launched as one graph, without the host; unless it is said, compiled ones are."""
+    overlap: bool = True
+    """Gradients travel while the backward pass runs, weights are gathered ahead."""
+    pieced_tensor: bool = True
+    """Sums of tensor parallelism run in pieces beside the products they belong to (asynchronous tensor parallelism)."""
+    fused_loss: bool = False
+    """One kernel computes the loss and its gradient in the memory of the logits."""
+    older_attention: bool = False
+    """Fused attention written for the generation before the device's: flash attention 2 on Hopper, and not cuDNN's."""
+    fused_update: bool = False
+    """One kernel updates many tensors, instead of several kernels for each."""
+    fused_norms: bool = False
+    """A norm is one kernel, in the type of what it norms."""
+    stops_early: bool = False
+    """Recomputation ends where nothing more is needed: before a layer's last product."""
+    fresh_gradients: bool = False
+    """Gradients are dropped after each update: the next ones come as activations go."""
+    keeps_casts: bool = False
+    """Sharded weights are cast by autocast, which keeps the casts of all layers until the forward pass is over."""
+    keeps_ends: bool = False
+    """Sharded embedding and head stay gathered through a step."""
+
+    @property
+    def compiled(self) -> bool:
+        return self.kernels == "compiled"
+
+    @property
+    def one_graph(self) -> bool:
+        return self.compiled if self.recorded is None else self.recorded
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How data-parallel ranks are kept together: part of the run file, but not of the layout."""
+
+    kind: Reduce = "exact"
+    local_steps: int = 8
+    """Steps that a rank makes alone before models are joined, where `kind` lets it."""
+
+    @property
+    def joins_models(self) -> bool:
+        """Weights are averaged now and then, instead of gradients in every step."""
+        return self.kind in ("local_sgd", "diloco")
+
+    def sent_bytes(self, numbers: DtypeSizes) -> float:
+        """Per parameter when gradients are reduced."""
+        return 2.0 if self.kind in ("bf16", "fp16") else numbers.sent_bytes
+
+
+@dataclass(frozen=True)
+class Placement:
+    """replicate × shard × context × tensor × pipeline devices, the batch that each passes, and how.
+
+    Neighbouring devices hold the parts of one tensor, then of one sequence, then the shards, the replicas, the stages.
+    """
+
+    replicate: int = 1
+    """Groups that hold the same states and see other samples."""
+    shard: int = 1
+    """Devices that divide the states among them and see other samples."""
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    micro_batch: float = 1
+    """Samples of one pass of one group."""
+    accumulate: int = 1
+    """Passes per optimiser step."""
+    zero: int = 0
+    """States divided over `shard`: 1 the optimiser's, 2 gradients too, 3 weights too."""
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    """Norms and residuals divided over `tensor` too."""
+    chunks: int = 1
+    """Stages per device of an interleaved pipeline."""
+    schedule: Schedule = "1f1b"
+    """Order of the passes in a pipeline."""
+    offload: Offload = "none"
+    """In host memory: optimiser states, gradients and the update; or shards of the weights too."""
+    runtime: Runtime = Runtime()
+    reduction: Reduction = Reduction()
+
+    def __post_init__(self) -> None:
+        for name in ("replicate", "shard", "tensor", "pipeline", "context", "accumulate", "chunks"):
+            if getattr(self, name) < 1:
+                raise UserError(f"parallel.{name}={getattr(self, name)} is not possible; give 1 or more")
+        if self.micro_batch <= 0:
+            raise UserError(f"parallel.micro_batch={self.micro_batch} is not possible; give more than 0")
+        if self.zero and self.shards == 1 and self.offload != "all":
+            object.__setattr__(self, "zero", 0)
+
+    @property
+    def ranks(self) -> int:
+        return self.replicate * self.shard * self.tensor * self.pipeline * self.context
+
+    @property
+    def shards(self) -> int:
+        """Parts into which states are divided: devices that share a sequence hold different ones."""
+        return self.shard * self.context
+
+    @property
+    def data(self) -> int:
+        """Groups that see different samples."""
+        return self.replicate * self.shard
+
+    @property
+    def global_batch(self) -> float:
+        return self.micro_batch * self.accumulate * self.data

@@ -1,0 +1,277 @@
+"""The shape of a model in closed form: parameters, matrix products, traffic and activations, by block.
+
+A block is what a model repeats: an embedding, one layer, a head. All amounts are for the whole block and one sample;
+how they divide among devices is decided where they are priced.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from paceline.config.decoder_shape import DecoderShape
+from paceline.errors import UserError
+
+Split = Literal["outer", "inner", "none"]
+
+LAUNCHES_PER_OPERATION = 3.6
+"""Host time of one operation of a framework, in launches: a layer of 11 operations is counted as 40."""
+RELATIVE = 11
+"""Operations of relative positions: memory joined, positions projected, two biases, a product, the shift, masks."""
+CHUNK_LOGITS, CHUNK_TOKENS = 1 << 28, 8192
+"""Of one chunk of the loss on a device: about as many logits, and at most as many tokens (`chunked_loss.py`)."""
+LOSS_PASSES, EAGER_LOSS_PASSES = 1.0, 8.0
+"""Over the logits, a third of all: two reads and a write, in one kernel; and what several kernels do besides."""
+UNFUSED_NORMS = 6
+"""Widths that are kept besides where norms are made of several kernels."""
+ROTARY_PASSES = 9
+"""Over queries and keys, to turn each pair of features, where no compiler fuses them."""
+ROTARY_OPERATIONS = 22
+GATE_PASSES = 2
+"""Over the features of a gated feed-forward part, beside those of a plain one."""
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """rows × inner by inner × outer, for one sample; `split` is the side that tensor parallelism cuts."""
+
+    rows: float
+    inner: int
+    outer: int
+    split: Split = "none"
+    useful: float = 1.0
+    """On a GPU, of the time of the kernel that makes it: what a plain product with these sides would take."""
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.rows * self.inner * self.outer
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The products of queries with keys and of weights with values, for one sample."""
+
+    length: int
+    """Queries."""
+    span: int
+    """Keys that a query meets, before any mask."""
+    heads: int
+    kv_heads: int
+    head_width: int
+    causal: bool
+    fused: bool
+    """One kernel that never stores the scores; otherwise scores are written, masked, normalised and read."""
+    packed: bool = False
+    """Texts of different lengths, end to end."""
+
+    @property
+    def flops(self) -> float:
+        """Counted in full, causal or not."""
+        return 4.0 * self.length * self.span * self.heads * self.head_width
+
+    @property
+    def score_elements(self) -> float:
+        return float(self.heads) * self.length * self.span
+
+
+@dataclass(frozen=True)
+class EagerTraffic:
+    """Of a block whose operations a GPU runs as they are written: all that its kernels move beside their arithmetic."""
+
+    forward_elements: float
+    """Of one sample, as elements of a plain element-wise kernel that takes as long."""
+    backward_elements: float
+    forward_fixed: float
+    """The same, for any number of samples: casts of weights."""
+    backward_fixed: float
+    forward_kernels: float
+    backward_kernels: float
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """One repeated part of a model."""
+
+    name: str
+    repeat: int
+    params: float
+    matmuls: tuple[Matmul, ...]
+    attention: AttentionShape | None
+    moved_elements: float
+    """Read and written by element-wise kernels in a forward pass of one sample."""
+    saved_split_elements: float
+    """Kept for the backward pass of one sample, and cut by tensor parallelism."""
+    saved_whole_elements: float
+    """Kept for the backward pass of one sample, and cut by sequence parallelism only."""
+    edge_elements: float
+    """What enters the block: all that full recomputation keeps."""
+    kernels: float
+    """Kernels launched in a forward pass."""
+    most_logits: float = math.inf
+    """Logits alive at a time, where the loss is computed in chunks."""
+    loss_params: float = 0.0
+    """Weights of the products with which such a loss makes its gradients, in the forward pass already."""
+    eager_saved_elements: float = 0.0
+    """Kept for the backward pass of one sample besides, unless a compiler makes it again."""
+    unfused_saved_elements: float = 0.0
+    """Of that, what is kept only where a norm is not one kernel."""
+    eager_elements: float = 0.0
+    """Read and written in the forward pass besides, unless a compiler fuses it away."""
+    frozen_params: float = 0.0
+    """Of `params`, those that have no gradient and are never updated."""
+    half_params: float = 0.0
+    """Of those, the ones that are kept in 16 bits."""
+    eager: EagerTraffic | None = None
+    """Where that was counted; else it follows from `moved_elements`."""
+
+    @property
+    def trained_params(self) -> float:
+        return self.params - self.frozen_params
+
+    @property
+    def cast_params(self) -> float:
+        """Kept in full, and cast where products are in 16 bits."""
+        return self.params - self.half_params
+
+    @property
+    def stored_params(self) -> float:
+        """By the bytes they take, in full ones."""
+        return self.params - self.half_params / 2
+
+    @property
+    def flops(self) -> float:
+        """Forward, one sample, one block."""
+        return sum(m.flops for m in self.matmuls) + (self.attention.flops if self.attention else 0.0)
+
+
+def find_repeated_block(blocks: Sequence[BlockShape]) -> BlockShape:
+    """The layer between the first and the last block, also where there is one of each."""
+    return max(blocks[1:-1] or blocks, key=lambda block: block.repeat)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A transformer: decoder language model, masked language model or classifier."""
+
+    layers: int
+    hidden: int
+    heads: int
+    seq_len: int
+    vocab: int
+    ffn_hidden: int = 0
+    kv_heads: int = 0
+    gated: bool = False
+    """Gate and up projection instead of one (SwiGLU)."""
+    tied: bool = True
+    """Input and output embedding share their weights."""
+    learned_positions: bool = True
+    biases: bool = True
+    causal: bool = True
+    fused_attention: bool = True
+    memory_len: int = 0
+    """Tokens of the previous segment that are attended to, at relative positions (Transformer-XL)."""
+    classes: int = 0
+    """A classifier over the pooled tokens instead of a head over the vocabulary."""
+    head_width: int = 0
+    """Features of a head; without it, an equal part of `hidden`."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "seq_len", "vocab"):
+            if getattr(self, name) < 1:
+                raise UserError(f"model.{name}={getattr(self, name)} is not possible; give 1 or more")
+        object.__setattr__(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+
+    @property
+    def params(self) -> float:
+        """Trained parameters, tied weights counted once."""
+        return sum(b.repeat * b.params for b in self.blocks)
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Forward and backward, attention counted in full: what MFU is usually counted with."""
+        return 3 * sum(b.repeat * b.flops for b in self.blocks)
+
+    @functools.cached_property
+    def blocks(self) -> tuple[BlockShape, BlockShape, BlockShape]:
+        return (self._embedding(), self._layer(), self._head())
+
+    def _embedding(self) -> BlockShape:
+        tokens, h = self.seq_len, self.hidden
+        params = self.vocab * h + (tokens * h if self.learned_positions else 0)
+        return BlockShape("embedding", 1, params, (), None, 5.0 * tokens * h, 0.0, 1.0 * tokens * h, 0.0, 6)
+
+    def _layer(self) -> BlockShape:
+        s, h, f = self.seq_len, self.hidden, self.ffn_hidden
+        width = self.head_width or math.ceil(h / self.heads)
+        q, kv = self.heads * width, self.kv_heads * width
+        ups = 2 if self.gated else 1
+        products = (
+            Matmul(s + self.memory_len, h, q + 2 * kv, "outer"),
+            Matmul(s, q, h, "inner"),
+            Matmul(s, h, ups * f, "outer"),
+            Matmul(s, f, h, "inner"),
+        )
+        weights = sum(m.inner * m.outer for m in products)
+        biases = (q + 2 * kv) + h + ups * f + h if self.biases else 0
+        norms = (4 if self.biases else 2) * h
+        # relative positions need a second product of the scores' size, shifted and added
+        score_heads = self.heads * (2 if self.memory_len else 1)
+        attention = AttentionShape(
+            s, s + self.memory_len, score_heads, self.kv_heads, width, self.causal, self.fused_attention
+        )
+        # two norms (2h each), rotary or bias on q k v, two residual sums (3h each), the activation (in and out)
+        moved = s * (4.0 * h + (q + kv) + 6.0 * h + (ups + 1.0) * f)
+        # q k v, attention output, activation in and out | two norms in and out, two dropout masks (half an element)
+        scores = 0.0 if self.fused_attention else 2.5 * attention.score_elements
+        split = s * (q + 2 * kv + q + (ups + 1.0) * f) + scores
+        whole = s * (4.0 * h + 1.0 * h)
+        kernels = (40 if self.fused_attention else 50) + (LAUNCHES_PER_OPERATION * RELATIVE if self.memory_len else 0)
+        return BlockShape(
+            "layer", self.layers, weights + biases + norms, products, attention, moved, split, whole, s * h, kernels
+        )
+
+    def _head(self) -> BlockShape:
+        s, h = self.seq_len, self.hidden
+        if self.classes:
+            params = h * self.classes + self.classes
+            return BlockShape("head", 1, params, (Matmul(1, h, self.classes),), None, s * h, 0.0, s * h, 0.0, 8)
+        params = 2 * h + (0 if self.tied else self.vocab * h)
+        logits = float(s) * self.vocab
+        # the loss reads the logits for the largest, the sum and the difference, and writes their gradient
+        return BlockShape(
+            "head", 1, params, (Matmul(s, h, self.vocab, "outer"),), None, 4.0 * logits, logits, 2.0 * s * h, 0.0, 8
+        )
+
+
+def build_decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, ...]:
+    """The built-in decoder, from its sizes: parameters to the last one, and a loss that is chunked."""
+    rotary, gated = sizes.positions == "rotary", sizes.ffn_kind == "swiglu"
+    sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
+    embedding, layer, head = ModelShape(*sides, gated, sizes.tied, learned_positions=False, biases=False).blocks
+    turned = sizes.head_dim * (sizes.heads + sizes.kv_heads)
+    tables = sizes.vocab + (sizes.context if sizes.positions == "learned" else 0)
+    return (
+        replace(embedding, params=tables * sizes.width),
+        replace(
+            layer,
+            eager_elements=length * (ROTARY_PASSES * turned * rotary + GATE_PASSES * sizes.ffn * gated),
+            kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROTARY_OPERATIONS * 2 / 3 * rotary,
+            # queries and keys only after they are turned; two norms, in and out; nothing is dropped
+            saved_whole_elements=4.0 * length * sizes.width,
+            eager_saved_elements=length * (UNFUSED_NORMS * sizes.width + sizes.ffn * gated),
+            unfused_saved_elements=UNFUSED_NORMS * length * sizes.width,
+        ),
+        replace(
+            head,
+            params=sizes.width + (0 if sizes.tied else sizes.vocab * sizes.width),
+            moved_elements=LOSS_PASSES * length * sizes.vocab,
+            eager_elements=EAGER_LOSS_PASSES * length * sizes.vocab,
+            saved_whole_elements=3.0 * length * sizes.width,  # the last norm, in and out, and a gradient
+            most_logits=float(min(CHUNK_TOKENS, CHUNK_LOGITS // sizes.vocab) * sizes.vocab),
+            loss_params=float(sizes.vocab * sizes.width),
+        ),
+    )

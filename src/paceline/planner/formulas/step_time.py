@@ -1,0 +1,322 @@
+"""Time of collectives, and of one optimiser step by term: passes, communication, bubble, update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline.hardware.catalogue import Cluster
+from paceline.planner.formulas.compute import optimizer_s, price_block
+from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.placement import DtypeSizes, Placement
+from paceline.planner.formulas.shape import BlockShape, find_repeated_block
+
+
+@dataclass(frozen=True)
+class CommGroup:
+    """Devices that take part in one collective: how many in each node, on how many nodes, and what they share."""
+
+    size: int
+    in_node: int
+    nodes: int
+    bytes_s: float
+    """Bandwidth of a ring through the group: the slowest link on its way."""
+    hop_s: float
+    """Mean latency of one hop of a ring."""
+    tree_s: float
+    """Latency from a leaf to the root of a tree."""
+
+
+def build_group(size: int, stride: int, cluster: Cluster, physics: Physics) -> CommGroup:
+    """`size` devices that stand `stride` apart in the order of the cluster."""
+    per_node = cluster.per_node
+    in_node = max(1, min(size, per_node // stride)) if stride < per_node else 1
+    nodes = math.ceil(size / in_node)
+    link = cluster.link_bytes_s * physics.link_efficiency
+    if nodes == 1:
+        hops = physics.link_latency_s
+        return CommGroup(size, in_node, 1, link, hops, math.log2(max(size, 2)) * hops)
+    # groups that cross the same network share it: every device has its part of the node's bandwidth
+    network = cluster.node_bytes_s * physics.node_efficiency * in_node / per_node
+    slowest = min(link, network) if in_node > 1 else network
+    hop = (physics.link_latency_s * (in_node - 1) + physics.node_latency_s) / in_node
+    tree = math.log2(nodes) * physics.node_latency_s + (in_node - 1) * physics.link_latency_s
+    return CommGroup(size, in_node, nodes, slowest, hop, tree)
+
+
+def all_reduce_s(sent_bytes: float, members: CommGroup, physics: Physics, calls: float = 1) -> float:
+    """2(N−1)/N · bytes/bandwidth, and the latency of a ring or of a tree, whichever is less."""
+    n = members.size
+    if n == 1:
+        return 0.0
+    latency = min(2 * (n - 1) * members.hop_s, 2 * members.tree_s)
+    return calls * (physics.call_s + latency) + 2 * (n - 1) / n * sent_bytes / members.bytes_s
+
+
+def all_gather_s(whole_bytes: float, members: CommGroup, physics: Physics, calls: float = 1) -> float:
+    """(N−1)/N · bytes/bandwidth around a ring; a reduce-scatter costs the same."""
+    n = members.size
+    if n == 1:
+        return 0.0
+    return calls * (physics.call_s + (n - 1) * members.hop_s) + (n - 1) / n * whole_bytes / members.bytes_s
+
+
+def send_s(sent_bytes: float, stride: int, cluster: Cluster, physics: Physics) -> float:
+    """One message to a neighbour `stride` devices away."""
+    if stride < cluster.per_node:
+        return physics.link_latency_s + sent_bytes / (cluster.link_bytes_s * physics.link_efficiency)
+    share = cluster.node_bytes_s * physics.node_efficiency / cluster.per_node
+    return physics.node_latency_s + sent_bytes / share
+
+
+def exposed_s(comm_s: float, compute_s: float, physics: Physics, overlap: bool = True) -> float:
+    """What remains visible of communication that may run beside that much compute."""
+    if not overlap:
+        return comm_s
+    return comm_s - physics.overlap * min(comm_s, compute_s)
+
+
+BUCKET_BYTES = 25e6
+"""Size in which gradients are sent while the backward pass goes on."""
+
+ZERO_BUBBLE = 1 / 3
+"""Of a bubble, where gradients of weights are put off to fill it: of forward, backward and weights, one remains."""
+FUSED_UPDATE_KERNELS = 40
+"""Launched to sum up, clip and update, where one kernel takes many tensors."""
+POWER_RANK = 4
+"""Columns of the two thin matrices that PowerSGD sends for each weight matrix."""
+HOST_BYTES_S = 100e9
+"""Memory bandwidth of a host that its devices share, as an update by its cores reaches it."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The terms of one step. All but `comm_s` add up to `step_s`."""
+
+    compute_s: float
+    """Forward, backward and recomputation of all micro-batches on the slowest stage."""
+    comm_s: float
+    """Time that collectives are in flight."""
+    exposed_s: float
+    """Communication that nothing hides."""
+    bubble_s: float
+    """A stage waiting for the first micro-batch to come and the last to go."""
+    update_s: float
+    overhead_s: float
+    waiting_s: float
+    """For the slowest of the ranks."""
+    offload_s: float = 0.0
+    """Shards on their way between host and device that nothing hides, and the update by the host."""
+    data_s: float = 0.0
+    """Waiting for input."""
+
+    @property
+    def step_s(self) -> float:
+        work = self.compute_s + self.exposed_s + self.bubble_s + self.update_s + self.overhead_s + self.waiting_s
+        return work + self.offload_s + self.data_s
+
+
+def price_step(
+    blocks: tuple[BlockShape, ...], placement: Placement, cluster: Cluster, numbers: DtypeSizes, physics: Physics
+) -> StepTime:
+    """Price one optimiser step of a model (its blocks: first, repeated, last) under a layout on a cluster."""
+    return _Step(blocks, placement, cluster, numbers, physics).time()
+
+
+@dataclass(frozen=True)
+class _Travel:
+    """Communication: in flight, and visible."""
+
+    flight_s: float = 0.0
+    exposed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One micro-batch on the slowest stage of a pipeline, or on the whole model where there is none."""
+
+    forward_s: float
+    compute_s: float
+    mean_compute_s: float
+    """Of all stages, which fill and drain the pipeline."""
+    travel: _Travel
+
+    @property
+    def backward_s(self) -> float:
+        return self.compute_s - self.forward_s
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step of a model under a placement on a cluster."""
+
+    blocks: tuple[BlockShape, ...]
+    placement: Placement
+    cluster: Cluster
+    numbers: DtypeSizes
+    physics: Physics
+
+    @property
+    def local_params(self) -> float:
+        """Of one stage of one part of the tensors, by the bytes they take."""
+        return sum(b.repeat * b.stored_params for b in self.blocks) / (self.placement.tensor * self.placement.pipeline)
+
+    @property
+    def local_trained(self) -> float:
+        """Of those, the ones that have gradients."""
+        trained = sum(b.repeat * b.trained_params for b in self.blocks)
+        return trained / (self.placement.tensor * self.placement.pipeline)
+
+    @property
+    def collectives(self) -> float:
+        """Per pass, where each layer has its own."""
+        return max(b.repeat for b in self.blocks) / self.placement.pipeline + 2
+
+    def time(self) -> StepTime:
+        placement, physics = self.placement, self.physics
+        stages, passes = placement.pipeline, placement.accumulate
+        stage = self._stage()
+        each, once = self._sharded(stage) if placement.zero == 3 else (_Travel(), self._reduced(stage.backward_s))
+        bubble_s = (stages - 1) * (stage.mean_compute_s + stage.travel.exposed_s) / placement.chunks
+        bubble_s *= ZERO_BUBBLE if placement.schedule == "zero_bubble" else 1.0
+        exposed = passes * (stage.travel.exposed_s + each.exposed_s) + once.exposed_s
+        busy_s = passes * stage.compute_s + exposed + bubble_s
+        owned = self.local_trained / (placement.shards if placement.zero else 1)
+        on_device = placement.offload == "none"
+        return StepTime(
+            compute_s=passes * stage.compute_s,
+            comm_s=passes * (stage.travel.flight_s + each.flight_s) + once.flight_s,
+            exposed_s=exposed,
+            bubble_s=bubble_s,
+            update_s=optimizer_s(owned, self.cluster.device, self.numbers, physics) if on_device else 0.0,
+            overhead_s=self._update_starts_s(),
+            waiting_s=physics.jitter * math.log2(placement.ranks) * busy_s,
+            offload_s=0.0 if on_device else self._offload_s(owned, stage.compute_s),
+        )
+
+    def _exposed_s(self, comm_s: float, compute_s: float) -> float:
+        return exposed_s(comm_s, compute_s, self.physics, self.placement.runtime.overlap)
+
+    def _update_starts_s(self) -> float:
+        """Of the update's kernels: launched by the host or, where steps are compiled or recorded, ahead of it."""
+        runtime, physics = self.placement.runtime, self.physics
+        if runtime.compiled or runtime.one_graph:
+            return FUSED_UPDATE_KERNELS * physics.kernel_s
+        launches = FUSED_UPDATE_KERNELS if runtime.fused_update else self.collectives * physics.update_launches
+        return launches * physics.launch_s
+
+    def _offload_s(self, owned: float, compute_s: float) -> float:
+        """`owned` parameters of one device: gradients go down after each pass, weights come up before they are needed.
+
+        Where shards of the weights live in the host too, they come up twice a pass: forward and backward. The host's
+        cores make the update.
+        """
+        placement, numbers = self.placement, self.numbers
+        bus = self.cluster.device.pcie_bytes_s * self.physics.link_efficiency
+        twice = placement.offload == "all"
+        ups = 2 * numbers.weight_bytes if twice else numbers.weight_bytes / placement.accumulate
+        bus_s = owned * (ups + numbers.sent_bytes) / bus
+        update_s = owned * numbers.updated_bytes / (HOST_BYTES_S / self.cluster.per_node)
+        return placement.accumulate * self._exposed_s(bus_s, compute_s) + update_s
+
+    def _stage(self) -> _Stage:
+        stages, device = self.placement.pipeline, self.cluster.device
+        layer = find_repeated_block(self.blocks)
+        each = price_block(layer, self.placement, device, self.numbers, self.physics)
+        others = [b for b in self.blocks if b is not layer]
+        ends = [price_block(b, self.placement, device, self.numbers, self.physics) for b in others]
+        here = math.ceil(layer.repeat / stages)
+        # the embedding is on the first stage and the head on the last: the slower of them is added to one stage
+        added = ends if stages == 1 else [max(ends, key=lambda p: p.total_s)]
+        compute_s = here * each.total_s + sum(p.total_s for p in added)
+        travels = [self._tensor(layer, each.total_s), self._context(layer, each.total_s)]
+        flight_s = here * sum(t.flight_s for t in travels)
+        visible_s = here * sum(t.exposed_s for t in travels)
+        if stages > 1:
+            sends_s = self._sends_s(layer)
+            flight_s += sends_s
+            visible_s += self._exposed_s(sends_s, compute_s)
+        return _Stage(
+            forward_s=here * each.forward_s + sum(p.forward_s for p in added),
+            compute_s=compute_s,
+            mean_compute_s=(layer.repeat * each.total_s + sum(p.total_s for p in ends)) / stages,
+            travel=_Travel(flight_s, visible_s),
+        )
+
+    def _sends_s(self, layer: BlockShape) -> float:
+        """From stage to stage, forward and back."""
+        placement = self.placement
+        edge = placement.micro_batch * layer.edge_elements / placement.context
+        edge = edge * self.numbers.element_bytes / placement.tensor
+        stride = placement.tensor * placement.context * placement.data
+        return 2 * placement.chunks * send_s(edge, stride, self.cluster, self.physics)
+
+    def _sharded(self, stage: _Stage) -> tuple[_Travel, _Travel]:
+        """Weights gathered and gradients scattered among shards in each pass; summed over replicas once a step."""
+        placement, numbers, physics = self.placement, self.numbers, self.physics
+        shards = build_group(placement.shards, placement.tensor, self.cluster, physics)
+        gather = all_gather_s(self.local_params * numbers.gathered_bytes, shards, physics, self.collectives)
+        each = placement.reduction.sent_bytes(numbers)
+        scatter = all_gather_s(self.local_trained * each, shards, physics, self.collectives)
+        visible = self._exposed_s(gather, stage.forward_s)
+        visible += self._exposed_s(gather + scatter, stage.backward_s)
+        copies = build_group(placement.replicate, placement.tensor * placement.shards, self.cluster, physics)
+        sent = self.local_trained / placement.shards * each
+        flight = all_reduce_s(sent, copies, physics, self.collectives)
+        return _Travel(2 * gather + scatter, visible), _Travel(flight, self._exposed_s(flight, stage.backward_s))
+
+    def _reduced(self, backward_s: float) -> _Travel:
+        """Gradients of all that see different samples, once a step.
+
+        Sharded optimiser states scatter gradients and gather weights: together the bytes of an all-reduce.
+        """
+        placement, numbers, physics = self.placement, self.numbers, self.physics
+        everyone = build_group(placement.data * placement.context, placement.tensor, self.cluster, physics)
+        reduction, overlap = placement.reduction, placement.runtime.overlap
+        if reduction.joins_models:  # weights are averaged after a step, now and then
+            flight = all_reduce_s(self.local_params * numbers.weight_bytes, everyone, physics) / reduction.local_steps
+            return _Travel(flight, flight)
+        sent = self.local_trained * reduction.sent_bytes(numbers)
+        if reduction.kind == "powersgd":
+            sent = sum(b.repeat * _thin_elements(b) for b in self.blocks) * numbers.sent_bytes
+        flight = all_reduce_s(sent, everyone, physics, max(1.0, sent / BUCKET_BYTES) if overlap else 1.0)
+        return _Travel(flight, bucketed_exposed_s(flight, sent, backward_s, physics, overlap))
+
+    def _tensor(self, layer: BlockShape, compute_s: float) -> _Travel:
+        """Sums of partial results, two per layer forward and two backward, and again where the layer is recomputed.
+
+        With sequence parallelism they are gathers and scatters, which some run in pieces beside the products they feed.
+        """
+        placement = self.placement
+        if placement.tensor == 1:
+            return _Travel()
+        sent = placement.micro_batch * layer.edge_elements / placement.context * self.numbers.element_bytes
+        sums = 6 if placement.recompute == "full" else 4
+        total = sums * all_reduce_s(sent, build_group(placement.tensor, 1, self.cluster, self.physics), self.physics)
+        overlap = placement.runtime.overlap and placement.runtime.pieced_tensor and placement.sequence_parallel
+        return _Travel(total, exposed_s(total, compute_s, self.physics, overlap))
+
+    def _context(self, layer: BlockShape, compute_s: float) -> _Travel:
+        """Keys and values passed around the ring of a sequence's parts."""
+        placement, attention = self.placement, layer.attention
+        if placement.context == 1 or attention is None:
+            return _Travel()
+        width = 2 * attention.kv_heads * attention.head_width * attention.length
+        sent = placement.micro_batch * width * self.numbers.element_bytes / placement.tensor
+        members = build_group(placement.context, placement.tensor, self.cluster, self.physics)
+        total = 3 * all_gather_s(sent, members, self.physics)
+        return _Travel(total, exposed_s(total, compute_s, self.physics))
+
+
+def bucketed_exposed_s(comm_s: float, sent: float, compute_s: float, physics: Physics, overlap: bool = True) -> float:
+    """What remains visible of gradients sent in buckets: the last is full when the backward pass is over."""
+    last = comm_s / max(1.0, sent / BUCKET_BYTES)
+    return last + exposed_s(comm_s - last, compute_s, physics, overlap)
+
+
+def _thin_elements(block: BlockShape) -> float:
+    """What PowerSGD sends of a block: two thin matrices per product, and what is no matrix as it is."""
+    if not block.matmuls:
+        return block.params / max(1.0, math.sqrt(block.params) / (2 * POWER_RANK))
+    whole = sum(m.inner * m.outer for m in block.matmuls)
+    return POWER_RANK * sum(m.inner + m.outer for m in block.matmuls) + max(0.0, block.params - whole)

@@ -1,0 +1,101 @@
+"""Facts that cost models are built from: frozen parameters of a model, lengths of labelled texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import translate
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.config import ParameterGroup
+from paceline.data.corpora.labelled import LabelledCorpus
+from paceline.errors import UserError
+from paceline.planner.formulas.shape import BlockShape
+from paceline.planner.training_cost import LengthStats
+from paceline.workload import find_repeated_layers
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+MAX_COMPARISONS = 300_000
+"""Names with patterns."""
+
+
+class NamedWeight(NamedTuple):
+    name: str
+    numbers: int
+    repeated: bool
+    """It is part of one of the equal layers."""
+
+
+def list_weights(model: nn.Module) -> list[NamedWeight]:
+    """Of a model, which need not have memory."""
+    inside = {id(p) for layer in find_repeated_layers(model) for p in layer.parameters()}
+    return [NamedWeight(name, p.numel(), id(p) in inside) for name, p in model.named_parameters()]
+
+
+def apply_frozen_groups(
+    blocks: tuple[BlockShape, ...],
+    groups: Mapping[str, ParameterGroup],
+    weights: Callable[[], Iterable[NamedWeight]],
+) -> tuple[BlockShape, ...]:
+    """Embedding, layer and head, with what is frozen of each; only then are the `weights` asked for.
+
+    They come in the order of the model: those before the layers count for the embedding, those after for the head.
+    """
+    if not any(group.frozen for group in groups.values()):
+        return blocks
+    embedding, layer, head = blocks
+    held, place = [0, 0, 0], 0
+    patterns = [(re.compile(translate(pattern)), group) for pattern, group in groups.items()]
+    for count, (name, numbers, repeated) in enumerate(weights()):
+        if count * len(patterns) > MAX_COMPARISONS:
+            raise UserError(
+                f"train.groups: the model has more than {MAX_COMPARISONS // len(patterns):,} parameters by name, too "
+                "many for a plan to find those that are frozen; give a model of fewer layers, or fewer patterns"
+            )
+        place = 1 if repeated else 2 if place else 0
+        first = next((group for pattern, group in patterns if pattern.match(name)), None)
+        held[place] += numbers if first is not None and first.frozen else 0
+    shares = (held[0], held[1] / layer.repeat, held[2])
+    return tuple(
+        replace(block, frozen_params=max(block.frozen_params, float(share)))
+        for block, share in zip((embedding, layer, head), shares, strict=True)
+    )
+
+
+ASSUMED_FILL = 0.5
+"""Of the longest text, where nothing is known of the data."""
+
+
+@dataclass(frozen=True)
+class TextStatistics:
+    """Of the training set."""
+
+    count: int | None
+    mean: float
+    """Tokens of a text."""
+    longest: int
+    deviation: float = 0.0
+    classes: int = 0
+    held_out: int | None = None
+    """Texts to evaluate on, where that is known."""
+    assumptions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, corpus: LabelledCorpus, samples: int | None, tokens: float | None) -> TextStatistics:
+        """Those of a corpus; a number of samples and their mean length may be said instead."""
+        lengths = corpus.train.offsets[1:] - corpus.train.offsets[:-1]
+        mean, longest = tokens or float(lengths.mean()), int(lengths.max())
+        count, classes = samples or len(corpus.train), len(corpus.classes)
+        return cls(count, min(mean, longest), longest, float(lengths.std()), classes, len(corpus.test))
+
+    @property
+    def lengths(self) -> LengthStats:
+        return LengthStats(self.longest / self.mean, self.deviation / self.mean)
+
+
+def assume_mean_length(longest: int) -> float:
+    return max(1.0, ASSUMED_FILL * longest)

@@ -1,0 +1,77 @@
+"""A model is tried out on the CPU only for a moment: what would take longer is noticed before it is done."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from paceline.nn.op_counter import PRODUCTS, VIEWS, DispatchObserver
+
+MAX_SECONDS = 1.5
+"""By the estimate below, which is an upper bound; half as long as a rule."""
+SECONDS_PER_CALL, SECONDS_PER_ELEMENT, SECONDS_PER_DRAW, SECONDS_PER_PAIR = 2e-5, 1e-9, 4e-9, 2e-11
+"""Of one core: to call an operation at all, to read or write an element, to draw one, to multiply and add a pair."""
+DRAWS = ("uniform", "normal", "bernoulli", "dropout", "rand")
+UNTOUCHED = {*VIEWS, "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+FACTORED = 20
+"""Products of a matrix with itself that take as long as to factor it."""
+
+
+class OverBudget(Exception):
+    """It would take more than a moment."""
+
+
+class OpBudget(DispatchObserver):
+    """`with Moment(): …` raises BeyondAMoment before the operation that would take it beyond a moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = MAX_SECONDS
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (name := func.overloadpacket.__name__) not in UNTOUCHED:
+            self.left -= estimate_op_s(name, args)
+            if self.left < 0:
+                raise OverBudget
+        return func(*args, **(kwargs or {}))
+
+
+def estimate_op_s(name: str, args: Any) -> float:
+    """At most, by what an operation is called with. `name` is torch's own (aten)."""
+    given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    if given:
+        elements = sum(x.numel() for x in given) + _broadcast_elements(given)
+    else:  # what makes a tensor is told its sides
+        elements = max((math.prod(x) for x in args if isinstance(x, list | tuple)), default=0)
+    each = SECONDS_PER_DRAW if any(word in name for word in DRAWS) else SECONDS_PER_ELEMENT
+    return SECONDS_PER_CALL + each * elements + SECONDS_PER_PAIR * _count_multiply_adds(name, given)
+
+
+def _broadcast_elements(given: list[Tensor]) -> int:
+    """Elements of the result, if the operation is element-wise."""
+    try:
+        return math.prod(np.broadcast_shapes(*(x.shape for x in given)))  # torch's imports sympy
+    except ValueError:
+        return 0
+
+
+def _count_multiply_adds(name: str, given: list[Tensor]) -> float:
+    """Of numbers that are multiplied and added up, if it is a product."""
+    products = 2.0 if "backward" in name else 1.0
+    if name.startswith("convolution"):
+        *images, weight = given[: 3 if products > 1 else 2]
+        return products * max(x.numel() / x.shape[1] for x in images) * weight.numel()
+    if name in PRODUCTS:
+        left, right = given[1:3] if "add" in name else given[:2]
+        return left.numel() * right.shape[-1]
+    if "attention" in name:
+        return 2 * products * given[0].numel() * max(x.shape[-2] for x in given[:3])
+    if "_rnn" in name:
+        return products * given[0].numel() / given[0].shape[-1] * sum(x.numel() for x in given[1:])
+    if "linalg" in name:
+        return FACTORED * given[0].numel() * given[0].shape[-1]
+    return 0.0

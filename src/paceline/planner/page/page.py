@@ -1,0 +1,200 @@
+"""Render a plan as one offline HTML page with sliders; every setting is planned beforehand."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from paceline.config import RunSpec, Train
+from paceline.errors import UserError
+from paceline.io.format import percent, size
+from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
+from paceline.planner.advice import describe_base
+from paceline.planner.candidates import MEMORY_ERROR, PricedLayout, RejectedFamily, family_name
+from paceline.planner.plan import Plan
+from paceline.planner.rows import PlanRow
+from paceline.planner.search import SearchResult
+from paceline.planner.show import format_cell_amount, format_multiple, format_short_duration
+from paceline.planner.training_cost import TrainingCostModel
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+def render_plan_page(plan: Plan, ask: PlanFn, command: list[str]) -> str:
+    """`command` are the words that made the plan, from which the page makes those of each setting."""
+    from markupsafe import Markup
+
+    data: dict[str, Any] = {**build_page_grid(plan, ask), "command": shlex.join(command), "memory_error": MEMORY_ERROR}
+    whole = plan.site.whole
+    script = (ASSETS / "plan.js").read_text(encoding="utf-8")
+    return compile_template((ASSETS / "plan.html.j2").read_text(encoding="utf-8")).render(
+        plan=plan,
+        where=f"{plan.site.name} = {f'{whole.nodes} × ' * (whole.nodes > 1)}{whole.per_node} × {whole.device.name}",
+        source=whole.device,
+        assumptions=plan.subject.assumptions,
+        insisted=plan.limits.words(),
+        data=Markup(dump_page_data(data)),
+        script=Markup(script),
+        policy=build_content_policy(script),
+        style=Markup((ASSETS / "plan.css").read_text(encoding="utf-8")),
+    )
+
+
+LENGTH_KEYS = ("data.sequence", "data.max_length")
+"""Keys of a sample's length, where a workload has one."""
+PAGE_BATCH_FACTORS = (0.25, 0.5, 1, 2, 4)
+PAGE_LENGTH_FACTORS = (0.5, 1, 2)
+SHOWN_PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
+DEADLINES_H = (0.1, 0.25, 0.5, 1, 2, 4, 8, 12, 24, 48, 72, 168, 336, 720, 1440, 2160, 4320, 8760)
+MAX_REASONS = 6
+
+PlanFn = Callable[[RunSpec, list[int]], Plan]
+"""Plans a spec on numbers of devices, on the cluster and with the prices of the command."""
+
+
+@dataclass(frozen=True)
+class SliderAxis:
+    """One slider whose positions were planned."""
+
+    key: str
+    """Of the run file."""
+    name: str
+    unit: str
+    values: tuple[Any, ...]
+    now: Any
+    """As the run file has it."""
+
+
+def build_axes(plan: Plan) -> list[SliderAxis]:
+    """Of a training; a fit by passes has nothing of the kind."""
+    if not isinstance(plan.subject, TrainingCostModel):
+        return []
+    spec, train = plan.spec, plan.spec.train
+    batch = train.global_batch
+    batches = tuple(sorted({max(1, round(batch * times)) for times in PAGE_BATCH_FACTORS}))
+    found = [SliderAxis("train.global_batch", "batch", "samples in a step", batches, batch)]
+    for key in LENGTH_KEYS:
+        length = getattr(spec.data, key.partition(".")[2], None)
+        if length and plan.subject.unit == "tokens":
+            lengths = tuple(sorted({max(1, round(length * times)) for times in PAGE_LENGTH_FACTORS}))
+            found.append(SliderAxis(key, "sequence", "tokens in a sample", lengths, length))
+            break
+    known = get_args(Train.model_fields["precision"].annotation)
+    rates = plan.site.whole.device.flops_s
+    kinds = [p for p in SHOWN_PRECISIONS if p in known and (p == train.precision or p in rates)]
+    return [*found, SliderAxis("train.precision", "precision", "", tuple(kinds) or (train.precision,), train.precision)]
+
+
+def setting_overrides(plan: Plan, axes: list[SliderAxis], values: tuple[Any, ...]) -> dict[str, Any]:
+    """The lines of the run file that lead to a setting; a run of so many steps keeps its number of tokens."""
+    changed = {axis.key: value for axis, value in zip(axes, values, strict=True) if value != axis.now}
+    steps = plan.spec.train.steps
+    sizes = [(a.now, v) for a, v in zip(axes, values, strict=True) if isinstance(v, int) and a.key in changed]
+    if steps and sizes:
+        work = float(steps)
+        for now, value in sizes:
+            work *= now / value
+        changed["train.steps"] = max(1, round(work))
+    return changed
+
+
+def build_page_grid(plan: Plan, ask: PlanFn) -> dict[str, Any]:
+    """All that the page shows, as plain data."""
+    axes = build_axes(plan)
+    counts = sorted({*(r.devices for r in plan.rows), *(f.devices for f in plan.out)})
+    wording = plan.subject.wording
+    return {
+        "axes": [vars(axis) for axis in axes],
+        "devices": counts,
+        "deadlines_h": sorted({*DEADLINES_H, *filter(None, (plan.wishes.deadline_h,))}),
+        "price": plan.rates.usd,
+        "spot": plan.rates.spot_usd,
+        "take_spot": plan.rates.take_spot,
+        "one_machine": plan.site.shared,
+        "wishes": vars(plan.wishes),
+        "chosen": plan.chosen.devices if plan.chosen else counts[-1],
+        "step": wording.step,
+        "times": dict(wording.times),
+        "settings": [
+            _plan_setting(plan, axes, values, ask, counts) for values in itertools.product(*(a.values for a in axes))
+        ],
+    }
+
+
+def _plan_setting(
+    plan: Plan, axes: list[SliderAxis], values: tuple[Any, ...], ask: PlanFn, counts: list[int]
+) -> dict[str, Any]:
+    changed = setting_overrides(plan, axes, values)
+    words = [f"{key}={value}" for key, value in changed.items()]
+    try:
+        found = ask(plan.spec.replace(changed), counts)
+    except UserError as error:
+        return {"words": words, "impossible": str(error)}
+    reasons = {f.devices: list(_select_reasons(f.refused)) for f in (*(r.found for r in found.rows), *found.out)}
+    return {
+        "words": words,
+        "headline": found.subject.headline(),
+        "base": describe_base(found.subject, found.base) if found.base else "",
+        "rows": {row.devices: _row_json(found, row) for row in found.rows},
+        "reasons": reasons | {refused.devices: [refused.reason] for refused in found.impossible},
+        "nearest": {f.devices: _find_nearest(f) for f in found.out},
+        "advice": list(found.advice),
+    }
+
+
+def _find_nearest(found: SearchResult) -> dict[str, Any] | None:
+    """What misses the memory by least, where nothing fits."""
+    tried = [r.nearest for r in found.refused if r.nearest is not None and r.nearest.over_bytes > 0]
+    return _memory_json(min(tried, key=lambda p: p.over_bytes)) if tried else None
+
+
+def _memory_json(price: PricedLayout) -> dict[str, Any]:
+    """The memory of a device, against what it has."""
+    memory, terms = price.memory, price.memory.terms.items()
+    return {
+        "layout": family_name(price.layout) + ", states in host memory" * price.layout.offload,
+        "memory": [[words, value, size(value)] for name, words in terms if (value := getattr(memory, name))],
+        "total_bytes": memory.total_bytes,
+        "capacity_bytes": price.capacity_bytes,
+        "room": f"{size(memory.total_bytes)} of {size(price.capacity_bytes)}",
+    }
+
+
+def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
+    """Amounts as they are compared, and as the tables print them."""
+    price, wording = row.price, plan.subject.wording
+    applied = plan.subject.overrides(price.layout)
+    return {
+        **_memory_json(price),
+        "layout": plan.subject.layout_name(price).replace(" *", ", states in host memory"),
+        "apply": "priced only: training does not do this"
+        if plan.what_if
+        else " ".join(f"{key}={str(value).lower()}" for key, value in applied.items()),
+        "step_s": price.step_s,
+        "step": format_short_duration(price.step_s),
+        "hours": row.hours,
+        "long": "-" if row.hours is None else format_short_duration(row.hours * 3600),
+        "run_s": row.run_s,
+        "efficiency": row.efficiency,
+        "speedup": format_multiple(row.speedup),
+        "efficient": percent(row.efficiency),
+        "kwh": format_cell_amount(row.energy_kwh),
+        "tight": price.tight,
+        "time": [
+            [name, value, format_short_duration(value)]
+            for name in wording.times
+            if (value := getattr(price.time, name)) > 0
+        ],
+    }
+
+
+def _select_reasons(refused: tuple[RejectedFamily, ...]) -> Iterator[str]:
+    """Why layouts are out: the plainest first, one of each kind."""
+    told: dict[tuple[object, ...], str] = {}
+    for one in sorted(refused, key=lambda r: (r.parts, r.over_bytes)):
+        told.setdefault((*one.group, one.axes), f"{one.family}: {one.reason}")
+    yield from list(told.values())[:MAX_REASONS]

@@ -1,0 +1,158 @@
+"""Where a run would go: a cluster at any number of its devices, and the physics that hold there.
+
+Devices of a catalogue are whole and equal. The ranks of one CPU machine are not: they share its cores, its memory and
+its bandwidth, so each added rank makes the others slower. A calibration says by how much.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.hardware.catalogue import LOCAL, Cluster, find_device, match_driver_name, parse_cluster
+from paceline.planner.calibration.calibration import (
+    Calibration,
+    default_calibration_path,
+    find_catalogue_device,
+    read_calibration,
+)
+from paceline.planner.formulas.physics import CPU_PHYSICS, Physics
+from paceline.runlog.machine import list_gpu_names
+
+MAX_LOCAL_RANKS = 4
+NOMINAL_CORES = 8
+"""Of the catalogue's CPU."""
+
+
+@dataclass(frozen=True)
+class PricedCluster:
+    """A cluster with as many devices as a layout has ranks."""
+
+    cluster: Cluster
+    physics: Physics
+
+
+@dataclass(frozen=True)
+class TargetCluster:
+    name: str
+    """As the user wrote it."""
+    whole: Cluster
+    shared: bool = False
+    """The ranks share one machine's cores."""
+    calibration: Calibration | None = None
+    note: str = ""
+    """What a user would not expect of the choice."""
+
+    @property
+    def calibrated(self) -> str:
+        """The file that the calibration came from."""
+        return self.calibration.file if self.calibration is not None else ""
+
+    @property
+    def devices(self) -> int:
+        return self.whole.devices
+
+    def as_json(self, usd_per_device_hour: float | None) -> dict[str, Any]:
+        whole = self.whole
+        return {
+            "name": self.name,
+            "device": whole.device.name,
+            **{name: getattr(whole, name) for name in ("nodes", "per_node", "link_bytes_s", "node_bytes_s")},
+            "usd_per_device_hour": usd_per_device_hour,
+            "calibration": self.calibrated or None,
+            "note": self.note or None,
+            "source": whole.device.source,
+            "date": whole.device.date,
+        }
+
+    def at(self, devices: int) -> PricedCluster:
+        """The site with that many devices; a number that is not possible is said."""
+        if devices < 1:
+            raise UserError(f"{devices} devices cannot train; give 1 or more")
+        if devices > self.devices and not self.shared:
+            raise UserError(f"{self.name} has {self.devices} devices, and {devices} are asked for")
+        if self.calibration is not None and self.shared:
+            return PricedCluster(*self.calibration.at(devices, self.whole))
+        if self.calibration is not None and self.calibration.gpu is not None:
+            return PricedCluster(*self.calibration.gpu.applied(self.whole.resized(devices)))
+        physics = CPU_PHYSICS if self.whole.device.synchronous else Physics()
+        if not self.shared:
+            return PricedCluster(self.whole.resized(devices), physics)
+        kind = self.whole.device
+        part = replace(kind.slower(devices), memory_bytes=kind.memory_bytes / devices, watts=kind.watts / devices)
+        return PricedCluster(replace(self.whole, device=part, nodes=1, per_node=devices), physics)
+
+
+def resolve_target(text: str, calibration: str | Path | None = None) -> TargetCluster:
+    """The site that `cluster` in a run file or `--cluster` names: local, a short form, or a file."""
+    if text == LOCAL:
+        return _resolve_local(calibration)
+    where = parse_cluster(text)
+    if calibration is not None and where.device.name != LOCAL:
+        raise UserError(f"--calibration is of the machine it was made on, and {text} is another; leave one of them out")
+    if where.device.name == LOCAL:
+        found = _read_calibration_if_any(calibration)
+        if found is None or not found.measured:
+            raise UserError("there is no calibration of this machine yet; make one with  paceline calibrate")
+        return TargetCluster(text, where, shared=True, calibration=found)
+    return TargetCluster(text, where)
+
+
+def _read_calibration_if_any(file: str | Path | None) -> Calibration | None:
+    path = Path(file) if file is not None else default_calibration_path()
+    return None if file is None and not path.is_file() else read_calibration(path)
+
+
+def _resolve_local(file: str | Path | None) -> TargetCluster:
+    """This machine: its CUDA devices where it has any, else its cores, as calibrated or by rule of thumb."""
+    gpus, found = list_gpu_names(), _read_calibration_if_any(file)
+    gpu = found.gpu if found is not None else None
+    notes = []
+    if found is not None and gpu is not None:
+        if _is_same_device(gpu.name, gpus[0]) if gpus else file is not None:
+            name, count = find_catalogue_device(gpu).name, max(1, len(gpus))
+            return TargetCluster(f"local ({count}x{name})", _local_gpu_cluster(count, name), calibration=found)
+        unseen = "no GPU can be seen here; --calibration with that file plans it"
+        here = f"this machine has {gpus[0]}" if gpus else unseen
+        notes.append(f"calibration of {gpu.name} not used ({found.file}): {here}")
+    if gpus and (file is None or gpu is not None):
+        kind = match_driver_name(gpus[0])
+        if kind is not None:
+            return TargetCluster(
+                f"local ({len(gpus)}x{kind.name})", _local_gpu_cluster(len(gpus), kind.name), note="; ".join(notes)
+            )
+        notes.append(f"{gpus[0]} is not in the catalogue, so this plans the cores")
+    note = "; ".join(notes)
+    if found is not None and found.measured:
+        return TargetCluster(LOCAL, found.machine(MAX_LOCAL_RANKS), True, found, note)
+    cores = len(os.sched_getaffinity(0))
+    nominal = find_device("CPU")
+    rates = {name: rate * cores / NOMINAL_CORES for name, rate in nominal.flops_s.items()}
+    memory, watts = _host_memory_bytes() or nominal.memory_bytes, nominal.watts * cores / NOMINAL_CORES
+    kind = replace(nominal, name=f"{cores} CPU cores", memory_bytes=memory, flops_s=rates, watts=watts)
+    ranks = max(1, min(cores, MAX_LOCAL_RANKS))
+    return TargetCluster(
+        LOCAL, Cluster(kind, 1, ranks, kind.link_bytes_s, kind.node_bits_s / 8), shared=True, note=note
+    )
+
+
+def _local_gpu_cluster(count: int, name: str) -> Cluster:
+    """Devices of the catalogue in this machine, whose host memory is known."""
+    return replace(parse_cluster(f"1x{count}x{name}"), host_bytes=_host_memory_bytes() or None)
+
+
+def _host_memory_bytes() -> float:
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (ValueError, OSError):
+        return 0.0
+
+
+def _is_same_device(name: str, other: str) -> bool:
+    """Whether two drivers' names are of one model."""
+    return name == other or (
+        match_driver_name(name) is not None and match_driver_name(name) == match_driver_name(other)
+    )

@@ -1,0 +1,361 @@
+"""The shape of a model that has no formulas, such as a user's own: its code runs, and is watched.
+
+One pass forward and backward over a small batch is watched: products with their sides, element-wise traffic, kernels,
+and how many bytes are alive. A second, larger batch tells what grows with the samples from what does not. A small model
+is run on the CPU; of a large one fake tensors tell the same, with nothing stored or multiplied, once torch has imported
+its compiler for them, which takes longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from paceline.config import RunSpec
+from paceline.config.registry import describe_error
+from paceline.data.samples import as_samples, load_training_samples, samples_of, traits_of
+from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.nn.keras_backend import has_keras
+from paceline.nn.op_counter import PRODUCTS, OperationCounter, count_moved_elements, is_product
+from paceline.parallel.parallelize import reject_for_keras
+from paceline.parallel.parameters import ParameterGroups, resolve_groups
+from paceline.planner.eager_kernels import (
+    NO_TRAFFIC,
+    KernelTraffic,
+    LiveBytes,
+    estimate_kernel_efficiency,
+    estimate_traffic,
+    find_peak_growth,
+    simulate_cuda,
+)
+from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, EagerTraffic, Matmul
+from paceline.planner.layout_space import SplitOptions
+from paceline.planner.op_budget import OpBudget, OverBudget
+from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype_sizes_of
+from paceline.workload import Outline, Workload, build_workload
+
+TRACED_BATCHES = (4, 8)
+RECURRENT_NOTE = "recurrent layers are not in the price: they go word by word; paceline measure tells their time"
+TRANSPOSED_ARGUMENT = 6
+"""Of the arguments of a convolution."""
+TraceMode = AbstractContextManager[Any]
+
+
+@dataclass
+class RegionWork:
+    """What one region of a model did in a pass; forward, where nothing else is said."""
+
+    products: list[Matmul] = field(default_factory=list)
+    """Of the whole batch."""
+    moved: float = 0.0
+    saved: float = 0.0
+    """Bytes."""
+    given: float = 0.0
+    """What layers are called with: all that is kept of a layer whose activations are computed again."""
+    kernels: int = 0
+    forward: KernelTraffic = NO_TRAFFIC
+    """As a GPU's own kernels move it."""
+    backward: KernelTraffic = NO_TRAFFIC
+
+
+class _RegionCounter(OperationCounter):
+    """Counts by the region at work."""
+
+    def __init__(self, more: float) -> None:
+        """A pass of the run has `more` times the samples."""
+        super().__init__()
+        self.more = more
+        self.seen = {"layer": RegionWork(), "rest": RegionWork()}
+        self.region = "rest"
+        self.going_back = self.recurrent = False
+        self.alive = LiveBytes()
+
+    def enter(self, region: str, given: Any = ()) -> None:
+        """What follows is work of a repeated layer, called with `given`, or of the rest."""
+        self.region = region
+        self.seen[region].given += sum(leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.alive.saw(out)
+        return out
+
+    def count(self, name: str, args: Any, out: Any) -> None:
+        seen = self.seen[self.region]
+        self.recurrent |= "_rnn" in name
+        if self.going_back:
+            seen.backward += estimate_traffic(name, args, out, self.more)
+            return
+        seen.forward += estimate_traffic(name, args, out, self.more)
+        if name == "_to_copy":  # most are those of autocast
+            return
+        seen.kernels += 1
+        seen.moved += count_moved_elements(name, args, out)
+        if is_product(name):
+            share = estimate_kernel_efficiency(name, args, out)
+            seen.products += [Matmul(*sides, useful=share) for sides in _product_sides(name, args, out)]
+
+    def split_backward_by_region(self) -> None:
+        """It was not seen by region: each has as much of it as of the forward pass."""
+        forward = sum((seen.forward for seen in self.seen.values()), NO_TRAFFIC)
+        backward = sum((seen.backward for seen in self.seen.values()), NO_TRAFFIC)
+        for seen in self.seen.values():
+            seen.backward = KernelTraffic(
+                backward.bytes * seen.forward.bytes / max(1.0, forward.bytes),
+                backward.kernels * seen.forward.kernels / max(1, forward.kernels),
+            )
+
+
+def _product_sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
+    """(rows, inner, outer) of the products that an operation makes."""
+    left, right = (args[1], args[2]) if name in ("addmm", "baddbmm") else (args[0], args[1])
+    if name == "convolution":
+        many, each = right.shape[0], right[0].numel()
+        return [(left.numel() / many, many, each) if args[TRANSPOSED_ARGUMENT] else (out.numel() / many, each, many)]
+    rows = float(left.numel() // left.shape[-1])
+    if name in PRODUCTS:
+        return [(rows, left.shape[-1], right.shape[-1])]
+    return [(rows, left.shape[-1], right.shape[-2]), (rows, right.shape[-2], left.shape[-1])]  # attention
+
+
+def build_traced_cost_model(
+    spec: RunSpec, samples: int | None = None, tokens: float | None = None
+) -> TrainingCostModel:
+    """The subject of a run file whose workload has no formulas."""
+    workload = build_workload(spec)
+    outline = _read_outline(workload) or _prepare_outline(workload)
+    data = outline.samples
+    count = len(data)
+    sizes = [min(size, count) for size in TRACED_BATCHES]
+    keys = np.zeros(max(sizes), np.int64)
+    costs = np.asarray(data.cost(np.arange(min(count, 1000))), dtype=float)
+    ids = [np.argsort(np.abs(costs - costs.mean()), kind="stable")[:size] for size in sizes]  # of middling length
+    batches = [data.batch(np.sort(chosen), keys[: len(chosen)]) for chosen in ids]
+    model, groups, passes, how = _trace_model(workload, spec, batches)
+    of_keras = has_keras(model)
+    if of_keras and spec.parallel.strategy != "auto":
+        reject_for_keras(spec, layout_of(spec))
+    layers = workload.blocks(model)
+    repeat = max(1, len(layers))
+    inside, total = [p for layer in layers for p in layer.parameters()], count_params(model.parameters())
+    grown = _SampleGrowth(sizes[0], sizes[-1], dtype_sizes_of(spec.train).element_bytes)
+    blocks = tuple(
+        _scale_samples(one, outline.times) for one in _build_blocks(passes, grown, repeat, count_params(inside), total)
+    )
+    blocks = _set_frozen(blocks, count_params(p for p in inside if not p.requires_grad), groups.frozen)
+    sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / sizes[0]
+    mean = float(costs.mean())
+    return TrainingCostModel.of(
+        spec,
+        samples or count,
+        workload=type(workload).__name__,
+        blocks=blocks,
+        traits=replace(traits_of(workload, data), compiles=not of_keras),
+        unit=workload.unit or "samples",
+        units_per_sample=mean if workload.unit else 1.0,
+        sample_bytes=float(sample_bytes) * outline.times,
+        held_out=outline.held_out,
+        evaluation_chunk=workload.evaluation_chunk,
+        divisible=SplitOptions(recomputes=bool(layers), weights=not of_keras),
+        lengths=LengthStats(float(costs.max()) / mean, float(costs.std()) / mean) if mean else LengthStats(),
+        assumptions=(
+            f"shape measured {how}, {total:,} parameters",
+            *outline.assumptions,
+            *[RECURRENT_NOTE] * passes[-1].recurrent,
+        ),
+    )
+
+
+def _read_outline(workload: Workload) -> Outline | None:
+    """What a workload says of its data, with the samples in the one form."""
+    found, said = workload.outline(), "workload: outline()"
+    if found is None:
+        return None
+    if not isinstance(found, Outline):
+        raise UserError(f"{said} returned {type(found).__name__}; it must return paceline.Outline(samples, held_out)")
+    samples = as_samples(found.samples, workload.collate, said)
+    if not len(samples):
+        raise UserError(f"{said} returned no samples; there must be one to train on")
+    return replace(found, samples=samples)
+
+
+def _prepare_outline(workload: Workload) -> Outline:
+    """All of the data, where a workload has nothing to say of them before."""
+    workload.prepare(lambda text: None)
+    return Outline(load_training_samples(workload), len(samples_of(workload, "test") or ()))
+
+
+def _trace_model(
+    workload: Workload, spec: RunSpec, batches: Sequence[Any]
+) -> tuple[nn.Module, ParameterGroups, list[_RegionCounter], str]:
+    """(the model, its groups of parameters, what a pass over each batch did, how that was seen)."""
+    failures: dict[str, str] = {}
+    for how, mode in _list_trace_modes(workload, batches):
+        torch.manual_seed(spec.train.seed)
+        try:
+            with mode:
+                model = workload.model()
+                groups = resolve_groups(workload, spec.train, model)
+            return model, groups, [_trace_pass(mode, model, workload, batch, spec) for batch in batches], how
+        except UserError:
+            raise
+        except OverBudget:
+            continue
+        except Exception as error:
+            failures[how] = describe_error(error)
+    said = "; ".join(f"{how}: {why}" for how, why in failures.items())
+    raise UserError(f"workload: the model of {spec.workload} cannot be tried out, {said}") from None
+
+
+def _list_trace_modes(workload: Workload, batches: Sequence[Any]) -> Iterator[tuple[str, TraceMode]]:
+    """To run a model, the quickest first.
+
+    Code that asks a tensor for its values, as Keras does for its seeds, cannot be run on fake ones: however large it
+    is, the real model is.
+    """
+    on_cpu = f"on {len(tree_leaves(batches[-1])[0])} samples on the CPU"
+    if not workload.asks_for_values:
+        yield on_cpu, OpBudget()
+        yield "on fake tensors", FakeTensorMode(allow_non_fake_inputs=True)
+    yield on_cpu, nullcontext()
+
+
+def _trace_pass(mode: TraceMode, model: nn.Module, workload: Any, batch: Any, spec: RunSpec) -> _RegionCounter:
+    """A pass forward and backward; what autograd keeps is counted once per storage, without the weights."""
+    samples = len(tree_leaves(batch)[0])
+    watch = _RegionCounter((spec.parallel.micro_batch or spec.train.global_batch) / samples)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    own = {id(p) for p in model.parameters()}
+    kept: set[int] = set()
+
+    def keep(tensor: Tensor) -> Tensor:
+        fake = isinstance(tensor, FakeTensor)
+        storage = tensor.untyped_storage()
+        place = id(storage) if fake else storage.data_ptr()
+        if id(tensor) not in own and place not in kept:
+            kept.add(place)
+            watch.seen[watch.region].saved += storage.nbytes()
+        return tensor
+
+    with mode:
+        if isinstance(mode, FakeTensorMode):
+            batch = tree_map_only(Tensor, mode.from_tensor, batch)
+        saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with ExitStack() as regions, watch:
+            for layer in workload.blocks(model):
+                regions.enter_context(layer.register_forward_pre_hook(lambda _, given: watch.enter("layer", given)))
+                regions.enter_context(layer.register_forward_hook(lambda *_: watch.enter("rest")))
+            with saved, simulate_cuda(spec.train.precision):
+                total, _ = workload.loss(model, batch)
+            watch.going_back = True
+            torch.autograd.grad(total, trained, allow_unused=True)
+    watch.split_backward_by_region()
+    return watch
+
+
+def _build_blocks(
+    passes: list[_RegionCounter], grown: _SampleGrowth, repeat: int, inside: int, total: int
+) -> tuple[BlockShape, ...]:
+    layer, rest = ([one.seen[region] for one in passes] for region in ("layer", "rest"))
+    kept = sum(grown.each(seen[0].saved, seen[-1].saved) for seen in (layer, rest))
+    more = grown.many - grown.few
+    rest[-1].saved += more * max(0.0, find_peak_growth(passes[0].alive, passes[-1].alive, more) - kept)
+    if not inside:  # nothing is repeated: the whole is one layer
+        layer, rest, repeat, inside = rest, [RegionWork(), RegionWork()], 1, total
+    middle = _build_block("layer", repeat, inside / repeat, layer, grown)
+    ends = _build_block("rest", 1, float(total - inside), rest, grown)
+    return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
+
+
+def _scale_samples(block: BlockShape, times: float) -> BlockShape:
+    """The same block, for samples that are so many times as large."""
+    eager = block.eager and replace(
+        block.eager,
+        forward_elements=times * block.eager.forward_elements,
+        backward_elements=times * block.eager.backward_elements,
+    )
+    return replace(
+        block,
+        matmuls=tuple(replace(one, rows=times * one.rows) for one in block.matmuls),
+        moved_elements=times * block.moved_elements,
+        saved_whole_elements=times * block.saved_whole_elements,
+        edge_elements=times * block.edge_elements,
+        eager=eager,
+    )
+
+
+def _set_frozen(blocks: tuple[BlockShape, ...], inside: int, total: int) -> tuple[BlockShape, ...]:
+    """The same blocks, of whose parameters so many are not trained: in the repeated layers, and in all."""
+    first, layer, rest = blocks
+    if not rest.params:
+        inside = total
+    return (
+        first,
+        replace(layer, frozen_params=inside / layer.repeat),
+        replace(rest, frozen_params=float(total - inside)),
+    )
+
+
+def count_params(parameters: Iterable[Tensor]) -> int:
+    return sum(p.numel() for p in parameters)
+
+
+@dataclass(frozen=True)
+class _SampleGrowth:
+    """From a pass over a few samples and one over more: what each of them adds, and what is there without any."""
+
+    few: int
+    many: int
+    element: float
+    """Bytes of an element: what is kept and moved is told in elements."""
+
+    def each(self, a: float, b: float) -> float:
+        more = self.many - self.few
+        return max(0.0, (b - a) / more if more else b / self.many)
+
+    def fixed(self, a: float, b: float) -> float:
+        return max(0.0, b - self.many * self.each(a, b))
+
+
+def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], grown: _SampleGrowth) -> BlockShape:
+    """One of `repeat` equal blocks, per sample."""
+    small, large = seen[0], seen[-1]
+    products = [replace(product, rows=product.rows / grown.many) for product in large.products]
+    if len(small.products) == len(large.products):
+        pairs = zip(small.products, large.products, strict=True)
+        products = [replace(b, rows=grown.each(a.rows, b.rows)) for a, b in pairs]
+    share = max(1, len(products) // repeat)
+    if products != products[:share] * repeat:  # layers of different sizes: each is taken for the mean of all
+        products, share = [replace(one, rows=one.rows / repeat) for one in products], len(products)
+    saved = grown.each(small.saved, large.saved) / grown.element / repeat
+    return BlockShape(
+        *(name, repeat, params, tuple(product for product in products[:share] if product.rows > 0), None),
+        moved_elements=grown.each(small.moved, large.moved) / repeat,
+        saved_split_elements=0.0,
+        saved_whole_elements=saved,
+        edge_elements=grown.each(small.given, large.given) / repeat or saved,
+        kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
+        eager=_build_traffic(small, large, grown, repeat),
+    )
+
+
+def _build_traffic(small: RegionWork, large: RegionWork, grown: _SampleGrowth, repeat: int) -> EagerTraffic:
+    unit = grown.element * repeat
+    forward, backward = (small.forward.bytes, large.forward.bytes), (small.backward.bytes, large.backward.bytes)
+    return EagerTraffic(
+        forward_elements=grown.each(*forward) / unit,
+        backward_elements=grown.each(*backward) / unit,
+        forward_fixed=grown.fixed(*forward) / unit,
+        backward_fixed=grown.fixed(*backward) / unit,
+        forward_kernels=large.forward.kernels / repeat,
+        backward_kernels=large.backward.kernels / repeat,
+    )

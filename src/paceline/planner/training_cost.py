@@ -1,0 +1,326 @@
+"""A training by gradient descent, priced by the blocks of its model: how a step is placed, its time and its memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from paceline.config import RunSpec, Train
+from paceline.config.registry import StepWork, Traits
+from paceline.execution import CPU, CUDA, decide_execution, estimate_compiling
+from paceline.hardware.catalogue import Cluster, Device
+from paceline.io.format import format_quantity, number, percent, size
+from paceline.layout import Layout, layout_of
+from paceline.planner.advice import advise_training
+from paceline.planner.candidates import (
+    LayoutConstraints,
+    LayoutFamily,
+    PricedLayout,
+    RejectedFamily,
+    RejectReason,
+    family_name,
+)
+from paceline.planner.cost_model import CostModel
+from paceline.planner.formulas.memory import TrainingMemory, estimate_memory
+from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.placement import DTYPE_SIZES, DtypeSizes, Placement, Reduction, Runtime
+from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, find_repeated_block
+from paceline.planner.formulas.step_time import price_step
+from paceline.planner.layout_space import LayoutSpace, SplitOptions, enumerate_layouts, layout_overrides
+from paceline.planner.target import PricedCluster
+from paceline.runlog.progress import PauseSchedule
+
+if TYPE_CHECKING:
+    from paceline.planner.plan import Plan
+
+ZERO_STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 3, "hsdp": 3}
+"""States that a strategy divides, as ZeRO counts them."""
+MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1}
+"""Optimiser states per parameter."""
+DTYPE_NAMES = {"fp32": "fp32", "tf32": "tf32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
+WORKSPACE_BYTES, THREADS = float(32 << 20), 2
+"""Of the library of products, for each thread that uses it: one goes forward, one backward."""
+UNKNOWN_SAMPLES = "the number of samples is not known, so no hours; say it with  --samples N"
+LAYER_BY_LAYER = "what is gathered is priced layer by layer, as with parallel.wrap=layers"
+OPERATIONS_PER_LENGTH = 2
+"""For each distinct length in a batch, where attention goes length by length."""
+SPREAD_SIGMAS = 3.0
+"""How far the fullest batch of a run is above the mean one."""
+
+
+def dtype_sizes_of(train: Train) -> DtypeSizes:
+    """Types as the loop uses them: weights in fp32 (fp64), cast for the products; shards travel as they are kept."""
+    kind = DTYPE_SIZES[DTYPE_NAMES[train.precision]]
+    moments, averages = moments_of(train)
+    return replace(kind, state_bytes=(moments + averages) * kind.weight_bytes, gathered_bytes=kind.weight_bytes)
+
+
+def moments_of(train: Train) -> tuple[int, int]:
+    """Numbers per parameter that the optimiser keeps, and averages of the weights beside them."""
+    moments = 0 if train.optimizer == "sgd" and not train.momentum else MOMENTS[train.optimizer]
+    return moments, 1 if train.ema else 0
+
+
+def steps_of(train: Train, samples: int | None) -> int | None:
+    if train.steps or samples is None:
+        return train.steps
+    return (train.epochs or 1) * math.ceil(samples / train.global_batch)
+
+
+@dataclass(frozen=True)
+class LengthStats:
+    """How samples differ in length."""
+
+    longest_ratio: float = 1.0
+    """Longest sample over the mean one."""
+    varies: float = 0.0
+    """Standard deviation over the mean; 0 where unknown or constant."""
+    distinct: float = 1.0
+    """Different ones in a very large batch, where attention goes length by length in fp32; 1 where it does not."""
+
+    def fullest_batch_ratio(self, micro_batch: float) -> float:
+        """The largest of all batches over the mean one: samples differ in length, and batches less than samples."""
+        if not self.varies:
+            return self.longest_ratio
+        return min(self.longest_ratio, 1 + SPREAD_SIGMAS * self.varies / math.sqrt(max(1.0, micro_batch)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCostModel(CostModel):
+    """A model by its blocks, and all that decides how it is trained."""
+
+    blocks: tuple[BlockShape, ...]
+    """Of a sample of mean length."""
+    train: Train
+    traits: Traits = field(default_factory=Traits)
+    reduction: Reduction = field(default_factory=Reduction)
+    divisible: SplitOptions = field(default_factory=SplitOptions)
+    lengths: LengthStats = field(default_factory=LengthStats)
+    sample_bytes: float = 0.0
+    """Read from storage or host memory for each sample."""
+    held_out: int | None = None
+    """Samples to evaluate on; None where that is not known."""
+    evaluation_chunk: int = 256
+    """As `Workload.evaluation_chunk`."""
+    narrow_gathers: bool = False
+    """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
+    context: int = 1
+    """Devices that divide each sequence: priced, and not run."""
+
+    @classmethod
+    def of(cls, spec: RunSpec, samples: int | None, **facts: Any) -> Self:
+        """A subject with what the run file says of every training."""
+        unknown = samples is None and not spec.train.steps
+        given = {
+            "name": spec.name,
+            "workload": spec.workload,
+            "global_batch": spec.train.global_batch,
+            "numbers": dtype_sizes_of(spec.train),
+            "steps": steps_of(spec.train, samples),
+            "samples": samples,
+            "train": spec.train,
+            "reduction": Reduction(cast(Any, spec.parallel.reduce), spec.parallel.local_steps),
+        }
+        by_size = spec.parallel.wrap != "layers"
+        assumptions = (*facts.pop("assumptions", ()), *[UNKNOWN_SAMPLES] * unknown, *[LAYER_BY_LAYER] * by_size)
+        return cls(**{**given, **facts, "assumptions": assumptions})
+
+    @property
+    def params(self) -> float:
+        return sum(b.repeat * b.params for b in self.blocks)
+
+    @property
+    def stored_params(self) -> float:
+        return sum(b.repeat * b.stored_params for b in self.blocks)
+
+    @property
+    def trained_params(self) -> float:
+        return sum(b.repeat * b.trained_params for b in self.blocks)
+
+    @functools.cached_property
+    def work(self) -> StepWork:
+        """What compiling could make shorter."""
+        compiled = [find_repeated_block(self.blocks)] if self.traits.equal_layers else self.blocks
+        times = [1 if self.traits.equal_layers else b.repeat for b in compiled]
+        operations = sum(n * b.kernels for n, b in zip(times, compiled, strict=True)) / LAUNCHES_PER_OPERATION
+        moved = sum(b.repeat * (b.moved_elements + b.eager_elements) for b in self.blocks)
+        return StepWork(operations, self.global_batch * moved)
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Forward and backward."""
+        return 3 * sum(b.repeat * b.flops for b in self.blocks)
+
+    @property
+    def divides_samples_only(self) -> bool:
+        return not self.divisible.splits
+
+    def headline(self) -> str:
+        each = f" × {number(self.units_per_sample, 3)} {self.unit}" if self.unit != "samples" else ""
+        steps = f", {self.steps:,} steps" if self.steps else ""
+        trained = f" ({format_quantity(self.trained_params)} trained)" if self.trained_params < self.params else ""
+        size = f"{format_quantity(self.params)} parameters{trained}, batch {self.global_batch:,}{each}"
+        return f"{self.name}: {size}, {self.train.precision}{steps}"
+
+    def layout_name(self, price: PricedLayout) -> str:
+        context = f" + context {self.context}" if self.context > 1 else ""
+        return family_name(price.layout) + context + (" *" if price.layout.offload else "")
+
+    def layout(self, spec: RunSpec) -> Layout:
+        return layout_of(spec)
+
+    def families(
+        self, devices: int, cluster: Cluster, limits: LayoutConstraints
+    ) -> Iterator[LayoutFamily | RejectedFamily]:
+        fp8 = self.numbers.matmul == "fp8"
+        groups, left = divmod(devices, self.context)
+        if left:
+            facts = {"context": self.context}
+            return iter([RejectedFamily(devices, f"{devices} devices", RejectReason.NO_CONTEXT, facts)])
+        return LayoutSpace(self.workload, self.global_batch, self.divisible, fp8, groups, cluster, limits).families()
+
+    def members(self, family: LayoutFamily, limits: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
+        return enumerate_layouts(family, limits, offload, self.divisible.recomputes)
+
+    def schedules(self, layout: Layout, limits: LayoutConstraints) -> Iterator[Layout]:
+        """Where a pipeline may choose: one stage per rank, or two in turn, which makes the bubble smaller."""
+        yield layout
+        if layout.pipeline > 1 and limits.schedule is None and self.divisible.layers % (2 * layout.pipeline) == 0:
+            yield replace(layout, schedule="interleaved")
+
+    def overrides(self, layout: Layout) -> dict[str, Any]:
+        return layout_overrides(layout)
+
+    def advice(self, plan: Plan) -> Iterator[str]:
+        return advise_training(self, plan)
+
+    @property
+    def pauses(self) -> PauseSchedule | None:
+        """What is done between the steps; a held-out split of unknown size is taken for a large one."""
+        if self.samples is None or self.steps is None:
+            return None
+        from paceline.data.order import Order, count_evaluated
+
+        order = Order(self.samples, self.global_batch, self.train.seed)
+        most = self.held_out if self.held_out is not None else self.samples
+        used = count_evaluated(self.train, order, most, self.evaluation_chunk)
+        return PauseSchedule.of(self.train, self.steps, order.steps_per_epoch, used)
+
+    @property
+    def checkpoint_bytes(self) -> float:
+        return self.stored_params * self.numbers.weight_bytes + self.trained_params * self.numbers.state_bytes
+
+    def pauses_s(self, price: PricedLayout) -> dict[str, float]:
+        if (pauses := self.pauses) is None:
+            return {}
+        return {
+            "evaluation_s": pauses.evaluations() * pauses.evaluate_s(1 / price.samples_s),
+            "checkpoint_s": pauses.checkpoints_s(self.checkpoint_bytes / price.layout.ranks),
+        }
+
+    def describe_pauses(self, price: PricedLayout) -> str:
+        if (pauses := self.pauses) is None:
+            return ""
+        taken = self.pauses_s(price)
+        total = price.start_s + pauses.steps * price.step_s + sum(taken.values())
+        evaluations, checkpoints = pauses.evaluations(), pauses.checkpoints()
+        said = [f"{checkpoints:,} checkpoint{'s' * (checkpoints > 1)} of {size(self.checkpoint_bytes)}"]
+        if evaluations:
+            said.insert(0, f"{evaluations:,} evaluation{'s' * (evaluations > 1)} on {pauses.evaluated:,} samples")
+        return f"hours include {' and '.join(said)}, {percent(sum(taken.values()) / total)} of the run"
+
+    def placement(self, layout: Layout, device: Device) -> Placement:
+        """A layout as the formulas see it. The slowest rank counts: the one with the most samples."""
+        known = (layout, device.synchronous)
+        if known not in self._placements:
+            self._placements[known] = self._placed(layout, device)
+        return self._placements[known]
+
+    @functools.cached_property
+    def _placements(self) -> dict[tuple[Layout, bool], Placement]:
+        return {}
+
+    def _placed(self, layout: Layout, device: Device) -> Placement:
+        passes = layout.passes(layout.global_batch)
+        zero = ZERO_STAGES.get(layout.strategy, 0)
+        return Placement(
+            *(layout.replicate, layout.shard, layout.tensor, layout.pipeline, self.context),
+            micro_batch=-(-layout.global_batch // layout.data) / passes,
+            accumulate=passes,
+            zero=zero,
+            recompute=cast(Any, layout.checkpointing),
+            sequence_parallel=layout.sequence,
+            chunks=layout.stages // layout.pipeline,
+            schedule=cast(Any, layout.schedule),
+            offload="none" if not layout.offload else "all" if zero == 3 else "states",
+            reduction=self.reduction,
+            runtime=self._runtime(layout, device, sharded=zero == 3),
+        )
+
+    def _runtime(self, layout: Layout, device: Device, sharded: bool) -> Runtime:
+        """What is compiled on a device, and what stays in its memory."""
+        weighed = estimate_compiling(self.work, self.steps, layout) if self.train.compile == "auto" else None
+        execution = decide_execution(self.train, layout, CPU if device.synchronous else CUDA, self.traits, weighed)
+        one_pass = layout.passes(layout.global_batch) == 1 and layout.pipeline == 1
+        return Runtime(
+            kernels="compiled" if execution.compiled else "eager",
+            recorded=execution.recorded,
+            pieced_tensor=False,
+            fused_update=True,
+            fused_norms=not device.synchronous,
+            stops_early=True,
+            fresh_gradients=one_pass and (sharded or layout.strategy == "single"),
+            keeps_casts=sharded and not self.narrow_gathers,
+            keeps_ends=sharded and self.narrow_gathers,
+        )
+
+    def memory(self, layout: Layout, where: PricedCluster) -> TrainingMemory:
+        """Of the fullest device, with the longest samples in one pass."""
+        known = (layout, where.cluster.device.synchronous, where.physics)
+        if known not in self._memories:
+            self._memories[known] = self._memory(layout, where)
+        return self._memories[known]
+
+    @functools.cached_property
+    def _memories(self) -> dict[tuple[Layout, bool, Physics], TrainingMemory]:
+        return {}
+
+    def _memory(self, layout: Layout, where: PricedCluster) -> TrainingMemory:
+        device = where.cluster.device
+        placement = self.placement(layout, device)
+        fullest = self.lengths.fullest_batch_ratio(placement.micro_batch)
+        filled = placement if fullest == 1 else replace(placement, micro_batch=placement.micro_batch * fullest)
+        found = estimate_memory(self.blocks, filled, self.numbers, where.physics)
+        buffers = found.buffers_bytes
+        if not device.synchronous:
+            buffers += THREADS * WORKSPACE_BYTES
+        if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
+            buffers += found.weights_bytes / placement.shards
+        return replace(found, buffers_bytes=buffers)
+
+    def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
+        placement = self.placement(layout, where.cluster.device)
+        blocks = self._launched(placement.micro_batch, where.cluster.device)
+        time = price_step(blocks, placement, where.cluster, self.numbers, where.physics)
+        read_s = placement.micro_batch * placement.accumulate * self.sample_bytes / where.physics.input_bytes_s
+        if read_s > time.step_s:  # batches are made ahead, beside the step
+            time = replace(time, data_s=read_s - time.step_s)
+        return PricedLayout(layout, where, time, self.memory(layout, where))
+
+    def _launched(self, micro_batch: float, device: Device) -> tuple[BlockShape, ...]:
+        """The blocks with the kernels that a batch of this size launches."""
+        half_on_gpu = self.numbers.element_bytes == 2 and not device.synchronous
+        if self.lengths.distinct <= 1 or half_on_gpu:
+            return self.blocks
+        distinct = self.lengths.distinct * (1 - (1 - 1 / self.lengths.distinct) ** micro_batch)
+        more = LAUNCHES_PER_OPERATION * OPERATIONS_PER_LENGTH * max(0.0, distinct - 1)
+        return tuple(replace(b, kernels=b.kernels + more) if b.attention else b for b in self.blocks)
+
+    def with_precision(self, precision: str) -> Self:
+        """The same training with products in another type."""
+        kind = DTYPE_SIZES[DTYPE_NAMES[precision]]
+        numbers = replace(kind, state_bytes=self.numbers.state_bytes, gathered_bytes=kind.weight_bytes)
+        return replace(self, numbers=numbers, train=self.train.model_copy(update={"precision": precision}))

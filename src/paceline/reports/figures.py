@@ -1,0 +1,161 @@
+"""The charts as PNG, PDF and SVG, by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.io.files import write_atomic
+from paceline.reports.charts import STEP_TERMS, Chart
+from paceline.reports.plot_style import COLOURS, FORMATS, INK, escape_mathtext, use_plot_style
+
+TERM_COLOURS = {
+    "compute": "#2563eb",
+    "exposed": "#d97706",
+    "waiting": "#be185d",
+    "input": "#059669",
+    "other": "#9ca3af",
+}
+WIDTH_IN, HEIGHT_IN = 6.4, 3.6
+MOST_IN_LEGEND = 12
+DrawFn = Callable[[Any, dict[str, Any]], None]
+
+
+def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
+    """Draw every chart into the folder, in all formats; returns their names."""
+    with use_plot_style():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        for chart in charts:
+            rows = len(chart.data.get("labels", ()))
+            height = max(1.8, 0.9 + 0.42 * rows) if rows else HEIGHT_IN
+            figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
+            FigureCanvasAgg(figure)
+            axes = figure.add_subplot()
+            DRAWINGS[chart.name](axes, escape_mathtext(chart.data))
+            # With its place: else all labels are measured, at every drawing, to find one.
+            axes.set_title(escape_mathtext(chart.title), y=1.0)
+            for kind in FORMATS:
+                about = {} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
+                content = io.BytesIO()
+                figure.savefig(content, format=kind, metadata=about or None)
+                write_atomic(folder / f"{chart.name}.{kind}", content.getvalue())
+                figure.set_layout_engine("none")  # the first format finds the places: it takes longer than to draw
+    return [chart.name for chart in charts]
+
+
+def _draw_scaling(axes: Any, data: dict[str, Any]) -> None:
+    axes.plot(*zip(*data["ideal"], strict=True), "--", color="#9ca3af", linewidth=1.2, label="ideal", zorder=3)
+    several = len(data["lines"]) > 1
+    for i, line in enumerate(data["lines"]):
+        colour = COLOURS[i % len(COLOURS)]
+        if line["fit"]:
+            ranks, middle, low, high = zip(*line["fit"], strict=True)
+            axes.fill_between(ranks, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(ranks, middle, color=colour, linewidth=1.2, label=None if several else f"{line['law']} fit")
+        points = line["points"]
+        xs, ys = [p["x"] for p in points], [p["y"] for p in points]
+        spans = [[max(0.0, p["y"] - p["low"]) for p in points], [max(0.0, p["high"] - p["y"]) for p in points]]
+        axes.errorbar(xs, ys, spans, fmt="o", color=colour, capsize=3, markersize=5, label=line["name"])
+        for p in points:
+            twins = [q for q in points if q["x"] == p["x"]]
+            if 1 < len(twins) <= 4:
+                above = all(q is p or q["y"] <= p["y"] for q in twins)
+                axes.annotate(
+                    p["label"], (p["x"], p["y"]), (6, 5 if above else -11), textcoords="offset points", size=8
+                )
+        if line["plan"]:
+            label = None if several else "planned"
+            axes.plot(*zip(*line["plan"], strict=True), "D", color=INK, mfc="none", markersize=5, label=label)
+    reach = data["reach"]
+    axes.set(xlabel=data["unit"], ylabel="speed-up", xlim=(0, reach), ylim=(0, data["top"]))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    _add_legend(axes, len(data["lines"]) + 3)
+
+
+def _draw_breakdown(axes: Any, data: dict[str, Any]) -> None:
+    begins = [0.0] * len(data["labels"])
+    for name, values in data["terms"].items():
+        axes.barh(data["labels"], values, left=begins, color=TERM_COLOURS[name], height=0.6, label=STEP_TERMS[name])
+        begins = [begin + value for begin, value in zip(begins, values, strict=True)]
+    _draw_plan(axes, data["plan"])
+    axes.set_xlabel("ms per step")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3)
+
+
+def _draw_plan(axes: Any, plans: Sequence[float | None]) -> None:
+    """The first row on top; no place is looked for beside the labels, where nothing stands: it takes long."""
+    known = [(value, i) for i, value in enumerate(plans) if value]
+    if known:
+        axes.plot(*zip(*known, strict=True), "|", color=INK, markersize=16, markeredgewidth=2, label="planned")
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.yaxis.set_label_coords(0, 0.5)
+
+
+def _draw_loss(axes: Any, data: dict[str, Any]) -> None:
+    lines = data["lines"]
+    for i, line in enumerate(lines):
+        if line["points"]:
+            steps, losses, _ = zip(*line["points"], strict=True)
+            width = max(1.3, 1.3 + 2.4 * (min(len(lines), 4) - 1 - i)) if len(lines) <= 6 else 1.1
+            axes.plot(steps, losses, color=COLOURS[i % len(COLOURS)], linewidth=width, label=line["name"])
+    axes.set(xlabel="step", ylabel="loss")
+    _add_legend(axes, len(lines))
+
+
+def _draw_curves(axes: Any, data: dict[str, Any]) -> None:
+    for i, line in enumerate(data["lines"]):
+        steps, values, _ = zip(*line["points"], strict=True)
+        mark = "o-" if data.get("marked") and len(steps) <= 40 else "-"
+        axes.plot(steps, values, mark, color=COLOURS[i % len(COLOURS)], linewidth=1.3, markersize=3, label=line["name"])
+    axes.set(xlabel="step", ylabel=data["label"])
+    if data.get("from_zero"):
+        axes.set_ylim(bottom=0)
+    _add_legend(axes, len(data["lines"]))
+
+
+def _draw_difference(axes: Any, data: dict[str, Any]) -> None:
+    for i, line in enumerate(data["lines"], 1):
+        if line["points"]:
+            steps, differences = zip(*line["points"], strict=True)
+            axes.plot(steps, differences, color=COLOURS[i % len(COLOURS)], linewidth=1.1, label=line["name"])
+    if any(line["points"] for line in data["lines"]):
+        axes.set_yscale("log")
+    axes.set(xlabel="step", ylabel="relative difference")
+    _add_legend(axes, len(data["lines"]))
+
+
+def _draw_memory(axes: Any, data: dict[str, Any]) -> None:
+    axes.barh(data["labels"], data["peaks"], color=TERM_COLOURS["compute"], height=0.6, label="measured")
+    _draw_plan(axes, data["plan"])
+    axes.set_xlabel("MB on the fullest rank")
+    if any(data["plan"]):
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=2)
+
+
+def _draw_links(axes: Any, data: dict[str, Any]) -> None:
+    for i, line in enumerate(data["lines"]):
+        sizes, rates = zip(*line["points"], strict=True)
+        axes.plot(sizes, rates, "o-", color=COLOURS[i % len(COLOURS)], markersize=4, label=line["name"])
+    axes.set(xscale="log", yscale="log", xlabel="bytes of the message", ylabel="Gbit/s")
+    _add_legend(axes, len(data["lines"]) + 1)
+
+
+def _add_legend(axes: Any, count: int) -> None:
+    if 1 < count <= MOST_IN_LEGEND and axes.get_legend_handles_labels()[0]:
+        axes.legend()
+
+
+DRAWINGS: dict[str, DrawFn] = {
+    "scaling": _draw_scaling,
+    "breakdown": _draw_breakdown,
+    "loss": _draw_loss,
+    "difference": _draw_difference,
+    "memory": _draw_memory,
+    "links": _draw_links,
+    **dict.fromkeys(("evaluation", "rate", "compute", "lr", "gradient", "usage"), _draw_curves),
+}

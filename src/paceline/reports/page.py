@@ -1,0 +1,193 @@
+"""Render the report as one HTML page, as Markdown, and as a LaTeX article that a stock TeX compiles."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paceline.config.registry import BUILT_IN, find_entry, import_object
+from paceline.io.escape import escape_hidden
+from paceline.io.format import duration, number, percent
+from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
+from paceline.io.safe_open import open_regular, read_bytes
+from paceline.reports.charts import Chart
+from paceline.reports.contents import ReportContents
+from paceline.reports.run_view import RunView
+from paceline.reports.tables import Table
+from paceline.runlog.run_dir import RunDir
+
+MOST_PICTURE_RUNS = 4
+PNG = b"\x89PNG\r\n\x1a\n"
+MOST_BYTES = 1 << 24
+"""Of a picture."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    run: str
+    name: str
+    step: int
+    file: Path
+
+    @property
+    def caption(self) -> str:
+        return f"{self.run}, {self.name.replace('_', ' ')}, step {self.step:,}"
+
+    @property
+    def address(self) -> str:
+        """The picture itself: the page is one file."""
+        return "data:image/png;base64," + base64.b64encode(read_bytes(self.file)).decode()
+
+
+def list_pictures(runs: Sequence[RunView]) -> list[Picture]:
+    return [picture for run in runs[:MOST_PICTURE_RUNS] for picture in _list_run_pictures(run)]
+
+
+def _list_run_pictures(run: RunView) -> list[Picture]:
+    name = run.spec.workload
+    if name in BUILT_IN and (draw := find_entry(name).draw):
+        import_object(draw)(run.path)
+    by_name: dict[str, list[Picture]] = {}
+    for file in sorted(RunDir(run.path).pictures.glob("*.png")):
+        if (found := re.fullmatch(r"(\w.*)-(\d{1,18})", file.stem)) and _is_own_picture(file, run.path):
+            by_name.setdefault(found[1], []).append(Picture(run.name, found[1], int(found[2]), file))
+    series = [sorted(some, key=lambda picture: picture.step) for some in by_name.values()]
+    return [picture for some in series for picture in (some if len(some) < 2 else (some[0], some[-1]))]
+
+
+def _is_own_picture(file: Path, folder: Path) -> bool:
+    """Whether it is one, and lies in the run's folder: a page is shown to others, and a link may lead to any file."""
+    if not file.resolve().is_relative_to(folder.resolve()):
+        return False
+    try:
+        with open_regular(file) as content:
+            return content.read(len(PNG)) == PNG and file.stat().st_size <= MOST_BYTES
+    except OSError:
+        return False
+
+
+ASSETS = Path(__file__).parent / "assets"
+ORDER = (
+    *("scaling", "breakdown", "links", "experiments", "evaluation", "loss", "difference", "classes", "confusion"),
+    *("rate", "compute", "lr", "gradient", "usage", "memory", "benefit", "runs"),
+)
+"""The story of a page: does it pay, why, is it the same training, what does it take."""
+TEX_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "{}$&#%"},
+    "_": r"\_\allowbreak{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "×": r"$\times$",
+    "–": "--",
+    "—": "---",
+    "…": r"\dots{}",
+    "≈": r"$\approx$",
+    "→": r"$\to$",
+    "±": r"$\pm$",
+    "µ": r"$\mu$",
+    "✗": r"$\times$",
+    "✓": r"$\checkmark$",
+    "|": r"\textbar{}",
+    "/": r"/\allowbreak{}",
+}
+TEX_DELIMITERS = {
+    "block_start_string": "<%",
+    "block_end_string": "%>",
+    "variable_start_string": "<<",
+    "variable_end_string": ">>",
+    "comment_start_string": "<#",
+    "comment_end_string": "#>",
+}
+
+
+def render_page(contents: ReportContents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
+    from markupsafe import Markup
+
+    lines = read_asset("chart.umd.min.js").splitlines()
+    library = "\n".join(line for line in lines if "sourceMappingURL" not in line).replace("</script", "<\\/script")
+    script = read_asset("page.js")
+    return compile_template(read_asset("page.html.j2")).render(
+        contents=contents,
+        charts=charts,
+        tables=tables,
+        tiles=build_tiles(contents),
+        pictures=list_pictures(contents.runs),
+        order=ORDER,
+        data=Markup(dump_page_data({chart.name: chart.data for chart in charts})),
+        library=Markup(library),
+        script=Markup(script),
+        policy=build_content_policy(library, script),
+        style=Markup(read_asset("page.css")),
+    )
+
+
+@cache
+def read_asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def build_tiles(contents: ReportContents) -> list[tuple[str, str, str]]:
+    """A few large numbers: of the best row where rows were measured, else of the run."""
+    if len(contents.series) == 1 and (best := contents.series[0].recommended) is not None:
+        s, cost = contents.series[0], best.cost
+        found = [
+            ("recommended", best.label, f"of {len(s.rows)} rows"),
+            ("speed-up", f"{number(best.speedup, 3)}×", "over one rank" if s.timed else "over one device"),
+            ("efficiency", percent(best.efficiency), "of what is paid for"),
+        ]
+        if s.timed:
+            found.append(("rate", number(best.samples_per_s, 3), "samples/s"))
+        if cost.cost_usd is not None:
+            found.append(("cost", number(cost.cost_usd, 3), "USD for the whole run"))
+        elif cost.hours is not None:
+            found.append(("time", duration(cost.hours * 3600), "for the whole run"))
+        return found
+    if len(contents.runs) == 1 and (told := contents.runs[0].summary) is not None:
+        return [
+            ("status", told.status, f"after {duration(told.seconds)}"),
+            ("rate", number(told.samples_per_s, 3), "samples/s"),
+            ("loss", number(told.loss_last), f"of the last {told.loss_last_steps} of {told.trained.steps:,} steps"),
+            *((name, number(value), "evaluation") for name, value in list(told.evaluation.metrics.items())[:2]),
+        ]
+    return []
+
+
+def render_markdown(contents: ReportContents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
+    made = compile_template(
+        read_asset("report.md.j2"), html=False, value=_escape_markdown, cell=lambda text: str(text).replace("|", "\\|")
+    )
+    text = made.render(contents=contents, charts=charts, tables=tables)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _escape_markdown(value: Any) -> Any:
+    """Text in which Markdown sees no HTML, no link, no picture from elsewhere and no other line."""
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", escape_hidden(" ".join(value.split("\n"))))
+    return re.sub(r"\](?=[(\[:])", r"]\\", text)
+
+
+def render_latex(contents: ReportContents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
+    made = compile_template(read_asset("report.tex.j2"), html=False, signs=TEX_DELIMITERS, tex=escape_tex)
+    return str(made.render(contents=contents, charts=charts, tables=tables, sources=_list_sources))
+
+
+def _list_sources(chart: Chart) -> str:
+    named = [escape_tex(text) for text, _ in chart.sources[:3]]
+    left = len(chart.sources) - len(named) + chart.more_sources
+    return ", ".join(named) + (f" and {left} more" if left else "")
+
+
+def escape_tex(text: str) -> str:
+    """Text with every sign that TeX would take for a command made plain; letters it has no font for become ?."""
+    found = "".join(" " if sign.isspace() else TEX_ESCAPES.get(sign, sign) for sign in escape_hidden(str(text)))
+    return found.encode("latin-1", "replace").decode("latin-1")

@@ -1,0 +1,105 @@
+"""The verb `report`: run folders, measurements and tables of times in; a page, figures, Markdown and LaTeX out."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RunFailed, UserError
+from paceline.io.arguments import check_price
+from paceline.io.escape import escape_cell
+from paceline.io.files import print_json, write_atomic
+from paceline.io.format import wrap_lines
+from paceline.io.tabular import Tabular
+from paceline.io.terminal import warn
+from paceline.reports.charts import build_charts
+from paceline.reports.contents import ReportContents, gather_contents
+from paceline.reports.figures import draw_figures
+from paceline.reports.page import render_latex, render_markdown, render_page
+from paceline.reports.tables import Table, build_tables
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Tabular):
+    """What was written, and what it says."""
+
+    folder: Path
+    contents: ReportContents
+    figures: tuple[str, ...]
+
+    @property
+    def headline(self) -> str:
+        return f"{self.page}: {self.contents.verdict[0]}"
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        """Those of the first table of the page, as they are shown."""
+        first = next(iter(build_tables(self.contents)), None)
+        return [dict(zip(first.head, row, strict=True)) for row in first.rows] if first is not None else []
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "report.html"
+
+
+def report(
+    inputs: Sequence[str | Path], out: str | Path = "report", *, title: str = "", price: float | None = None
+) -> Report:
+    """Write report.html, report.md, report.tex, figures/ and tables/ into `out`.
+
+    `inputs` are runs, measurements, tables of times, or folders of runs; `price` is in USD per device and hour.
+    """
+    folder = Path(out)
+    contents = gather_contents([Path(path) for path in inputs], title, price)
+    _make_folder(folder / "figures")
+    shown = build_charts(contents, folder)
+    try:
+        drawn = draw_figures(shown, folder / "figures")
+        cells = build_tables(contents)
+        write_atomic(folder / "report.html", render_page(contents, shown, cells))
+        write_atomic(folder / "report.md", render_markdown(contents, shown, cells))
+        write_atomic(folder / "report.tex", render_latex(contents, shown, cells))
+        write_tables(cells, folder / "tables")
+    except (OSError, RunFailed) as error:
+        raise UserError(f"--out: {folder} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    return Report(folder, contents, tuple(drawn))
+
+
+def write_tables(tables: Sequence[Table], folder: Path) -> None:
+    """Each as a .csv file of its name, cells as they are shown."""
+    _make_folder(folder)
+    names = Counter[str]()
+    for table in tables:
+        names[table.name] += 1
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([*map(escape_cell, row)] for row in (table.head, *table.rows))
+        number = f"-{names[table.name]}" if names[table.name] > 1 else ""
+        write_atomic(folder / f"{table.name}{number}.csv", text.getvalue())
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".try").touch()
+        (folder / ".try").unlink()
+    except OSError as error:
+        raise UserError(f"--out: {folder.parent} cannot be written: {error.strerror}") from None
+
+
+def run_report(arguments: argparse.Namespace, console: Any) -> int:
+    found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
+    for note in found.contents.left_out:
+        warn(f"paceline: {note}")
+    if arguments.json:
+        print_json({"page": found.page, "verdict": found.contents.verdict, "table": found.table()})
+        return 0
+    for line in found.contents.verdict:
+        for part in wrap_lines(line, ""):
+            console.print(part)
+    console.print(f"written: {found.page}, report.md, report.tex, figures/, tables/", soft_wrap=True)
+    return 0

@@ -1,0 +1,353 @@
+"""Read runs for a report: losses with their source lines, and how runs compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.config import RunSpec
+from paceline.errors import UserError
+from paceline.io.format import duration, number
+from paceline.measurement.run_times import RunTimes, read_run_times
+from paceline.runlog.events import drop_undone_steps, extract_metrics, read_event_lines
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import Summary, read_summary
+from paceline.trainer.resume_guard import LENGTHS, MAY_CHANGE, MUST_STAY
+from paceline.trials.check import TOLERANCE
+
+SAME_ANSWER = tuple(key for key in MAY_CHANGE if key not in ("data.path", "data.test_path", "data.tokenizer"))
+"""Keys, or how they begin, with which the losses of a run stay what they are; data that were moved may be others."""
+AS_EQUAL = 100
+"""Times the tolerance of `paceline check`: these runs may be as long as they like."""
+
+
+class LossPoint(NamedTuple):
+    step: int
+    loss: float
+    line: int
+    """Of the events file, from 1."""
+
+
+class EvaluationPoint(NamedTuple):
+    step: int
+    metrics: dict[str, float]
+    line: int
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Values of the steps of a run, in the order of its points; nan where there is none."""
+
+    lr: tuple[float, ...] = ()
+    grad_norm: tuple[float, ...] = ()
+    rate: tuple[float, ...] = ()
+    """Samples per second."""
+    compute: tuple[float, ...] = ()
+    """Share of the step."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run. `times` is None where it has too few steps."""
+
+    name: str
+    path: Path
+    spec: RunSpec
+    summary: Summary | None
+    """Of a run that ended."""
+    start: dict[str, Any]
+    points: tuple[LossPoint, ...]
+    torn: int
+    """Lines that could not be read: a kill or a disk."""
+    times: RunTimes | None
+    curves: Curves = Curves()
+    evaluations: tuple[EvaluationPoint, ...] = ()
+    usage: tuple[dict[str, Any], ...] = ()
+    """Events: how busy the device of the main rank was, now and then."""
+    noticed: tuple[str, ...] = ()
+    """While it ran: losses that jumped, ranks that were slow."""
+
+    @property
+    def ranks(self) -> int:
+        ended = self.summary.ranks if self.summary is not None else None
+        return int(ended or self.start.get("ranks") or self.spec.parallel.ranks)
+
+    @property
+    def status(self) -> str:
+        return self.summary.status if self.summary is not None else "not finished"
+
+    @property
+    def file(self) -> Path:
+        return RunDir(self.path).events_file(0)
+
+
+def read_run_view(path: Path, name: str = "") -> RunView:
+    """A run from its folder; UserError where there is nothing to show of it."""
+    run = RunDir.open(path)
+    spec = run.recorded_spec()
+    lines = list(read_event_lines(run.events_file(0)))
+    events = [event for _, event in lines if event is not None]
+    for line, event in lines:
+        if event is not None:
+            event["line"] = line
+    steps = drop_undone_steps(events)
+    if not steps:
+        raise UserError(f"{path} has no step that can be read: {_explain_no_steps(run)}")
+    points = tuple(
+        LossPoint(s["step"], math.nan if s.get("loss") is None else float(s["loss"]), s["line"]) for s in steps
+    )
+    start = next((event for event in events if event["kind"] == "start"), {})
+    summary = read_summary(run.summary_file) if run.summary_file.is_file() else None
+    times = None
+    with suppress(UserError):
+        times = read_run_times(run, steps) if summary is not None else None
+    evaluated = drop_undone_steps((e for e in events if e["kind"] in ("evaluate", "resume")), "evaluate")
+    return RunView(
+        name=name or run.name,
+        path=path,
+        spec=spec,
+        summary=summary,
+        start=start,
+        points=points,
+        torn=len(lines) - len(events),
+        times=times,
+        curves=_extract_curves(steps),
+        evaluations=tuple(EvaluationPoint(e["step"], extract_metrics(e), e["line"]) for e in evaluated),
+        usage=tuple(event for event in events if event["kind"] == "usage"),
+        noticed=tuple(str(event.get("text", "")) for event in events if event["kind"] == "notice"),
+    )
+
+
+def _extract_curves(steps: Sequence[dict[str, Any]]) -> Curves:
+    def of(name: str) -> tuple[float, ...]:
+        return tuple(_to_float(step.get(name)) for step in steps)
+
+    step_s = [math.nan if step.get("compiled") else _to_float(step.get("step_s")) or math.nan for step in steps]
+    rate = tuple(batch / s for batch, s in zip(of("batch"), step_s, strict=True))
+    compute = tuple(part / s for part, s in zip(of("compute_s"), step_s, strict=True))
+    return Curves(of("lr"), of("grad_norm"), rate, compute)
+
+
+def _to_float(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _explain_no_steps(run: RunDir) -> str:
+    file = run.events_file(0)
+    if not file.is_file():
+        return f"{file.relative_to(run.path)} does not exist"
+    return f"{file.relative_to(run.path)} is empty" if not file.stat().st_size else "it ended before its first step"
+
+
+def thin_points(points: Sequence[LossPoint], most: int) -> list[LossPoint]:
+    """At most about so many points; of each stretch, the lowest and the highest stay, so no spike is lost."""
+    if len(points) <= most:
+        return list(points)
+    width = math.ceil(2 * len(points) / most)
+    kept: list[LossPoint] = [points[0]]
+    for begin in range(0, len(points), width):
+        stretch = [p for p in points[begin : begin + width] if math.isfinite(p.loss)] or points[begin : begin + 1]
+        ends = {min(stretch, key=lambda p: p.loss), max(stretch, key=lambda p: p.loss)}
+        kept += sorted(ends, key=lambda p: p.step)
+    return sorted({p.step: p for p in [*kept, points[-1]]}.values(), key=lambda p: p.step)
+
+
+def compute_loss_differences(reference: RunView, other: RunView) -> list[tuple[int, float]]:
+    """(step, relative difference of the loss) at the steps of both; infinite where one alone is finite."""
+    ours = {p.step: p.loss for p in reference.points}
+    pairs = [(p.step, ours[p.step], p.loss) for p in other.points if p.step in ours]
+    return [(step, _compute_difference(a, b)) for step, a, b in pairs if math.isfinite(a) or math.isfinite(b)]
+
+
+def _compute_difference(ours: float, other: float) -> float:
+    finite = math.isfinite(ours) and math.isfinite(other)
+    return abs(other - ours) / max(abs(ours), 1e-30) if finite else math.inf
+
+
+@dataclass(frozen=True)
+class Comparison:
+    runs: int
+    steps: int
+    """That all of them have in common with the first."""
+    differing: tuple[str, ...]
+    """Keys of the specs that ask for another training; the losses say nothing then."""
+    largest: float
+    """Relative difference of the losses to those of the first run."""
+    run: str
+    step: int
+    """Where that is."""
+    tolerance: float
+
+    @property
+    def text(self) -> str:
+        if self.differing:
+            return f"The runs differ in {', '.join(self.differing[:4])}, so their losses are not expected to be equal."
+        if not self.steps:
+            return "The runs have no loss of the same step, so nothing is compared."
+        if math.isinf(self.largest):
+            return (
+                f"The runs did not train the same thing: only some losses are finite ({self.run} at step {self.step})."
+            )
+        same = f"All {self.runs} runs trained the same thing"
+        if not self.largest:
+            return f"{same}: the losses are equal to the last digit over {self.steps} steps."
+        told = f"the losses differ by {self.largest:.1e} at most (relative, {self.run} at step {self.step})"
+        head = same if self.largest <= self.tolerance else "The runs did not train the same thing"
+        return f"{head}: {told}, over {self.steps} steps."
+
+
+def compare_runs(runs: Sequence[RunView]) -> Comparison | None:
+    """The largest difference of the losses says whether they are the same; None for one run."""
+    if len(runs) < 2:
+        return None
+    first, *others = runs
+    values = [_select_deciding_values(run.spec) for run in runs]
+    keys = dict.fromkeys(key for found in values for key in found)
+    differing = tuple(key for key in keys if any(found.get(key) != values[0].get(key) for found in values[1:]))
+    found = [] if differing else [(run.name, compute_loss_differences(first, run)) for run in others]
+    largest, name, step = 0.0, "", 0
+    for other, differences in found:
+        for at, difference in differences:
+            if difference > largest:
+                largest, name, step = difference, other, at
+    tolerance = AS_EQUAL * TOLERANCE[first.spec.train.precision]
+    steps = min((len(differences) for _, differences in found), default=0)
+    return Comparison(len(runs), steps, differing, largest, name, step, tolerance)
+
+
+def is_same_work(runs: Sequence[RunView]) -> bool:
+    """Whether a sample asks all of them for the same: then, and only then, their speeds can be compared."""
+    alike = ("workload", "model.", "data.", "train.precision", "train.optimizer")
+    first, *others = (
+        {k: v for k, v in _select_deciding_values(run.spec).items() if k.startswith(alike)} for run in runs
+    )
+    return all(other == first for other in others)
+
+
+def _select_deciding_values(spec: RunSpec) -> dict[str, Any]:
+    """The values of a spec that decide the losses of its steps."""
+    same = (*SAME_ANSWER, *(LENGTHS if spec.train.schedule == "constant" and not spec.train.warmup else ()))
+    return {k: v for k, v, *_ in spec.fields() if k in MUST_STAY or not k.startswith((*same, "cluster"))}
+
+
+NOT_COMPARED = ("name", "data.cache")
+MOST_KEYS = 5
+"""That are shown as columns."""
+USUAL_SCORES = ("accuracy", "dice", "-loss")
+"""Of runs that did not note theirs, the first that was measured."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The best evaluation of a run, by the metric that its workload is judged by."""
+
+    name: str
+    value: float
+    step: int | None
+    less_is_better: bool
+
+    @property
+    def goodness(self) -> float:
+        return -self.value if self.less_is_better else self.value
+
+
+def find_score(run: RunView) -> Score | None:
+    """None where nothing was evaluated."""
+    if run.summary is None:
+        return None
+    told = run.summary.evaluation
+    metrics: dict[str, Any] = dict(told.best or told.metrics)
+    wanted = told.score or next((name for name in USUAL_SCORES if name.removeprefix("-") in metrics), "")
+    value = metrics.get(wanted.removeprefix("-"))
+    if not wanted or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    step = metrics.get("step") if told.best else run.summary.trained.steps
+    return Score(wanted.removeprefix("-"), float(value), step, wanted.startswith("-"))
+
+
+@dataclass(frozen=True)
+class Experiments:
+    """Runs, the best first where they have the same score; the keys in which they differ, and each one's values."""
+
+    runs: tuple[RunView, ...]
+    scores: tuple[Score | None, ...]
+    keys: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+
+    @property
+    def score(self) -> str:
+        """The metric that all of them which were evaluated are judged by; empty where there is none."""
+        names = {score.name for score in self.scores if score is not None}
+        return names.pop() if len(names) == 1 else ""
+
+    @property
+    def best(self) -> int | None:
+        """The place of the best one, where there are several to choose from."""
+        known = [i for i, score in enumerate(self.scores) if score is not None]
+        return known[0] if self.score and len(known) > 1 else None
+
+    @property
+    def text(self) -> str:
+        """Which is best, and what it was asked; empty where that cannot be said."""
+        if self.best is None:
+            return ""
+        first, *others = ((run, score) for run, score in zip(self.runs, self.scores, strict=True) if score is not None)
+        (run, score), (second, behind) = first, others[0]
+        if score.value == behind.value:
+            return f"{run.name} and {second.name} have the same {self.score}, {number(score.value)}."
+        asked = ", ".join(f"{k}={v}" for k, v in zip(self.keys[:MOST_KEYS], self.values[self.best], strict=False))
+        extreme = "lowest" if score.less_is_better else "highest"
+        of = f" of {len(others) + 1} runs" if len(others) > 1 else ""
+        with_ = f" with {asked}" if asked else ""
+        return (
+            f"{run.name} has the {extreme} {self.score}{of}, {number(score.value)}{with_}; next is {second.name}, "
+            f"{number(behind.value)}."
+        )
+
+
+def compare_experiments(runs: Sequence[RunView]) -> Experiments:
+    scored = [(run, find_score(run)) for run in runs]
+    names = {score.name for _, score in scored if score is not None}
+    if len(names) == 1:
+        scored.sort(key=lambda pair: -math.inf if pair[1] is None else pair[1].goodness, reverse=True)
+    asked = [{key: value for key, value, *_ in run.spec.fields()} for run, _ in scored]
+    every = dict.fromkeys(key for values in asked for key in values)
+    differing = [
+        key for key in every if key not in NOT_COMPARED and len({str(values.get(key)) for values in asked}) > 1
+    ]
+    values = tuple(tuple(_format_value(values.get(key)) for key in differing) for values in asked)
+    return Experiments(tuple(run for run, _ in scored), tuple(score for _, score in scored), tuple(differing), values)
+
+
+def _format_value(value: Any) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_experiment_row(found: Experiments, place: int) -> tuple[str, ...]:
+    """A row: the run, what it was asked, how well it did and how long it took. Under `head`."""
+    run, score, told = found.runs[place], found.scores[place], found.runs[place].summary
+    return (
+        run.name,
+        run.status,
+        *found.values[place][:MOST_KEYS],
+        number(score.value) if score else "–",
+        f"{score.step:,}" if score and score.step is not None else "–",
+        number(told.loss_last if told else run.points[-1].loss),
+        number(told.samples_per_s, 3) if told and told.samples_per_s else "–",
+        duration(told.seconds) if told else "–",
+    )
+
+
+def list_experiment_columns(found: Experiments) -> tuple[str, ...]:
+    score = found.score or "score"
+    return ("run", "status", *found.keys[:MOST_KEYS], score, "at step", "last loss", "samples/s", "took")
+
+
+def describe_other_keys(found: Experiments) -> str:
+    """Those that have no column."""
+    left = found.keys[MOST_KEYS:]
+    return f"They also differ in {', '.join(left)}." if left else ""

@@ -1,0 +1,259 @@
+"""Build series of rows from a measurement, from runs or from a table of times; and read links.
+
+devices,seconds            gpus,time,model
+1,19.53                    1,19.53,small
+4,42.34                    4,42.34,small
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from urllib.parse import quote
+
+from paceline.errors import UserError
+from paceline.io.format import duration
+from paceline.io.safe_open import read_text
+from paceline.layout import layout_of
+from paceline.measurement.diagnosis import mark_recommended
+from paceline.measurement.links import Link, read_links
+from paceline.measurement.messages import describe_decision, describe_extrapolation
+from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
+from paceline.measurement.rows import (
+    BatchLayout,
+    MeasuredRow,
+    TimedRow,
+    add_costs,
+    add_speedups,
+    combine_repeats,
+    drop_failed,
+)
+from paceline.reports.run_view import RunView, is_same_work
+from paceline.runlog.run_dir import RunDir
+
+COUNT_NAMES = ("devices", "gpus", "ranks", "n", "processes", "nodes", "workers", "cores")
+TIME_NAMES = ("seconds", "time", "time_s", "s", "step_s", "duration", "elapsed")
+MOST_LINES = 100_000
+MOST_BYTES = 1 << 24
+MOST_DEVICES = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class TimesLine:
+    devices: int
+    seconds: float
+    line: int
+
+
+def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
+    """Rows by name; a row that is given twice is a repeat."""
+    try:
+        text = read_text(path, MOST_BYTES, "utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text in UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    sample = text[:2000]
+    delimiter = max(",;\t", key=sample.count) if any(c in sample for c in ",;\t") else ","
+    lines = [(n, row) for n, row in enumerate(csv.reader(text.splitlines(), delimiter=delimiter), 1) if any(row)]
+    lines = [(n, [cell.strip() for cell in row]) for n, row in lines if not row[0].lstrip().startswith("#")]
+    if not lines:
+        raise UserError(f"{path} is empty; it needs lines such as  1,19.5  for one device and 19.5 seconds")
+    if len(lines) > MOST_LINES:
+        raise UserError(f"{path} has {len(lines)} lines; at most {MOST_LINES} are read")
+    count, time, name = _find_columns(path, lines[0][1])
+    body = lines if _is_number(lines[0][1][count]) else lines[1:]
+    found: dict[str, list[TimesLine]] = {}
+    for number, row in body:
+        label = row[name] if name is not None and name < len(row) else path.stem
+        found.setdefault(label, []).append(_parse_row(path, number, row, count, time))
+    for label, rows in found.items():
+        if not any(row.devices == 1 for row in rows):
+            which = f" for {label!r}" if len(found) > 1 else ""
+            counted = f"{path}: speed-up is counted from one device, and there is no such line"
+            raise UserError(f"{counted}{which}; add  1,SECONDS")
+    if not found:
+        raise UserError(f"{path} has a heading and no rows; add lines such as  1,19.5")
+    return found
+
+
+def _find_columns(path: Path, head: list[str]) -> tuple[int, int, int | None]:
+    """Places of devices, seconds and, where there is one, the name."""
+    if len(head) < 2:
+        raise UserError(f"{path}: line 1 has one column; give two, devices and seconds, as in  1,19.5")
+    if _is_number(head[0]) and _is_number(head[1]):
+        return 0, 1, 2 if len(head) > 2 else None
+    words = [word.lower() for word in head]
+    count = next((i for i, word in enumerate(words) if word in COUNT_NAMES), None)
+    time = next((i for i, word in enumerate(words) if word in TIME_NAMES), None)
+    if count is None or time is None:
+        raise UserError(f"{path}: line 1 is  {','.join(head)[:60]};  head the columns  devices,seconds")
+    return count, time, next((i for i in range(len(head)) if i not in (count, time)), None)
+
+
+def _parse_row(path: Path, number: int, row: list[str], count: int, time: int) -> TimesLine:
+    try:
+        devices, seconds = int(row[count]), float(row[time])
+    except (ValueError, IndexError):
+        raise UserError(f"{path} line {number}: {','.join(row)[:60]!r} is not devices and seconds") from None
+    if not 1 <= devices <= MOST_DEVICES or not (math.isfinite(seconds) and seconds > 0):
+        given = f"{row[count]:.20} devices and {seconds:g} s"
+        raise UserError(f"{path} line {number}: {given} are not possible")
+    return TimesLine(devices, seconds, number)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+NO_REASON = "Why: a table of times does not say; measure a run to see where its steps go."
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """Where a number came from."""
+
+    file: Path
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file} line {self.line}" if self.line else str(self.file)
+
+    def address(self, folder: Path) -> str:
+        """As seen from the folder of the report."""
+        relative = quote(os.fsencode(os.path.relpath(self.file.resolve(), folder.resolve())))
+        return f"./{relative}#L{self.line}" if self.line else f"./{relative}"  # never taken for `scheme:…`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series(Conclusions):
+    sources: Mapping[str, SourceLine]
+    """Of each row, by its label."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether the parts of a step are known."""
+        return self.kind != "times"
+
+    @property
+    def measured(self) -> list[MeasuredRow]:
+        """The rows of which the parts of a step are known."""
+        return [row for row in self.rows if isinstance(row, MeasuredRow)]
+
+
+def from_measurement(found: Measurement, price: float | None) -> Series:
+    if not found.command and not any(row.ranks == 1 for row in found.rows):
+        raise UserError(f"{found.file} has no one-rank row, which speed-up is counted from; measure  --ranks 1,2")
+    lines = _find_lines(found.file, '"label"', "rows")
+    lines = lines if len(lines) == len(found.rows) else [SourceLine(found.file)] * len(found.rows)
+    sources = {row.label: line for row, line in zip(found.rows, lines, strict=True)}
+    series = Series(**{field.name: getattr(found, field.name) for field in fields(Conclusions)}, sources=sources)
+    if price is None:
+        return series
+    return replace(series, rows=tuple(add_costs(found.rows, found.total_samples, price)), usd_per_device_hour=price)
+
+
+def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: float | None) -> Series:
+    """A run of fixed length on several numbers of devices: all that is known is how long each took."""
+    by_count: dict[int, list[TimesLine]] = {}
+    for line in sorted(timed, key=lambda line: line.devices):
+        by_count.setdefault(line.devices, []).append(line)
+    rows, rates, sources = [], {}, {}
+    for n, found in by_count.items():
+        label = f"{n} device{'s' * (n > 1)}"
+        seconds = sorted(line.seconds for line in found)
+        middle = seconds[(len(seconds) - 1) // 2]
+        rows.append(
+            TimedRow(
+                label=label,
+                ranks=n,
+                repeats=len(found),
+                step_s=middle,
+                step_s_low=seconds[0],
+                step_s_high=seconds[-1],
+                samples_per_s=1 / middle,
+            )
+        )
+        rates[label] = [1 / line.seconds for line in found]
+        sources[label] = SourceLine(file, found[0].line)
+    compared = drop_failed(mark_recommended(add_costs(add_speedups(rows, rates), 1, price)))
+    compared = [replace(row, cost=replace(row.cost, usd_per_million_samples=None)) for row in compared]
+    laws = fit_row_laws(compared)
+    return Series(
+        name=name,
+        kind="times",
+        rows=tuple(compared),
+        laws=laws,
+        verdict=(describe_decision(compared), describe_extrapolation(compared, laws), NO_REASON),
+        usd_per_device_hour=price,
+        sources=sources,
+    )
+
+
+def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
+    """Plain runs of the same work as rows, where at least two layouts with one rank among them can be compared."""
+    timed = [(run, run.times) for run in runs if run.times is not None]
+    counts = {run.ranks for run, _ in timed}
+    if 1 not in counts or len(counts) < 2 or not is_same_work([run for run, _ in timed]):
+        return None
+    rows, rates, sources = [], {}, {}
+    for run, times in sorted(timed, key=lambda pair: pair[0].ranks):
+        layout = layout_of(run.spec)
+        batch = BatchLayout(layout.equation(), layout.global_batch, layout.passes(layout.global_batch))
+        rows.append(combine_repeats(run.name, run.ranks, [times], batch))
+        rates[run.name] = [times.samples_per_s]
+        file = RunDir(run.path).summary_file
+        sources[run.name] = next(iter(_find_lines(file, '"median"')), SourceLine(file))
+    total = max(run.summary.trained.samples for run, _ in timed if run.summary is not None)
+    compared = add_mfu(add_costs(add_speedups(rows, rates), total, price), {run.name: run.spec for run, _ in timed})
+    kind = "weak" if len({row.batch.global_batch for row in rows}) > 1 else "strong"
+    starts = [run.start for run, _ in timed]
+    here = all(start.get("launcher") in ("paceline", "alone") for start in starts)  # others may spread over hosts
+    conclusions = draw_conclusions(compared, kind, int(starts[0].get("cores") or 0) if here else 0)
+    return Series(name="runs", total_samples=total, usd_per_device_hour=price, sources=sources, **conclusions)
+
+
+def _find_lines(file: Path, begins: str, section: str = "") -> list[SourceLine]:
+    """The lines of a JSON file that begin so; of those inside a list at its top, where a `section` is named."""
+    text = read_text(file).splitlines()
+    first = next((i for i, line in enumerate(text) if line.startswith(f'  "{section}"')), len(text)) if section else 0
+    last = next((i for i in range(first, len(text)) if text[i].startswith("  ]")), len(text)) if section else len(text)
+    return [SourceLine(file, i + 1) for i in range(first, last) if text[i].strip().startswith(begins)]
+
+
+@dataclass(frozen=True)
+class LinkMeasurement:
+    """One measurement of links."""
+
+    name: str
+    links: tuple[Link, ...]
+    sources: tuple[SourceLine, ...]
+    """Of each link."""
+
+    @property
+    def verdict(self) -> str:
+        best = max(self.links, key=lambda link: link.bandwidth_bits_s)
+        return (
+            f"A link of {self.name} carries {best.rate}, the most that a "
+            f"collective reached ({link_name(best)}); a small one takes {duration(best.latency_s)}."
+        )
+
+
+def read_link_measurement(folder: Path) -> LinkMeasurement:
+    file = folder / "links.json"
+    found, lines = read_links(file), _find_lines(file, '"collective"')
+    lines = lines if len(lines) == len(found) else [SourceLine(file)] * len(found)
+    return LinkMeasurement(folder.resolve().name, tuple(found), tuple(lines))
+
+
+def link_name(link: Link) -> str:
+    """The collective, and between whom where that is not everyone."""
+    return link.name if link.of_all_ranks else f"{link.name}, {link.between}"

@@ -1,0 +1,215 @@
+"""Everyone who is told of the main rank's events: the person at the terminal, and the loggers of the run file.
+
+These are TensorBoard, Weights & Biases and MLflow; the run folder stays the record.
+
+A logger that cannot be had is refused before a run starts; one that fails later is dropped with a warning, since no
+run should end for a picture of itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.config import RunSpec
+from paceline.errors import UserError
+from paceline.io.files import read_json, write_json
+from paceline.io.terminal import warn
+from paceline.runlog.progress import PauseSchedule, Progress
+from paceline.runlog.run_dir import RunDir
+from paceline.workload import LogFn
+
+PROJECT = "paceline"
+NOT_LOGGED = ("t", "step")
+
+
+class Logger(Protocol):
+    def log(self, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def close(self, status: str = "finished") -> None: ...
+
+
+class TensorBoard:
+    def __init__(self, run: RunDir, spec: RunSpec, known_as: str | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.known_as = "tensorboard"
+        self._writer = SummaryWriter(str(run.path / "tensorboard"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, status: str = "finished") -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """Its own environment decides whether it is online; a resumed run goes on under the same id."""
+
+    def __init__(self, run: RunDir, spec: RunSpec, known_as: str | None) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            dir=str(run.path), project=PROJECT, name=run.name, config=spec.dump(), id=known_as, resume="allow"
+        )
+        self.known_as = str(self._run.id)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, status: str = "finished") -> None:
+        self._run.finish(exit_code=1 if status == "failed" else 0)
+
+
+class Mlflow:
+    """Written to the run folder, unless MLFLOW_TRACKING_URI names a server."""
+
+    def __init__(self, run: RunDir, spec: RunSpec, known_as: str | None) -> None:
+        from mlflow import MlflowClient
+
+        here = (run.path / "mlflow").resolve().as_uri()
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions refuse files without it
+        self._client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or here)
+        if known_as is None:
+            found = self._client.get_experiment_by_name(PROJECT)
+            experiment = found.experiment_id if found else self._client.create_experiment(PROJECT)
+            known_as = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
+            for key, value, _, _ in spec.fields():
+                self._client.log_param(known_as, key, value)
+        else:
+            self._client.update_run(known_as, status="RUNNING")
+        self.known_as = known_as
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        self._client.log_batch(self.known_as, [Metric(name, value, now_ms, step) for name, value in values.items()])
+
+    def close(self, status: str = "finished") -> None:
+        self._client.set_terminated(self.known_as, {"failed": "FAILED", "stopped": "KILLED"}.get(status, "FINISHED"))
+
+
+KINDS: dict[str, Callable[[RunDir, RunSpec, str | None], Any]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "mlflow": Mlflow,
+}
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Refuse loggers that are not known or not installed; costs nothing and is done before a run starts."""
+    for name in names:
+        if name not in KINDS:
+            raise UserError(f"train.loggers has {name!r}, which is not known; use some of {', '.join(KINDS)}")
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"train.loggers has {name!r}, which is not installed: pip install 'paceline[{name}]'")
+
+
+def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, say: LogFn | None = None) -> list[Logger]:
+    """Open each logger, or go on where an earlier attempt of the same run left off. Warnings go to `say`."""
+    check_loggers(names)
+    file = run.path / "loggers.json"
+    say = say or warn
+    known = _known(file, say)
+    loggers: list[Logger] = []
+    for name in dict.fromkeys(names):
+        try:
+            opened = KINDS[name](run, spec, known.get(name))
+        except Exception as error:
+            problem = f"train.loggers has {name!r}, which cannot be opened: {_first_line(error)}"
+            if name not in known:
+                raise UserError(problem) from error
+            say(f"warning: {problem}; the run goes on without it")
+            continue
+        known[name] = opened.known_as
+        loggers.append(_Guarded(name, opened, say))
+    if loggers:
+        write_json(file, known)
+    return loggers
+
+
+def _known(file: Path, say: LogFn) -> dict[str, str]:
+    """What each logger calls this run; nothing where the file is damaged, and then they begin anew."""
+    if not file.exists():
+        return {}
+    try:
+        return {name: called for name, called in read_json(file).items() if isinstance(called, str)}
+    except UserError as error:
+        say(f"warning: {error}; loggers begin anew")
+        return {}
+
+
+class _Guarded:
+    """A logger that warns once and falls silent instead of ending the run."""
+
+    def __init__(self, name: str, logger: Logger, say: LogFn) -> None:
+        self.name = name
+        self._logger: Logger | None = logger
+        self._say = say
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        logged = {k: float(v) for k, v in values.items() if k not in NOT_LOGGED and isinstance(v, (int, float))}
+        self._guard(lambda logger: logger.log(step, logged))
+
+    def close(self, status: str = "finished") -> None:
+        self._guard(lambda logger: logger.close(status))
+        self._logger = None
+
+    def _guard(self, do: Callable[[Logger], None]) -> None:
+        if self._logger is None:
+            return
+        try:
+            do(self._logger)
+        except Exception as error:
+            self._logger = None
+            self._say(f"warning: logger {self.name!r} failed and is dropped, the run goes on: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+@contextmanager
+def open_event_sink(
+    spec: RunSpec, run: RunDir, total_samples: int, done_samples: int, show: bool, pauses: PauseSchedule | None = None
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function to call with each event, until the run ends."""
+    loggers = open_loggers(spec.train.loggers, run, spec)
+    progress = Progress(total_samples, done_samples, pauses=pauses)
+    ended = "failed"
+
+    def tell(event: dict[str, Any]) -> None:
+        nonlocal ended
+        kind, step = event["kind"], event.get("step", 0)
+        if kind == "end":
+            ended = event["status"]
+        if show and kind == "step":
+            progress.step(event)
+        elif show and kind == "notice":
+            progress.say(event["text"])
+        elif show and kind == "evaluate":
+            progress.evaluated(event)
+        elif kind == "checkpoint":
+            progress.saved(event)
+        elif show and kind == "done":
+            progress.ended()
+        if kind == "evaluate" or (kind == "step" and step % spec.train.log_every == 0):
+            prefix = "evaluate/" if kind == "evaluate" else "train/"
+            values = {f"{prefix}{name}": value for name, value in event.items() if name not in ("kind", "step")}
+            for logger in loggers:
+                logger.log(step, values)
+
+    with progress:
+        try:
+            yield tell
+        finally:
+            for logger in loggers:
+                logger.close(ended)

@@ -1,0 +1,375 @@
+"""The summary of a run: computed from its step events, written as summary.json and printed when the run ends."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.config import RunSpec
+from paceline.errors import UserError
+from paceline.io.files import from_flat, read_json
+from paceline.io.format import duration, format_metrics, number, percent, size, to_encodable
+from paceline.io.terminal import COLUMNS
+from paceline.runlog.events import extract_metrics
+from paceline.runlog.timers import TIMES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+FEW = 12
+"""Classes that are all shown; of more, those with the lowest F1."""
+EACH = ("precision", "recall", "f1", "support")
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """One class; None where nothing was there to divide by."""
+
+    name: str
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    support: int
+    """Samples of this class."""
+
+    def cells(self) -> tuple[str, ...]:
+        shown = ("–" if value is None else f"{value:.3f}" for value in (self.precision, self.recall, self.f1))
+        return (self.name, *shown, number(self.support))
+
+
+def read_class_results(event: Mapping[str, Any]) -> list[ClassResult]:
+    """Of an evaluation; none where it was not one of classes."""
+    columns: list[Any] = [event.get(name) for name in EACH]
+    if not all(isinstance(column, list | tuple) for column in columns):
+        return []
+    rows = list(zip(*columns, strict=False))
+    names = event.get("classes") or ()
+    if len(names) != len(rows):  # of a workload that names none, or not all of them
+        names = range(len(rows))
+    return [ClassResult(str(name), *values) for name, values in zip(names, rows, strict=True)]
+
+
+def select_class_results(event: Mapping[str, Any]) -> tuple[Sequence[ClassResult], int]:
+    """Those worth a line each, and how many are left out."""
+    results = read_class_results(event)
+    if len(results) <= FEW:
+        return results, 0
+    worst = sorted(results, key=lambda result: 1.0 if result.f1 is None else result.f1)
+    return worst[:FEW], len(results) - FEW
+
+
+def describe_baseline(event: Mapping[str, Any]) -> str:
+    """Where a constant answer would be right as often; empty otherwise."""
+    accuracy, majority = event.get("accuracy"), event.get("majority")
+    if accuracy is None or majority is None or accuracy > majority:
+        return ""
+    results = read_class_results(event)
+    name = max(results, key=lambda result: result.support).name if results else "the most frequent class"
+    return f"accuracy no better than always saying {name} ({majority:.3f})"
+
+
+LAST = 10
+"""Steps at the end whose losses are averaged, in a run of 50 and more; a fifth of a shorter one."""
+BAR = 30
+AVERAGED = (*TIMES, "load_s", "batch", "tokens")
+FEW_STEPS = 5
+SHARES = ("compute", "data", "exposed", "other", "comm")
+"""Parts of a step; the last is beside the others."""
+Step = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainingTotals:
+    """How much was trained."""
+
+    samples: int = 0
+    steps: int = 0
+    skipped_steps: int = 0
+    epochs: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The last evaluation, and the event of the best one."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluated: int | None = None
+    """Samples."""
+    held_out: int | None = None
+    """Samples, of which those were evaluated."""
+    arrays: dict[str, Any] = field(default_factory=dict)
+    """Results that are not single numbers, of the last evaluation: those of each class, the confusion matrix."""
+    best: dict[str, Any] | None = None
+    score: str = ""
+    """The metric that says which evaluation is best; with a minus, less of it is better."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run that ended. What is not known, or not measured, is None."""
+
+    name: str = ""
+    status: str = "not finished"
+    why: str = ""
+    layout: str = ""
+    """As an equation of the global batch."""
+    ranks: int | None = None
+    parameters: int | None = None
+    trained: TrainingTotals = TrainingTotals()
+    seconds: float = 0.0
+    """Wall time of the whole run, with its start, evaluations and checkpoints."""
+    in_steps_s: float = 0.0
+    compiled_steps: int = 0
+    compiled_s: float = 0.0
+    """Time of the steps in which something was compiled or recorded; no speed and no median counts them."""
+    samples_per_s: float | None = None
+    """Speed and times are medians over the steps after the warm-up."""
+    tokens_per_s: float | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+    """Mean of the last `loss_last_steps` steps."""
+    loss_last_steps: int = 1
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    differs_from: dict[str, Any] | None = None
+    """Where the answer is not that of plain data parallelism: why, and by how much."""
+    median: dict[str, float | None] = field(default_factory=dict)
+    """Seconds, by the names in TIMES."""
+    mean: dict[str, float | None] = field(default_factory=dict)
+    """The same, on average: these add up, as medians do not."""
+    share: dict[str, float | None] = field(default_factory=dict)
+    """Parts of the mean step, see `_shares`."""
+    peak_bytes_per_rank: tuple[int, ...] = ()
+
+
+def read_summary(file: Path) -> Summary:
+    """What a run wrote when it ended; UserError where there is none, or it is damaged."""
+    values = {name: value for name, value in read_json(file).items() if value is not None}
+    try:
+        return from_flat(Summary, values)
+    except (TypeError, ValueError):
+        raise UserError(f"{file} is damaged: its values are not those of a summary") from None
+
+
+def compute_summary(
+    spec: RunSpec,
+    layout_equation: str,
+    steps: Sequence[Mapping[str, Any]],
+    status: str,
+    epoch_samples: int | None = None,
+    workers: int = 1,
+) -> Summary:
+    """All that follows from the "step" events of a run; the caller adds the rest with `dataclasses.replace`."""
+    apart = spec.parallel.reduce in ("local_sgd", "diloco")
+    compiled = [step for step in steps if step.get("compiled")]
+    steady = average_rounds(drop_warmup_steps(steps), max(workers, spec.parallel.local_steps if apart else 1))
+    losses = [step["loss"] for step in steps if _is_number(step.get("loss")) and not step.get("skipped")]
+    samples = int(steps[-1]["samples"]) if steps else 0
+    in_steps_s = math.fsum(_numbers(steps, "step_s"))
+    last = losses[-max(1, min(LAST, len(losses) // 5)) :]
+    return Summary(
+        name=spec.name,
+        status=status,
+        layout=layout_equation,
+        ranks=spec.parallel.ranks,
+        trained=TrainingTotals(
+            samples=samples,
+            steps=int(steps[-1]["step"]) if steps else 0,
+            skipped_steps=sum(bool(step.get("skipped")) for step in steps),
+            epochs=round(samples / epoch_samples, 6) if epoch_samples else None,
+        ),
+        seconds=in_steps_s,
+        in_steps_s=in_steps_s,
+        compiled_steps=len(compiled),
+        compiled_s=math.fsum(_numbers(compiled, "step_s")),
+        samples_per_s=_median_rate(steady, "batch"),
+        tokens_per_s=_median_rate(steady, "tokens"),
+        loss_first=losses[0] if losses else None,
+        loss_last=statistics.fmean(last) if last else None,
+        loss_last_steps=max(1, len(last)),
+        median={name: _median(_numbers(steady, name)) for name in TIMES},
+        mean={name: statistics.fmean(found) if (found := _numbers(steady, name)) else None for name in TIMES},
+        share=_shares(steady),
+    )
+
+
+def build_evaluation(last: Mapping[str, Any], best: Mapping[str, Any] | None = None, score: str = "") -> Evaluation:
+    """From "evaluate" events."""
+    arrays = {name: value for name, value in last.items() if isinstance(value, list | tuple)}
+    numbers = {name: value for name, value in (best or {}).items() if not isinstance(value, list | tuple)}
+    return Evaluation(extract_metrics(last), last.get("n"), last.get("of"), arrays, numbers or None, score)
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """Print a summary as a table of at most 100 columns."""
+    from rich.table import Table
+    from rich.text import Text
+
+    style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
+    title = Text.assemble((summary.name, "bold"), " ", (summary.status, style), f" after {duration(summary.seconds)}")
+    if 0 < summary.in_steps_s < summary.seconds:
+        title.append(f", {percent(summary.in_steps_s / summary.seconds)} of it in steps", "dim")
+    if summary.why:
+        title.append(to_encodable(f": {summary.why}", console.encoding))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in _rows(summary, bar="━" if console.encoding.lower().startswith("utf") else "="):
+        table.add_row(label, Text(to_encodable(value, console.encoding)))
+    console.print()
+    console.print(title, width=min(COLUMNS, console.width), highlight=False)
+    console.print(table, width=min(COLUMNS, console.width), highlight=False)
+
+
+def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
+    yield "layout", summary.layout
+    if summary.parameters is not None:
+        yield "model", f"{summary.parameters:,} parameters"
+    yield "trained", _say_trained(summary.trained)
+    if summary.loss_first is not None:
+        first, last = number(summary.loss_first), number(summary.loss_last)
+        of = f"on average of the last {summary.loss_last_steps}" if summary.loss_last_steps > 1 else "in the last"
+        yield "loss", f"{first} in the first step, {last} {of}"
+    evaluation = summary.evaluation
+    if evaluation.metrics:
+        yield "evaluation", format_metrics(evaluation.metrics) + _say_evaluated(evaluation)
+        yield from _class_rows({**evaluation.metrics, **evaluation.arrays})
+    if best := evaluation.best:
+        at = f"  (step {best['step']:,})" if "step" in best else ""
+        yield "best", format_metrics(extract_metrics(best)) + at
+    if summary.differs_from:
+        yield "answer", _say_difference(summary.differs_from)
+    rates = {"samples": summary.samples_per_s, "tokens": summary.tokens_per_s}
+    if told := [f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate]:
+        yield "speed", ", ".join(told) + "  (median)"
+    yield from _time_rows(summary, bar)
+    if summary.compiled_steps:
+        steps = f"{summary.compiled_steps} step{'s' * (summary.compiled_steps > 1)}"
+        yield "compiling", f"{steps} took {duration(summary.compiled_s)}, which no speed and no median counts"
+    if peaks := summary.peak_bytes_per_rank:
+        of = f", the most of {len(peaks)} ranks" if len(peaks) > 1 else ""
+        yield "memory", f"{size(max(peaks))} at its peak{of}"
+
+
+def _say_trained(trained: TrainingTotals) -> str:
+    epochs = f", {number(trained.epochs)} epoch{'s' * (trained.epochs != 1)}" if trained.epochs is not None else ""
+    skipped = f", {trained.skipped_steps:,} steps skipped, not finite" if trained.skipped_steps else ""
+    return f"{trained.samples:,} samples, {trained.steps:,} steps{epochs}{skipped}"
+
+
+def _say_evaluated(evaluation: Evaluation) -> str:
+    if not evaluation.evaluated:
+        return ""
+    of = f" of {evaluation.held_out:,}" if evaluation.held_out and evaluation.held_out > evaluation.evaluated else ""
+    return f"  ({evaluation.evaluated:,}{of} samples)"
+
+
+def _class_rows(event: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    if words := describe_baseline(event):
+        yield "", words
+    results, left = select_class_results(event)
+    if not results:
+        return
+    wide = min(32, max(len(result.name) for result in results))
+    yield "per class", f"{'':{wide}}  precision  recall     F1  samples"
+    for result in results:
+        name, precision, recall, f1, support = result.cells()
+        yield "", f"{name:{wide}.{wide}}  {precision:>9}  {recall:>6}  {f1:>5}  {support:>7}"
+    if left:
+        yield "", f"and {left:,} more in summary.json: these have the lowest F1"
+
+
+def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
+    """The median step, and the parts of the mean one, which add up."""
+    step_s, share = summary.median.get("step_s"), {**dict.fromkeys(SHARES), **summary.share}
+    if step_s is None:
+        return
+    scale, unit = (1, "s") if step_s >= 1 else (1000, "ms")
+    decimals = 1 if step_s * scale >= 10 else 3
+
+    def time(seconds: float | None) -> str:
+        return f"{'' if seconds is None else f'{seconds * scale:,.{decimals}f} {unit}':>10}"
+
+    def row(name: str, part: float) -> str:
+        return f"{time(summary.mean.get(f'{name}_s'))} {percent(part):>6}"
+
+    mean_s = summary.mean.get("step_s")
+    average = "" if mean_s is None else f"; {time(mean_s).strip()} on average, of which"
+    yield "step", f"{time(step_s)}  median{average}"
+    for name in SHARES[:4]:
+        part = share[name]
+        needless = (name == "other" and (part or 0) < 0.01) or (name == "exposed" and not share["comm"])
+        if part is not None and not needless:
+            yield f"  {name}", f"{row(name, part)}  {bar * round(BAR * min(max(part, 0), 1))}".rstrip()
+    if share["comm"]:
+        hidden = percent(max(0.0, 1 - (share["exposed"] or 0.0) / share["comm"]))
+        yield "  comm", f"{row('comm', share['comm'])}  in flight, {hidden} of it hidden"
+
+
+def _say_difference(differs: Mapping[str, Any]) -> str:
+    try:
+        tried = differs["on_test_task"]
+        every = f" with local_steps={tried['local_steps']}" if tried["local_steps"] else ""
+        return (
+            f"reduce={differs['reduce']}: not the answer of plain DDP; on the docstrings task{every} the final loss "
+            f"differed by {tried['loss']:+.2%} (at most {tried['most']:.2%}), accuracy by "
+            f"{100 * tried['accuracy']:+.1f} points (docs/saving_communication.md)"
+        )
+    except (KeyError, TypeError, ValueError):  # what a damaged file says of it
+        return "not the answer of plain DDP"
+
+
+def average_rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping[str, Any]]:
+    """Means over so many steps at a time, where one of them waits for all: a median over single steps would not see it.
+
+    Ranks that train apart are joined every so many steps, and the batches of several workers come at the same time.
+    """
+    if length <= 1 or not steps:
+        return steps
+    begin = len(steps) % length if len(steps) >= length else 0
+    groups = [steps[i : i + length] for i in range(begin, len(steps), length)]
+    return [
+        {**group[-1], **{n: statistics.fmean(found) for n in AVERAGED if (found := _numbers(group, n))}}
+        for group in groups
+    ]
+
+
+def count_warmup_steps(steps: int) -> int:
+    """How many of so many steps come first and do not count: 5 or a tenth, whichever is more, but half at most."""
+    return min(max(FEW_STEPS, steps // 10), steps // 2)
+
+
+def drop_warmup_steps(steps: Sequence[Step]) -> list[Step]:
+    """Those after the warm-up in which nothing was compiled or recorded."""
+    return [step for step in steps[count_warmup_steps(len(steps)) :] if not step.get("compiled")]
+
+
+def _shares(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Parts of the time of all these steps. compute + data + exposed + other is 1; comm runs beside them."""
+    total = math.fsum(_numbers(steps, "step_s"))
+    names = ("compute", "data", "exposed", "comm")
+    if total <= 0:
+        return dict.fromkeys((*names, "other"))
+    share = {name: math.fsum(_numbers(steps, f"{name}_s")) / total for name in names}
+    return {**share, "other": max(0.0, 1 - share["compute"] - share["data"] - share["exposed"])}
+
+
+def _median_rate(steps: Sequence[Mapping[str, Any]], what: str) -> float | None:
+    known = [step for step in steps if _is_number(step.get(what)) and _is_number(step.get("step_s"))]
+    return _median([step[what] / step["step_s"] for step in known if step["step_s"] > 0])
+
+
+def _numbers(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [step[name] for step in steps if _is_number(step.get(name))]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

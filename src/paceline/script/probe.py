@@ -1,0 +1,150 @@
+"""Running a script until it has answered a question: what is its model, what are its data, what is the loss of a batch?
+
+The script is executed from its beginning and left as soon as the answer is there. Nothing is trained or recorded, and
+what it prints is not shown.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import Subset
+
+from paceline.config import RunSpec
+from paceline.data.generators import preserve_generators
+from paceline.errors import UserError
+from paceline.script.api import Model, Schedule, ScriptRun, Sums
+from paceline.script.guards import check_dataset, check_loss, check_pair
+from paceline.script.injected_run import NO_RUN_TEXT, execute_script
+from paceline.trainer.checkpoint.reader import Stateful
+
+
+class ProbeDone(BaseException):
+    """Leaves the script; no `except Exception` of its own holds it."""
+
+
+class ProbeRun(ScriptRun):
+    """The run of a script that is asked something: one rank alone, on the CPU."""
+
+    device, rank, ranks = torch.device("cpu"), 0, 1
+    steps = 0
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.answer: Any = None
+
+    def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
+        pass
+
+    @contextmanager
+    def opened(self) -> Iterator[ScriptRun]:
+        yield self
+
+    def ask(self) -> Any:
+        """Run the script; returns the answer."""
+        try:
+            with redirect_stdout(io.StringIO()):
+                execute_script(self.spec, self)
+        except ProbeDone:
+            return self.answer
+        raise UserError(NO_RUN_TEXT.format(name=Path(self.spec.workload).name))
+
+    def answered(self, answer: Any) -> ProbeDone:
+        self.answer = answer
+        return ProbeDone()
+
+    def prepare(
+        self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
+    ) -> tuple[Model, Optimizer]:
+        check_pair(False, model, optimizer, others)
+        return model, optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def batches(
+        self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int | None = None
+    ) -> Iterator[Any]:
+        check_dataset(dataset)
+        raise self.answered((dataset, collate))
+
+    def step(self, loss_sum: Tensor, count: float | Tensor) -> None:
+        check_loss(loss_sum, count)
+        raise self.answered((loss_sum, count))
+
+    def epochs(self) -> Iterator[int]:
+        yield 0
+
+    def evaluate(self, dataset: Any, sums: Sums, best: str = "") -> dict[str, Any]:
+        return {}
+
+    def evaluating(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def total(self, **sums: float | Tensor) -> dict[str, float]:
+        return {name: float(value) for name, value in sums.items()}
+
+    def share(self, dataset: Any) -> Any:
+        return dataset if isinstance(dataset, tuple) else Subset(dataset, range(len(dataset)))
+
+    def keep(self, **things: Stateful) -> None:
+        pass
+
+
+class _ModelProbe(ProbeRun):
+    def prepare(self, model: Any, optimizer: Any = None, *others: Any, schedule: Any = None) -> Any:
+        check_pair(False, model, optimizer, others)
+        raise self.answered(model)
+
+
+class _FileProbe(ProbeRun):
+    def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
+        raise self.answered((file, overrides))
+
+
+class _LossProbe(ProbeRun):
+    """The loop's first pass, with another model and batch than the script's own."""
+
+    def __init__(self, spec: RunSpec, model: nn.Module, batch: Any) -> None:
+        super().__init__(spec)
+        self.model, self.batch = model, batch
+        self.before = ExitStack()
+        """Around what the script does before its loop: what it draws does not show in the pass, nor is it counted."""
+        self.before.enter_context(preserve_generators())
+        self.before.enter_context(_disable_current_modes())
+
+    def ask(self) -> Any:
+        with self.before:
+            return super().ask()
+
+    def prepare(self, model: Any, optimizer: Any = None, *others: Any, schedule: Any = None) -> Any:
+        super().prepare(model, optimizer, *others)
+        return self.model, optimizer
+
+    def batches(self, dataset: Any, collate: Any = None, workers: int | None = None) -> Iterator[Any]:
+        self.before.close()
+        yield self.batch
+
+
+def probe_model(spec: RunSpec) -> nn.Module:
+    return cast(nn.Module, _ModelProbe(spec).ask())
+
+
+def probe_run_file(spec: RunSpec) -> tuple[Any, Mapping[str, Any]]:
+    """(run file, overrides), as `paceline.run` gets them."""
+    return cast("tuple[Any, Mapping[str, Any]]", _FileProbe(spec).ask())
+
+
+def probe_data(spec: RunSpec) -> tuple[Any, Any]:
+    """(data set, collate), as `run.batches` got them."""
+    return cast("tuple[Any, Any]", ProbeRun(spec).ask())
+
+
+def probe_loss(spec: RunSpec, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """(sum, count), as `run.step` gets them."""
+    return cast("tuple[Tensor, Any]", _LossProbe(spec, model, batch).ask())

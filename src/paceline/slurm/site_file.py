@@ -1,0 +1,178 @@
+"""A site file: what a cluster wants of every job. One per cluster, in ~/.config/paceline/sites/NAME.yaml.
+
+What Slurm itself can say (limits of a partition, GPUs of a node) need not stand here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import field_validator, model_validator
+
+from paceline.config import build_section
+from paceline.config.run_file import read_yaml_file
+from paceline.config.sections import Section, conflict_error, field
+from paceline.errors import UserError, did_you_mean
+from paceline.io.durations import parse_duration
+from paceline.planner.emit_slurm import WARN_S
+from paceline.runlog.jobs import ATTEMPTS
+
+DEFAULT_SITE = "default"
+SCRATCH_VARIABLES = {"{user}": '"$(id -un)"', "{job}": '"$SLURM_JOB_ID"'}
+"""What may stand in `scratch` and is known in the job alone."""
+
+ON_EACH_NODE = '${SLURM_JOB_NUM_NODES:+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1}'
+MAKE_SCRATCH = (
+    'mkdir -p "$1" && [ -w "$1" ] || '
+    '{ echo "paceline: the scratch folder $1 cannot be written on $(hostname)" >&2; exit 1; }'
+)
+"""Given as an argument: where TMPDIR is not there yet, Slurm starts tasks with another one."""
+
+
+class SiteFile(Section):
+    """What a cluster wants of every job."""
+
+    partition: str | None = field(None, "", "that jobs go to; without it Slurm's default")
+    account: str | None = field(None, "", "that pays")
+    qos: str | None = field(None, "", "quality of service")
+    constraint: str | None = field(None, "", "features that nodes must have")
+    options: dict[str, str] = field(
+        {}, "", "more options of sbatch, without their dashes: {exclusive: '', nice: '100'}"
+    )
+    cluster: str | None = field(None, "", "devices and links for the plan, as in a run file: 4x8xH100, or a file")
+    gpus_per_node: int | None = field(None, "GPUs", "of a node; without it what Slurm says", ge=1, le=64)
+    gpu_type: str | None = field(None, "", "the name that Slurm has for them, as in --gres=gpu:a100:4")
+    cpus_per_rank: int | None = field(None, "cores", "for each rank", ge=1, le=4096)
+    memory: str | None = field(None, "", "host memory of a node, as 64G; without it what the plan says for cores")
+    nodes: int | None = field(None, "nodes", "that a job may have at most", ge=1, le=100_000)
+    fewer_nodes: bool = field(False, "", "a job may go on with fewer nodes than it was planned for")
+    time_limit: str | None = field(None, "", "of a job, as 24h; without it that of the partition")
+    warn_s: int = field(WARN_S, "s", "before the limit at which a run saves and stops", ge=10, le=65535)
+    attempts: int = field(ATTEMPTS, "", "in a row without progress, after which a run is left alone", ge=1, le=1000)
+    modules: tuple[str, ...] = field((), "", "that are loaded before Python starts")
+    setup: tuple[str, ...] = field((), "", "lines of the shell, as they are, before Python starts")
+    python: str | None = field(None, "", "the interpreter on the nodes; without it the one that submits")
+    container: str | None = field(None, "", "the words before Python: apptainer exec --nv image.sif")
+    variables: dict[str, str] = field({}, "", "of the environment")
+    runs: Path | None = field(None, "path", "where run folders go, seen by all nodes")
+    logs: Path | None = field(None, "path", "where logs of jobs go; without it the run folder")
+    scratch: str | None = field(
+        None, "path", "made on each node and named by TMPDIR; {user} and {job} stand for theirs"
+    )
+    price: float | None = field(None, "USD", "per device and hour", ge=0)
+
+    @field_validator("time_limit")
+    @classmethod
+    def _a_duration(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_duration(text)
+        return text
+
+    @field_validator("memory")
+    @classmethod
+    def _an_amount(cls, text: str | None) -> str | None:
+        return None if text is None else check_memory(text)
+
+    @field_validator("container")
+    @classmethod
+    def _words(cls, text: str | None) -> str | None:
+        if text is not None:
+            try:
+                shlex.split(text)
+            except ValueError:
+                raise UserError(f"{text!r} has a quote that is not closed") from None
+        return text
+
+    @field_validator("scratch")
+    @classmethod
+    def _no_variables(cls, text: str | None) -> str | None:
+        if text is not None and (found := re.search(r"\$\{?[A-Za-z_]\w*\}?", text, re.ASCII)):
+            raise UserError(f"{found[0]} is not replaced; write {{user}} or {{job}}, or the name itself")
+        return text
+
+    @model_validator(mode="after")
+    def _readable(self) -> SiteFile:
+        for name in self.variables:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+                raise conflict_error(f"variables: {name!r} cannot name a variable; use letters, digits and '_'")
+        for name in self.options:
+            if not re.fullmatch(r"[a-z][a-z-]*", name):
+                raise conflict_error(f"options: {name!r} is not an option of sbatch; write it without its dashes")
+        words = (self.partition, self.account, self.qos, self.constraint, self.gpu_type, self.scratch)
+        texts = (*self.modules, *self.setup, *self.variables.values(), *self.options.values(), *words)
+        for text in filter(None, texts):
+            if not text.isprintable():
+                raise conflict_error(f"{text!r} has control characters; a batch script is written line by line")
+        return self
+
+    @property
+    def hours(self) -> float | None:
+        return None if self.time_limit is None else parse_duration(self.time_limit)
+
+    @property
+    def interpreter(self) -> tuple[str, ...]:
+        """What starts Python on a node."""
+        before = shlex.split(self.container) if self.container else []
+        words = (*before, self.python or ("python" if before else sys.executable))
+        return tuple(map(os.path.expanduser, words))
+
+    def lines(self, folder: Path) -> list[str]:
+        """The shell lines before the ranks start; relative names mean the same as in `folder`."""
+        found = [f"cd {shlex.quote(str(folder))} || exit"]
+        if self.modules:
+            found.append(f"module load {shlex.join(self.modules)}")
+        found += [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        if self.scratch:
+            found += [
+                f"scratch={_quote_scratch(os.path.expanduser(self.scratch))}",
+                f'{ON_EACH_NODE} sh -c {shlex.quote(MAKE_SCRATCH)} sh "$scratch" || exit',
+                'export TMPDIR="$scratch"',
+            ]
+        return [*found, *self.setup]
+
+
+def check_memory(text: str, option: str = "") -> str:
+    """An amount of memory as sbatch takes it."""
+    if not re.fullmatch(r"\d+[KMGT]?", text, re.ASCII):
+        given = f"{option} {text}: this" if option else repr(text)
+        raise UserError(f"{given} is not an amount of memory; write it as  64G")
+    return text
+
+
+def _quote_scratch(text: str) -> str:
+    parts = re.split("|".join(f"({re.escape(place)})" for place in SCRATCH_VARIABLES), text)
+    return "".join(SCRATCH_VARIABLES.get(part) or shlex.quote(part) for part in parts if part)
+
+
+def get_sites_folder() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "paceline" / "sites"
+
+
+def read_site(name: str | Path | None = None) -> SiteFile:
+    """The site of that name, or in that file; without one, `default.yaml`, and what Slurm says where there is none."""
+    folder = get_sites_folder()
+    if name is None:
+        file = folder / f"{DEFAULT_SITE}.yaml"
+        if not file.is_file():
+            return SiteFile()
+    else:
+        file = Path(name)
+        if file.suffix not in (".yaml", ".yml"):
+            known = sorted(path.stem for path in folder.glob("*.yaml"))
+            file = folder / f"{name}.yaml"
+            if not file.is_file():
+                there = f"; known: {', '.join(known)}" if known else f"; there are none in {folder}"
+                hint = did_you_mean(name, known) or there
+                raise UserError(f"--site {name}: there is no such site{hint}; or give a file, as  --site FILE.yaml")
+    values, origins = read_yaml_file(file, "site file", "partition: gpu")
+    site = build_section(SiteFile, values, origins)
+    here = file.resolve().parent
+    moved: dict[str, Any] = {
+        key: (here / path.expanduser()) for key in ("runs", "logs") if (path := getattr(site, key)) is not None
+    }
+    return site.model_copy(update=moved)

@@ -1,0 +1,282 @@
+"""Write the checkpoints of a run: aside, sealed with checksums, renamed.
+
+    checkpoints/.step-00000300.writing/   being written, or left behind by a killed run
+    checkpoints/step-00000200/            sealed: __0_0.distcp …  .metadata, or state.safetensors;  manifest.json
+    checkpoints/step-00000200.old/        only while one of the same step takes its place
+    checkpoints/.step-00000100.deleting/  no longer kept
+
+A folder gets its name in one rename, after everything in it is on the disk, so that a kill at any moment leaves the
+checkpoints before it whole. Writing happens in a thread of its own, over a process group of its own, and whatever
+fails on one rank fails on all.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import RunFailed
+from paceline.io.files import compute_seal, hash_file, sync_file, sync_folder
+from paceline.launch.process_group import create_subgroup, gather_objects
+from paceline.trainer.checkpoint import reader, staging
+
+T = TypeVar("T")
+
+
+class CheckpointWriter:
+    """The checkpoints of one run: written aside, sealed with checksums, renamed; damaged ones are skipped."""
+
+    def __init__(self, folder: Path, keep: int, one_file: bool = False) -> None:
+        """On every rank. The newest `keep` are kept, and the one with the best score.
+
+        `one_file`: all tensors in one file, instead of one for each rank.
+        """
+        assert keep > 0
+        self._folder = folder
+        with suppress(OSError):  # a save tells; one that finds it gone later does not make it again, without its run
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        self._keep = keep
+        self._one_file = one_file
+        # Never the training group: its collectives go on in the main thread while ours run.
+        together = dist.is_available() and dist.is_initialized()
+        self._group = create_subgroup(backend="gloo") if together else None
+        self._rank: int = dist.get_rank() if together else 0
+        self._ranks: int = dist.get_world_size() if together else 1
+        self._staging = staging.Staging()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._in_flight: Future[None] | None = None
+        self._proven: set[Path] = set()  # their checksums were computed by this process
+
+    def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], *, score: float | None = None) -> None:
+        """Copy the tensors and return; they are written while training goes on. One is in flight at most.
+
+        `meta` is anything that JSON can hold, with the step; a higher score is better.
+        """
+        self.wait()
+        score = float(score) if score is not None and math.isfinite(score) else None
+        manifest = {"format": reader.CHECKPOINT_FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
+        manifest = json.loads(json.dumps(manifest))
+        flat = staging.flatten_state(state)
+        try:
+            mine = staging.select_own_tensors(flat, self._group)
+        except RuntimeError as error:
+            raise RunFailed(_describe_lost_rank(manifest["step"], error)) from error
+        self._staging.copy({name: flat[name] for name in mine}, self._ranks)
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._in_flight = self._thread.submit(self._write, manifest, device)
+
+    def wait(self) -> None:
+        """Until the one in flight is sealed; RunFailed, on every rank, if it could not be."""
+        if self._in_flight is not None:
+            try:
+                self._in_flight.result()
+            finally:
+                if self._in_flight.done():
+                    self._in_flight = None
+
+    def close(self) -> None:
+        """Wait for the one in flight, then give the thread and the process group back."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            if self._group is not None and dist.is_initialized():
+                dist.destroy_process_group(self._group)
+            self._group = None
+
+    def _write(self, manifest: dict[str, Any], device: int | None) -> None:
+        """The life of one checkpoint, in the background thread of every rank."""
+        if device is not None:
+            torch.cuda.set_device(device)
+        step = manifest["step"]
+        final = self._folder / f"step-{step:08d}"
+        writing = self._folder / f".{final.name}.writing"
+        bytes_needed = 0
+        failure = (
+            f"the checkpoint of step {step} could not be written to {self._folder} (those before it are untouched)"
+        )
+        try:
+            bytes_needed = sum(self._on_all(lambda: self._staging.bytes_share))
+            self._on_first(lambda: self._prepare(writing))
+            files: dict[str, Any] = {}
+            for written in self._on_all(lambda: self._write_own(writing)):
+                files |= written
+            if self._one_file:
+                files = self._on_first(lambda: _join_files(writing, files, step))
+            self._on_first(lambda: self._finish(writing, final, manifest | {"files": files}))
+            failure = (
+                f"the checkpoint of step {step} is sealed, but an older one could not be removed from {self._folder}"
+            )
+            self._on_first(lambda: self._discard(final))
+        except (_RankFailure, RuntimeError) as error:
+            bytes_free = _remove_unfinished(writing)
+            if not isinstance(error, _RankFailure):  # the others do not answer: there is nobody to agree with
+                raise RunFailed(_describe_lost_rank(step, error)) from error
+            with suppress(RuntimeError):
+                bytes_free = self._on_first(lambda: bytes_free)
+            raise RunFailed(f"{failure}: {error.reason(bytes_needed, bytes_free)}") from None
+
+    def _prepare(self, writing: Path) -> None:
+        for leftover in [*self._folder.glob(".step-*.writing"), *self._folder.glob(".step-*.deleting")]:
+            shutil.rmtree(leftover)
+        with suppress(FileExistsError):
+            self._folder.mkdir()
+        writing.mkdir()
+
+    def _write_own(self, writing: Path) -> dict[str, Any]:
+        from paceline.trainer.checkpoint import dcp_files
+
+        dcp_files.write_dcp(self._staging, writing, self._group)
+        own = sorted(writing.glob(f"__{self._rank}_*.distcp")) + [writing / dcp_files.METADATA] * (self._rank == 0)
+        return _describe_files(*own)
+
+    def _finish(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
+        _check_visible(writing, manifest["files"])
+        with (writing / reader.MANIFEST).open("w", encoding="utf-8") as stream:
+            json.dump(manifest | {"seal": compute_seal(manifest)}, stream, indent=1)
+            sync_file(stream)
+        sync_folder(writing)
+        if final.exists():
+            aside = final.with_name(f"{final.name}.old")
+            if aside.exists():
+                _delete(aside)
+            final.rename(aside)
+        writing.rename(final)
+        sync_folder(self._folder)
+        self._proven.add(final)
+
+    def _discard(self, sealed: Path) -> None:
+        """Delete what is no longer kept. What is damaged is neither counted nor deleted."""
+        whole: list[reader.Checkpoint] = []
+        replaced: list[Path] = []
+        for path in reader.list_sealed(self._folder):
+            if whole and whole[-1].step == reader.parse_step(path):
+                replaced.append(path)
+                continue
+            with suppress(reader.DamagedCheckpoint):
+                whole.append(reader.verify_checkpoint(path, checksums=path not in self._proven))
+                self._proven.add(path)
+        scored = [checkpoint for checkpoint in whole if checkpoint.score is not None]
+        kept = {checkpoint.path for checkpoint in whole[: self._keep]} | {sealed}
+        if scored:
+            kept.add(max(scored, key=lambda checkpoint: checkpoint.score or 0.0).path)
+        for path in [*replaced, *(checkpoint.path for checkpoint in whole)]:
+            if path not in kept:
+                self._proven.discard(path)
+                _delete(path)
+
+    def _on_first(self, work: Callable[[], T]) -> T:
+        """Do something on rank 0, with its answer or its failure on all."""
+        return self._on_all(lambda: work() if self._rank == 0 else None)[0]  # type: ignore[return-value]
+
+    def _on_all(self, work: Callable[[], T]) -> list[T]:
+        """Do something on every rank, with the answers of all; a failure of one is the failure of all."""
+        from paceline.trainer.checkpoint.dcp_files import CheckpointException
+
+        mine: tuple[T | None, _RankFailure | None]
+        try:
+            mine = (work(), None)
+        except (Exception, CheckpointException) as error:
+            rank, cause = (
+                reader.find_first_failure(error) if isinstance(error, CheckpointException) else (self._rank, error)
+            )
+            mine = (
+                None,
+                _RankFailure(
+                    rank, reader.describe_failure_cause(cause), cause.errno if isinstance(cause, OSError) else None
+                ),
+            )
+        everyone: list[Any] = [mine] if self._group is None else gather_objects(mine, self._group)
+        for _, failed in everyone:
+            if failed is not None:
+                raise failed
+        return [answer for answer, _ in everyone]
+
+
+class _RankFailure(Exception):
+    """What went wrong on one rank, in words that travel to the others."""
+
+    def __init__(self, rank: int, why: str, number: int | None) -> None:
+        super().__init__(rank, why, number)
+        self.rank, self.why, self.number = rank, why, number
+
+    def reason(self, bytes_needed: int, bytes_free: int) -> str:
+        said = self.why if self.rank == 0 else f"{self.why} (rank {self.rank})"
+        if self.number is not None:
+            said += f"; it needs {bytes_needed / 1e6:,.1f} MB and {bytes_free / 1e6:,.1f} MB are free"
+        if self.number in (errno.ENOSPC, errno.EDQUOT):
+            said += "; make room there, then resume the run"
+        elif self.number in (errno.EACCES, errno.EPERM, errno.EROFS):
+            said += "; make the folder writable, then resume the run"
+        return said
+
+
+def _join_files(writing: Path, files: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """What all ranks have written, as one file; its size and checksum."""
+    from paceline.trainer.checkpoint import dcp_files
+
+    _check_visible(writing, files)
+    return _describe_files(dcp_files.join_dcp(writing, step))
+
+
+def _check_visible(writing: Path, files: Mapping[str, Any]) -> None:
+    for name, (size, _) in files.items():
+        file = writing / name
+        if not file.exists() or file.stat().st_size != size:
+            raise RunFailed(f"{name} was written but is not seen by rank 0: all ranks must share this folder")
+
+
+def _describe_files(*files: Path) -> dict[str, Any]:
+    """Size and checksum of each, by its name."""
+    return {file.name: [file.stat().st_size, hash_file(file)] for file in files}
+
+
+def _describe_lost_rank(step: int, error: BaseException) -> str:
+    why = str(error).strip().split("\n", 1)[0]
+    return f"the checkpoint of step {step} was not finished: another rank ended or cannot be reached ({why})"
+
+
+def _remove_unfinished(writing: Path) -> int:
+    """Remove what was half written; the bytes that are free then."""
+    shutil.rmtree(writing, ignore_errors=True)
+    there = next(path for path in writing.absolute().parents if path.is_dir())
+    return shutil.disk_usage(there).free
+
+
+def _delete(path: Path) -> None:
+    """Take the name away first, so that a half-deleted checkpoint is never mistaken for a damaged one."""
+    doomed = path.with_name(f".{path.name}.deleting")
+    if doomed.exists():
+        shutil.rmtree(doomed)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+_threads: list[threading.Thread] = []
+
+
+def start_import() -> None:
+    """Once in a process, and not beside the compiler."""
+    if not _threads and "torch._dynamo" not in sys.modules:
+        name = "paceline.trainer.checkpoint.dcp_files"
+        _threads.append(threading.Thread(target=import_module, args=(name,), name="paceline-import", daemon=True))
+        _threads[0].start()
+
+
+def finish_import() -> None:
+    """Wait until it is over, if it was begun."""
+    for thread in _threads:
+        thread.join()

@@ -1,0 +1,102 @@
+"""Engines: other people's libraries that may wrap the model, under the same loop, data order, events and checkpoints.
+
+`torch` needs nothing from here. The others are asked twice: `check` before a process starts, so that a wrong request
+ends with one sentence, and the adapter's own start in every rank, which proves that it got what it asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from paceline.config import RunSpec
+from paceline.errors import RunFailed, UserError
+from paceline.layout import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.launch.environment import RankInfo
+    from paceline.parallel.parallelize import ModelSetup
+    from paceline.trainer.context import RunContext
+    from paceline.trainer.step.step import Step
+
+NO_RANK_VARIABLES: dict[str, str | None] = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+"""No word of ranks: a library that finds none does not look for peers."""
+
+
+def check_engine(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
+    """Refuse what the engine of this run cannot do, or would do wrongly without a word."""
+    engine = spec.parallel.engine
+    if engine == "torch":
+        return
+    if find_spec(engine) is None:
+        raise UserError(
+            f"parallel.engine={engine}, but {engine} is not installed; type  pip install 'paceline[{engine}]'"
+        )
+    if spec.train.precision == "fp8":
+        raise UserError("train.precision=fp8 is Paceline's own; use bf16, or parallel.engine=torch")
+    if engine == "deepspeed":
+        for key, off in (("ema", None), ("clip_value", 0.0)):
+            if (value := getattr(spec.train, key)) != off:
+                raise UserError(f"train.{key}={value} is not done under DeepSpeed; use parallel.engine=torch")
+        from paceline.trainer.engines import deepspeed_config
+
+        deepspeed_config.check_deepspeed(spec, layout)
+    else:
+        from paceline.trainer.engines import accelerate_config
+
+        accelerate_config.check_accelerate(spec, layout, environ)
+
+
+def start_engine(setup: ModelSetup, context: RunContext) -> Step:
+    """How a step is done under the engine of a run, with the state; the configuration is kept in the run folder."""
+    if setup.spec.parallel.engine == "deepspeed":
+        from paceline.trainer.engines import deepspeed
+
+        return deepspeed.start_deepspeed(setup, context)
+    from paceline.trainer.engines import accelerate
+
+    return accelerate.start_accelerate(setup, context)
+
+
+def must_agree(engine: str, has: Mapping[str, tuple[Any, Any]]) -> None:
+    """`has`: for each property, what a started engine has and what it was asked for; some drop requests in silence."""
+    for what, (got, asked) in has.items():
+        if got != asked:
+            raise RunFailed(f"{engine} was asked for {what} {asked} and has {got}: the run was not started")
+
+
+def build_launch_variables(place: RankInfo, device: torch.device) -> dict[str, str | None]:
+    """Where this rank is in torchrun's words, whoever started it.
+
+    Libraries take LOCAL_RANK for the number of the device. It is not where each rank sees a single device, its own.
+    """
+    local = str(device.index if device.type == "cuda" else place.local_rank)
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world),
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": str(place.local_world),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+        **({"OMPI_COMM_WORLD_LOCAL_RANK": local} if "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ else {}),
+    }
+
+
+@contextmanager
+def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables, or take them away where None, for as long as a library sets itself up."""
+    before = os.environ.copy()
+    for name in variables:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in variables if name in before})

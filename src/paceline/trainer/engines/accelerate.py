@@ -1,0 +1,149 @@
+"""Accelerate as the engine: it wraps the model, and the loop goes on as with any other wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.config import RunSpec
+from paceline.io.files import write_atomic
+from paceline.launch.process_group import init_single_rank_group
+from paceline.layout import Layout
+from paceline.parallel import ddp, fsdp
+from paceline.parallel.parallelize import ModelSetup, ParallelModel, count_parameters, prepare_model
+from paceline.parallel.parameters import collect_local_parameters
+from paceline.parallel.precision import HALF
+from paceline.trainer.context import RunContext
+from paceline.trainer.engines import (
+    NO_RANK_VARIABLES,
+    accelerate_config,
+    build_launch_variables,
+    must_agree,
+    set_environment,
+)
+from paceline.trainer.step.step import State, Step
+
+LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+"""Accelerate's plugin leaves it in the environment."""
+
+
+def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:
+    """Gradients are summed where Accelerate would take their mean."""
+    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
+    model, groups = prepare_model(setup)
+    model = model.to(device)
+    parameters, blocks = count_parameters(model), workload.blocks(model)
+    config = accelerate_config.build_accelerate_config(
+        spec, layout, device.type, [type(block).__name__ for block in blocks]
+    )
+    if place.rank == 0:
+        write_atomic(context.folder / accelerate_config.ACCELERATE_FILE, yaml.safe_dump(config, sort_keys=False))
+    sharded = accelerate_config.is_sharding(layout)
+    if sharded:
+        fsdp.reject_unshardable(model, blocks, layout)
+        init_single_rank_group(device)
+        ddp.broadcast_model(model)  # no wrapper does it here
+    place_said = build_launch_variables(place, device) if sharded or layout.ranks > 1 else NO_RANK_VARIABLES
+    told = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
+    with set_environment({**place_said, **told, LOADING: None}):
+        accelerator, net = _wrap_model(model, spec, device, config)
+    _verify_accelerator(accelerator, net, blocks, setup, place.rank, config)
+    if isinstance(net, DistributedDataParallel):
+        net.register_comm_hook(None, ddp.make_sum_hook(setup.timer))
+    elif sharded:
+        _sum_gradients(net)
+    local = collect_local_parameters([model], layout.ranks, dist.group.WORLD if sharded else None)
+    state = State.new(ParallelModel(net, [model], local, parameters, groups=groups), spec.train, device, workload)
+    return Step(workload, state, spec.train, setup.timer)
+
+
+def _wrap_model(model: nn.Module, spec: RunSpec, device: torch.device, config: dict[str, Any]) -> tuple[Any, nn.Module]:
+    """(Accelerate, the model in its wrapper)."""
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    how = DistributedDataParallelKwargs(bucket_cap_mb=spec.parallel.bucket_mb, gradient_as_bucket_view=True)
+    accelerator = Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision=config["mixed_precision"],
+        kwargs_handlers=[how],
+        fsdp_plugin=_plugin(config["fsdp_config"]) if config["distributed_type"] == "FSDP" else None,
+    )
+    if config["distributed_type"] != "FSDP":
+        return accelerator, accelerator.prepare_model(model)
+    # it refuses a model without an optimiser, and divides the state of what it is given; ours comes later
+    net, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    return accelerator, net
+
+
+def _plugin(said: dict[str, Any]) -> Any:
+    """FSDP as the configuration says. Autocast makes products bf16: Accelerate's own way sums gradients in bf16 too."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    layers = said.get("fsdp_transformer_layer_cls_to_wrap")
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=said["fsdp_version"],
+        reshard_after_forward=said["fsdp_reshard_after_forward"],
+        mixed_precision_policy=MixedPrecisionPolicy(),
+        auto_wrap_policy=said["fsdp_auto_wrap_policy"],
+        transformer_cls_names_to_wrap=layers.split(",") if layers else None,
+        cpu_offload=said["fsdp_offload_params"],
+        cpu_ram_efficient_loading=said["fsdp_cpu_ram_efficient_loading"],
+        activation_checkpointing=said["fsdp_activation_checkpointing"],
+    )
+
+
+def _sum_gradients(net: nn.Module) -> None:
+    """Summed, not averaged: the loss is divided by global counts."""
+    if dist.get_world_size() > 1:
+        for module in net.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+
+def _verify_accelerator(
+    accelerator: Any, net: nn.Module, blocks: Sequence[nn.Module], setup: ModelSetup, rank: int, config: dict[str, Any]
+) -> None:
+    """Accelerate is as it was asked to be, or the run ends here: some requests it drops without a word."""
+    layout = setup.layout
+    has = {
+        "processes": (accelerator.num_processes, layout.ranks),
+        "place": (accelerator.process_index, rank),
+        "kind": (accelerator.distributed_type.value, config["distributed_type"]),
+        "device": (accelerator.device.type, setup.device.type),
+        "precision": (accelerator.mixed_precision, config["mixed_precision"]),
+    }
+    must_agree(
+        "Accelerate", has | (_sharding if accelerate_config.is_sharding(layout) else _copies)(net, blocks, layout)
+    )
+
+
+def _copies(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
+    """Every rank holds the model."""
+    wrapped = isinstance(net, DistributedDataParallel)
+    return {
+        "ranks that sum gradients": (net.process_group.size() if wrapped else 1, layout.ranks),
+        "wrapper": (type(net).__name__, "DistributedDataParallel" if layout.ranks > 1 else type(net).__name__),
+    }
+
+
+def _sharding(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
+    """Every rank holds a part of each parameter, in fp32, and gathers layer by layer."""
+    parameters = list(net.parameters())
+    divided = [p for p in parameters if isinstance(p, DTensor) and [q.is_shard() for q in p.placements] == [True]]
+    return {
+        "wrapper FSDPModule": (isinstance(net, FSDPModule), True),
+        "layers gathered one by one": (sum(isinstance(block, FSDPModule) for block in blocks), len(blocks)),
+        "divided parameters": (len(divided), len(parameters)),
+        "ranks that divide them": ({p.device_mesh.size() for p in divided}, {layout.ranks}),
+        "parameters in half precision": (sum(p.dtype in HALF.values() for p in parameters), 0),
+    }

@@ -1,0 +1,157 @@
+"""DeepSpeed's JSON for a run: made from the run file, over a file of the user's own if there is one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from paceline.config import RunSpec
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.trainer.engines import deepspeed_sections, user_config
+
+DEEPSPEED_FILE = "deepspeed.json"
+STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
+"""The ZeRO stage of each strategy; zero3 is another name of fsdp."""
+NOT_HERE = {
+    "amp": "train.precision of the run file says it",
+    "gradient_allreduce_op": "Paceline undoes DeepSpeed's mean, and would undo one that was not taken",
+    "communication_data_type": "gradients are summed as train.precision of the run file implies",
+    "tensor_parallel": "DeepSpeed spreads data and optimiser state alone here",
+    "pipeline": "DeepSpeed spreads data and optimiser state alone here",
+    "sequence_parallel_size": "DeepSpeed spreads data and optimiser state alone here",
+    "expert_parallel": "DeepSpeed spreads data and optimiser state alone here",
+    "hybrid_engine": "it replaces the engine that Paceline drives",
+    "compile.deepcompile": "it replaces the gradient sums that Paceline checks",
+    "data_efficiency": "the order of the data is Paceline's",
+    "autotuning": "it starts runs of its own",
+    "zero_optimization.zenflow": "it updates with gradients of earlier steps",
+    "zero_optimization.cpu_offload": "write it as offload_optimizer",
+    "zero_optimization.cpu_offload_param": "write it as offload_param",
+    "zero_optimization.zero_quantized_weights": "it changes the answer",
+    "zero_optimization.zero_quantized_gradients": "it changes the answer",
+}
+
+
+def check_deepspeed(spec: RunSpec, layout: Layout) -> None:
+    """Refuse what DeepSpeed cannot do, or does wrongly without a word."""
+    train, parallel = spec.train, spec.parallel
+    if layout.strategy not in STAGES:
+        raise UserError(
+            f"parallel.engine=deepspeed does not know parallel.strategy={layout.strategy}; "
+            "use ddp (ZeRO 0), zero1, zero2 or zero3"
+        )
+    if train.optimizer not in ("adamw", "adam", "sgd"):
+        raise UserError(
+            f"train.optimizer={train.optimizer} looks at one layer at a time, and ZeRO hands it flat parts of many; "
+            "use adamw, adam or sgd, or parallel.engine=torch"
+        )
+    if train.precision == "fp64":
+        raise UserError("train.precision=fp64: DeepSpeed has no fp64; use fp32, or parallel.engine=torch")
+    if parallel.offload and STAGES[layout.strategy] == 0:
+        raise UserError(
+            "parallel.offload=true: ZeRO 0 would ignore it without a word; use parallel.strategy=zero1, zero2 or zero3"
+        )
+    if parallel.engine_config is not None:
+        _read_user_json(spec, layout, parallel.engine_config)
+
+
+def build_deepspeed_config(spec: RunSpec, layout: Layout, pinned: bool, largest_vector: int) -> dict[str, Any]:
+    """The JSON as a dict. `pinned`: host memory that a device can copy from by itself.
+
+    `largest_vector`: with ZeRO 3, biases and norms stay whole, since they are not worth a gather; matrices are divided.
+    DeepSpeed's own limit of 100,000 elements would leave a small model undivided.
+    """
+    stage = STAGES[layout.strategy]
+    zero: dict[str, Any] = {"stage": stage}
+    if stage:
+        zero["reduce_bucket_size"] = max(1, int(spec.parallel.bucket_mb * 1e6 / 4))
+    if spec.parallel.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = largest_vector
+        if spec.parallel.offload:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": pinned}
+    defaults: dict[str, Any] = {"steps_per_print": None, "zero_optimization": zero}
+    ours: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.passes(layout.global_batch),
+        "gradient_clipping": 0.0,  # Paceline clips; DeepSpeed's default would clip at 1
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,  # Paceline's own, which works on flat parts as on anything
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    theirs = {}
+    if spec.parallel.engine_config is not None:
+        theirs = _read_user_json(spec, layout, spec.parallel.engine_config)
+        theirs.pop("train_batch_size", None)  # DeepSpeed's product of the three, which need not divide evenly
+    if spec.train.precision == "bf16" and not user_config.get_nested(theirs, "bf16.enabled"):
+        ours["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+    return user_config.merge_config(user_config.merge_config(defaults, theirs), ours)
+
+
+def _read_user_json(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]:
+    """The user's own JSON, if it says nothing else than the run file."""
+    train, parallel, stage = spec.train, spec.parallel, STAGES[layout.strategy]
+    offload, where = f"parallel.offload={str(parallel.offload).lower()}", "cpu" if parallel.offload else "none"
+    strategy, precision = f"parallel.strategy={parallel.strategy}", f"train.precision={train.precision}"
+    said: dict[str, tuple[Any, str]] = {
+        "train_batch_size": (train.global_batch, f"train.global_batch={train.global_batch}"),
+        "train_micro_batch_size_per_gpu": (layout.micro_batch, f"parallel.micro_batch={layout.micro_batch}"),
+        "gradient_accumulation_steps": (layout.passes(layout.global_batch), layout.equation()),
+        "gradient_clipping": (train.clip, f"train.clip={train.clip:g}"),
+        "managed_gradient_accumulation": (True, "when a step ends"),
+        "zero_optimization.stage": (stage, strategy),
+        "zero_optimization.compute_grad_norm": (True, f"train.clip={train.clip:g}"),
+        "zero_optimization.offload_optimizer.device": (where, offload),
+        "zero_optimization.offload_param.device": (where if stage == 3 else "none", f"{offload} and {strategy}"),
+        "fp16.enabled": (train.precision == "fp16", precision),
+    }
+    if train.precision != "bf16":
+        said |= {"bf16.enabled": (False, precision), "torch_autocast.enabled": (False, precision)}
+    theirs = user_config.read_user_config(path, NOT_HERE, said)
+    _check_same_meaning(spec, path, theirs)
+    for name in deepspeed_sections.SECTIONS:  # done by Paceline: to DeepSpeed the run is in fp32, with an optimiser
+        theirs.pop(name, None)
+    if user_config.get_nested(theirs, "bf16.enabled") is True and stage == 0:
+        raise UserError(
+            f"{path}: bf16.enabled with ZeRO 0 gives wrong numbers in DeepSpeed; use parallel.strategy=zero1, "
+            "or leave bf16 out: train.precision=bf16 is then done by autocast, over fp32 weights"
+        )
+    return theirs
+
+
+def _check_same_meaning(spec: RunSpec, path: Path, theirs: dict[str, Any]) -> None:
+    """Their optimiser, schedule and loss scale are those of the run file."""
+    try:
+        found = deepspeed_sections.translate_sections(theirs)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    for one in found:
+        if one.refusal:
+            end = "; take it out of that file" if one.given else ""
+            raise UserError(f"{path}: {one.name} is {json.dumps(one.value)}: {one.refusal}{end}")
+    keys = {key: (one, value) for one in found for key, value in one.keys.items()}
+    different = {key: it for key, it in keys.items() if not _is_same(getattr(spec.train, key[6:]), it[1], key)}
+    if different:
+        words = ", ".join(
+            f"{one.name if one.given else f'{one.name}, not given'} "
+            f"({key}={_format_typed(getattr(spec.train, key[6:]))})"
+            for key, (one, _) in different.items()
+        )
+        line = " ".join(f"{key}={_format_typed(value)}" for key, (_, value) in different.items())
+        raise UserError(f"{path} and the run file differ: {words}; take it out of that file, or type  {line}")
+
+
+def _is_same(ours: Any, theirs: Any, key: str) -> bool:
+    if key == "train.eps" and ours is None:
+        ours = 1e-8
+    if isinstance(ours, int | float) and isinstance(theirs, int | float):
+        return math.isclose(ours, theirs, rel_tol=1e-12)
+    return bool(ours == theirs)
+
+
+def _format_typed(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -1,0 +1,202 @@
+"""Evaluate held-out samples during a run: every sample once, and the same number on any layout."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from math import ceil, fsum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.data.order import Order, count_evaluated, select_evaluated
+from paceline.data.prefetch import iter_batches, move_batch
+from paceline.data.samples import cost_of, samples_of
+from paceline.errors import RunFailed, UserError
+from paceline.io.files import replace_nonfinite, write_atomic
+from paceline.launch.process_group import gather_objects
+from paceline.parallel.precision import autocast
+from paceline.runlog.run_dir import RunDir
+from paceline.workload import Samples, Workload
+
+if TYPE_CHECKING:
+    from paceline.trainer.loop import GradientJob
+
+
+MOST_NUMBERS = 10_000
+"""In an array of an "evaluate" event."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What an evaluation uses of the held-out split."""
+
+    samples: Samples
+    ids: np.ndarray
+
+    @classmethod
+    def of(cls, workload: Workload, order: Order) -> HeldOut | None:
+        """None where nothing is held out."""
+        samples = samples_of(workload, "test")
+        if samples is None:
+            return None
+        count = count_evaluated(workload.spec.train, order, len(samples), workload.evaluation_chunk)
+        return cls(samples, select_evaluated(len(samples), count))
+
+    def batches(self, chunks: Iterable[int], size: int) -> Iterator[Any]:
+        """The samples of these chunks, each from cheap to dear."""
+        ids = (self.ids[chunk * size : (chunk + 1) * size] for chunk in chunks)
+        sorted_ids = (some[np.argsort(cost_of(self.samples, some), kind="stable")] for some in ids)
+        return iter_batches(self.samples, ((some, np.zeros_like(some)) for some in sorted_ids))
+
+
+def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
+    """{"n": samples seen, "of": samples held out, metric: value …}.
+
+    The samples are cut into fixed chunks by position and whole chunks are handed to ranks, so a chunk's sums do not
+    depend on how many ranks there are; they are added up without rounding.
+
+    All ranks make the same number of rounds, since under some layouts a forward pass is work for all of them; one that
+    has no chunk left repeats the first and does not count it.
+    """
+    workload, model, layout, device = job.workload, job.state.model.unwrapped, job.layout, job.context.device
+    data_rank, size = layout.data_rank(job.context.place.rank), workload.evaluation_chunk
+    chunks = ceil(len(held_out.ids) / size)
+    mine = ChunkSums()
+    rounds = range(data_rank, chunks if layout.plain else ceil(chunks / layout.data) * layout.data, layout.data)
+    batches = held_out.batches((chunk if chunk < chunks else 0 for chunk in rounds), size)
+    for chunk, batch in zip(rounds, batches, strict=True):
+        with use_evaluation_mode(model, job.context.spec.train.precision, device):
+            sums = workload.evaluate(model, move_batch(batch, device))
+        if chunk < chunks:
+            mine.add(chunk, sums)
+        job.context.beat("evaluation", job.state.step)
+    everyone = dict(gather_objects((data_rank, mine)))  # ranks that share a model have the same sums
+    metrics = workload.metrics(sum_chunks(list(everyone.values()), chunks))
+    told = {"classes": list(workload.classes())} if "support" in metrics else {}
+    return {"n": len(held_out.ids), "of": len(held_out.samples), **_select_recorded(metrics), **told}
+
+
+def _select_recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as plain values; an array of very many numbers is nothing to be recorded each time."""
+    arrays = {name: value for name, value in metrics.items() if hasattr(value, "tolist")}
+    short = {name: replace_nonfinite(value.tolist()) for name, value in arrays.items() if value.size <= MOST_NUMBERS}
+    return {name: value for name, value in {**metrics, **short}.items() if name in short or name not in arrays}
+
+
+@contextmanager
+def use_evaluation_mode(model: nn.Module, precision: str, device: torch.device) -> Iterator[None]:
+    """How an evaluation computes, of a run and of its finished model: in the run's precision, and layers that are
+    compiled for training as they are written, since a compilation would take longer than it saves."""
+    was_training = model.training
+    model.eval()
+    torch.clear_autocast_cache()  # casts of other weights, where this is inside of a training pass
+    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    try:
+        with torch.no_grad(), autocast(precision, device), uncompiled:
+            yield
+    finally:
+        torch.clear_autocast_cache()
+        model.train(was_training)
+
+
+@dataclass
+class ChunkSums:
+    """What a rank has summed up. Whole numbers are exact in any order; others are kept by chunk until all are there."""
+
+    whole: dict[str, np.ndarray] = field(default_factory=dict)
+    chunks: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sums: Mapping[str, Tensor | float]) -> ChunkSums:
+        """Those of a single chunk."""
+        found = cls()
+        found.add(0, sums)
+        return found
+
+    def add(self, chunk: int, sums: Mapping[str, Tensor | float]) -> None:
+        if not isinstance(sums, Mapping):
+            raise RunFailed(
+                f"workload: evaluate returned {type(sums).__name__}; it must return a dict of sums over the samples "
+                'and their count, as in  return {"loss": loss_sum, "count": len(labels)}'
+            )
+        found = {name: _on_host(name, value) for name, value in sums.items()}
+        for name, value in found.items():
+            if value.dtype == np.int64:
+                self.whole[name] = self.whole[name] + value if name in self.whole else value
+        self.chunks[chunk] = {name: value for name, value in found.items() if value.dtype != np.int64}
+
+
+def sum_chunks(parts: Sequence[ChunkSums], chunks: int) -> dict[str, Any]:
+    """The sums over all chunks, added without rounding: numbers, and arrays where there were arrays."""
+    rows = {chunk: row for part in parts for chunk, row in part.chunks.items()}
+    assert len(rows) == chunks, "a chunk was lost"
+    totals: dict[str, np.ndarray] = {}
+    for part in parts:
+        for name, value in part.whole.items():
+            totals[name] = totals[name] + value if name in totals else value
+    for name, first in rows[0].items():
+        columns = zip(*(row[name].ravel().tolist() for row in rows.values()), strict=True)
+        totals[name] = np.array([fsum(column) for column in columns]).reshape(first.shape)
+    return {name: value if value.ndim else value.item() for name, value in totals.items()}
+
+
+def _on_host(name: str, value: Any) -> np.ndarray:
+    """A sum as whole numbers of 64 bits where it has such, else as floats of 64 bits."""
+    found = value.detach().cpu() if isinstance(value, Tensor) else value
+    if isinstance(found, Tensor) and found.dtype in (torch.bfloat16, torch.float16):
+        found = found.float()
+    array = np.asarray(found)
+    if array.dtype.kind in "biu":
+        return array.astype(np.int64)
+    if array.dtype.kind == "f":
+        return array.astype(np.float64)
+    raise UserError(f"workload: evaluate gave {name!r} as {type(value).__name__}; it must be a number or a tensor")
+
+
+PICTURED_SAMPLES = 6
+"""Samples, spread evenly over the split, or over `Samples.pictured` where only some of them are worth a picture."""
+
+
+def write_evaluation_pictures(job: GradientJob, held_out: HeldOut) -> None:
+    """All ranks compute them, since under some layouts a forward pass is work for all of them; the main one writes."""
+    workload, model, context = job.workload, job.state.model.unwrapped, job.context
+    if not workload.has("pictures"):
+        return
+    worth = getattr(held_out.samples, "pictured", held_out.ids)
+    ids = worth[np.unique(np.linspace(0, len(worth) - 1, PICTURED_SAMPLES).astype(np.int64))]
+    batch = move_batch(held_out.samples.batch(ids, np.zeros_like(ids)), context.device)
+    with use_evaluation_mode(model, context.spec.train.precision, context.device):
+        found = workload.pictures(model, batch)
+    if context.place.rank == 0:
+        for name, picture in found.items():
+            write_picture(RunDir(context.folder).pictures / f"{name}-{job.state.step:06d}.png", picture)
+
+
+def write_picture(file: Path, picture: np.ndarray) -> None:
+    """Bytes [H, W, 3] as they are; [H, W] are the numbers of classes: the file holds them, and a colour for each."""
+    from PIL import Image
+
+    file.parent.mkdir(exist_ok=True)
+    content, image = io.BytesIO(), Image.fromarray(picture)
+    if picture.ndim == 2:
+        image.putpalette(build_palette().tobytes())
+    image.save(content, format="PNG")
+    write_atomic(file, content.getvalue())
+
+
+def build_palette() -> np.ndarray:
+    """A colour for each of the 256 values of a mask: 0 is black, 255 grey, neighbouring classes are far apart."""
+    from matplotlib import colormaps
+
+    order = [shade + 2 * hue for shade in (0, 1) for hue in range(10) if hue != 7]  # without the greys
+    colours = (colormaps["tab20"](np.resize(order, 256))[:, :3] * 255).astype(np.uint8)
+    colours = np.roll(colours, 1, axis=0)
+    colours[0], colours[255] = 0, 128
+    return colours

@@ -1,0 +1,171 @@
+"""The verb `explain`: every value of a run, its unit and where it came from, and what follows from them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from paceline.config import DEFAULT, RunSpec, Section
+from paceline.config.registry import RECORDED_ENTRY, is_script
+from paceline.errors import join_names
+from paceline.execution import CPU, CUDA, decide_execution, estimate_compiling
+from paceline.launch import network
+from paceline.launch.environment import LOCALHOST, RankInfo, detect_rank
+from paceline.layout import layout_of
+from paceline.trainer.optim.schedule import count_warmup_samples, scale_lr
+from paceline.workload import BaseWorkload, Workload
+
+SHARED_DEVICE_NOTE = "they take turns, and messages go through host memory, with the same answer"
+USER_MODEL_NOTE = "samples have one shape and the model never waits for the device, and compiled, if that saves time"
+
+
+def list_equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None = None) -> list[str]:
+    """The derived numbers, each as the equation that gives it; the workload may have a schedule of its own."""
+    train, layout = spec.train, layout_of(spec)
+    if spec.entry is RECORDED_ENTRY:
+        return [f"{spec.workload} is not executed to look at a run: what follows from its code is not shown"]
+    if not spec.entry.batched:
+        return [] if samples is None else [describe_sharing(samples, layout.ranks, "samples")]
+    lines = [] if layout.plain else [layout.grid()]
+    lines.append(layout.equation())
+    if not is_script(spec.workload) or spec.origin("train.lr") != DEFAULT:  # else the script may have its own
+        lines.append(scale_lr(train)[1])
+    if samples is None:
+        return lines
+    from paceline.data.order import Order, total_steps
+
+    order = Order.of(train, samples)
+    steps = total_steps(train, order)
+    total = order.seen(steps)
+    tail = samples - order.seen(order.steps_per_epoch - 1)
+    last = "" if tail == train.global_batch else f", the last of {tail}"
+    lines.append(f"{order.steps_per_epoch} steps per epoch = {samples} samples / {train.global_batch} global{last}")
+    if train.steps:
+        epochs_seen = f"{total / samples:.3g}"
+        lines.append(f"{epochs_seen} epoch{'s' * (epochs_seen != '1')} = {total} samples in {steps} steps")
+    else:
+        epochs = train.epochs or 1
+        lines.append(f"{steps} steps = {epochs} epoch{'s' * (epochs > 1)} × {order.steps_per_epoch} steps")
+    if isinstance(workload, Workload) and workload.has("schedule"):
+        lines.append(f"the learning rate is the peak × {type(workload).__name__}.schedule(samples seen, {total})")
+    elif train.warmup_steps is not None:
+        equation = f"{train.warmup_steps} steps × {train.global_batch} global"
+        lines.append(f"{count_warmup_samples(train, total):.0f} samples warm-up = {equation}")
+    elif train.warmup:
+        lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
+    return lines
+
+
+def describe_groups(workload: BaseWorkload) -> list[str]:
+    """How many parameters each group has; the model is built, where there are groups."""
+    train = workload.spec.train
+    if not isinstance(workload, Workload) or not (train.groups or workload.has("groups")):
+        return []
+    from paceline.parallel.parameters import resolve_groups
+
+    return list(resolve_groups(workload, train, workload.model()).words())
+
+
+def describe_evaluation(workload: BaseWorkload, samples: int) -> list[str]:
+    """How much of the held-out split is evaluated during a run."""
+    if not isinstance(workload, Workload):
+        return []
+    from paceline.data.order import Order, describe_subset
+    from paceline.data.samples import samples_of
+
+    held_out = samples_of(workload, "test")
+    if held_out is None:
+        return []
+    train = workload.spec.train
+    order = Order.of(train, samples)
+    return [describe_subset(train, order, len(held_out), workload.evaluation_chunk)]
+
+
+def describe_execution(spec: RunSpec, samples: int | None = None) -> list[str]:
+    """How a step runs and why, on the kinds of device that the run may be given."""
+    entry = spec.entry
+    if entry is RECORDED_ENTRY or not entry.batched:
+        return []
+    lines, layout = [], layout_of(spec)
+    if spec.parallel.device != "cuda":
+        lines.append(f"on CPU cores a step is {decide_execution(spec.train, layout, CPU, entry.traits).words()}")
+    if spec.parallel.device != "cpu":
+        found = decide_execution(spec.train, layout, CUDA, entry.traits)
+        weighs = found.compiled and spec.train.compile == "auto"
+        if weighs and (work := entry.work(spec, samples)) is not None:
+            weighed = estimate_compiling(work, _count_steps(spec, samples), layout)
+            found = decide_execution(spec.train, layout, CUDA, entry.traits, weighed)
+        lines.append(f"on a CUDA device a step is {found.words()}")
+        if found.recorded and not entry.subject:  # a model of one's own is known when it has run
+            lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {USER_MODEL_NOTE}"
+        if spec.parallel.backend == "gloo" and layout.ranks > 1:
+            lines.append(
+                f"of {layout.ranks} ranks, those beyond the CUDA devices of a machine share them: {SHARED_DEVICE_NOTE}"
+            )
+    return lines
+
+
+def describe_network(spec: RunSpec) -> list[str]:
+    """What is chosen for the messages between ranks, and why: under a launcher, or of those that we would start."""
+    ranks = spec.parallel.ranks
+    place = detect_rank(os.environ) or RankInfo(0, ranks, 0, ranks, "paceline", LOCALHOST, 0)
+    if place.world == 1:
+        return []
+    cuda = spec.parallel.device == "cuda" or (spec.parallel.device == "auto" and any(Path("/dev").glob("nvidia[0-9]")))
+    lines = [str(setting) for setting in network.choose_network_settings(place, os.environ, cuda)]
+    if cuda and (ports := network.list_active_infiniband()):
+        lines.append(f"{join_names(ports)} of InfiniBand or RoCE: NCCL uses them by itself")
+    return lines
+
+
+def _count_steps(spec: RunSpec, samples: int | None) -> int | None:
+    if spec.train.steps or samples is None:
+        return spec.train.steps
+    from paceline.data.order import Order, total_steps
+
+    return total_steps(spec.train, Order.of(spec.train, samples))
+
+
+def describe_sharing(samples: int, ranks: int, called: str) -> str:
+    """A fit has no batches: every pass goes through all samples, of which ranks take equal parts."""
+    sign = "=" if samples % ranks == 0 else "≈"
+    return f"{samples:,} {called} {sign} {-(-samples // ranks):,} per rank × {ranks} rank{'s' * (ranks > 1)}"
+
+
+def list_values(spec: RunSpec) -> list[dict[str, Any]]:
+    """Every value with its key, its unit and where it came from, as plain data."""
+    return [{"key": k, "value": v, "unit": unit, "from": spec.origin(k)} for k, v, unit, _ in spec.fields()]
+
+
+def build_value_table(spec: RunSpec) -> Any:
+    """A table of all values for rich to print."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("key", "value", "unit", "from"):
+        table.add_column(column, overflow="fold", no_wrap=column == "key")
+    section = ""
+    for key, value, unit, _ in spec.fields():
+        head = key.split(".")[0] if "." in key else ""
+        if head != section:
+            table.add_section()
+            section = head
+        origin = spec.origin(key)
+        style = "dim" if origin == "default" else ""
+        table.add_row(key, _format_value(value), unit, origin, style=style)
+    return table
+
+
+def _format_value(value: Any) -> str:
+    """A value as a run file has it."""
+    match value:
+        case None | ():
+            return "-"
+        case tuple():
+            return ", ".join(map(str, value))
+        case dict():
+            return ", ".join(f"{key}: {_format_value(inner)}" for key, inner in value.items()) or "-"
+        case Section():
+            return f"{{{_format_value(value.model_dump(exclude_defaults=True))}}}"
+    return str(value)

@@ -1,0 +1,403 @@
+"""Training by gradients, and fitting by passes: read each `run` from top to bottom as the story of a run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf, isfinite
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.config import Train
+from paceline.data.order import total_steps
+from paceline.data.prefetch import Loader, RankBatch
+from paceline.errors import RunFailed
+from paceline.layout import Layout
+from paceline.parallel.ddp import broadcast_buffers
+from paceline.runlog.events import RunStatus
+from paceline.runlog.machine import RankUsage
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.timers import Reading, subtract_waiting
+from paceline.trainer.anomalies import AnomalyDetector
+from paceline.trainer.callbacks import dump_callback_state, run_evaluation_callback, run_step_callback
+from paceline.trainer.checkpoint.reader import (
+    EXTRA_KEY,
+    Checkpoint,
+    Stateful,
+    collect_extra_tensors,
+    collect_extra_values,
+    find_newest,
+    read_tensors,
+    restore_checkpoint,
+    restore_extra,
+)
+from paceline.trainer.context import Job
+from paceline.trainer.evaluation import HeldOut, evaluate, write_evaluation_pictures
+from paceline.trainer.optim.schedule import build_schedule, describe_schedule_change
+from paceline.trainer.passes import FitEnd, Passes
+from paceline.trainer.resume_guard import ANSWER_KEY
+from paceline.trainer.step.step import State, Step
+from paceline.workload import PassWorkload, Workload
+
+MAX_UNREAD_STEPS = 50
+"""Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""
+
+
+@dataclass
+class GradientJob(Job):
+    workload: Workload
+    layout: Layout
+    train_step: Step
+    loader: Loader
+    schedule: Callable[[int], float]
+    """The learning rate at a number of samples seen."""
+    held_out: HeldOut | None = None
+    best: float | None = None
+    """The highest score so far."""
+    stale: int = 0
+    """Evaluations since then."""
+    ended: str = ""
+    """Why a callback ended the run."""
+    kept: dict[str, Stateful] = field(default_factory=dict)
+    """By name, what a script keeps in checkpoints beside model and optimiser."""
+
+    @property
+    def state(self) -> State:
+        return self.train_step.state
+
+    @property
+    def done(self) -> bool:
+        return self.state.step == self.facts.steps or bool(self.why)
+
+    @property
+    def why(self) -> str:
+        patience = self.context.spec.train.patience
+        if self.ended or not patience or self.stale < patience:
+            return self.ended
+        better = f"{self.stale} evaluations" if self.stale > 1 else "an evaluation"
+        return f"{better} without a better {self.workload.score.removeprefix('-')} (train.patience={patience})"
+
+    @property
+    def end(self) -> str:
+        if self.why:
+            return f"it ended at step {self.state.step}: {self.why}"
+        return f"all of its {self.facts.steps} steps are done"
+
+    def change_of_length(self, old: Train) -> str:
+        order = self.facts.order
+        planned = build_schedule(old, order.seen(total_steps(old, order)), self.workload)
+        return describe_schedule_change(planned, self.schedule, order, self.state.step)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.state.restore(partial(restore_checkpoint, checkpoint, partly=self.layout.pipeline > 1))
+        self.state.step = checkpoint.step
+        meta = checkpoint.meta
+        self.evaluation, self.best = meta["evaluation"], meta["best"]
+        self.stale, self.ended = meta.get("stale", 0), meta.get("ended", "")
+        self.workload.callback_state = meta.get("callback_state", {})
+        restore_extra(checkpoint, self.kept)
+
+    def run(self) -> RunStatus:
+        """Train from the present step to the last."""
+        log = StepLog(self)
+        try:
+            return self._train(log)
+        finally:
+            log.write()
+
+    def _train(self, log: StepLog) -> RunStatus:
+        decides = bool(self.context.spec.train.patience) or self.workload.has("on_evaluate")  # none is left out then
+        self.state.model.net.train()
+
+        self.context.beat("data", self.state.step)
+        for batch in self.loader.prefetch(self.state.step, self.facts.steps):
+            self.before_step(batch)
+            now = self.after_step(batch, self.train_step(batch, self.context.stop.requested), log)
+            score, saving = None, now.saving
+            if self.held_out and (now.evaluating or self.done) and (self.done or decides or not now.stopping):
+                score = self.evaluate(self.held_out)
+                saving = saving or self.stale == 0
+                log.resume()
+            if saving or now.stopping or self.done:
+                self.save(score)
+                log.resume()
+            if self.done:
+                break
+            if now.stopping:
+                return RunStatus.STOPPED
+            self.context.beat("data", self.state.step)
+        self.note_why()
+        return RunStatus.FINISHED
+
+    def before_step(self, batch: RankBatch) -> None:
+        """What a step takes from its position in the run."""
+        self.context.beat("step", self.state.step)
+        self.state.before_step(self.schedule(batch.global_batch.seen))
+
+    def after_step(self, batch: RankBatch, stats: Tensor, log: StepLog) -> StepActions:
+        """Count a step that was made, note what it found, and say what is due."""
+        train, state = self.context.spec.train, self.state
+        state.step += 1
+        last, epoch_end = self.done, state.step % self.loader.order.steps_per_epoch == 0
+        evaluating = last or is_due(state.step, train.evaluate_every, epoch_end)
+        saving = last or is_due(state.step, train.checkpoint_every, epoch_end)
+        state.model.reduction.average_models(state.step, now=evaluating or saving)
+        log.add(batch, stats)
+        stopping = log.flush(now=evaluating or saving)
+        if self.done:  # as planned, or since a callback said so
+            state.model.reduction.average_models(state.step, now=True)
+        return StepActions(evaluating, saving, stopping)
+
+    def note_why(self) -> None:
+        """For the record: why it is done before its last step, where it is."""
+        if self.why:
+            self.context.event("done", step=self.state.step, why=self.why)
+
+    def evaluate(self, held_out: HeldOut) -> float:
+        """Evaluate the model as it is now; returns its score."""
+        self.context.beat("evaluation", self.state.step)
+        broadcast_buffers(self.state.buffers(), self.layout)
+        began = perf_counter()
+        with self.state.for_evaluation():
+            self.evaluation = evaluate(self, held_out)
+            write_evaluation_pictures(self, held_out)
+        score = self.workload.goodness(self.evaluation)
+        better = score > (-inf if self.best is None else self.best)
+        self.best, self.stale = (score, 0) if better else (self.best, self.stale + 1)
+        step, device = self.state.step, self.context.device
+        self.context.event("evaluate", step=step, **self.evaluation, evaluate_s=perf_counter() - began)
+        self.ended = self.ended or run_evaluation_callback(self.workload, step, self.evaluation, device)
+        return score
+
+    def save(self, score: float | None) -> None:
+        self.context.beat("checkpoint", self.state.step)
+        began = perf_counter()
+        self.state.average_over_ranks()
+        broadcast_buffers(self.state.buffers(), self.layout)
+        meta = {
+            "step": self.state.step,
+            "steps_per_epoch": self.facts.order.steps_per_epoch,
+            "evaluation": self.evaluation,
+            "best": self.best,
+            "stale": self.stale,
+            "ended": self.ended,
+            "callback_state": dump_callback_state(self.workload),
+            ANSWER_KEY: self.answer,
+            **({EXTRA_KEY: collect_extra_values(self.kept)} if self.kept else {}),
+        }
+        tensors = {**self.state.tensors(), **({EXTRA_KEY: collect_extra_tensors(self.kept)} if self.kept else {})}
+        self.context.checkpoints.save(tensors, meta, score=score)
+        self.context.event("checkpoint", step=self.state.step, checkpoint_s=perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class StepActions:
+    """What is due after a step, on every rank the same."""
+
+    evaluating: bool
+    saving: bool
+    stopping: bool
+    """A rank was asked to stop."""
+
+
+def is_due(step: int, every: int, epoch_end: bool) -> bool:
+    return step % every == 0 if every else epoch_end
+
+
+class StepLog:
+    """Turns what the device found out into events, a few steps at a time so that nothing waits for it."""
+
+    def __init__(self, job: GradientJob) -> None:
+        self.job, self.context, self.timer = job, job.context, job.train_step.timer
+        self.every = min(self.context.spec.train.log_every, MAX_UNREAD_STEPS)
+        if self.context.device.type == "cpu" or job.workload.has("on_step"):
+            self.every = 1
+        self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
+        """Steps that the device may still be at."""
+        self.made = job.train_step.times_made
+        self.unheard = 0
+        """Steps since all ranks looked whether one of them was asked to stop."""
+        self.stopping = False
+        self.usage = RankUsage.of(self.context.device)
+        self.known: deque[dict[str, Any]] = deque()
+        """Events that are not written yet."""
+        self.noticing = AnomalyDetector(self.context)
+        self.resume()
+
+    def resume(self) -> None:
+        """The next step begins now: what was done since the last one was not training, nor what was sent for it."""
+        self.timer.take()
+        self.began = perf_counter()
+
+    def add(self, batch: RankBatch, stats: Tensor) -> None:
+        """Note a step that was handed to the device."""
+        whole = batch.global_batch
+        event = {
+            "step": self.job.state.step,
+            "epoch": whole.epoch,
+            "samples": whole.seen + len(whole.ids),
+            "batch": len(whole.ids),
+            "lr": self.job.schedule(whole.seen),
+            "data_s": batch.data_s,
+            "load_s": batch.load_s,
+        }
+        if self.job.workload.unit:
+            event[self.job.workload.unit] = batch.cost
+        self.waiting.append((event, stats, self.timer.take()))
+        self.unheard += 1
+        made = self.job.train_step.times_made
+        if made != self.made:
+            self.made = made
+            self._read(compiled=True)
+        self.write(2)  # while the device is at work on this step
+
+    def flush(self, now: bool) -> bool:
+        """Read what the device found; True, at the same step on every rank, when one of them was asked to stop.
+
+        It is written at once where somebody waits for it, and else little by little while the next steps are computed.
+        """
+        if not self.unheard or not (now or self.unheard >= self.every):
+            return False
+        self._read()
+        stopping, self.stopping, self.unheard = self.stopping, False, 0
+        if used := self.usage.now():
+            self.context.events.write("usage", step=self.job.state.step, **used)
+        if now or stopping or self.every == 1 or any(event["skipped"] for event in self.known):
+            self.write()
+        return stopping
+
+    def _read(self, compiled: bool = False) -> None:
+        """Wait for the device. Of steps that are read together, each is said to have taken as long as their mean:
+        where one of them was `compiled` or recorded, no median is to count any.
+        """
+        if not self.waiting:
+            return
+        numbers = torch.stack([stats for _, stats, _ in self.waiting]).tolist()
+        step_s = (perf_counter() - self.began) / len(numbers)
+        self.began = perf_counter()
+        for (event, _, collectives), (loss_sum, count, norm, stops) in zip(self.waiting, numbers, strict=True):
+            event["comm_s"], event["exposed_s"] = collectives()
+            event["step_s"] = step_s
+            event["compute_s"] = subtract_waiting(step_s, event["data_s"], event["exposed_s"])
+            event["loss"], event["grad_norm"] = loss_sum / (count if count > 0 else 1), norm
+            event["skipped"] = not (isfinite(norm) and isfinite(loss_sum))
+            if compiled:
+                event["compiled"] = True
+            self.stopping |= stops > 0
+            self.known.append(event)
+        self.waiting.clear()
+
+    def write(self, most: int | None = None) -> None:
+        """Write the events that are known, or some of them."""
+        if not self.known:
+            return
+        for _ in range(len(self.known) if most is None else min(most, len(self.known))):
+            event = self.known.popleft()
+            self.context.event("step", **event)
+            self.noticing.step(event)
+            self._watch(event)
+            if why := run_step_callback(self.job.workload, event, self.context.device):
+                self.job.ended = why
+        if not self.known:
+            self.context.events.flush()
+
+    def _watch(self, event: dict[str, Any]) -> None:
+        """The stated policy for a step that is not finite. fp16 may overflow now and then: its scale adapts."""
+        train, scaler = self.context.spec.train, self.job.state.scaler
+        if not event["skipped"] or train.nonfinite == "skip" or (scaler.adapts and float(scaler.scale) >= 1):
+            return
+        what, value = ("gradient norm", "grad_norm") if isfinite(event["loss"]) else ("loss", "loss")
+        self.known.clear()  # steps after this one went the same way
+        found = f"{what} is {event[value]} at step {event['step']}"
+        if train.precision == "fp16" and not scaler.adapts:
+            raise RunFailed(f"{found}: train.loss_scale={train.loss_scale:g} may be too large; use dynamic")
+        if event["step"] == 1:
+            raise RunFailed(
+                f"{found}, with the weights as they began: look for the cause in the data, the model or loss(), or "
+                "pass over such steps with train.nonfinite=skip"
+            )
+        raise RunFailed(
+            f"{found}; that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer "
+            "train.warmup, or pass over such steps with train.nonfinite=skip"
+        )
+
+
+@dataclass
+class FitJob(Job):
+    """Work that is not gradient descent: passes over all samples, recorded, saved and resumed like any other run.
+
+    A pass is a step of the record, and an epoch. The workload knows what a pass does (`Workload.passes`); this is the
+    loop around it.
+    """
+
+    workload: PassWorkload
+    passes: Passes
+    step: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.passes.end is not None
+
+    @property
+    def end(self) -> str:
+        return f"{self.step} passes, {self.passes.end_words()}"
+
+    @property
+    def why(self) -> str:
+        return self.passes.end_words() if self.passes.end not in (None, FitEnd.AS_ASKED) else ""
+
+    def change_of_length(self, old: Train) -> str:
+        return "the passes so far stay as they are"
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        restore_checkpoint(checkpoint, self.passes.room(checkpoint.meta["fit"]))
+        self.passes.restored(checkpoint.meta["fit"])
+        self.step, self.evaluation = checkpoint.step, checkpoint.meta["evaluation"]
+
+    def run(self) -> RunStatus:
+        self.passes.begin()
+        usage = RankUsage.of(self.context.device)
+        every, samples = self.context.spec.train.checkpoint_every or self.workload.saved_every, self.passes.samples
+        while not self.done:
+            self.context.beat("step", self.step)
+            found = dict(self.passes.step(self.context.stop.requested))
+            stopping = found.pop("flagged")
+            self.step += 1
+            seconds = subtract_waiting(found["step_s"], found["data_s"], found["exposed_s"])
+            at = {"step": self.step, "epoch": self.step - 1, "samples": self.step * samples, "batch": samples}
+            self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
+            if used := usage.now():
+                self.context.events.write("usage", step=self.step, **used)
+            self._evaluate()
+            if self.done or stopping or self.step % every == 0:
+                self.context.beat("checkpoint", self.step)
+                meta = {"step": self.step, "evaluation": self.evaluation, "best": None, "fit": self.passes.meta()}
+                meta[ANSWER_KEY] = self.answer
+                self.context.checkpoints.save(self.passes.tensors(), meta)
+                self.context.event("checkpoint", step=self.step)
+            if stopping and not self.done:
+                self.passes.close()
+                return RunStatus.STOPPED
+        self.passes.close()
+        self.context.checkpoints.wait()
+        self.context.event("done", step=self.step, why=self.passes.end_words())
+        if self.context.place.rank == 0:
+            self.conclude()
+        return RunStatus.FINISHED
+
+    def _evaluate(self) -> None:
+        self.context.beat("evaluation", self.step)
+        began = perf_counter()
+        if found := dict(self.passes.evaluate()):
+            self.evaluation = found
+            self.context.event("evaluate", step=self.step, **found, evaluate_s=perf_counter() - began)
+
+    def conclude(self) -> None:
+        checkpoint = find_newest(RunDir(self.context.folder).checkpoints, lambda text: None)
+        assert checkpoint is not None
+        self.passes.conclude(read_tensors(checkpoint), self.context.folder)

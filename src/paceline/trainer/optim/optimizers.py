@@ -1,0 +1,261 @@
+"""Optimisers: what a gradient does to the weights."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.config import Train
+from paceline.parallel.parameters import LocalParameters, ParameterGroups
+
+Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+"""The norms of whole tensors, given the parameters they belong to and this rank's parts of them."""
+
+
+def build_optimizer(train: Train, local: LocalParameters, groups: ParameterGroups) -> torch.optim.Optimizer:
+    """The learning rates are tensors, set before each step."""
+    device = local[0].data.device
+    lrs: dict[float, Tensor] = defaultdict(lambda: torch.tensor(0.0, dtype=torch.float32, device=device))
+    parts: list[Any] = [{**group, "lr": lrs[group["lr_factor"]]} for group in build_update_groups(train, local, groups)]
+    lr, betas = parts[0]["lr"], (train.beta1, train.beta2)
+    match train.optimizer:
+        case "adamw" | "adam" as rule:
+            kind = AdamW if rule == "adamw" else Adam
+            eps = train.eps or 1e-8
+            return kind(parts, lr=lr, betas=betas, eps=eps, fused=True, capturable=device.type == "cuda")
+        case "sgd":
+            return SGD(parts, lr=lr, momentum=train.momentum, nesterov=train.nesterov, fused=True)
+        case "lars":
+            return LARS(parts, {"lr": lr, "momentum": train.momentum, "eta": 0.001}, local.norms)
+        case _:
+            return LAMB(parts, {"lr": lr, "betas": betas, "eps": train.eps or 1e-6}, local.norms)
+
+
+def build_update_groups(train: Train, local: LocalParameters, groups: ParameterGroups) -> list[dict[str, Any]]:
+    """Parameters that are updated alike. Matrices decay; biases, norms and other vectors only if `train.decay` says."""
+    found: dict[tuple[str, bool], list[Tensor]] = {}
+    for part in local:
+        found.setdefault((groups.pattern(part.name), part.data.ndim < 2), []).append(part.data)
+    made = []
+    for (pattern, vectors), params in sorted(found.items(), key=lambda item: item[0]):
+        group = groups[pattern]
+        decay = train.weight_decay if group.weight_decay is None else group.weight_decay
+        made.append(
+            {
+                "params": params,
+                "weight_decay": decay if train.decay == "all" or not vectors else 0.0,
+                "lr_factor": 1.0 if group.lr is None else group.lr / train.lr,
+                "adapt": not vectors,
+            }
+        )
+    return made
+
+
+def list_state_tensors(optimizer: torch.optim.Optimizer, data: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What an optimiser keeps of a parameter, by name; numbers as tensors."""
+    for key, value in optimizer.state[data].items() if data in optimizer.state else ():
+        if value is not None:
+            yield key, value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+
+
+def restore_numbers(optimizer: torch.optim.Optimizer, data: Tensor, name: str, read: Mapping[str, Tensor]) -> None:
+    """Take over numbers that were read from a checkpoint; tensors were read where they are."""
+    for key, value in list(optimizer.state[data].items()) if data in optimizer.state else ():
+        if value is not None and not isinstance(value, Tensor):
+            optimizer.state[data][key] = type(value)(read[f"{name}.{key}"].item())
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """The learning rate of all groups, each by its factor."""
+    filled: set[int] = set()  # groups of one factor share a tensor
+    for group in optimizer.param_groups:
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = lr * group["lr_factor"]
+        elif id(group["lr"]) not in filled:
+            filled.add(id(group["lr"]))
+            if group.get("lr_now") != lr * group["lr_factor"]:
+                group["lr_now"] = lr * group["lr_factor"]
+                group["lr"].fill_(group["lr_now"])
+
+
+class _WithoutCompiler(torch.optim.Optimizer):
+    """An optimiser of torch as it is below its decorators, which import the compiler to keep it away: that would take
+    longer than many a run."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+_adam_step = inspect.unwrap(torch.optim.Adam.step)
+
+
+class Adam(_WithoutCompiler, torch.optim.Adam):
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        assert closure is None, "the loop computes the loss"
+        if can_spread(self):
+            run_spread_step(self)
+        else:
+            _adam_step(self)
+
+
+class AdamW(Adam, torch.optim.AdamW):
+    pass
+
+
+class SGD(_WithoutCompiler, torch.optim.SGD):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class _LayerWise(torch.optim.Optimizer):
+    """Scales each matrix's update by a trust ratio |weight| / |update|, so that no layer moves too far."""
+
+    kept: tuple[str, ...]
+    """What is remembered of each parameter."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any], norms: Norms) -> None:
+        super().__init__(params, defaults)
+        self.norms = norms
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        assert closure is None, "the loop computes the loss"
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                for name in self.kept if not self.state[p] else ():
+                    self.state[p][name] = torch.zeros(()) if name == "step" else torch.zeros_like(p)
+            if params:
+                self._update(group, params)
+
+    def _trust(self, params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
+        """|w| / |u| per tensor, or 1 where either is 0."""
+        weights, steps = self.norms(params, params), self.norms(params, updates)
+        return [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in zip(weights, steps, strict=True)]
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        raise NotImplementedError
+
+
+class LARS(_LayerWise):
+    """Layer-wise adaptive rate scaling for SGD with momentum (You, Gitman and Ginsburg, 2017)."""
+
+    kept = ("momentum_buffer",)
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        updates = torch._foreach_add([p.grad for p in params], params, alpha=group["weight_decay"])
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        if group["adapt"]:
+            torch._foreach_mul_(updates, [r * group["eta"] for r in self._trust(params, updates)])
+        torch._foreach_mul_(updates, group["lr"])
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, updates)
+        torch._foreach_sub_(params, buffers)
+
+
+class LAMB(_LayerWise):
+    """Layer-wise adaptive moments for large batches (You et al., 2020)."""
+
+    kept = ("step", "exp_avg", "exp_avg_sq")
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        grads = [p.grad for p in params]
+        first = [self.state[p]["exp_avg"] for p in params]
+        second = [self.state[p]["exp_avg_sq"] for p in params]
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
+        for p in params:
+            self.state[p]["step"] += 1
+        step = self.state[params[0]]["step"].item()
+        roots = torch._foreach_sqrt(torch._foreach_div(second, 1 - beta2**step))
+        torch._foreach_add_(roots, group["eps"])
+        updates = torch._foreach_div(torch._foreach_div(first, 1 - beta1**step), roots)
+        torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+        if group["adapt"]:
+            torch._foreach_mul_(updates, self._trust(params, updates))
+        torch._foreach_mul_(updates, group["lr"])
+        torch._foreach_sub_(params, updates)
+
+
+BLOCK = 65_536
+"""Numbers that the kernel gives to a block."""
+PIECE = 16_384
+TOGETHER = 36
+"""Tensors that the kernel takes at once."""
+STREAMS = 8
+
+Piece = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Of a parameter, its gradient and its two averages; and the number of its updates."""
+
+
+def can_spread(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a graph is being recorded whose device has more processors than the kernel has blocks."""
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not (params and params[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    blocks = sum(-(-p.numel() // BLOCK) for p in params)
+    return blocks <= torch.cuda.get_device_properties(params[0].device).multi_processor_count
+
+
+def run_spread_step(optimizer: Any) -> None:
+    """What the `step` of a fused Adam or AdamW without amsgrad does, while a graph is recorded."""
+    groups = [(group, list(_pieces(optimizer, group))) for group in optimizer.param_groups]
+    counts = [optimizer.state[p]["step"] for group, _ in groups for p in group["params"] if p.grad is not None]
+    torch._foreach_add_(counts, 1)
+    here = torch.cuda.current_stream()
+    streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+    used = 0
+    for group, pieces in groups:
+        for first in range(0, len(pieces), TOGETHER):
+            stream = streams[used % STREAMS]
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                _run_kernel(optimizer, group, pieces[first : first + TOGETHER])
+            used += 1
+    for stream in streams[:used]:
+        here.wait_stream(stream)
+    torch._foreach_sub_(counts, [optimizer.found_inf] * len(counts))
+
+
+def _pieces(optimizer: Any, group: dict[str, Any]) -> Iterator[Piece]:
+    for p in group["params"]:
+        if p.grad is None:
+            continue
+        kept = optimizer.state[p]
+        whole = (p.detach(), p.grad, kept["exp_avg"], kept["exp_avg_sq"])
+        cut = [_cut(tensor) for tensor in whole] if all(t.is_contiguous() for t in whole) else [[t] for t in whole]
+        yield from ((*parts, kept["step"]) for parts in zip(*cut, strict=True))
+
+
+def _cut(tensor: Tensor) -> Sequence[Tensor]:
+    return tensor.view(-1).split(PIECE)
+
+
+def _run_kernel(optimizer: Any, group: dict[str, Any], pieces: Sequence[Piece]) -> None:
+    params, grads, averages, squares, counts = (list(column) for column in zip(*pieces, strict=True))
+    kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+    beta1, beta2 = group["betas"]
+    kernel(
+        params,
+        grads,
+        averages,
+        squares,
+        [],
+        counts,
+        amsgrad=False,
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
+        grad_scale=optimizer.grad_scale,
+        found_inf=optimizer.found_inf,
+    )

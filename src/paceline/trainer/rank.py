@@ -1,0 +1,355 @@
+"""One rank: join the others, build the job, run it, sum up. The main rank alone speaks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from paceline.config import RunSpec
+from paceline.config.registry import describe_error
+from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.io import terminal
+from paceline.io.files import to_flat, write_json
+from paceline.io.terminal import build_console
+from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
+from paceline.launch.hang_diagnosis import heartbeat_scope, name_silent_rank
+from paceline.launch.root_cause import is_secondary
+from paceline.launch.signals import StopRequest
+from paceline.layout import layout_of
+from paceline.runlog.events import EventWriter, RunStatus, extract_metrics, read_events, read_steps, sum_wall_seconds
+from paceline.runlog.jobs import detect_scheduler_job
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import Summary, build_evaluation, compute_summary, read_summary
+from paceline.runlog.summary import print_summary as show_summary
+from paceline.trainer.failures import translate_failures
+from paceline.trainer.inference_assets import save_inference_assets
+from paceline.workload import BaseWorkload, LogFn, OwnLoop, Workload, build_workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.trainer.context import Job, RunContext
+
+
+SEEN_S = 5.0
+"""For a file that one machine has written to be seen on another."""
+
+
+def log_line(text: str) -> None:
+    """The story of a run goes to standard output; standard error is for what went wrong."""
+    with suppress(OSError, ValueError):  # nobody listens any more: the run goes on
+        terminal.print_text(text)
+
+
+def ignore_line(text: str) -> None:
+    pass
+
+
+def run_rank(
+    spec: RunSpec, show: bool, folder: RunDir | Callable[[LogFn], RunDir], workload: BaseWorkload | None = None
+) -> tuple[Path, Summary]:
+    """Train as the rank that the environment says; returns (run folder, summary), the same on every rank.
+
+    `folder` is the run's, or what the main rank must do to get one where no process before it was asked. `workload` is
+    that of the spec, where this process has built it already.
+    """
+    from paceline.launch.process_group import broadcast_from_main, join_ranks
+
+    place = detect_rank(os.environ) or SINGLE_RANK
+    if isinstance(workload := workload or build_workload(spec), OwnLoop):
+        with translate_failures(spec), record_failure(folder, place):
+            return cast("tuple[Path, Summary]", workload.drive(show, folder))
+    with translate_failures(spec), StopRequest(impatient=place is SINGLE_RANK) as stop, ExitStack() as held:
+        parallel = spec.parallel
+        with (
+            heartbeat_scope(folder.heartbeats, place, parallel.timeout_s)
+            if isinstance(folder, RunDir)
+            else nullcontext()
+        ):
+            with record_failure(folder, place):
+                held.enter_context(_start_workers(workload, place))
+            together = join_ranks(
+                place, resolve_device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend
+            )
+            device = held.enter_context(together)
+        speak = log_line if show and place.rank == 0 else ignore_line
+        run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(speak))
+        return run.path, train_rank(run, spec, workload, place, device, stop, show)
+
+
+def resolve_device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
+    import torch
+
+    if spec.parallel.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return spec.parallel.device
+
+
+@contextmanager
+def record_failure(folder: RunDir | Callable[[LogFn], RunDir], place: RankInfo) -> Iterator[None]:
+    """A failure before there is a job, in the folder of the run if it has one."""
+    try:
+        yield
+    except Exception as error:
+        if place.rank == 0 and isinstance(folder, RunDir):
+            with EventWriter(folder.events_file(0)) as events:
+                _note_failure(folder, events, None, error)
+        raise
+
+
+def _start_workers(workload: BaseWorkload, place: RankInfo) -> AbstractContextManager[None]:
+    """The processes that make samples are forks of this one, and so must be there before its device and threads."""
+    from paceline.data.workers import start_workers
+
+    if not isinstance(workload, Workload):
+        return nullcontext()
+    layout = layout_of(workload.spec)
+    return start_workers(workload, place, -(-layout.global_batch // layout.data))
+
+
+def train_rank(
+    run: RunDir,
+    spec: RunSpec,
+    workload: BaseWorkload,
+    place: RankInfo,
+    device: torch.device,
+    stop: StopRequest,
+    show: bool = False,
+) -> Summary:
+    """Go on with a run, or begin it, as one of its ranks, which have joined."""
+    from paceline.trainer.setup import build_job
+
+    with open_rank_session(run, spec, place, device, stop, show) as work:
+        job = build_job(work.context, workload)
+        if work.begin(job):
+            work.end(job.run())
+    return cast(Summary, work.summary)
+
+
+@dataclass
+class RankSession:
+    """What one rank does before the first step and after the last, whoever makes the steps."""
+
+    run: RunDir
+    context: RunContext
+    show: bool
+    job: Job | None = None
+    summary: Summary | None = None
+    """At the end."""
+    ended: Summary | None = None
+    """The same on the main rank, where steps were made and not all were before."""
+    held: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def main(self) -> bool:
+        return self.context.place.rank == 0
+
+    @property
+    def say(self) -> LogFn:
+        return log_line if self.show and self.main else ignore_line
+
+    def begin(self, job: Job) -> bool:
+        """Bring a job to where the run stands and note that it goes on; False where nothing is left to do."""
+        from paceline.runlog.loggers import open_event_sink
+
+        self.job, context, run = job, self.context, self.run
+        if context.checkpoint is not None:
+            job.restore(context.checkpoint)
+        if job.done:
+            self.summary = _summarize_finished(run, job, self.say) if self.main else None
+            return False
+        first = 0 if context.checkpoint is None else context.checkpoint.step
+        again = first > 0 or any(read_events(run.events_file(context.place.rank), "start"))
+        _note_start(job, first, again, self.say)
+        if self.main:
+            _prepare_folder(run, context.spec, job, self.say)
+            length = job.facts.order.seen(job.facts.steps), job.facts.order.seen(first)
+            told = open_event_sink(context.spec, run, *length, self.show, job.facts.pauses)
+            context.shown = self.held.enter_context(told)
+        return True
+
+    def end(self, status: RunStatus) -> None:
+        """Wait for what is still being saved, and sum up."""
+        assert self.job is not None
+        context, why = self.context, self.job.why
+        context.beat("end", None)
+        context.checkpoints.wait()
+        if self.main:
+            context.shown({"kind": "end", "status": status})
+            self.held.close()
+            context.events.write("end", status=status, **({"why": why} if why else {}))
+        peaks = _gather_peaks(context.device)
+        if self.main:
+            self.summary = self.ended = _write_summary(self.run, self.job, status, peaks, why=why)
+
+
+@contextmanager
+def open_rank_session(
+    run: RunDir, spec: RunSpec, place: RankInfo, device: torch.device, stop: StopRequest, show: bool
+) -> Iterator[RankSession]:
+    """The run's folder held and its record open; a failure is noted there, an end is shown."""
+    from paceline.launch.process_group import broadcast_from_main, raise_on_all
+    from paceline.trainer.checkpoint.reader import find_newest
+    from paceline.trainer.checkpoint.writer import CheckpointWriter
+    from paceline.trainer.context import RunContext
+
+    main, speak = place.rank == 0, log_line if show and place.rank == 0 else ignore_line
+    with (
+        heartbeat_scope(run.heartbeats, place, spec.parallel.timeout_s) as beat,
+        run.held(speak) if main else nullcontext(),
+        EventWriter(run.events_file(place.rank)) as events,
+        closing(CheckpointWriter(run.checkpoints, spec.train.keep, spec.train.checkpoint == "full")) as checkpoints,
+    ):
+        work: RankSession | None = None
+        try:
+            raise_on_all(check_shared_folder(run, place))
+            checkpoint = broadcast_from_main(lambda: find_newest(run.checkpoints, speak))
+            context = RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint, beat)
+            work = RankSession(run, context, show)
+            with work.held:
+                yield work
+            mine = work.summary
+            work.summary = broadcast_from_main(lambda: mine)
+            beat.remove()
+        except Exception as error:
+            told = name_silent_rank(error, run.heartbeats, place)
+            beat("failed", None)
+            with suppress(RunFailed):
+                checkpoints.wait()  # if it fails as well, then for the same reason
+            if main:
+                _note_failure(run, events, work.job if work is not None else None, told)
+            if told is error:
+                raise
+            raise told from error
+    if show and work.ended:
+        _show_end(run, work.ended, speak)
+
+
+def check_shared_folder(run: RunDir, place: RankInfo) -> RunFailed | None:
+    """What is wrong where this rank does not see the folder that the main one has made."""
+    deadline = time.monotonic() + SEEN_S  # network file systems take their time
+    while not run.spec_file.is_file():
+        if time.monotonic() > deadline:
+            return RunFailed(
+                f"rank {place.rank} on {socket.gethostname()} does not see {run.spec_file.resolve()}: all ranks must "
+                "share the run folder; type  --out FOLDER  with one that every machine has, or mount it there"
+            )
+        time.sleep(0.1)
+    return None
+
+
+def _show_end(run: RunDir, summary: Summary, say: LogFn) -> None:
+    show_summary(summary, build_console())
+    say(f"run folder {run.path}")
+    if summary.status == RunStatus.STOPPED:
+        resume = f"paceline train --resume {shlex.quote(str(run.path))}"
+        say(f"stopped after a checkpoint, as asked; go on with  {resume}")
+
+
+def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, say: LogFn) -> None:
+    """What the main rank writes before the first step."""
+    from paceline.trainer.resume_guard import find_extension, write_extension
+
+    save_inference_assets(run, job.workload)
+    if (extension := find_extension(run, spec)) is not None:
+        job.context.events.write("extend", key=extension.key, before=extension.before, now=extension.now)
+        say(f"  {extension}: {job.change_of_length(extension.old)}")
+        write_extension(run, extension)
+
+
+def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
+    """How a run failed, in its folder. If that cannot be written (a full disk), what failed first stays the error."""
+    import torch.distributed as dist
+
+    why = str(error) if isinstance(error, PacelineError) else describe_error(error)
+    why = "another rank failed" if dist.is_initialized() and is_secondary(error) else why
+    with suppress(PacelineError):
+        events.write("end", status=RunStatus.FAILED, why=why)
+        if job is not None:
+            _write_summary(run, job, RunStatus.FAILED, [], why=why)
+
+
+def _summarize_finished(run: RunDir, job: Job, say: LogFn) -> Summary:
+    """Nothing is left to train: the summary as it was written, or now, if a kill came before it."""
+    job.conclude()
+    say(f"{run.path} is finished: {job.end}")
+    with suppress(UserError):
+        if (summary := read_summary(run.summary_file)).status == RunStatus.FINISHED:
+            return summary
+    job.context.events.write("end", status=RunStatus.FINISHED)
+    return _write_summary(run, job, RunStatus.FINISHED, [], why=job.why)
+
+
+def _note_start(job: Job, first: int, again: bool, say: LogFn) -> None:
+    """In the record of this rank; `say` is heard from the main one alone."""
+    import torch
+
+    from paceline.runlog.machine import describe_environment, describe_load, get_load
+
+    events, place, facts = job.context.events, job.context.place, job.facts
+    where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
+    data = job.workload.fingerprint()
+    where |= {"local_ranks": place.local_world, **detect_scheduler_job(os.environ)}
+    told = {"argv": sys.argv, "pid": os.getpid(), **where, "threads": torch.get_num_threads(), "data": data}
+    machine = describe_environment()
+    events.write("start", **machine, **told, **facts.notes)
+    if again:
+        events.write("resume", step=first)
+    say("\n  ".join([str(job.context.folder), *facts.equations]))
+    if busy := describe_load(get_load(), int(machine["cores"] or 0)):
+        say(f"  {busy}")
+    if first:
+        say(f"  going on from step {first} of {facts.steps}")
+    elif again:
+        say("  there is no whole checkpoint to go on from: starting from the beginning")
+
+
+def _write_summary(run: RunDir, job: Job, status: RunStatus, peaks: list[int], why: str = "") -> Summary:
+    from paceline.parallel.compress import describe_difference
+
+    spec, facts, events = job.context.spec, job.facts, run.events_file(0)
+    job.context.events.flush()
+    evaluations = {
+        goodness: event
+        for event in read_events(events, "evaluate")
+        if isfinite(goodness := job.workload.goodness(extract_metrics(event)))
+    }
+    workers = facts.notes.get("workers", 1)
+    summary = replace(
+        compute_summary(spec, facts.layout, read_steps(events), status, facts.order.samples, workers),
+        why=why,
+        seconds=sum_wall_seconds(events),
+        parameters=facts.parameters,
+        evaluation=build_evaluation(
+            job.evaluation,
+            evaluations[max(evaluations)] if evaluations else None,
+            job.workload.score if job.evaluation else "",
+        ),
+        differs_from=describe_difference(spec.parallel),
+        peak_bytes_per_rank=tuple(peaks),
+    )
+    write_json(run.summary_file, to_flat(summary))
+    return summary
+
+
+def _gather_peaks(device: torch.device) -> list[int]:
+    """Most memory each rank held: of the device, or of the process on a CPU. Nothing of a library that has its own
+    way to take memory of a device, as XGBoost."""
+    import torch
+
+    from paceline.launch.process_group import gather_objects
+
+    cuda = device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peaks = gather_objects(peak)
+    return peaks if any(peaks) else []

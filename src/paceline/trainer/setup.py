@@ -1,0 +1,228 @@
+"""Build a rank's job: model, wrapping, optimiser, data order, and how a step runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.config import Train
+from paceline.config.registry import Traits, find_entry
+from paceline.data.order import Order, total_steps
+from paceline.data.prefetch import Loader
+from paceline.data.samples import load_training_samples, traits_of
+from paceline.data.workers import describe_workers, list_worker_facts
+from paceline.errors import UserError
+from paceline.execution import Execution, NoGraphReason, decide_execution, estimate_compiling
+from paceline.layout import layout_of
+from paceline.nn.keras_backend import has_keras
+from paceline.parallel.compress import LOCAL_MODES
+from paceline.parallel.parallelize import ModelSetup, ParallelModel, detect_target, parallelize
+from paceline.parallel.precision import explain_missing_tf32
+from paceline.runlog.progress import PauseSchedule
+from paceline.runlog.timers import build_timer
+from paceline.trainer import engines
+from paceline.trainer.checkpoint import writer
+from paceline.trainer.context import Job, JobFacts, RunContext
+from paceline.trainer.evaluation import HeldOut
+from paceline.trainer.explain import SHARED_DEVICE_NOTE, describe_evaluation, list_equations
+from paceline.trainer.init_from.match import WeightInitializer, build_initializer, describe_match
+from paceline.trainer.loop import FitJob, GradientJob
+from paceline.trainer.optim.schedule import build_schedule
+from paceline.trainer.step.step import PipelineStep, State, Step
+from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload
+
+if TYPE_CHECKING:
+    from paceline.trainer.step.cuda_graph import RecordedStep
+
+
+def build_job(context: RunContext, workload: BaseWorkload) -> Job:
+    """The one place where kinds of work part ways."""
+    match workload:
+        case PassWorkload():
+            return build_fit_job(context, workload)
+        case Workload():
+            return build_gradient_job(context, workload)
+    raise TypeError(f"{type(workload).__name__} is neither a Workload nor a PassWorkload")
+
+
+def build_fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
+    workload.folder = context.folder
+    passes = workload.passes(context.device)
+    order = Order(passes.samples, passes.samples, context.spec.train.seed)
+    lines = passes.equations(context.place.world)
+    facts = JobFacts(order, passes.most, passes.parameters, "; ".join(lines), lines)
+    return FitJob(context, workload, facts, passes)
+
+
+def build_gradient_job(context: RunContext, workload: Workload) -> GradientJob:
+    spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
+    samples = load_training_samples(workload)
+    order = Order.of(train, len(samples))
+    steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
+    reject_contradictions(workload, evaluates=held_out is not None)
+    timer, execution = build_timer(context.device.type), _decide_execution(context, workload, samples)
+    setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
+    if (start := build_initializer(workload, context)) is not None:
+        setup = replace(setup, begin=start, begins_whole=start.gives_all)
+    torch.manual_seed(train.seed)
+    if execution.compiled_layers:
+        writer.finish_import()
+    if spec.parallel.engine == "torch":
+        step, execution = _settle_execution(setup, samples, order, steps)
+    else:
+        step, execution = engines.start_engine(setup, context), setup.execution
+    if execution.recorded and not execution.compiled:
+        writer.start_import()
+    step.notice = lambda text: context.event("notice", text=text)
+    return build_job_around(step, execution, context, samples, start, held_out)
+
+
+def build_job_around(
+    step: Step,
+    execution: Execution,
+    context: RunContext,
+    samples: Samples,
+    start: WeightInitializer | None,
+    held_out: HeldOut | None = None,
+) -> GradientJob:
+    """The job of a step that is there: its samples in their order, its length and its schedule."""
+    spec, train, layout, workload = context.spec, context.spec.train, layout_of(context.spec), step.workload
+    order = Order.of(train, len(samples))
+    steps, collate = total_steps(train, order), step.collate(samples, layout)
+    loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
+    said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
+    said += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])
+    facts = JobFacts(
+        order,
+        steps,
+        step.state.model.parameters,
+        layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
+        [
+            *list_equations(spec, order.samples, workload),
+            *describe_evaluation(workload, order.samples),
+            *step.state.model.groups.words(),
+            *([start.match.sentence()] if start is not None and start.match is not None else []),
+            *describe_workers(samples),
+            *said,
+        ],
+        pauses=PauseSchedule.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),
+        notes={"execution": execution.words(), **list_worker_facts(spec, samples), **describe_match(start)},
+    )
+    schedule = build_schedule(train, order.seen(steps), workload)
+    return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)
+
+
+def _describe_shared_devices(context: RunContext) -> str:
+    """Said where ranks have fewer CUDA devices than they are; srun and mpirun may show each rank another one."""
+    place, devices = context.place, torch.cuda.device_count() if context.device.type == "cuda" else 0
+    unknown = place.launcher in ("srun", "mpirun") and devices == 1
+    if unknown or not 0 < devices < place.local_world:
+        return ""
+    return f"{place.local_world} ranks share {devices} CUDA device{'s' * (devices > 1)}: {SHARED_DEVICE_NOTE}"
+
+
+def _decide_execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:
+    """What can be decided before there is a model."""
+    spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
+    if spec.parallel.engine != "torch":
+        return Execution(compiled_layers=train.compile == "on", reason=NoGraphReason.OTHER_ENGINE)
+    target = detect_target(context.device)
+    if target.kind == "cpu":
+        return decide_execution(train, layout, target, Traits(workload.compile_layers))
+    work = find_entry(spec.workload).work(spec, len(samples)) if train.compile == "auto" else None
+    steps = total_steps(train, Order.of(train, len(samples)))
+    weighed = estimate_compiling(work, steps, layout) if work else None
+    return decide_execution(train, layout, target, traits_of(workload, samples), weighed)
+
+
+def _settle_execution(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> tuple[Step, Execution]:
+    """The step, and how it runs in the end: one that could be recorded is tried first, unless its layers are compiled,
+    which the workload asked for."""
+    execution, layout = setup.execution, setup.layout
+    if not execution.recorded or execution.compiled_layers:
+        return build_step(setup), execution
+    step = build_step(replace(setup, execution=Execution()))
+    first = order.global_batch(0)
+    if hasattr(samples, "fixed_shape_batches"):
+        batch = samples.fixed_shape_batches([(first.ids, first.keys)], layout.micro_batch)[0]
+    else:
+        batch = samples.batch(first.ids, first.keys)
+    from paceline.trainer.step.cuda_graph import AT_ONCE, load_resident_rows
+    from paceline.trainer.step.probe import probe_step
+
+    found = probe_step(step, batch)
+    if found.reason is not NoGraphReason.RECORDED:
+        return step, Execution(reason=found.reason, detail=found.detail)
+    if execution.compiling is None and found.work is not None:
+        compiles = not has_keras(step.state.model.unwrapped)
+        traits, target = Traits(few_shapes=True, compiles=compiles), detect_target(setup.device)
+        weighed = estimate_compiling(found.work, steps, layout)
+        execution = decide_execution(setup.spec.train, layout, target, traits, weighed)
+    recorded = build_recorded_step(step, execution, one_shape=not hasattr(samples, "fixed_shape_batches"))
+    recorded.draws = found.draws
+    if (rows := load_resident_rows(samples, order, steps, setup.device)) is not None:
+        recorded.resident, recorded.at_once = rows, AT_ONCE
+    return recorded, execution
+
+
+def build_step(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
+    """A step as it was decided to run, of the parallel model that the setup gives, or of one that is there already."""
+    workload, train, execution = setup.workload, setup.spec.train, setup.execution
+    state = State.new(model or parallelize(setup), train, setup.device, workload)
+    pipeline = setup.layout.pipeline > 1
+    padded = pipeline or (execution.compiled_layers and workload.compile_layers)
+    step = (PipelineStep if pipeline else Step)(workload, state, train, setup.timer, padded)
+    return build_recorded_step(step, execution) if execution.recorded and not pipeline else step
+
+
+def build_recorded_step(step: Step, execution: Execution, one_shape: bool = False) -> RecordedStep:
+    """The same step, to be recorded; `one_shape` is that of samples, where batches are not brought to a few."""
+    from paceline.trainer.step.cuda_graph import AT_ONCE, RecordedStep
+
+    compiled = None
+    if execution.compiled_whole:
+        options: dict[str, Any] = (
+            {"dynamic": False} if one_shape else {"dynamic": True, "options": get_compiler_options()}
+        )
+        writer.finish_import()
+        compiled = torch.compile(step.state.model.unwrapped, **options)
+    at_once = 1 if one_shape or execution.compiled_layers else AT_ONCE
+    return RecordedStep(
+        *(step.workload, step.state, step.train, step.timer, step.padded), at_once=at_once, compiled=compiled
+    )
+
+
+def get_compiler_options() -> dict[str, bool]:
+    """Sums over rows and over columns in one kernel took more than twice as long as in two, where sizes vary."""
+    name = "triton.mix_order_reduction"
+    return {name: False} if name in torch._inductor.list_options() else {}
+
+
+REPLACED_KEYS = {
+    "optimizer": ("optimizer", "eps", "nesterov"),
+    "schedule": ("schedule", "warmup", "warmup_steps", "warmup_from", "warmup_shape", "final_lr"),
+}
+"""Methods of a workload, and the keys of `train` whose place they take."""
+
+
+def reject_contradictions(workload: Workload, evaluates: bool) -> None:
+    train, parallel = workload.spec.train, workload.spec.parallel
+    if train.patience and not evaluates:
+        raise UserError(
+            f"train.patience={train.patience} waits for a better evaluation, but data('test') gives no samples to "
+            "evaluate on; hold some out, or use train.patience=0"
+        )
+    for method, keys in REPLACED_KEYS.items():
+        for key in keys if workload.has(method) else ():
+            if (value := getattr(train, key)) != getattr(Train(), key):
+                raise UserError(
+                    f"train.{key}={value} has no effect: {type(workload).__name__} has a method {method} of its own; "
+                    "leave out one of the two"
+                )
+    if train.ema and parallel.reduce in LOCAL_MODES:
+        raise UserError(
+            f"train.ema={train.ema}: with parallel.reduce={parallel.reduce} each rank trains a model of its own, and "
+            "there is no common one to average; use parallel.reduce=exact, or leave train.ema out"
+        )

@@ -1,0 +1,145 @@
+"""Whether a step can be recorded: found out by making its passes once, before the run begins, and without effect.
+
+A graph repeats what the device did and nothing that Python did. A step that asks the device for a number, draws on the
+host or changes the model in Python would be repeated wrongly, so it is recognised here and runs eagerly.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import paceline
+from paceline.config.registry import StepWork
+from paceline.data.generators import preserve_generators
+from paceline.data.prefetch import MicroBatch, move_batch
+from paceline.execution import NoGraphReason
+from paceline.nn.op_counter import OperationCounter
+from paceline.parallel.precision import autocast
+from paceline.trainer.step.step import Step
+
+PLAIN = (bool, int, float, str)
+Attribute = tuple[str, str]
+"""The name of a module and that of what it holds."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What is known of a step once its passes were made."""
+
+    reason: NoGraphReason = NoGraphReason.RECORDED
+    detail: str = ""
+    work: StepWork | None = None
+    draws: bool = False
+    """Random numbers on the device, as nn.Dropout does: its generator is seeded before each step."""
+
+
+def probe_step(step: Step, batch: Any) -> ProbeResult:
+    """Make the passes over a batch in host memory; weights, buffers, gradients and generators stay as they were."""
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if not leaves or any(leaf.device.type != "cpu" or leaf.layout is not torch.strided for leaf in leaves):
+        return ProbeResult(NoGraphReason.NOT_ON_HOST)
+    if not getattr(step.state.optimizer, "_step_supports_amp_scaling", False):
+        return ProbeResult(NoGraphReason.OPTIMIZER)
+    micro, model = MicroBatch(move_batch(batch, step.device), 1), step.state.model.unwrapped
+    model.train()
+    with preserve_generators(), restore_after(step) as changed:
+        before = _host_draws()
+        work = _count_operations(step, micro)
+        generator = torch.cuda.default_generators[step.device.index or 0]
+        generator.manual_seed(0)
+        try:
+            _pass_without_waiting(step, micro)
+        except RuntimeError as error:
+            if "synchronizing CUDA operation" not in str(error):
+                raise
+            return ProbeResult(NoGraphReason.ASKS_DEVICE, _locate_user_line(error))
+        if _host_draws() != before:
+            return ProbeResult(NoGraphReason.DRAWS_ON_HOST)
+        if differing := changed():
+            return ProbeResult(NoGraphReason.COUNTS_STEPS, ".".join(filter(None, differing[0])))
+        return ProbeResult(work=work, draws=generator.get_offset() > 0)
+
+
+def _count_operations(step: Step, micro: MicroBatch) -> StepWork:
+    with torch.no_grad(), autocast(step.train.precision, step.device), OperationCounter() as counter:
+        step.workload.loss(step.state.model.unwrapped, micro.batch)
+    return StepWork(counter.operations, counter.moved_elements)
+
+
+def _pass_without_waiting(step: Step, micro: MicroBatch) -> None:
+    """Forward and backward, where whatever waits for the device raises; once more if it did, for what does so at first
+    alone, such as a table that is made when it is first needed."""
+    for last in (False, True):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode")
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            step.forward_backward(step.state.model.unwrapped, micro, 1)
+            return
+        except RuntimeError:
+            if last:
+                raise
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            step.state.model.local_parameters.clear()
+
+
+def _host_draws() -> tuple[Any, ...]:
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002 - it is what models draw from
+    return random.getstate(), numpy_state[1].tobytes(), numpy_state[2], torch.get_rng_state().numpy().tobytes()
+
+
+@contextmanager
+def restore_after(step: Step) -> Iterator[Callable[[], list[Attribute]]]:
+    """Buffers and plain attributes of the model get back what they had; yields a function that names those that are
+    another Python object than before."""
+    modules: list[tuple[str, nn.Module]] = list(step.state.model.unwrapped.named_modules())
+    buffers = [(name, module, key, b, b.clone()) for name, module in modules for key, b in _buffers(module)]
+    holders: list[tuple[str, Any]] = [*modules, ("", step.workload)]
+    plain = [(name, holder, _plain_attributes(holder)) for name, holder in holders]
+
+    def changed() -> list[Attribute]:
+        rebound = [(name, key) for name, module, key, b, _ in buffers if module._buffers.get(key) is not b]
+        counted = [
+            (name, key)
+            for name, holder, old in plain
+            for key, value in _plain_attributes(holder).items()
+            if old.get(key) != value
+        ]
+        return rebound + counted
+
+    try:
+        yield changed
+    finally:
+        for _, module, key, buffer, value in buffers:
+            buffer.copy_(value)
+            module._buffers[key] = buffer
+        for _, holder, old in plain:
+            vars(holder).update(old)
+
+
+def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(key, buffer) for key, buffer in module._buffers.items() if buffer is not None]
+
+
+def _plain_attributes(holder: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(holder).items() if type(value) in PLAIN}
+
+
+def _locate_user_line(error: BaseException) -> str:
+    """The line of the user's own code from which an error came; empty where none did, as in a backward pass."""
+    ours = (str(Path(paceline.__file__).parent), str(Path(torch.__file__).parent))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""

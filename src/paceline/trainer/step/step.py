@@ -1,0 +1,347 @@
+"""What is trained, and one step of it on one rank: micro-batches forward and backward, one sum over ranks, one update.
+
+Nothing here waits for the device: what a step found out stays in a small tensor until the loop reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.config import Train
+from paceline.data.order import derive_key
+from paceline.data.prefetch import Collate, MicroBatch, RankBatch, make_collate, move_batch
+from paceline.errors import UserError
+from paceline.layout import Layout
+from paceline.parallel.ddp import reject_unused_parameters, without_sync
+from paceline.parallel.parallelize import ParallelModel
+from paceline.parallel.parameters import LocalParameters
+from paceline.parallel.precision import Scaler, autocast
+from paceline.runlog.timers import CollectiveTimer, count_compilations
+from paceline.trainer.checkpoint.reader import EMA_PREFIX
+from paceline.trainer.optim import user_optimizer
+from paceline.trainer.optim.ema import WeightAverage
+from paceline.trainer.optim.optimizers import (
+    build_optimizer,
+    build_update_groups,
+    list_state_tensors,
+    restore_numbers,
+    set_lr,
+)
+from paceline.trainer.optim.schedule import scale_lr
+from paceline.workload import LogFn, Samples, Workload
+
+
+@dataclass
+class State:
+    """All that resuming needs and nothing else: weights, optimiser, loss scale and the position in steps.
+
+    The position alone fixes the learning rate, the samples that follow and every random stream, since each is a
+    function of it; none of them is stored.
+    """
+
+    model: ParallelModel
+    optimizer: torch.optim.Optimizer
+    scaler: Scaler
+    step: int = 0
+    average: WeightAverage | None = None
+    own_optimizer: bool = False
+
+    @classmethod
+    def new(
+        cls,
+        model: ParallelModel,
+        train: Train,
+        device: torch.device,
+        workload: Workload | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> State:
+        """The workload is asked for an optimiser of its own, unless there is one of the local parameters already."""
+        local, scaler = model.local_parameters, Scaler(train, device)
+        average = WeightAverage(train.ema, local, model.parts) if train.ema else None
+        if optimizer is not None:
+            return cls(model, optimizer, scaler, average=average, own_optimizer=True)
+        if workload is not None and workload.has("optimizer"):
+            groups = build_update_groups(train, local, model.groups)
+            optimizer = user_optimizer.build_user_optimizer(workload, groups, scale_lr(train)[0], local)
+            return cls(model, optimizer, scaler, average=average, own_optimizer=True)
+        state = cls(model, build_optimizer(train, local, model.groups), scaler, average=average)
+        state.allocate()
+        return state
+
+    def before_step(self, lr: float) -> None:
+        """What the next step takes from its position in the run."""
+        set_lr(self.optimizer, lr)
+        if self.average is not None:
+            self.average.before(self.step)
+
+    def for_evaluation(self) -> AbstractContextManager[None]:
+        """The weights that are evaluated: the averaged ones, where they are averaged."""
+        return nullcontext() if self.average is None else self.average.in_use()
+
+    def tensors(self) -> dict[str, Any]:
+        """Everything to be saved, by name; loading writes into these very tensors."""
+        model = {name: value for part in self.model.parts for name, value in part.state_dict().items()}
+        optim = {
+            f"{local.name}.{key}": local.whole(value)
+            for local in self.model.local_parameters
+            for key, value in list_state_tensors(self.optimizer, local.data)
+        }
+        kept = self.model.reduction.tensors()
+        return {
+            "model": model,
+            "optim": optim,
+            "scaler": self.scaler.state(),
+            **({self.model.reduction.entry: kept} if kept else {}),
+            **({EMA_PREFIX.strip("."): self.average.tensors()} if self.average is not None else {}),
+            **({user_optimizer.ENTRY: {"begun": torch.tensor(float(bool(optim)))}} if self.own_optimizer else {}),
+        }
+
+    def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
+        """Take over what `read` puts into tensors of these names and shapes."""
+        if self.own_optimizer:
+            begun = torch.zeros(())
+            read({user_optimizer.ENTRY: {"begun": begun}})
+            if begun:
+                user_optimizer.allocate_user_state(self.optimizer)
+        tensors = self.tensors()
+        read(tensors)
+        for local in self.model.local_parameters:
+            restore_numbers(self.optimizer, local.data, local.name, tensors["optim"])
+
+    def average_over_ranks(self) -> None:
+        """Before a checkpoint: what ranks still hold apart becomes the same on all of them, and stays so."""
+        self.model.reduction.average_models(self.step, now=True)
+        self.model.reduction.average_state(self._optimizer_tensors())
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Running statistics and the like."""
+        for part in self.model.parts:
+            yield from part.buffers()
+
+    def allocate(self) -> None:
+        """Give the optimiser all of its state, at zero, before there was a gradient.
+
+        A checkpoint then holds the same tensors at any step, and a step that is passed over leaves nothing undefined.
+        """
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p)
+        set_lr(self.optimizer, 0.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for value in self._optimizer_tensors():
+            value.zero_()
+
+    def _optimizer_tensors(self) -> Iterator[Tensor]:
+        for values in self.optimizer.state.values():
+            yield from (value for value in values.values() if isinstance(value, Tensor))
+
+
+def update_weights(
+    state: State, train: Train, samples: int | Tensor, found: Tensor, square: Tensor, zero: float | Tensor = 0.0
+) -> Tensor:
+    """Scale, clip and apply the summed gradients; returns their norm. Not finite anywhere: nothing is applied.
+
+    `found` is (sum of losses, count), `square` the squared norm of the gradients as they are, over all ranks. With a
+    `zero` that is NaN nothing is applied either. All of it in few operations: each is a kernel, which takes its time in
+    a small model's step.
+    """
+    loss_sum, count = found
+    local, optimizer = state.model.local_parameters, cast(Any, state.optimizer)
+    where = local[0].data.device  # the host's where the state is kept there
+    scale = get_divisor(count) * (state.scaler.scale / samples)
+    as_it_is = square.sqrt()
+    norm = as_it_is / scale
+    if train.clip:
+        scale = torch.maximum(scale, as_it_is / train.clip)
+    finite = (norm + loss_sum) * zero == 0
+    scale, applied = scale.to(where), finite.to(where)
+    if state.own_optimizer:
+        local.complete_gradients()
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        if train.clip_value:
+            scale = _scale_and_cut(local, scale, train.clip_value)
+        optimizer.grad_scale = scale.float()
+        optimizer.found_inf = torch.logical_not(applied, out=torch.empty_like(optimizer.grad_scale))
+        optimizer.step()
+    elif bool(applied):
+        _scale_and_cut(local, scale, train.clip_value)
+        optimizer.step()
+    if state.average is not None:
+        state.average.add(applied)
+    local.after_update()
+    local.clear()
+    state.scaler.update(finite)
+    return norm
+
+
+def _scale_and_cut(local: LocalParameters, scale: Tensor, most: float) -> Tensor:
+    """Divide the gradients and cut each number to ± most, if that is above 0; returns what is left to divide by."""
+    grads = [part.data.grad for part in local if part.data.grad is not None]
+    torch._foreach_mul_(grads, (1 / scale).to(grads[0].dtype))
+    if most:
+        torch._foreach_clamp_min_(grads, -most)
+        torch._foreach_clamp_max_(grads, most)
+    return torch.ones_like(scale)
+
+
+def get_divisor(count: Tensor) -> Tensor:
+    """What a sum of losses is divided by: their number or weight, and 1 where nothing counts."""
+    return count + (count == 0)
+
+
+@dataclass
+class Step:
+    """A step, operation by operation; subclasses do the same in other ways."""
+
+    workload: Workload
+    state: State
+    train: Train
+    timer: CollectiveTimer
+    padded: bool = False
+    """Whether all micro-batches must have the same shape."""
+    at_once: int = 1
+    """Steps whose batches are made together."""
+    notice: LogFn = lambda text: None
+    """Told what the user should know of how steps run."""
+
+    @property
+    def net(self) -> Any:
+        return self.state.model.net
+
+    @property
+    def times_made(self) -> int:
+        """How often a part of it was compiled so far, or the whole was recorded."""
+        return count_compilations()
+
+    @property
+    def device(self) -> torch.device:
+        return self.state.scaler.scale.device
+
+    def collate(self, samples: Samples, layout: Layout) -> Collate:
+        """How batches are made for this step."""
+        pin = self.device.type == "cuda"
+        if not self.padded:
+            return make_collate(samples.batch, pin)
+        if not hasattr(samples, "padded"):
+            why = f"parallel.pipeline={layout.pipeline}" if layout.pipeline > 1 else "compile_layers"
+            raise UserError(
+                f"{why}: {type(samples).__name__} has no method padded(ids, keys, rows), and all passes must have the "
+                "same shape; see paceline.workload.Samples"
+            )
+        rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
+        return make_collate(lambda ids, keys: samples.padded(ids, keys, rows), pin)
+
+    def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
+        """A whole step; returns (sum of losses, count, gradient norm, stops asked for) over all ranks, on the device.
+
+        A model that draws from torch's own generator finds it seeded by (seed, step, data-parallel rank, micro-batch):
+        after a resume on the same ranks it draws the same.
+        """
+        samples, last = batch.samples, len(batch.micro_batches) - 1
+        found = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for index, micro in enumerate(batch.micro_batches):
+            self.seed(batch, index)
+            with without_sync(self.net, last=index == last):
+                found += self.forward_backward(self.net, self.moved(micro), samples)
+        return self.finish(found, samples, stop)
+
+    def seed(self, batch: RankBatch, index: int) -> None:
+        """The generators that a pass can draw from; `torch.manual_seed` seeds others too, and takes a hundred times as
+        long."""
+        number = int(derive_key(self.train.seed, batch.global_batch.step, batch.rank, index)) >> 1
+        torch.default_generator.manual_seed(number)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(number)
+
+    def moved(self, micro: MicroBatch) -> MicroBatch:
+        return micro if self.device.type == "cpu" else MicroBatch(move_batch(micro.batch, self.device), micro.weight)
+
+    def forward_backward(self, net: Any, micro: MicroBatch, samples: int | Tensor) -> Tensor:
+        """Adds to the gradients, returns (sum of losses, count).
+
+        The sum is divided by the samples of the global batch so that gradients keep a normal size; `update` puts in
+        what that leaves out where the loss counts something else (tokens, pixels).
+        """
+        with autocast(self.train.precision, self.device):
+            total, count = self.workload.loss(net, micro.batch)
+        return self.backward(total, count, micro.weight, samples)
+
+    def backward(self, total: Tensor, count: Tensor | float, weight: int, samples: int | Tensor) -> Tensor:
+        """The second half of `forward_backward`, for a loss that is there."""
+        scale = self.state.scaler.scale
+        factor = (scale if weight == 1 else scale * weight) / samples
+        total.backward(factor.to(total.dtype).expand_as(total))
+        return stack_loss_and_count(total, count, weight)
+
+    def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
+        """What follows the micro-batches: one sum over ranks of what they found (sum of losses, count), the update."""
+        model = self.state.model
+        reject_unused_parameters(model.net, model.local_parameters)
+        if model.reduction.own_models:
+            return self._finish_own_model(found, samples, stop)
+        model.local_parameters.gradients()
+        square = model.local_parameters.square().to(found.device)
+        totals = torch.cat([found / model.same_samples, found.new_full((1,), float(stop)), square[None]])
+        if dist.is_initialized():
+            with self.timer.blocking():
+                dist.all_reduce(totals)
+        norm = update_weights(self.state, self.train, samples, totals[:2], totals[3])
+        return torch.stack([*totals[:2], norm.double(), totals[2]])
+
+    def _finish_own_model(self, found: Tensor, samples: int, stop: bool) -> Tensor:
+        """The same where each rank updates a model of its own, by the mean over its own samples.
+
+        The norm that is reported is the root of the mean over ranks of their squared norms. A step that is not finite
+        on one rank is applied by none, so that their loss scales stay the same. A rank without a sample has a gradient
+        of 0.
+        """
+        square = self.state.model.local_parameters.square()
+        factor = samples / (get_divisor(found[1]) * self.state.scaler.scale)
+        totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
+        with self.timer.blocking():
+            dist.all_reduce(totals)
+        update_weights(self.state, self.train, samples, found, square, zero=totals.sum() * 0)
+        loss_of_all, count_of_all, stops, squares = totals
+        return torch.stack([loss_of_all, count_of_all, (squares / dist.get_world_size()).sqrt(), stops])
+
+
+class PipelineStep(Step):
+    """A step where the model is spread over stages: all micro-batches go through them in one schedule."""
+
+    def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
+        samples, scale = batch.samples, self.state.scaler.scale
+        micro_batches = [self.moved(micro) for micro in batch.micro_batches]
+        inputs = [self.workload.inputs(micro.batch) for micro in micro_batches]
+        first = torch.cat([one for one, _ in inputs])
+        every = {name: torch.cat([more[name] for _, more in inputs]) for name in inputs[0][1]}
+        by_index: dict[int, Tensor] = {}  # not a sum: torch also calls the loss of micro-batch 0 to learn its shape
+
+        def loss(output: Tensor, index: int) -> Tensor:
+            micro = micro_batches[index]
+            total, count = self.workload.loss(cast(Any, lambda *_, **__: output), micro.batch)
+            by_index[index] = stack_loss_and_count(total, count, micro.weight)
+            return total * (scale * (micro.weight / samples))
+
+        self.seed(batch, self.net.rank)
+        with autocast(self.train.precision, self.device):
+            self.net.step(first, every, loss, len(micro_batches))
+        found = sum(by_index.values(), torch.zeros(2, dtype=torch.float64, device=self.device))
+        return self.finish(found, samples, stop)
+
+
+def stack_loss_and_count(total: Tensor, count: Tensor | float, weight: int) -> Tensor:
+    if isinstance(count, Tensor):
+        both = torch.stack([total.detach().double(), count.to(total.device, torch.float64)])
+    else:
+        both = torch.full((2,), float(count), dtype=torch.float64, device=total.device)
+        both[0] = total.detach()
+    return both if weight == 1 else weight * both

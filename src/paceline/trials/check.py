@@ -1,0 +1,310 @@
+"""The verb `check`: proof, for a run file, that the answer does not depend on how the work is spread.
+
+The same steps are trained under each layout from the same seed; losses, gradient norms, final weights and the final
+evaluation are compared with the first layout's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.config import Parallel, RunSpec, SpecSource, resolve_spec
+from paceline.config.registry import describe_error
+from paceline.errors import RunFailed, UserError
+from paceline.io.tabular import Tabular
+from paceline.launch.environment import RankInfo, detect_rank, isolate_rank
+from paceline.layout import LAYOUT_FIELDS, layout_of, parse_layout
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.run import RunResult, train
+from paceline.workload import LogFn, build_workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 5e-2}
+"""Relative. Sums taken in another order differ by rounding, and rounding is all that may differ."""
+DEFAULT_PARALLEL = Parallel()
+
+
+class Quantity(Enum):
+    """What is compared; the value says where it differs."""
+
+    LOSS = "loss at step {}"
+    GRAD_NORM = "gradient norm at step {}"
+    WEIGHTS = "{}"
+    MISSING_WEIGHTS = "{}, which only one of them has"
+    METRIC = "{} of the evaluation"
+
+
+@dataclass(frozen=True)
+class LargestDifference:
+    """The largest relative difference of a quantity, and the step, tensor or metric where it is."""
+
+    value: float
+    quantity: Quantity
+    at: str | int
+
+    def __str__(self) -> str:
+        return self.quantity.value.format(self.at)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One layout to train."""
+
+    layout: str
+    """As it was asked for."""
+    name: str
+    """The same, with the accumulated passes where several numbers of them are compared."""
+    accumulate: int
+    spec: RunSpec
+
+
+@dataclass(frozen=True)
+class LayoutDifference:
+    """One layout against the first: the largest relative difference of each quantity."""
+
+    layout: str
+    name: str
+    """See `Variant`."""
+    ranks: int
+    accumulate: int
+    loss: float
+    grad_norm: float | None
+    """None where there are no gradients."""
+    weights: float
+    evaluation: float
+    metrics: dict[str, float]
+    worst: LargestDifference
+
+    def agrees(self, tolerance: float) -> bool:
+        return all(d <= tolerance for d in (self.loss, self.grad_norm or 0.0, self.weights, self.evaluation))
+
+
+@dataclass(frozen=True, repr=False)
+class Parity(Tabular):
+    """Whether the answer is the same on every layout, and by how much it differs."""
+
+    rows: list[LayoutDifference]
+    """Empty on ranks of a launcher that only help the main one, which compares."""
+    tolerance: float
+    steps: int
+    causes: tuple[str, ...] = ()
+    """Why the answer depends on the layout, and what to do about it; a sentence each."""
+
+    @property
+    def headline(self) -> str:
+        same = "the answer is the same" if self.holds else "the answer depends on the layout"
+        return f"{same} within {self.tolerance:g} over {self.steps} steps on {', '.join(row.name for row in self.rows)}"
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        names = ("name", "ranks", "accumulate", "loss", "grad_norm", "weights", "evaluation")
+        return [
+            {**{name: getattr(row, name) for name in names}, "agrees": row.agrees(self.tolerance)} for row in self.rows
+        ]
+
+    @property
+    def holds(self) -> bool:
+        return all(row.agrees(self.tolerance) for row in self.rows)
+
+
+def check(
+    spec: SpecSource,
+    ranks: Sequence[int] = (1, 2),
+    accumulate: Sequence[int] = (1,),
+    steps: int = 20,
+    *,
+    layouts: Sequence[str] = (),
+    out: Path | None = None,
+    say: LogFn = lambda text: None,
+) -> Parity:
+    """Train `steps` steps on each layout and compare; the first layout is the reference.
+
+    `layouts` are short forms such as "fsdp:2+tensor:2", in place of numbers of ranks.
+    """
+    spec = resolve_spec(spec)
+    wanted = [(word, parse_layout(word)) for word in layouts] or [
+        (f"{n} rank{'s' * (n > 1)}", {"ranks": n}) for n in ranks
+    ]
+    variants = []
+    for (layout, values), passes in product(wanted, accumulate):
+        name = f"{layout}, accumulating {passes}" if len(accumulate) > 1 else layout
+        variants.append(Variant(layout, name, passes, _build_variant_spec(spec, values, passes, steps)))
+    _check_variants(variants)
+    place = detect_rank(os.environ)
+    if place is not None:
+        _check_launched_ranks(variants, place)
+    main, helps = place is None or place.rank == 0, place is not None and place.rank > 0
+    # Ranks of a launcher may be on several machines: they share the folder that they were started in, not /tmp.
+    with tempfile.TemporaryDirectory(prefix="paceline-check-", dir="." if place is not None else None) as scratch:
+        results: dict[str, RunResult] = {}
+        for variant in sorted(variants, key=lambda variant: variant.spec.parallel.ranks == 1):  # one rank alone, last
+            if variant.spec.parallel.ranks == 1 and helps:
+                continue
+            if main:
+                say(f"training {steps} steps on {variant.name}")
+            with isolate_rank() if place is not None and variant.spec.parallel.ranks == 1 else nullcontext():
+                result = results[variant.name] = train(variant.spec, out or scratch, show=False)
+            if result.status != "finished":
+                raise RunFailed(f"the run on {variant.name} was {result.status}: nothing is proved")
+        first = results.get(variants[0].name)
+        rows = [_compare_results(first, results[v.name], v) for v in variants] if main and first is not None else []
+    parity = Parity(rows, TOLERANCE[spec.train.precision], steps)
+    return parity if parity.holds else replace(parity, causes=_find_causes(spec))
+
+
+def _find_causes(spec: RunSpec) -> tuple[str, ...]:
+    from paceline.trials.layout_causes import find_layout_causes
+
+    try:
+        found = tuple(map(str, find_layout_causes(spec)))
+    except Exception as error:  # of the user's code, which may not run here: what was compared is said all the same
+        return (f"none was found: trying out the model in one process failed ({describe_error(error)})",)
+    if found:
+        return found
+    rounding = "; with train.precision=fp64 rounding shrinks and a mistake stays"
+    return (f"none shows in the model and its data in one process{rounding * (spec.train.precision != 'fp64')}",)
+
+
+def _check_variants(variants: Sequence[Variant]) -> None:
+    if len(variants) < 2:
+        raise UserError(
+            "check compares layouts and was given one; "
+            "use  --ranks 1,2  or  --accumulate 1,4  or  --layouts single,fsdp:2"
+        )
+    for variant in variants:
+        layout, passes = layout_of(variant.spec), variant.accumulate
+        build_workload(variant.spec).suits(layout)
+        batch, n = layout.global_batch, layout.data
+        if batch < n * passes:
+            raise UserError(
+                f"--accumulate {passes}: train.global_batch={batch} on {n} rank{'s' * (n > 1)} cannot be divided into "
+                f"{passes} passes; use {batch // n} or less"
+            )
+
+
+def _check_launched_ranks(variants: Sequence[Variant], place: RankInfo) -> None:
+    """Under a launcher there are as many ranks as it started; one of them can also train alone."""
+    for variant in variants:
+        if variant.spec.parallel.ranks not in (1, place.world):
+            raise UserError(
+                f"check on {variant.name}: {place.launcher} started {place.world} ranks, and only layouts of 1 or "
+                f"{place.world} can be compared then; use  --ranks 1,{place.world}  or start check by itself"
+            )
+
+
+def _build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
+    """The run file with another layout, and all that belongs to no layout as it is."""
+    spec = spec.replace(
+        {
+            "train.epochs": None,
+            "train.steps": steps,
+            "train.loggers": [],
+            **{
+                f"parallel.{name}": getattr(DEFAULT_PARALLEL, name)
+                for name in (*LAYOUT_FIELDS, "micro_batch", "reduce")
+            },
+            **{f"parallel.{name}": value for name, value in parallel.items()},
+        }
+    )
+    per_rank = math.ceil(spec.train.global_batch / layout_of(spec).data)
+    if spec.parallel.pipeline > 1 and accumulate == 1:  # it is filled as it is by default
+        return spec
+    return spec.replace({"parallel.micro_batch": math.ceil(per_rank / accumulate)})
+
+
+def _compare_results(reference: RunResult, other: RunResult, variant: Variant) -> LayoutDifference:
+    ours, theirs = (read_steps(RunDir(r.path).events_file(0)) for r in (reference, other))
+    if len(ours) != len(theirs):
+        raise RunFailed(f"{len(theirs)} steps on {variant.name} against {len(ours)}")
+    loss = _find_largest_difference(ours, theirs, "loss", Quantity.LOSS)
+    norm = _find_largest_difference(ours, theirs, "grad_norm", Quantity.GRAD_NORM) if "grad_norm" in ours[0] else None
+    weights = compare_weights(reference.weights(), other.weights())
+    metrics = [
+        LargestDifference(compute_relative_difference(reference.metrics.get(name), value), Quantity.METRIC, name)
+        for name, value in other.metrics.items()
+    ]
+    found = [loss, weights, *metrics, *([norm] if norm is not None else [])]
+    layout = layout_of(variant.spec)
+    return LayoutDifference(
+        layout=variant.layout,
+        name=variant.name,
+        ranks=layout.ranks,
+        accumulate=layout.passes(layout.global_batch),
+        loss=loss.value,
+        grad_norm=norm.value if norm is not None else None,
+        weights=weights.value,
+        evaluation=max((metric.value for metric in metrics), default=0.0),
+        metrics=other.metrics,
+        worst=max(found, key=lambda difference: (difference.value, str(difference))),
+    )
+
+
+def _find_largest_difference(
+    ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str, quantity: Quantity
+) -> LargestDifference:
+    """Of steps that both skipped, the loss alone counts."""
+    apart = [
+        (compute_relative_difference(a[key], b[key]), a["step"])
+        for a, b in zip(ours, theirs, strict=True)
+        if key in a  # a fit may find its loss now and then
+        if quantity is Quantity.LOSS or not (a["skipped"] and b["skipped"])
+    ]
+    value, step = max([*apart, (0.0, 0)])
+    return LargestDifference(value, quantity, step)
+
+
+def compute_relative_difference(a: float | None, b: float | None) -> float:
+    """What is not finite agrees with nothing."""
+    if a is None or b is None or not math.isfinite(a - b):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b), 1e-30)
+
+
+def compare_weights(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> LargestDifference:
+    """Per tensor |a - b| / |a|, the largest; tensors that began at zero are measured against all weights.
+
+    Whole numbers (counters, the state of random generators) are not weights: their size would hide what these do.
+    """
+    if strangers := ours.keys() ^ theirs.keys():
+        return LargestDifference(math.inf, Quantity.MISSING_WEIGHTS, min(strangers))
+    ours = {name: a for name, a in ours.items() if a.is_floating_point()} or ours
+    size = math.sqrt(sum(float(a.double().norm()) ** 2 / a.numel() for a in ours.values()) / len(ours))
+    found = []
+    for name, a in ours.items():
+        if a.shape != theirs[name].shape:
+            return LargestDifference(math.inf, Quantity.WEIGHTS, name)
+        floor = size * math.sqrt(a.numel()) * 0.1
+        value = float((a.double() - theirs[name].double()).norm()) / max(float(a.double().norm()), floor)
+        found.append((value if math.isfinite(value) else math.inf, name))
+    value, name = max(found)
+    return LargestDifference(value, Quantity.WEIGHTS, name)
+
+
+def build_parity_table(parity: Parity) -> Any:
+    """The proof as a table for rich to print."""
+    from rich.table import Table
+
+    out = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("layout", "accumulated", "loss", "gradient norm", "weights", "evaluation", ""):
+        out.add_column(name, justify="left" if name in ("layout", "evaluation", "") else "right")
+    for row, before in zip(parity.rows, [None, *parity.rows], strict=False):
+        cells = (
+            ["reference"] * 3
+            if before is None
+            else ["-" if d is None else f"{d:.1e}" for d in (row.loss, row.grad_norm, row.weights)]
+        )
+        metrics = "  ".join(f"{k} {v:.6g}" for k, v in row.metrics.items())
+        verdict = "" if before is None else "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst}"
+        out.add_row(row.layout, str(row.accumulate), *cells, metrics, verdict)
+    return out

@@ -1,0 +1,325 @@
+"""Why an answer depends on the layout: the model and its data are tried out, in this process, until a cause shows.
+
+A few samples are taken through the loss at once and in two parts. Without a cause both give the same sums. With one, it
+is found by leaving out what is suspected: a cause is named only where the sums come apart with it and agree without.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves
+
+from paceline.config import RunSpec
+from paceline.data.generators import preserve_generators
+from paceline.data.order import Order
+from paceline.data.samples import load_training_samples
+from paceline.errors import join_names
+from paceline.nn.keras_backend import is_keras, unwrap_keras
+from paceline.workload import Samples, Workload, build_workload
+
+SAMPLES = 12
+CLOSE = 1e-4
+"""Relative: what fp32 rounds is a hundred times smaller, and what a cause does is larger."""
+TORCHS = "torch's generator"
+SEEDED: dict[str, Callable[[int], Any]] = {
+    TORCHS: torch.manual_seed,
+    "numpy's": np.random.seed,
+    "Python's random": random.seed,
+}
+
+
+class LayoutCause(Enum):
+    """The value is what is said of it, and what to do."""
+
+    WEIGHTS = (
+        "model() gives other weights each time: {names}; draw them from torch's generator, which is seeded before the "
+        "call"
+    )
+    DATA = (
+        "data('train') gives other samples for the same numbers and keys when it is built again, and every rank builds "
+        "its own; seed what it draws from, sort lists of files, and draw augmentation from the keys"
+    )
+    BATCH_STATISTICS = (
+        "{names}: statistics over the samples of one pass, and another layout has other passes; use GroupNorm or "
+        "LayerNorm"
+    )
+    SYNCHRONISED_STATISTICS = (
+        "{names}: statistics over the samples that all ranks have in one pass; they agree only where no passes are "
+        "accumulated; use GroupNorm for the same answer on any layout"
+    )
+    DROPOUT = (
+        "{names}: its mask depends on the place of a sample in the batch; draw it from the sample's key instead, as on "
+        "docs/check.md"
+    )
+    OWN_DRAWS = "{names}: drawn anew in each pass; draw from the sample's key instead, as on docs/check.md"
+    MEAN = (
+        "did you return a mean? {names}; loss must return (sum of the losses, how many there were), as in  "
+        'F.cross_entropy(model(x), labels, reduction="sum"), len(labels)'
+    )
+    COUNT = "the count does not grow with the samples: {names}; loss must return how many losses are in its sum"
+    SHARED = "{names} gives a sample another value when others share its pass; compute it for each sample by itself"
+
+
+@dataclass(frozen=True)
+class FoundCause:
+    cause: LayoutCause
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.cause.value.format(names=join_names(self.names))
+
+
+@dataclass(frozen=True)
+class LossResult:
+    """What the loss gave for some samples."""
+
+    total: float
+    count: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of a module: what went in and what came out."""
+
+    name: str
+    given: list[Tensor]
+    found: list[Tensor]
+
+
+def find_layout_causes(spec: RunSpec) -> list[FoundCause]:
+    """What makes the answer of a run file depend on the layout, as far as it shows in one process."""
+    with preserve_generators():
+        return _find_causes(spec)
+
+
+def _find_causes(spec: RunSpec) -> list[FoundCause]:
+    workload = build_workload(spec)
+    if not isinstance(workload, Workload):
+        return []
+    workload.prepare(lambda text: None)
+    seed_all_generators(0)
+    samples = load_training_samples(workload)
+    whole = Order(len(samples), min(SAMPLES, len(samples)), spec.train.seed).global_batch(0)
+    found = [*_check_weights(workload, spec), *_check_samples(spec, samples, whole.ids, whole.keys)]
+    if found or len(whole.ids) < 3:
+        return found
+    return SplitExperiment(workload, build_seeded_model(workload, spec), samples, whole.ids, whole.keys).causes()
+
+
+def seed_all_generators(seed: int, *others: str) -> None:
+    """The generators that are not among the others get this seed; those get another one."""
+    for name, seeds in SEEDED.items():
+        seeds(seed + (name in others))
+
+
+def build_seeded_model(workload: Workload, spec: RunSpec) -> nn.Module:
+    seed_all_generators(spec.train.seed)
+    model: Any = workload.model()
+    if workload.draws_by_name:
+        model.initialise(spec.train.seed)
+    return model.to(torch.float64 if spec.train.precision == "fp64" else torch.float32).train()
+
+
+def _check_weights(workload: Workload, spec: RunSpec) -> Iterator[FoundCause]:
+    first, second = (dict(build_seeded_model(workload, spec).named_parameters()) for _ in range(2))
+    if names := tuple(name for name in first if not torch.equal(first[name], second[name])):
+        yield FoundCause(LayoutCause.WEIGHTS, names)
+
+
+def _check_samples(spec: RunSpec, samples: Samples, ids: np.ndarray, keys: np.ndarray) -> Iterator[FoundCause]:
+    again = build_workload(spec)
+    again.prepare(lambda text: None)
+    seed_all_generators(1)
+    batches = [tree_leaves(some.batch(ids, keys)) for some in (samples, load_training_samples(again))]
+    if not all(_is_equal(a, b) for a, b in zip(*batches, strict=True)):
+        yield FoundCause(LayoutCause.DATA)
+
+
+def _is_close(a: float, b: float) -> bool:
+    return abs(a - b) <= CLOSE * max(abs(a), abs(b))
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor):
+        return np.array_equal(a, b)
+    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=CLOSE, equal_nan=True))
+
+
+@dataclass
+class SplitExperiment:
+    """A model and a few samples, taken through the loss in different ways."""
+
+    workload: Workload
+    model: nn.Module
+    samples: Samples
+    ids: np.ndarray
+    keys: np.ndarray
+
+    def __post_init__(self) -> None:
+        modules = list(self.model.named_modules())
+        of_keras = _list_keras_layers(self.model)
+        self.statistics = [(n, m) for n, m in modules if isinstance(m, _NormBase) or hasattr(m, "running_mean")]
+        self.statistics += [(n, m) for n, m in of_keras if hasattr(m, "moving_mean")]
+        self.dropout = [(n, m) for n, m in modules if isinstance(m, _DropoutNd) and m.p > 0]
+        self.dropout += [(n, m) for n, m in of_keras if hasattr(m, "seed_generator") or hasattr(m, "generator")]
+        self.buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        cut = -(-len(self.ids) * 2 // 3)  # parts of different size: equal ones would hide some mistakes
+        self.parts = (slice(0, cut), slice(cut, None))
+
+    def causes(self) -> list[FoundCause]:
+        with _evaluation_mode([*self.statistics, *self.dropout]):
+            rest = self._own_draws() or self._loss()
+        return self._statistics(apart_without=bool(rest)) + self._dropout(draws_without=bool(rest)) + rest
+
+    def loss(self, part: slice = slice(None), *others: str) -> LossResult:
+        """From the same generators and buffers as before, but for generators named among the others."""
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(self.buffers[name])
+        batch = self.samples.batch(self.ids[part], self.keys[part])
+        seed_all_generators(0, *others)
+        total, count = self.workload.loss(self.model, batch)
+        return LossResult(float(total.detach()), float(count), len(self.ids[part]))
+
+    def apart(self) -> bool:
+        """Whether the mean loss of all samples is another one where they are taken in parts."""
+        whole, parts = self.loss(), [self.loss(part) for part in self.parts]
+        total, count = sum(part.total for part in parts), sum(part.count for part in parts)
+        return not _is_close(whole.total / max(whole.count, 1), total / max(count, 1))
+
+    def _statistics(self, apart_without: bool) -> list[FoundCause]:
+        """In the loss, or in what such modules keep: a norm of each sample by itself can do that too."""
+        if not self.statistics:
+            return []
+        with _evaluation_mode(self.dropout):
+            kept = [self._kept(part) for part in (slice(None), self.parts[0])]
+            apart = (name for name in kept[0] if not _is_equal(kept[0][name], kept[1][name]))
+            moved = {name.replace("/", ".").rpartition(".")[0] for name in apart}
+            every = not apart_without and self.apart()
+        by_kind: dict[LayoutCause, list[tuple[str, nn.Module]]] = {}
+        for name, module in self.statistics:
+            if every or name in moved:
+                synchronised = isinstance(module, nn.SyncBatchNorm)
+                kind = LayoutCause.SYNCHRONISED_STATISTICS if synchronised else LayoutCause.BATCH_STATISTICS
+                by_kind.setdefault(kind, []).append((name, module))
+        return [FoundCause(kind, _describe_modules(modules)) for kind, modules in by_kind.items()]
+
+    def _kept(self, part: slice) -> dict[str, Tensor]:
+        """The buffers after a pass."""
+        self.loss(part)
+        return {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+    def _dropout(self, draws_without: bool) -> list[FoundCause]:
+        if not self.dropout or draws_without:
+            return []
+        with _evaluation_mode(self.statistics):
+            return (
+                [FoundCause(LayoutCause.DROPOUT, _describe_modules(self.dropout))] if self._draws_from(TORCHS) else []
+            )
+
+    def _draws_from(self, generator: str) -> bool:
+        return not _is_close(self.loss().total, self.loss(slice(None), generator).total)
+
+    def _own_draws(self) -> list[FoundCause]:
+        found = []
+        for generator in filter(self._draws_from, SEEDED):
+            where = _find_first_difference(self._calls(slice(None)), self._calls(slice(None), generator))
+            found.append(f"{where or 'loss()'} draws from {generator}")
+        return [FoundCause(LayoutCause.OWN_DRAWS, tuple(found))] if found else []
+
+    def _loss(self) -> list[FoundCause]:
+        """Nothing random is left: is it a mean, a wrong count, or samples that are mixed?"""
+        if not self.apart():
+            return []
+        whole, parts = self.loss(), [self.loss(part) for part in self.parts]
+        for weights in ([part.samples for part in parts], [part.count for part in parts]):
+            mean = sum(w * part.total for w, part in zip(weights, parts, strict=True)) / max(sum(weights), 1)
+            if _is_close(mean, whole.total):
+                of_parts = " and ".join(f"{part.total:.4g} for {part.samples} of them" for part in parts)
+                told = f"the loss was {whole.total:.4g} for {whole.samples} samples, and {of_parts}"
+                return [FoundCause(LayoutCause.MEAN, (told,))]
+        if _is_close(sum(part.total for part in parts), whole.total):
+            counts = " and ".join(f"{p.count:g} for {p.samples}" for p in (whole, *parts))
+            return [FoundCause(LayoutCause.COUNT, (counts,))]
+        mixing = _find_first_difference(self._calls(slice(None)), self._calls(self.parts[0]))
+        return [FoundCause(LayoutCause.SHARED, (mixing or "loss()",))]
+
+    def _calls(self, part: slice, *others: str) -> list[ModuleCall]:
+        """Every call of a module during a loss, the inner ones before those around them."""
+        calls: list[ModuleCall] = []
+        with ExitStack() as hooks:
+            for name, module in self.model.named_modules():
+
+                def note(module: nn.Module, given: Any, found: Any, name: str = name) -> None:
+                    calls.append(ModuleCall(name, *(_list_tensors(one) for one in (given, found))))
+
+                hooks.enter_context(module.register_forward_hook(note))
+            self.loss(part, *others)
+        return calls
+
+
+def _list_tensors(given: Any) -> list[Tensor]:
+    return [leaf.detach() for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+
+
+def _find_first_difference(whole: Sequence[ModuleCall], part: Sequence[ModuleCall]) -> str:
+    """The first module that gave something else for the same input, where the part may be the first rows of it."""
+    for ours, theirs in zip(whole, part, strict=False):
+        pairs = [
+            [_is_equal(a[: len(b)] if a.ndim and b.ndim else a, b) for a, b in zip(some, others, strict=False)]
+            for some, others in ((ours.given, theirs.given), (ours.found, theirs.found))
+        ]
+        if ours.name == theirs.name and pairs[0] and all(pairs[0]) and not all(pairs[1]):
+            return ours.name or "the model's forward()"
+    return ""
+
+
+def _describe_modules(modules: Sequence[tuple[str, nn.Module]]) -> tuple[str, ...]:
+    return tuple(f"{name} ({type(module).__name__})" for name, module in modules)
+
+
+def _list_keras_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """Layers within models of Keras that act otherwise in training; they are not among a module's own modules."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        original = unwrap_keras(module)
+        if is_keras(original):
+            found |= {id(layer): layer for layer in original._flatten_layers(include_self=False)}
+    return [(layer.name, layer) for layer in found.values() if layer._call_has_training_arg]
+
+
+@contextmanager
+def _evaluation_mode(modules: Sequence[tuple[str, Any]]) -> Iterator[None]:
+    """These modules do as in evaluation."""
+    with ExitStack() as restored:
+        for _, module in modules:
+            if is_keras(module):
+                restored.enter_context(_inference_call(module))
+            else:
+                module.eval()
+                restored.callback(module.train)
+        yield
+
+
+@contextmanager
+def _inference_call(layer: Any) -> Iterator[None]:
+    """Layers of Keras are told by each call whether they are trained."""
+    own = vars(layer).get("call")
+    layer.call = lambda *given, **named: type(layer).call(layer, *given, **{**named, "training": False})
+    yield
+    if own is None:
+        del layer.__dict__["call"]
+    else:
+        layer.call = own

@@ -1,0 +1,224 @@
+"""Parse the values that a sweep tries, and enumerate, sample or suggest its trials."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.config import RunSpec, parse_overrides
+from paceline.errors import UserError
+
+MOST_TRIALS = 10_000
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(:log)?")
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these."""
+
+    values: tuple[Any, ...]
+
+    def draw(self, random: np.random.Generator) -> Any:
+        return self.values[int(random.integers(len(self.values)))]
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.values))
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number from here to there; whole where both ends are."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def draw(self, random: np.random.Generator) -> float:
+        ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        if self.whole and not self.log:
+            return int(random.integers(int(self.low), int(self.high) + 1))
+        found = float(random.uniform(*ends))
+        found = math.exp(found) if self.log else found
+        return round(found) if self.whole else self.rounded(found)
+
+    def rounded(self, value: float) -> float:
+        """To six digits, as people type it."""
+        return min(max(float(f"{value:.6g}"), self.low), self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low}..{self.high}{':log' * self.log}"
+
+
+Space = dict[str, OneOf | Range]
+"""By dotted key, what is tried."""
+
+
+def parse_space(given: Sequence[str] | Mapping[str, Any]) -> tuple[Space, Values]:
+    """(what varies, values that all trials share) of words such as `train.lr=0.05,0.1`, or of values by key."""
+    found: Space = {}
+    fixed: Values = {}
+    pairs = given.items() if isinstance(given, Mapping) else (_split_word(word) for word in given)
+    for key, value in pairs:
+        if key in found or key in fixed:
+            raise UserError(f"{key} is given twice; write all of its values after one  {key}=")
+        tried = _parse_values(key, value)
+        if isinstance(tried, OneOf) and len(tried.values) == 1:
+            fixed[key] = tried.values[0]
+        else:
+            found[key] = tried
+    if not found:
+        told = f"{next(iter(fixed))} has one value" if fixed else "no key is given"
+        raise UserError(f"nothing varies: {told}; write it as  model.width=64,128  or  train.lr=1e-4..1e-2:log")
+    return found, fixed
+
+
+def _split_word(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise UserError(f"{word!r} says no values; write it as  section.key=VALUE,VALUE  or  section.key=LOW..HIGH")
+    return key, value
+
+
+def _parse_values(key: str, value: Any) -> OneOf | Range:
+    if isinstance(value, OneOf | Range):
+        return value
+    if isinstance(value, list | tuple):
+        words = tuple(value)
+    elif not isinstance(value, str):
+        words = (value,)
+    elif (ends := _RANGE.fullmatch(value.strip())) is not None:
+        return _parse_range(key, *ends.groups())
+    else:
+        if ".." in value and re.match(_NUMBER, value):
+            raise UserError(f"{key}={value} is no range; write it as  {key}=1e-4..1e-2  or  {key}=1e-4..1e-2:log")
+        words = tuple(_parse_number(parse_overrides([f"{key}={part}"])[key]) for part in split_values(value))
+    twice = [word for number, word in enumerate(words) if word in words[:number]]
+    if not words or twice:
+        wrong = f"{twice[0]} is there twice" if twice else "there is no value"
+        raise UserError(f"{key}={value}: {wrong}; write different values, with commas between them")
+    return OneOf(words)
+
+
+def _parse_number(value: Any) -> Any:
+    """YAML takes 3e-4 for a word."""
+    return float(value) if isinstance(value, str) and re.fullmatch(_NUMBER, value) and "e" in value.lower() else value
+
+
+def _parse_range(key: str, low: str, high: str, log: str | None) -> Range:
+    numbers = [int(word) if re.fullmatch(r"[-+]?\d+", word) else float(word) for word in (low, high)]
+    given = f"{key}={low}..{high}{log or ''}"
+    if numbers[0] >= numbers[1]:
+        raise UserError(f"{given}: the first number must be the smaller one")
+    if log and numbers[0] <= 0:
+        raise UserError(f"{given}: a logarithm needs numbers above 0; leave :log out, or begin above 0")
+    return Range(numbers[0], numbers[1], bool(log))
+
+
+def split_values(text: str) -> list[str]:
+    """At its commas, but for those in brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        depth += (sign in "[{") - (sign in "]}") if not quote else 0
+        if sign == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
+
+
+def enumerate_grid(space: Space) -> list[Values]:
+    """Every combination; the last key varies fastest."""
+    for key, tried in space.items():
+        if isinstance(tried, Range):
+            raise UserError(
+                f"{key}={tried} is a range, from which trials are drawn; add  --random --trials 20,  or list its values"
+            )
+    choices = [tried.values for tried in space.values() if isinstance(tried, OneOf)]
+    if (count := math.prod(map(len, choices))) > MOST_TRIALS:
+        raise UserError(f"{count:,} combinations are too many; draw some of them with  --random --trials 100")
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]
+
+
+def sample_trials(space: Space, trials: int, seed: int) -> list[Values]:
+    """Trial k is the same, however many there are."""
+    randoms = [np.random.default_rng([seed, number]) for number in range(trials)]
+    return [{key: tried.draw(random) for key, tried in space.items()} for random in randoms]
+
+
+def apply_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
+    """The run of a trial. A length replaces the other one; paths are relative to the current folder."""
+    given = dict(values)
+    for one, other in (("train.steps", "train.epochs"), ("train.epochs", "train.steps")):
+        if one in given and other not in given:
+            given[other] = None
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        known = getattr(spec, section, None)
+        if isinstance(value, str) and name in getattr(known, "paths", list)():
+            given[key] = str(Path(value).expanduser().resolve())
+    return spec.replace(given, "the sweep")
+
+
+def check_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise UserError("--optuna needs Optuna, which is not installed; type  pip install 'paceline[sweep]'") from None
+
+
+def suggest_values(space: Space, before: Sequence[tuple[Values, float | None]], seed: int) -> Values:
+    """The values of the next trial, by Optuna's usual sampler; `before` has those so far and their goodness.
+
+    The same trials before, and the same seed, give the same values: a sweep that was stopped goes on as it would have.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    own = int(np.random.SeedSequence([seed, len(before)]).generate_state(1)[0])
+    distributions = {key: _to_distribution(tried) for key, tried in space.items()}
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=own))
+    for values, goodness in before:
+        params = {key: _to_optuna(space[key], value) for key, value in values.items()}
+        state = optuna.trial.TrialState.COMPLETE if goodness is not None else optuna.trial.TrialState.FAIL
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=distributions, value=goodness, state=state)
+        )
+    found = study.ask(distributions).params
+    return {key: _from_optuna(space[key], value) for key, value in found.items()}
+
+
+def _to_distribution(tried: Any) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(tried, OneOf):
+        return CategoricalDistribution(range(len(tried.values)))
+    kind = IntDistribution if tried.whole else FloatDistribution
+    return kind(tried.low, tried.high, log=tried.log)
+
+
+def _to_optuna(tried: Any, value: Any) -> Any:
+    """Choices travel by their place: Optuna takes few kinds of values."""
+    return tried.values.index(value) if isinstance(tried, OneOf) else value
+
+
+def _from_optuna(tried: Any, value: Any) -> Any:
+    if isinstance(tried, OneOf):
+        return tried.values[value]
+    return value if tried.whole else tried.rounded(value)

@@ -1,0 +1,337 @@
+"""Sweep: train a run file with several values of its keys, several at once if asked, and rank the trials."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from paceline.config import RunSpec, SpecSource, resolve_spec
+from paceline.config.registry import find_entry
+from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.io.arguments import make_output_folder
+from paceline.io.files import replace_nonfinite
+from paceline.runlog.events import RunStatus
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.resume_guard import LENGTHS, length_of
+from paceline.trainer.run import PRELOAD, train
+from paceline.trials.search_space import (
+    Space,
+    Values,
+    apply_values,
+    check_optuna,
+    enumerate_grid,
+    parse_space,
+    sample_trials,
+    suggest_values,
+)
+from paceline.trials.sweep_result import FILE, Sweep, TrialRow, format_values, read_run_summary, read_sweep, score_trial
+
+Search = Literal["grid", "random", "optuna"]
+TRIALS, FACTOR = 20, 3
+
+
+class SweepOptions(TypedDict, total=False):
+    """What `sweep` can be asked for by name."""
+
+    search: Search
+    trials: int
+    """To draw; a grid has all of its combinations."""
+    halving: bool
+    jobs: int
+    """Trials that are trained at once."""
+    score: str
+    """The metric that ranks trials, in place of the workload's own; with a leading minus, lower is better."""
+    seed: int
+    retry: bool
+    """Try again what failed before."""
+
+
+@dataclass(frozen=True, eq=False)
+class SweepPlan:
+    """All that a sweep depends on."""
+
+    spec: RunSpec
+    space: Space
+    folder: Path
+    search: Search
+    trials: int
+    halving: bool
+    score: str
+    seed: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the parts that trials are trained in: one, or with halving a third of a third of … the whole."""
+        whole = length_of(self.spec.train)[1]
+        if not self.halving:
+            return [whole]
+        parts = int(math.log(max(1, self.trials), FACTOR) + 1e-9)
+        return sorted({max(1, round(whole / FACTOR**part)) for part in range(parts + 1)})
+
+    def asked(self) -> dict[str, Any]:
+        """As JSON has it."""
+        tried = {key: str(value) for key, value in self.space.items()}
+        values = {"search": self.search, "halving": self.halving, "seed": self.seed, "keys": tried}
+        if self.search != "grid":
+            values["trials"] = self.trials
+        spec = {key: value for key, value in self.spec.dump().items() if key not in ("name", "parallel")}
+        found: dict[str, Any] = json.loads(json.dumps(replace_nonfinite({**values, "spec": spec})))
+        return found
+
+    def spec_of(self, row: TrialRow, length: int) -> RunSpec:
+        key = length_of(self.spec.train)[0]
+        given = {**row.values, "name": row.run}
+        if self.halving:
+            given[key] = length
+        return apply_values(self.spec, given)
+
+
+def build_sweep_plan(
+    source: SpecSource, values: Sequence[str] | Mapping[str, Any], out: str | Path | None, choices: SweepOptions
+) -> SweepPlan:
+    """UserError where what is asked for cannot be."""
+    space, fixed = parse_space(values)
+    spec = apply_values(resolve_spec(source), fixed)
+    search, halving = choices.get("search", "grid"), choices.get("halving", False)
+    if search == "optuna":
+        check_optuna()
+        if halving:
+            raise UserError("--optuna learns from whole trials, and --halving ends most of them early; leave one out")
+    trials = choices.get("trials", TRIALS)
+    if trials < 1:
+        raise UserError(f"--trials {trials} is not a number of trials; use 1 or more")
+    if search == "grid":
+        if "trials" in choices:
+            raise UserError("--trials says how many to draw; add --random, or leave it out to try all combinations")
+        trials = len(enumerate_grid(space))
+    entry = find_entry(spec.workload)
+    if halving and not (entry.batched or entry.extends):
+        raise UserError(f"--halving: a run of {spec.workload} cannot go on for longer; leave --halving out")
+    if halving and (swept := [key for key in LENGTHS if key in space]):
+        raise UserError(f"--halving sets the length of each trial, and so {swept[0]} cannot vary; leave one out")
+    folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-sweep"
+    score = choices.get("score") or str(getattr(entry.run_class(), "score", "-loss"))
+    plan = SweepPlan(spec, space, folder, search, trials, halving, score, choices.get("seed", 0))
+    _check_values(plan)
+    return plan
+
+
+def _check_values(plan: SweepPlan) -> None:
+    """A key that is not known, or a value that no trial can have, is said before anything starts."""
+    firsts = sample_trials(plan.space, plan.trials, plan.seed) if plan.search != "grid" else enumerate_grid(plan.space)
+    wrong: dict[tuple[str, str], str] = {}
+    fine: set[tuple[str, str]] = set()
+    for values in firsts:
+        cells = [(key, str(value)) for key, value in values.items()]
+        try:
+            apply_values(plan.spec, values)
+        except UserError as error:
+            wrong |= {cell: str(error) for cell in cells if cell not in wrong}
+        else:
+            fine |= set(cells)
+    for cell, why in wrong.items():
+        if cell not in fine and (plan.search == "grid" or not fine):
+            raise UserError(why)
+
+
+def check_jobs(jobs: int, spec: RunSpec) -> int:
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs} is not a number of trials at once; use 1 or more")
+    if jobs > 1 and spec.parallel.ranks > 1:
+        raise UserError(
+            f"--jobs {jobs}: each trial has parallel.ranks={spec.parallel.ranks} processes already; leave one out"
+        )
+    return jobs
+
+
+Say = Callable[[str], None]
+
+
+def sweep(
+    spec: SpecSource,
+    values: Sequence[str] | Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    say: Say = lambda text: None,
+    **choices: Unpack[SweepOptions],
+) -> Sweep:
+    """Train a run with several values of its keys, `{"train.lr": [0.05, 0.1], "model.depth": "2..8"}`, and rank them.
+
+    The folder `out` (runs/NAME-sweep) holds the runs, sweep.json, sweep.csv and a page. One that was stopped goes on.
+    """
+    from paceline.reports.sweep_page import write_sweep_page
+
+    plan = build_sweep_plan(spec, values, out, choices)
+    jobs = check_jobs(choices.get("jobs", 1), plan.spec)
+    make_output_folder(plan.folder)
+    with RunDir(plan.folder).held(say):
+        begun = open_sweep(plan, retry=choices.get("retry", False))
+        found = _run_halving(plan, begun, jobs, say) if plan.halving else _run_all(plan, begun, jobs, say)
+        write_sweep_page(found)
+    if found.best is None:
+        raise RunFailed(f"no trial came to its end; the first failed so: {found.trials[0].why.splitlines()[0]}")
+    return found
+
+
+def open_sweep(plan: SweepPlan, retry: bool = False) -> Sweep:
+    """The sweep that the folder holds, or a new one; another one is refused by what is different."""
+    file = plan.folder / FILE
+    if not file.exists():
+        listed: list[Values] = []
+        if plan.search != "optuna":
+            listed = (
+                enumerate_grid(plan.space)
+                if plan.search == "grid"
+                else sample_trials(plan.space, plan.trials, plan.seed)
+            )
+        rows = tuple(TrialRow(number, values) for number, values in enumerate(listed, 1))
+        found = Sweep(plan.folder, plan.score, tuple(plan.space), rows, plan.asked())
+        found.write()
+        return found
+    found = read_sweep(plan.folder)
+    before, now = _flatten(found.asked), _flatten(plan.asked())
+    for key in dict.fromkeys([*now, *before]):
+        if before.get(key) != now.get(key):
+            name = key.removeprefix("keys.").removeprefix("spec.")
+            raise UserError(
+                f"{file} was begun with {name}={before.get(key)}, and this is {name}={now.get(key)}; sweep into "
+                "another folder with  --out FOLDER"
+            )
+    fresh = [TrialRow(row.number, row.values) if retry and row.status == "failed" else row for row in found.trials]
+    return replace(found, score=plan.score, trials=tuple(_refresh_row(plan, row) for row in fresh))
+
+
+def _refresh_row(plan: SweepPlan, row: TrialRow) -> TrialRow:
+    """As its run says, where another process has trained it: a job of an array, or a sweep that was killed."""
+    if row.done or plan.halving or not (plan.folder / row.run / "summary.json").is_file():
+        return row
+    with suppress(UserError):
+        if read_run_summary(plan.folder / row.run).status == RunStatus.FINISHED:
+            return read_outcome(plan, row, plan.lengths[-1])
+    return row
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _run_all(plan: SweepPlan, begun: Sweep, jobs: int, say: Say) -> Sweep:
+    whole = plan.lengths[-1]
+    if plan.search != "optuna":
+        return _run_batch(plan, begun, [row for row in begun.trials if not row.done], whole, jobs, say)
+    found = begun
+    while (left := plan.trials - sum(row.done for row in found.trials)) > 0:
+        waiting = [row for row in found.trials if not row.done]
+        for number in range(len(found.trials) + 1, len(found.trials) + 1 + min(jobs, left) - len(waiting)):
+            before = [(row.values, None if row.score is None else found.goodness(row)) for row in found.trials]
+            row = TrialRow(number, suggest_values(plan.space, before, plan.seed))
+            found = found.with_row(row)
+            waiting.append(row)
+        found.write()
+        found = _run_batch(plan, found, waiting, whole, jobs, say)
+    return found
+
+
+def _run_halving(plan: SweepPlan, begun: Sweep, jobs: int, say: Say) -> Sweep:
+    found = begun
+    for part, length in enumerate(plan.lengths):
+        left = [row for row in found.trials if row.status not in ("failed", "dropped")]
+        say(f"{len(left)} trial{'s' * (len(left) != 1)}, {length_of(plan.spec.train)[0]}={length}")
+        there = [row for row in left if length not in dict(row.history)]
+        found = _run_batch(plan, found, there, length, jobs, say)
+        if part + 1 == len(plan.lengths):
+            break
+        at = {row.number: dict(row.history)[length] for row in found.trials if length in dict(row.history)}
+        down = found.score.startswith("-")
+        order = sorted(at, key=lambda number: (math.isnan(at[number]), at[number] if down else -at[number], number))
+        for number in order[math.ceil(len(order) / FACTOR) :]:
+            found = found.with_row(replace(found.trials[number - 1], status="dropped"))
+        found.write()
+    return found
+
+
+def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: int, jobs: int, say: Say) -> Sweep:
+    """These trials up to this length, so many at once; kept after each."""
+    if jobs == 1:
+        for row in rows:
+            found = _record_row(found, _run_trial(plan, row, length, 0, 1), say)
+        return found
+    waiting, slots = list(rows), list(range(jobs))
+    with ThreadPoolExecutor(jobs) as pool:
+        running: dict[Future[TrialRow], int] = {}
+        try:
+            while waiting or running:
+                while waiting and slots:
+                    slot = slots.pop(0)
+                    running[pool.submit(_run_trial, plan, waiting.pop(0), length, slot, jobs)] = slot
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    slots.append(running.pop(future))
+                    found = _record_row(found, future.result(), say)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return found
+
+
+def _record_row(found: Sweep, row: TrialRow, say: Say) -> Sweep:
+    found = found.with_row(row)
+    found.write()
+    told = f"{found.metric} {row.score:.5g}" if row.score is not None else f"failed: {row.why.splitlines()[0]}"
+    say(f"trial {row.number}: {format_values(row, found.keys)}: {told}")
+    return found
+
+
+def _run_trial(plan: SweepPlan, row: TrialRow, length: int, slot: int, jobs: int) -> TrialRow:
+    """The row of a trial, trained up to this length; KeyboardInterrupt where it was asked to stop."""
+    try:
+        spec = plan.spec_of(row, length)
+        if jobs > 1 and not spec.parallel.threads:
+            spec = spec.replace({"parallel.threads": max(1, len(os.sched_getaffinity(0)) // jobs)})
+        status = train_in_new_process(spec, plan.folder, slot if jobs > 1 else None)
+    except PacelineError as error:
+        return replace(row, status="failed", why=str(error), score=None)
+    if status == "stopped":
+        raise KeyboardInterrupt
+    return read_outcome(plan, row, length)
+
+
+def read_outcome(plan: SweepPlan, row: TrialRow, length: int) -> TrialRow:
+    """What the run of a trial left in its folder."""
+    metric, best = plan.score.removeprefix("-"), plan.spec.train.patience > 0
+    return score_trial(row, read_run_summary(plan.folder / row.run), metric, length, best)
+
+
+def train_in_new_process(spec: RunSpec, folder: Path, slot: int | None = None) -> str:
+    """In new processes, so that a trial that dies is a row, and the next has all the memory."""
+    if spec.parallel.ranks > 1:
+        return str(train(spec, folder, again=True, show=False).status)
+    from paceline.launch.local import run_ranks
+
+    return run_ranks(partial(_train, spec, folder, slot), (), 1, PRELOAD)[0]
+
+
+def _train(spec: RunSpec, folder: Path, slot: int | None) -> str:
+    if slot is not None:
+        _take_device(slot)
+    return str(train(spec, folder, again=True, show=False).status)
+
+
+def _take_device(slot: int) -> None:
+    """One of several for each of the trials that are trained at once, before this process has looked for devices."""
+    import torch
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = given.split(",") if given else list(map(str, range(torch.cuda.device_count())))
+    if len(names) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]

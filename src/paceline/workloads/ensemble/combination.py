@@ -1,0 +1,203 @@
+"""How the predictions of several models become one: a few numbers, fitted on rows that none of the models saw.
+
+Of classes, with p_j the probabilities that member j gives:
+
+    average, weighted   sum of w_j × softmax(s_j × log p_j), the w_j summing to 1
+    stack               softmax of the sum of w_j × log p_j, and a shift for each class
+
+and what comes out is calibrated. Of numbers: their mean, a weighted mean, or a linear combination and a shift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.io.files import validate_fields
+from paceline.workloads.ensemble.sections import Calibrate, Combine
+
+LEAST = 1e-12
+"""Probability of what a member thinks impossible."""
+ROUNDS = 500
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Softmax of weighted log-probabilities: of one member, a calibration; of several, a stack."""
+
+    weights: tuple[float, ...]
+    shifts: tuple[float, ...]
+
+    def __call__(self, logs_JNC: np.ndarray) -> np.ndarray:
+        return _softmax(np.tensordot(np.array(self.weights), logs_JNC, 1) + np.array(self.shifts))
+
+
+@dataclass(frozen=True)
+class IsotonicCurves:
+    """For each class, a curve through these points, from the probability that was said to the one that held."""
+
+    said: tuple[tuple[float, ...], ...]
+    held: tuple[tuple[float, ...], ...]
+
+    def __call__(self, found_NC: np.ndarray) -> np.ndarray:
+        curves = zip(found_NC.T, self.said, self.held, strict=True)
+        risen = np.stack([np.interp(column, said, held) for column, said, held in curves], axis=1).clip(LEAST)
+        return risen / risen.sum(1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Combination:
+    how: str
+    weights: tuple[float, ...]
+    """Of the members, in their order."""
+    scales: tuple[float, ...] = ()
+    """Factors of their log-probabilities, before these are averaged."""
+    shifts: tuple[float, ...] = ()
+    """Stack: of each class. Of numbers: one."""
+    calibration: Logistic | None = None
+    curves: IsotonicCurves | None = None
+
+    def __call__(self, outputs: np.ndarray) -> np.ndarray:
+        """(members, rows, classes) -> (rows, classes); of numbers (members, rows) -> (rows,)."""
+        if outputs.ndim == 2:
+            return np.asarray(np.array(self.weights) @ outputs + sum(self.shifts))
+        found = self._combined(compute_logs(outputs))
+        if self.calibration is not None:
+            found = self.calibration(compute_logs(found)[None])
+        return self.curves(found) if self.curves is not None else found
+
+    def _combined(self, logs_JNC: np.ndarray) -> np.ndarray:
+        if self.how == "stack":
+            return Logistic(self.weights, self.shifts)(logs_JNC)
+        scaled = _softmax(np.array(self.scales)[:, None, None] * logs_JNC)
+        return np.asarray(np.tensordot(np.array(self.weights), scaled, 1))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Combination:
+        """ValueError, TypeError or KeyError where they are not what `to_json` gives."""
+        plain = {key: values[key] for key in ("how", "weights", "scales", "shifts")}
+        logistic, curves = values["calibration"], values["curves"]
+        return cls(
+            **validate_fields(cls, plain),
+            calibration=None if logistic is None else Logistic(**validate_fields(Logistic, logistic)),
+            curves=None if curves is None else IsotonicCurves(**validate_fields(IsotonicCurves, curves)),
+        )
+
+    def check(self, members: int, classes: int) -> None:
+        """ValueError where it is not one of so many members that know so many classes, 0 for numbers."""
+        stack = self.how == "stack"
+        fits = len(self.weights) == members > 0
+        if classes:
+            fits &= len(self.shifts if stack else self.scales) == (classes if stack else members)
+            if self.calibration is not None:
+                fits &= len(self.calibration.weights) == 1 and len(self.calibration.shifts) == classes
+            if self.curves is not None:
+                said, held = ([len(curve) for curve in curves] for curves in (self.curves.said, self.curves.held))
+                fits &= said == held and len(said) == classes and 0 not in said
+        if not fits:
+            raise ValueError(f"its numbers are not those of {members} members and {classes} classes")
+
+
+def fit_class_combination(
+    outputs_JNC: np.ndarray, labels_N: np.ndarray, how: Combine, calibrate: Calibrate
+) -> Combination:
+    """The combination with the lowest log loss on these rows."""
+    logs, members = compute_logs(outputs_JNC), len(outputs_JNC)
+    if how == "stack":
+        stacked = _fit_logistic(logs, labels_N, shifts=True)
+        found = Combination(how, stacked.weights, shifts=stacked.shifts)
+    else:
+        fits = (
+            [_fit_logistic(one[None], labels_N, shifts=False).weights[0] for one in logs] if calibrate != "none" else []
+        )
+        scales = np.array(fits or [1.0] * members)
+        own = np.take_along_axis(_softmax(scales[:, None, None] * logs), labels_N[None, :, None], 2)[:, :, 0]
+        weights = _fit_mixture(own) if how == "weighted" else np.full(members, 1 / members)
+        found = Combination(how, tuple(weights.tolist()), scales=tuple(scales.tolist()))
+    return _calibrate(found, outputs_JNC, labels_N, calibrate)
+
+
+def fit_number_combination(outputs_JN: np.ndarray, truth_N: np.ndarray, how: Combine) -> Combination:
+    """The combination with the least squares on these rows."""
+    from scipy.optimize import lsq_linear, nnls
+
+    members = len(outputs_JN)
+    if how == "average":
+        return Combination(how, (1 / members,) * members)
+    if how == "stack":
+        columns = np.vstack([outputs_JN, np.ones_like(truth_N)]).T
+        least = [0.0] * members + [-np.inf]
+        *weights, shift = lsq_linear(columns, truth_N, bounds=(least, np.inf)).x.tolist()
+        return Combination(how, tuple(weights), shifts=(shift,))
+    heavy = 1e3 * float(np.abs(outputs_JN).max() + 1) * len(truth_N) ** 0.5  # one more row, which makes the sum 1
+    weights = nnls(np.vstack([outputs_JN.T, np.full(members, heavy)]), np.append(truth_N, heavy))[0]
+    return Combination(how, tuple((weights / weights.sum()).tolist()))
+
+
+def compute_logs(probabilities: np.ndarray) -> np.ndarray:
+    return np.log(np.clip(probabilities, LEAST, 1.0))
+
+
+def _calibrate(found: Combination, outputs: np.ndarray, labels: np.ndarray, calibrate: Calibrate) -> Combination:
+    values = {name: getattr(found, name) for name in ("how", "weights", "scales", "shifts")}
+    if calibrate in ("temperature", "platt"):
+        logs = compute_logs(found(outputs))[None]
+        return Combination(**values, calibration=_fit_logistic(logs, labels, shifts=calibrate == "platt"))
+    return Combination(**values, curves=_fit_isotonic(found(outputs), labels)) if calibrate == "isotonic" else found
+
+
+def _fit_logistic(logs_JNC: np.ndarray, labels_N: np.ndarray, *, shifts: bool) -> Logistic:
+    """By L-BFGS, weights of 0 or more; the penalty is that of scikit-learn's logistic regression."""
+    from scipy.optimize import minimize
+
+    members, rows, classes = logs_JNC.shape
+    truth = np.zeros((rows, classes))
+    truth[np.arange(rows), labels_N] = 1.0
+
+    def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
+        shift = values[members:] if shifts else np.zeros(classes)
+        logits = np.tensordot(values[:members], logs_JNC, 1) + shift
+        said = _softmax(logits)
+        loss = -float(np.log(said[np.arange(rows), labels_N].clip(1e-300)).sum())
+        off = said - truth
+        slope = [float((off * one).sum()) for one in logs_JNC]
+        gradient = np.array([*slope, *(off.sum(0) if shifts else ())])
+        return (loss + 0.5 * float(values @ values)) / rows, (gradient + values) / rows
+
+    start = np.array([1 / members] * members + [0.0] * (classes if shifts else 0))
+    bounds = [(0.0, None)] * members + [(None, None)] * (len(start) - members)
+    found = minimize(objective, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": ROUNDS}).x
+    return Logistic(tuple(found[:members].tolist()), tuple(found[members:].tolist()) if shifts else (0.0,) * classes)
+
+
+def _fit_mixture(own_JN: np.ndarray) -> np.ndarray:
+    """Weights that sum to 1, under which the labels are likeliest: each round of EM makes them likelier."""
+    weights = np.full(len(own_JN), 1 / len(own_JN))
+    for _ in range(ROUNDS):
+        parts = weights[:, None] * own_JN
+        weights = (parts / parts.sum(0)).mean(1)
+    return weights
+
+
+def _fit_isotonic(found_NC: np.ndarray, labels_N: np.ndarray) -> IsotonicCurves:
+    from scipy.optimize import isotonic_regression
+
+    said, held = [], []
+    for number, column in enumerate(found_NC.T):
+        order = np.argsort(column, kind="stable")
+        risen = isotonic_regression((labels_N[order] == number).astype(np.float64)).x
+        ends = np.flatnonzero(np.diff(risen, prepend=np.nan, append=np.nan) != 0)  # where a step begins
+        keep = np.unique(np.concatenate([ends[ends < len(risen)], ends[1:] - 1]))
+        said.append(tuple(column[order][keep].tolist()))
+        held.append(tuple(risen[keep].tolist()))
+    return IsotonicCurves(tuple(said), tuple(held))
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))

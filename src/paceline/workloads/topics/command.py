@@ -1,0 +1,182 @@
+"""The verb `topics`: counts or texts in; a run folder with the model, pictures and a page to explore it out."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+from paceline.io.files import print_json
+from paceline.io.terminal import warn
+from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
+from paceline.workloads.topics.sections import STARTS, FitOptions
+
+SHOWN_TERMS = 8
+EXPLORER = "topics.html"
+PICTURES = ("loss.png", "structure.png", "top_terms.png")
+
+
+def add_topics_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="SOURCE", help=".npy, .npz, .mtx, .parquet, shards or texts")
+    parser.add_argument("-k", type=int, metavar="K", help="number of topics")
+    parser.add_argument("--out", type=Path, default=Path("runs/topics"), metavar="FOLDER", help="(runs/topics)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes that share the documents (1)")
+    parser.add_argument("--passes", type=int, metavar="N", help="most passes over the documents (1000)")
+    parser.add_argument(
+        "--tolerance", type=float, default=FitOptions.tolerance, metavar="T", help="least gain of a pass (1e-7)"
+    )
+    parser.add_argument("--start", default=FitOptions.start, choices=STARTS)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another optimum (0)")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--fractional", action="store_true", help="allow numbers that are not whole")
+    parser.add_argument("--text", metavar="COLUMN", help="texts: the column or key of the text")
+    parser.add_argument(
+        "--min-df", type=_count_or_share, metavar="N", help="texts: leave out terms in fewer documents (2)"
+    )
+    parser.add_argument(
+        "--max-df", type=_count_or_share, metavar="N", help="texts: leave out terms in more documents (0.95)"
+    )
+    parser.add_argument(
+        "--stop-words", metavar="WORDS.txt", help="texts: a file with a word per line to leave out, or none (english)"
+    )
+    parser.add_argument("--name", metavar="COLUMN", help="texts: the column with the title of a document")
+    parser.add_argument("--max-terms", type=int, metavar="N", help="texts: only the most frequent terms")
+    parser.add_argument("--shards", type=Path, metavar="FOLDER", help="only write the counts there, as compact shards")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def _count_or_share(text: str) -> int | float:
+    """5 is five documents, 0.5 half of them."""
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; 5 is five documents, 0.5 half of them") from None
+
+
+def run_topics(arguments: argparse.Namespace, console: Any) -> int:
+    """`paceline topics SOURCE -k K --out FOLDER`, or with --shards the conversion alone."""
+    text = {name: getattr(arguments, name) for name in ("text", "min_df", "max_df", "max_terms", "stop_words", "name")}
+    if arguments.shards is not None:
+        _convert(arguments, text, console)
+        return 0
+    if arguments.k is None:
+        raise UserError("how many topics? give their number as  -k 20")
+    asked = {field.name: getattr(arguments, field.name) for field in fields(FitOptions) if field.name in arguments}
+    quiet = arguments.quiet or arguments.json
+    where = {"ranks": arguments.ranks, "show": not quiet, "data": text}
+    folder = train_topics(arguments.source, arguments.k, arguments.out, FitOptions(**asked), **where)
+    if not (folder / MODEL_FILE).is_file():
+        return 0  # asked to stop; how to go on was said
+    model = TopicFit.load(folder / MODEL_FILE)
+    counts, texts = _texts_of(folder)
+    if arguments.json:
+        print_json(_as_json(model, folder))
+    if not quiet:
+        console.print(build_topics_table(model, counts))
+    for name in write_topic_pictures(model, folder, counts, texts):
+        if not quiet:
+            console.print(f"written: {folder / name}", soft_wrap=True)
+    return 0
+
+
+def train_topics(
+    source: Path,
+    k: int,
+    out: Path,
+    options: FitOptions,
+    *,
+    ranks: int = 1,
+    show: bool = True,
+    data: Mapping[str, Any] | None = None,
+) -> Path:
+    """Fit as a run with its folder at `out`; returns the folder. `data`: more of that section, None is left out."""
+    from paceline.config import build_spec
+    from paceline.trainer.run import train
+
+    out = Path(out).expanduser().absolute()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", out.name):
+        raise UserError(f"--out {out}: the last part must be a name of letters, digits, '.', '_' and '-'")
+    given = {key: value for key, value in (data or {}).items() if value is not None}
+    values = {
+        "name": out.name,
+        "workload": "topics",
+        "model": {"k": k, "start": options.start, "rows": options.rows, "tolerance": options.tolerance},
+        "data": {"path": str(Path(source).expanduser().absolute()), "fractional": options.fractional, **given},
+        "train": {"seed": options.seed, "steps": options.passes},
+        "parallel": {"ranks": ranks, "device": options.device},
+    }
+    return train(build_spec(values), out.parent, show=show).path
+
+
+def _as_json(model: TopicFit, folder: Path) -> dict[str, Any]:
+    topics = zip(model.topic_shares().tolist(), model.top_terms(SHOWN_TERMS), strict=True)
+    told = {name: getattr(model, name) for name in ("loss", "passes", "converged", "stopped_because", "seconds")}
+    return {"folder": folder, **told, "topics": [{"of_documents": share, "terms": terms} for share, terms in topics]}
+
+
+def _texts_of(folder: Path) -> tuple[Any, Iterator[str] | None]:
+    """The counts of a run and its texts, where they are texts: small enough to be read once more for the page."""
+    from paceline.runlog.run_dir import RunDir
+    from paceline.workload import build_workload
+    from paceline.workloads.topics.files.texts import is_text, iterate_documents
+    from paceline.workloads.topics.sections import TopicsData
+    from paceline.workloads.topics.workload import Topics
+
+    topics = build_workload(RunDir.open(folder).recorded_spec())
+    assert isinstance(topics, Topics)
+    data = topics.spec.data
+    assert isinstance(data, TopicsData)
+    if data.path is None or not is_text(data.path):
+        return None, None
+    return topics.counts, (text for _, text in iterate_documents(data.path, data.text, None))
+
+
+def write_topic_pictures(
+    model: TopicFit, folder: Path, counts: Any = None, texts: Iterable[str] | None = None
+) -> list[str]:
+    """The pictures and the page of a fit, into its folder; returns their names."""
+    from paceline.workloads.topics.result.explorer import write_explorer
+    from paceline.workloads.topics.result.plots import plot_loss, plot_structure, plot_top_terms
+
+    loss, structure, terms = (str(folder / name) for name in PICTURES)
+    plot_loss(model, output_file=loss)
+    plot_structure(model, output_file=structure)
+    plot_top_terms(model, output_file=terms)
+    write_explorer(model, folder / EXPLORER, counts, texts=texts)
+    return [*PICTURES, EXPLORER]
+
+
+def build_topics_table(model: TopicFit, counts: Any = None) -> Any:
+    """Share and first terms of every topic, the largest first: of all words where the counts are given."""
+    from rich.table import Table
+
+    from paceline.workloads.topics.counts.stream import compute_totals
+
+    lengths = None if counts is None else compute_totals(counts).per_document
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("topic", justify="right")
+    table.add_column("of documents" if lengths is None else "of all words", justify="right")
+    table.add_column("terms", overflow="fold")
+    shares, terms = model.topic_shares(lengths), model.top_terms(SHOWN_TERMS)
+    for at in sorted(range(model.k), key=lambda at: -shares[at]):
+        table.add_row(str(at), f"{100 * shares[at]:.1f} %", ", ".join(terms[at]))
+    return table
+
+
+def _convert(arguments: argparse.Namespace, text: dict[str, Any], console: Any) -> None:
+    from paceline.workloads.topics.files.reading import convert
+    from paceline.workloads.topics.files.texts import TextOptions
+
+    columns = {"text": "column", "name": "name_column"}
+    given = {columns.get(key, key): value for key, value in text.items() if value not in (None, "")}
+    say = None if arguments.quiet else warn
+    convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=TextOptions(**given), say=say)
+    if arguments.json:
+        print_json({"written": arguments.shards})
+        return
+    console.print(f"written: {arguments.shards}; fit it with  paceline topics {arguments.shards} -k 20", soft_wrap=True)

@@ -1,0 +1,293 @@
+"""Loops over counts compiled by numba: find nonzeros while rows are read, and update documents on CPU cores.
+
+What is no count, or is larger than 65,535, is left to the slower ways of dtypes.py, which say why or make room.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numba import njit
+
+from paceline.workloads.topics.counts.matrices import LARGEST as LARGEST_OF
+from paceline.workloads.topics.counts.matrices import Csr, find_integer_type
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+
+AT_ONCE = 8  # numbers that are passed over together where all are zero
+LARGEST_SCANNED = LARGEST_OF[np.dtype(np.uint16)]
+NOT_TAKEN = -1
+
+
+def compile_kernel(function=None, *, fastmath=True):
+    """Compiled when it is first called, and kept on disk where there is a place for it."""
+    if function is None:
+        return functools.partial(compile_kernel, fastmath=fastmath)
+    options = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
+    try:
+        return njit(**options, cache=True)(function)
+    except RuntimeError:  # neither beside this file nor in the user's cache
+        return njit(**options)(function)
+
+
+def can_scan(dtype: np.dtype) -> bool:
+    """Types that numba compiles for."""
+    return dtype.isnative and dtype.kind in "buif" and (dtype.kind != "f" or dtype.itemsize in (4, 8))
+
+
+class NonzeroScanner:
+    """Nonzeros of rows that are added from the first to the last; there is room for a given number of them."""
+
+    def __init__(self, rows: int, room: int) -> None:
+        self.indptr = np.zeros(rows + 1, np.int64)
+        self.indices, self.data = np.empty(room + AT_ONCE, np.int32), np.empty(room + AT_ONCE, np.uint16)
+        self.rows = self.count = 0
+
+    def add(self, rows: np.ndarray) -> bool:
+        """Whether they fit, and are small counts."""
+        values = rows.view(np.uint8) if rows.dtype == np.bool_ else rows
+        ends = self.indptr[self.rows + 1 : self.rows + 1 + len(rows)]
+        found = _scan(values, values.view(f"u{values.itemsize}"), self.indices, self.data, self.count, ends)
+        if found == NOT_TAKEN:
+            return False
+        self.rows, self.count = self.rows + len(rows), found
+        return True
+
+    def csr(self) -> Csr:
+        data = self.data[: self.count]
+        kind = find_integer_type(data.max(initial=0))
+        return Csr(self.indptr, self.indices[: self.count].copy(), data.astype(kind))
+
+
+@compile_kernel(fastmath=False)  # numbers that are none must be seen
+def _scan(values, bits, indices, data, count, ends):
+    """Append the nonzeros of each row, and where they end; returns how many there are then, or NOT_TAKEN."""
+    rows, terms = values.shape
+    room = len(indices) - AT_ONCE
+    for i in range(rows):
+        row = values[i]
+        odd = False
+        for first in range(0, terms - AT_ONCE + 1, AT_ONCE):
+            some = bits[i, first]
+            for j in range(1, AT_ONCE):
+                some |= bits[i, first + j]
+            if some:
+                for j in range(AT_ONCE):
+                    whole, is_odd = _to_small_count(row[first + j])
+                    odd |= is_odd
+                    indices[count], data[count] = first + j, whole
+                    count += whole != 0
+                if count > room:
+                    return NOT_TAKEN
+        for j in range(terms - terms % AT_ONCE, terms):
+            whole, is_odd = _to_small_count(row[j])
+            odd |= is_odd
+            indices[count], data[count] = j, whole
+            count += whole != 0
+        if odd or count > room:
+            return NOT_TAKEN
+        ends[i] = count
+    return count
+
+
+@compile_kernel(fastmath=False)
+def _to_small_count(x):
+    """The number as a small count, and whether it is none."""
+    fits = x >= 0 and x <= LARGEST_SCANNED
+    whole = np.uint16(x if fits else 0)
+    return whole, not fits or whole != x
+
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+
+TINY = np.float32(1e-30)
+SHRINK = np.float32(0.05)  # of its value a share keeps at least, in one Newton step: every p stays positive
+LEAST = np.float32(1e-10)
+LOG2 = math.log(2)
+HUGE = 1e300
+SWEEPS = 2  # of coordinate descent in a Newton step
+ROOT_HALF_BITS = np.int32(0x3F3504F3)  # of sqrt(1/2) in float32
+
+
+@compile_kernel
+def _sum_x_log(x, p, bits, count):
+    """The sum of x log p over `count` entries; `bits` are those of p, and p is lost.
+
+    p = 2^e m with m near 1, and log m by its series in (m - 1) / (m + 1): six times as fast as `math.log`, since the
+    compiler makes vector instructions of it. The series is cut below 1e-9.
+    """
+    whole, part = 0.0, 0.0
+    for i in range(count):
+        e = (bits[i] - ROOT_HALF_BITS) >> np.int32(23)
+        whole += x[i] * np.float32(e)
+        bits[i] -= e << np.int32(23)
+    for i in range(count):
+        m = p[i]
+        s = (m - np.float32(1)) / (m + np.float32(1))
+        z = s * s
+        series = np.float32(1 / 7) + z * np.float32(1 / 9)
+        series = np.float32(1 / 3) + z * (np.float32(1 / 5) + z * series)
+        part += x[i] * (np.float32(2) * s * (np.float32(1) + z * series))
+    return whole * LOG2 + part
+
+
+@compile_kernel
+def run_em_step(indptr, indices, data, L, Ft, S, want_loss):
+    """One EM step for each row of L, S from the rows before it. Returns the sum of -x log p before it."""
+    rows, k = L.shape
+    K = Ft.shape[1]
+    longest = _longest(indptr)
+    p, x = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    bits = p.view(np.int32)
+    u, g = np.zeros(K, np.float32), np.empty(K, np.float32)
+    loss = 0.0
+    for i in range(rows):
+        first = indptr[i]
+        count = indptr[i + 1] - first
+        if count == 0:
+            continue
+        u[:k] = L[i]
+        g[:] = 0
+        for e in range(count):
+            f, s = Ft[indices[first + e]], S[indices[first + e]]
+            q = TINY
+            for a in range(K):
+                q += u[a] * f[a]
+            x[e] = data[first + e]
+            p[e] = q
+            w = x[e] / q
+            for a in range(K):
+                g[a] += w * f[a]
+                s[a] += w * u[a]
+        if want_loss:
+            loss -= _sum_x_log(x, p, bits, count)
+        total = np.float32(0)
+        for a in range(k):
+            g[a] *= u[a]
+            total += g[a]
+        if total > 0:
+            for a in range(k):
+                L[i, a] = g[a] / total
+    return loss
+
+
+@compile_kernel
+def run_newton_step(indptr, indices, data, L, Ft, S, want_loss):
+    """One Newton step for each row of L, S from the rows after it. Returns the sum of -x log p before it."""
+    rows, k = L.shape
+    K = Ft.shape[1]
+    longest = _longest(indptr)
+    p, x = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    bits = p.view(np.int32)
+    u, g, H = np.zeros(K, np.float32), np.empty(K, np.float32), np.empty((k, K), np.float32)
+    loss = 0.0
+    for i in range(rows):
+        first = indptr[i]
+        count = indptr[i + 1] - first
+        if count == 0:
+            continue
+        u[:k] = L[i]
+        _newton_step(indices[first : first + count], data[first : first + count], Ft, (u, g, H), x, p)
+        if want_loss:
+            loss -= _sum_x_log(x, p, bits, count)
+        L[i] = u[:k]
+        for e in range(count):
+            f, s = Ft[indices[first + e]], S[indices[first + e]]
+            q = TINY
+            for a in range(K):
+                q += u[a] * f[a]
+            w = x[e] / q
+            for a in range(K):
+                s[a] += w * u[a]
+    return loss
+
+
+@compile_kernel
+def solve_rows(indptr, indices, data, L, Ft, steps, tolerance):
+    """Newton steps for each row of L, until its loss changes by less than `tolerance`. Returns the sum of -x log p."""
+    rows, k = L.shape
+    K = Ft.shape[1]
+    longest = _longest(indptr)
+    p, x = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    bits = p.view(np.int32)
+    u, g, H = np.zeros(K, np.float32), np.empty(K, np.float32), np.empty((k, K), np.float32)
+    loss = 0.0
+    for i in range(rows):
+        first = indptr[i]
+        count = indptr[i + 1] - first
+        if count == 0:
+            continue
+        u[:k] = L[i]
+        best = HUGE
+        for _ in range(steps + 1):
+            now = u[:k].copy()
+            _newton_step(indices[first : first + count], data[first : first + count], Ft, (u, g, H), x, p)
+            found = -_sum_x_log(x, p, bits, count)  # of the row before that step
+            gain = best - found
+            if gain > 0:
+                best = found
+                L[i] = now
+            else:
+                u[:k] = (now + L[i]) / 2  # the step was too long: half way back
+            if abs(gain) <= tolerance * abs(found):
+                break
+        loss += best
+    return loss
+
+
+@compile_kernel
+def _newton_step(indices, data, Ft, model, x, p):
+    """One document: p of its terms, then a quadratic model of its loss, and u at the model's minimum;
+    the model is (u, its gradient, its curvature).
+
+    The minimum is found by coordinate descent; no share falls below a part of its value.
+    """
+    u, g, H = model
+    k, K = H.shape
+    g[:] = 0
+    H[:] = 0
+    length = np.float32(0)
+    for e in range(len(indices)):
+        f = Ft[indices[e]]
+        q = TINY
+        for a in range(K):
+            q += u[a] * f[a]
+        x[e] = data[e]
+        length += x[e]
+        p[e] = q
+        w = x[e] / q
+        for a in range(K):
+            g[a] -= w * f[a]
+        w /= q
+        for a in range(k):
+            h, z = H[a], w * f[a]
+            for b in range(K):
+                h[b] += z * f[b]
+    least = np.maximum(SHRINK * u, LEAST)
+    for a in range(k):
+        g[a] += length
+    for _ in range(SWEEPS):
+        for a in range(k):
+            h = H[a]
+            new = max(u[a] - g[a] / (h[a] * np.float32(1 + 1e-6) + np.float32(1e-20)), least[a])
+            step = new - u[a]
+            u[a] = new
+            for b in range(K):
+                g[b] += step * h[b]
+    total = np.float32(0)
+    for a in range(k):
+        total += u[a]
+    for a in range(k):
+        u[a] /= total
+
+
+@compile_kernel
+def _longest(indptr):
+    longest = 0
+    for i in range(len(indptr) - 1):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    return longest

@@ -1,1 +1,0 @@
-"""Passes over documents on a GPU: kernels, and the places where their counts are kept."""

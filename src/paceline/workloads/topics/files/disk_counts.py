@@ -1,0 +1,327 @@
+"""Counts that stay on disk: rows of .npy files and row groups of Parquet files, read as they are needed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.data.files import open_parquet
+from paceline.data.npz import UNREADABLE
+from paceline.errors import UserError
+from paceline.io.format import size
+from paceline.io.safe_open import open_regular
+from paceline.workloads.topics.counts import matrices
+from paceline.workloads.topics.counts.arrays import from_scipy
+from paceline.workloads.topics.counts.matrices import (
+    Counts,
+    Csr,
+    DenseCounts,
+    DocumentBlock,
+    LabelledCounts,
+    iterate_overlaps,
+    join_rows,
+    make_empty_block,
+)
+from paceline.workloads.topics.sizes import SPARSE_BELOW
+
+PIECE_BYTES = 1 << 20  # read and converted while it is in the cache
+TOUCHED_BYTES = 64 << 20  # of a mapped file, before its pages are handed back
+FAULT_BYTES = 128 << 10  # what the kernel maps around a page that is touched, at both ends of a column
+MAGIC = b"\x93NUMPY"
+
+
+def read_npy(path: Path, fractional: bool = False) -> Counts:
+    """Counts on disk. The header and the size of the file are checked now, the numbers when they are read."""
+    shape, in_columns, dtype, offset = read_npy_header(path)
+    matrices.check_dtype(dtype, str(path))
+    matrices.check_shape(shape, str(path))
+    if in_columns and min(shape) > 1:
+        warnings.warn(
+            f"{path}: stored column by column (Fortran order), so that reading documents is slow; convert it once to "
+            "shards, or store it with  numpy.save(PATH, numpy.ascontiguousarray(X))",
+            stacklevel=2,
+        )
+        array = np.memmap(path, dtype, "r", offset, shape, "F")
+        return MappedCounts(array, str(path), fractional=fractional)
+    return NpyCounts(path, shape[0], shape[1], dtype, offset, fractional=fractional)
+
+
+def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """(shape, Fortran order, type, where the numbers begin) of a .npy file that is as long as it says."""
+    try:
+        with open_regular(path) as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise UserError(f"{path}: not a .npy file (it does not begin like one); write it with  numpy.save")
+            file.seek(0)
+            first_version = np.lib.format.read_magic(file) == (1, 0)
+            read = np.lib.format.read_array_header_1_0 if first_version else np.lib.format.read_array_header_2_0
+            shape, in_columns, dtype = read(file)
+            offset = file.tell()
+            there = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UserError:
+        raise
+    except UNREADABLE:
+        raise UserError(f"{path}: the header of the .npy file is damaged; write it again or copy it again") from None
+    needed = offset + dtype.itemsize * int(np.prod(shape, dtype=object))
+    if there < needed and not dtype.hasobject:
+        raise make_truncated_error(path, there, needed)
+    return shape, in_columns, dtype, offset
+
+
+def make_truncated_error(path: Path, there: int, needed: int) -> UserError:
+    return UserError(
+        f"{path}: the file is cut short, {there:,} of {needed:,} bytes ({size(needed - there)} are missing); "
+        "write it again or copy it again"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class NpyCounts(LabelledCounts):
+    """Rows one after the other in a file. They are read with plain reads, which leave no pages in this process."""
+
+    path: Path
+    documents: int
+    terms: int
+    dtype: np.dtype
+    offset: int
+
+    sparse = False
+    resident = False
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.documents * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        return self.terms * self.dtype.itemsize
+
+    def block(self, start: int, stop: int) -> DocumentBlock:
+        begin = self.offset + start * self.row_bytes
+        numbers = (stop - start) * self.terms
+        with open_sequential(self.path) as handle:
+            if self.dtype.itemsize == 1 and self.dtype.kind in "bu":
+                flat = np.empty(numbers, np.uint8)
+                read_array_into(handle, flat, begin, self.path)
+            else:
+                flat = self._smallest_exact(handle, begin, numbers, start)
+        return DocumentBlock(start, flat.reshape(stop - start, self.terms))
+
+    def nonzero_rows(self, start: int, stop: int) -> Csr | None:
+        """What `block` has without its zeros; None where these are few, or a number is not a small count."""
+        from paceline.workloads.topics.counts.numba_kernels import NonzeroScanner, can_scan
+
+        if not can_scan(self.dtype):
+            return None
+        found = NonzeroScanner(stop - start, int(SPARSE_BELOW * (stop - start) * self.terms))
+        piece = np.empty((max(1, PIECE_BYTES // self.row_bytes), self.terms), self.dtype)
+        with open_sequential(self.path) as handle:
+            for first in range(start, stop, len(piece)):
+                rows = piece[: stop - first]
+                read_array_into(handle, rows, self.offset + first * self.row_bytes, self.path)
+                if not found.add(rows):
+                    return None
+        return found.csr()
+
+    def _smallest_exact(self, handle: int, begin: int, numbers: int, start: int) -> np.ndarray:
+        place = matrices.make_row_locator(str(self.path), self.terms, start)
+        filling = matrices.WideningArray(numbers, fractional=self.fractional, place=place)
+        piece = np.empty(PIECE_BYTES // self.dtype.itemsize, self.dtype)
+        for first in range(0, numbers, piece.size):
+            part = piece[: min(piece.size, numbers - first)]
+            read_array_into(handle, part, begin + first * self.dtype.itemsize, self.path)
+            filling.put(part)
+        return filling.values
+
+
+@contextmanager
+def open_sequential(path: Path) -> Iterator[int]:
+    """A file handle whose reads the kernel runs far ahead of."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def read_array_into(handle: int, array: np.ndarray, offset: int, path: Path) -> None:
+    """Fill a contiguous array from the file at this offset."""
+    left = memoryview(array.data).cast("B") if array.size else memoryview(b"")
+    while left.nbytes:
+        try:
+            got = os.preadv(handle, [left], offset)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        if not got:
+            raise make_truncated_error(path, offset, offset + left.nbytes)
+        left, offset = left[got:], offset + got
+
+
+@dataclass(frozen=True, eq=False)
+class MappedCounts(DenseCounts):
+    """Rows of a mapped array of any order. Columns that are far apart make its rows slow, but not wrong."""
+
+    source: str
+
+    resident = False
+
+    @property
+    def row_bytes(self) -> int:
+        return self.terms  # many rows at a time, since each column's are read together
+
+    def block(self, start: int, stop: int) -> DocumentBlock:
+        found = np.empty((stop - start, self.terms), np.uint8)
+        column_bytes = (stop - start) * self.values.itemsize + FAULT_BYTES
+        width = max(1, TOUCHED_BYTES // column_bytes)
+        for left in range(0, self.terms, width):
+            panel = np.array(self.values[start:stop, left : left + width], order="C")
+            self._let_go()
+            columns = slice(left, left + panel.shape[1])
+            place = self._place(start, left, panel.shape[1])
+            small = matrices.convert_to_smallest(panel, fractional=self.fractional, place=place)
+            kind = np.dtype(np.float32) if small.dtype.kind == "f" else np.promote_types(small.dtype, found.dtype)
+            if found.dtype.kind != "f" and kind != found.dtype:
+                found = found.astype(kind)
+            found[:, columns] = small
+        return DocumentBlock(start, found)
+
+    def _place(self, start: int, left: int, width: int) -> matrices.Locator:
+        return lambda at: f"{self.source}: document {start + at // width}, term {left + at % width} (both from 0)"
+
+    def _let_go(self) -> None:
+        """Pages that were touched count as memory of this process until they are handed back.
+
+        Not those of a private copy: what was changed there is nowhere else.
+        """
+        if getattr(self.values, "mode", "c") == "c":
+            return
+        base: Any = self.values
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
+            base.madvise(mmap.MADV_DONTNEED)
+
+
+INDICES, COUNTS = "indices", "counts"
+
+
+def read_parquet_counts(path: Path, fractional: bool = False) -> Counts:
+    """Counts on disk: the list columns `indices` and `counts`."""
+    groups, lengths, largest = [], [np.zeros(0, np.int64)], -1
+    with open_parquet(path) as file:
+        said = (file.schema_arrow.metadata or {}).get(b"terms")
+        for number in range(file.metadata.num_row_groups):
+            groups.append(file.metadata.row_group(number).num_rows)
+            some, indices = flatten_lists(
+                file.read_row_group(number, columns=[INDICES], use_threads=False).column(INDICES)
+            )
+            lengths.append(some)
+            if len(indices):
+                largest = max(largest, int(indices.max()))
+    terms = int(said) if said and said.isdigit() else largest + 1
+    if not sum(groups) or largest < 0:
+        raise UserError(f"{path}: is empty or all zero: {sum(groups):,} documents without a single count")
+    vocabulary = path.with_name("terms.txt")
+    if said is None and vocabulary.is_file():  # terms at the end of the vocabulary may occur nowhere
+        with vocabulary.open("rb") as lines:
+            terms = max(terms, sum(1 for _ in lines))
+    if largest >= terms:
+        raise UserError(f"{path}: the term {largest:,} is beyond the {terms:,} terms that the file says it has")
+    return ParquetCounts(path, terms, tuple(groups), np.concatenate(lengths), fractional=fractional)
+
+
+@dataclass(frozen=True, eq=False)
+class ParquetCounts(LabelledCounts):
+    """Documents as rows of two list columns. The row group that was read last is kept."""
+
+    path: Path
+    terms: int
+    groups: tuple[int, ...]  # rows of each
+    lengths: np.ndarray
+    kept: dict[int, Csr] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
+
+    sparse = True
+    resident = False
+
+    @property
+    def documents(self) -> int:
+        return sum(self.groups)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.path.stat().st_size
+
+    def weights(self) -> np.ndarray:
+        return self.lengths
+
+    def block(self, start: int, stop: int) -> DocumentBlock:
+        if start >= stop:
+            return make_empty_block(start, self.terms, sparse=True)
+        parts = iterate_overlaps(self._first_rows, start, stop)
+        return DocumentBlock(start, join_rows([self._group(number).between(*rows) for number, *rows in parts]))
+
+    @cached_property
+    def _first_rows(self) -> np.ndarray:
+        return np.cumsum([0, *self.groups])
+
+    def _group(self, number: int) -> Csr:
+        with self.lock:
+            if number not in self.kept:
+                self.kept.clear()
+                self.kept[number] = self._read(number)
+            return self.kept[number]
+
+    def _read(self, number: int) -> Csr:
+        import scipy.sparse
+
+        with open_parquet(self.path) as file:
+            table = file.read_row_group(number, columns=[INDICES, COUNTS], use_threads=False)
+        lengths, indices = flatten_lists(table.column(INDICES))
+        others, data = flatten_lists(table.column(COUNTS))
+        if not np.array_equal(lengths, others):
+            row = int(self._first_rows[number]) + int((lengths != others).argmax())
+            raise UserError(f"{self.path}: document {row} has not as many {COUNTS} as {INDICES}")
+        if len(indices) and indices.min() < 0:
+            raise UserError(f"{self.path}: row group {number} has a negative term; terms are numbered from 0")
+        indptr = np.concatenate(([0], np.cumsum(lengths)))
+        rows = scipy.sparse.csr_array((data, indices, indptr), shape=(len(lengths), self.terms))
+        source = f"{self.path} row group {number}"
+        return from_scipy(rows, fractional=self.fractional, source=source).values
+
+
+def has_count_columns(path: Path) -> bool:
+    with open_parquet(path) as file:
+        return {INDICES, COUNTS} <= set(file.schema_arrow.names)
+
+
+def flatten_lists(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(length of each list, all of their numbers)."""
+    import pyarrow
+    import pyarrow.compute
+
+    kinds = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
+    if not any(kind(column.type) for kind in kinds):
+        raise UserError(f"the columns {INDICES!r} and {COUNTS!r} hold {column.type}; lists of numbers are needed")
+    lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0).to_numpy()
+    numbers = pyarrow.compute.list_flatten(column)
+    if numbers.null_count:
+        raise UserError(f"the columns {INDICES!r} and {COUNTS!r} must not hold null")
+    return lengths.astype(np.int64), numbers.to_numpy()

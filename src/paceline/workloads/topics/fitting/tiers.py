@@ -1,0 +1,222 @@
+"""All documents of a rank in one pass, wherever their counts fit: on the device, in pinned host memory, or on disk.
+
+The first documents stay on the device, the next ones in pinned memory; the rest is read from its source at each pass. A
+thread brings the next block over in a stream of its own while the device works on the last one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.workloads.topics.counts.matrices import Counts, Csr, DocumentBlock, join_rows
+from paceline.workloads.topics.counts.on_device import PIECE, DeviceCounts
+from paceline.workloads.topics.counts.stream import iterate_blocks
+from paceline.workloads.topics.fitting import passes
+from paceline.workloads.topics.sizes import BLOCK_BYTES, DEVICE_SHARE, HOST_SHARE, SORT_BYTES, pad_to_tile
+
+Tensor = Any  # torch.Tensor; torch is not typed here
+TINIEST = float(np.finfo(np.float64).tiny)
+
+
+@dataclass(frozen=True)
+class TierBudget:
+    """For counts on the device and in pinned memory, None: a share of what is free; and for a block on its way."""
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    block_bytes: int = BLOCK_BYTES
+
+
+class TieredDocuments:
+    """The documents of some rows of `counts`, or all, for a device; `per_document` and the rows of L are theirs."""
+
+    def __init__(
+        self,
+        counts: Counts,
+        per_document: Tensor,
+        q: Tensor,
+        device: Any,
+        rows: tuple[int, int] | None = None,
+        room: TierBudget = TierBudget(),  # noqa: B008 - frozen
+    ) -> None:
+        self.counts, self.device, self.block_bytes = counts, torch.device(device), room.block_bytes
+        self.start, self.stop = (0, counts.documents) if rows is None else rows
+        self.per_document = torch.as_tensor(per_document).to(self.device, torch.float32)
+        self.q = torch.as_tensor(q).to(self.device, torch.float32)
+        self.side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.of_shares: dict[int, Tensor] = {}  # by the first document of a block: found once, in the first pass
+        self.resident: list[passes.RangePass] = []
+        self.pinned: list[DocumentBlock] = []
+        source = iterate_blocks(counts, self.start, self.stop, self.block_bytes)
+        there, beside = room.device_bytes, room.host_bytes
+        rest = self._fill_device(source, get_free_device_bytes(self.device) if there is None else there)
+        self.on_disk = self._fill_host(rest, get_free_host_bytes() if beside is None else beside)
+
+    def _fill_device(self, source: Iterator[DocumentBlock], budget: int) -> Iterator[DocumentBlock]:
+        """As many documents as fit, as one pass; what does not fit is handed back."""
+        head = next(source, None)
+        if head is None:
+            return source
+        source = itertools.chain([head], source)
+        if not isinstance(head.values, Csr):
+            room = min(self.stop - self.start, budget // (head.values.itemsize * pad_to_tile(len(self.q))))
+            return self._fill_dense(source, head.values.dtype, room)
+        taken: list[Csr] = []
+        for block in source:
+            budget -= (1 + SORT_BYTES) * block_bytes(block)
+            if budget < 0 or not isinstance(block.values, Csr):
+                source = itertools.chain([block], source)
+                break
+            taken.append(block.values)
+        if taken:
+            whole = DocumentBlock(self.start, join_rows(taken))
+            last = whole.stop - self.start
+            self.resident.append((0, last, passes.make_pass(whole, self.per_document[:last], self.q, self.device)))
+        return source
+
+    def _fill_dense(self, source: Iterator[DocumentBlock], dtype: np.dtype, room: int) -> Iterator[DocumentBlock]:
+        """`room` documents into one matrix on the device, copied in pieces: they are there once only."""
+        if room < 1:
+            return source
+        dtype_there = torch.from_numpy(np.empty(0, dtype)).dtype
+        whole = torch.zeros(pad_to_tile(room), pad_to_tile(len(self.q)), dtype=dtype_there, device=self.device)
+        filled = 0
+        for block in source:
+            values: Any = block.values
+            fits = min(len(values), room - filled) if values.dtype == dtype else 0
+            if fits:
+                passes.copy_rows(values[:fits], whole[filled : filled + fits, : values.shape[1]])
+                filled += fits
+            if fits < len(values):
+                source = itertools.chain([DocumentBlock(block.start + fits, values[fits:])], source)
+                break
+        share = self.q.clamp_min(1e-30)
+        if passes.can_run_triton(self.device):
+            step: passes.DocumentPass = passes.DensePass(whole, self.per_document[:filled], share)
+        else:
+            step = passes.PlainDense(whole[:filled, : len(share)])
+        self.resident.append((0, filled, step))
+        return source
+
+    def _fill_host(self, source: Iterator[DocumentBlock], budget: int) -> int:
+        """Blocks into pinned memory; returns the first document that is left on disk."""
+        if self.side is None:
+            budget = 0
+        for block in source:
+            budget -= block_bytes(block)
+            if budget < 0:
+                return block.start
+            self.pinned.append(pin_block(block))
+        return self.stop
+
+    def steps(self) -> Iterator[passes.RangePass]:
+        """The passes over all documents in order, each with its range of rows. Use each before asking for the next."""
+        yield from self.resident
+        if self.pinned or self.on_disk < self.stop:
+            disk = (
+                iterate_blocks(self.counts, self.on_disk, self.stop, self.block_bytes)
+                if self.on_disk < self.stop
+                else ()
+            )
+            yield from self._streamed(itertools.chain(self.pinned, disk))
+
+    def _streamed(self, source: Iterator[DocumentBlock]) -> Iterator[passes.RangePass]:
+        def fetch(free_after: Any) -> Any:
+            """The next block on the device. What is released after `free_after` may be overwritten, nothing later."""
+            block = next(source, None)
+            if block is None:
+                return None
+            first, last = block.start - self.start, block.stop - self.start
+            if free_after is not None:
+                free_after.synchronize()
+            with torch.cuda.stream(self.side) if self.side else nullcontext():
+                step = passes.make_pass(block, self.per_document[first:last], self.q, self.device)
+                return first, last, step, self.side.record_event() if self.side else None
+
+        if self.side is not None:
+            self.side.wait_stream(torch.cuda.current_stream(self.device))
+        with ThreadPoolExecutor(1) as reader:
+            coming, done = reader.submit(fetch, None), None
+            while (item := coming.result()) is not None:
+                first, last, step, ready = item
+                coming = reader.submit(fetch, done)
+                if ready is not None:
+                    torch.cuda.current_stream(self.device).wait_event(ready)
+                if first in self.of_shares:
+                    step.of_shares = self.of_shares[first]
+                yield first, last, step
+                if "of_shares" in vars(step):
+                    self.of_shares[first] = step.of_shares
+                done = torch.cuda.current_stream(self.device).record_event() if ready is not None else None
+
+
+def block_bytes(block: DocumentBlock) -> int:
+    return sum(part.nbytes for part in block.parts)
+
+
+def pin_block(block: DocumentBlock) -> DocumentBlock:
+    fixed = [torch.from_numpy(np.ascontiguousarray(part)).pin_memory().numpy() for part in block.parts]
+    return DocumentBlock(block.start, Csr(*fixed) if isinstance(block.values, Csr) else fixed[0])
+
+
+def get_free_device_bytes(device: torch.device) -> int:
+    """Of what is free, and of what torch keeps for later."""
+    if device.type != "cuda":
+        return 1 << 62
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(DEVICE_SHARE * (torch.cuda.mem_get_info(device)[0] + kept))
+
+
+def get_free_host_bytes() -> int:
+    import psutil
+
+    return int(HOST_SHARE * psutil.virtual_memory().available)
+
+
+def sum_counts(counts: DeviceCounts) -> tuple[Tensor, Tensor]:
+    """Per document and per term, float64, on the device."""
+    return passes.sum_sparse(counts.values, counts.terms) if counts.sparse else passes.sum_dense(counts.values)
+
+
+def make_device_passes(
+    counts: DeviceCounts, per_document: Tensor, per_term: Tensor, share: Tensor
+) -> passes.ReadPasses:
+    """The passes over all documents, in one where what it needs fits beside them, else some at a time.
+
+    That is a copy of dense counts in whole tiles, and the sort of sparse ones into the order of the terms.
+    `per_term` are the sums of these documents, `share` the shares of the terms in all of them, on all ranks.
+    """
+    needed = SORT_BYTES * counts.stored_bytes if counts.sparse else passes.tile_copy_bytes(counts.values)
+    if needed <= get_free_device_bytes(counts.device):
+        whole = [(0, counts.documents, passes.make_device_pass(counts.values, per_document, share, per_term))]
+        return lambda: whole if counts.documents else []
+    rows = max(1, min(counts.documents, get_free_device_bytes(counts.device) * counts.documents // needed) // 2)
+    ranges = [(first, min(counts.documents, first + rows)) for first in range(0, counts.documents, rows)]
+    return lambda: (
+        (a, b, passes.make_device_pass(counts.part(a, b).values, per_document[a:b], share)) for a, b in ranges
+    )
+
+
+def sum_negative_log_likelihood(counts: DeviceCounts, L: np.ndarray, F: np.ndarray) -> float:
+    """The sum of -x log p, in float64."""
+    rows, topics = (torch.as_tensor(part, dtype=torch.float64, device=counts.device) for part in (L, F))
+    total = torch.zeros((), dtype=torch.float64, device=counts.device)
+    if not counts.sparse:
+        step = max(1, PIECE // 4 // counts.terms)
+        for x, some in zip(counts.values.split(step), rows.split(step), strict=True):
+            total -= (x.double() * (some @ topics).clamp_min_(TINIEST).log_()).sum()
+        return float(total)
+    pointer, index, count = counts.values
+    documents = torch.repeat_interleave(torch.arange(counts.documents, device=counts.device), pointer.diff())
+    topics, step = topics.T.contiguous(), PIECE // 4 // len(topics)
+    for i, j, x in zip(documents.split(step), index.split(step), count.split(step), strict=True):
+        total -= x.double() @ (rows[i] * topics[j]).sum(1).clamp_min_(TINIEST).log_()
+    return float(total)

@@ -1,0 +1,267 @@
+# mypy: disable-error-code="import-not-found,import-untyped"
+"""Calls of the Triton kernels with tensors: operands, padding, tile sizes. Import it only where Triton is installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from paceline.errors import UserError
+from paceline.workloads.topics.counts.on_device import take_elements
+from paceline.workloads.topics.fitting import triton_kernels as kernels
+from paceline.workloads.topics.fitting import triton_kernels as sparse
+from paceline.workloads.topics.sizes import FUSED_TOPICS, pad_device_topics
+
+Tensor = Any
+Csr = tuple[Tensor, Tensor, Tensor]
+Sides = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Padded counts, the operands of both sides, what is added up for both, and the losses: own side first."""
+LARGEST_K = 512
+SCALE = 64.0  # of the documents' operand, and
+FLOOR = 2.0**-14  # the least F': together they keep 255 / p below the largest half
+LARGEST = 6e4  # the largest F' that a half holds
+PROGRAMS = 1056  # fewer leave parts of a large device idle: then the walk along the other side is split
+PRODUCT_K = 64  # columns of one product
+
+
+@dataclass(frozen=True)
+class Tile:
+    own: int
+    other: int
+    warps: int
+    stages: int
+    stagger: int = 29  # tiles of terms by which the next program begins later (fused pass of uint8 only)
+
+
+# By topics, padded to a power of two. Halves: counts up to 255. Float32 (tf32 products): all other counts.
+HALF_TILES = {
+    16: Tile(128, 128, 4, 3),
+    32: Tile(128, 128, 4, 3),
+    64: Tile(64, 128, 4, 3),
+    128: Tile(128, 64, 8, 3),
+    256: Tile(128, 64, 8, 2),
+    512: Tile(64, 32, 8, 2),
+}
+LOSS_TILE = Tile(64, 128, 4, 3)  # halves and few topics: the logarithms need registers that a larger tile has not
+FULL_TILES = {
+    16: Tile(128, 64, 8, 3),
+    32: Tile(128, 64, 8, 3),
+    64: Tile(128, 64, 8, 2),
+    128: Tile(64, 64, 8, 2),
+    256: Tile(64, 32, 8, 2),
+    512: Tile(32, 32, 8, 1),
+}
+SHARED_BYTES = 200 << 10  # what the tables above need; devices with less take these, save for halves and few topics
+SMALL_HALF_TILE, SMALL_FULL_TILE = Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)
+SUM_ROWS = 1024  # that one program adds up
+PRODUCT_TILE = Tile(128, 64, 8, 2)
+ROW_NONZEROS, ROW_WARPS = 32, 1
+TERM_NONZEROS, TERM_WARPS = 64, 2
+
+
+def pad_operand_topics(k: int) -> int:
+    if k > LARGEST_K:
+        raise UserError(f"{k} topics; at most {LARGEST_K} on a device. Use the CPU: --device cpu")
+    return pad_device_topics(k)
+
+
+def choose_tile(counts: Tensor, k: int, loss: bool = False) -> Tile:
+    half, K = counts.dtype == torch.uint8, pad_operand_topics(k)
+    if half and loss and K <= FUSED_TOPICS:
+        return LOSS_TILE
+    if counts.is_cuda and (K > FUSED_TOPICS or not half):
+        shared = torch.cuda.get_device_properties(counts.device).shared_memory_per_block_optin
+        if shared < SHARED_BYTES:
+            return SMALL_HALF_TILE if half else SMALL_FULL_TILE
+    return (HALF_TILES if half else FULL_TILES)[K]
+
+
+def make_operand(rows: Tensor, size: int, counts: Tensor, *, empty: float) -> Tensor:
+    """(size, K) in the type that `counts` are worked on with; rows beyond the last hold `empty` for all topics: for one
+    of them alone u v would be zero where a share is."""
+    dtype = torch.float16 if counts.dtype == torch.uint8 else torch.float32
+    result = torch.zeros(size, pad_operand_topics(rows.shape[1]), device=rows.device, dtype=dtype)
+    result[: len(rows), : rows.shape[1]] = rows if dtype == torch.float16 else round_to_tf32(rows)
+    result[len(rows) :, : rows.shape[1]] = empty
+    return result
+
+
+def round_to_tf32(values: Tensor) -> Tensor:
+    """Rounded to the 10 bits that a tf32 product reads: it would cut the others off, and bias the loss."""
+    return ((values.float().contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
+
+def compute_dense_statistics(
+    counts: Tensor, u: Tensor, v: Tensor, *, loss: bool, tile: Tile
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For padded counts: sum_j x / (u v) v_j per document, sum_i x / (u v) u_i per term, sum_j x log2(u v)."""
+    K = u.shape[1]
+    own, other = torch.zeros_like(u, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
+    losses = torch.zeros(len(u) if loss else 1, device=u.device)
+    if K <= FUSED_TOPICS and counts.dtype == torch.uint8:
+        v = v.view(-1, 2, K).transpose(0, 1).contiguous()  # the even terms, then the odd ones
+        _pairs((counts, u, v, own, other, losses), tile, loss=loss)
+        return own, other.view(2, -1, K).transpose(0, 1).reshape(-1, K), losses
+    both = K <= FUSED_TOPICS
+    _dense((counts, u, v, own, other, losses), tile, both=both, loss=loss)
+    if not both:
+        _dense((counts, v, u, other, own, losses), tile, terms=True)
+    return own, other, losses
+
+
+def sum_small_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of rows and of columns of uint8 or uint16 counts, float64."""
+    rows, terms = counts.shape
+    per_document, per_term = (torch.zeros(size, dtype=torch.int64, device=counts.device) for size in (rows, terms))
+    kernels.small_sums_kernel[(triton.cdiv(terms, 512), triton.cdiv(rows, SUM_ROWS))](
+        counts.contiguous(), per_document, per_term, rows, terms, SUM_ROWS, BM=16, BN=512
+    )
+    return per_document.double(), per_term.double()
+
+
+def multiply_dense(counts: Tensor, B: Tensor, *, transposed: bool) -> Tensor:
+    """counts @ B, or counts.T @ B, for padded counts; B has as many rows as the real side, the result is padded."""
+    size, others = counts.shape[::-1] if transposed else counts.shape
+    results = []
+    for columns in B.split(PRODUCT_K, dim=1):
+        scale = columns.abs().amax().clamp_min(1e-30)
+        v = make_operand(columns / scale, others, counts, empty=0.0)
+        own = torch.zeros(size, v.shape[1], device=v.device)
+        _dense((counts, own.to(v.dtype), v, own, own, own), PRODUCT_TILE, terms=transposed, ratio=False)
+        results.append(own[:, : columns.shape[1]] * scale)
+    return torch.cat(results, dim=1)
+
+
+def _pairs(sides: Sides, tile: Tile, *, loss: bool) -> None:
+    counts, u, *others = sides
+    pairs = counts.view(torch.int16)
+    programs, splits, per_split = _grid(len(u), pairs.shape[1], tile.own, tile.other // 2)
+    kernels.accumulate_pairs[(programs, splits)](
+        pairs, u, *others, pairs.shape[1], pairs.shape[1], per_split,
+        WITH_LOSS=loss, FAST=supports_fast_path(counts), BM=tile.own, BN=tile.other // 2, K=u.shape[1],
+        STAGES=tile.stages, STAGGER=tile.stagger, num_warps=tile.warps,
+    )  # fmt: skip
+
+
+def _dense(
+    sides: Sides, tile: Tile, *, terms: bool = False, ratio: bool = True, both: bool = False, loss: bool = False
+) -> None:
+    counts, u, v, *_ = sides
+    programs, splits, per_split = _grid(len(u), len(v), tile.own, tile.other)
+    kernels.accumulate_dense[(programs, splits)](
+        *sides, counts.shape[1], len(v), per_split,
+        TERMS=terms, RATIO=ratio, BOTH=both, WITH_LOSS=loss, FAST=supports_fast_path(counts),
+        BM=tile.own, BN=tile.other, K=u.shape[1], STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+
+
+def _grid(own: int, others: int, own_tile: int, other_tile: int) -> tuple[int, int, int]:
+    """Programs along the own side, parts of the other side, and the length of a part."""
+    programs, steps = own // own_tile, others // other_tile
+    per_split = -(-steps // min(steps, -(-PROGRAMS // programs)))
+    return programs, -(-steps // per_split), per_split * other_tile
+
+
+def supports_fast_path(counts: Tensor) -> bool:
+    return counts.is_cuda and torch.version.cuda is not None and counts.dtype == torch.uint8
+
+
+def update_sparse(csr: Csr, L: Tensor, table: Tensor, totals: Tensor, *, newton: bool, loss: bool) -> Tensor:
+    """L in place by EM or Newton. Returns sum_j x log p' per document."""
+    mode = (sparse.NEWTON if newton else sparse.EM).value
+    losses = torch.zeros(len(L) if loss else 1, device=L.device)
+    _sparse_rows(csr, L, table, losses, totals, mode, loss=loss)
+    return losses
+
+
+def multiply_sparse(csr: Csr, B: Tensor) -> Tensor:
+    """X @ B for the documents of `csr`."""
+    results = []
+    for columns in B.split(PRODUCT_K, dim=1):
+        out = torch.zeros(len(csr[0]) - 1, columns.shape[1], device=B.device)
+        _sparse_rows(csr, out, make_full_operand(columns), out, out, sparse.PRODUCT.value)
+        results.append(out)
+    return torch.cat(results, dim=1)
+
+
+def _sparse_rows(
+    csr: Csr, L: Tensor, table: Tensor, losses: Tensor, totals: Tensor, mode: int, *, loss: bool = False
+) -> None:
+    if len(L) == 0:
+        return
+    K = table.shape[1]
+    many = max(16, min(ROW_NONZEROS, 8192 // K))
+    sparse.update_sparse_rows[(len(L),)](
+        *csr, L, table, losses, totals, L.shape[1],
+        MODE=mode, WITH_LOSS=loss, K=K, NB=many, SWEEPS=1, num_warps=max(ROW_WARPS, K * many // 4096),
+    )  # fmt: skip
+
+
+def make_full_operand(rows: Tensor) -> Tensor:
+    """(rows, K) in float32, the columns beyond the last zero: each row of it is read with wide loads."""
+    return torch.nn.functional.pad(rows.float(), (0, pad_operand_topics(rows.shape[1]) - rows.shape[1])).contiguous()
+
+
+@dataclass(frozen=True)
+class TermItems:
+    """The nonzeros in the order of the terms, in pieces of at most `PIECE`: work for one program each."""
+
+    term: Tensor
+    begin: Tensor
+    end: Tensor
+    document: Tensor
+    count: Tensor
+
+    PIECE = 1024
+
+
+def sort_by_terms(csr: Csr, terms: int) -> TermItems:
+    pointer, index, count = csr
+    device = index.device
+    order = torch.argsort(index, stable=True)
+    documents = torch.arange(len(pointer) - 1, device=device, dtype=torch.int32)
+    document = torch.repeat_interleave(documents, pointer.diff(), output_size=len(index))[order]
+    per_term = torch.bincount(index, minlength=terms)
+    first = per_term.cumsum(0) - per_term
+    pieces = -(-per_term // TermItems.PIECE)
+    term = torch.repeat_interleave(torch.arange(terms, device=device), pieces)
+    number = torch.arange(len(term), device=device) - (pieces.cumsum(0) - pieces)[term]
+    begin = first[term] + number * TermItems.PIECE
+    end = torch.minimum(begin + TermItems.PIECE, (first + per_term)[term])
+    return TermItems(term.to(torch.int32), begin, end, document, take_elements(count, order))
+
+
+def multiply_sparse_t(items: TermItems, C: Tensor, terms: int) -> Tensor:
+    """X.T @ C."""
+    results = []
+    for columns in C.split(PRODUCT_K, dim=1):
+        out = torch.zeros(terms, pad_operand_topics(columns.shape[1]), device=C.device)
+        add_sparse_statistic(items, columns.contiguous(), out, out, ratio=False)
+        results.append(out[:, : columns.shape[1]])
+    return torch.cat(results, dim=1)
+
+
+def add_sparse_statistic(items: TermItems, L: Tensor, table: Tensor, S: Tensor, *, ratio: bool = True) -> None:
+    """S (terms, K) += sum_i x / p' l_i; without `ratio`, sum_i x l_i."""
+    if len(items.term) == 0:
+        return
+    K = table.shape[1]
+    many = max(16, min(TERM_NONZEROS, 8192 // K))
+    sparse.accumulate_sparse_terms[(len(items.term),)](
+        items.term, items.begin, items.end, items.document, items.count, L, table, S, L.shape[1],
+        RATIO=ratio, K=K, NB=many, num_warps=max(TERM_WARPS, K * many // 4096),
+    )  # fmt: skip
+
+
+def solve_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
+    """min over w >= 0 of w gram w / 2 - c w for each column of `free` (k, size), some sweeps, in place."""
+    k, size = free.shape
+    K = pad_operand_topics(k)
+    columns = max(16, 2048 // K)
+    kernels.sweep_least_squares[(triton.cdiv(size, columns),)](
+        target.contiguous(), gram.contiguous(), free, size, k, sweeps, K=K, BN=columns,
+        num_warps=max(2, columns * K // 1024),
+    )  # fmt: skip

@@ -1,0 +1,396 @@
+"""Triton kernels of the topic model: dense counts, least squares, and rows of nonzeros.
+
+All of them work on F' = F / q, q the share of each term in all counts: then p' = L F' is of order one, and half
+precision holds it. The product L F' never leaves the chip. A document or a term without counts adds nothing.
+
+`FAST` is for NVIDIA devices and uint8 counts: assembly that turns counts into halves some at a time, with one
+reciprocal for two elements. Without it the same kernels run on any device, and on the CPU under TRITON_INTERPRET=1.
+"""
+
+import triton
+import triton.language as tl
+
+# mypy: ignore-errors
+
+
+# Four counts x (bytes of one register) and four p: x / p as four halves in two registers. 1/a and 1/b are b/(ab) and
+# a/(ab). The byte x under the byte 0x64 is the half 1024 + x.
+RATIO_4 = tl.constexpr("""{
+.reg .f32 ab, cd, ra, rb, rc, rd;
+.reg .b32 rab, rcd, xab, xcd, base;
+mul.ftz.f32 ab, $3, $4;
+mul.ftz.f32 cd, $5, $6;
+rcp.approx.ftz.f32 ab, ab;
+rcp.approx.ftz.f32 cd, cd;
+mul.ftz.f32 ra, ab, $4;
+mul.ftz.f32 rb, ab, $3;
+mul.ftz.f32 rc, cd, $6;
+mul.ftz.f32 rd, cd, $5;
+cvt.rn.f16x2.f32 rab, rb, ra;
+cvt.rn.f16x2.f32 rcd, rd, rc;
+prmt.b32 xab, $2, 0x64646464, 0x4140;
+prmt.b32 xcd, $2, 0x64646464, 0x4342;
+mov.b32 base, 0x64006400;
+sub.rn.f16x2 xab, xab, base;
+sub.rn.f16x2 xcd, xcd, base;
+mul.rn.f16x2 $0, xab, rab;
+mul.rn.f16x2 $1, xcd, rcd;
+}""")
+
+# Four counts as four halves.
+HALF_4 = tl.constexpr("""{
+.reg .b32 xab, xcd, base;
+prmt.b32 xab, $2, 0x64646464, 0x4140;
+prmt.b32 xcd, $2, 0x64646464, 0x4342;
+mov.b32 base, 0x64006400;
+sub.rn.f16x2 $0, xab, base;
+sub.rn.f16x2 $1, xcd, base;
+}""")
+
+# Two pairs of counts (the first of each for p0, the second for p1): the ratios of the first, and of the second.
+PAIR_RATIOS = tl.constexpr("""{
+.reg .f32 a, b, ra, rb, sa, sb;
+.reg .b32 r, s, x, y, base;
+mul.ftz.f32 a, $3, $5;
+mul.ftz.f32 b, $4, $6;
+rcp.approx.ftz.f32 a, a;
+rcp.approx.ftz.f32 b, b;
+mul.ftz.f32 ra, a, $5;
+mul.ftz.f32 sa, a, $3;
+mul.ftz.f32 rb, b, $6;
+mul.ftz.f32 sb, b, $4;
+cvt.rn.f16x2.f32 r, rb, ra;
+cvt.rn.f16x2.f32 s, sb, sa;
+prmt.b32 x, $2, 0x64646464, 0x4240;
+prmt.b32 y, $2, 0x64646464, 0x4341;
+mov.b32 base, 0x64006400;
+sub.rn.f16x2 x, x, base;
+sub.rn.f16x2 y, y, base;
+mul.rn.f16x2 $0, x, r;
+mul.rn.f16x2 $1, y, s;
+}""")
+
+# Two pairs of counts: x log2(p0) + y log2(p1) for each. The compiler turns the counts into halves once for both.
+PAIR_LOGS = tl.constexpr("""{
+.reg .f32 l, f, g;
+.reg .b32 x, y, base;
+.reg .b16 xa, xb, ya, yb;
+prmt.b32 x, $2, 0x64646464, 0x4240;
+prmt.b32 y, $2, 0x64646464, 0x4341;
+mov.b32 base, 0x64006400;
+sub.rn.f16x2 x, x, base;
+sub.rn.f16x2 y, y, base;
+mov.b32 {xa, xb}, x;
+mov.b32 {ya, yb}, y;
+cvt.f32.f16 f, xa;
+cvt.f32.f16 g, ya;
+lg2.approx.ftz.f32 l, $3;
+mul.ftz.f32 f, f, l;
+lg2.approx.ftz.f32 l, $5;
+fma.rn.ftz.f32 $0, g, l, f;
+cvt.f32.f16 f, xb;
+cvt.f32.f16 g, yb;
+lg2.approx.ftz.f32 l, $4;
+mul.ftz.f32 f, f, l;
+lg2.approx.ftz.f32 l, $6;
+fma.rn.ftz.f32 $1, g, l, f;
+}""")
+
+# Four counts and four p: x log2(p) in float32. The counts become halves as above: the compiler does it once for both.
+LOG_4 = tl.constexpr("""{
+.reg .f32 la, lb, lc, ld, fa, fb, fc, fd;
+.reg .b32 xab, xcd, base;
+.reg .b16 ha, hb, hc, hd;
+lg2.approx.ftz.f32 la, $5;
+lg2.approx.ftz.f32 lb, $6;
+lg2.approx.ftz.f32 lc, $7;
+lg2.approx.ftz.f32 ld, $8;
+prmt.b32 xab, $4, 0x64646464, 0x4140;
+prmt.b32 xcd, $4, 0x64646464, 0x4342;
+mov.b32 base, 0x64006400;
+sub.rn.f16x2 xab, xab, base;
+sub.rn.f16x2 xcd, xcd, base;
+mov.b32 {ha, hb}, xab;
+mov.b32 {hc, hd}, xcd;
+cvt.f32.f16 fa, ha;
+cvt.f32.f16 fb, hb;
+cvt.f32.f16 fc, hc;
+cvt.f32.f16 fd, hd;
+mul.ftz.f32 $0, fa, la;
+mul.ftz.f32 $1, fb, lb;
+mul.ftz.f32 $2, fc, lc;
+mul.ftz.f32 $3, fd, ld;
+}""")
+
+
+@triton.jit
+def divide_counts(x, p, FAST: tl.constexpr, operand: tl.constexpr):
+    if FAST:
+        return tl.inline_asm_elementwise(RATIO_4, "=r,=r,r,r,r,r,r", [x, p], dtype=tl.float16, is_pure=True, pack=4)
+    else:  # noqa: RET505 - the compiler follows one branch only
+        return (x.to(tl.float32) / p).to(operand)
+
+
+@triton.jit
+def convert_counts(x, FAST: tl.constexpr, operand: tl.constexpr):
+    if FAST:
+        return tl.inline_asm_elementwise(HALF_4, "=r,=r,r", [x], dtype=tl.float16, is_pure=True, pack=4)
+    else:  # noqa: RET505
+        return x.to(operand)
+
+
+@triton.jit
+def divide_pairs(pair, p0, p1, FAST: tl.constexpr):
+    if FAST:
+        both: tl.constexpr = (tl.float16, tl.float16)
+        return tl.inline_asm_elementwise(PAIR_RATIOS, "=r,=r,r,r,r,r,r", [pair, p0, p1], both, is_pure=True, pack=2)
+    else:  # noqa: RET505
+        x, y = (pair & 255).to(tl.float32), ((pair >> 8) & 255).to(tl.float32)
+        return (x / p0).to(tl.float16), (y / p1).to(tl.float16)
+
+
+@triton.jit
+def compute_pair_logs(pair, p0, p1, FAST: tl.constexpr):
+    if FAST:
+        return tl.inline_asm_elementwise(
+            PAIR_LOGS, "=r,=r,r,r,r,r,r", [pair, p0, p1], dtype=tl.float32, is_pure=True, pack=2
+        )
+    else:  # noqa: RET505
+        return (pair & 255).to(tl.float32) * tl.log2(p0) + ((pair >> 8) & 255).to(tl.float32) * tl.log2(p1)
+
+
+@triton.jit
+def accumulate_pairs(
+    X, U, V, OWN, OTHER, LOSS, width, pairs, pairs_per_split,
+    WITH_LOSS: tl.constexpr, FAST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, STAGGER: tl.constexpr,
+):  # fmt: skip
+    """Both statistics of counts up to 255 in one read: OWN[i] += sum_j x_ij / (u_i v_j) v_j for BM documents, and
+    OTHER[j] += sum_i x_ij / (u_i v_j) u_i; WITH_LOSS also LOSS[i] += sum_j x_ij log2(u_i v_j).
+
+    X is read as pairs of counts, (documents, width) of int16; V and OTHER hold first the even terms, then the odd ones.
+    The registers then hold the counts as the products need them. Sums go out through float32 atomics. Both sides are
+    padded to whole tiles, with no counts and u v > 0 there.
+    """
+    own = tl.program_id(0) * BM + tl.arange(0, BM)
+    topic = tl.arange(0, K)
+    begin = tl.program_id(1) * pairs_per_split
+    span = tl.minimum(pairs_per_split, pairs - begin)
+    first = tl.program_id(0) * STAGGER % (span // BN) * BN  # programs that walk side by side would add to the same sums
+    pair = begin + tl.arange(0, BN)
+    u = tl.load(U + own[:, None] * K + topic[None, :])
+    total = tl.zeros((BM, K), dtype=tl.float32)
+    loss = tl.zeros((BM,), dtype=tl.float32)
+    x_at = X + own.to(tl.int64)[:, None] * width + pair[None, :]
+    term_at = pair[:, None] * K + topic[None, :]
+    tl.assume(span > 0)  # else the compiler keeps a path without a turn, and matrix products wait for each other
+    for step in tl.range(0, span, BN, num_stages=STAGES):
+        at = first + step
+        at = tl.where(at < span, at, at - span)
+        x = tl.load(x_at + at)
+        v0 = tl.load(V + term_at + at * K)
+        v1 = tl.load(V + term_at + (pairs + at) * K)
+        p0 = tl.dot(u, tl.trans(v0), out_dtype=tl.float32)
+        p1 = tl.dot(u, tl.trans(v1), out_dtype=tl.float32)
+        r0, r1 = divide_pairs(x, p0, p1, FAST)
+        total = tl.dot(r0, v0, total, out_dtype=tl.float32)
+        total = tl.dot(r1, v1, total, out_dtype=tl.float32)
+        part0 = tl.dot(tl.trans(r0), u, out_dtype=tl.float32)
+        part1 = tl.dot(tl.trans(r1), u, out_dtype=tl.float32)
+        tl.atomic_add(OTHER + term_at + at * K, part0, sem="relaxed")
+        tl.atomic_add(OTHER + term_at + (pairs + at) * K, part1, sem="relaxed")
+        if WITH_LOSS:
+            loss += tl.sum(compute_pair_logs(x, p0, p1, FAST), axis=1)
+    tl.atomic_add(OWN + own[:, None] * K + topic[None, :], total, sem="relaxed")
+    if WITH_LOSS:
+        tl.atomic_add(LOSS + own, loss, sem="relaxed")
+
+
+@triton.jit
+def compute_logs(x, p, FAST: tl.constexpr):
+    if FAST:
+        return tl.inline_asm_elementwise(LOG_4, "=r,=r,=r,=r,r,r,r,r,r", [x, p], dtype=tl.float32, is_pure=True, pack=4)
+    else:  # noqa: RET505
+        return x.to(tl.float32) * tl.log2(p)
+
+
+@triton.jit
+def accumulate_dense(
+    X, U, V, OWN, OTHER, LOSS, width, others, others_per_split,
+    TERMS: tl.constexpr, RATIO: tl.constexpr, BOTH: tl.constexpr, WITH_LOSS: tl.constexpr, FAST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """As `dense_pairs`, for any counts, one statistic or both: OWN[i] += sum_j x_ij / (u_i v_j) v_j; BOTH: also
+    OTHER[j] += sum_i x_ij / (u_i v_j) u_i. RATIO off: OWN[i] += sum_j x_ij v_j, a plain product.
+
+    X is (documents, width). The own side is that of the documents, or with TERMS that of the terms.
+    """
+    own = tl.program_id(0) * BM + tl.arange(0, BM)
+    topic = tl.arange(0, K)
+    begin = tl.program_id(1) * others_per_split
+    end = tl.minimum(begin + others_per_split, others)
+    other = tl.arange(0, BN)
+    u = tl.load(U + own[:, None] * K + topic[None, :])
+    total = tl.zeros((BM, K), dtype=tl.float32)
+    loss = tl.zeros((BM,), dtype=tl.float32)
+    wide = width.to(tl.int64)
+    if TERMS:  # noqa: SIM108
+        x_at = X + own[:, None] + other[None, :] * wide
+    else:
+        x_at = X + own[:, None] * wide + other[None, :]
+    other_at = other[:, None] * K + topic[None, :]
+    tl.assume(end > begin)
+    for at in tl.range(begin, end, BN, num_stages=STAGES):
+        x = tl.load(x_at + at * wide if TERMS else x_at + at)
+        v = tl.load(V + other_at + at * K)
+        if RATIO:
+            p = tl.dot(u, tl.trans(v), out_dtype=tl.float32)
+            r = divide_counts(x, p, FAST, V.dtype.element_ty)
+        else:
+            r = convert_counts(x, FAST, V.dtype.element_ty)
+        total = tl.dot(r, v, total, out_dtype=tl.float32)
+        if BOTH:
+            part = tl.dot(tl.trans(r), u, out_dtype=tl.float32)
+            tl.atomic_add(OTHER + other_at + at * K, part, sem="relaxed")
+        if WITH_LOSS:
+            loss += tl.sum(compute_logs(x, p, FAST), axis=1)
+    tl.atomic_add(OWN + own[:, None] * K + topic[None, :], total, sem="relaxed")
+    if WITH_LOSS:
+        tl.atomic_add(LOSS + own, loss, sem="relaxed")
+
+
+@triton.jit
+def small_sums_kernel(
+    X, ROWS, TERMS, rows, terms, rows_per_split, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Sums of the rows and of the columns of counts up to 65,535, in whole numbers: ROWS and TERMS are int64."""
+    j = tl.program_id(0) * BN + tl.arange(0, BN)
+    begin = tl.program_id(1) * rows_per_split
+    total = tl.zeros((BM, BN), dtype=tl.int32)  # of every BM-th row: columns are added up across warps once, at the end
+    for at in range(begin, tl.minimum(begin + rows_per_split, rows), BM):
+        i = at + tl.arange(0, BM)
+        inside = (i < rows)[:, None] & (j < terms)[None, :]
+        x = tl.load(X + i.to(tl.int64)[:, None] * terms + j[None, :], mask=inside, other=0).to(tl.int32)
+        total += x
+        tl.atomic_add(ROWS + i, tl.sum(x, axis=1).to(tl.int64), mask=i < rows, sem="relaxed")
+    tl.atomic_add(TERMS + j, tl.sum(total, axis=0).to(tl.int64), mask=j < terms, sem="relaxed")
+
+
+@triton.jit
+def sweep_least_squares(
+    C, A, W, n, k, sweeps, K: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Sweeps of coordinate descent for min over w >= 0 of w A w / 2 - c w, for each column w of W (k x n), in place."""
+    column = tl.program_id(0) * BN + tl.arange(0, BN)
+    topic = tl.arange(0, K)
+    inside = (topic < k)[:, None] & (column < n)[None, :]
+    at = topic.to(tl.int64)[:, None] * n + column[None, :]
+    c = tl.load(C + at, mask=inside, other=0.0)
+    w = tl.load(W + at, mask=inside, other=0.0)
+    for _ in range(sweeps):
+        for a in range(k):
+            row = tl.load(A + a * k + topic, mask=topic < k, other=0.0)
+            curvature = tl.load(A + a * k + a)
+            here = (topic == a)[:, None]
+            rest = tl.sum(tl.where(here, c, 0.0) - row[:, None] * w, axis=0)
+            old = tl.sum(tl.where(here, w, 0.0), axis=0)
+            new = tl.maximum(old + rest / tl.maximum(curvature, 1e-20), 0.0)
+            w = tl.where(here, new[None, :], w)
+    tl.store(W + at, w, mask=inside)
+
+
+# mypy: ignore-errors
+
+
+EM, NEWTON, PRODUCT = (tl.constexpr(mode) for mode in (1, 2, 3))
+SMALLEST = tl.constexpr(1e-12)  # of p' in the sparse kernels: only a term that no topic of a document has falls below
+
+
+@triton.jit
+def sweep_coordinates(li, gradient, H, k, K: tl.constexpr, SWEEPS: tl.constexpr):
+    """Coordinate descent on the quadratic model of one document. No share falls below a twentieth of what it was: the
+    model is trusted no further, and every p stays positive."""
+    topic = tl.arange(0, K)
+    floor = tl.maximum(li * 0.05, 1e-9)
+    for _ in tl.static_range(SWEEPS):
+        for a in range(k):
+            here = topic == a
+            row = tl.sum(tl.where(here[:, None], H, 0.0), axis=0)
+            curvature = tl.sum(tl.where(here, row, 0.0))
+            slope = tl.sum(tl.where(here, gradient, 0.0))
+            old = tl.sum(tl.where(here, li, 0.0))
+            least = tl.sum(tl.where(here, floor, 0.0))
+            new = tl.maximum(old - slope / (curvature * 1.000001 + 1e-20), least)
+            li = tl.where(here, new, li)
+            gradient += (new - old) * row
+    return tl.where(topic < k, li, 0.0)
+
+
+@triton.jit
+def update_sparse_rows(
+    POINTER, INDEX, COUNT, L, F, LOSS, TOTAL, k,
+    MODE: tl.constexpr, WITH_LOSS: tl.constexpr, K: tl.constexpr, NB: tl.constexpr, SWEEPS: tl.constexpr,
+):  # fmt: skip
+    """One program per document, NB of its nonzeros at a time. L is (documents, k), F is (terms, K).
+
+    EM and NEWTON update L[i] in place. PRODUCT: L[i] = sum_j x_ij F[j].
+    """
+    i = tl.program_id(0).to(tl.int64)
+    topic = tl.arange(0, K)
+    real = topic < k
+    begin = tl.load(POINTER + i)
+    end = tl.load(POINTER + i + 1)
+    li = tl.load(L + i * k + topic, mask=real, other=0.0)
+    g = tl.zeros((K,), dtype=tl.float32)
+    H = tl.zeros((K, K), dtype=tl.float32)
+    loss = 0.0
+    for start in range(begin, end, NB):
+        at = start + tl.arange(0, NB)
+        inside = at < end
+        j = tl.load(INDEX + at, mask=inside, other=0).to(tl.int64)
+        w = tl.load(COUNT + at, mask=inside, other=0).to(tl.float32)
+        f = tl.load(F + j[:, None] * K + topic[None, :])
+        if MODE != PRODUCT:
+            p = tl.maximum(tl.sum(f * li[None, :], axis=1), SMALLEST)
+            if WITH_LOSS:
+                loss += tl.sum(w * tl.log(p))
+            w = w / p
+            if MODE == NEWTON:
+                H += tl.dot(tl.trans(f * (w / p)[:, None]), f)
+        g += tl.sum(f * w[:, None], axis=0)
+    if WITH_LOSS:
+        tl.store(LOSS + i, loss)
+    if MODE == PRODUCT:
+        li = g
+    else:
+        if MODE == NEWTON:  # noqa: SIM108
+            new = sweep_coordinates(li, tl.load(TOTAL + i) - g, H, k, K, SWEEPS)
+        else:
+            new = li * g
+        norm = tl.sum(new)
+        li = tl.where(norm > 0, new / tl.maximum(norm, 1e-30), li)
+    tl.store(L + i * k + topic, li, mask=real)
+
+
+@triton.jit
+def accumulate_sparse_terms(
+    TERM, BEGIN, END, DOCUMENT, COUNT, L, F, S, k, RATIO: tl.constexpr, K: tl.constexpr, NB: tl.constexpr
+):  # fmt: skip
+    """S[j] += sum_i x_ij / p_ij l_i for one piece of one term's documents. RATIO off: S[j] += sum_i x_ij l_i."""
+    item = tl.program_id(0)
+    topic = tl.arange(0, K)
+    real = topic < k
+    term = tl.load(TERM + item).to(tl.int64)
+    end = tl.load(END + item)
+    f = tl.load(F + term * K + topic)
+    g = tl.zeros((K,), dtype=tl.float32)
+    for start in range(tl.load(BEGIN + item), end, NB):
+        at = start + tl.arange(0, NB)
+        inside = at < end
+        i = tl.load(DOCUMENT + at, mask=inside, other=0).to(tl.int64)
+        w = tl.load(COUNT + at, mask=inside, other=0).to(tl.float32)
+        li = tl.load(L + i[:, None] * k + topic[None, :], mask=real[None, :], other=0.0)
+        if RATIO:
+            w = w / tl.maximum(tl.sum(li * f[None, :], axis=1), SMALLEST)
+        g += tl.sum(li * w[:, None], axis=0)
+    tl.atomic_add(S + term * K + topic, g, mask=real, sem="relaxed")

@@ -1,1 +1,0 @@
-"""Pictures of a fit, and the page that explores it."""

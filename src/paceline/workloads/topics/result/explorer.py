@@ -1,0 +1,320 @@
+"""The topic explorer: one HTML file that opens offline, with the topics, their terms and their documents inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import UserError
+from paceline.io.files import write_atomic
+from paceline.io.format import duration, number
+from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
+from paceline.workloads.topics.counts.matrices import Counts, to_sparse
+from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
+from paceline.workloads.topics.files.texts import strip_markup
+from paceline.workloads.topics.result.model import (
+    BY_LIFT,
+    TopicFit,
+    average_neighbours,
+    compute_term_probabilities,
+    find_largest,
+    rank_terms,
+    sort_documents,
+)
+from paceline.workloads.topics.result.new_documents import compute_coherence
+from paceline.workloads.topics.result.plots import PALETTE
+
+ASSETS = Path(__file__).parent / "assets"
+WEIGHTS = (1.0, 0.8, 0.6, 0.4, 0.2, BY_LIFT)
+TERMS_PER_WEIGHT = 40
+SEARCHED_TERMS = 20_000
+USES, LEAST_USE = 6, 0.03
+SIMILAR = 6
+PRINTED_TERMS = 12
+NAMING = 0.3  # the weight of log p for the terms that name a topic; explorer.js has the same
+TERMS_AT_ONCE = 1 << 14
+FILLED = 0.16  # of the plane, by all topics together
+SMALLEST, LARGEST = 0.011, 0.13  # radii of topics on the map
+MARGIN = 0.02
+ROUNDS = 120
+PER_TOPIC, ALL_UP_TO = 20, 5_000  # documents that are shown: of each topic, or all of a small collection
+MOST_IN_MIXTURE, LEAST_SHARE = 12, 0.01
+DOCUMENT_TERMS = 10
+BLOCK_BYTES = 16 << 20
+LONGEST_NAME, LONGEST_TEXT = 200, 240
+STRIPES, STRIPE_TOPICS = 320, 12
+
+
+def write_explorer(
+    model: Any,
+    path: str | Path,
+    X: Any = None,
+    names: Sequence[str] | None = None,
+    *,
+    title: str = "Topics",
+    texts: Iterable[str] | None = None,
+) -> Path:
+    """Write the explorer of a fit. With the counts X it also knows lengths, coherence and the terms of documents; with
+    their `texts`, in the same order, how each begins."""
+    fitted: TopicFit = getattr(model, "fit_", model)
+    if not isinstance(fitted, TopicFit):
+        raise UserError(
+            f"a {type(model).__name__} is no fit: give what  paceline.topics.fit  or  TopicFit.load  returns"
+        )
+    where = Path(path).expanduser()
+    if where.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{str(where)!r} does not end in .html; write it as  {where.with_suffix('.html')}")
+    write_atomic(where, render_explorer(fitted, X, names, title, texts).encode("utf-8", "replace"))
+    return where
+
+
+def render_explorer(
+    model: TopicFit,
+    X: Any = None,
+    names: Sequence[str] | None = None,
+    title: str = "Topics",
+    texts: Iterable[str] | None = None,
+) -> str:
+    from markupsafe import Markup
+
+    data = collect_explorer_data(model, X, names, texts)
+    company = data["coherence"] or [None] * model.k
+    rows = [
+        (at, data["shares"][at], company[at], _line(data, at))
+        for at in np.argsort(-np.array(data["shares"]), kind="stable")
+    ]
+    return compile_template(read_explorer_asset("explorer.html.j2")).render(
+        title=title,
+        facts=_facts(model),
+        rows=rows,
+        data=Markup(dump_page_data(data)),
+        style=Markup(read_explorer_asset("explorer.css")),
+        script=Markup(read_explorer_asset("explorer.js")),
+        policy=Markup(build_content_policy(read_explorer_asset("explorer.js"))),
+    )
+
+
+@cache
+def read_explorer_asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def collect_explorer_data(
+    model: TopicFit, X: Any = None, names: Sequence[str] | None = None, texts: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """Everything that the page shows: of each topic the first terms and documents, never the matrices."""
+    if names is not None and len(names) != len(model.L):
+        raise UserError(f"{len(names):,} names for {len(model.L):,} documents: give one for each")
+    counts = None if X is None else model._counts(X, fractional=True)
+    if counts is not None and counts.documents != len(model.L):
+        raise UserError(
+            f"X has {counts.documents:,} documents and the fit {len(model.L):,}: give the documents of the fit"
+        )
+    lengths = None if counts is None else compute_totals(counts).per_document
+    shares = model.topic_shares(lengths)
+    everywhere = compute_term_probabilities(model.F, shares)
+    firsts = rank_terms(model.F, everywhere, TERMS_PER_WEIGHT, WEIGHTS)
+    tops = [np.unique(np.concatenate([by[topic] for by in firsts])) for topic in range(model.k)]
+    documents = _documents(model, counts, lengths, everywhere, names)
+    shown = documents.pop("shown")
+    typical = documents["documentTerms"]
+    used = np.unique(np.concatenate([*tops, find_largest(everywhere, SEARCHED_TERMS), *(typical or [])]))
+    place = np.full(model.F.shape[1], -1, np.int64)
+    place[used] = np.arange(len(used))
+    overlap = compute_overlaps(model.F)
+    spots, radii = place_topics(overlap, shares)
+    company = (
+        None if counts is None or model.F.shape[1] < 2 else compute_coherence(counts, [by[:10] for by in firsts[0]])
+    )
+    return {
+        "k": model.k,
+        "documents": len(model.L),
+        "terms": int(model.F.shape[1]),
+        "byWords": lengths is not None,
+        "shares": [_short(v) for v in shares],
+        "coherence": None if company is None else [round(float(v), 3) for v in company],
+        "spots": np.column_stack([spots, radii]).round(4).tolist(),
+        "similar": _similar(overlap),
+        "vocabulary": [model.term(at) for at in used],
+        "everywhere": [_short(v) for v in everywhere[used]],
+        "uses": _uses(model.F, shares, everywhere, used),
+        "tops": [
+            [place[terms].tolist(), [_short(v) for v in model.F[topic, terms]]] for topic, terms in enumerate(tops)
+        ],
+        "colours": PALETTE,
+        "stripes": compute_stripes(model.L),
+        **documents,
+        "texts": None if texts is None else _beginnings(texts, shown),
+        "documentTerms": None if typical is None else [place[terms].tolist() for terms in typical],
+    }
+
+
+def _similar(overlap: np.ndarray) -> list[list[list[float]]]:
+    """For each topic the nearest others: (topic, overlap)."""
+    found = []
+    for topic, row in enumerate(overlap):
+        near = [at for at in find_largest(row, SIMILAR + 1).tolist() if at != topic][:SIMILAR]
+        found.append([[at, round(float(row[at]), 3)] for at in near])
+    return found
+
+
+def _uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.ndarray) -> list[list[int]]:
+    """For each term the topics that its use is in, each with how many in a hundred: topic, share, topic, share."""
+    found: list[list[int]] = []
+    for start in range(0, len(used), 4096):
+        terms = used[start : start + 4096]
+        within = F[:, terms] * shares[:, None] / np.maximum(everywhere[terms], 1e-30)
+        most = min(USES, len(F))
+        firsts = np.argpartition(-within, most - 1, axis=0)[:most] if most < len(F) else np.argsort(-within, axis=0)
+        for column, topics in enumerate(firsts.T):
+            part = within[topics, column]
+            order = np.argsort(-part, kind="stable")
+            kept = [(int(topics[at]), round(100 * float(part[at]))) for at in order if part[at] >= LEAST_USE]
+            found.append([value for pair in kept for value in pair])
+    return found
+
+
+def _line(data: dict[str, Any], topic: int) -> str:
+    """The terms that name a topic, for the printed table: neither the commonest nor the rarest."""
+    places, p = data["tops"][topic]
+    everywhere = np.array([data["everywhere"][at] for at in places])
+    score = np.log(np.maximum(p, 1e-30)) - (1 - NAMING) * np.log(np.maximum(everywhere, 1e-30))
+    return ", ".join(data["vocabulary"][places[at]] for at in find_largest(score, PRINTED_TERMS))
+
+
+def _facts(model: TopicFit) -> list[str]:
+    facts = [f"{model.k:,} topics", f"{len(model.L):,} documents", f"{model.F.shape[1]:,} terms"]
+    if model.loss == model.loss:
+        facts.append(f"loss {number(model.loss, 9)}")
+    if model.passes:
+        facts.append(f"{model.passes:,} passes" + f" ({model.stopped_because})" * bool(model.stopped_because))
+    if model.seconds:
+        facts.append(duration(model.seconds))
+    return facts
+
+
+def _short(value: float) -> float:
+    """Three digits."""
+    return float(f"{value:.3g}")
+
+
+def compute_overlaps(F: np.ndarray) -> np.ndarray:
+    """(k, k): the sum over terms of sqrt(p q). 1 for the same topic, 0 for topics without a term in common."""
+    k, m = F.shape
+    total = np.zeros((k, k))
+    for start in range(0, m, TERMS_AT_ONCE):
+        roots = np.sqrt(np.maximum(F[:, start : start + TERMS_AT_ONCE], 0), dtype=np.float32)
+        total += roots @ roots.T
+    return np.minimum(total, 1.0)
+
+
+def place_topics(overlap: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """((k, 2) places, (k) radii) in a unit square: classical scaling of the Hellinger distances, then pushed apart."""
+    k = len(overlap)
+    radii = np.clip(np.sqrt(FILLED * shares / np.pi), SMALLEST, LARGEST)
+    middle = overlap - overlap.mean(axis=0) - overlap.mean(axis=1)[:, None] + overlap.mean()
+    values, vectors = np.linalg.eigh(middle)
+    two = np.argsort(-values)[: min(2, k)]
+    spots = np.zeros((k, 2))
+    spots[:, : len(two)] = vectors[:, two] * np.sqrt(np.maximum(values[two], 0))
+    for axis in range(len(two)):  # a sign of its own, so that the same topics make the same map
+        if spots[np.abs(spots[:, axis]).argmax(), axis] < 0:
+            spots[:, axis] *= -1
+    spots += 1e-6 * np.column_stack([np.cos(np.arange(k)), np.sin(np.arange(k))])
+    return _apart(_spread(spots), radii), radii
+
+
+def _spread(spots: np.ndarray) -> np.ndarray:
+    """Into the square, with outliers drawn in: half by place, half by rank."""
+    k = len(spots)
+    if k == 1:
+        return np.full((1, 2), 0.5)
+    low, high = spots.min(axis=0), spots.max(axis=0)
+    place = (spots - low) / np.maximum(high - low, 1e-9)
+    rank = np.argsort(np.argsort(spots, axis=0, kind="stable"), axis=0, kind="stable") / (k - 1)
+    return 0.1 + 0.8 * (0.5 * place + 0.5 * rank)
+
+
+def _apart(spots: np.ndarray, radii: np.ndarray) -> np.ndarray:
+    need = radii[:, None] + radii[None, :] + 0.006
+    np.fill_diagonal(need, 0)
+    for _ in range(ROUNDS):
+        step = spots[:, None, :] - spots[None, :, :]
+        far = np.sqrt((step**2).sum(axis=-1)) + 1e-9
+        push = np.maximum(need - far, 0)
+        if not push.any():
+            break
+        spots = spots + (step / far[:, :, None] * (0.4 * push)[:, :, None]).sum(axis=1)
+        spots = np.clip(spots, (MARGIN + radii)[:, None], (1 - MARGIN - radii)[:, None])
+    return spots
+
+
+def _documents(
+    model: TopicFit,
+    counts: Counts | None,
+    lengths: np.ndarray | None,
+    everywhere: np.ndarray,
+    names: Sequence[str] | None,
+) -> dict[str, Any]:
+    """What the page says of every document of a small collection; of a large one, of the first of each topic.
+
+    `topDocuments` are places in these lists.
+    """
+    firsts = [find_largest(_rank(model.L[:, topic], lengths), PER_TOPIC) for topic in range(model.k)]
+    firsts = [found[model.L[found, topic] >= LEAST_SHARE] for topic, found in enumerate(firsts)]
+    shown = np.arange(len(model.L)) if len(model.L) <= ALL_UP_TO else np.unique(np.concatenate(firsts))
+    told = [str(names[at]) if names is not None else model.document(at) for at in shown.tolist()]
+    return {
+        "shown": shown,
+        "names": [name[:LONGEST_NAME] for name in told],
+        "lengths": None if lengths is None else [float(f"{v:.6g}") for v in lengths[shown]],
+        "mixtures": [_in_thousandths(row, find_largest(row, MOST_IN_MIXTURE)) for row in model.L[shown]],
+        "documentTerms": None if counts is None else _typical(counts, shown, everywhere),
+        "topDocuments": [np.searchsorted(shown, found).tolist() for found in firsts],
+    }
+
+
+def _beginnings(texts: Iterable[str], shown: np.ndarray) -> list[str]:
+    """How the documents begin that are shown; the others are passed over as they come."""
+    wanted = set(shown.tolist())
+    return [_beginning(text) for at, text in enumerate(texts) if at in wanted]
+
+
+def _beginning(text: str) -> str:
+    words = " ".join(strip_markup(text[: 4 * LONGEST_TEXT]).split())
+    return words if len(words) <= LONGEST_TEXT else words[:LONGEST_TEXT].rsplit(" ", 1)[0] + " …"
+
+
+def _rank(shares: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
+    """By share; of equal ones the longer first."""
+    return shares if lengths is None else shares.astype(np.float64) + 1e-3 * lengths / (lengths.max() + 1)
+
+
+def _in_thousandths(shares: np.ndarray, topics: np.ndarray) -> list[int]:
+    """topic, share in a thousand, topic, ..."""
+    return [n for at in topics if shares[at] >= LEAST_SHARE for n in (int(at), round(1000 * float(shares[at])))]
+
+
+def _typical(counts: Counts, shown: np.ndarray, everywhere: np.ndarray) -> list[np.ndarray]:
+    """For each document the terms that it uses more than others do: the largest parts of its divergence from all."""
+    found = []
+    for block in iterate_blocks(counts, 0, counts.documents, BLOCK_BYTES):
+        nonzeros = to_sparse(block.values)
+        inside = shown[(shown >= block.start) & (shown < block.stop)] - block.start
+        for at in inside.tolist():
+            row = nonzeros.between(at, at + 1)
+            terms, x = row.indices, row.data.astype(np.float64)
+            score = x * np.log(np.maximum(x / max(x.sum(), 1e-30), 1e-30) / np.maximum(everywhere[terms], 1e-9))
+            found.append(terms[find_largest(score, DOCUMENT_TERMS)])
+    return found
+
+
+def compute_stripes(L: np.ndarray) -> list[list[int]]:
+    """All documents side by side in columns, each as the mixture of its documents: topic, share in a thousand, ..."""
+    means = average_neighbours(L, sort_documents(L), STRIPES)
+    # in the order of topics, so that neighbours line up
+    return [_in_thousandths(mean, np.sort(find_largest(mean, STRIPE_TOPICS))) for mean in means]

@@ -1,0 +1,150 @@
+"""Local files of a Hugging Face model: config, tokenizer, and the texts tokenised with it. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config import RunSpec
+from paceline.config.sections import MOST
+from paceline.data.cache import LogFn
+from paceline.data.corpora.documents import TokenStreams
+from paceline.data.corpora.labelled import LabelledCorpus
+from paceline.errors import UserError
+from paceline.io.safe_open import read_text
+from paceline.runlog.run_dir import RunDir
+from paceline.workloads.transformers.sections import LABELLED
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+EXTRA_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "vocab.txt", "merges.txt")
+"""Small files that the library also reads, copied as they are."""
+
+MAX_CONFIG_BYTES, MAX_REPEATED = 1 << 22, 10_000
+"""Of a config.json, and layers or experts that it has: the library builds each of them to count them."""
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A config.json that was read."""
+
+    path: Path
+    values: dict[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        return str(self.values["model_type"])
+
+    @property
+    def bf16(self) -> bool:
+        """Whether its weights are of that type."""
+        return (self.values.get("dtype") or self.values.get("torch_dtype")) in ("bfloat16", "torch.bfloat16")
+
+
+def read_config(model: Any, kept: Path | None = None) -> ConfigFile:
+    """The config of a section `model`: its own, or that of the weights it starts with. A run has its own copy."""
+    if kept is not None:
+        return _read_config_file(kept / CONFIG)
+    given = model.config or model.start
+    if given is None:
+        raise UserError(
+            "model: workload transformers needs a model; type  model.start=FOLDER  for the weights of a local folder, "
+            "or  model.config=config.json  to begin with random ones"
+        )
+    key = "model.start" if model.config is None else "model.config"
+    if not given.exists() and given.suffix == ".json":
+        raise UserError(f"{key}={given}: there is no such file; give the config.json of a model, or its folder")
+    if not given.exists():
+        raise UserError(
+            f"{key}={given}: there is no such folder; nothing is downloaded, so fetch it first, as in  "
+            f"hf download {_guess_hub_name(given)} --local-dir {given.name}"
+        )
+    if given.is_dir():
+        given = given / "kept" if RunDir(given).spec_file.is_file() else given
+        if not (given / CONFIG).is_file():
+            raise UserError(f"{key}={given}: the folder has no {CONFIG}; give the folder of a Hugging Face model")
+        given = given / CONFIG
+    elif given.suffix == ".safetensors":
+        raise UserError(f"model.start={given} has weights alone; type  model.config=config.json  too")
+    return _read_config_file(given)
+
+
+def _guess_hub_name(given: Path) -> str:
+    """What was probably meant by a path that is not there: the last two words of it."""
+    return "/".join(given.parts[-2:]) if not given.parent.is_dir() else given.name
+
+
+def _read_config_file(path: Path) -> ConfigFile:
+    try:
+        values = json.loads(read_text(path, MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: not a readable {CONFIG} ({why})") from None
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise UserError(f'{path}: there is no "model_type" in it, so it is not the config of a Hugging Face model')
+    for key, value in [*values.items(), *(item for v in values.values() if isinstance(v, dict) for item in v.items())]:
+        most = MAX_REPEATED if "layer" in key or "expert" in key else MOST
+        if isinstance(value, int) and abs(value) > most:
+            raise UserError(f"{path}: its {key} is beyond {most:,}; is this the config of a model?")
+    return ConfigFile(path, values)
+
+
+def find_tokenizer_file(model: Any, data: Any) -> Path | None:
+    """The tokenizer.json that the run file names, or that lies beside the config; None where one must be learned."""
+    if data.tokenizer is not None:
+        return Path(data.tokenizer)
+    beside = read_config(model).path.with_name(TOKENIZER)
+    if beside.is_file():
+        return beside
+    if model.start is not None and model.start.is_dir():
+        raise UserError(
+            f"model.start={model.start}: there is no {TOKENIZER} in it, and other kinds are not read; "
+            "type  data.tokenizer=FILE  or write one in Python:  "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    return None
+
+
+Corpus = TokenStreams | LabelledCorpus
+
+
+class FramedCorpus(LabelledCorpus):
+    """Labelled texts with the tokens around them that mark a text, such as [CLS] … [SEP]."""
+
+    prefix = "framed-"
+    framed = True
+
+
+def prepare_texts(spec: RunSpec, say: LogFn = lambda line: None) -> Corpus:
+    """From the cache, or built now."""
+    return _corpus_class(spec).prepare(_with_tokenizer(spec), say)
+
+
+def find_cached_texts(spec: RunSpec) -> Corpus | None:
+    """If it is in the cache; nothing is built."""
+    return _corpus_class(spec).cached(_with_tokenizer(spec))
+
+
+def _corpus_class(spec: RunSpec) -> type[TokenStreams] | type[FramedCorpus]:
+    model: Any = spec.model
+    data: Any = spec.data
+    if model.task == "causal_lm":
+        if data.source in LABELLED:
+            raise UserError(
+                f"data.source={data.source} has texts with labels, and model.task=causal_lm reads text or docstrings; "
+                "type  model.task=sequence_classification  or  data.source=text"
+            )
+        return TokenStreams
+    if data.source == "text":
+        raise UserError(
+            "data.source=text has no labels, which model.task=sequence_classification needs; "
+            f"use one of docstrings, {', '.join(LABELLED)}"
+        )
+    return FramedCorpus
+
+
+def _with_tokenizer(spec: RunSpec) -> Any:
+    """The section `data` with the tokeniser that the model's folder has."""
+    return spec.data.model_copy(update={"tokenizer": find_tokenizer_file(spec.model, spec.data)})

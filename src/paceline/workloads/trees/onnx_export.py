@@ -1,0 +1,239 @@
+"""Trees as an ONNX file: one TreeEnsemble operator, and what makes probabilities of its sums."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.errors import RunFailed, UserError
+from paceline.io.files import write_atomic
+from paceline.io.terminal import warn
+from paceline.workloads.trees.models import strip_lightgbm_model
+from paceline.workloads.trees.sections import Task
+
+if TYPE_CHECKING:
+    from paceline.workloads.trees.tree_model import FittedTrees
+
+LEQ, LESS, MEMBER = 0, 1, 6
+"""How a branch compares, as the operator numbers it."""
+OPSETS = {"": 18, "ai.onnx.ml": 5}
+CLOSE = 1e-4
+TRIED_ROWS = 256
+MARGINS = {Task.BINARY: lambda p: math.log(p / (1 - p)), Task.COUNT: math.log}
+"""XGBoost's first guess as a margin, where it is not one already."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    feature: int
+    compares: int
+    against: float
+    members: Sequence[int]
+    """Names by number, where a row is compared with several."""
+    missing: bool
+    """What the answer is for a row whose value is missing."""
+    yes: Any
+    no: Any
+
+
+@dataclass
+class TreeArrays:
+    """The branches and leaves of all trees, as the operator has them."""
+
+    branches: list[Branch] = field(default_factory=list)
+    targets: list[list[int]] = field(default_factory=list)
+    """[where a yes leads, 1 if that is a leaf, and the same of a no]."""
+    leaves: list[tuple[float, int]] = field(default_factory=list)
+    """(what it adds, to which output)."""
+    roots: list[int] = field(default_factory=list)
+
+    def add(self, root: Any, output: int, look: Callable[[Any], Branch | float]) -> None:
+        """A tree, of which `look` tells what is at a node."""
+        first = look(root)
+        if not isinstance(first, Branch):  # a tree that is a leaf: both ways lead to it
+            first = Branch(0, LESS, 0.0, (), True, root, root)
+        self.roots.append(len(self.branches))
+        open_nodes = [(self._place(first), first)]
+        while open_nodes:
+            at, branch = open_nodes.pop()
+            for child in (branch.yes, branch.no):
+                what = look(child)
+                if isinstance(what, Branch):
+                    place = self._place(what)
+                    open_nodes.append((place, what))
+                    self.targets[at] += [place, 0]
+                else:
+                    self.leaves.append((what, output))
+                    self.targets[at] += [len(self.leaves) - 1, 1]
+
+    def _place(self, branch: Branch) -> int:
+        self.branches.append(branch)
+        self.targets.append([])
+        return len(self.branches) - 1
+
+    def node(self, outputs: int) -> Any:
+        from onnx import helper, numpy_helper
+
+        def tensor(name: str, values: Sequence[float], kind: Any) -> Any:
+            return numpy_helper.from_array(np.array(values, kind), name)
+
+        members = [value for b in self.branches if b.compares == MEMBER for value in (*map(float, b.members), math.nan)]
+        yes, yes_leaf, no, no_leaf = zip(*self.targets, strict=True)
+        return helper.make_node(
+            "TreeEnsemble",
+            ["rows"],
+            ["sums"],
+            domain="ai.onnx.ml",
+            n_targets=outputs,
+            aggregate_function=1,
+            post_transform=0,
+            tree_roots=self.roots,
+            nodes_featureids=[branch.feature for branch in self.branches],
+            nodes_modes=tensor("modes", [branch.compares for branch in self.branches], np.uint8),
+            nodes_splits=tensor("splits", [branch.against for branch in self.branches], np.float32),
+            nodes_missing_value_tracks_true=[int(branch.missing) for branch in self.branches],
+            nodes_truenodeids=yes,
+            nodes_trueleafs=yes_leaf,
+            nodes_falsenodeids=no,
+            nodes_falseleafs=no_leaf,
+            leaf_weights=tensor("leaves", [value for value, _ in self.leaves], np.float32),
+            leaf_targetids=[output for _, output in self.leaves],
+            **({"membership_values": tensor("members", members, np.float32)} if members else {}),
+        )
+
+
+def _of_xgboost(raw: bytes, task: Task, arrays: TreeArrays) -> list[float]:
+    """Adds all trees; returns what is added to their sums."""
+    learner = json.loads(raw)["learner"]
+    model = learner["gradient_booster"]["model"]
+    for tree, output in zip(model["trees"], model["tree_info"], strict=True):
+        arrays.add(0, output, partial(_xgboost_node, tree, _sets(tree)))
+    guess = json.loads(learner["learner_model_param"]["base_score"])
+    return [MARGINS.get(task, float)(value) for value in (guess if isinstance(guess, list) else [guess])]
+
+
+def _sets(tree: Mapping[str, Any]) -> dict[int, Sequence[int]]:
+    """The names of a node that lead to the right."""
+    segments = zip(tree["categories_nodes"], tree["categories_segments"], tree["categories_sizes"], strict=True)
+    return {node: tree["categories"][first : first + size] for node, first, size in segments}
+
+
+def _xgboost_node(tree: Mapping[str, Any], sets: Mapping[int, Sequence[int]], node: int) -> Branch | float:
+    left, right, against = tree["left_children"][node], tree["right_children"][node], tree["split_conditions"][node]
+    if left < 0:
+        return float(against)
+    feature, missing_left = tree["split_indices"][node], bool(tree["default_left"][node])
+    if node in sets:
+        return Branch(feature, MEMBER, 0.0, sets[node], not missing_left, right, left)
+    return Branch(feature, LESS, against, (), missing_left, left, right)
+
+
+def _of_lightgbm(raw: bytes, outputs: int, arrays: TreeArrays) -> list[float]:
+    import lightgbm
+
+    trees = lightgbm.Booster(model_str=strip_lightgbm_model(raw)).dump_model()["tree_info"]
+    for number, tree in enumerate(trees):
+        arrays.add(tree["tree_structure"], number % outputs, _lightgbm_node)
+    return [0.0] * outputs
+
+
+def _lightgbm_node(node: Mapping[str, Any]) -> Branch | float:
+    if "split_feature" not in node:
+        return float(node["leaf_value"])
+    children = (node["left_child"], node["right_child"])
+    if node["decision_type"] == "==":
+        members = [int(name) for name in str(node["threshold"]).split("||")]
+        return Branch(node["split_feature"], MEMBER, 0.0, members, False, *children)
+    against = np.float32(node["threshold"])
+    if float(against) > node["threshold"]:  # rows are of 32 bits: the next such number below asks the same of them
+        against = np.nextafter(against, np.float32(-np.inf))
+    missing = node["default_left"] if node["missing_type"] == "NaN" else node["threshold"] >= 0
+    return Branch(node["split_feature"], LEQ, float(against), (), bool(missing), *children)
+
+
+def _ends(task: Task) -> Iterator[Any]:
+    """From margins to what is predicted."""
+    from onnx import helper
+
+    match task:
+        case Task.BINARY:
+            yield helper.make_node("Sigmoid", ["margins"], ["second"])
+            yield helper.make_node("Sub", ["one", "second"], ["first"])
+            yield helper.make_node("Concat", ["first", "second"], ["probabilities"], axis=1)
+        case Task.CLASSES:
+            yield helper.make_node("Softmax", ["margins"], ["probabilities"], axis=1)
+        case Task.COUNT:
+            yield helper.make_node("Exp", ["margins"], ["counts"])
+            yield helper.make_node("Reshape", ["counts", "flat"], ["predicted"])
+        case _:
+            yield helper.make_node("Reshape", ["margins", "flat"], ["predicted"])
+
+
+def write_trees_onnx(fitted: FittedTrees, file: Path) -> None:
+    """One input `rows`, coded as names.json says; the file is tried out where onnxruntime is installed."""
+    if find_spec("onnx") is None:
+        raise UserError("an ONNX file needs onnx, which is not installed: pip install 'paceline[onnx]'")
+    from onnx import TensorProto, checker, helper, numpy_helper
+
+    target, arrays, columns = fitted.target, TreeArrays(), len(fitted.coding.columns)
+    task, classes = target.objective.task, len(target.classes)
+    if fitted.library == "xgboost":
+        base = _of_xgboost(fitted.raw, task, arrays)
+    else:
+        base = _of_lightgbm(fitted.raw, target.outputs, arrays)
+    constants = {"base": np.array(base, np.float32), "one": np.float32(1), "flat": np.array([-1])}
+    add = helper.make_node("Add", ["sums", "base"], ["margins"])
+    nodes = [arrays.node(target.outputs), add, *_ends(task)]
+    used = {name for node in nodes for name in node.input}
+    told = ("probabilities", ["samples", classes]) if classes else ("predicted", ["samples"])
+    graph = helper.make_graph(
+        nodes,
+        "trees",
+        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["samples", columns])],
+        [helper.make_tensor_value_info(told[0], TensorProto.FLOAT, told[1])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in used],
+    )
+    opsets = [helper.make_opsetid(domain, version) for domain, version in OPSETS.items()]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="paceline")
+    checker.check_model(model)
+    content = model.SerializeToString()
+    _compare(content, fitted, _tried(arrays, fitted))
+    write_atomic(file, content)
+
+
+def _tried(arrays: TreeArrays, fitted: FittedTrees) -> np.ndarray:
+    """Rows that go all ways: each value is one that a branch compares with, a little less, or missing."""
+    random, coding = np.random.default_rng(0), fitted.coding
+    found = np.full((TRIED_ROWS, len(coding.columns)), np.nan, np.float32)
+    against: dict[int, list[float]] = {}
+    for branch in arrays.branches:
+        against.setdefault(branch.feature, []).append(branch.against)
+    for number, name in enumerate(coding.columns):
+        if name in coding.categories:
+            values = np.arange(len(coding.categories[name]), dtype=np.float32)
+        else:
+            exact = np.array(against.get(number, [0.0]), np.float32)
+            values = np.concatenate([exact, np.nextafter(exact, np.float32(-np.inf))])
+        found[:, number] = random.choice(np.append(values, np.float32(np.nan)), TRIED_ROWS)
+    return found
+
+
+def _compare(content: bytes, fitted: FittedTrees, rows: np.ndarray) -> None:
+    if find_spec("onnxruntime") is None:
+        warn("model.onnx was not tried out: onnxruntime is not installed")
+        return
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    got, wanted = session.run(None, {"rows": rows})[0], fitted.said(rows)
+    off = float(np.abs(got - wanted).max() / max(1e-30, np.abs(wanted).max()))
+    if not off < CLOSE:
+        raise RunFailed(f"the ONNX file gives other numbers than the trees (off by {off:.1e}); it was not written")

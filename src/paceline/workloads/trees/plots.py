@@ -1,0 +1,137 @@
+"""What the trees look at, as pictures in the run's folder: shares of the gain, and what columns add to predictions.
+
+They are drawn when a report first shows the run: what columns add (SHAP values) takes longer than some runs.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import UserError
+from paceline.io.files import write_atomic
+from paceline.reports.plot_style import escape_mathtext, use_plot_style
+from paceline.runlog.run_dir import RunDir
+from paceline.workloads.trees.sections import Task
+from paceline.workloads.trees.table import find_cached_table
+from paceline.workloads.trees.tree_model import FittedTrees
+
+SHOWN = 20
+FEWEST_ROWS, MOST_ROWS = 32, 512
+"""Whose SHAP values are drawn."""
+SHAP_WORK = 5e8
+"""Leaves × levels² × rows: about two seconds of a core."""
+COLOUR, GREY = "#4477aa", "#999999"
+ADDED = {
+    Task.BINARY: "adds to the log-odds of {}",
+    Task.CLASSES: "adds to the log-odds of a class, up or down, on average",
+    Task.NUMBER: "adds to what is predicted",
+    Task.COUNT: "adds to the logarithm of the count",
+    Task.RANKING: "adds to the score",
+}
+
+
+def draw_tree_plots(folder: Path) -> None:
+    """Those of a run that are not there yet; none where its trees cannot be read here."""
+    pictures = RunDir(folder).pictures
+    if pictures.is_symlink():
+        return
+    try:
+        fitted = FittedTrees.read(folder)
+        names = {kind: pictures / f"{kind}-{fitted.rounds:06d}.png" for kind in ("importance", "shap_values")}
+        pictures.mkdir(exist_ok=True)
+        if not names["importance"].exists():
+            write_atomic(names["importance"], _importance(fitted.importance()))
+        if not names["shap_values"].exists() and (rows := _rows(folder, fitted)) is not None:
+            write_atomic(names["shap_values"], _shap(fitted, rows))
+    except (UserError, ImportError, ValueError, OSError):
+        return
+
+
+def _rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
+    """Some that were held out or, if none were, learned from; None where the table is not in the cache any more."""
+    data: Any = RunDir.open(folder).recorded_spec().data
+    table = find_cached_table(data)
+    if table is None or table.facts.columns != fitted.coding.columns:
+        return None
+    split = table.split("test" if table.facts.test_rows else "train")
+    levels = 1 + log2(max(2.0, fitted.leaves / max(1, fitted.rounds)))
+    count = int(np.clip(SHAP_WORK / (fitted.leaves * levels**2), FEWEST_ROWS, MOST_ROWS))
+    return np.array(split.X[np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))])
+
+
+@use_plot_style({})
+def _importance(importance: Mapping[str, float]) -> bytes:
+    shown = list(importance.items())[:SHOWN][::-1]
+    figure, axes = _figure(len(shown))
+    axes.barh([escape_mathtext(name[:32]) for name, _ in shown], [100 * share for _, share in shown], color=COLOUR)
+    axes.set_xlabel("% of what all splits gain")
+    return _png(figure)
+
+
+@use_plot_style({})
+def _shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
+    """A dot for each row: how far right says what its value adds, the colour how large the value is."""
+    values, names, task = fitted.contributions(rows), fitted.coding.columns, fitted.target.objective.task
+    sizes = np.abs(values).mean(axis=(0, 1))
+    shown = np.argsort(-sizes, kind="stable")[:SHOWN][::-1]
+    figure, axes = _figure(len(shown))
+    axes.set_yticks(range(len(shown)), [escape_mathtext(names[column][:32]) for column in shown])
+    if task is Task.CLASSES:
+        axes.barh(range(len(shown)), sizes[shown], color=COLOUR)
+    else:
+        axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+        for height, column in enumerate(shown):
+            is_name = names[column] in fitted.coding.categories
+            _dots(axes, height, values[:, 0, column], None if is_name else rows[:, column])
+        _legend(axes)
+    axes.set_xlabel(ADDED[task].format(escape_mathtext(fitted.classes[-1]) if fitted.classes else ""))
+    return _png(figure)
+
+
+def _dots(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -> None:
+    """Those of a column, beside each other where many are alike."""
+    places = np.floor(40 * (added - added.min()) / max(float(np.ptp(added)), 1e-30))
+    order = np.argsort(places, kind="stable")
+    _, first, counts = np.unique(places[order], return_index=True, return_counts=True)
+    turn = np.empty(len(added))
+    turn[order] = np.arange(len(added)) - np.repeat(first, counts)
+    side = np.where(turn % 2, 1, -1) * np.ceil(turn / 2)
+    up = height + 0.38 * side / max(4.0, float(counts.max()) / 2)
+    colours: Any = GREY
+    if given is not None:
+        from matplotlib import colormaps
+
+        there = ~np.isnan(given)
+        ranks = np.searchsorted(np.sort(given[there]), given) / max(1, there.sum() - 1)
+        colours = np.where(there[:, None], colormaps["coolwarm"](np.clip(ranks, 0, 1)), (0.6, 0.6, 0.6, 1.0))
+    axes.scatter(added, up, s=7, c=colours, linewidths=0)
+
+
+def _legend(axes: Any) -> None:
+    from matplotlib import colormaps
+
+    ends = {"low": colormaps["coolwarm"](0.0), "high": colormaps["coolwarm"](1.0), "missing, or a name": GREY}
+    for name, colour in ends.items():
+        axes.scatter([], [], s=16, c=[colour], label=name)
+    axes.legend(title="value", fontsize=7, title_fontsize=7, frameon=False, loc="lower right")
+
+
+def _figure(lines: int) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 0.8 + 0.26 * lines), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _png(figure: Any) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    return content.getvalue()

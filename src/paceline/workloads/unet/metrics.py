@@ -1,0 +1,98 @@
+"""Losses, metrics and pictures of predicted masks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.nn.class_metrics import count_confusion
+from paceline.trainer.evaluation import build_palette
+from paceline.workloads.unet.corpus import IGNORED
+
+
+def compute_losses(logits_BKHW: Tensor, masks_BHW: Tensor) -> tuple[Tensor, Tensor]:
+    """(cross entropy + 1 - dice, whether it counts) of each sample.
+
+    Dice over a batch would depend on which samples are in it; so would a mean over all pixels.
+    """
+    counts = masks_BHW != IGNORED
+    pixels = counts.sum((1, 2))
+    labels = masks_BHW.long()
+    entropy = F.cross_entropy(logits_BKHW, labels, ignore_index=IGNORED, reduction="none").sum((1, 2))
+    dice = compute_soft_dice(logits_BKHW.softmax(1), labels, counts)
+    there = pixels > 0
+    return torch.where(there, entropy / pixels.clamp(min=1) + 1 - dice, 0.0), there
+
+
+def compute_soft_dice(chances_BKHW: Tensor, labels_BHW: Tensor, counts_BHW: Tensor) -> Tensor:
+    """Of each sample: the mean over the classes that are in it."""
+    truth = mark_members(labels_BHW, chances_BKHW.shape[1]).to(chances_BKHW.dtype)
+    chances = chances_BKHW * counts_BHW[:, None]
+    both, size = (chances * truth).sum((2, 3)), chances.sum((2, 3)) + truth.sum((2, 3))
+    present = truth.sum((2, 3)) > 0
+    return (((2 * both + 1) / (size + 1)) * present).sum(1) / present.sum(1).clamp(min=1)
+
+
+def mark_members(labels_BHW: Tensor, classes: int) -> Tensor:
+    """[B, K, H, W]: whether a pixel is of a class."""
+    return labels_BHW[:, None] == torch.arange(classes, device=labels_BHW.device)[:, None, None]
+
+
+def count_confused_pixels(found_BHW: Tensor, masks_BHW: Tensor, classes: int) -> Tensor:
+    """[K, K]: how many pixels of each class (row) were taken for which (column)."""
+    counts = masks_BHW != IGNORED
+    return count_confusion(masks_BHW[counts].long(), found_BHW[counts].long(), classes)
+
+
+def compute_scores(confusion_KK: NDArray[np.int64]) -> dict[str, float]:
+    """Dice and IoU: the mean over the classes but the first, which is the background; and the share of right pixels.
+
+    A class that is neither in the truth nor found is left out. "background" is the accuracy of saying "background"
+    everywhere: most pixels are, and a model can find much and yet have no higher accuracy.
+    """
+    truth, found, both = confusion_KK.sum(1), confusion_KK.sum(0), confusion_KK.diagonal()
+    there = truth + found > 0
+    there[0] = False
+    truth_or_found = (truth + found - both)[there]
+    return {
+        "dice": float((2 * both[there] / (truth + found)[there]).mean()) if there.any() else 0.0,
+        "iou": float((both[there] / truth_or_found).mean()) if there.any() else 0.0,
+        "accuracy": float(both.sum() / max(truth.sum(), 1)),
+        "background": float(truth[0] / max(truth.sum(), 1)),
+    }
+
+
+GAP = 2
+SHOWN_SIDE = 128
+"""Smaller images are enlarged to about this."""
+
+
+def draw_side_by_side(
+    images: NDArray[np.uint8], truth: NDArray[np.uint8], found: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """One row per sample: the image, its mask, the mask that was found; what does not count is grey in both."""
+    found = np.where(truth == IGNORED, truth, found)
+    rows = [
+        np.concatenate([*map(_add_frame, (_to_colour(image), render_mask(mask), render_mask(said)))], axis=1)
+        for image, mask, said in zip(images, truth, found, strict=True)
+    ]
+    return np.concatenate(rows)
+
+
+def render_mask(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """A mask in colours: the background black, what does not count grey."""
+    return build_palette()[mask]
+
+
+def _to_colour(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The first channel in grey where there are not three."""
+    return image if image.shape[2] == 3 else np.repeat(image[..., :1], 3, axis=2)
+
+
+def _add_frame(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    times = max(1, SHOWN_SIDE // max(picture.shape[:2]))
+    large = picture.repeat(times, axis=0).repeat(times, axis=1)
+    return np.pad(large, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255)

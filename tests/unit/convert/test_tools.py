@@ -1,0 +1,391 @@
+"""Each tool's own words: what its usual files and commands become."""
+
+import json
+
+import pytest
+import yaml
+
+import paceline
+from paceline.config import build_spec
+from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.trainer.engines.deepspeed_config import check_deepspeed
+
+ACCELERATE_FSDP = """
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+fsdp_config:
+  fsdp_activation_checkpointing: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch: BACKWARD_PRE
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_forward_prefetch: false
+  fsdp_offload_params: true
+  fsdp_sharding_strategy: SHARD_GRAD_OP
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_sync_module_states: true
+  fsdp_use_orig_params: true
+machine_rank: 0
+main_training_function: main
+mixed_precision: fp16
+num_machines: 2
+num_processes: 8
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+use_cpu: false
+"""
+ACCELERATE_ZERO = """
+distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 2, gradient_clipping: 0.3, offload_optimizer_device: cpu,
+  offload_param_device: none, zero3_init_flag: true}
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+"""
+LIGHTNING = """
+seed_everything: 7
+trainer:
+  accelerator: gpu
+  strategy: deepspeed_stage_2_offload
+  devices: 4
+  num_nodes: 2
+  precision: bf16-mixed
+  max_epochs: 10
+  accumulate_grad_batches: 2
+  gradient_clip_val: 0.5
+  logger: {class_path: lightning.pytorch.loggers.TensorBoardLogger, init_args: {save_dir: logs}}
+model: {class_path: my.Model, init_args: {width: 64}}
+data: {class_path: my.Data, init_args: {batch_size: 16, num_workers: 4}}
+optimizer: {class_path: torch.optim.Adam, init_args: {lr: 3e-4, weight_decay: 0.1, betas: [0.9, 0.95], eps: 1e-7}}
+"""
+ARGUMENTS = {
+    "output_dir": "out",
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 500,
+    "num_train_epochs": 3.0,
+    "learning_rate": 2e-5,
+    "warmup_steps": 50,
+    "weight_decay": 0.01,
+    "lr_scheduler_type": "cosine",
+    "eval_strategy": "steps",
+    "eval_steps": 100,
+    "save_steps": 200,
+    "bf16": True,
+    "gradient_checkpointing": True,
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"min_num_params": 0, "xla": False},
+    "report_to": ["tensorboard"],
+    "push_to_hub": False,
+    "neftune_noise_alpha": 5,
+}
+JOB = """#!/bin/bash
+#SBATCH --job-name=my_job
+#SBATCH -N 2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:a100:2   # two each
+#SBATCH --time=04:00:00
+#SBATCH --partition=gpu
+module load cuda/12.6.3
+export NCCL_IB_DISABLE=0
+export NCCL_TIMEOUT=7200
+export OMP_NUM_THREADS=8
+export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+NPROC=2
+python -c "import torch; print(torch.__version__)"
+srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node=${NPROC} \\
+     --rdzv_endpoint=$MASTER_ADDR:29500 src/train.py --batch_size 32 --accumulation_steps 2 2>&1 | tee log.txt
+"""
+SCRIPT = """
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, ShardingStrategy
+from torch.utils.data import DataLoader
+
+raise SystemExit("this script is never run")
+loader = DataLoader(rows, batch_size=16, num_workers=3, sampler=sampler)
+half = MixedPrecision(param_dtype=torch.float16)
+model = FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, mixed_precision=half)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.8)
+"""
+
+
+def adopted_of(tmp_path, name, text, **options):
+    (tmp_path / name).write_text(text)
+    return paceline.adopt(tmp_path / name, **options)
+
+
+def flat(adopted):
+    parts = {key: value for key, value in adopted.values.items() if not isinstance(value, dict)}
+    return {**parts, **{f"{s}.{k}": v for s, d in adopted.values.items() if isinstance(d, dict) for k, v in d.items()}}
+
+
+def became(adopted, key):
+    return next(row for row in adopted.rows if row.key == key).outcome.value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            ACCELERATE_FSDP,
+            {
+                "parallel.strategy": "zero2",
+                "parallel.ranks": 8,
+                "parallel.offload": True,
+                "parallel.checkpointing": "full",
+                "train.precision": "fp16",
+            },
+        ),
+        (
+            ACCELERATE_ZERO,
+            {"parallel.strategy": "zero3", "parallel.offload": True, "train.clip": 0.3, "parallel.micro_batch": 16},
+        ),
+        (
+            LIGHTNING,
+            {
+                "train.seed": 7,
+                "parallel.strategy": "zero2",
+                "parallel.offload": True,
+                "parallel.ranks": 8,
+                "train.precision": "bf16",
+                "train.epochs": 10,
+                "train.global_batch": 16 * 8 * 2,
+                "train.optimizer": "adam",
+                "train.lr": 3e-4,
+                "train.beta2": 0.95,
+                "train.eps": 1e-7,
+                "train.decay": "all",
+                "train.clip": 0.5,
+                "train.schedule": "constant",
+                "train.loggers": ["tensorboard"],
+            },
+        ),
+    ],
+    ids=["accelerate with fsdp", "accelerate with deepspeed", "lightning"],
+)
+def test_a_configuration(tmp_path, text, expected):
+    adopted = adopted_of(tmp_path, "any.name", text)
+    assert flat(adopted) | expected == flat(adopted)
+    assert not [row for row in adopted.rows if row.ask]
+
+
+def test_training_arguments(tmp_path):
+    command = "torchrun --nproc_per_node 2 train.py"
+    adopted = adopted_of(tmp_path, "args.json", json.dumps(ARGUMENTS), command=command)
+    expected = {
+        "workload": "transformers",
+        "train.steps": 500,
+        "train.global_batch": 16,
+        "train.lr": 2e-5,
+        "train.schedule": "cosine",
+        "train.warmup_steps": 50,
+        "train.evaluate_every": 100,
+        "train.checkpoint_every": 200,
+        "train.precision": "bf16",
+        "train.seed": 42,
+        "parallel.strategy": "fsdp",
+        "parallel.ranks": 2,
+        "parallel.micro_batch": 4,
+        "parallel.checkpointing": "full",
+    }
+    assert flat(adopted) | expected == flat(adopted)
+    assert "train.epochs" not in flat(adopted)
+    assert became(adopted, "num_train_epochs") == "replaced"
+    assert became(adopted, "neftune_noise_alpha") == "not supported"
+    assert became(adopted, "script") == "replaced"
+    assert list(adopted.fill_in) == ["model.start", "data.path"]
+
+
+def test_a_job_script(tmp_path):
+    adopted = adopted_of(tmp_path, "job", JOB)
+    expected = {
+        "name": "my_job",
+        "workload": "src/train.py",
+        "cluster": "2x2xa100",
+        "parallel.ranks": 4,
+        "parallel.threads": 8,
+        "parallel.timeout_s": 7200.0,
+        "train.global_batch": 32 * 4 * 2,
+        "data.arguments": ["--batch_size", "32", "--accumulation_steps", "2"],
+    }
+    assert flat(adopted) | expected == flat(adopted)
+    for key in ("--time", "--partition", "module", "export NCCL_IB_DISABLE"):
+        assert became(adopted, key) == "noted"
+    assert "# For the scheduler" in adopted.text
+
+
+def test_a_script_is_read_and_not_run(tmp_path):
+    adopted = adopted_of(tmp_path, "train.py", SCRIPT)
+    expected = {
+        "workload": str(tmp_path / "train.py"),
+        "parallel.strategy": "zero2",
+        "train.precision": "fp16",
+        "train.optimizer": "sgd",
+        "train.momentum": 0.8,
+        "train.global_batch": 16,
+    }
+    assert flat(adopted) | expected == flat(adopted)
+    assert became(adopted, "SGD(lr)") == "noted"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("torchrun --standalone --nproc-per-node 4 t.py", {"parallel.ranks": 4}),
+        ("python -m torch.distributed.launch --nproc_per_node=2 t.py", {"parallel.ranks": 2}),
+        ("python3.11 -u t.py", {"parallel.ranks": 1}),
+        ("CUDA_VISIBLE_DEVICES=0,1 exec torchrun --nproc_per_node=2 t.py", {"parallel.ranks": 2}),
+        ("accelerate launch --multi_gpu --num_processes 2 --mixed_precision bf16 t.py", {"train.precision": "bf16"}),
+        (
+            "accelerate launch --use_fsdp --fsdp_sharding_strategy 1 --num_processes 4 -m paceline train",
+            {"parallel.strategy": "fsdp", "parallel.ranks": 4},
+        ),
+        ("accelerate launch --use_deepspeed --zero_stage 1 --num_processes 2 t.py", {"parallel.strategy": "zero1"}),
+        ("deepspeed --num_gpus=4 --num_nodes 2 t.py", {"parallel.ranks": 8}),
+        (
+            "horovodrun -np 4 -H a:2,b:2 --fusion-threshold-mb 32 python t.py",
+            {"parallel.ranks": 4, "parallel.bucket_mb": 32.0},
+        ),
+        ("mpirun -np 8 --bind-to none -x PATH python t.py", {"parallel.ranks": 8}),
+        ("srun -N2 -n 8 --gpus-per-node=a100:4 python -u t.py", {"parallel.ranks": 8, "cluster": "2x4xa100"}),
+        ("srun --nodes=2 --ntasks-per-node=2 torchrun --nnodes 2 --nproc-per-node 4 t.py", {"parallel.ranks": 8}),
+        ("mpirun -np 4 -mca pml ob1 --mca btl ^openib -x PATH python t.py", {"parallel.ranks": 4}),
+        ("cd src && nohup torchrun --nproc_per_node=4 t.py 2>&1 | tee log.txt", {"parallel.ranks": 4}),
+        ("env A=1 uv run torchrun --nproc_per_node=2 t.py > log.txt &", {"parallel.ranks": 2}),
+        ("srun -n 2 apptainer exec --nv image.sif python t.py", {"parallel.ranks": 2}),
+        ("sbatch -N 2 --wrap='torchrun --nnodes=2 --nproc_per_node=4 t.py'", {"parallel.ranks": 8}),
+        ("python -u -m torch.distributed.run --nproc_per_node=2 t.py", {"parallel.ranks": 2}),
+        (
+            "python t.py fit --trainer.devices 4 --trainer.strategy fsdp",
+            {"parallel.ranks": 4, "parallel.strategy": "fsdp"},
+        ),
+        ("torchrun --nnodes 48 --nproc_per_node 8 t.py", {"parallel.ranks": 384, "train.global_batch": 384}),
+    ],
+)
+def test_a_command(command, expected):
+    adopted = paceline.adopt(command=command)
+    assert flat(adopted) | expected == flat(adopted)
+    assert command.endswith("paceline train") or adopted.values["workload"] == "t.py"
+    assert not [row for row in adopted.rows if row.ask]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("""srun "$@" sh -xeuc '\n  torchrun --nnodes 2 \\\n  --nproc-per-node 3 t.py'\n""", {"parallel.ranks": 6}),
+        (
+            'srun bash -c "torchrun --nnodes=2 --nproc_per_node=4 --x=\\$(((ID)) && echo 0) t.py"\n',
+            {"parallel.ranks": 8},
+        ),
+        (
+            "#!/bin/sh\nN=${N:-2}\ntorchrun --nproc_per_node=$N --master_addr=$(f a | head -n 1) t.py $@\n",
+            {"parallel.ranks": 2},
+        ),
+        ("#!/bin/sh\ntorchrun --nnodes=$UNKNOWN --nproc_per_node=2 t.py\n", {"parallel.ranks": 2}),
+        ("torchrun --node_rank=0 t.py\ntorchrun --node_rank=1 t.py\n", {}),
+        ("set -x\nmkdir -p out\ndeepspeed --num_gpus 2 t.py\n", {"parallel.ranks": 2}),
+        ("mpirun -np 16 -ppn 4 python t.py\n", {"parallel.ranks": 16}),
+        (
+            "#!/bin/sh\nA=(\n  --nproc_per_node 8  # devices\n  --nnodes 2\n)\ntorchrun ${A[@]} t.py\n",
+            {"parallel.ranks": 16},
+        ),
+        (
+            '#!/bin/sh\n#SBATCH -N 2\nexport G=4\nL="accelerate launch \\\n  --num_processes $((SLURM_NNODES * G))"\n'
+            'CMD="$L t.py"\nsrun $CMD\n',
+            {"parallel.ranks": 8},
+        ),
+        (
+            '#!/bin/sh\n#SBATCH --tasks-per-node=3\nsrun -l bash -c "\n  source x.sh\n  python t.py\n"\n',
+            {"parallel.ranks": 3},
+        ),
+        ("#!/bin/sh\nif true; then\n  torchrun --nproc_per_node=2 $HOME/t.py\nfi\n", {"parallel.ranks": 2}),
+        ("#!/bin/sh\npython -m pip install x\npython -c 'import x'\npython t.py\n", {"parallel.ranks": 1}),
+    ],
+)
+def test_a_shell_script(tmp_path, text, expected):
+    adopted = adopted_of(tmp_path, "start.sh", text)
+    assert flat(adopted) | expected | {"workload": "t.py"} == flat(adopted)
+
+
+def test_nothing_of_a_job_is_dropped_in_silence(tmp_path):
+    text = "#!/bin/sh\n#PBS -l select=2\npython prepare.py\nmpiexec -n 8 python t.py --lr $LR --o x\npython test.py\n"
+    adopted = adopted_of(tmp_path, "job.pbs", text)
+    assert became(adopted, "#PBS") == "noted"
+    assert [row.value for row in adopted.rows if row.key == "command"] == ["python prepare.py", "python test.py"]
+    assert [row.key for row in adopted.rows if row.ask] == ["--lr"]
+
+
+def test_arguments_of_a_script_that_gives_way_are_not_kept():
+    adopted = paceline.adopt(command="python run_clm.py --output_dir o --learning_rate 1e-4 --max_train_samples 500")
+    assert adopted.values["workload"] == "transformers"
+    assert became(adopted, "--max_train_samples") == "not supported"
+
+
+def test_fsdp2_is_seen_in_a_script(tmp_path):
+    policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+    text = f"fully_shard(model.layers[0])\nfully_shard(model, mp_policy={policy})\nAdamW(ps, 1e-3)\n"
+    expected = {"parallel.strategy": "fsdp", "train.precision": "bf16", "train.optimizer": "adamw"}
+    adopted = adopted_of(tmp_path, "train.py", text)
+    assert flat(adopted) | expected == flat(adopted)
+
+
+def test_a_warm_up_longer_than_the_run_is_pointed_out(tmp_path):
+    scheduler = {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}
+    config = {"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}, "scheduler": scheduler}
+    adopted = adopted_of(tmp_path, "ds.json", json.dumps(config))
+    assert "never gets to train.lr" in adopted.fill_in["train.warmup_steps"]
+    assert became(adopted, "optimizer.params.lr") == "replaced"
+
+
+def test_a_second_loader_of_a_script_is_not_the_one_that_trains(tmp_path):
+    adopted = adopted_of(tmp_path, "train.py", "a = DataLoader(x, batch_size=16)\nb = DataLoader(y, batch_size=64)\n")
+    assert adopted.values["train"]["global_batch"] == 16
+
+
+def test_options_of_accelerate_launch_replace_its_file(tmp_path):
+    (tmp_path / "acc.yaml").write_text(ACCELERATE_ZERO)
+    command = f"accelerate launch --config_file {tmp_path / 'acc.yaml'} --num_processes 2 t.py"
+    adopted = paceline.adopt(command=command)
+    assert adopted.values["parallel"]["ranks"] == 2
+    assert became(adopted, "num_processes") == "replaced"
+
+
+WARM = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 10, "total_num_steps": 100}
+LONG = {"total_num_steps": 9999}
+CYCLE = {"cycle_min_lr": 1e-6, "cycle_max_lr": 3e-3, "cycle_first_step_size": 8, "cycle_momentum": False}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"),
+    [
+        ({"type": "SGD"}, {"type": "WarmupDecayLR", "params": WARM}),
+        (
+            {"type": "Adam", "params": {"adam_w_mode": False}},
+            {"type": "WarmupDecayLR", "params": {"total_num_steps": 9999}},
+        ),
+        ({"type": "AdamW", "params": {"lr": 1e-3}}, {"type": "WarmupCosineLR", "params": LONG}),
+        ({"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.8, 0.9]}}, {"type": "OneCycle", "params": CYCLE}),
+    ],
+)
+def test_an_adopted_file_agrees_with_deepspeeds_own(tmp_path, optimizer, scheduler):
+    """The same file given to the engine finds nothing in the run file that it contradicts."""
+    fp16 = {"enabled": True, "initial_scale_power": 12, "hysteresis": 2}
+    config = {"train_batch_size": 8, "optimizer": optimizer, "scheduler": scheduler, "fp16": fp16}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(config))
+    adopted = paceline.adopt(file)
+    assert yaml.safe_load(adopted.text) == adopted.values
+    values = {key: value for key, value in adopted.values.items() if key != "workload"}
+    spec = build_spec({**values, "parallel": {"engine": "deepspeed", "engine_config": str(file)}})
+    check_deepspeed(spec, layout_of(spec))
+
+
+def test_keys_of_another_kind_are_one_line(tmp_path):
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "fp16": {"enabled": true, "initial_scale_power": 4000}}')
+    with pytest.raises(UserError, match=r"ds\.json: fp16\.initial_scale_power: 2 to the power of 4000 is no"):
+        paceline.adopt(tmp_path / "ds.json")

@@ -1,0 +1,103 @@
+"""The command: a table for people, JSON for programs, and an exit code that says whether something is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.doctor import render_examination
+from paceline.cli.main import main
+from paceline.diagnostics.nodes import NodeAnswer, _merge_answers, examine_nodes
+from paceline.diagnostics.results import CheckResult, Examination, Health
+
+
+def ask(*words):
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in words])
+    return left.value.code
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """The checks that take no time."""
+    from paceline.diagnostics import doctor, network_checks
+
+    monkeypatch.setattr(doctor, "CHECKS", (network_checks.check_port, network_checks.check_interface))
+
+
+def test_a_healthy_machine_is_all_well(brief, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    assert ask("doctor", "--out", tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "this machine, 2 checks in 0 s: " in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_json_and_exit_code(brief, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib9")
+    assert ask("doctor", "--out", tmp_path, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert not told["healthy"]
+    assert [f["remedy"] for f in told["findings"] if f["verdict"] == "wrong"] == ["unset NCCL_SOCKET_IFNAME"]
+
+
+def test_from_python(brief, tmp_path):
+    import paceline
+
+    found = paceline.doctor(out=tmp_path)
+    assert [finding.topic for finding in found.findings] == ["network", "network"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes", "n1"], "--nodes n1: give two or more different hosts, as in  --nodes n1,n2"),
+        (["--nodes", "n1,n1"], "give two or more different hosts"),
+        (["--nodes", "n1,-oProxyCommand=x"], "'-oProxyCommand=x' is not the name of a host"),
+        (["--nodes", "n1,n2", "--by", "no-such-program"], "--by no-such-program: cannot be started"),
+        (["--nodes", "n1,n2", "--by", ""], "--by '': this is not a command; write it as  --by 'ssh -p 2222'"),
+        (["--nodes", "n1,n2", "--by", "'ssh"], "this is not a command"),
+        (["lost.yaml"], "lost.yaml"),
+    ],
+)
+def test_bad_requests(words, said, capsys):
+    assert ask("doctor", *words) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_node_where_it_cannot_start_is_named():
+    found = examine_nodes(["n1", "n2"], [], Path(), by="sh -c 'echo no route to $0 >&2; exit 255'")
+    assert [(finding.found, finding.host) for finding in found.findings] == [
+        ("n1: no route to n1", "n1"),
+        ("n2: no route to n2", "n2"),
+    ]
+    assert not found.healthy
+
+
+def test_what_a_node_could_not_tell_the_first_is_added():
+    mine = Examination([CheckResult("limits", "cores", "2")], 1.0, ["n1"])
+    theirs = Examination([CheckResult("network", "port of rank 0", "no answer", verdict=Health.WRONG)], 1.0, ["n2"])
+    answers = [NodeAnswer(host, 0, json.dumps(one.as_json()), "") for host, one in (("n1", mine), ("n2", theirs))]
+    found = _merge_answers(answers, 2.0)
+    assert [finding.check for finding in found.findings] == ["cores", "port of rank 0"]
+    assert (found.hosts, found.healthy) == (["n1", "n2"], False)
+
+
+def test_the_table_names_the_node_of_what_is_wrong_and_what_to_do():
+    findings = [
+        CheckResult("limits", "cores", "2 of 2", host="all nodes"),
+        CheckResult("limits", "open files", "512", "1,024 or more", Health.WRONG, "ulimit -n 65536", "n2"),
+    ]
+    lines = [str(part) for part in render_examination(Examination(findings, 3.2, ["n1", "n2"]))]
+    assert lines[-2:] == [
+        "wrong: open files on n2: 512  →  ulimit -n 65536",
+        "2 nodes, 2 checks in 3 s: 1 wrong",
+    ]
+
+
+def test_a_node_that_told_the_first_says_nothing_more():
+    mine = Examination([CheckResult("limits", "cores", "2")], 1.0, ["n1", "n2"])
+    found = _merge_answers([NodeAnswer("n1", 0, json.dumps(mine.as_json()), ""), NodeAnswer("n2", 0, "", "")], 2.0)
+    assert (found.healthy, len(found.findings)) == (True, 1)

@@ -1,0 +1,140 @@
+"""Exported folders load without Paceline, and give the same numbers."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import paceline
+from paceline import UserError, Workload, export, train
+from paceline.config import build_spec
+
+TEXTS = ["goal team match", "star", "bank market " * 30, ""]
+ALONE = "import sys; sys.modules['paceline'] = None; import json, torch; from load import load; model = load()"
+
+
+def in_folder(folder, code):
+    """What a process prints that has the folder and no Paceline."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, "-B", "-c", f"{ALONE}; {code}"]
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def news(classifier_run, tmp_path_factory):
+    return export(classifier_run.path, tmp_path_factory.mktemp("exported") / "news", onnx=True)
+
+
+@pytest.fixture(scope="module")
+def circle(circle_run, tmp_path_factory):
+    return export(circle_run.path, tmp_path_factory.mktemp("exported") / "circle", onnx=True)
+
+
+def test_a_classifier_gives_the_same_logits_by_its_own_loader_and_by_onnx(classifier_run, news):
+    import onnxruntime
+
+    wanted = paceline.open(classifier_run.path).predict(TEXTS)
+    found = in_folder(
+        news,
+        f"ids, mask = model.encode({TEXTS!r}); "
+        f"print(json.dumps([model(ids, mask).tolist(), model.predict({TEXTS!r}), ids.tolist(), mask.tolist()]))",
+    )
+    logits, answers, ids, mask = found
+    assert np.abs(np.array(logits) - wanted["logits"]).max() < 1e-6
+    assert [label for label, _ in answers] == wanted.labels
+    session = onnxruntime.InferenceSession(str(news / "model.onnx"))
+    (by_onnx,) = session.run(None, {"ids": np.array(ids), "mask": np.array(mask)})
+    assert np.abs(by_onnx - wanted["logits"]).max() < 1e-5
+
+
+def test_a_model_of_ones_own_gives_the_same_by_its_own_file_and_by_onnx(circle_run, circle):
+    import onnxruntime
+
+    points = [[0.1, -0.2], [3.0, 1.0], [0.5, 0.5]]
+    wanted = paceline.open(circle_run.path).predict(points).probabilities
+    found = in_folder(circle, f"print(json.dumps(model(torch.tensor({points})).softmax(1).tolist()))")
+    assert np.array(found) == pytest.approx(wanted, abs=1e-7)
+    session = onnxruntime.InferenceSession(str(circle / "model.onnx"))
+    (logits,) = session.run(None, {"points": np.array(points, np.float32)})
+    assert torch.from_numpy(logits).softmax(1).numpy() == pytest.approx(wanted, abs=1e-6)
+    assert sorted(file.name for file in circle.iterdir()) == [
+        *("circle.py", "config.json", "kept", "load.py", "model.onnx", "model.safetensors")
+    ]
+
+
+def test_a_language_model_gives_the_same_logits_by_its_own_loader(lm_run, tmp_path):
+    ids = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        wanted = paceline.open(lm_run.path).model(ids)
+    folder = export(lm_run.path, tmp_path / "lm")
+    spec = importlib.util.spec_from_file_location("exported_lm", folder / "load.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.load(folder)
+    with torch.no_grad():
+        assert (model(ids) - wanted).abs().max() < 1e-6
+    assert model.write("The run", tokens=3).startswith("The run")
+    assert paceline.sample(lm_run.path, "The run", tokens=3).startswith("The run")
+
+
+class Line(Workload):
+    def model(self):
+        return torch.nn.Linear(1, 1)
+
+    def data(self, split):
+        return torch.ones(4, 1) if split == "train" else None
+
+    def loss(self, model, batch):
+        return model(batch).square().sum(), len(batch)
+
+
+def test_a_model_without_a_loader_has_onnx_beside_its_weights(tmp_path):
+    values = {"workload": f"{__name__}:Line", "train": {"steps": 1, "global_batch": 2}, "parallel": {"device": "cpu"}}
+    folder = export(train(build_spec({"name": "line", **values}), tmp_path, show=False).path, tmp_path / "out")
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "kept", "model.onnx", "model.safetensors"]
+
+
+def test_the_best_weights_as_one_file(classifier_run, tmp_path):
+    from safetensors.torch import load_file
+
+    file = export(classifier_run.path, tmp_path / "w.safetensors", "best")
+    found, wanted = load_file(file), classifier_run.weights()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("out", "onnx", "said"),
+    [
+        (".", False, "'.' is a folder with files in it; name one that is not there yet"),
+        ("taken.txt", False, "'taken.txt' is a file; name a folder that is not there yet"),
+        ("no/model", False, "there is no folder 'no'; make it with  mkdir -p no"),
+        ("model.pt", False, "does not end in .safetensors; write it as  --out model.safetensors"),
+        ("w.safetensors", True, "--onnx writes a folder, and 'w.safetensors' is a file"),
+    ],
+)
+def test_a_bad_target_is_refused_and_nothing_is_left(classifier_run, out, onnx, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        export(classifier_run.path, out, onnx=onnx)
+    assert said in str(error.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["taken.txt"]
+
+
+def test_a_model_that_torch_cannot_export_is_refused_in_one_line(circle_run, circle_file, tmp_path):
+    odd = tmp_path / "circle.py"
+    text = circle_file.read_text(encoding="utf-8")
+    line = "return self.layers(points)"
+    odd.write_text(text.replace(line, f"{line} if points.sum().item() > 0 else points"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"torch cannot export this model as ONNX: .*; leave --onnx out") as error:
+        export(circle_run.path, tmp_path / "model", onnx=True, code=odd)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "model").exists()

@@ -1,0 +1,66 @@
+"""Commands: how they are started on a number of ranks, and which are refused."""
+
+import sys
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.measurement.scripts.command import MeasuredCommand, check_command
+
+
+def test_our_launcher_starts_what_does_not_start_itself():
+    command = MeasuredCommand(("python", "train.py", "--lr", "0.1"))
+    assert command.on(2) == [sys.executable, "-m", "paceline", "launch", "--ranks", "2", "--", *command.words]
+    assert command.name == "train"
+
+
+@pytest.mark.parametrize("words", [["torchrun", "--nproc-per-node={ranks}", "train.py"], ["sh", "start.sh", "{ranks}"]])
+def test_a_command_with_ranks_in_it_starts_them_itself(words):
+    assert MeasuredCommand(tuple(words)).on(4) == [word.replace("{ranks}", "4") for word in words]
+
+
+@pytest.mark.parametrize(
+    ("given", "typed"),
+    [
+        ("torchrun --nproc_per_node=8 train.py", "torchrun --nproc_per_node={ranks} train.py"),
+        ("torchrun train.py -n 3", "torchrun --nproc-per-node {ranks} train.py -n 3"),
+        (
+            "python -m torch.distributed.run --nproc-per-node 2 a.py",
+            "python -m torch.distributed.run --nproc-per-node {ranks} a.py",
+        ),
+        ("accelerate launch --num_processes 2 a.py", "accelerate launch --num_processes {ranks} a.py"),
+        ("accelerate launch a.py", "accelerate launch --num_processes {ranks} a.py"),
+        ("mpirun -np 2 python a.py", "mpirun -np {ranks} python a.py"),
+    ],
+)
+def test_a_launcher_with_its_own_number_is_told_what_to_type(given, typed, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name, path=None: name)
+    with pytest.raises(UserError, match="starts the same number of processes") as refused:
+        check_command(given.split(), [1, 2], {})
+    assert str(refused.value).endswith(f"paceline measure --ranks 1,2 -- {typed}")
+    assert check_command(given.split(), [2], {}).starts_its_ranks
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        ([], {}, "which command"),
+        (["train.py"], {}, "type  python train.py"),
+        (["no-such-program"], {}, "'no-such-program' is not found"),
+        (
+            [sys.executable, "train.py"],
+            {
+                "RANK": "0",
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "h",
+                "MASTER_PORT": "1",
+            },
+            "torchrun has started this process as one of 2 ranks",
+        ),
+    ],
+)
+def test_what_cannot_be_started_is_said(words, environ, said):
+    with pytest.raises(UserError, match=said):
+        check_command(words, [1, 2], environ)

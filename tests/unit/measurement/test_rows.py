@@ -1,0 +1,327 @@
+"""Rows, diagnosis and cost from numbers that were chosen, so that the right answer is known."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.io.format import TEXT_COLUMNS, wrap_lines
+from paceline.measurement.diagnosis import diagnose, split_lost_time
+from paceline.measurement.measure import build_trials
+from paceline.measurement.messages import (
+    build_finding,
+    collect_notes,
+    describe_decision,
+    describe_extrapolation,
+    describe_verdict,
+)
+from paceline.measurement.rows import (
+    BatchLayout,
+    FailedRow,
+    MeasuredRow,
+    RankLoads,
+    Resources,
+    add_costs,
+    add_speedups,
+    combine_repeats,
+    dump_measured_row,
+    parse_measured_row,
+    recommend_row,
+)
+from paceline.measurement.run_times import RunTimes, StepParts, read_run_times, select_steady_steps
+from paceline.measurement.scaling_laws import fit_laws
+from paceline.measurement.trial_runner import trim_reason
+from paceline.runlog.run_dir import RunDir
+
+
+def row(label, ranks, step_s, compute=1.0, exposed=0.0, waiting=0.0, data=0.0, batch=64, busy=(), threads=1):
+    """A row by the shares of its step."""
+    return MeasuredRow(
+        label=label,
+        ranks=ranks,
+        step_s=step_s,
+        step_s_low=step_s,
+        step_s_high=step_s,
+        samples_per_s=64 / step_s,
+        batch=BatchLayout(global_batch=batch),
+        parts=StepParts(*(share * step_s for share in (data, compute, exposed, exposed, waiting))),
+        loads=RankLoads(busy_s_by_rank=busy),
+        parameters=1_000_000,
+        resources=Resources(threads),
+    )
+
+
+def judged(*rows, cores=64):
+    found = add_speedups(rows, {r.label: [r.samples_per_s] for r in rows})
+    return found, {d.row.label: build_finding(d) for d in diagnose(found, cores)}
+
+
+ONE = row("1 rank", 1, 1.0)
+
+
+def test_communication_is_named_when_it_is_the_cause():
+    _, found = judged(ONE, row("2 ranks", 2, 1.25, compute=0.39, exposed=0.61))
+    assert found["2 ranks"].cause == "communication"
+    assert "2 ranks are 0.8×: 61 % of the step is exposed communication" in found["2 ranks"].text
+    assert "Gbit/s" in found["2 ranks"].text
+    assert "parallel.reduce" in found["2 ranks"].advice
+    assert found["1 rank"].cause == "none"
+
+
+def test_communication_is_not_named_when_a_rank_is_slow():
+    slow = row("2 ranks", 2, 0.9, compute=0.55, exposed=0.45, waiting=0.42, busy=(0.5, 0.9))
+    _, found = judged(ONE, slow)
+    assert found["2 ranks"].cause == "slow rank"
+    assert "rank 1 works 1.8× as long as the others" in found["2 ranks"].text
+
+
+def test_what_a_slow_rank_takes_longer_is_not_compute_that_did_not_divide():
+    slow = row("2 ranks", 2, 4.0, compute=0.63, exposed=0.37, waiting=0.36, busy=(1.0, 4.0))
+    _, found = judged(ONE, slow, cores=2)
+    assert found["2 ranks"].cause == "slow rank"
+
+
+def test_slow_input_is_named_on_one_rank_too():
+    _, found = judged(row("1 rank", 1, 1.0, compute=0.6, data=0.4), row("2 ranks", 2, 0.7, compute=0.43, data=0.57))
+    assert found["1 rank"].cause == found["2 ranks"].cause == "input"
+    assert "40 % of the step is waiting for input" in found["1 rank"].text
+
+
+@pytest.mark.parametrize(
+    ("workers", "load_s", "cores", "advice"),
+    [
+        (
+            1,
+            1.0,
+            8,
+            "type  data.workers=2  (now 1): one process takes 1.0 s for the samples of a step, which would take 600",
+        ),
+        (0, 3.0, 8, "type  data.workers=5  (now 0)"),
+        (
+            1,
+            3.0,
+            2,
+            "type  data.workers=2  (now 1): one process takes 3.0 s for the samples of a step, which would take 1.5",
+        ),
+        (2, 3.0, 2, "one process takes 3.0 s for the samples of a step, and more have no cores: make an item cheaper"),
+        (None, 3.0, 8, "make batch() of the data cheaper"),
+    ],
+)
+def test_waiting_for_input_is_answered_with_what_more_workers_would_bring(workers, load_s, cores, advice):
+    slow = row("1 rank", 1, 1.0, compute=0.6, data=0.4)
+    _, found = judged(replace(slow, resources=Resources(1, workers=workers, load_s=load_s)), cores=cores)
+    assert found["1 rank"].advice.startswith(advice)
+
+
+def test_compute_that_does_not_divide():
+    _, small = judged(ONE, row("8 ranks", 8, 0.4))
+    assert small["8 ranks"].cause == "small passes"
+    _, fixed = judged(row("1 rank", 1, 1.0, batch=640), row("2 ranks", 2, 0.9, batch=640))
+    assert fixed["2 ranks"].cause == "fixed work"
+    _, shared = judged(ONE, row("2 ranks", 2, 0.9), cores=2)
+    assert shared["2 ranks"].cause == "shared cores"
+    _, device = judged(ONE, replace(row("2 ranks", 2, 0.9), resources=Resources(1, "H200", device_ranks=2)))
+    assert device["2 ranks"].cause == "shared device"
+    assert "2 ranks share a device" in device["2 ranks"].text
+
+
+def test_nothing_is_blamed_where_nothing_is_lost():
+    _, found = judged(ONE, row("2 ranks", 2, 0.51, compute=0.97, exposed=0.03))
+    assert found["2 ranks"].cause == "none"
+
+
+def test_parts_of_a_loss_add_up():
+    worse = row("2 ranks", 2, 0.8, compute=0.7, exposed=0.2, waiting=0.05, data=0.1)
+    assert sum(split_lost_time(worse, ONE).values()) == pytest.approx(0.8 - 0.5)
+
+
+def test_the_link_rate_follows_the_ring():
+    two = row("2 ranks", 2, 1.0, exposed=0.032)
+    assert two.link_bits_s() == pytest.approx(8 * 4e6 / 0.032)
+    assert ONE.link_bits_s() is None
+
+
+def test_speedups_follow_the_rates_and_their_spread_is_of_pairs():
+    rows = [row("1 rank", 1, 1.0), row("2 ranks", 2, 0.5625)]
+    found = add_speedups(rows, {"1 rank": [10.0, 5.0, 10.0], "2 ranks": [18.0, 9.0, 17.0]})
+    assert found[1].scaling.speedups == (1.8, 1.8, 1.7)
+    assert found[1].speedup == pytest.approx(1 / 0.5625)
+    assert (found[1].scaling.speedup_low, found[1].scaling.speedup_high) == (1.7, 1.8)
+    assert found[1].efficiency == found[1].speedup / 2
+
+
+def test_the_numbers_of_a_row_belong_together():
+    """Of two repeats, one of them disturbed, the row has those of the other."""
+    times = [
+        RunTimes(20, step_s, StepParts(0.0, step_s, 0.0, 0.0, 0.0), 64 / step_s, None, (step_s,), (n,), 1.0, 9, 1)
+        for n, step_s in enumerate((1.5, 0.2), 1)
+    ]
+    found = combine_repeats("1 rank", 1, times, BatchLayout())
+    assert (found.step_s, found.samples_per_s) == (0.2, pytest.approx(320))
+    assert (found.step_s_low, found.step_s_high) == (0.2, 1.5)
+    assert found.loads.peak_bytes_per_rank == (2,)
+
+
+def test_repeats_that_contradict_each_other_decide_nothing():
+    rows = add_speedups([ONE, row("2 ranks", 2, 0.6)], {"1 rank": [10.0, 20.0], "2 ranks": [17.0, 15.0]})
+    assert describe_verdict(add_costs(rows, None, None), [], [])[0].startswith(
+        "Not decided: 2 ranks reach 1.67×, but single repeats"
+    )
+
+
+def test_a_failed_row_has_no_speedup_and_the_fewest_ranks_count():
+    rows = [FailedRow(label="1 rank", ranks=1, failed="out of memory"), row("2 ranks", 2, 1.0), row("4 ranks", 4, 0.6)]
+    found = add_speedups(rows, {"2 ranks": [10.0], "4 ranks": [18.0]})
+    assert found[0] is rows[0]
+    assert found[1].speedup == 2.0
+    assert found[2].speedup == pytest.approx(2 / 0.6)
+
+
+def test_the_recommended_row():
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.55), row("4 ranks", 4, 0.4), row("8 ranks", 8, 0.39))
+    assert recommend_row(rows).label == "4 ranks"
+    rows, _ = judged(ONE, row("2 ranks", 2, 1.2))
+    assert recommend_row(rows).label == "1 rank"
+    assert recommend_row([FailedRow(label="1 rank", ranks=1, failed="x")]) is None
+
+
+def test_cost_of_the_whole_run():
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.6))
+    one, two = add_costs(rows, 64 * 3600, 2.0)
+    assert (one.cost.hours, one.cost.device_hours, one.cost.cost_usd) == (1.0, 1.0, 2.0)
+    assert two.cost.cost_usd == pytest.approx(2.4)
+    assert one.cost.usd_per_million_samples == pytest.approx(1e6 / 64 / 3600 * 2)
+    assert add_costs(rows, None, None)[0].cost.hours is None
+
+
+def test_verdicts():
+    rows, found = judged(ONE, row("2 ranks", 2, 0.55))
+    lines = describe_verdict(add_costs(rows, None, None), list(found.values()), fit_laws({2: [1.8], 4: [3.1]}))
+    assert lines[0] == "Take 2 ranks: 1.82× as fast as 1 rank, at 1.1× the device-hours."
+    assert "4 ranks would reach" in lines[2]
+    assert describe_extrapolation(rows, []) == "Beyond: a law of scaling takes 3 numbers of ranks or more; 2 measured."
+    rows, found = judged(ONE, row("2 ranks", 2, 1.25, compute=0.39, exposed=0.61))
+    lines = describe_verdict(add_costs(rows, None, None), list(found.values()), [])
+    assert lines[0] == "Stay on 1 rank: more do not pay; 2 ranks reach 0.8×."
+    rows, found = judged(ONE)
+    assert (
+        describe_verdict(add_costs(rows, None, None), list(found.values()), [])[0]
+        == "Nothing to compare: only 1 rank was measured."
+    )
+
+
+def test_without_one_rank_the_fewest_are_what_is_compared_with():
+    rows, _ = judged(row("2 ranks", 2, 1.0), row("4 ranks", 4, 0.55))
+    assert describe_decision(add_costs(rows, None, None)).startswith("Take 4 ranks: 1.82× as fast as 2 ranks")
+
+
+def test_repeats_that_say_anything_give_no_verdict():
+    one, two = ONE, row("2 ranks", 2, 0.16)
+    rows = add_speedups([one, two], {"1 rank": [64.0, 60.0, 70.0], "2 ranks": [200.0, 400.0, 800.0]})
+    assert describe_decision(add_costs(rows, None, None)).startswith(
+        "Not decided: 2 ranks reach 6.25×, but single repeats went"
+    )
+
+
+def test_notes_for_the_reader():
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.3, threads=2))
+    told = " ".join(collect_notes(rows, cores=2, load=9.0))
+    assert "load of 9 on 2 cores" in told
+    assert "threads per rank differ" in told
+    assert "more than 2 ranks can give" in told
+    assert collect_notes([ONE], cores=2, load=0.5) == []
+
+
+def test_a_row_survives_json():
+    given = replace(row("2 ranks", 2, 1.0, busy=(0.1, 0.2)), resources=Resources(1, usage={"cpu_share": 0.5}))
+    assert parse_measured_row(json.loads(json.dumps(dump_measured_row(given)))) == given
+    assert dump_measured_row(given)["slowest_rank"] == 1
+    failed = FailedRow(label="2 ranks", ranks=2, failed="no", why="no; yes", batch=BatchLayout("64 = 2 × 32", 64, 2))
+    assert parse_measured_row(json.loads(json.dumps(dump_measured_row(failed)))) == failed
+    assert dump_measured_row(failed).keys() == dump_measured_row(given).keys()
+
+
+def test_reasons_in_short():
+    assert trim_reason("there is no memory for 20 GiB more; use …") == "there is no memory for 20 GiB more"
+    assert trim_reason("a pipeline of 4 ranks needs 4 passes; use more") == "a pipeline of 4 ranks needs 4 passes"
+
+
+def test_trials_of_a_sweep(small):
+    found = build_trials(small, [1, 2], ["fsdp:2", "tensor:2+sequence"], steps=8, weak=False)
+    assert [(c.label, c.ranks) for c in found] == [
+        ("1 rank", 1), ("2 ranks", 2), ("fsdp:2", 2), ("tensor:2+sequence", 2)
+    ]  # fmt: skip
+    assert {c.spec.train.global_batch for c in found} == {24}
+    assert found[3].run_name(0) == "tensor-2-sequence-1"
+    weak = build_trials(small, [1, 2, 4], [], steps=8, weak=True)
+    assert [c.spec.train.global_batch for c in weak] == [24, 48, 96]
+    hopeless = build_trials(small, [1, 64], [], steps=8, weak=False)[1]
+    assert isinstance(hopeless, FailedRow)
+    assert "smaller than parallel.ranks=64" in hopeless.why
+    with pytest.raises(UserError, match="counted from one rank, and --ranks 2,4 has none"):
+        build_trials(small, [2, 4], [], steps=8, weak=False)
+
+
+def step(number, **values):
+    given = {"step_s": 1.0, "data_s": 0.0, "compute_s": 0.8, "comm_s": 0.2, "exposed_s": 0.2, "batch": 8}
+    return {"kind": "step", "t": 0.0, "step": number, "loss": 1.0, **given, **values}
+
+
+def write_run(folder, by_rank, spec):
+    run = RunDir.claim(folder, "run", spec)
+    for rank, steps in enumerate(by_rank):
+        lines = [{"kind": "start", "t": 0, "threads": 1}, *steps]
+        run.events_file(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.summary_file.write_text(json.dumps({"status": "finished", "ranks": len(by_rank)}))
+    return run
+
+
+def test_waiting_is_told_from_communication(tmp_path, small):
+    """Rank 1 computes longer; rank 0 waits for it inside its collective. What both see is communication."""
+    fast = [step(n, compute_s=0.5, exposed_s=0.5) for n in range(1, 31)]
+    slow = [step(n, compute_s=0.9, exposed_s=0.1) for n in range(1, 31)]
+    found = read_run_times(write_run(tmp_path, [fast, slow], small))
+    assert found.busy_s_by_rank == (0.5, 0.9)
+    assert found.parts.exposed_s == pytest.approx(0.3)
+    assert found.parts.waiting_s == pytest.approx(0.2)
+    assert found.samples_per_s == 8.0
+
+
+def test_the_first_steps_do_not_count(tmp_path, small):
+    steps = [step(n, step_s=9.0 if n <= 5 else 1.0) for n in range(1, 31)]
+    assert read_run_times(write_run(tmp_path, [steps], small)).step_s == 1.0
+    assert len(select_steady_steps(steps)) == 25
+    with pytest.raises(UserError, match="too few"):
+        read_run_times(write_run(tmp_path, [steps[:1]], small))
+
+
+def test_lines_are_as_wide_as_tables():
+    for line in wrap_lines("a sentence with 12 % and 30 ms in it, " * 20, "→ "):
+        assert len(line) <= TEXT_COLUMNS
+        assert not line.endswith(" 12")
+
+
+def test_a_gain_that_is_not_worth_its_ranks_is_not_recommended():
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.99))
+    assert describe_decision(rows) == (
+        "Stay on 1 rank: more do not pay; 2 ranks reach 1.01×, and a gain below 10 % is not worth them."
+    )
+    rows, _ = judged(ONE, row("4 ranks", 4, 0.6))
+    assert describe_decision(rows) == "Stay on 1 rank: more do not pay; 4 ranks reach 1.67×, at 2.4× the device-hours."
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.5), row("4 ranks", 4, 0.46))
+    assert describe_decision(rows).startswith("Take 2 ranks: 2× as fast as 1 rank, at no more device-hours.")
+
+
+def test_a_gain_within_the_spread_is_not_decided():
+    rows = add_speedups([ONE, row("2 ranks", 2, 0.87)], {"1 rank": [64.0, 64.0], "2 ranks": [73.0, 62.0]})
+    assert describe_decision(rows).startswith("Not decided: 2 ranks reach 1.15×, but single repeats went from 0.969 to")
+
+
+def test_ranks_that_share_cores_are_paid_for_once():
+    """One rank had four threads and four have one each: the machine is the same, and so is what it costs."""
+    rows, _ = judged(row("1 rank", 1, 1.0, threads=4), row("4 ranks", 4, 0.6, threads=1))
+    one, four = rows = add_costs(rows, 64 * 3600, 2.0)
+    assert (one.cost.cost_usd, four.cost.device_hours) == (2.0, pytest.approx(0.6))
+    assert describe_decision(rows) == "Take 4 ranks: 1.67× as fast as 1 rank, on the same cores."
+    assert "the machine counts as one device" in " ".join(collect_notes(rows, cores=4, load=0.0))

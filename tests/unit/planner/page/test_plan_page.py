@@ -1,0 +1,179 @@
+"""The page in a real browser: every number that a slider leads to is the one that Python plans for that setting."""
+
+import json
+import random
+import re
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.cli.main import main
+from paceline.planner.page.page import DEADLINES_H, build_axes, render_plan_page, setting_overrides
+from paceline.planner.plan import plan
+from paceline.planner.rows import Requirements
+from paceline.planner.show import format_cell_amount
+
+PATIENCE_MS = 120_000
+RECIPES = Path(__file__).resolve().parents[4] / "recipes"
+PRICE = 3.29
+SETTINGS = 200
+FIXED = ["parallel.strategy=ddp", "parallel.checkpointing=none"]
+
+
+def ask(spec, devices=(), wishes=None, price=PRICE):
+    return plan(spec, "2x4xA10", devices, price, wishes=wishes)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return ask(paceline.load(RECIPES / "lm_gpt2.yaml", FIXED), (1, 2, 4, 8))
+
+
+@pytest.fixture(scope="module")
+def file(planned, tmp_path_factory):
+    made = tmp_path_factory.mktemp("page") / "plan.html"
+    made.write_text(render_plan_page(planned, ask, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
+    return made
+
+
+def opened(browser, file, width=1100, scheme="light"):
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+    context.set_default_timeout(PATIENCE_MS)
+    shown, said = context.new_page(), []
+    shown.on("console", lambda message: said.append(message.text))
+    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown.goto(file.as_uri())
+    shown.wait_for_selector("html[data-drawn]")
+    return shown, said
+
+
+READ = """(settings) => settings.map((setting) => {
+  for (const [name, value] of Object.entries(setting)) {
+    const slider = document.getElementById(`set-${name}`);
+    if (Number(slider.value) === value) continue;
+    slider.value = value;
+    slider.dispatchEvent(new Event("input"));
+  }
+  const text = (id) => document.getElementById(id).textContent;
+  return {
+    rows: [...document.querySelectorAll("tr[data-step]")].map((row) => ({
+      devices: Number(row.dataset.devices), step_s: Number(row.dataset.step), bytes: Number(row.dataset.bytes),
+      usd: Number(row.dataset.usd), chosen: row.classList.contains("chosen"), verdict: row.lastChild.textContent,
+    })),
+    ...Object.fromEntries(["money", "long", "fit", "impossible", "command", "reasons"].map((id) => [id, text(id)])),
+  };
+})"""
+
+
+def test_every_number_is_the_one_that_python_plans(browser, planned, file):
+    axes, chance = build_axes(planned), random.Random(3)
+    shown, said = opened(browser, file)
+    positions = {axis.name: range(len(axis.values)) for axis in axes}
+    positions |= {"devices": range(4), "deadline": range(len(DEADLINES_H) + 1), "price": range(1, 10)}
+    picked = [{name: chance.choice(values) for name, values in positions.items()}]
+    while len(picked) < SETTINGS:  # two sliders at a time
+        moved = {name: chance.choice(positions[name]) for name in chance.sample(list(positions), 2)}
+        picked.append({**picked[-1], **moved})
+    found = shown.evaluate(READ, picked)
+    assert said == []
+
+    @cache
+    def python(values):
+        try:
+            return ask(planned.spec.replace(setting_overrides(planned, axes, values)), (1, 2, 4, 8))
+        except paceline.UserError as error:
+            return str(error)
+
+    kinds = set()
+    for setting, seen in zip(picked, found, strict=True):
+        values = tuple(axis.values[setting[axis.name]] for axis in axes)
+        expected = python(values)
+        if isinstance(expected, str):
+            assert expected in seen["impossible"]
+            kinds.add("impossible")
+            continue
+        hours = DEADLINES_H[setting["deadline"]] if setting["deadline"] < len(DEADLINES_H) else None
+        choice = plan_choice(expected, Requirements(deadline_h=hours))
+        price, n = setting["price"], (1, 2, 4, 8)[setting["devices"]]
+        assert [row["devices"] for row in seen["rows"]] == [row.devices for row in expected.rows]
+        for row, mine in zip(expected.rows, seen["rows"], strict=True):
+            assert mine["step_s"] == row.price.step_s
+            assert mine["bytes"] == row.price.memory.total_bytes
+            assert mine["usd"] == pytest.approx(row.device_hours * price, rel=1e-12)
+            assert mine["verdict"] == choice.verdict(row)
+            assert mine["chosen"] == (row is choice.chosen)
+        here = next((row for row in expected.rows if row.devices == n), None)
+        assert seen["fit"] == ("No" if here is None else "Just" if here.price.tight else "Yes")
+        kinds.add(seen["fit"])
+        if here is not None:
+            assert seen["money"] == f"{format_cell_amount(here.device_hours * price)} USD"
+        else:
+            assert next(f for f in expected.out if f.devices == n).refused[0].reason in seen["reasons"]
+        assert f"--devices {n}" in seen["command"]
+    assert kinds >= {"impossible", "No", "Yes"}
+
+
+def plan_choice(found, wishes):
+    return type(found.choice)(found.rows, wishes)
+
+
+def test_the_command_that_a_page_shows_plans_the_same(browser, planned, file, capsys):
+    shown, _ = opened(browser, file)
+    seen = shown.evaluate(READ, [{"batch": 1, "precision": 1, "devices": 2, "price": 2.5, "deadline": 8}])[0]
+    words = seen["command"].replace("paceline plan lm.yaml", f"{RECIPES / 'lm_gpt2.yaml'} --cluster 2x4xA10").split()
+    with pytest.raises(SystemExit):
+        main(["plan", *words, *FIXED, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    row = next(row for row in seen["rows"] if row["devices"] == 4)
+    assert told["rows"][0]["time"]["step_s"] == row["step_s"]
+    assert told["rows"][0]["cost_usd"] == pytest.approx(row["usd"])
+    assert told["wishes"]["deadline_h"] == DEADLINES_H[8]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (390, "dark")])
+def test_it_is_drawn_on_every_screen(browser, file, width, scheme):
+    shown, said = opened(browser, file, width, scheme)
+    assert said == []
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for place in ("memory", "time", "front"):
+        box = shown.locator(f"#{place} svg").bounding_box()
+        assert box["width"] > 200
+        assert box["height"] > 15
+    dark = shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(11, 17, 32)"
+    assert dark == (scheme == "dark")
+    shown.emulate_media(media="print")
+    assert shown.evaluate("getComputedStyle(document.body).color") == "rgb(31, 41, 55)", "paper is white"
+
+
+def test_the_page_asks_no_network_and_trusts_no_name(planned):
+    words = ["paceline", "plan", "$(rm x)</script><img src=x onerror=alert(1)>.yaml"]
+    text = render_plan_page(ask(planned.spec, [1]), partial(ask), words)
+    assert "default-src &#39;none&#39;" in text
+    assert not re.search(r"(src|href)=\"?https?:", text)
+    assert "<img" not in text
+    assert text.count("</script>") == 2
+    assert "'$(rm x)" in text
+
+
+def test_a_fit_by_passes_has_no_batch_to_slide(tmp_path, capsys):
+    out = tmp_path / "plan.html"
+    (tmp_path / "topics.yaml").write_text("name: topics\nworkload: topics\ntrain: {steps: 3}\n")
+    words = ["--samples", "500", "--tokens", "90", "--cluster", "2xA100", "--deadline", "100h"]
+    with pytest.raises(SystemExit) as left:
+        main(["plan", str(tmp_path / "topics.yaml"), *words, "--page", str(out)])
+    assert left.value.code == 0
+    assert f"written: {out}" in capsys.readouterr().out
+    data = json.loads(re.search(r'id="data">(.*)</script>', out.read_text())[1])
+    assert data["axes"] == []
+    assert data["devices"] == [1, 2]
+    assert 100 in data["deadlines_h"]
+    assert "--samples 500 --tokens 90.0" in data["command"]
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_planned(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["plan", str(RECIPES / "lm_gpt2.yaml"), "--cluster", "2xA100", "--page", str(tmp_path)])
+    assert left.value.code == 2
+    assert "--page:" in capsys.readouterr().err

@@ -1,0 +1,210 @@
+"""A plan answers at once, whatever is behind a run file: of large data it reads a beginning, and says so."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.config import build_spec
+from paceline.data import files
+from paceline.data.corpora.documents import find_text_files
+from paceline.data.corpora.labelled import LabelledCorpus
+from paceline.data.files import FileWalk, TooManyFiles
+from paceline.errors import UserError
+from paceline.planner.cost_model import build_cost_model
+from paceline.workloads.classifier.sections import TextData
+
+LARGE = 1 << 30
+"""Bytes of a file, most of which is a hole."""
+A_LITTLE = 100 << 20
+"""Bytes that may be read of it, several times over."""
+TABLE = "a,c,label\n" + "".join(f"{k},{'xyz'[k % 3]},{k % 2}\n" for k in range(30_000))
+TEXTS = "text,label\n" + "".join(f"word{k % 7} and term{k % 11} here,{k % 2}\n" for k in range(150_000))
+JSONL = "".join(json.dumps({"text": f"word{k % 7} and term{k % 11}", "label": k % 2}) + "\n" for k in range(100_000))
+LINES = "".join(f"word{k % 7} and term{k % 11}\n" for k in range(250_000))
+MATRIX = f"%%MatrixMarket matrix coordinate integer general\n% counts\n3000 400 {LARGE // 8}\n" + "1 1 1\n" * 100
+STEPS = {"train": {"steps": 10}}
+
+
+def large(path: Path, beginning: str) -> Path:
+    with path.open("wb") as file:
+        file.write(beginning.encode())
+        file.truncate(LARGE)
+    return path
+
+
+def bytes_read() -> int:
+    """By this process, with all of its threads."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning", "workload", "data", "said"),
+    [
+        ("t.csv", TEXTS, "classifier", {"source": "csv"}, "the data were not read"),
+        ("t.jsonl", JSONL, "classifier", {"source": "jsonl"}, "the data were not read"),
+        ("t.txt", LINES, "lm", {"source": "text"}, "paceline"),
+        ("t.csv", TABLE, "trees", {"categories": ["c"]}, "rows like the first 20,000, which were read"),
+        ("t.csv", TEXTS, "topics", {}, "as 2,000 documents suggest"),
+        ("t.jsonl", JSONL, "topics", {}, "as 2,000 documents suggest"),
+        ("t.txt", LINES, "topics", {}, "as 2,000 documents suggest"),
+        ("t.mtx", MATRIX, "topics", {}, "they were not read"),
+    ],
+)
+def test_of_a_large_file_a_beginning_is_read(name, beginning, workload, data, said, tmp_path):
+    path = large(tmp_path / name, beginning)
+    spec = build_spec(
+        {"name": "x", "workload": workload, **STEPS, "data": {"path": str(path), "cache": str(tmp_path / "c"), **data}}
+    )
+    before = bytes_read()
+    found = build_cost_model(spec)
+    assert bytes_read() - before < A_LITTLE
+    assert said in "; ".join(found.assumptions) or (workload == "lm" and found.samples is None)
+
+
+def test_rows_of_a_table_are_counted_where_its_file_says_how_many(tmp_path):
+    import pyarrow
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    rows = 400_000
+    table = pyarrow.table(
+        {"a": np.arange(rows, dtype=np.float32), "b": np.arange(rows) % 5, "label": np.arange(rows) % 2}
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    pyarrow.feather.write_feather(table, tmp_path / "t.feather")
+    arrays = {"X": np.stack([table["a"], table["b"]], 1), "y": table["label"].to_numpy()}
+    np.savez(tmp_path / "t.npz", **arrays)
+    np.savez(tmp_path / "columns.npz", **{**arrays, "X": np.asfortranarray(arrays["X"])})
+    for name in ("t.parquet", "t.feather", "t.npz", "columns.npz"):
+        data = {"path": str(tmp_path / name), "cache": str(tmp_path / "cache"), "test_fraction": 0.25}
+        found = build_cost_model(build_spec({"name": "x", "workload": "trees", **STEPS, "data": data}))
+        assert found.samples == pytest.approx(0.75 * rows, rel=0.02), name
+        assert (found.grown.columns, found.grown.outputs) == (2, 1)
+        assert "which were read" in found.assumptions[0]
+        assert not (tmp_path / "cache").exists()
+
+
+def test_a_table_that_is_made_up_is_not_made_for_a_plan(tmp_path):
+    data = {"rows": 10**15, "columns": 1000, "cache": str(tmp_path)}
+    found = build_cost_model(build_spec({"name": "x", "workload": "trees", **STEPS, "data": data}))
+    assert found.samples == pytest.approx(0.8e15, rel=0.1)
+
+
+def test_packed_counts_are_not_unpacked(tmp_path):
+    import scipy.sparse
+
+    np.savez_compressed(tmp_path / "dense.npz", np.full((5_000, 1000), 3, np.uint16))
+    numbers = np.full(1_500_000, 300.0), np.tile(np.arange(30), 50_000), np.arange(0, 1_500_001, 30)
+    scipy.sparse.save_npz(tmp_path / "sparse.npz", scipy.sparse.csr_array(numbers, (50_000, 1000)), compressed=False)
+    for name, shape, nonzeros, element in (
+        ("dense", (5_000, 1000), 5e6, 1),
+        ("sparse", (50_000, 1000), 1.5e6, 2),
+    ):
+        data = {"path": str(tmp_path / f"{name}.npz")}
+        counts = build_cost_model(build_spec({"name": "x", "workload": "topics", **STEPS, "data": data})).counts
+        assert (counts.documents, counts.terms, counts.nonzeros) == (*shape, nonzeros)
+        assert (counts.sparse, counts.element_bytes) == (name == "sparse", element)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"data": np.full(3_000_000, "word"), "format": b"csr", "shape": (30, 20)},
+        {"data": np.ones(3_000_000), "format": b"csr", "shape": ("a", "b")},
+        {"data": np.ones(3_000_000), "format": b"csr", "shape": (-5, 3)},
+        {"data": np.full((3_000_000, 2), "word")},
+    ],
+)
+def test_packed_arrays_that_are_no_counts_are_a_line(arrays, tmp_path):
+    np.savez(tmp_path / "x.npz", **arrays)
+    spec = build_spec({"name": "x", "workload": "topics", "model": {"k": 2}, "data": {"path": str(tmp_path / "x.npz")}})
+    with pytest.raises(UserError, match=r"x\.npz"):
+        build_cost_model(spec)
+
+
+def test_a_row_of_counts_wider_than_memory_is_not_read(tmp_path):
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (2, LARGE)})
+        file.truncate(file.tell() + 2 * LARGE)
+    before = bytes_read()
+    spec = build_spec({"name": "x", "workload": "topics", "model": {"k": 2}, "data": {"path": str(tmp_path / "x.npy")}})
+    assert build_cost_model(spec).counts.terms == LARGE
+    assert bytes_read() - before < A_LITTLE
+
+
+def test_prepared_texts_are_found_by_the_note_of_who_prepared_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_LOOKED_AT_BYTES", 10)
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"some words {k},{k % 2}\n" for k in range(40)))
+    data = TextData(source="csv", path=tmp_path / "t.csv", vocab=300, cache=tmp_path / "cache")
+    assert LabelledCorpus.cached(data) is None
+    prepared = LabelledCorpus.prepare(data)
+    assert LabelledCorpus.cached(data).folder == prepared.folder
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"other words {k},{k % 2}\n" for k in range(40)))
+    assert LabelledCorpus.cached(data) is None
+
+
+def test_a_walk_gives_up_where_very_many_files_are(tmp_path):
+    for k in range(20):
+        (tmp_path / f"{k}.txt").touch()
+    walk = FileWalk(10)
+    with pytest.raises(TooManyFiles, match="more than 10 files and folders"):
+        list(walk.iter_below(tmp_path))
+    assert walk.seen == 11
+    assert len(list(FileWalk(20).iter_below(tmp_path))) == 20
+
+
+def test_a_circle_of_links_is_gone_through_once(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b", "in/c"):
+        (tmp_path / name).symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "in" / "t.txt").touch()
+    (tmp_path / ".hidden.txt").touch()
+    found = set(FileWalk(1000).iter_matches(tmp_path / "**" / "**" / "*.txt"))
+    assert tmp_path / "in" / "t.txt" in found
+    assert {path.resolve() for path in found} == {(tmp_path / "in" / "t.txt").resolve()}
+    assert list(FileWalk().iter_below(tmp_path)).count(tmp_path / "in" / "t.txt") == 1
+
+
+def test_patterns_match_as_those_of_glob(tmp_path, monkeypatch):
+    import glob
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/x.txt", "a/b/y.txt", "a/b/.z.txt", ".h/v.txt", "c.txt", "d/e.md", "d/[f].txt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    for pattern in (
+        "*.txt",
+        "**/*.txt",
+        "a/**",
+        "**",
+        "*/*.txt",
+        "a/*/y.txt",
+        "d/[[]f].txt",
+        "?/*",
+        "no/*",
+        "**/b/**",
+        ".h/*",
+    ):
+        expected = {Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file()}
+        assert set(FileWalk().iter_matches(Path(pattern))) == expected, pattern
+
+
+def test_folders_nested_without_end_are_a_line(tmp_path):
+    handle = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("d", dir_fd=handle)
+        inner = os.open("d", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
+    try:
+        with pytest.raises(UserError, match="the folder has no text files"):
+            find_text_files(tmp_path)
+        with pytest.raises(UserError, match=r"a folder without counts.json and without .txt files"):
+            build_cost_model(build_spec({"name": "x", "workload": "topics", **STEPS, "data": {"path": str(tmp_path)}}))
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # Python's own way goes no deeper than its calls

@@ -1,0 +1,130 @@
+"""What eager kernels move on a GPU, as a trace on the CPU sees it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from paceline.nn.op_counter import OperationCounter
+from paceline.planner.eager_kernels import (
+    DEPTHWISE_PASSES,
+    PASSES,
+    SORT_KERNELS,
+    STRIDED_PASSES,
+    SUM_PASSES,
+    LiveBytes,
+    estimate_traffic,
+    find_peak_growth,
+    simulate_cuda,
+)
+
+
+class Noted(OperationCounter):
+    def __init__(self, more=1.0):
+        super().__init__()
+        self.more, self.noted, self.alive = more, {}, LiveBytes()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.alive.saw(out)
+        return out
+
+    def count(self, name, args, out):
+        self.noted.setdefault(name, []).append(estimate_traffic(name, args, out, self.more))
+
+
+def noted(work, *sides, more=1.0, dtype=torch.float32, precision="fp32"):
+    with FakeTensorMode(), Noted(more) as counter, simulate_cuda(precision):
+        found = work(*(torch.empty(side, dtype=dtype, requires_grad=dtype.is_floating_point) for side in sides))
+    return counter, found
+
+
+@pytest.mark.parametrize(
+    ("work", "sides", "name", "passes"),
+    [
+        (lambda x, y: x + y, [(8, 32), (8, 32)], "add", 3),
+        (lambda x: x.t().contiguous(), [(8, 32)], "clone", 2 * STRIDED_PASSES),
+        (lambda x: x.sum(0), [(1024, 32)], "sum", SUM_PASSES * (1 + 1 / 1024)),
+        (lambda x: x.sum(1), [(32, 1024)], "sum", 1 + 1 / 1024),
+        (lambda x: F.relu(x), [(8, 32)], "relu", 2),
+    ],
+)
+def test_an_operation_moves_what_it_reads_and_writes(work, sides, name, passes):
+    counter, _ = noted(work, *sides)
+    (found,) = counter.noted[name]
+    elements = torch.Size(sides[0]).numel()
+    assert found.bytes == pytest.approx(4 * elements * passes)
+
+
+def test_images_are_turned_for_a_product_and_channels_by_themselves_are_slow():
+    image, weight, single = (2, 16, 8, 8), (16, 16, 3, 3), (16, 1, 3, 3)
+    pair = 2 * 4 * 2 * 16 * 8 * 8
+    counter, _ = noted(lambda x, w: F.conv2d(x, w, padding=1), image, weight)
+    assert counter.noted["convolution"][0].bytes == 2 * STRIDED_PASSES * pair
+    counter, _ = noted(lambda x, w: F.conv2d(x, w, padding=1, groups=16), image, single)
+    assert counter.noted["convolution"][0].bytes == DEPTHWISE_PASSES * pair
+
+
+def test_the_backward_pass_of_a_convolution_makes_what_is_asked_for():
+    def both(x, w):
+        torch.autograd.grad(F.conv2d(x, w, padding=1).sum(), [x, w])
+
+    def one(x, w):
+        torch.autograd.grad(F.conv2d(x.detach(), w, padding=1).sum(), [w])
+
+    twice, once = (noted(f, (2, 16, 8, 8), (16, 16, 3, 3))[0].noted["convolution_backward"][0] for f in (both, one))
+    assert twice.bytes == 2 * once.bytes
+    assert twice.kernels == 2 * once.kernels
+
+
+def test_batch_norms_of_images_are_far_slower_than_of_rows():
+    def normed(x):
+        return F.batch_norm(x, None, None, training=True)
+
+    images, rows = (noted(normed, side)[0].noted for side in ((4, 8, 6, 6), (4, 8)))
+    (of_images,), (of_rows,) = (next(m for name, m in n.items() if "batch_norm" in name) for n in (images, rows))
+    assert of_images.bytes > PASSES["batch_norm"] * 2 * 4 * 4 * 8 * 36
+    assert of_rows.bytes < PASSES["norm"] * 3 * 4 * 4 * 8
+
+
+@pytest.mark.parametrize(("more", "kernels"), [(1.0, 2), (1000.0, SORT_KERNELS)])
+def test_rows_of_a_table_are_sorted_where_a_pass_looks_up_many(more, kernels):
+    def looked_up(table):
+        torch.autograd.grad(F.embedding(torch.zeros(8, dtype=torch.long), table).sum(), [table])
+
+    counter, _ = noted(looked_up, (50, 4), more=more)
+    assert counter.noted["embedding_dense_backward"][0].kernels == kernels
+
+
+def test_types_are_those_of_a_device():
+    def layer(x, w, scale):
+        y = F.linear(x, w)
+        return y, F.layer_norm(y, (32,)), F.rms_norm(y, (32,), scale.to(y.dtype)), F.softmax(y, -1)
+
+    counter, (product, normed, root_normed, scores) = noted(layer, (4, 32), (32, 32), (32,), precision="bf16")
+    assert [x.dtype for x in (product, normed, root_normed, scores)] == [
+        torch.bfloat16,
+        torch.float32,
+        torch.bfloat16,
+        torch.float32,
+    ]
+    assert len(counter.noted["native_layer_norm"]) == 2  # the other norm is one kernel too
+
+
+def test_nothing_is_dropped_in_several_kernels():
+    counter, _ = noted(lambda x: F.dropout(x, 0.1, training=True), (4, 32))
+    assert list(counter.noted) == ["native_dropout"]
+    counter, _ = noted(lambda x: F.scaled_dot_product_attention(x, x, x, None, 0.1), (2, 2, 16, 8))
+    assert not any("softmax" in name for name in counter.noted)
+
+
+def test_what_is_alive_when_most_is_grows_with_the_samples():
+    def chain(x):
+        y = x.exp()
+        z = y + y
+        del y
+        return z + z
+
+    few, many = (noted(chain, (samples, 10))[0].alive for samples in (4, 8))
+    assert find_peak_growth(few, many, 4) == 4 * 4 * 10  # y is needed to go back
+    assert find_peak_growth(few, LiveBytes(), 4) == 0

@@ -1,0 +1,253 @@
+"""The search: what it chooses, what it refuses and why, and that the runtime would accept its choice."""
+
+import time
+
+import pytest
+
+from paceline.config import build_spec
+from paceline.errors import UserError
+from paceline.layout import Layout, layout_of
+from paceline.planner.candidates import LayoutConstraints, constraints_of, family_name
+from paceline.planner.cost_model import build_cost_model
+from paceline.planner.layout_space import layout_overrides
+from paceline.planner.plan import apply_plan, plan
+from paceline.planner.search import search_layouts
+from paceline.planner.target import resolve_target
+from paceline.workload import build_workload
+
+
+def lm(preset="7b", batch=256, sequence=2048, **more):
+    return build_spec(
+        {
+            "name": "lm",
+            "workload": "lm",
+            "model": {"preset": preset},
+            "data": {"sequence": sequence, "vocab": 32_000},
+            "train": {"steps": 100, "global_batch": batch, "precision": "bf16"},
+            **more,
+        }
+    )
+
+
+def on(spec, where, devices, **limits):
+    return search_layouts(
+        build_cost_model(spec), devices, resolve_target(where).at(devices), LayoutConstraints(**limits)
+    )
+
+
+def test_the_tree_is_agreed_with_where_the_model_fits_on_one_device():
+    found = on(lm("gpt2", sequence=1024), "8xA100", 8)
+    assert family_name(found.chosen.layout) == "ddp"
+    assert found.usual.words() == "The usual tree agrees: fits on one device → ddp."
+
+
+def test_the_tree_is_agreed_with_where_it_does_not():
+    found = on(lm(), "8xH100", 8, tensor=1, pipeline=1)
+    assert found.chosen.layout.shard == 8
+    assert "agrees: does not fit on one device → fsdp" in found.usual.words()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+@pytest.mark.parametrize(("preset", "devices"), [("gpt2", 1), ("gpt2", 8), ("7b", 8), ("7b", 16)])
+def test_what_is_said_of_one_device_does_not_depend_on_what_the_file_insists_on(preset, devices, strategy):
+    sequence = 1024 if preset == "gpt2" else 2048
+    free = on(lm(preset, sequence=sequence), "2x8xH100", devices)
+    held = on(lm(preset, sequence=sequence), "2x8xH100", devices, strategy=strategy)
+    whole = any(p.layout.plain for p in free.prices)
+    for found in filter(lambda found: found.usual is not None, (free, held)):
+        words = found.usual.words()
+        assert ("does not fit on one device" in words) != whole
+        if "agrees" not in words and found is held and whole:
+            assert words.endswith(f"The run file insists on {family_name(found.chosen.layout)}.")
+
+
+def test_many_nodes_take_pipeline_or_tensor_or_say_why_not():
+    found = on(lm(batch=2048), "16x8xA100", 128)
+    layout = found.chosen.layout
+    assert layout.tensor * layout.pipeline > 1 or not found.usual.agrees
+
+
+def test_what_does_not_fit_is_refused_by_its_largest_term():
+    found = on(lm(), "4x24GB", 4)
+    reasons = {r.family: r.reason for r in found.refused}
+    assert reasons["ddp"].startswith("optimiser states")
+    assert reasons["ddp"].endswith("GB over")
+    assert found.chosen.layout.offload
+    assert found.chosen.memory.total_bytes < 24e9
+
+
+def with_host(tmp_path, gigabytes):
+    file = tmp_path / f"{gigabytes}.yaml"
+    file.write_text(f"device: RTX-3090\nper_node: 4\nhost_memory_gb: {gigabytes}\n")
+    return str(file)
+
+
+def test_offloaded_states_must_fit_into_the_host(tmp_path):
+    enough = on(lm(), with_host(tmp_path, 256), 4).chosen
+    assert enough.layout.offload
+    assert enough.host_node_bytes == pytest.approx(4 * (enough.memory.host_bytes + 2e9))
+    assert enough.host_over_bytes == pytest.approx(enough.host_node_bytes - 256e9)
+    poor = on(lm(), with_host(tmp_path, 64), 4)
+    assert poor.chosen is None
+    assert any(
+        r.reason == "offloaded states take 116 GB of host memory per node, which has 64 GB" for r in poor.refused
+    )
+    assert plan(lm(), with_host(tmp_path, 64)).fits is False
+
+
+def test_more_nodes_share_what_is_offloaded(tmp_path):
+    file = tmp_path / "two.yaml"
+    file.write_text("device: RTX-3090\nper_node: 4\nnodes: 2\nnetwork: 200Gb\nhost_memory_gb: 64\n")
+    found = on(lm(), str(file), 8, strategy="fsdp", tensor=1, pipeline=1, offload=True).chosen
+    assert found.host_node_bytes < 64e9
+
+
+def test_host_memory_that_nobody_knows_is_said_and_not_checked(capsys):
+    found = on(lm(), "4x24GB", 4).chosen
+    assert found.layout.offload
+    assert found.where.cluster.host_bytes is None
+    assert found.as_json()["host"] == {"node_bytes": found.host_node_bytes, "capacity_bytes": None}
+    from rich.console import Console
+
+    from paceline.planner.show import render_plan
+
+    console = Console(width=100)
+    for part in render_plan(plan(lm(), "4x24GB")):
+        console.print(part)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "how much a node has is not known, and not checked: say it in a cluster file with host_memory_gb" in said
+
+
+def test_cores_have_one_memory_so_offloading_to_it_gains_nothing():
+    subject, where = build_cost_model(lm("1.3b", batch=8, sequence=256)), resolve_target("1x1xCPU").at(1)
+    here, there = (subject.price(Layout("fsdp", 1, 8, 8, offload=offload), where) for offload in (False, True))
+    assert there.memory.total_bytes < 0.5 * here.memory.total_bytes
+    assert there.over_bytes == pytest.approx(here.over_bytes, abs=0.2 * here.memory.total_bytes)
+
+
+def test_tensor_parallelism_does_not_cross_nodes():
+    found = on(lm(), "4x2xA100", 8)
+    assert "tensor 4 crosses nodes of 2" in [r.reason for r in found.refused]
+    assert all(p.layout.tensor <= 2 for p in found.prices)
+
+
+def test_more_ranks_than_samples_are_refused():
+    found = on(lm("gpt2", batch=4, sequence=128), "8xA100", 8, tensor=1, pipeline=1)
+    assert found.chosen is None
+    assert "batch 4 leaves some without a sample" in found.refused[0].reason
+
+
+def test_the_run_file_limits_the_search():
+    spec = lm(parallel={"strategy": "zero3", "checkpointing": "full", "micro_batch": 2})
+    assert constraints_of(spec) == LayoutConstraints(strategy="fsdp", checkpointing="full", micro_batch=2)
+    found = plan(spec, "8xH100", [8])
+    assert {p.layout.strategy for p in found.rows[0].found.prices} == {"fsdp"}
+    assert found.chosen.price.layout.checkpointing == "full"
+    assert constraints_of(lm(parallel="auto")) == LayoutConstraints()
+
+
+def test_what_the_run_file_insists_on_is_said_as_it_is_written():
+    spec = lm(parallel={"strategy": "zero3", "checkpointing": "full"})
+    assert constraints_of(spec).words() == "parallel.strategy=zero3 parallel.checkpointing=full"
+    assert constraints_of(lm(parallel={"reduce": "bf16"})).words() == "parallel.reduce=bf16"
+    assert constraints_of(lm(parallel="auto")).words() == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "where"),
+    [
+        (lm(), "2x8xH100"),
+        (lm(batch=1024), "8x8xA100"),
+        (lm("1b"), "4x24GB"),
+        (lm("tiny", 64, 128), "2x2xCPU+1Gb"),
+        (lm("gpt2", 64, 1024), "4xA100@pcie"),
+    ],
+)
+def test_the_runtime_takes_every_layout_that_fits_as_it_was_priced(spec, where):
+    """The planner prices the object that the runtime applies: nothing is lost on the way through the run file."""
+    found = plan(spec, where)
+    workload = build_workload(spec)
+    layouts = [p.layout for row in found.rows for p in row.found.prices]
+    for layout in layouts[:: max(1, len(layouts) // 40)]:
+        applied_layout = layout_of(spec.replace(layout_overrides(layout)))
+        assert applied_layout == layout
+        workload.suits(applied_layout)
+        assert found.subject.placement(layout, found.site.whole.device).ranks == layout.ranks
+
+
+def test_a_row_of_many_devices_takes_under_a_second():
+    """Of the processor, at the best of a few tries: the cores may be shared with others, which slows them down."""
+    spec, site = lm(batch=4096), resolve_target("2048x8xH100")
+    subject = build_cost_model(spec)
+
+    def quick(devices):
+        began = time.process_time()
+        found = search_layouts(subject, devices, site.at(devices), LayoutConstraints())
+        assert found.chosen is not None
+        return time.process_time() - began < 1.0
+
+    for devices in (1024, 16_384):
+        assert any(quick(devices) for _ in range(4))
+
+
+def test_auto_takes_the_chosen_layout_on_a_named_cluster_alone():
+    spec = lm(parallel="auto", cluster="8xH100")
+    chosen = apply_plan(spec, None)
+    assert chosen.parallel.strategy in ("fsdp", "zero2")
+    assert chosen.parallel.ranks == 8
+    assert apply_plan(spec, 4).parallel.ranks == 4
+    local = lm("tiny", 16, 64, parallel="auto")
+    assert apply_plan(local, None) is local
+    named = lm(parallel={"strategy": "ddp"}, cluster="8xH100")
+    assert apply_plan(named, None) is named
+
+
+def test_fp8_is_planned_as_it_can_be_trained():
+    spec = lm(train={"steps": 100, "global_batch": 256, "precision": "fp8"})
+    found = plan(spec, "8xH100", [8])
+    assert {p.layout.tensor for p in found.rows[0].found.prices} == {1}
+    layout_of(spec.replace(found.overrides()))
+    insists = plan(spec.replace({"parallel.tensor": 2}), "8xH100", [8])
+    assert not insists.fits
+    assert insists.out[0].refused[0].reason == "fp8 scales whole matrices"
+    assert plan(spec.replace({"model.preset": "small"}), "1x1xCPU").subject.numbers.matmul == "fp8"  # cores go on
+
+
+@pytest.mark.parametrize("where", ["8xA100-SXM4-40GB", "4xV100"])
+def test_fp8_on_a_device_without_it_is_refused(where):
+    spec = lm(train={"steps": 100, "global_batch": 256, "precision": "fp8"})
+    with pytest.raises(UserError, match=r"fp8: [AV]100-\S+ has no fp8 in the catalogue; use train.precision=bf16"):
+        plan(spec, where)
+
+
+RECORDED = {"strategy": "single", "ranks": 1, "checkpointing": "none"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "parallel", "expected"),
+    [
+        ("bf16", "adamw", {}, True),
+        ("fp8", "sgd", {}, True),
+        ("fp16", "adamw", {}, True),
+        ("fp32", "adamw", {}, False),
+        ("bf16", "lamb", {}, False),
+        ("bf16", "adamw", {"checkpointing": "full"}, False),
+        ("bf16", "adamw", {"micro_batch": 4}, False),
+        ("bf16", "adamw", {"strategy": "ddp", "ranks": 2}, False),
+    ],
+)
+@pytest.mark.parametrize("workload", ["lm", "classifier"])
+def test_a_step_is_recorded_where_training_records_it(workload, precision, optimizer, parallel, expected):
+    train = {"steps": 10**7, "global_batch": 8, "precision": precision, "optimizer": optimizer}
+    spec = build_spec({"workload": workload, "train": train, "parallel": {**RECORDED, "micro_batch": 8, **parallel}})
+    subject, layout = build_cost_model(spec), layout_of(spec)
+    runtime = subject.placement(layout, resolve_target("2xH200").whole.device).runtime
+    assert runtime.recorded is expected
+    layer_by_layer = workload == "lm" and precision != "fp32"
+    assert runtime.kernels == ("compiled" if expected or layer_by_layer else "eager")
+    short = (
+        build_cost_model(spec.replace({"train.steps": 10}))
+        .placement(layout, resolve_target("2xH200").whole.device)
+        .runtime
+    )
+    assert (short.kernels, short.recorded) == ("eager", expected)

@@ -1,0 +1,205 @@
+"""What a run file asks to be priced: steps, types, refusals, and a model of one's own that is tried out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.config import build_spec, load
+from paceline.errors import UserError
+from paceline.planner.cost_model import build_cost_model
+
+
+def classifier(**model):
+    return build_spec({"workload": "classifier", "model": model, "data": {"source": "ag_news", "path": "/nowhere"}})
+
+
+def lm(**model):
+    return build_spec({"workload": "lm", "model": model, "data": {"vocab": 1000, "sequence": 64}})
+
+
+def test_steps_follow_from_samples_and_batch():
+    spec = classifier().replace({"train.epochs": 3, "train.global_batch": 100})
+    assert build_cost_model(spec).steps == 3 * 1200
+    assert build_cost_model(spec.replace({"train.epochs": None, "train.steps": 7})).steps == 7
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "moments"), [("adamw", 0.9, 2), ("sgd", 0.9, 1), ("sgd", 0.0, 0), ("lamb", 0.9, 2)]
+)
+def test_the_optimiser_decides_on_the_states(optimizer, momentum, moments):
+    spec = classifier().replace({"train.optimizer": optimizer, "train.momentum": momentum})
+    assert build_cost_model(spec).numbers.state_bytes == 4 * moments
+
+
+def test_impossible_requests_are_one_clear_line():
+    with pytest.raises(UserError, match="--samples: 0 is not possible"):
+        build_cost_model(classifier(), samples=0)
+    with pytest.raises(UserError, match=r"data\.sequence=64"):
+        build_cost_model(lm(), tokens=12)
+    too_long = lm(preset="gpt2", vocab=50_257).replace({"data.sequence": 4096})
+    with pytest.raises(UserError, match=r"data\.sequence=4096 is longer than the 1024 learned positions"):
+        build_cost_model(too_long)
+
+
+def test_plans_of_built_in_workloads_do_not_import_torch(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("workload: lm\nmodel: {preset: 7b}\ntrain: {steps: 10}\n")
+    code = (
+        "import sys; from paceline.planner.plan import plan; from paceline.config import load;"
+        "import paceline.planner.show;"
+        f"plan(load({str(file)!r}), '4xA100'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+OWN = """
+import numpy as np, torch
+from paceline import Outline, Workload
+
+class Rows:
+    def __len__(self): return 64
+    def cost(self, ids): return np.ones(len(ids))
+    def batch(self, ids, keys): return torch.zeros(len(ids), 32)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(6))
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+class Deep(Workload):
+    def model(self): return Net()
+    def data(self, split): return Rows()
+    def loss(self, model, x): return model(x).sum(), len(x)
+
+class Words(Deep):
+    def model(self): return torch.nn.LSTM(32, 8, batch_first=True)
+    def loss(self, model, x): return model(x[:, None])[0].sum(), len(x)
+
+class Enormous(Deep):
+    def model(self): return torch.nn.Linear(32, 10**9)
+
+class Fails(Deep):
+    def loss(self, model, x): return model(x[:, :3]).sum(), len(x)
+
+class Outlined(Deep):
+    def prepare(self, say): raise AssertionError("it takes long")
+    def loss(self, model, batch): return model(batch[0]).sum(), len(batch[0])
+    def outline(self): return Outline((torch.zeros(40, 32),), 7)
+
+class NoOutline(Deep):
+    def outline(self): return 7
+
+class EmptyOutline(Deep):
+    def outline(self): return Outline((torch.zeros(0, 32),), 7)
+
+class StreamOutline(Deep):
+    def outline(self): return Outline((row for row in ()), 7)
+
+class Peeks(Deep):
+    def loss(self, model, x):
+        y = model(x)
+        return (y.sum() if y.sum().item() > 0 else -y.sum()), len(x)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+
+    def spec(name):
+        (tmp_path / "run.yaml").write_text(f"workload: own.py:{name}\ntrain: {{steps: 5, global_batch: 16}}\n")
+        return load(tmp_path / "run.yaml")
+
+    return spec
+
+
+def test_a_module_of_the_users_own_is_tried_out(own):
+    found = build_cost_model(own("Deep"))
+    layer = found.blocks[1]
+    assert found.params == 6 * (32 * 32 + 32)
+    assert layer.repeat == 6
+    assert [(m.rows, m.inner, m.outer) for m in layer.matmuls] == [(1, 32, 32)]
+    assert found.flops_per_sample == pytest.approx(3 * 6 * 2 * 32 * 32)
+    assert found.sample_bytes == 128
+
+
+def test_kernels_as_they_are_written_are_counted_forward_and_backward(own):
+    _, layer, rest = build_cost_model(own("Deep")).blocks
+    each, others = layer.eager, rest.eager
+    assert each.forward_kernels == 1  # a product; activations and the sum of all are the rest
+    assert 6 * each.forward_kernels + others.forward_kernels == 6 + 6 + 1
+    assert others.forward_elements == pytest.approx(6 * 2 * 32 + 32, rel=0.01)
+    assert 6 * each.backward_kernels + others.backward_kernels >= 6 * 3
+    assert others.backward_elements > others.forward_elements
+
+
+def test_a_price_without_its_recurrent_layers_says_so(own):
+    said = "recurrent layers are not in the price"
+    assert any(said in text for text in build_cost_model(own("Words")).assumptions)
+    assert not any(said in text for text in build_cost_model(own("Deep")).assumptions)
+
+
+@pytest.fixture
+def no_moment(monkeypatch):
+    """Every model is too large to be tried out on the CPU."""
+    monkeypatch.setattr("paceline.planner.op_budget.MAX_SECONDS", 0.0)
+
+
+def test_fake_tensors_tell_of_a_large_model_what_the_cpu_tells_of_a_small_one(own, request):
+    on_cpu = build_cost_model(own("Deep"))
+    request.getfixturevalue("no_moment")
+    on_fake_tensors = build_cost_model(own("Deep"))
+    assert on_fake_tensors.blocks == on_cpu.blocks
+    assert "measured on 8 samples on the CPU" in on_cpu.assumptions[0]
+    assert "measured on fake tensors" in on_fake_tensors.assumptions[0]
+
+
+def test_a_model_of_a_hundred_gigabytes_is_never_allocated(own):
+    found = build_cost_model(own("Enormous"))
+    assert found.params == 32 * 10**9 + 10**9
+    assert "measured on fake tensors" in found.assumptions[0]
+
+
+def test_a_model_that_needs_values_is_tried_out_on_the_cpu_however_large(own, no_moment):
+    assert "measured on 8 samples on the CPU" in build_cost_model(own("Peeks")).assumptions[0]
+
+
+def test_a_model_that_fails_in_any_case_is_refused_in_one_line(own):
+    with pytest.raises(UserError, match=r"own\.py:Fails cannot be tried out, on 8 .*; on fake tensors: ") as said:
+        build_cost_model(own("Fails"))
+    assert "\n" not in str(said.value)
+    assert str(said.value).count("on 8 samples") == 1, "the same failure is told once"
+
+
+def test_a_plan_knows_what_is_frozen_and_what_is_done_between_the_steps():
+    example = Path(__file__).resolve().parents[3] / "docs" / "examples" / "own_training.yaml"
+    subject = build_cost_model(load(example))
+    assert (subject.params, subject.trained_params) == (2241, 2241 - 96)
+    layers = build_cost_model(load(example, ['train.groups={"layers.*": {frozen: true}}']))
+    assert (layers.params, layers.trained_params) == (2241, 33)
+    assert (subject.pauses.evaluations(), subject.pauses.checkpoints(), subject.pauses.evaluated) == (10, 10, 120)
+    assert subject.checkpoint_bytes == 4 * (2241 + 3 * (2241 - 96)), "weights, two moments and the average"
+
+
+def test_an_outline_spares_the_data_and_may_hold_them_as_data_does(own):
+    found = build_cost_model(own("Outlined"))
+    assert (found.samples, found.held_out, found.sample_bytes) == (40, 7, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NoOutline", r"outline\(\) returned int; it must return paceline\.Outline\(samples, held_out\)"),
+        ("EmptyOutline", r"outline\(\) returned no samples"),
+        ("StreamOutline", r"outline\(\) returned a stream, generator"),
+    ],
+)
+def test_an_outline_that_is_none_is_refused_in_one_line(own, name, said):
+    with pytest.raises(UserError, match=said):
+        build_cost_model(own(name))

@@ -1,0 +1,142 @@
+"""Runs side by side: curves as they went on, what changed, which was best, folders of runs, and the listing."""
+
+import csv
+import json
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.reports.charts import build_charts, build_curves
+from paceline.reports.contents import gather_contents
+from paceline.reports.page import render_page
+from paceline.reports.report import write_tables
+from paceline.reports.run_view import compare_experiments, find_score, read_run_view
+from paceline.reports.tables import build_tables
+from paceline.runlog.events import drop_undone_steps
+from report_runs import make_links, make_run
+
+
+def evaluated(path, accuracy, every=20):
+    """The same run as if it had been evaluated now and then, on a device whose use was noted."""
+    file = path / "events" / "rank0.jsonl"
+    events = []
+    for event in map(json.loads, file.read_text().splitlines()):
+        if event["kind"] == "step":
+            event["lr"] = 1e-3 / event["step"]
+        events.append(event)
+        if event["kind"] == "step" and event["step"] % every == 0:
+            found = {"loss": 0.5, "accuracy": accuracy * event["step"] / 60}
+            events.append({"kind": "evaluate", "t": event["t"], "step": event["step"], "n": 64, **found})
+            used = {"device_share": 0.5, "device_watts": 300.0, "device_bytes": 1e9}
+            events.append({"kind": "usage", "t": event["t"], "step": event["step"], **used})
+    file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    summary = json.loads((path / "summary.json").read_text())
+    best = {"step": 60, "loss": 0.5, "accuracy": accuracy}
+    summary |= {"metrics": {"loss": 0.5, "accuracy": accuracy}, "best": best, "score": "accuracy"}
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    evaluated(make_run(out, "slow", **{"train.lr": 1e-4}), 0.8)
+    evaluated(make_run(out, "fast", **{"train.lr": 1e-3}), 0.9)
+    unseen = make_run(out, "unseen", **{"train.lr": 1e-2, "train.seed": 3}) / "summary.json"
+    unseen.write_text(json.dumps({**json.loads(unseen.read_text()), "metrics": {}}))
+    return out
+
+
+def test_curves_have_the_numbers_of_the_events_and_their_lines(folder):
+    run = read_run_view(folder / "fast")
+    found = {chart.name: chart for chart in build_curves([run])}
+    assert list(found) == ["evaluation", "rate", "compute", "lr", "gradient", "usage"]
+    lines = [json.loads(line) for line in run.file.read_text().splitlines()]
+    for name, key in (("evaluation", "accuracy"), ("lr", "lr")):
+        (line,) = found[name].data["lines"]
+        for step, value, at in line["points"]:
+            assert lines[at - 1]["step"] == step
+            assert value == pytest.approx(lines[at - 1][key], rel=1e-4)
+    (rate,) = found["rate"].data["lines"]
+    assert rate["points"][0][1] == pytest.approx(64 / lines[1]["step_s"], rel=1e-3)
+    assert [line["name"] for line in found["usage"].data["lines"]] == [
+        "in use, at most 50 %",
+        "power, at most 300 W",
+        "memory, at most 1 GB",
+    ]
+
+
+def test_an_evaluation_that_a_resumed_run_did_again_counts_once():
+    events = [
+        {"kind": "evaluate", "step": 10, "loss": 1.0},
+        {"kind": "evaluate", "step": 20, "loss": 9.0},
+        {"kind": "resume", "step": 15},
+        {"kind": "evaluate", "step": 20, "loss": 2.0},
+    ]
+    assert [event["loss"] for event in drop_undone_steps(events, "evaluate")] == [1.0, 2.0]
+
+
+def test_the_best_is_named_with_what_it_was_asked(folder):
+    found = compare_experiments([read_run_view(folder / name) for name in ("slow", "fast", "unseen")])
+    assert [run.name for run in found.runs] == ["fast", "slow", "unseen"]
+    assert found.keys == ("train.lr", "train.seed")
+    assert found.text == "fast has the highest accuracy, 0.9 with train.lr=0.001, train.seed=0; next is slow, 0.8."
+    assert found.scores[2] is None
+
+
+def test_scores_of_another_kind_are_not_compared(folder, tmp_path):
+    both = [read_run_view(folder / "slow"), read_run_view(make_run(tmp_path, "other"))]
+    assert [find_score(run).name for run in both] == ["accuracy", "loss"]
+    assert compare_experiments(both).best is None
+    assert compare_experiments(both).text == ""
+
+
+def test_a_folder_of_runs_is_one_page_with_its_tables_as_csv(folder, tmp_path):
+    make_links(folder / "links")
+    contents = gather_contents([folder])
+    assert [run.name for run in contents.runs] == ["fast", "slow", "unseen"]
+    shown = build_tables(contents)
+    write_tables(shown, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"experiments.csv", "links.csv"}
+    with open(tmp_path / "experiments.csv", newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head[:4] == ["run", "status", "train.lr", "train.seed"]
+    assert [row[0] for row in rows] == ["fast", "slow", "unseen"]
+    text = render_page(contents, build_charts(contents, tmp_path), shown)
+    assert "What changed, and what came of it" in text
+    assert "The same training" not in text
+
+
+def test_runs_of_other_workloads_are_named_and_left_out(tmp_path):
+    for name in ("a", "b"):
+        make_run(tmp_path, name)
+    other = make_run(tmp_path, "c")
+    spec = (other / "spec.yaml").read_text()
+    (other / "spec.yaml").write_text(spec.replace("workload: classifier", "workload: mine.py:Mine"))
+    found = gather_contents([tmp_path])
+    assert [run.name for run in found.runs] == ["a", "b"]
+    assert found.left_out == (
+        "runs of other workloads than classifier are left out: c (mine.py:Mine); make a report of those",
+    )
+
+
+def listed(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        main(["runs", *map(str, words)])
+    said = capsys.readouterr()
+    return end.value.code, said.out, said.err
+
+
+def test_runs_are_listed_and_compared(folder, capsys, tmp_path):
+    code, out, _ = listed(capsys, folder)
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()[1:]} == {"slow", "fast", "unseen"}
+    code, out, _ = listed(capsys, folder / "slow", folder / "fast")
+    assert out.splitlines()[1].startswith("✓  fast")
+    assert "fast has the highest accuracy" in out
+    assert {row["name"] for row in json.loads(listed(capsys, folder, "--json")[1])} == {"slow", "fast", "unseen"}
+    first, *_ = json.loads(listed(capsys, folder, "--compare", "--json")[1])
+    assert first["changed"]["train.lr"] == "0.001"
+    code, _, err = listed(capsys, tmp_path / "none")
+    assert code == 2
+    assert "does not exist" in err

@@ -1,0 +1,153 @@
+"""The page in a real browser: no error, charts drawn, light and dark, a phone, print. The article in a real TeX."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from paceline.reports.report import report
+from report_runs import make_links, make_measurement, make_run
+
+CHARTS = 9
+PATIENCE_MS = 120_000
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = make_measurement(tmp_path_factory.mktemp("runs") / "docstrings-measure")
+    make_links(folder)
+    return report([folder], tmp_path_factory.mktemp("report"))
+
+
+def opened(browser, made, width=1100, height=900, scheme="light"):
+    """The page, and what it complained about."""
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
+    context.set_default_timeout(PATIENCE_MS)
+    page, said = context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("requestfailed", lambda request: said.append(request.url))
+    page.goto(made.page.as_uri())
+    page.wait_for_selector(f"html[data-drawn='{CHARTS}']")
+    return page, said
+
+
+COLOURS = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const found = new Set();
+  for (let i = 0; i < data.length; i += 4) {
+    if (data[i + 3] > 200) found.add((data[i] << 16) + (data[i + 1] << 8) + data[i + 2]);
+  }
+  return found.size;
+})"""
+INSIDE = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
+  const [chart, card] = [canvas, canvas.closest("section")].map((one) => one.getBoundingClientRect());
+  const caption = canvas.closest("section").querySelector(".caption").getBoundingClientRect();
+  return chart.height > 80 && chart.height < 600 && chart.right <= card.right && chart.bottom <= caption.top;
+})"""
+WIDTHS = "() => [document.documentElement.scrollWidth, window.innerWidth]"
+BACK = "() => getComputedStyle(document.body).backgroundColor"
+
+
+def test_charts_are_drawn_without_a_complaint(browser, made):
+    page, said = opened(browser, made)
+    assert said == []
+    assert page.locator("canvas").count() == CHARTS
+    assert all(colours > 20 for colours in page.evaluate(COLOURS))
+    assert page.locator("#verdict .first").inner_text() == made.contents.verdict[0]
+    assert page.locator("tr.chosen").count() >= 3
+    page.context.close()
+
+
+def test_a_point_tells_its_file_and_line(browser, made):
+    page, said = opened(browser, made)
+    told = page.evaluate(
+        """() => {
+          const chart = Chart.getChart(document.querySelector('canvas[data-exhibit="loss"]'));
+          chart.tooltip.setActiveElements([{ datasetIndex: 0, index: 3 }], { x: 10, y: 10 });
+          chart.update();
+          return chart.tooltip.body[0].after[0];
+        }"""
+    )
+    assert "events/rank0.jsonl line 5" in told
+    assert said == []
+    page.context.close()
+
+
+def test_dark_and_back(browser, made):
+    page, said = opened(browser, made, scheme="dark")
+    dark = page.evaluate(BACK)
+    page.locator("#theme").click()
+    light = page.evaluate(BACK)
+    assert (dark, light) == ("rgb(11, 17, 32)", "rgb(248, 250, 252)")
+    assert all(colours > 20 for colours in page.evaluate(COLOURS))
+    assert said == []
+    page.context.close()
+
+
+def test_on_a_phone_nothing_sticks_out(browser, made):
+    page, said = opened(browser, made, width=360, height=740)
+    inside, window = page.evaluate(WIDTHS)
+    assert inside <= window
+    assert all(colours > 20 for colours in page.evaluate(COLOURS))
+    assert said == []
+    page.context.close()
+
+
+def test_print_is_light_and_complete(browser, made, tmp_path):
+    page, said = opened(browser, made, scheme="dark")
+    page.emulate_media(media="print")
+    page.wait_for_selector("html[data-theme='light']")
+    assert page.evaluate(INSIDE) == [True] * CHARTS  # not over what comes after them
+    assert page.locator("summary:visible").count() == 0
+    printed = page.pdf(format="A4")
+    assert printed.startswith(b"%PDF")
+    assert len(printed) > 20_000
+    page.emulate_media(media="screen")
+    page.wait_for_selector("html[data-theme='dark']")
+    assert page.locator("details[open]").count() == 0
+    assert page.evaluate(INSIDE) == [True] * CHARTS
+    assert said == []
+    page.context.close()
+
+
+def test_the_article_compiles(made, tmp_path):
+    if shutil.which("pdflatex") is None:
+        pytest.skip("there is no TeX here: pdflatex is not installed")
+    folder = tmp_path / "article"
+    shutil.copytree(made.folder, folder)
+    for _ in range(2):
+        done = subprocess.run(
+            ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"],
+            cwd=folder, capture_output=True, text=True, errors="replace", timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-1500:]
+    assert "Undefined control sequence" not in done.stdout
+    assert (folder / "report.pdf").stat().st_size > 30_000
+
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+def test_nothing_that_came_with_the_numbers_runs(browser, tmp_path):
+    run = make_run(tmp_path / "javascript:alert(3)", "one")
+    events = run / "events" / "rank0.jsonl"
+    start, rest = events.read_text().split("\n", 1)
+    told = {**json.loads(start), "host": HOSTILE, "cpu": f"\x1b[2J\x00{HOSTILE}"}
+    events.write_text(f"{json.dumps(told)}\n{rest}")
+    made = report([run], tmp_path / "out", title=HOSTILE)
+    page, said = browser.new_page(), []
+    for news in ("dialog", "console", "pageerror", "request"):
+        page.on(news, lambda what: said.append(what))
+    page.goto(made.page.as_uri())
+    page.wait_for_selector("html[data-drawn]")
+    assert page.locator("h1").inner_text() == HOSTILE
+    assert all(link.startswith(("./", "figures/")) for link in page.eval_on_selector_all("a", HREFS))
+    assert [getattr(what, "url", what) for what in said] == [made.page.as_uri()], "the page itself, and nothing else"
+    page.close()
+    assert "<img" not in (tmp_path / "out" / "report.md").read_text().replace("&lt;img", "")
+    assert not set((tmp_path / "out" / "report.tex").read_text()) & {"\x00", "\x1b"}
+
+
+HREFS = "links => links.map(link => link.getAttribute('href'))"

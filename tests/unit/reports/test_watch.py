@@ -1,0 +1,144 @@
+"""The live view: follows a run as it is written, through a kill and a resume, to its end."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from rich.console import Console
+
+from paceline.cli.main import main
+from paceline.reports.watch import LiveView, draw_sparkline, render_view
+from paceline.runlog.run_dir import RunDir
+from report_runs import make_run, spec_of
+
+
+def text_of(view):
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render_view(view))
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """The events of a finished run on two ranks, to be written again bit by bit."""
+    path = make_run(tmp_path / "whole", ranks=2, steps=40)
+    return (path / "events" / "rank0.jsonl").read_text().splitlines()
+
+
+def fresh(tmp_path):
+    run = RunDir.claim(tmp_path / "runs", "live", spec_of("live", 2))
+    return run, LiveView(run, run.spec())
+
+
+def add(run, rank, added, end="\n"):
+    with open(run.events_file(rank), "a") as file:
+        file.write("\n".join(added) + end)
+
+
+def test_it_follows_a_run_to_its_end(tmp_path, lines):
+    run, view = fresh(tmp_path)
+    view.look()
+    assert "starting" in text_of(view)
+    for rank in (0, 1):
+        add(run, rank, lines[:11])
+    assert view.look()
+    assert not view.look()
+    shown = text_of(view)
+    assert "step 10 of 200" in shown
+    assert "rank 1" in shown
+    assert "samples/s" in shown
+    add(run, 0, [lines[11], lines[12][:30]], end="")
+    view.look()
+    assert "step 11" in text_of(view)
+    add(run, 0, [lines[12][30:], *lines[13:]])
+    view.look()
+    shown = text_of(view)
+    assert "step 40" in shown
+    assert "finished" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_it_shows_what_each_rank_uses_and_what_was_noticed(tmp_path, lines):
+    run, view = fresh(tmp_path)
+    device = {"device_share": 0.87, "device_bytes": 93e9, "device_watts": 512.4}
+    process = {"cores": 1.02, "resident_bytes": 4.5e8, "network_bytes_s": 1.2e8}
+    notice = {"kind": "notice", "t": 1.0, "step": 9, "text": "the loss jumps to 9 at step 9"}
+    for rank, used in enumerate((device | process, process)):
+        add(run, rank, [*lines[:11], json.dumps({"kind": "usage", "t": 1.0, "step": 10, **used}), json.dumps(notice)])
+    view.look()
+    shown = text_of(view)
+    assert "rank 0 uses  device 87 %, 93 GB of it, 512 W, 1 cores, 450 MB, network 120 MB/s" in shown
+    assert "rank 1 uses  1 cores, 450 MB, network 120 MB/s" in shown
+    assert "noticed      the loss jumps to 9 at step 9" in shown
+
+
+def test_it_survives_a_kill_and_a_resume(tmp_path, lines):
+    run, view = fresh(tmp_path)
+    add(run, 0, [*lines[:21], '{"kind":"step","ste'])
+    view.look()
+    assert "no news for" in text_of(view)
+    add(run, 0, [lines[0], json.dumps({"kind": "resume", "t": time.time(), "step": 12}), *lines[13:16]])
+    view.look()
+    assert "step 15" in text_of(view)
+    assert [s["step"] for s in view.ranks[0].steps] == list(range(1, 16))
+
+
+def test_once_and_in_a_pipe(tmp_path, capsys):
+    path = make_run(tmp_path, "made")
+    for words in (["watch", str(path), "--once"], ["watch", str(path)]):
+        with pytest.raises(SystemExit) as done:
+            main(words)
+        assert done.value.code == 0
+        assert "finished" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as done:
+        main(["watch", str(tmp_path / "gone")])
+    assert done.value.code == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_line_of_bars():
+    assert draw_sparkline([3.0, 2.0, 1.0], 10) == "█▅▁" or draw_sparkline([3.0, 2.0, 1.0], 10) == "█▄▁"
+    assert len(draw_sparkline([float(n) for n in range(1000)], 60)) <= 60
+    assert draw_sparkline([None], 10) == ""
+
+
+def test_watching_costs_next_to_nothing(tmp_path, lines):
+    """Of one core, over seconds in which steps arrive, in a real terminal."""
+    import pty
+
+    run, _ = fresh(tmp_path)
+    add(run, 0, lines[:2])
+    control, terminal = pty.openpty()
+    command = [sys.executable, "-m", "paceline", "watch", str(run.path)]
+    watching = subprocess.Popen(command, stdout=terminal, env={**os.environ, "TERM": "xterm-256color"})
+    try:
+        process = psutil.Process(watching.pid)
+        deadline = time.monotonic() + 120
+        while not _readable(control):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        before, began = sum(process.cpu_times()[:2]), time.monotonic()
+        for line in lines[2:10]:
+            add(run, 0, [line])
+            time.sleep(0.5)
+            _readable(control)
+        used = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
+        add(run, 0, lines[-1:])
+        assert watching.wait(timeout=120) == 0
+    finally:
+        watching.kill()
+        os.close(control)
+        os.close(terminal)
+    assert used < 0.05, used
+
+
+def _readable(control):
+    import select
+
+    ready = select.select([control], [], [], 0)[0]
+    return os.read(control, 65536) if ready else b""

@@ -1,0 +1,214 @@
+"""Events are whole lines, survive kills, and count each step once."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import RunFailed
+from paceline.runlog.events import EventWriter, extract_metrics, read_events, read_steps
+from paceline.runlog.machine import describe_environment
+
+STEP: dict[str, Any] = {
+    "epoch": 0,
+    "samples": 128,
+    "loss": 1.23456789,
+    "grad_norm": 0.987654321,
+    "lr": 0.00123,
+    "step_s": 0.0123456,
+    "data_s": 0.000123,
+    "compute_s": 0.011,
+    "comm_s": 0.002,
+    "exposed_s": 0.001,
+    "batch": 128,
+    "tokens": 12345,
+    "skipped": False,
+}
+
+
+def test_events_come_back_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "events" / "rank0.jsonl"
+    before = time.time()
+    with EventWriter(file) as events:
+        events.write("start", host="é\nx", argv=["a", Path("b")])
+        events.write("step", step=1, **STEP)
+    start, step = read_events(file)
+    assert (start["kind"], start["host"], start["argv"]) == ("start", "é\nx", ["a", "b"])
+    assert before - 1e-5 <= start["t"] <= time.time()
+    assert start["t"] == round(start["t"], 6)
+    assert {key: step[key] for key in STEP} == STEP
+    assert list(read_events(file, "step")) == [step]
+    assert file.read_text().count("\n") == 2
+
+
+def test_steps_are_held_until_flush_and_other_events_take_them_along(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    events = EventWriter(file)
+    events.write("step", step=1)
+    assert list(read_events(file)) == []
+    events.flush()
+    assert len(list(read_events(file))) == 1
+    events.write("step", step=2)
+    events.write("checkpoint", step=2)
+    assert [event["kind"] for event in read_events(file)] == ["step", "step", "checkpoint"]
+    events.write("step", step=3)
+    events.close()
+    events.close()
+    assert len(list(read_events(file))) == 4
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    with EventWriter(file) as events:
+        events.write(
+            "step", step=1, loss=math.nan, grad_norm=math.inf, lr=np.float32(0.5), nested={"a": [np.float32("nan")]}
+        )
+    (event,) = map(json.loads, file.read_text().splitlines())
+    assert (event["loss"], event["grad_norm"], event["lr"], event["nested"]) == (None, None, 0.5, {"a": [None]})
+
+
+def test_a_torn_line_is_healed_and_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"kind":"step","t":1.0,"step":1}\n{"kind":"step","t":2.0,"st')
+    assert [event["step"] for event in read_events(file)] == [1]
+    with EventWriter(file) as events:
+        events.write("resume", step=1)
+    with EventWriter(file) as events:
+        events.write("step", step=2)
+    assert [(event["kind"], event["step"]) for event in read_events(file)] == [("step", 1), ("resume", 1), ("step", 2)]
+    assert "\n\n" not in file.read_text()
+
+
+def test_events_that_would_go_nowhere_are_a_failure(tmp_path: Path) -> None:
+    events = EventWriter(tmp_path / "a.jsonl")
+    events.write("start")
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(RunFailed, match=r"a\.jsonl was removed while the run wrote to it"):
+        events.write("resume")
+
+
+def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    good = b'{"kind":"step","step":1}\n'
+    file.write_bytes(b'\x00\x00\n\xff\xfe{"kind"\n[1]\n12\n{}\n\n' + b"[" * 100_000 + b"\n" + good + b'{"kind":"end"}')
+    assert [event["kind"] for event in read_events(file)] == ["step", "end"]
+
+
+def test_a_rank_that_wrote_nothing_has_no_events(tmp_path: Path) -> None:
+    assert list(read_events(tmp_path / "rank7.jsonl")) == []
+    assert read_steps(tmp_path / "rank7.jsonl") == []
+
+
+def test_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    with EventWriter(file) as events:
+        for step in range(1, 8):
+            events.write("step", step=step, loss=1.0)
+    with EventWriter(file) as events:
+        events.write("resume", step=4)
+    assert [step["step"] for step in read_steps(file)] == [1, 2, 3, 4]
+    with EventWriter(file) as events:
+        for step in (5, 6):
+            events.write("step", step=step, loss=2.0)
+        events.write("evaluate", step=6, n=10, loss=0.5)
+        events.write("step", step=None)
+    assert [(step["step"], step["loss"]) for step in read_steps(file)] == [
+        *((i, 1.0) for i in range(1, 5)),
+        (5, 2.0),
+        (6, 2.0),
+    ]
+
+
+def test_a_second_attempt_counts_even_if_its_resume_event_was_lost(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    with EventWriter(file) as events:
+        for step in (1, 2, 3, 4, 2, 3):
+            events.write("step", step=step)
+    assert [step["step"] for step in read_steps(file)] == [1, 2, 3]
+
+
+def test_a_kill_loses_only_what_was_held(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom paceline.runlog.events import EventWriter\n"
+        "events = EventWriter(Path(sys.argv[1]))\n"
+        "for step in range(1, 101): events.write('step', step=step, pad='x' * 100)\n"
+        "events.flush()\nevents.write('step', step=101)\nprint('ready', flush=True)\ntime.sleep(300)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    assert len(read_steps(file)) == 100
+
+
+def test_a_full_disk_is_said_in_words() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    events = EventWriter(Path("/dev/full"))
+    with pytest.raises(RunFailed, match="/dev/full: No space left"):
+        events.write("start")
+
+
+def test_an_event_costs_little(tmp_path: Path) -> None:
+    events = EventWriter(tmp_path / "a.jsonl")
+    best_us = math.inf
+    for _ in range(5):
+        began = time.process_time()
+        for step in range(2000):
+            events.write("step", step=step, **STEP)
+        best_us = min(best_us, (time.process_time() - began) / 2000 * 1e6)
+    events.close()
+    assert best_us < 40, f"{best_us:.1f} us per event; about 8 on an idle machine"
+
+
+def test_metrics_flat_or_nested() -> None:
+    flat = {"kind": "evaluate", "t": 1.0, "step": 3, "n": 10, "loss": 0.5, "accuracy": 1, "best": True, "note": "x"}
+    assert extract_metrics(flat) == {"loss": 0.5, "accuracy": 1.0}
+    assert extract_metrics({"step": 3, "metrics": {"loss": 0.5}}) == {"loss": 0.5}
+    assert math.isnan(extract_metrics({"loss": None})["loss"])
+
+
+def test_environment_says_enough_and_nothing_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "very-secret")
+    found = describe_environment()
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["torch"].startswith("2.")
+    assert found["cores"] >= 1
+    assert found["memory_bytes"] > 1e8
+    assert isinstance(found["gpus"], list)
+    assert "very-secret" not in json.dumps(found)
+
+
+def test_environment_names_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    for whose in ("GLOBAL", "SYSTEM"):  # hooks, signatures and templates of whoever runs the tests
+        monkeypatch.setenv(f"GIT_CONFIG_{whose}", os.devnull)
+    assert describe_environment()["commit"] is None
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "a").write_text("1")
+    subprocess.run([*git, "add", "a"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+    assert describe_environment()["commit"] == head
+    (tmp_path / "a").write_text("2")
+    assert describe_environment()["commit"] == f"{head}-dirty"
+    # the folder may have come from anywhere, and settings of a repository are commands
+    mark = tmp_path.parent / "executed"
+    subprocess.run([*git, "config", "core.fsmonitor", f"touch {mark}"], check=True)
+    assert describe_environment()["commit"] == f"{head}-dirty"
+    (tmp_path / ".gitattributes").write_text("* filter=x\n")
+    subprocess.run([*git, "config", "filter.x.clean", f"touch {mark}"], check=True)
+    assert describe_environment()["commit"] == head
+    assert not mark.exists()

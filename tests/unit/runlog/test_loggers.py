@@ -1,0 +1,126 @@
+"""Loggers get the numbers, go on after a resume, and never end a run."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import build_spec
+from paceline.errors import UserError
+from paceline.io.files import read_json
+from paceline.runlog import loggers as module
+from paceline.runlog.loggers import check_loggers, open_loggers
+from paceline.runlog.run_dir import RunDir
+
+SPEC = build_spec({"name": "mine", "train": {"lr": 0.25}})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.claim(tmp_path, "mine", SPEC)
+
+
+class Broken:
+    known_as = "x"
+
+    def __init__(self, run: RunDir, spec: Any, known_as: str | None) -> None:
+        self.calls = 0
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.calls += 1
+        raise ConnectionError("server gone\nand more")
+
+    def close(self, status: str = "finished") -> None:
+        raise ConnectionError("server gone")
+
+
+def unopenable(run: RunDir, spec: Any, known_as: str | None) -> None:
+    raise ConnectionError("no route to host")
+
+
+def test_a_missing_package_is_refused_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"^train.loggers has 'wandb', which is not installed: pip install 'paceline\[wandb\]'$"
+    ):
+        check_loggers(("wandb",))
+    with pytest.raises(UserError, match="'abc', which is not known; use some of tensorboard, wandb, mlflow"):
+        check_loggers(("abc",))
+    check_loggers(())
+
+
+def test_a_logger_that_fails_is_dropped_with_one_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.KINDS, "tensorboard", Broken)
+    said: list[str] = []
+    (logger,) = open_loggers(("tensorboard",), run, SPEC, said.append)
+    for step in range(3):
+        logger.log(step, {"loss": 1.0})
+    logger.close()
+    assert said == [
+        "warning: logger 'tensorboard' failed and is dropped, the run goes on: ConnectionError: server gone"
+    ]
+
+
+def test_a_logger_that_cannot_be_opened(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.KINDS, "tensorboard", unopenable)
+    with pytest.raises(UserError, match="'tensorboard', which cannot be opened: ConnectionError: no route to host"):
+        open_loggers(("tensorboard",), run, SPEC)
+    monkeypatch.setitem(module.KINDS, "tensorboard", Broken)
+    assert len(open_loggers(("tensorboard",), run, SPEC)) == 1
+    monkeypatch.setitem(module.KINDS, "tensorboard", unopenable)
+    said: list[str] = []
+    assert open_loggers(("tensorboard",), run, SPEC, said.append) == []
+    assert said[0].endswith("no route to host; the run goes on without it")
+
+
+def test_tensorboard(run: RunDir) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first in (1, 3):
+        (logger,) = open_loggers(("tensorboard",), run, SPEC)
+        for step in (first, first + 1):
+            logger.log(step, {"kind": "step", "t": 1.0, "step": step, "loss": step / 4, "skipped": False, "lr": None})
+        logger.close()
+    found = EventAccumulator(str(run.path / "tensorboard"))
+    found.Reload()
+    assert sorted(found.Tags()["scalars"]) == ["loss", "skipped"]
+    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(i, i / 4) for i in (1, 2, 3, 4)]
+
+
+def test_wandb_offline(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    ids = []
+    for first in (1, 3):
+        (logger,) = open_loggers(("wandb",), run, SPEC)
+        logger.log(first, {"loss": first / 4})
+        logger.close("finished")
+        ids.append(read_json(run.path / "loggers.json")["wandb"])
+    assert ids[0] == ids[1]
+    files = list((run.path / "wandb").glob(f"offline-run-*-{ids[0]}/run-{ids[0]}.wandb"))
+    assert len(files) >= 1
+    assert all(file.stat().st_size > 0 for file in files)
+
+
+def test_mlflow(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for first, status in ((1, "stopped"), (3, "finished")):
+        (logger,) = open_loggers(("mlflow",), run, SPEC)
+        for step in (first, first + 1):
+            logger.log(step, {"loss": step / 4, "note": "not a number"})
+        logger.close(status)
+    known_as = read_json(run.path / "loggers.json")["mlflow"]
+    client = MlflowClient(tracking_uri=(run.path / "mlflow").as_uri())
+    found = client.get_run(known_as)
+    assert found.info.status == "FINISHED"
+    assert found.data.params["train.lr"] == "0.25"
+    assert [(m.step, m.value) for m in client.get_metric_history(known_as, "loss")] == [
+        (i, i / 4) for i in (1, 2, 3, 4)
+    ]

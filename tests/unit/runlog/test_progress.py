@@ -1,0 +1,248 @@
+"""What is shown fits, is plain where it must be, and follows the run."""
+
+import io
+import math
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.io.format import clock, duration, number, size, to_encodable
+from paceline.runlog import progress as module
+from paceline.runlog.progress import PauseSchedule, Progress
+
+
+def step(number: int, **values: Any) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "step": number,
+        "samples": number * 100,
+        "loss": 0.5,
+        "step_s": 0.1,
+        "data_s": 0.001,
+        "compute_s": 0.091,
+        "comm_s": 0.03,
+        "exposed_s": 0.008,
+        "batch": 100,
+        **values,
+    }
+
+
+class Time:
+    """A clock that the test turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+
+
+def test_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, out = Time(monkeypatch), io.StringIO()
+    with Progress(1000, stream=out) as progress:
+        progress.say("128 global = 16 per pass × 4 ranks")
+        for number in range(1, 11):
+            time.now += 0.5
+            progress.step(step(number))
+        progress.evaluated({"kind": "evaluate", "t": 1.0, "step": 10, "n": 7600, "loss": 0.31239, "accuracy": 0.9112})
+    assert out.getvalue().splitlines() == [
+        "128 global = 16 per pass × 4 ranks",
+        " 10 %  step 1  1,000 samples/s  loss 0.5000  eta 0:01  compute 91 % data 1 % exposed 8 %",
+        " 50 %  step 5  200 samples/s  loss 0.5000  eta 0:02  compute 91 % data 1 % exposed 8 %",
+        " 90 %  step 9  200 samples/s  loss 0.5000  eta 0:00  compute 91 % data 1 % exposed 8 %",
+        "evaluated at step 10 on 7,600 samples: loss 0.3124, accuracy 0.9112",
+        "100 %  step 10  200 samples/s  loss 0.5000  took 0:05  compute 91 % data 1 % exposed 8 %",
+    ]
+
+
+def test_a_long_run_logs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, out = Time(monkeypatch), io.StringIO()
+    with Progress(10**9, stream=out) as progress:
+        for number in range(1, 24 * 3600):
+            time.now += 1
+            progress.step(step(number))
+    lines = out.getvalue().splitlines()
+    assert 1000 < len(lines) < 2000
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_rate_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, out = Time(monkeypatch), io.StringIO()
+    with Progress(100_000, done_samples=100, stream=out) as progress:
+        for number in range(2, 302):
+            time.now += 10.0 if number < 100 else 1.0
+            progress.step(step(number))
+    assert " 100 samples/s " in out.getvalue().splitlines()[-1]
+    assert "eta 11:39" in out.getvalue().splitlines()[-1]
+
+
+def test_the_eta_counts_evaluations_and_checkpoints_and_the_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 steps of 1 s, an evaluation of 6 s and a checkpoint of 1 s after each 5."""
+    time, out = Time(monkeypatch), io.StringIO()
+    with Progress(2000, stream=out, pauses=PauseSchedule(20, 5, 5, evaluated=1800)) as progress:
+        for number in range(1, 18):
+            time.now += 1
+            progress.step(step(number, step_s=1.0))
+            if number % 5 == 0:
+                time.now += 7
+                progress.evaluated({"step": number, "n": 1800, "loss": 0.1, "evaluate_s": 6.0})
+                progress.saved({"step": number, "checkpoint_s": 1.0})
+        progress.ended()
+    lines = [line for line in out.getvalue().splitlines() if "%" in line]
+    assert all(" 100 samples/s " in line for line in lines)
+    assert "eta 0:43" in lines[0], "19 steps, and 4 evaluations at a third of what the training takes"
+    assert "eta 0:35" in next(line for line in lines if "step 6 " in line), "14 steps, 3 × (6 + 1)"
+    assert "step 17" in lines[-1]
+    assert "took 0:38" in lines[-1]
+
+
+def test_one_rank_has_nothing_exposed_and_nan_is_said() -> None:
+    out = io.StringIO()
+    with Progress(1000, stream=out) as progress:
+        progress.step(step(1, comm_s=0.0, exposed_s=0.0, loss=math.nan))
+        progress.step(step(2, comm_s=None, exposed_s=None, loss=None))
+        progress.step({"step": 3, "samples": 300})
+    first, last = out.getvalue().splitlines()
+    assert first.endswith("loss nan  eta 0:01  compute 91 % data 1 %")
+    assert last.startswith(" 30 %  step 3")
+
+
+def test_going_back_starts_a_new_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, out = Time(monkeypatch), io.StringIO()
+    with Progress(10_000, stream=out) as progress:
+        for number in (50, 51, 20, 21):
+            time.now += 2
+            progress.step(step(number))
+    assert re.findall(r"(\d+) %  step (\d+)  ([\d,]+) samples", out.getvalue()) == [
+        ("50", "50", "1,000"),
+        ("51", "51", "50"),
+        ("20", "20", "1,000"),
+        ("21", "21", "50"),
+    ]
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1.0, 1234.5, 9.9e6])
+@pytest.mark.parametrize("width", [1, 20, 40, 79, 99, 100])
+def test_a_live_line_fits(rate: float, width: int) -> None:
+    shares = {"compute": 0.9, "data": 0.01, "exposed": 1.0}
+    for done in (0.0, 0.5, 1.0):
+        parts = module._parts(done, (1_234_567, 12), rate, 123.4567, "eta 23:59:59", shares)
+        assert module._styled(parts, done, width, "━─").cell_len <= max(width, 5)
+        assert len("  ".join(text for text, _ in module._chosen(parts, module.PLAIN, 100)[1])) <= 100
+
+
+def test_an_unusual_stream_does_not_end_the_run() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with Progress(1000, stream=out) as progress:
+        progress.say("16 × 4 ≈ 60 \N{SNOWMAN}")
+        progress.step(step(1))
+        out.seek(0)
+        assert out.readline() == "16 x 4 ~ 60 ?\n"
+        out.close()
+        progress.step(step(2))
+        progress.say("nobody hears this")
+
+
+def test_a_closed_pipe_does_not_end_the_run() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = open(writer, "w")  # noqa: SIM115
+    with Progress(1000, stream=out) as progress:
+        progress.step(step(1))
+        progress.say("nobody hears this")
+        progress.evaluated({"step": 1, "loss": 0.1})
+    with pytest.raises(BrokenPipeError):
+        out.close()
+
+
+SCRIPT = """
+import sys
+from paceline.record.pauses import Pauses
+from paceline.record.progress import Progress
+with Progress(1000) as progress:
+    for number in range(1, 11):
+        progress._drawn = 0
+        progress.step({"step": number, "samples": number * 100, "loss": 0.5, "step_s": 0.1, "compute_s": 0.1})
+        if number == 5:
+            print("a word in between")
+            progress.say("[message] that stays")
+print("done", "rich" in sys.modules)
+"""
+
+
+def in_terminal(**environment: str) -> str:
+    """What a program writes to a terminal of 90 columns."""
+    ours, theirs = pty.openpty()
+    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stdout=theirs,
+        stdin=theirs,
+        env={**clean, "COLUMNS": "90", "LINES": "20", "PYTHONIOENCODING": "utf-8", **environment},
+    )
+    os.close(theirs)
+    written = bytearray()
+
+    def read() -> None:
+        try:
+            while chunk := os.read(ours, 4096):
+                written.extend(chunk)
+        except OSError:
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert process.wait(timeout=120) == 0
+    reader.join(timeout=60)
+    os.close(ours)
+    return written.decode()
+
+
+def test_on_a_terminal_one_line_is_drawn_over() -> None:
+    written = in_terminal(TERM="xterm-256color")
+    assert "\x1b[36m" in written
+    assert written.count("\x1b[2K") >= 10
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+    visible = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", written)) if line]
+    assert [line for line in visible if "%" not in line] == ["a word in between", "[message] that stays", "done True"]
+    assert "100 % ━━━━" in written.replace("\x1b[0m", "").replace("\x1b[36m", "").replace("\x1b[1m", "")
+
+
+def test_without_colour() -> None:
+    written = in_terminal(TERM="xterm-256color", NO_COLOR="1")
+    assert not re.search(r"\x1b\[[\d;]*3\dm", written)
+    assert "━" in written
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown", ""])
+def test_a_dumb_terminal_gets_plain_lines(term: str) -> None:
+    written = in_terminal(TERM=term)
+    assert "\x1b" not in written
+    assert "100 %  step 10" in written
+    assert written.endswith("done False\r\n")
+
+
+def test_a_pipe_gets_plain_lines_even_if_colour_is_forced(tmp_path: Path) -> None:
+    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "TTY_COMPATIBLE": "1"}
+    written = subprocess.check_output([sys.executable, "-c", SCRIPT], env=environment).decode()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", written)
+    assert written.endswith("done False\n")
+
+
+def test_units() -> None:
+    assert [number(x) for x in (0, 0.0, 7, 1234567, 0.87314, 12.5, 1234.56, 3.21e-6, math.nan, None, -math.inf)] == [
+        *("0", "0", "7", "1,234,567", "0.8731", "12.5", "1,235", "3.21e-06", "nan", "nan", "-inf")
+    ]
+    assert [duration(x) for x in (0.0004, 0.0482, 0.9999, 12.34, 59.99, 192, 3599.7, 7500, 86400 * 4.25)] == [
+        *("0.4 ms", "48.2 ms", "1.0 s", "12.3 s", "1 min 00 s", "3 min 12 s", "1 h 00 min", "2 h 05 min", "4 d 06 h")
+    ]
+    assert [clock(x) for x in (0.2, 59.9, 192, 3599.6, 7510, 86400)] == [
+        *("0:00", "1:00", "3:12", "1:00:00", "2:05:10", "1 d 00 h")
+    ]
+    assert [size(x) for x in (12, 999_900, 812e6, 1.25e9, 3e13)] == ["12 B", "1 MB", "812 MB", "1.25 GB", "30 TB"]
+    assert to_encodable("é ×", None) == "é ×"

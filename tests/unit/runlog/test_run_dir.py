@@ -1,0 +1,321 @@
+"""A run folder is made once, holds every value with its origin, and gives the same spec back."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.config import DEFAULT, RunSpec, build_spec, load
+from paceline.errors import UserError
+from paceline.runlog.run_dir import RunDir
+
+EVERYTHING: dict[str, Any] = {
+    "name": "all-2.0_x",
+    "workload": "classifier",
+    "model": {
+        "width": 96,
+        "heads": 6,
+        "layers": 3,
+        "ffn": 200,
+        "dropout": 0.1,
+        "word_dropout": 0.25,
+        "label_smoothing": 0.1,
+        "class_weights": {"a: b": 2.0, "c": 0.5},
+        "start": "/runs/one",
+        "match": "some",
+    },
+    "data": {
+        "source": "csv",
+        "path": "/data/a b #1.csv",
+        "test_path": "/data/tést: x.csv",
+        "test_fraction": 0.2,
+        "text": "null",
+        "label": "yes # no",
+        "max_length": 77,
+        "vocab": 999,
+        "lowercase": True,
+        "limit": 12,
+        "cache": "/tmp/cache",
+        "tokenizer": "/tmp/tokenizer.json",
+    },
+    "train": {
+        "steps": 77,
+        "epochs": None,
+        "global_batch": 96,
+        "optimizer": "sgd",
+        "lr": 3e-05,
+        "lr_scaling": "sqrt",
+        "base_batch": 32,
+        "schedule": "linear",
+        "warmup": 0.0123456789012345,
+        "final_lr": 1e-12,
+        "weight_decay": 0.3,
+        "beta1": 0.8,
+        "beta2": 0.95,
+        "momentum": 0.5,
+        "clip": 0.0,
+        "clip_value": 0.5,
+        "ema": 0.99,
+        "groups": {"layers.*: x": {"lr": 1e-05}, "head.*": {"weight_decay": 0.0}, "z.*": {"frozen": True}},
+        "warmup_steps": 10,
+        "warmup_from": 0.1,
+        "warmup_shape": "log",
+        "decay": "all",
+        "eps": 1e-7,
+        "nesterov": True,
+        "precision": "bf16",
+        "loss_scale": 128.0,
+        "loss_scale_start": 64.0,
+        "loss_scale_window": 100,
+        "checkpoint": "full",
+        "nonfinite": "skip",
+        "on_oom": "retry",
+        "seed": 2147483647,
+        "evaluate_every": 5,
+        "evaluate_on": 500,
+        "patience": 4,
+        "checkpoint_every": 6,
+        "keep": 7,
+        "log_every": 1,
+        "compile": "off",
+        "loggers": ["tensorboard", "mlflow"],
+    },
+    "parallel": {
+        "strategy": "hsdp",
+        "ranks": 32,
+        "replicate": 2,
+        "tensor": 2,
+        "sequence": True,
+        "pipeline": 4,
+        "schedule": "zero_bubble",
+        "micro_batch": 3,
+        "checkpointing": "full",
+        "offload": True,
+        "reduce": "diloco",
+        "local_steps": 9,
+        "engine": "deepspeed",
+        "engine_config": "/tmp/own.json",
+        "device": "cpu",
+        "threads": 1,
+        "timeout_s": 1e7,
+        "bucket_mb": 1e22,
+        "wrap": 1000,
+        "backend": "gloo",
+    },
+    "cluster": "local",
+}
+
+
+def test_every_field_survives(tmp_path: Path) -> None:
+    spec = build_spec(
+        EVERYTHING, {"train.lr": "my file.yaml line 3", "data": "a#b.yaml line 9", "data.label": "command line"}
+    )
+    unchanged = [
+        key
+        for (key, value, _, _), (_, default, _, _) in zip(spec.fields(), build_spec({}).fields(), strict=True)
+        if value == default and key not in ("workload", "cluster", "train.epochs")
+    ]
+    assert not unchanged, "give these a value in EVERYTHING that is not their default"
+    run = RunDir.claim(tmp_path, "x", spec)
+    assert run.spec() == spec
+    assert run.spec().dump() == spec.dump()
+    assert load(run.spec_file).dump() == spec.dump()
+
+
+def test_defaults_survive(tmp_path: Path) -> None:
+    spec = build_spec({})
+    assert RunDir.claim(tmp_path, "x", spec).spec() == spec
+
+
+def test_origins_survive(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("name: mine\ntrain: {lr: 3e-4,\n  loggers: [tensorboard]}\ndata:\n  source: csv\n  path: x.csv\n")
+    spec = load(file, ["train.seed=3", "parallel=auto"])
+    run = RunDir.claim(tmp_path / "runs", spec.name, spec)
+    lines = {line.split("#")[0].strip(): line.partition("# ")[2] for line in run.spec_file.read_text().splitlines()[2:]}
+    assert lines["lr: 0.0003"] == "my.yaml line 2"
+    assert lines["seed: 3"] == "command line"
+    assert lines["loggers: [tensorboard]"] == "my.yaml line 3"
+    assert lines["width: 128"] == DEFAULT
+    assert lines[f"path: {tmp_path}/x.csv"] == "my.yaml line 6"
+    assert run.spec() == spec
+    assert run.spec().origin("train.seed") == "command line"
+    assert load(run.spec_file).origin("train.seed").startswith("spec.yaml line")
+
+
+def test_the_header_is_a_command_that_finds_the_file(tmp_path: Path) -> None:
+    run = RunDir.claim(tmp_path / "my runs", "x", build_spec({}))
+    command = run.spec_file.read_text().splitlines()[1].removeprefix("#").strip()
+    assert command == f"paceline train '{tmp_path}/my runs/x/spec.yaml'"
+
+
+def test_relative_paths_mean_the_same_from_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = build_spec({"data": {"source": "csv", "path": "x.csv"}})
+    run = RunDir.claim(Path("runs"), "x", spec)
+    assert yaml.safe_load(run.spec_file.read_text())["data"]["path"] == str(tmp_path / "x.csv")
+    assert str(load(run.spec_file).model_dump()["data"]["path"]) == str(tmp_path / "x.csv")
+    assert yaml.safe_load(run.spec_file.read_text())["data"]["cache"] == "~/.cache/paceline"
+
+
+def test_a_workload_of_ones_own_with_nested_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent("""
+        from typing import Any
+        from paceline.spec import Section
+        from paceline.workload import Workload
+        class Model(Section):
+            tree: dict[str, Any] = {}
+            names: list[str] = []
+            note: str = ""
+        class Mine(Workload):
+            Model = Model
+        """)
+    )
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        'workload: mine.py:Mine\nmodel:\n  tree: {a: {b: 1, "no": [1, 2.5]}, "c d": {}}\n'
+        '  names: ["a\\nb", "#x", "1"]\n  note: "two\\nlines: \\u2028 \\x07"\n'
+    )
+    spec = load(file)
+    run = RunDir.claim(tmp_path, "x", spec)
+    assert run.spec() == spec
+    monkeypatch.chdir(tmp_path)
+    assert (
+        RunDir.claim(tmp_path, "x", build_spec(spec.dump() | {"workload": "mine.py:Mine"})).spec().dump() == spec.dump()
+    )
+
+
+def test_names_are_numbered(tmp_path: Path) -> None:
+    (tmp_path / "a-2").write_text("a file, not a run")
+    runs = [RunDir.claim(tmp_path, "a", build_spec({})) for _ in range(3)]
+    assert [run.path.name for run in runs] == ["a", "a-3", "a-4"]
+    assert all(run.events.is_dir() and run.checkpoints.is_dir() for run in runs)
+    assert runs[0].events_file(12) == tmp_path / "a" / "events" / "rank12.jsonl"
+    assert runs[0].summary_file == tmp_path / "a" / "summary.json"
+    assert runs[0].name == "a"
+
+
+def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
+    code = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from paceline.record.run_dir import RunDir
+        from paceline.spec import build
+        spec = build({})
+        sys.stdin.readline()
+        for _ in range(30):
+            print(RunDir.claim(Path(sys.argv[1]), "same", spec).path.name)
+        """)
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for process in both:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    names = [name for process in both for name in process.communicate(timeout=300)[0].split()]
+    assert len(names) == 60
+    assert set(names) == {"same", *(f"same-{i}" for i in range(2, 61))}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
+def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="cannot name a folder"):
+        RunDir.claim(tmp_path, name, build_spec({}))
+
+
+def test_an_unwritable_place_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot make a run folder in .*file/runs: Not a directory"):
+        RunDir.claim(tmp_path / "file" / "runs", "x", build_spec({}))
+    if os.geteuid() != 0:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(UserError, match="Permission denied"):
+            RunDir.claim(tmp_path / "closed", "x", build_spec({}))
+
+
+def test_a_claim_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        RunDir.claim(tmp_path, "x", build_spec({}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_open_finds_a_run(tmp_path: Path) -> None:
+    run = RunDir.claim(tmp_path, "a", build_spec({}))
+    assert RunDir.open(run.path) == run
+    assert RunDir.open(run.spec_file) == run
+
+
+def test_open_says_what_is_missing_and_what_there_is(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name in ("news", "wiki"):
+        RunDir.claim(runs, name, build_spec({}))
+    (runs / "empty").mkdir()
+    (runs / "notes.txt").write_text("")
+    with pytest.raises(UserError, match=r"newz does not exist, did you mean '.*/runs/news'\?; runs in .*runs: "):
+        RunDir.open(runs / "newz")
+    with pytest.raises(
+        UserError, match=r"empty is not a run folder: it has no spec.yaml; runs in .*runs: (news|wiki), "
+    ):
+        RunDir.open(runs / "empty")
+    with pytest.raises(UserError, match=r"notes.txt is a file, not a run folder"):
+        RunDir.open(runs / "notes.txt")
+    with pytest.raises(UserError, match=r"runs is not a run folder: .*; runs in .*/runs: "):
+        RunDir.open(runs)
+    with pytest.raises(UserError, match="there are no runs in"):
+        RunDir.open(tmp_path / "elsewhere" / "x")
+
+
+def test_open_lists_the_newest_when_there_are_many(tmp_path: Path) -> None:
+    for number in range(14):
+        run = RunDir.claim(tmp_path, f"run{number:02}", build_spec({}))
+        os.utime(run.spec_file, (number, number))
+    with pytest.raises(UserError, match=r"run13, run12, .*run04 and 4 older$"):
+        RunDir.open(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("a: [1", "damaged at line"), ("", "no sections"), ("train: {lr: -1}", "train.lr"), ("\x00", "damaged")],
+)
+def test_a_damaged_spec_is_a_user_error(tmp_path: Path, text: str, why: str) -> None:
+    run = RunDir.claim(tmp_path, "a", build_spec({}))
+    run.spec_file.write_text(text)
+    with pytest.raises(UserError, match=rf"(?s)spec\.yaml.*{why}"):
+        run.spec()
+
+
+def test_a_spec_made_in_python_survives(tmp_path: Path) -> None:
+    spec: RunSpec = build_spec({}).replace({"train.lr": 0.1})
+    assert RunDir.claim(tmp_path, "a", spec).spec() == spec
+
+
+def test_reading_a_run_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
+    code = "import sys, paceline.runlog.run_dir, paceline.runlog.events; print({'torch', 'rich'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "events"])
+def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_path: Path) -> None:
+    one, other = (RunDir.claim(tmp_path, "r", build_spec({})) for _ in range(2))
+    (one.path / name).rename(tmp_path / name)
+    (one.path / name).symlink_to(tmp_path / name)
+    with one.held(print):
+        pass
+    (one.path / name).unlink()
+    (one.path / name).symlink_to(other.path / name)
+    with pytest.raises(UserError, match=f"{name} is a link into another run, {other.path}; remove it"), one.held(print):
+        pass

@@ -1,0 +1,175 @@
+"""The numbers of a summary, on steps made by hand."""
+
+import io
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from paceline.config import build_spec
+from paceline.io.files import to_flat, write_json
+from paceline.runlog.summary import (
+    Summary,
+    TrainingTotals,
+    build_evaluation,
+    compute_summary,
+    print_summary,
+    read_summary,
+)
+
+SPEC = build_spec({"name": "agnews", "parallel": {"ranks": 4}, "train": {"steps": 100}})
+EQUATION = "128 global = 16 per pass × 4 ranks × 2 accumulated"
+
+
+def steps(count: int, slow: int = 5) -> list[dict[str, Any]]:
+    """Steps of 0.1 s, after some slow ones at the start."""
+    return [
+        {
+            "step": i,
+            "epoch": 0,
+            "samples": i * 128,
+            "loss": 5.0 - 0.01 * i,
+            "step_s": 2.0 if i <= slow else 0.1,
+            "data_s": 0.001,
+            "compute_s": 1.9 if i <= slow else 0.091,
+            "comm_s": 0.04,
+            "exposed_s": 0.008,
+            "batch": 128,
+            "tokens": 1280,
+            "skipped": False,
+        }
+        for i in range(1, count + 1)
+    ]
+
+
+def test_numbers() -> None:
+    last = {"kind": "evaluate", "t": 1.0, "step": 40, "n": 7600, "loss": 0.3, "accuracy": 0.91}
+    summary = replace(
+        compute_summary(SPEC, EQUATION, steps(40), "finished", epoch_samples=2560),
+        seconds=20.0,
+        parameters=3_412_345,
+        peak_bytes_per_rank=(10, 20, 30, 40),
+        evaluation=build_evaluation(last, {"step": 20, "accuracy": 0.92}),
+    )
+    assert summary.status == "finished"
+    assert summary.trained == TrainingTotals(5120, 40, 0, 2.0)
+    assert summary.samples_per_s == pytest.approx(1280)
+    assert summary.tokens_per_s == pytest.approx(12800)
+    assert summary.seconds == 20.0
+    assert summary.in_steps_s == pytest.approx(5 * 2 + 35 * 0.1)
+    assert summary.loss_first == pytest.approx(4.99)
+    assert (summary.loss_last, summary.loss_last_steps) == (pytest.approx(5 - 0.01 * 36.5), 8)
+    assert summary.evaluation.metrics == {"loss": 0.3, "accuracy": 0.91}
+    assert summary.median == pytest.approx(
+        {"step_s": 0.1, "data_s": 0.001, "compute_s": 0.091, "comm_s": 0.04, "exposed_s": 0.008}
+    )
+    assert summary.share == pytest.approx(
+        {"compute": 0.91, "data": 0.01, "exposed": 0.08, "comm": 0.4, "other": 0.0}, abs=1e-9
+    )
+    assert (summary.ranks, summary.parameters, summary.peak_bytes_per_rank) == (4, 3_412_345, (10, 20, 30, 40))
+
+
+def test_warm_up_is_a_tenth_of_a_long_run_and_at_most_half_of_a_short_one() -> None:
+    assert compute_summary(SPEC, EQUATION, steps(100, slow=10), "finished").share["compute"] == pytest.approx(0.91)
+    assert compute_summary(SPEC, EQUATION, steps(4, slow=2), "finished").samples_per_s == pytest.approx(1280)
+    assert compute_summary(SPEC, EQUATION, steps(1, slow=0), "finished").samples_per_s == pytest.approx(1280)
+
+
+def test_steps_that_are_not_finite_do_not_spoil_the_rest(tmp_path: Path) -> None:
+    some = steps(20, slow=0)
+    some[0]["loss"] = None
+    some[15] |= {"loss": math.nan, "skipped": True}
+    some[19] |= {"loss": 1e9, "skipped": True, "step_s": None}
+    summary = replace(
+        compute_summary(SPEC, EQUATION, some, "failed"),
+        why="loss is not finite",
+        evaluation=build_evaluation({"loss": math.nan}),
+    )
+    assert summary.trained.skipped_steps == 2
+    assert summary.loss_first == pytest.approx(4.98)
+    assert summary.loss_last == pytest.approx(sum(5 - 0.01 * i for i in (17, 18, 19)) / 3)
+    write_json(tmp_path / "summary.json", to_flat(summary))
+    again = read_summary(tmp_path / "summary.json")
+    assert again.evaluation.metrics == {"loss": None}
+    assert "loss nan" in shown(again, 100)
+    assert "failed after 1.9 s: loss is not finite" in shown(again, 100)
+
+
+def test_a_run_without_a_step() -> None:
+    summary = compute_summary(SPEC, EQUATION, [], "stopped")
+    assert summary.trained == TrainingTotals(0, 0)
+    assert (summary.samples_per_s, summary.loss_last) == (None, None)
+    assert "stopped" in shown(summary, 80)
+
+
+def shown(summary: Summary, width: int, encoding: str = "utf-8") -> str:
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    print_summary(summary, Console(file=out, width=width, force_terminal=False))
+    out.seek(0)
+    return out.read()
+
+
+times = st.floats(1e-5, 0.2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(times, times, times, st.floats(0, 9)), min_size=1, max_size=60))
+def test_every_share_is_that_of_the_time_beside_it(found: list[tuple[float, float, float, float]]) -> None:
+    some = steps(len(found))
+    for step, (compute, data, exposed, loss) in zip(some, found, strict=True):
+        took = {"compute_s": compute, "data_s": data, "exposed_s": exposed, "comm_s": 2 * exposed, "loss": loss}
+        step |= {**took, "step_s": compute + data + exposed}
+    summary = compute_summary(SPEC, EQUATION, some, "finished")
+    text = shown(summary, 100)
+    mean, *_ = re.findall(r"([\d.]+) m?s on average", text)
+    rows = re.findall(r"  (compute|data|exposed|comm) +([\d.]+) m?s +([\d.]+) %", text)
+    assert {name for name, *_ in rows} == {"compute", "data", "exposed", "comm"}
+    for _, time, part in rows:  # what is printed is rounded
+        assert float(time) / float(mean) == pytest.approx(float(part) / 100, abs=0.011 + 0.1 / float(mean))
+    averaged = re.search(r"on average of the last (\d+)", text)
+    last = [loss for *_, loss in found][-int(averaged[1] if averaged else 1) :]
+    assert summary.loss_last == pytest.approx(sum(last) / len(last))
+    assert 5 * len(last) <= max(5, len(found)), "the end of a run is a small part of it"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_table_fits_and_has_units(width: int) -> None:
+    last = {"n": 7600, **{f"metric_{i}": i / 7 for i in range(12)}}
+    summary = replace(
+        compute_summary(SPEC, EQUATION, steps(40), "finished", epoch_samples=2560),
+        seconds=754.0,
+        parameters=3_412_345,
+        peak_bytes_per_rank=(812_000_000,) * 4,
+        evaluation=build_evaluation(last, {"step": 20, "accuracy": 0.92}),
+    )
+    text = shown(summary, width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= min(width, 100)
+    words = " ".join(text.split())
+    for part in (
+        "agnews finished after 12 min 34 s",
+        "3,412,345 parameters",
+        "1,280 samples/s, 12,800 tokens/s",
+        "4.99 in the first step, 4.635 on average of the last 8",
+        "step 100.0 ms median; 100.0 ms on average, of which",
+        "compute 91.0 ms 91 %",
+        "exposed 8.0 ms 8 %",
+        "comm 40.0 ms 40 % in flight, 80 % of it hidden",
+        "812 MB at its peak, the most of 4 ranks",
+        "accuracy 0.92 (step 20)",
+    ):
+        assert part in words
+    assert "\x1b" not in text
+
+
+def test_table_in_ascii_and_on_one_rank() -> None:
+    alone = [step | {"comm_s": 0.0, "exposed_s": 0.0, "compute_s": 0.05} for step in steps(40)]
+    text = shown(compute_summary(SPEC, EQUATION, alone, "finished"), 100, "ascii")
+    assert "16 per pass x 4 ranks" in text
+    assert "exposed" not in text
+    assert "other" in text

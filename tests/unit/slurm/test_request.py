@@ -1,0 +1,209 @@
+"""What a job asks for, with reasons; and what is refused before anything is sent."""
+
+import json
+import subprocess
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.config import build_spec
+from paceline.errors import UserError
+from paceline.runlog.jobs import record_job_event
+from paceline.runlog.run_dir import RunDir
+from paceline.slurm.commands import Partition
+from paceline.slurm.request import build_job_request
+from paceline.slurm.site_file import SiteFile
+from paceline.slurm.submit import submit
+
+HERE = {
+    "gpu": Partition("gpu", 24.0, 8, 64, 500_000, 4, "a100"),
+    "cpu": Partition("cpu", None, 4, 32, 64_000, 0, ""),
+}
+LM = {
+    "name": "lm",
+    "workload": "lm",
+    "model": {"preset": "1b"},
+    "data": {"sequence": 1024, "vocab": 32000},
+    "train": {"steps": 20_000, "global_batch": 64, "precision": "bf16"},
+}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return build_spec(LM)
+
+
+def asked(spec, site=None, anyway=False, **words):
+    return build_job_request(spec, site or SiteFile(partition="gpu"), words, HERE, anyway=anyway)
+
+
+def test_the_plan_fills_in_what_nobody_asked_for(lm):
+    made = asked(lm, nodes="2", gpus_per_node=4)
+    assert (made.nodes, made.per_node, made.gpus, made.ranks) == ("2", 4, "a100:4", 8)
+    assert made.spec.parallel.ranks == 8
+    assert made.spec.parallel.strategy == made.plan.chosen.price.layout.strategy != "auto"
+    assert made.hours == pytest.approx(min(24, made.plan.chosen.hours * 1.3))
+    assert made.options == {"partition": "gpu"}
+    chosen = build_job_request(lm, SiteFile(partition="gpu", cluster="2x4xA100"), {}, HERE)
+    assert int(chosen.nodes) * chosen.per_node == chosen.plan.chosen.devices
+    who = [made.reasons[0], chosen.reasons[0], asked(lm, SiteFile(partition="cpu"), time="1h").reasons[0]]
+    told = ["2 nodes × 4 ranks: asked for", "what the plan chooses", "1 node × 1 rank: nobody asked for more"]
+    assert all(word in reason for word, reason in zip(told, who, strict=True))
+
+
+def test_a_run_beyond_the_limit_says_how_many_jobs_it_takes(lm):
+    made = asked(lm, SiteFile(partition="gpu", time_limit="2h"), nodes=1, gpus_per_node=4)
+    jobs = -(-made.plan.chosen.hours * 1.3 // 2)
+    assert made.hours == 2
+    assert f"2 h 00 min for a job: the limit here, in about {jobs:.0f} jobs, one after the other" in made.reasons
+
+
+def test_a_job_on_cores_asks_for_memory(small):
+    made = asked(small, SiteFile(partition="cpu", cpus_per_rank=2), nodes="2")
+    assert (made.gpus, made.ranks, made.options["cpus-per-task"]) == ("", 2, "2")
+    assert 2000 < int(made.options["mem"].removesuffix("M")) < 10_000
+
+
+def test_more_memory_than_a_node_has_is_said_so(small):
+    narrow = {"cpu": Partition("cpu", None, 4, 32, 1_500, 0, "")}
+    made = build_job_request(small, SiteFile(partition="cpu"), {"nodes": 1, "time": "1h"}, narrow)
+    assert made.options["mem"] == "1500M"
+    assert made.reasons[-1].startswith("1.5 GB of memory per node: all that a node has; 2.")
+
+
+def test_a_site_that_names_gpus_gets_them_and_cores_among_gpus_are_said(lm):
+    made = asked(lm, SiteFile(partition="gpu", gpus_per_node=4, gpu_type="a100"))
+    assert (made.nodes, made.gpus) == ("1", "a100:4")
+    assert made.reasons[0].startswith("1 node × 4 ranks: all GPUs of a node; ")
+    cores = asked(lm, time="1h", anyway=True)
+    assert cores.gpus == ""
+    assert "no GPU: none is asked for; nodes of gpu have 4 (--gpus-per-node)" in cores.reasons
+
+
+def test_fewer_nodes_must_be_able_to_carry_the_layout(small):
+    made = asked(small, SiteFile(partition="cpu", fewer_nodes=True), nodes="2")
+    assert made.nodes == "1-2"
+    assert asked(small, nodes="1-2", ranks_per_node=2).nodes == "1-2"
+    with pytest.raises(UserError, match="is not a multiple of"):
+        asked(small.replace({"parallel.strategy": "ddp", "parallel.tensor": 2}), nodes="1-2", anyway=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"partition": "gpus"}, "--partition gpus: there is no such partition, did you mean 'gpu'? There are gpu, cpu"),
+        ({"nodes": 1, "gpus_per_node": 8}, "--gpus-per-node 8: a node of partition gpu has 4; use 4, or more nodes"),
+        ({"nodes": "0"}, "--nodes 0: this is not a number of nodes"),
+        ({"nodes": "3-2"}, "write it as  --nodes 2,  or  --nodes 1-2"),
+        ({"nodes": 9, "gpus_per_node": 4}, "--nodes 9: there are 8 for a job here"),
+        ({"nodes": 1, "gpus_per_node": 4, "time": "48h"}, "a job may take 1 d 00 h here"),
+        ({"nodes": 1, "gpus_per_node": 4, "time": "1m"}, "a job of 1 min 00 s would end before its first checkpoint"),
+        ({"nodes": 1, "gpus_per_node": 2, "ranks_per_node": 4}, "each rank has a GPU, and --gpus-per-node is 2"),
+        ({"nodes": 1, "gpus_per_node": 4, "memory": "lots"}, "--memory lots: this is not an amount of memory"),
+    ],
+)
+def test_what_cannot_work_is_refused(lm, words, why):
+    with pytest.raises(UserError) as refused:
+        asked(lm, **words)
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_does_not_fit_is_refused_unless_the_user_insists(lm):
+    large = lm.replace({"model.preset": "7b", "parallel.strategy": "ddp", "parallel.checkpointing": "none"})
+    with pytest.raises(
+        UserError, match=r"the plan says that this cannot work: .*; submit it all the same with  --anyway"
+    ):
+        asked(large, nodes=1, gpus_per_node=1)
+    sent = asked(large, nodes=1, gpus_per_node=1, anyway=True, time="1h")
+    assert (sent.plan, sent.hours, sent.spec.parallel.strategy) == (None, 1.0, "ddp")
+
+
+def test_a_dry_run_writes_nothing_and_prints_a_script_that_bash_reads(small, tmp_path, monkeypatch):
+    folder = tmp_path / 'it\'s "a" $HOME folder'
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    found = submit(small, nodes=1, time="10m", dry_run=True, site=SiteFile(options={"comment": 'say "hi"'}))
+    subprocess.run(["bash", "-n"], input=found.script, text=True, check=True)
+    assert f'#SBATCH --output="{folder}/runs/small/slurm-%j.out"'.replace('"a"', '\\"a\\"') in found.script
+    assert '#SBATCH --comment="say \\"hi\\""' in found.script
+    assert "#SBATCH --time=0-00:10:00\n" in found.script
+    assert not list(folder.iterdir())
+
+
+def test_where_fewer_nodes_will_do_slurm_is_not_told_of_tasks(small, tmp_path, monkeypatch):
+    """It would keep their number from the first start, and wait for nodes that are gone."""
+    monkeypatch.chdir(tmp_path)
+    site = SiteFile(cpus_per_rank=3)
+    script = submit(small, nodes="1-4", ranks_per_node=2, time="10m", dry_run=True, site=site).script
+    assert "#SBATCH --nodes=1-4\n#SBATCH --mincpus=6\n" in script
+    assert "srun --kill-on-bad-exit=1 --ntasks-per-node=2 --cpus-per-task=3 " in script
+    assert 'parallel.ranks="$((SLURM_JOB_NUM_NODES * 2))" --again &' in script
+    assert "SBATCH --ntasks" not in script
+    with pytest.raises(UserError, match="cpus-per-task: 'many' is not a number of cores"):
+        submit(small, nodes="1-2", time="10m", dry_run=True, site=SiteFile(options={"cpus-per-task": "many"}))
+
+
+def test_from_python_words_are_checked_as_on_the_command_line(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no 'tme' to ask for, did you mean 'time'"):
+        submit(small, nodes=1, tme="10m", dry_run=True)
+    script = submit(small, nodes=1, time=10, memory=4000, dry_run=True).script
+    assert "#SBATCH --time=0-00:10:00\n" in script
+    assert "#SBATCH --mem=4000\n" in script
+
+
+def test_a_run_that_is_finished_says_how_it_goes_on(small, tmp_path):
+    run = RunDir.claim(tmp_path, "small", small)
+    run.summary_file.write_text(json.dumps({"status": "finished"}))
+    with pytest.raises(UserError, match=r"is finished; .* --resume \S+ train\.(steps=\+100|epochs=\+1)$"):
+        submit(run.path, dry_run=True)
+
+
+def test_a_run_that_goes_on_gets_the_machines_it_had(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    run = RunDir.claim(tmp_path, "small", small.replace({"parallel.ranks": 2}))
+    record_job_event(run, "submit", job="7", nodes="2", per_node=1, gpus="")
+    same = submit(run.path, time="10m", dry_run=True).script
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in same
+    other = submit(run.path, nodes=3, time="10m", dry_run=True).script
+    assert f"paceline train {run.path} parallel.strategy=ddp parallel.ranks=3 " in other
+
+
+def test_without_slurm_the_user_is_told_where_to_go(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("name: line\n")
+    with pytest.raises(SystemExit) as left:
+        main(["submit", "run.yaml", "--nodes", "2"])
+    assert left.value.code == 2
+    assert "there is no Slurm here (sbatch is not found)" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_a_sweep_of_measure_is_an_array(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "it's $HOME"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "run.yaml").write_text("name: line\n")
+    words = ["submit", "run.yaml", "train.lr=3e-4", "--measure", "--ranks", "1,2,4", "--time", "1h", "--dry-run"]
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    script = capsys.readouterr().out
+    assert left.value.code == 0
+    assert "#SBATCH --array=0-1\n" in script
+    assert "#SBATCH --cpus-per-task=4\n" in script
+    shown = script.replace("exec ", "printf '%s\\n' ")
+    said = subprocess.run(
+        ["bash"], input=shown, text=True, capture_output=True, check=True, env={"SLURM_ARRAY_TASK_ID": "1"}
+    )
+    *_, file, override, _, ranks, _, out = said.stdout.splitlines()
+    assert (file, override, ranks) == (str(folder / "run.yaml"), "train.lr=3e-4", "1,4")
+    assert out == str(folder / "runs" / "line-measure" / "ranks-4")
+    for more, why in (("--nodes=2", "--nodes: each task"), ("--memory=lots", "not an amount of memory")):
+        with pytest.raises(SystemExit) as left:
+            main([*words, more])
+        assert (left.value.code, why in capsys.readouterr().err) == (2, True)
+    assert [path.name for path in folder.iterdir()] == ["run.yaml"]

@@ -1,0 +1,124 @@
+"""Site files: what they may say, how they are found, and that nothing of theirs reaches a shell unquoted."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.io.durations import parse_duration, parse_slurm_time
+from paceline.slurm.site_file import SiteFile, read_site
+
+
+@pytest.fixture
+def sites(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "paceline" / "sites"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_a_site_is_found_by_name_by_file_or_by_default(sites, tmp_path):
+    assert read_site() == SiteFile()
+    (sites / "default.yaml").write_text("partition: gpu\nruns: ../../runs\n")
+    (sites / "lab.yaml").write_text("partition: long\n")
+    assert read_site().partition == "gpu"
+    assert read_site().runs.resolve() == tmp_path / "runs"
+    assert read_site("lab").partition == read_site(sites / "lab.yaml").partition == "long"
+    with pytest.raises(UserError, match="--site lap: there is no such site, did you mean 'lab'"):
+        read_site("lap")
+
+
+@pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes" / "sites").glob("*.yaml")))
+def test_the_recipes_are_valid_and_their_keys_are_on_the_page(recipe):
+    site = read_site(recipe)
+    page = (Path(__file__).parents[3] / "docs" / "submit.md").read_text()
+    assert site.partition
+    assert all(f"`{key}" in page for key in SiteFile.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("partion: gpu", "partion: there is no such key, did you mean 'partition'? (site.yaml line 1)"),
+        ("warn_s: soon", "warn_s: 'soon' is not a whole number (site.yaml line 1)"),
+        ("time_limit: never", "time_limit: 'never' is not a length of time; write it as  2h,  90m  or  1-12:00:00"),
+        ("variables: {a-b: x}", "variables: 'a-b' cannot name a variable"),
+        ('variables: {A: "x\\ny"}', "has control characters"),
+        ("options: {--nice: 1}", "options: '--nice' is not an option of sbatch; write it without its dashes"),
+        ("memory: much", "memory: 'much' is not an amount of memory; write it as  64G (site.yaml line 1)"),
+        ('container: "apptainer \'x"', "has a quote that is not closed (site.yaml line 1)"),
+        ("scratch: /scratch/$USER/x", "scratch: $USER is not replaced; write {user} or {job}, or the name itself"),
+        ("[1]", "holds no sections; start it with  partition: gpu"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path, text, why):
+    file = tmp_path / "site.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_site(file)
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_nothing_of_a_site_reaches_the_shell_unquoted(tmp_path):
+    evil = "it's `touch MARK` $(touch MARK) \"; touch MARK"
+    site = SiteFile(
+        variables={"WORDS": evil}, scratch=f"{tmp_path}/{evil}/{{job}}", setup=("echo set up",), python="python3"
+    )
+    lines = site.lines(tmp_path)
+    script = "\n".join([*lines, 'printf "%s\\n" "$WORDS" "$TMPDIR"'])
+    environ = {"SLURM_JOB_ID": "12", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environ, check=True)
+    assert done.stdout.splitlines() == ["set up", evil, f"{tmp_path}/{evil}/12"]
+    assert not list(tmp_path.rglob("MARK"))
+    assert site.interpreter == ("python3",)
+    assert SiteFile(container="apptainer exec --nv 'my image.sif'").interpreter == (
+        *("apptainer", "exec", "--nv", "my image.sif", "python"),
+    )
+
+
+def test_the_home_folder_may_be_written_as_people_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert SiteFile(python="~/env/bin/python").interpreter == ("/home/me/env/bin/python",)
+    assert SiteFile(container="apptainer exec ~/image.sif").interpreter[2] == "/home/me/image.sif"
+    assert "scratch=/home/me/scratch" in SiteFile(scratch="~/scratch").lines(tmp_path)
+
+
+def test_a_clock_in_a_site_file_is_not_a_number_of_minutes(tmp_path):
+    """YAML 1.1 reads 24:00:00 as 86400, which Slurm would take for 60 days."""
+    file = tmp_path / "site.yaml"
+    file.write_text("time_limit: 24:00:00\noptions: {begin: 16:00}\npartition: trueskill\n")
+    site = read_site(file)
+    assert (site.hours, site.options, site.partition) == (24, {"begin": "16:00"}, "trueskill")
+
+
+def test_a_scratch_folder_that_cannot_be_is_said_in_the_job():
+    lines = SiteFile(scratch="/proc/nowhere").lines("/")
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "paceline: the scratch folder /proc/nowhere cannot be written on " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("2h", 2),
+        ("90m", 1.5),
+        ("1d12h", 36),
+        ("30", 0.5),
+        ("30:00", 0.5),
+        ("2:00:00", 2),
+        ("1-12", 36),
+        ("45s", 0.0125),
+    ],
+)
+def test_lengths_of_time(text, hours):
+    assert parse_duration(text, "--time") == pytest.approx(hours)
+
+
+def test_words_that_are_no_length_of_time():
+    assert parse_slurm_time("infinite") is None
+    for text in ("", "0", "soon", "-2h", "2x"):
+        with pytest.raises(UserError, match="not a length of time"):
+            parse_duration(text, "--time")

@@ -1,0 +1,134 @@
+"""A run does not go on to another answer without a word: its spec, its data and its code are sealed with it."""
+
+import shutil
+
+import pytest
+
+from paceline import resume, train, trust
+from paceline.config import build_spec
+from paceline.errors import UserError
+from paceline.trainer.resume_guard import (
+    collect_determining_values,
+    find_user_files,
+    list_workload_files,
+    read_sealed_answer,
+)
+
+OWN = """
+import numpy as np
+import torch
+from paceline import Workload
+
+
+class Line(Workload):
+    def fingerprint(self):
+        return DATA
+
+    def model(self):
+        return torch.nn.Linear(2, 1)
+
+    def data(self, split):
+        return [(np.ones(2, np.float32) * i, np.ones(1, np.float32)) for i in range(8)]
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).square().sum(), len(batch[0])
+
+
+DATA = "these"
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("answer")
+    (folder / "own.py").write_text(OWN)
+    values = {
+        "workload": f"{folder}/own.py:Line",
+        "data": {"workers": 0},
+        "train": {"steps": 2, "global_batch": 4, "lr": 0.1},
+        "parallel": {"threads": 1, "device": "cpu"},
+    }
+    return train(build_spec(values), folder / "runs", show=False).path
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy, with a copy of its code."""
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copy(trained.parents[1] / "own.py", tmp_path / "own.py")
+    edit(tmp_path / "run", f"{trained.parents[1]}/own.py", f"{tmp_path}/own.py")
+    trust(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def edit(run, old, new):
+    spec = run / "spec.yaml"
+    spec.write_text(spec.read_text().replace(old, new))
+
+
+def test_what_is_moved_and_not_changed_goes_on(run):
+    assert resume(run, {"train.steps": "+2"}, show=False).summary.trained.steps == 4
+
+
+def test_an_edited_spec_is_named(run):
+    edit(run, "lr: 0.1 ", "lr: 0.5 ")
+    with pytest.raises(UserError, match=r"says train.lr=0.5, but .* step 2 was made with train.lr=0.1;") as told:
+        resume(run, {"train.steps": "+2"}, show=False)
+    assert str(told.value).endswith(f"paceline train --from {run} train.lr=0.5")
+
+
+def test_a_length_that_was_edited_is_named(run):
+    """The schedule would be another."""
+    edit(run, "steps: 2 ", "steps: 4 ")
+    with pytest.raises(UserError, match=r"says train.steps=4, but .* step 2 was made with train.steps=2; put it back"):
+        resume(run, show=False)
+    edit(run, "steps: 4 ", "steps: 2 ")
+    assert resume(run, {"train.steps": "+2"}, show=False).summary.trained.steps == 4
+    edit(run, "steps: 4 ", "steps: 9 ")  # it still says that it was extended, but from less than the checkpoint knows
+    with pytest.raises(UserError, match=r"says train.steps=9, but .* step 4 was made with train.steps=4"):
+        resume(run, show=False)
+
+
+def test_changed_code_is_named_and_goes_on_if_it_is_meant(run, capsys):
+    (run.parent / "own.py").write_text(OWN + "\n# a word more\n")
+    with pytest.raises(UserError, match=r"own.py has changed since the checkpoint of step 2") as told:
+        resume(run, {"train.steps": "+2"}, show=False)
+    assert str(told.value).endswith(f"paceline train --resume {run} --changed-code")
+    assert resume(run, {"train.steps": "+2"}, changed_code=True).summary.trained.steps == 4
+    assert "as it is now" in capsys.readouterr().out
+    assert resume(run, {"train.steps": "+2"}, show=False).summary.trained.steps == 6  # it was saved with that code
+
+
+def test_other_data_are_named(run):
+    (run.parent / "own.py").write_text(OWN.replace('"these"', '"others"'))
+    (run / "events" / "rank0.jsonl").unlink()  # the checkpoint knows it too
+    with pytest.raises(UserError, match="begun on other data"):
+        resume(run, {"train.steps": "+2"}, changed_code=True, show=False)
+
+
+def test_what_determines_an_answer(small):
+    """Neither where files lie nor how the work is spread."""
+    same = small.replace({"name": "other", "parallel.ranks": 2, "data.cache": "elsewhere", "train.keep": 7})
+    assert collect_determining_values(small) == collect_determining_values(same)
+    for key, value in (("train.seed", 1), ("model.width", 64), ("data.limit", 7), ("parallel.reduce", "bf16")):
+        assert collect_determining_values(small) != collect_determining_values(small.replace({key: value})), key
+
+
+def test_the_version_of_a_built_in_workload_is_kept(small):
+    assert {"workload.py", "sections.py"} <= {file.name for file in list_workload_files(small)}
+
+
+def test_files_of_one_name_and_run_files_are_told_apart(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.py").touch()
+        (tmp_path / name / "net.yaml").write_text("workload: m.py:W\n")
+    members = [str(tmp_path / name / "net.yaml") for name in ("a", "b")]
+    spec = build_spec({"workload": "ensemble", "model": {"members": members}})
+    found = {name: str(file.relative_to(tmp_path)) for name, file in find_user_files(spec).items()}
+    assert found == {"m.py": "a/m.py", "m.py (2)": "b/m.py", "net.yaml": "a/net.yaml", "net.yaml (2)": "b/net.yaml"}
+
+
+@pytest.mark.parametrize("sealed", [[], {"spec": []}, {"spec": {}, "code": 1}, {"spec": {}, "code": {}, "length": [1]}])
+def test_what_a_checkpoint_says_of_its_answer_may_be_anything(sealed):
+    assert read_sealed_answer({"answer": sealed}) == {}

@@ -1,0 +1,565 @@
+"""Checkpoints of one process: what is saved comes back, what is damaged is skipped, a kill loses nothing."""
+
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.errors import RunFailed, UserError
+from paceline.io.files import compute_seal, hash_file
+from paceline.trainer.checkpoint import dcp_files, reader, writer
+from paceline.trainer.checkpoint.reader import (
+    MANIFEST,
+    Checkpoint,
+    find_best,
+    find_newest,
+    read_tensors,
+    restore_checkpoint,
+)
+from paceline.trainer.checkpoint.writer import CheckpointWriter
+
+
+def state_of(step: int, n: int = 6) -> dict[str, Any]:
+    return {"model": {"a.weight": torch.full((n, 4), float(step))}, "optim": {"a": {"step": torch.tensor(float(step))}}}
+
+
+def save(folder: Path, *steps: int, keep: int = 9, scores: dict[int, float] | None = None) -> None:
+    checkpoints = CheckpointWriter(folder, keep)
+    for step in steps:
+        checkpoints.save(state_of(step), {"step": step}, score=(scores or {}).get(step))
+    checkpoints.close()
+
+
+def found(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    said: list[str] = []
+    return find_newest(folder, said.append), said
+
+
+def nothing_to_say(text: str) -> None:
+    raise AssertionError(text)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ------------------------------------------------------------------------------------------ saving and restoring
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+    model = {f"t{i}": torch.randint(0, 2, (3, 5)).to(dtype) for i, dtype in enumerate(dtypes)}
+    model["conv"] = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    model["slice"] = torch.randn(10, 10)[::2, 1:3].T
+    model["scalar"] = torch.tensor(3.5)
+    model["empty"] = torch.empty(0, 7)
+    state = {"model": model, "optim": {0: {"m": torch.randn(4, requires_grad=True)}}, "scaler": {}}
+    meta = {"step": 7, "loss": 0.25, "name": "é", "nested": {"a": [1, None]}}
+    checkpoints = CheckpointWriter(tmp_path / "runs" / "checkpoints", 2)
+    checkpoints.save(state, meta, score=0.5)
+    checkpoints.close()
+    checkpoint = find_newest(tmp_path / "runs" / "checkpoints", nothing_to_say)
+    assert checkpoint == Checkpoint(tmp_path / "runs" / "checkpoints" / "step-00000007", 7, meta, 0.5)
+    fresh = {
+        "model": {name: torch.zeros_like(t) for name, t in model.items()},
+        "optim": {0: {"m": torch.zeros(4, requires_grad=True)}},
+        "scaler": {},
+    }
+    restore_checkpoint(checkpoint, fresh)
+    flat, expected = dcp_files.flatten_state(fresh), dcp_files.flatten_state(state)
+    assert flat.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(flat[name], tensor), name
+    assert flat["optim.0.m"].requires_grad
+    read = read_tensors(checkpoint)
+    assert read.keys() == model.keys()
+    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in model.items())
+    assert list(read_tensors(checkpoint, "optim.")) == ["0.m"]
+    assert read_tensors(checkpoint, "none.") == {}
+
+
+def test_training_may_change_the_tensors_once_save_returns(tmp_path: Path) -> None:
+    checkpoints = CheckpointWriter(tmp_path, 9)
+    state = state_of(0, n=100_000)
+    for step in (1, 2, 3):
+        state["model"]["a.weight"].fill_(step)
+        checkpoints.save(state, {"step": step})
+        state["model"]["a.weight"].fill_(-1)
+    checkpoints.close()
+    for path in reader.list_sealed(tmp_path):
+        checkpoint = reader.verify_checkpoint(path)
+        assert (read_tensors(checkpoint)["a.weight"] == checkpoint.step).all()
+
+
+def test_the_state_may_change_its_shape_between_saves(tmp_path: Path) -> None:
+    checkpoints = CheckpointWriter(tmp_path, 9)
+    checkpoints.save({"model": {"a": torch.ones(3), "gone": torch.ones(2)}}, {"step": 1})
+    checkpoints.save({"model": {"a": torch.ones(5), "new": torch.ones(4)}}, {"step": 2})
+    checkpoints.close()
+    checkpoint = find_newest(tmp_path, nothing_to_say)
+    assert checkpoint is not None
+    assert {name: len(t) for name, t in read_tensors(checkpoint).items()} == {"a": 5, "new": 4}
+
+
+def test_only_tensors_are_state(tmp_path: Path) -> None:
+    checkpoints = CheckpointWriter(tmp_path, 1)
+    with pytest.raises(AssertionError, match=r"optim\.lr is a float"):
+        checkpoints.save({"optim": {"lr": 0.1}}, {"step": 1})
+    with pytest.raises(AssertionError, match=r"two tensors of the state are called a\.b"):
+        checkpoints.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, {"step": 1})
+    with pytest.raises(KeyError, match="step"):
+        checkpoints.save({}, {})
+    checkpoints.close()
+
+
+def test_shares_are_even_and_complete() -> None:
+    sizes = {f"t{i}": 1 + i * i for i in range(40)}
+    shares = dcp_files.divide_by_size(sizes, 7)
+    assert sorted(name for share in shares for name in share) == sorted(sizes)
+    loads = [sum(sizes[name] for name in share) for share in shares]
+    assert max(loads) < 1.1 * min(loads)
+    assert dcp_files.divide_by_size({"a": 1}, 3) == [{"a"}, set(), set()]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert find_newest(tmp_path / "absent", nothing_to_say) is None
+    assert find_best(tmp_path, nothing_to_say) is None
+
+
+# ------------------------------------------------------------------------------------------ another model
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"embed": torch.ones(4, 2)}, r"of another model: model.embed is \[8, 2\] there and \[4, 2\] here"),
+        ({"embed": torch.ones(8, 2).bfloat16()}, r"embed is \[8, 2\] of float32 there and \[8, 2\] of bfloat16 here"),
+        ({"embed": torch.ones(8, 2), "more": torch.ones(1)}, r"model.more is missing there and \[1\] here"),
+        ({}, r"model.embed is \[8, 2\] there and missing here"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: dict[str, Tensor], message: str) -> None:
+    checkpoints = CheckpointWriter(tmp_path, 1)
+    checkpoints.save({"model": {"embed": torch.ones(8, 2), "bias": torch.ones(2)}}, {"step": 1})
+    checkpoints.close()
+    checkpoint = find_newest(tmp_path, nothing_to_say)
+    assert checkpoint is not None
+    bias = torch.zeros(2)
+    with pytest.raises(UserError, match=message):
+        restore_checkpoint(checkpoint, {"model": {"bias": bias, **model}})
+    assert (bias == 0).all(), "nothing may be loaded before everything fits"
+
+
+def test_part_of_a_state_can_be_restored(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    checkpoint = find_newest(tmp_path, nothing_to_say)
+    assert checkpoint is not None
+    state = {"model": state_of(0)["model"]}
+    restore_checkpoint(checkpoint, state)
+    assert (state["model"]["a.weight"] == 3).all()
+    with pytest.raises(UserError, match=r"does not fit this run: optim\.b is missing there and \[1\] here"):
+        restore_checkpoint(checkpoint, {"optim": {"b": torch.ones(1)}})
+
+
+# ------------------------------------------------------------------------------------------ which ones are kept
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, 4, 5, keep=2, scores={1: 0.1, 2: 0.9, 3: 0.2, 4: float("nan")})
+    assert names(tmp_path) == ["step-00000002", "step-00000004", "step-00000005"]
+    checkpoint = find_best(tmp_path, nothing_to_say)
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.score) == (2, 0.9)
+
+
+def test_best_skips_damaged_ones_and_falls_back_to_the_newest(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, 4, scores={1: 0.1, 2: 0.9, 3: 0.1})
+    said: list[str] = []
+    expected = [2, 3, 1, 4]  # the best, the newer of equals, the other, those without a score
+    for step in expected:
+        checkpoint = find_best(tmp_path, said.append)
+        assert checkpoint is not None
+        assert checkpoint.step == step
+        flip(checkpoint.path / "__0_0.distcp")
+    assert find_best(tmp_path, said.append) is None
+    assert len(said) == 1 + 2 + 3 + 4
+
+
+def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, keep=3)
+    flip(tmp_path / "step-00000003" / "__0_0.distcp")
+    save(tmp_path, 4, keep=2)
+    assert names(tmp_path) == ["step-00000002", "step-00000003", "step-00000004"]
+
+
+def test_the_one_just_sealed_is_kept_even_if_later_steps_exist(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20)
+    save(tmp_path, 5, keep=1)
+    assert names(tmp_path) == ["step-00000005", "step-00000020"]
+
+
+def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        checkpoints = CheckpointWriter(tmp_path, 1)
+        checkpoints.save({"model": {"a": torch.full((3,), value)}}, {"step": 1})
+        checkpoints.close()
+    assert names(tmp_path) == ["step-00000001"]
+    checkpoint = find_newest(tmp_path, nothing_to_say)
+    assert checkpoint is not None
+    assert read_tensors(checkpoint)["a"].tolist() == [2.0] * 3
+
+
+def test_a_kill_while_a_step_is_replaced_leaves_the_first(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    (tmp_path / "step-00000002").rename(tmp_path / "step-00000002.old")
+    checkpoint = find_newest(tmp_path, nothing_to_say)
+    assert checkpoint is not None
+    assert checkpoint.step == 2
+    save(tmp_path, 2)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+# ------------------------------------------------------------------------------------------ damage
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def change_manifest(folder: Path, **changes: Any) -> None:
+    file = folder / MANIFEST
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def reseal(folder: Path) -> None:
+    """Make the checksums agree with the files, as someone who means harm would."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["seal"]
+    manifest["files"] = {n: [(folder / n).stat().st_size, hash_file(folder / n)] for n in manifest["files"]}
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"seal": compute_seal(manifest)}))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "flipped bit": (lambda p: flip(p / "__0_0.distcp"), "__0_0.distcp is damaged (it differs from its checksum)"),
+    "flipped metadata": (lambda p: flip(p / ".metadata"), ".metadata is damaged (it differs from its checksum)"),
+    "truncated": (lambda p: os.truncate(p / "__0_0.distcp", 100), "__0_0.distcp has 100 bytes instead of"),
+    "missing file": (lambda p: (p / "__0_0.distcp").unlink(), "its file __0_0.distcp is missing"),
+    "missing metadata": (lambda p: (p / ".metadata").unlink(), "its file .metadata is missing"),
+    "missing manifest": (lambda p: (p / MANIFEST).unlink(), "it has no manifest.json"),
+    "empty manifest": (lambda p: os.truncate(p / MANIFEST, 0), "manifest.json cannot be read"),
+    "not a manifest": (lambda p: (p / MANIFEST).write_text("[]"), "manifest.json cannot be read"),
+    "changed manifest": (lambda p: change_manifest(p, score=1.0), "manifest.json is damaged"),
+    "future format": (lambda p: change_manifest(p, format=2), "it is of format 2, and this version of Paceline reads"),
+    "renamed folder": (lambda p: shutil.copytree(p.with_name("step-00000001"), p, dirs_exist_ok=True), "is of step 1"),
+    "empty folder": (lambda p: (shutil.rmtree(p), p.mkdir()), "it has no manifest.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path: Path, damage: str) -> None:
+    do, reason = DAMAGES[damage]
+    save(tmp_path, 1, 2, 3)
+    do(tmp_path / "step-00000003")
+    checkpoint, said = found(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 2
+    assert len(said) == 1
+    assert said[0].startswith(f"checkpoint {tmp_path / 'step-00000003'} is skipped: ")
+    assert reason in said[0]
+
+
+def test_what_a_killed_run_left_behind_is_named_and_removed_by_the_next_save(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    for name in (".step-00000002.writing", ".step-00000003.writing", ".step-00000000.deleting"):
+        shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
+    checkpoint, said = found(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+    assert said == [
+        f"checkpoint {tmp_path / name} is skipped: it was not finished"
+        for name in (".step-00000002.writing", ".step-00000003.writing")
+    ]
+    save(tmp_path, 2)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+# ------------------------------------------------------------------------------------------ files that mean harm
+
+
+class Harm:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.file}",)
+
+
+def harmful(folder: Path) -> Checkpoint:
+    reseal(folder)
+    checkpoint = find_newest(folder.parent, nothing_to_say)
+    assert checkpoint is not None
+    assert checkpoint.path == folder
+    return checkpoint
+
+
+def test_metadata_that_would_run_something_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "c", 1)
+    folder = tmp_path / "c" / "step-00000001"
+    (folder / ".metadata").write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
+    checkpoint = harmful(folder)
+    for read in (lambda: restore_checkpoint(checkpoint, state_of(0)), lambda: read_tensors(checkpoint)):
+        with pytest.raises(UserError, match=r"is refused: a checkpoint holds tensors and nothing .* posix.system"):
+            read()
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_shard_that_would_run_something_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "c", 1)
+    folder = tmp_path / "c" / "step-00000001"
+    shard = folder / "__0_0.distcp"
+    torch.save(Harm(tmp_path / "harm"), shard)
+    with (folder / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    for place in metadata.storage_data.values():
+        place.offset, place.length = 0, shard.stat().st_size
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    checkpoint = harmful(folder)
+    with pytest.raises(UserError, match="is refused: a checkpoint holds tensors and nothing that could run"):
+        restore_checkpoint(checkpoint, state_of(0))
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize("trick", ["bytes", "outside", "rubbish", "list"])
+def test_metadata_of_other_things_is_refused(tmp_path: Path, trick: str) -> None:
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    save(tmp_path / "c", 1)
+    folder = tmp_path / "c" / "step-00000001"
+    with (folder / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    if trick == "bytes":  # DCP would unpickle such an entry without restriction
+        metadata.state_dict_metadata["model.a.weight"] = BytesStorageMetadata()
+    if trick == "outside":
+        next(iter(metadata.storage_data.values())).relative_path = "../../secret"
+    content = {"rubbish": b"\x80\x04rubbish", "list": pickle.dumps([1])}.get(trick, pickle.dumps(metadata))
+    (folder / ".metadata").write_bytes(content)
+    with pytest.raises(UserError, match="is refused"):
+        restore_checkpoint(harmful(folder), state_of(0))
+
+
+def test_every_dtype_of_a_checkpoint_can_be_described(tmp_path: Path) -> None:
+    dtypes = {str(d) for d in vars(torch).values() if isinstance(d, torch.dtype)}
+    assert {"torch.float8_e4m3fn", "torch.complex64", "torch.bfloat16"} <= dtypes
+    state = {"model": {"eight": torch.ones(4).to(torch.float8_e4m3fn), "complex": torch.ones(4, dtype=torch.complex64)}}
+    checkpoints = CheckpointWriter(tmp_path, 1)
+    checkpoints.save(state, {"step": 1})
+    checkpoints.close()
+    checkpoint = find_newest(tmp_path, nothing_to_say)
+    assert checkpoint is not None
+    assert {str(t.dtype) for t in read_tensors(checkpoint).values()} == {"torch.float8_e4m3fn", "torch.complex64"}
+
+
+# ------------------------------------------------------------------------------------------ disks that refuse
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], capture_output=True)
+    if mount.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_is_said_and_nothing_is_lost(small_disk: Path) -> None:
+    folder = small_disk / "checkpoints"
+    save(folder, 1)
+    checkpoints = CheckpointWriter(folder, 2)
+    large = state_of(2, n=300_000)
+    before = large["model"]["a.weight"].clone()
+    checkpoints.save(large, {"step": 2})
+    with pytest.raises(RunFailed) as failed:
+        checkpoints.wait()
+    assert str(failed.value).startswith(f"the checkpoint of step 2 could not be written to {folder}")
+    assert "no space left on device; it needs 4.8 MB and" in str(failed.value)
+    assert "MB are free; make room there, then resume the run" in str(failed.value)
+    checkpoints.wait()  # said once
+    assert torch.equal(large["model"]["a.weight"], before)
+    assert names(folder) == ["step-00000001"]
+    checkpoint, said = found(folder)
+    assert checkpoint is not None
+    assert (checkpoint.step, said) == (1, [])
+    checkpoints.save(large, {"step": 3})
+    with pytest.raises(RunFailed, match="step 3"):
+        checkpoints.save(state_of(4), {"step": 4})
+    checkpoints.save(state_of(5), {"step": 5})
+    checkpoints.close()
+    assert names(folder) == ["step-00000001", "step-00000005"]
+
+
+def test_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:
+    """Whatever is written last finds no room: the shard's end, the metadata, the manifest."""
+    folder = small_disk / "checkpoints"
+    save(folder, 1)
+    page = os.statvfs(small_disk).f_bsize
+    for pages_left in (0, 1, 2, 16):
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes((os.statvfs(small_disk).f_bavail - pages_left) * page))
+        checkpoints = CheckpointWriter(folder, 2)
+        checkpoints.save(state_of(2), {"step": 2})
+        if pages_left < 3:
+            with pytest.raises(RunFailed, match="no space left on device"):
+                checkpoints.close()
+            assert names(folder) == ["step-00000001"]
+        else:
+            checkpoints.close()
+            assert names(folder) == ["step-00000001", "step-00000002"]
+        ballast.unlink()
+
+
+def test_a_folder_that_cannot_be_written(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    checkpoints = CheckpointWriter(small_disk / "checkpoints", 2)
+    checkpoints.save(state_of(1), {"step": 1})
+    with pytest.raises(RunFailed, match=r"read-only file system; it needs 0\.0 MB .*; make the folder writable"):
+        checkpoints.close()
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    checkpoints = CheckpointWriter(tmp_path / "checkpoints", 2)
+    checkpoints.save(state_of(1), {"step": 1})
+    with pytest.raises(RunFailed, match="not a directory"):
+        checkpoints.close()
+
+
+def test_an_old_one_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(writer, "_delete", refuse)
+    checkpoints = CheckpointWriter(tmp_path, 1)
+    checkpoints.save(state_of(2), {"step": 2})
+    with pytest.raises(RunFailed, match="step 2 is sealed, but an older one could not be removed"):
+        checkpoints.close()
+    checkpoint, said = found(tmp_path)
+    assert checkpoint is not None
+    assert (checkpoint.step, said) == (2, [])
+
+
+# ------------------------------------------------------------------------------------------ kill -9
+
+
+def test_a_kill_loses_nothing(tmp_path: Path) -> None:
+    """At random moments, and before each change of the folder; in a process of its own, which forks the writers: this
+    file as a program."""
+    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("kills") == 2
+
+
+def write_for_ever(folder: Path) -> None:
+    torch.set_num_threads(1)
+    checkpoint = find_newest(folder, lambda text: None)
+    step = checkpoint.step if checkpoint else 1  # the same step again: as a resumed run may do
+    checkpoints = CheckpointWriter(folder, keep=2)
+    state = {"model": {str(i): torch.empty(50_000) for i in range(8)}}
+    while True:
+        for tensor in state["model"].values():
+            tensor.fill_(step)
+        checkpoints.save(state, {"step": step}, score=-abs(step - 50))
+        step += 1
+
+
+def kill_at_random_moments(folder: Path) -> None:
+    moments = random.Random(0)
+    last = 0
+    unfinished = 0
+    for kill in range(8):
+        writer = os.fork()
+        if writer == 0:
+            try:
+                write_for_ever(folder)
+            finally:
+                os._exit(1)
+        while kill == 0 and not (folder / "step-00000001").exists():
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.02, 0.3))
+        os.kill(writer, signal.SIGKILL)
+        _, status = os.waitpid(writer, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        checkpoint, said = found(folder)
+        assert checkpoint is not None
+        assert all(text.endswith("it was not finished") for text in said), said
+        unfinished += bool(said)
+        assert checkpoint.step >= last, "a sealed checkpoint was lost"
+        last = checkpoint.step
+        tensors = read_tensors(checkpoint)
+        assert len(tensors) == 8
+        assert all((tensor == checkpoint.step).all() for tensor in tensors.values())
+    print(f"8 kills, {unfinished} of them while writing, at step {last}")
+
+
+def kill_before_each_change(folder: Path) -> None:
+    """A step is saved again and another one after it, with a kill before every file made, renamed or removed."""
+    kills = 0
+    while True:
+        place = folder / str(kills)
+        save(place, 1, 2)
+        writer = os.fork()
+        if writer == 0:
+            sys.addaudithook(killer(place, kills))
+            save(place, 2, 3, keep=1)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1])
+        assert code in (0, -signal.SIGKILL)
+        checkpoint, said = found(place)
+        assert checkpoint is not None
+        assert checkpoint.step >= 2
+        assert all(text.endswith("it was not finished") for text in said), said
+        assert (read_tensors(checkpoint)["a.weight"] == checkpoint.step).all()
+        save(place, 4, keep=1)
+        assert names(place) == ["step-00000004"]
+        if code == 0:
+            break
+        kills += 1
+    assert kills > 20
+    print(f"{kills} kills")
+
+
+def killer(place: Path, after: int) -> Callable[[str, tuple[Any, ...]], None]:
+    changes = 0
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal changes
+        written = event == "open" and str(place) in str(args[0]) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if written or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+            if changes == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            changes += 1
+
+    return hook
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    kill_at_random_moments(Path(sys.argv[1]) / "random")
+    kill_before_each_change(Path(sys.argv[1]) / "each")

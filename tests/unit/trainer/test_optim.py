@@ -1,0 +1,231 @@
+"""Schedules, scaling, update rules: against their formulas, and through steps that are passed over."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.config import ParameterGroup, Train
+from paceline.parallel.parallelize import ParallelModel
+from paceline.parallel.parameters import ParameterGroups, collect_local_parameters
+from paceline.parallel.precision import Scaler
+from paceline.trainer.optim.optimizers import set_lr
+from paceline.trainer.optim.schedule import build_schedule, scale_lr
+from paceline.trainer.step.step import State, update_weights
+
+RULES = ["adamw", "adam", "sgd", "lars", "lamb"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "seen", "want"),
+    [
+        ("constant", 0, 0.0),
+        ("constant", 50, 0.5),
+        ("constant", 100, 1.0),
+        ("constant", 1000, 1.0),
+        ("linear", 100, 1.0),
+        ("linear", 550, 0.55),
+        ("linear", 1000, 0.1),
+        ("cosine", 100, 1.0),
+        ("cosine", 550, 0.55),
+        ("cosine", 325, 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4))),
+        ("cosine", 1000, 0.1),
+        ("cosine", 5000, 0.1),
+    ],
+)
+def test_schedules_are_functions_of_samples(shape, seen, want):
+    schedule = build_schedule(Train(lr=1.0, schedule=shape, warmup=0.1, final_lr=0.1), 1000)
+    assert schedule(seen) == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("how", "rates"),
+    [
+        ({"warmup_steps": 4}, [0, 0.25, 0.5, 0.75, 1, 1]),
+        ({"warmup_steps": 4, "warmup_from": 0.2}, [0.2, 0.4, 0.6, 0.8, 1, 1]),
+        ({"warmup_steps": 4, "warmup_shape": "log"}, [0, 0.5, math.log(3) / math.log(4), 1, 1, 1]),
+        ({"warmup_steps": 0}, [1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_a_warm_up_in_steps_of_a_length_a_start_and_a_shape(how, rates):
+    schedule = build_schedule(Train(lr=1.0, schedule="constant", global_batch=10, **how), 1000)
+    assert [schedule(10 * step) for step in range(6)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(("rule", "decay"), [("sgd", "matrices"), ("adamw", "all")])
+def test_what_decays(rule, decay):
+    """Without a gradient, only the decay moves a weight."""
+    state, train = state_of(rule, weight_decay=0.5, decay=decay, momentum=0.9, eps=1e-5)
+    before = [p.detach().clone() for p in state.model.net.parameters()]
+    apply(state, train, [torch.zeros(3, 4), torch.zeros(3)])
+    moved = [not torch.equal(a, b) for a, b in zip(before, state.model.net.parameters(), strict=True)]
+    assert moved == [True, decay == "all"]
+    group = state.optimizer.param_groups[0]
+    assert group.get("eps", 1e-5) == 1e-5
+
+
+@pytest.mark.parametrize(("rule", "want"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_the_learning_rate_grows_with_the_batch(rule, want):
+    lr, equation = scale_lr(Train(lr=0.1, lr_scaling=rule, global_batch=512, base_batch=128))
+    assert lr == pytest.approx(want)
+    assert equation.startswith(f"{want:g} peak lr = 0.1")
+    assert ("512" in equation) == (rule != "none")
+
+
+def state_of(rule, **changes):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    train = Train(optimizer=rule, clip=0.0, **changes)
+    whole = ParallelModel(model, [model], collect_local_parameters([model], 1), parameters=15)
+    state = State.new(whole, train, torch.device("cpu"))
+    set_lr(state.optimizer, 0.1)
+    return state, train
+
+
+def apply(state, train, gradients, loss=1.0):
+    for p, g in zip(state.model.net.parameters(), gradients, strict=True):
+        p.grad = g.clone()
+    found = torch.tensor([loss, 1.0], dtype=torch.float64)
+    return update_weights(state, train, 1, found, state.model.local_parameters.square())
+
+
+def gradients(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(3, 4, generator=generator), torch.randn(3, generator=generator)]
+
+
+def by_hand(rule, weights, steps, decay, lr=0.1, momentum=0.9, beta1=0.9, beta2=0.999):
+    """The published update of each rule, in float64, one tensor at a time."""
+    weights = [w.double() for w in weights]
+    first, second = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]
+    for t, grads in enumerate(steps, 1):
+        for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
+            g, wd, matrix = g.double(), decay if w.ndim > 1 else 0.0, w.ndim > 1
+            if rule == "lars":
+                u = g + wd * w
+                first[i] = momentum * first[i] + lr * (0.001 * w.norm() / u.norm() if matrix else 1) * u
+                weights[i] = w - first[i]
+                continue
+            if rule == "adam":
+                g = g + wd * w
+            first[i], second[i] = beta1 * first[i] + (1 - beta1) * g, beta2 * second[i] + (1 - beta2) * g * g
+            m, v = first[i] / (1 - beta1**t), second[i] / (1 - beta2**t)
+            if rule in ("adamw", "adam"):
+                weights[i] = w * (1 - lr * wd * (rule == "adamw")) - lr * m / (v.sqrt() + 1e-8)
+            else:
+                u = m / (v.sqrt() + 1e-6) + wd * w
+                weights[i] = w - lr * (w.norm() / u.norm() if matrix else 1) * u
+    return weights
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("rule", ["adamw", "adam", "lars", "lamb"])
+def test_rules_follow_their_formulas(rule, decay):
+    state, train = state_of(rule, weight_decay=decay)
+    before = [p.detach().clone() for p in state.model.net.parameters()]
+    steps = [gradients(seed) for seed in range(5)]
+    for step in steps:
+        apply(state, train, step)
+    for got, want in zip(state.model.net.parameters(), by_hand(rule, before, steps, decay), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_that_is_not_finite_changes_nothing(rule):
+    state, train = state_of(rule)
+    bad = [torch.full((3, 4), math.inf), torch.zeros(3)]
+    clean, _ = state_of(rule)
+    for step in (bad, gradients(0), bad, gradients(1)):
+        norm = apply(state, train, step)
+        if step is bad:
+            assert not torch.isfinite(norm)
+        else:
+            apply(clean, train, step)
+    apply(state, train, gradients(2), loss=math.nan)
+    assert state.tensors()["optim"].keys() == clean.tensors()["optim"].keys()
+    for kind, tensors in clean.tensors().items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, state.tensors()[kind][name]), name
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_clipping_cuts_the_global_norm(rule):
+    state, _ = state_of(rule)
+    train = Train(optimizer=rule, clip=0.5)
+    other, _ = state_of(rule)
+    step = gradients(3)
+    norm = torch.cat([g.flatten() for g in step]).norm()
+    assert apply(state, train, step) == pytest.approx(float(norm))
+    apply(other, Train(optimizer=rule, clip=0.0), [g * 0.5 / norm for g in step])
+    for a, b in zip(state.model.net.parameters(), other.model.net.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_scale_of_fp16_halves_on_overflow_and_doubles_after_a_while():
+    scaler = Scaler(Train(precision="fp16", loss_scale_window=3), torch.device("cpu"))
+    first = float(scaler.scale)
+    good, bad = torch.tensor(True), torch.tensor(False)
+    scaler.update(bad)
+    assert float(scaler.scale) == first / 2
+    for _ in range(3):
+        scaler.update(good)
+    assert float(scaler.scale) == first
+    scaler.update(good)
+    scaler.update(good)
+    scaler.update(bad)
+    scaler.update(good)
+    scaler.update(good)
+    assert float(scaler.scale) == first / 2, "an overflow starts the count anew"
+    for stays, train in ((1, Train(precision="bf16")), (128, Train(precision="fp16", loss_scale=128))):
+        scaler = Scaler(train, torch.device("cpu"))
+        scaler.update(bad)
+        assert float(scaler.scale) == stays
+
+
+def test_state_is_complete_before_the_first_step_and_untouched_by_it():
+    state, _ = state_of("adamw")
+    torch.manual_seed(0)
+    assert all(
+        torch.equal(a, b) for a, b in zip(state.model.net.parameters(), nn.Linear(4, 3).parameters(), strict=True)
+    )
+    assert sorted(state.tensors()["optim"]) == sorted(
+        f"{p}.{k}" for p in ("weight", "bias") for k in ("step", "exp_avg", "exp_avg_sq")
+    )
+    assert all(float(t.abs().sum()) == 0 for t in state.tensors()["optim"].values())
+
+
+@pytest.mark.parametrize("rule", ["sgd", "lars"])
+def test_each_number_of_a_gradient_can_be_cut(rule):
+    state, train = state_of(rule, momentum=0.0, weight_decay=0.0, clip_value=0.3)
+    bias = state.model.net.bias.detach().clone()
+    apply(state, train, [torch.full((3, 4), 2.0), torch.tensor([-2.0, 0.1, 0.5])])
+    assert torch.allclose(state.model.net.bias, bias - 0.1 * torch.tensor([-0.3, 0.1, 0.3]))
+
+
+def test_groups_have_their_own_rate_and_decay():
+    model = nn.Linear(4, 3)
+    table = {"weight": ParameterGroup(lr=0.5, weight_decay=0.25)}
+    whole = ParallelModel(model, [model], collect_local_parameters([model], 1), 15, groups=ParameterGroups(table))
+    state = State.new(whole, Train(optimizer="sgd", lr=1.0), torch.device("cpu"))
+    state.before_step(0.1)
+    found = {
+        group["params"][0].ndim: (float(group["lr"]), group["weight_decay"]) for group in state.optimizer.param_groups
+    }
+    assert found == {1: (pytest.approx(0.1), 0.0), 2: (pytest.approx(0.05), 0.25)}
+
+
+def test_the_average_forgets_its_first_weights_and_steps_that_were_not_applied():
+    state, train = state_of("sgd", ema=0.9)
+    model = state.model.net
+    wanted = model.weight.detach().clone()
+    for step, loss in enumerate([1.0, math.nan, 1.0]):
+        state.before_step(0.1)
+        apply(state, train, gradients(step), loss)
+        state.step += 1
+        share = 1 - min(0.9, (1 + step) / (10 + step))
+        wanted = wanted if math.isnan(loss) else wanted + share * (model.weight.detach() - wanted)
+    raw = model.weight.detach().clone()
+    with state.for_evaluation():
+        assert torch.allclose(model.weight, wanted)
+    assert torch.equal(model.weight, raw)

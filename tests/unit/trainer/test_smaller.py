@@ -1,0 +1,54 @@
+"""Which runs go on in smaller passes, and after what."""
+
+import pytest
+
+from paceline.config import build_spec
+from paceline.errors import OutOfMemory, RunFailed
+from paceline.launch.root_cause import describe_exit, to_error
+from paceline.planner.advice import suggest_memory_savings
+from paceline.trainer.oom_retry import halve_micro_batch
+
+SPEC = build_spec({"train": {"steps": 3, "global_batch": 8, "on_oom": "retry"}, "data": {"source": "docstrings"}})
+
+LARGE = build_spec(
+    {"workload": "lm", "model": {"preset": "1b"}, "train": {"steps": 3, "global_batch": 8}, "cluster": "1xH100"}
+)
+
+
+def test_passes_are_halved_until_there_is_one_sample_left():
+    sizes, spec = [], SPEC
+    while (spec := halve_micro_batch(spec, OutOfMemory("no memory"))) is not None:
+        sizes.append(spec.parallel.micro_batch)
+    assert sizes == [4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        (SPEC, RunFailed("the disk is full")),
+        (SPEC.replace({"train.on_oom": "stop"}), OutOfMemory("no memory")),
+        (SPEC, to_error(describe_exit(1, -9, 0.0, echo=False))),
+    ],
+    ids=["something else", "not asked for", "killed by somebody"],
+)
+def test_others_stop(spec, error):
+    assert halve_micro_batch(spec, error) is None
+
+
+def test_what_takes_as_much_as_before_is_no_way_out(small):
+    """Of a tiny model on cores all but a little is the process itself."""
+    told = suggest_memory_savings(
+        small.replace({"model.width": 4, "model.heads": 1, "model.ffn": 4, "train.global_batch": 2})
+    )
+    assert told.startswith("  the plan counts ")
+    assert "what takes less" not in told
+    assert "what takes less" in suggest_memory_savings(LARGE)
+
+
+def test_what_cannot_be_priced_has_no_ways_out(tmp_path):
+    own = (
+        "from paceline import Workload\nclass Own(Workload):\n    def prepare(self, say):\n        raise MemoryError\n"
+    )
+    (tmp_path / "own.py").write_text(own)
+    assert suggest_memory_savings(build_spec({"workload": f"{tmp_path}/own.py:Own"})) == ""
+    assert suggest_memory_savings(build_spec({"workload": "topics", "data": {"path": "counts.npz"}})) == ""

@@ -1,0 +1,248 @@
+"""`model.start`: what is read, what is said of it, and what is refused, in one process."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from paceline import Workload, train
+from paceline.cli.main import main
+from paceline.config import build_spec
+from paceline.errors import UserError
+from paceline.launch.environment import SINGLE_RANK
+from paceline.launch.signals import StopRequest
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.context import RunContext
+from paceline.trainer.init_from.weights import open_weights
+from paceline.trainer.setup import build_gradient_job
+from paceline.workload import build_workload
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6)
+        self.tied = nn.Linear(6, 8)
+        self.tied.weight = self.up.weight
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.head(self.tied(self.down(torch.relu(self.norm(self.up(x))))))
+
+
+class Two(Workload):
+    score = "-loss"
+    classes = 2
+
+    def model(self):
+        return Net(self.classes)
+
+    def data(self, split):
+        return X, (X.sum(1) > 0).long()
+
+    def loss(self, model, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(model(x), y, reduction="sum"), len(y)
+
+
+class Three(Two):
+    classes = 3
+
+
+class Adapted(Two):
+    """A model in a wrapper, with weights that are in no file."""
+
+    def model(self):
+        return nn.ModuleDict({"base": Net(2), "adapter": nn.Linear(2, 2)})
+
+    def start_name(self, name):
+        return name.removeprefix("base.") if name.startswith("base.") else None
+
+
+def spec_of(kind=Two, **fields):
+    values = {"name": "run", "workload": f"{__name__}:{kind.__name__}", "train": {"steps": 2, "global_batch": 10}}
+    return build_spec({**values, "parallel": {"device": "cpu"}}).replace(fields)
+
+
+def begun(folder, kind=Two, **fields):
+    """A job of one rank that has not made a step, and what was matched."""
+    spec = spec_of(kind, **fields)
+    context = RunContext(spec, SINGLE_RANK, torch.device("cpu"), folder, None, None, StopRequest())
+    job = build_gradient_job(context, build_workload(spec))
+    return job.state.model.net, job.facts
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(spec_of(), tmp_path_factory.mktemp("run"), show=False)
+
+
+@pytest.fixture(scope="module")
+def weights(run):
+    return run.weights()
+
+
+@pytest.fixture
+def save(tmp_path):
+    def write(tensors, name="given.safetensors"):
+        save_file({key: value.clone() for key, value in tensors.items()}, tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def ask(capfd):
+    """A command that ends with this code; what it says to standard error."""
+
+    def answer(words, code):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        said = capfd.readouterr().err
+        assert ended.value.code == code, said
+        return said
+
+    return answer
+
+
+def same(model, weights):
+    return all(torch.equal(value, weights[name].to(value.dtype)) for name, value in model.state_dict().items())
+
+
+def test_a_file_a_run_a_checkpoint_and_a_folder_are_read(tmp_path, run, weights, save):
+    half = {name: value.to(torch.bfloat16) if value.is_floating_point() else value for name, value in weights.items()}
+    model, facts = begun(tmp_path, **{"model.start": save(half)})
+    assert same(model, half), "converted to the type of the model"
+    assert facts.notes["weights"]["taken"] == len(weights)
+    assert any(line.startswith(f"weights: {len(weights)} of {len(weights)} tensors from ") for line in facts.equations)
+    for path in (run.path, run.path / "checkpoints" / "step-00000002"):
+        assert same(begun(tmp_path, **{"model.start": path})[0], weights)
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    names = sorted(weights)
+    for part, some in (("a", names[::2]), ("b", names[1::2])):
+        save_file({name: weights[name].clone() for name in some}, folder / f"{part}.safetensors")
+    index = {"weight_map": {name: f"{'ab'[i % 2]}.safetensors" for i, name in enumerate(names)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert same(begun(tmp_path, **{"model.start": folder})[0], weights)
+
+
+def test_a_weight_with_two_names_needs_one_of_them(tmp_path, weights, save):
+    once = {name: value for name, value in weights.items() if name != "tied.weight"}
+    assert same(begun(tmp_path, **{"model.start": save(once)})[0], weights)
+
+
+def test_names_of_a_wrapped_model_are_translated(tmp_path, weights, save):
+    model, facts = begun(tmp_path, Adapted, **{"model.start": save(weights)})
+    assert same(model["base"], weights)
+    assert facts.notes["weights"]["drawn"] == ("adapter.bias", "adapter.weight")
+
+
+def test_what_does_not_fit_is_refused_or_named(tmp_path, weights, save):
+    file = save(weights)
+    said = r"head.bias is \[2\] there and \[3\] in the model; take those that fit, .* model.match=some"
+    with pytest.raises(UserError, match=said):
+        begun(tmp_path, Three, **{"model.start": file})
+    model, facts = begun(tmp_path, Three, **{"model.start": file, "model.match": "some"})
+    assert torch.equal(model.up.weight, weights["up.weight"])
+    assert "drawn anew: head.bias ([2] there and [3] in the model), head.weight" in facts.equations[-1]
+
+    less = {name: value for name, value in weights.items() if "down" not in name} | {"more": torch.zeros(2)}
+    file = save(less)
+    both = "the model has down.bias, down.weight, which is not in it, and it has more, which is not in the model"
+    with pytest.raises(UserError, match=both):
+        begun(tmp_path, **{"model.start": file})
+    _, facts = begun(tmp_path, **{"model.start": file, "model.match": "some"})
+    assert facts.equations[-1].endswith("; drawn anew: down.bias, down.weight; left over: more")
+
+
+def test_weights_that_are_not_numbers_are_refused(tmp_path, weights, save):
+    broken = {**weights, "down.weight": torch.full_like(weights["down.weight"], torch.nan)}
+    with pytest.raises(UserError, match=r"down.weight has values that are not numbers \(nan\)"):
+        begun(tmp_path, **{"model.start": save(broken)})
+
+
+def test_nothing_that_fits_is_refused_even_so(tmp_path, save):
+    other = save({f"layer.{i}": torch.zeros(2) for i in range(9)}, "model.safetensors")
+    with pytest.raises(UserError, match=r"nothing in it fits .* it has layer.0, layer.1, layer.2, layer.3 and 5 more"):
+        begun(tmp_path, **{"model.start": other, "model.match": "some"})
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UserError, match=r"a Hugging Face model \(llama\), .* it is trained by  workload: transformers"):
+        begun(tmp_path, **{"model.start": tmp_path})
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path, run):
+    shutil.copytree(run.path, tmp_path / "run")
+    step = tmp_path / "run" / "checkpoints" / "step-00000002"
+    next(step.glob("*.distcp")).write_bytes(b"")
+    with pytest.raises(UserError, match=r"this checkpoint is not whole: its file __0_0\.distcp has 0 bytes"):
+        open_weights(step)
+    said = []
+    with pytest.raises(UserError, match=r"no whole checkpoint; go on with it by  paceline train --resume"):
+        open_weights(tmp_path / "run", said.append)
+    assert "step-00000002 is skipped" in said[0]
+
+
+def test_a_better_checkpoint_is_named(tmp_path):
+    longer = train(spec_of(**{"train.steps": 6, "train.evaluate_every": 2, "train.lr": 3.0}), tmp_path, show=False).path
+    loss = {event["step"]: event["loss"] for event in read_events(RunDir(longer).events_file(0), "evaluate")}
+    best = min(loss, key=loss.__getitem__)
+    assert best < 6, "too high a learning rate"
+    said = []
+    assert open_weights(longer, said.append).words == f"step 6 of {longer}"
+    there = f"model.start={longer}/checkpoints/step-{best:08d}"
+    assert said == [f"weights: {longer} was best at step {best}; to begin there, type  {there}"]
+
+
+def test_a_resumed_run_does_not_need_the_file_once_it_has_a_checkpoint(tmp_path, weights, save, ask):
+    file = save(weights)
+    result = train(spec_of(**{"model.start": file}), tmp_path, show=False)
+    (start,) = read_events(RunDir(result.path).events_file(0), "start")
+    assert start["weights"]["digest"] == open_weights(file).digest()
+    file.unlink()
+    ask(["train", "--resume", str(result.path), "train.steps=+1", "--quiet"], 0)
+
+    shutil.rmtree(result.path / "checkpoints" / "step-00000002")
+    shutil.rmtree(result.path / "checkpoints" / "step-00000003")
+    save({**weights, "up.bias": weights["up.bias"] + 1})
+    assert "began with other weights" in ask(["train", "--resume", str(result.path), "--quiet"], 2)
+    save(weights)
+    ask(["train", "--resume", str(result.path), "--quiet"], 0)
+
+
+def test_another_run_begins_with_the_weights_of_one(tmp_path, run, weights, monkeypatch, ask):
+    monkeypatch.chdir(tmp_path)
+    ask(["train", "--from", str(run.path), "train.steps=1", "train.lr=1e-30", "--quiet"], 0)
+    spec = RunDir(Path("runs/run-next")).spec()
+    assert (spec.model.start, spec.train.steps, spec.train.global_batch) == (run.path, 1, 10)
+    result = train(spec_of(name="again", **{"train.lr": 1e-30}), tmp_path, start=run.path, show=False)
+    assert torch.allclose(result.weights()["up.weight"], weights["up.weight"])
+
+
+def test_reading_a_file_leaves_it_as_it_is(tmp_path, weights, save):
+    file = save(weights)
+    begun(tmp_path, **{"model.start": file})
+    assert all(torch.equal(value, weights[name]) for name, value in load_file(file).items())
+
+
+def test_weights_and_texts_have_one_vocabulary(tmp_path, small, monkeypatch, ask):
+    """Another run on other texts has the vocabulary of the first, unless its own is asked for, which is refused."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{word} number {i},{i % 2}" for i, word in enumerate(["wheel", "road", "hill", "chain"] * 10)]
+    Path("rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    data = {"data.source": "csv", "data.path": tmp_path / "rows.csv", "data.vocab": 300, "train.steps": 1}
+    first = train(small.replace({"model.layers": 1, **data}), tmp_path, show=False).path
+    Path("more.csv").write_text("\n".join(["text,label", *(row.replace("wheel", "saddle") for row in rows)]) + "\n")
+    ask(["train", "--from", str(first), "data.path=more.csv", "--quiet"], 0)
+    assert RunDir(Path("runs/small-next")).spec().data.tokenizer == first / "kept" / "tokenizer.json"
+
+    words = ["train", "--from", str(first), "data.path=more.csv", "data.tokenizer=null", "--quiet"]
+    said = ask(words, 2)
+    assert "was trained with another vocabulary than these texts have; tokenise them with its own, by  data.tok" in said

@@ -1,0 +1,146 @@
+"""A sweep from the first trial to the page: gone on with, taken apart for a job array, halved."""
+
+import csv
+import json
+import threading
+import warnings
+from dataclasses import replace
+
+import pytest
+
+import paceline
+from paceline.cli.main import main
+from paceline.config import build_spec
+from paceline.errors import RunFailed, UserError
+from paceline.reports.sweep_page import describe_sweep, draw_sweep
+from paceline.runlog.run_dir import RunDir
+
+GRID = ["model.max_depth=2,4", "model.learning_rate=0.1,0.5"]
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    return build_spec(
+        {
+            "name": "trees",
+            "workload": "trees",
+            "data": {"rows": 600, "columns": 4, "cache": str(folder / "cache")},
+            "train": {"steps": 9, "log_every": 9},
+            "parallel": {"threads": 1},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def swept(trees, tmp_path_factory):
+    return paceline.sweep(trees, GRID, out=tmp_path_factory.mktemp("out") / "grid")
+
+
+def test_rows_are_best_first_and_the_files_say_the_same(swept):
+    scores = [row.score for row in swept.rows]
+    assert scores == sorted(scores)
+    assert [row.values for row in swept.trials][1] == {"model.max_depth": 2, "model.learning_rate": 0.5}
+    assert swept.best.values == swept.rows[0].values
+    told = json.loads((swept.folder / "sweep.json").read_text())
+    assert told["best"] == swept.best.number
+    table = list(csv.DictReader((swept.folder / "sweep.csv").open()))
+    assert [float(row["loss"]) for row in table] == scores
+    page = (swept.folder / "sweep.html").read_text()
+    assert "data:image/png;base64,iVBOR" in page
+    assert f"(trial {swept.best.number})" in page
+    assert "<script" not in page
+
+
+def test_a_sweep_goes_on_where_it_was_and_never_with_another(swept, trees):
+    before = {row.run: (swept.folder / row.run / "events/rank0.jsonl").stat().st_mtime_ns for row in swept.trials}
+    told = json.loads((swept.folder / "sweep.json").read_text())
+    told["trials"][1] |= {"status": "to do", "score": None}  # as if killed after its run, and before the note of it
+    (swept.folder / "sweep.json").write_text(json.dumps(told))
+    said = []
+    again = paceline.sweep(trees, GRID, out=swept.folder, say=said.append)
+    assert said == []
+    assert again.trials == swept.trials
+    assert before == {run: (swept.folder / run / "events/rank0.jsonl").stat().st_mtime_ns for run in before}
+    with pytest.raises(UserError, match=r"begun with model.max_depth=2,4, and this is model.max_depth=2,5"):
+        paceline.sweep(trees, ["model.max_depth=2,5", GRID[1]], out=swept.folder)
+
+
+def test_halving_goes_on_with_the_best_and_repeats_nothing(trees, tmp_path):
+    values = {"model.learning_rate": [0.001, 0.05, 0.6]}
+    found = paceline.sweep(trees, values, out=tmp_path / "halved", halving=True)
+    assert [row.status for row in found.trials] == ["dropped", "dropped", "finished"]
+    assert found.best.values == {"model.learning_rate": 0.6}
+    assert describe_sweep(found).startswith("lowest loss of 1 trial of 3 that went on: ")
+    assert [length for length, _ in found.best.history] == [3, 9]
+    events = [json.loads(line) for line in (tmp_path / "halved/trial-003/events/rank0.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["kind"] == "step"] == list(range(1, 10))
+    assert RunDir(tmp_path / "halved/trial-003").spec().train.steps == 9
+
+
+def test_a_trial_that_fails_is_a_row_and_can_be_tried_again(trees, tmp_path):
+    table = tmp_path / "table.csv"
+    values = {"data.path": [None, str(table)]}
+    found = paceline.sweep(trees, values, out=tmp_path / "failing")
+    failed = found.rows[-1]
+    assert (failed.number, failed.status, failed.score) == (2, "failed", None)
+    assert "there is no such file" in failed.why
+    table.write_text("x,label\n" + "".join(f"{i % 7},{i % 2}\n" for i in range(60)))
+    assert paceline.sweep(trees, values, out=tmp_path / "failing").trials[1].status == "failed"
+    again = paceline.sweep(trees, values, out=tmp_path / "failing", retry=True)
+    assert [row.status for row in again.trials] == ["finished", "finished"]
+    rows = [replace(row, values={"data.path": f"{'far/' * 60}{row.number}.csv"}) for row in again.trials]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as matplotlib's, where there is no room for a panel beside its words
+        assert draw_sweep(replace(again, trials=tuple(rows))).startswith(b"\x89PNG")
+
+
+def test_as_many_trials_as_asked_for_are_under_way_at_once(trees, tmp_path, monkeypatch):
+    met = threading.Barrier(2, timeout=60)
+
+    def started(spec, folder, slot):
+        met.wait()
+        raise RunFailed(f"{spec.parallel.threads} threads in slot {slot}")
+
+    monkeypatch.setattr("paceline.trials.sweep.train_in_new_process", started)
+    alone = trees.replace({"parallel.threads": 0})
+    with pytest.raises(RunFailed, match=r"no trial came to its end; the first failed so: .* threads in slot"):
+        paceline.sweep(alone, GRID, out=tmp_path / "jobs", jobs=2)
+    told = json.loads((tmp_path / "jobs" / "sweep.json").read_text())
+    assert {row["why"][-1] for row in told["trials"]} == {"0", "1"}
+
+
+def test_a_job_of_an_array_trains_one_trial_and_the_table_finds_it(trees, tmp_path, capsys):
+    RunDir.claim(tmp_path, "file", trees)
+    words = [
+        str(tmp_path / "file" / "spec.yaml"),
+        "model.max_depth=2,3",
+        "train.steps=3",
+        "--out",
+        str(tmp_path / "array"),
+    ]
+
+    def paced(*more):
+        with pytest.raises(SystemExit) as end:
+            main(["sweep", *words, *more])
+        return end.value.code, capsys.readouterr()
+
+    assert paced("--trial", "3")[0] == 2
+    assert not (tmp_path / "array").exists()
+    code, told = paced("--trial", "2")
+    assert code == 0
+    assert told.out.startswith("trial 2 of 2: model.max_depth=3\n")
+    code, told = paced("--show", "--json")
+    assert [row["status"] for row in json.loads(told.out)["trials"]] == ["to do", "finished"]
+    code, told = paced("--show")
+    assert "lowest loss of 1 trial: " in told.out
+    assert "model.max_depth=3 (trial 2)" in told.out
+    assert paced("--trial", "1", "--halving")[0] == 2
+
+
+def test_the_missing_library_is_named_with_the_line_to_type(trees, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(UserError, match=r"pip install 'paceline\[sweep\]'"):
+        paceline.sweep(trees, GRID, search="optuna")
