@@ -1,45 +1,81 @@
-"""The ways a request ends badly, each with its exit code.
+"""Errors, each with an exit code, an error code and the key that it is about.
 
-A message says what was given, what is allowed, and the line to type. A traceback reaches a user only for
-our own bugs.
+A message names what was given, what is allowed, and the line to type. A traceback reaches a user only for our own bugs.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+Code = Literal[
+    # the request
+    "unknown-key",  # no such key of a run file, cluster file or site file
+    "unknown-name",  # no such workload, device, column, layout, class
+    "invalid-value",  # a key or an option whose value is not allowed
+    "missing-value",  # a key, an option or a file that is needed and not given
+    "conflict",  # keys or options that exclude each other, or what an existing run was started with
+    "not-supported",  # each part is valid, but this combination is not supported
+    "not-found",  # no such file, folder or run
+    "unreadable",  # exists, but cannot be opened, is no regular file, or is too large
+    "invalid-format",  # not the YAML, JSON, CSV … that it should be
+    "invalid-data",  # readable data with contents that cannot be used
+    "not-writable",  # a file or folder cannot be written
+    "not-installed",  # an optional dependency is missing
+    "not-trusted",  # would execute code from elsewhere
+    "unavailable",  # no such device, launcher, scheduler or network here
+    "busy",  # in use by another process
+    "does-not-fit",  # too little memory, time or money for what is asked
+    "invalid-workload",  # a workload class does not keep its contract
+    "invalid-request",  # anything else that the user can correct
+    # the run
+    "damaged",  # a file that Paceline wrote is not what was written
+    "user-code-failed",  # the workload raised an exception
+    "rank-failed",  # a rank died or was killed
+    "rank-unresponsive",  # a rank does not answer
+    "out-of-memory",
+    "disk-full",
+    "nonfinite",  # the loss or the gradient is not finite
+    "run-failed",  # anything else that ended a run
+    "internal-error",  # a bug of ours
+]
+"""What kind of error it is. Tests and programs look at this, never at the sentence."""
 
 
 class PacelineError(Exception):
-    """An error that was foreseen: its message is all the user needs to read.
+    """An expected error: its message is all that the user needs to read.
 
-    `code` says what kind of error it is, and `key` which value it is about: tests and programs look at these, never at
-    the sentence.
+    `key` is the key of the run file (`train.lr`), the option (`--ranks`) or the file that it is about.
     """
 
     exit_code = 1
+    code: Code = "run-failed"
+    key: str = ""
 
-    def __init__(self, *args: object, code: str = "", key: str = "") -> None:
+    def __init__(self, *args: object, code: Code | None = None, key: str = "") -> None:
         super().__init__(*args)
-        self.code, self.key = code, key
+        self.code, self.key = code or type(self).code, key
 
 
 class UserError(PacelineError, ValueError):
     """The request was wrong: a value, a file, a folder. Nothing was started, nothing was written."""
 
     exit_code = 2
+    code: Code = "invalid-request"
 
 
 class RunFailed(PacelineError, RuntimeError):
-    """The run began and could not go on: a rank died, the disk is full, the loss is not finite."""
+    """The run started and could not continue: a rank died, the disk is full, the loss is not finite."""
 
     exit_code = 1
 
 
 class InternalError(RunFailed):
-    """A mistake of ours. The traceback is for us: it goes to a file, or to who catches this in Python."""
+    """A bug of ours. Its traceback goes to a file, or to whoever catches this in Python."""
 
     exit_code = 70
+    code: Code = "internal-error"
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
@@ -48,14 +84,17 @@ class InternalError(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """There was no memory left for the run or, as far as one can tell, the system killed a rank for want of it."""
+    """The run ran out of memory or, as far as one can tell, the system killed a rank because of it."""
 
+    code: Code = "out-of-memory"
     certain = True
-    """False where a rank was killed and nobody said why."""
+    """False if a rank was killed and the cause is only likely."""
 
 
 class RankUnresponsive(RunFailed):
-    """A rank did not answer in time: `rank` is that one, whoever noticed."""
+    """A rank did not answer in time: `rank` is the silent one, not the one that noticed."""
+
+    code: Code = "rank-unresponsive"
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
@@ -66,7 +105,7 @@ class RankUnresponsive(RunFailed):
 
 
 def join_names(names: Sequence[str], most: int = 4) -> str:
-    """The first of them on one line, and how many more there are."""
+    """Join the first names on one line, and count the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(" ".join(name.split()) for name in names[:most]) + more
 
@@ -74,6 +113,6 @@ def join_names(names: Sequence[str], most: int = 4) -> str:
 def did_you_mean(
     word: object, known: Iterable[str], *, cutoff: float = 0.5, shown: Mapping[str, str] | None = None
 ) -> str:
-    """The end of a message: the known word nearest to a wrong one, as it is `shown`; empty where none is near."""
+    """Return the end of a message that suggests the nearest known word, as it is `shown`; "" if none is near."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=cutoff)
     return f", did you mean {(shown or {}).get(close[0], close[0])!r}?" if close else ""
