@@ -1,8 +1,6 @@
-"""Writes the tree of docs/architecture.md: every module of the package with the first sentence of its docstring.
+"""Write docs/files.md: every module of the package with the first sentence of its docstring.
 
-    python docs/tree.py
-
-The tree stands between `<!-- tree -->` and `<!-- end -->`; everything else on the page is left alone.
+python docs/tree.py
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import ast
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).with_name("architecture.md")
+PAGE = Path(__file__).with_name("files.md")
 PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 COLUMN = 34
 
@@ -27,15 +25,10 @@ def tree(folder: Path = PACKAGE, depth: int = 0) -> list[str]:
     return lines
 
 
-def page(text: str) -> str:
-    """The page with its tree written anew."""
-    drawn = "\n".join(tree())
-    return re.sub(
-        r"<!-- tree -->.*?<!-- end -->",
-        lambda _: f"<!-- tree -->\n\n```\n{drawn}\n```\n\n<!-- end -->",
-        text,
-        flags=re.S,
-    )
+def page() -> str:
+    """The whole page."""
+    head = "# Files\n\nWritten by `python docs/tree.py`; [architecture.md](architecture.md) tells the story."
+    return "\n".join([head, "", "```", *tree(), "```", ""])
 
 
 def _line(head: str, file: Path) -> str:
@@ -45,4 +38,4 @@ def _line(head: str, file: Path) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
