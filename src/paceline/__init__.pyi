@@ -16,12 +16,12 @@ from paceline.nn.class_metrics import class_sums as class_sums
 from paceline.planner.plan import Plan as Plan
 from paceline.planner.plan import plan as plan
 from paceline.reports.report import report as report
+from paceline.reports.sweep_page import sweep as sweep
 from paceline.runlog.run_dir import trust as trust
 from paceline.script.run import run as run
 from paceline.slurm.submit import submit as submit
 from paceline.trainer.run import RunResult as RunResult
 from paceline.trials.check import check as check
-from paceline.trials.sweep import sweep as sweep
 from paceline.trials.sweep_result import Sweep as Sweep
 from paceline.workload import Outline as Outline
 from paceline.workload import Workload as Workload

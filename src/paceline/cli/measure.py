@@ -20,11 +20,11 @@ from paceline.launch.environment import detect_rank
 from paceline.measurement.links import Link, dump_links, measure_links
 from paceline.measurement.messages import describe_law
 from paceline.measurement.result import Measurement
-from paceline.measurement.rows import FailedRow, MeasuredRow, Resources, drop_failed, has_passes
+from paceline.measurement.rows import FailedRow, MeasuredRow, drop_failed, has_passes
+from paceline.measurement.tables import DEVICE_HEAD, format_device_cells
 
 MOST_RANKS = 1024
 LABEL_COLUMNS = 24
-DEVICE_HEAD = ("device", "MFU", "busy", "in use")
 
 
 def run_measure(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
@@ -263,17 +263,6 @@ def build_links_table(links: Sequence[Link]) -> Any:
             link.rate,
         )
     return out
-
-
-def format_device_cells(used_by: Resources, unknown: str) -> tuple[str, ...]:
-    """What a row used, under `DEVICE_HEAD`."""
-    share, used = used_by.usage.get("device_share"), used_by.usage.get("device_bytes")
-    return (
-        used_by.device or unknown,
-        f"{number(100 * used_by.mfu, 3)} %" if used_by.mfu is not None else unknown,
-        percent(share) if share is not None else unknown,
-        size(used) if used is not None else unknown,
-    )
 
 
 def cut_label(label: str) -> str:

@@ -14,9 +14,16 @@ from paceline.errors import UserError
 from paceline.io.arguments import make_output_folder
 from paceline.io.files import print_json
 from paceline.io.terminal import print_text, warn
-from paceline.reports.sweep_page import PAGE, describe_sweep, format_trial_row, list_sweep_columns, write_sweep_page
+from paceline.reports.sweep_page import (
+    PAGE,
+    describe_sweep,
+    format_trial_row,
+    list_sweep_columns,
+    sweep,
+    write_sweep_page,
+)
 from paceline.trainer.run import train
-from paceline.trials.sweep import SweepOptions, SweepPlan, build_sweep_plan, open_sweep, sweep
+from paceline.trials.sweep import SweepOptions, SweepPlan, build_sweep_plan, open_sweep
 from paceline.trials.sweep_result import Sweep, format_values
 
 SHOWN = 30
@@ -50,7 +57,7 @@ def run_sweep(arguments: argparse.Namespace, console: Any) -> int:
         found = open_sweep(plan)
         write_sweep_page(found)
     else:
-        found = sweep(spec, words[1:], out=arguments.out, say=warn, **choices)
+        found = sweep(spec, words[1:], out=arguments.out, log=warn, **choices)
     if arguments.json:
         print_json(found.to_json())
     else:

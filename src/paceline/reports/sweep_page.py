@@ -6,16 +6,20 @@ import base64
 import io
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
 
+from paceline.config import SpecSource
 from paceline.io.escape import escape_hidden
 from paceline.io.files import write_atomic
 from paceline.io.format import duration, number
 from paceline.io.html_page import build_content_policy, compile_template
 from paceline.reports.page import read_asset
 from paceline.reports.plot_style import COLOURS, FAINT, escape_mathtext, use_plot_style
+from paceline.trials.sweep import SweepOptions, build_sweep_plan, run_sweep_trials
 from paceline.trials.sweep_result import Sweep, TrialRow, format_values
+from paceline.workload import LogFn
 
 PAGE, PICTURE = "sweep.html", "sweep.png"
 PANELS = 6
@@ -38,6 +42,21 @@ src="data:image/png;base64,{{ picture }}"></figure>
 {% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div></main></body></html>
 """
+
+
+def sweep(
+    spec: SpecSource,
+    values: Sequence[str] | Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    log: LogFn = lambda text: None,
+    **options: Unpack[SweepOptions],
+) -> Sweep:
+    """Train a run with several values of its keys, `{"train.lr": [0.05, 0.1], "model.depth": "2..8"}`, and rank them.
+
+    The folder `out` (runs/NAME-sweep) holds the runs, sweep.json, sweep.csv and a page. A stopped sweep is resumed.
+    """
+    return run_sweep_trials(build_sweep_plan(spec, values, out, options), options, log, write_sweep_page)
 
 
 def write_sweep_page(sweep: Sweep) -> None:

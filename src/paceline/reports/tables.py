@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.cli.measure import DEVICE_HEAD, format_device_cells
 from paceline.io.format import duration, format_metrics, number, percent, size
 from paceline.measurement.rows import FailedRow, MeasuredRow, TimedRow, drop_failed, has_passes
+from paceline.measurement.tables import DEVICE_HEAD, format_device_cells
 from paceline.reports.contents import ReportContents
 from paceline.reports.run_view import (
     MOST_KEYS,

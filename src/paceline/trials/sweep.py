@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict
 
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
@@ -33,6 +33,7 @@ from paceline.trials.search_space import (
     suggest_values,
 )
 from paceline.trials.sweep_result import FILE, Sweep, TrialRow, format_values, read_run_summary, read_sweep, score_trial
+from paceline.workload import LogFn
 
 Search = Literal["grid", "random", "optuna"]
 TRIALS, FACTOR = 20, 3
@@ -152,32 +153,16 @@ def check_jobs(jobs: int, spec: RunSpec) -> int:
     return jobs
 
 
-Say = Callable[[str], None]
-
-
-def sweep(
-    spec: SpecSource,
-    values: Sequence[str] | Mapping[str, Any],
-    *,
-    out: str | Path | None = None,
-    say: Say = lambda text: None,
-    **choices: Unpack[SweepOptions],
-) -> Sweep:
-    """Train a run with several values of its keys, `{"train.lr": [0.05, 0.1], "model.depth": "2..8"}`, and rank them.
-
-    The folder `out` (runs/NAME-sweep) holds the runs, sweep.json, sweep.csv and a page. One that was stopped goes on.
-    """
-    from paceline.reports.sweep_page import write_sweep_page
-
-    plan = build_sweep_plan(spec, values, out, choices)
-    jobs = check_jobs(choices.get("jobs", 1), plan.spec)
+def run_sweep_trials(plan: SweepPlan, options: SweepOptions, log: LogFn, publish: Callable[[Sweep], None]) -> Sweep:
+    """Train the trials of a sweep that are left, and `publish` the result while nobody else has the folder."""
+    jobs = check_jobs(options.get("jobs", 1), plan.spec)
     make_output_folder(plan.folder)
-    with RunDir(plan.folder).held(say):
-        begun = open_sweep(plan, retry=choices.get("retry", False))
-        found = _run_halving(plan, begun, jobs, say) if plan.halving else _run_all(plan, begun, jobs, say)
-        write_sweep_page(found)
+    with RunDir(plan.folder).held(log):
+        begun = open_sweep(plan, retry=options.get("retry", False))
+        found = _run_halving(plan, begun, jobs, log) if plan.halving else _run_all(plan, begun, jobs, log)
+        publish(found)
     if found.best is None:
-        raise RunFailed(f"no trial came to its end; the first failed so: {found.trials[0].why.splitlines()[0]}")
+        raise RunFailed(f"no trial finished; the first failed: {found.trials[0].why.splitlines()[0]}")
     return found
 
 
@@ -226,10 +211,10 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _run_all(plan: SweepPlan, begun: Sweep, jobs: int, say: Say) -> Sweep:
+def _run_all(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
     whole = plan.lengths[-1]
     if plan.search != "optuna":
-        return _run_batch(plan, begun, [row for row in begun.trials if not row.done], whole, jobs, say)
+        return _run_batch(plan, begun, [row for row in begun.trials if not row.done], whole, jobs, log)
     found = begun
     while (left := plan.trials - sum(row.done for row in found.trials)) > 0:
         waiting = [row for row in found.trials if not row.done]
@@ -239,17 +224,17 @@ def _run_all(plan: SweepPlan, begun: Sweep, jobs: int, say: Say) -> Sweep:
             found = found.with_row(row)
             waiting.append(row)
         found.write()
-        found = _run_batch(plan, found, waiting, whole, jobs, say)
+        found = _run_batch(plan, found, waiting, whole, jobs, log)
     return found
 
 
-def _run_halving(plan: SweepPlan, begun: Sweep, jobs: int, say: Say) -> Sweep:
+def _run_halving(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
     found = begun
     for part, length in enumerate(plan.lengths):
         left = [row for row in found.trials if row.status not in ("failed", "dropped")]
-        say(f"{len(left)} trial{'s' * (len(left) != 1)}, {length_of(plan.spec.train)[0]}={length}")
+        log(f"{len(left)} trial{'s' * (len(left) != 1)}, {length_of(plan.spec.train)[0]}={length}")
         there = [row for row in left if length not in dict(row.history)]
-        found = _run_batch(plan, found, there, length, jobs, say)
+        found = _run_batch(plan, found, there, length, jobs, log)
         if part + 1 == len(plan.lengths):
             break
         at = {row.number: dict(row.history)[length] for row in found.trials if length in dict(row.history)}
@@ -261,11 +246,11 @@ def _run_halving(plan: SweepPlan, begun: Sweep, jobs: int, say: Say) -> Sweep:
     return found
 
 
-def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: int, jobs: int, say: Say) -> Sweep:
+def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: int, jobs: int, log: LogFn) -> Sweep:
     """These trials up to this length, so many at once; kept after each."""
     if jobs == 1:
         for row in rows:
-            found = _record_row(found, _run_trial(plan, row, length, 0, 1), say)
+            found = _record_row(found, _run_trial(plan, row, length, 0, 1), log)
         return found
     waiting, slots = list(rows), list(range(jobs))
     with ThreadPoolExecutor(jobs) as pool:
@@ -277,18 +262,18 @@ def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: 
                     running[pool.submit(_run_trial, plan, waiting.pop(0), length, slot, jobs)] = slot
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     slots.append(running.pop(future))
-                    found = _record_row(found, future.result(), say)
+                    found = _record_row(found, future.result(), log)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     return found
 
 
-def _record_row(found: Sweep, row: TrialRow, say: Say) -> Sweep:
+def _record_row(found: Sweep, row: TrialRow, log: LogFn) -> Sweep:
     found = found.with_row(row)
     found.write()
     told = f"{found.metric} {row.score:.5g}" if row.score is not None else f"failed: {row.why.splitlines()[0]}"
-    say(f"trial {row.number}: {format_values(row, found.keys)}: {told}")
+    log(f"trial {row.number}: {format_values(row, found.keys)}: {told}")
     return found
 
 

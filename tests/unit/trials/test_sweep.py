@@ -106,7 +106,7 @@ def test_as_many_trials_as_asked_for_are_under_way_at_once(trees, tmp_path, monk
 
     monkeypatch.setattr("paceline.trials.sweep.train_in_new_process", started)
     alone = trees.replace({"parallel.threads": 0})
-    with pytest.raises(RunFailed, match=r"no trial came to its end; the first failed so: .* threads in slot"):
+    with pytest.raises(RunFailed, match="threads in slot"):
         paceline.sweep(alone, GRID, out=tmp_path / "jobs", jobs=2)
     told = json.loads((tmp_path / "jobs" / "sweep.json").read_text())
     assert {row["why"][-1] for row in told["trials"]} == {"0", "1"}
