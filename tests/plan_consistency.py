@@ -13,12 +13,12 @@ from rich.console import Console
 from consistency import run_files, unfounded
 from paceline.config import COMMAND_LINE, build_spec
 from paceline.errors import UserError
-from paceline.io.format import duration, size
+from paceline.io.format import duration, format_short_duration, size
 from paceline.planner.advice import format_speedup
 from paceline.planner.candidates import constraints_of, family_name
 from paceline.planner.plan import Plan, plan
 from paceline.planner.rows import HourlyRates, Requirements
-from paceline.planner.show import format_cell_amount, format_multiple, format_short_duration, render_plan
+from paceline.planner.show import format_cell_amount, format_multiple, render_plan
 from paceline.planner.what_if import WhatIf
 
 CLUSTERS = ["4x4090", "8xA100", "2x8xH100", "4xV100@pcie", "1xT4", "local", "8xL40S"]

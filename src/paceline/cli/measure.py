@@ -258,8 +258,8 @@ def build_links_table(links: Sequence[Link]) -> Any:
         where = "" if link.of_all_ranks else f", {link.between}"
         out.add_row(
             f"{link.name}, {link.ranks} ranks{where}",
-            _format_short(link.latency_s),
-            *(_format_short(took[s]) if s in took else "-" for s in sizes),
+            duration(link.latency_s),
+            *(duration(took[s]) if s in took else "-" for s in sizes),
             link.rate,
         )
     return out
@@ -267,10 +267,6 @@ def build_links_table(links: Sequence[Link]) -> Any:
 
 def cut_label(label: str) -> str:
     return label if len(label) <= LABEL_COLUMNS else label[: LABEL_COLUMNS - 1] + "…"
-
-
-def _format_short(seconds: float) -> str:
-    return f"{number(seconds * 1e6, 3)} µs" if seconds < 1e-3 else duration(seconds)
 
 
 def format_amount(value: float | None) -> str:

@@ -11,10 +11,11 @@ from paceline.config import COMMAND_LINE, RunSpec, build_spec, parse_overrides, 
 from paceline.config.run_file import set_nested
 from paceline.errors import UserError
 from paceline.io.arguments import make_output_folder, parse_numbers
+from paceline.io.durations import parse_hours
 from paceline.io.files import print_json, read_json, write_atomic, write_json
 from paceline.io.terminal import print_file, print_text, warn
 from paceline.planner.plan import Plan, plan
-from paceline.planner.rows import HourlyRates, Requirements, parse_hours
+from paceline.planner.rows import HourlyRates, Requirements
 from paceline.planner.what_if import parse_what_if
 
 
@@ -85,7 +86,7 @@ def run_plan(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, conso
         )
 
     what_if = parse_what_if(arguments.what_if) if arguments.what_if is not None else None
-    deadline = parse_hours(arguments.deadline) if arguments.deadline else None
+    deadline = parse_hours(arguments.deadline, "--deadline") if arguments.deadline else None
     wishes = Requirements(deadline, arguments.budget, arguments.min_efficiency)
     if arguments.page is not None and (arguments.page.is_dir() or not arguments.page.parent.is_dir()):
         raise UserError(f"--page: {arguments.page} cannot be a file; give one in a folder that exists, as  plan.html")

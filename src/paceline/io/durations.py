@@ -1,28 +1,48 @@
-"""Lengths of time as people and Slurm write them."""
+"""The one grammar of durations, for options and files alike; docs/submit.md#durations describes it.
+
+    2h  90m  1.5d  1d12h  2w  45s  "2 h 05 min"     numbers with units, which add up: w, d, h, m or min, s
+    12:30:00  1-12  1-12:30  1-12:30:00             Slurm's own: HH:MM:SS and D-HH[:MM[:SS]]
+
+A plain number is rejected, and so is MM:SS: one reader takes `30` for hours, another for minutes.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 
 from paceline.errors import UserError
 
-UNITS_H = {"d": 24.0, "h": 1.0, "m": 1 / 60, "min": 1 / 60, "s": 1 / 3600}
+UNITS_H = {"w": 168.0, "d": 24.0, "h": 1.0, "min": 1 / 60, "m": 1 / 60, "s": 1 / 3600}
+PART = r"(\d+(?:\.\d*)?|\.\d+)\s*(min|[wdhms])\s*"
+CLOCK = re.compile(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
+AMBIGUOUS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?::\d\d)?")
 
 
-def parse_duration(text: str, option: str = "") -> float:
-    """`2h`, `1.5h`, `90m`, `1d12h`, or Slurm's own `30` (minutes), `2:00:00` and `1-12:00:00`."""
-    plain = text.strip().lower()
-    found = parse_slurm_time(plain)
-    if found is None and re.fullmatch(r"(\d+(\.\d+)?(d|h|min|m|s))+", plain):
-        found = sum(float(number) * UNITS_H[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([a-z]+)", plain))
-    if not found:
-        given = f"{option} {text}: this" if option else repr(text)
-        raise UserError(f"{given} is not a length of time; write it as  2h,  90m  or  1-12:00:00")
-    return found
+def parse_hours(text: str, key: str = "") -> float:
+    """Return the hours of a duration; `key` is the option or key that it was given to."""
+    plain = str(text).strip().lower()
+    hours: float | None = None
+    if CLOCK.fullmatch(plain):
+        hours = parse_slurm_time(plain)
+    elif re.fullmatch(f"(?:{PART})+", plain):
+        hours = sum(float(number) * UNITS_H[unit] for number, unit in re.findall(PART, plain))
+    if hours:
+        return hours
+    before = f"{key} " if key.startswith("--") else f"{key}: " if key else ""
+    number = AMBIGUOUS.fullmatch(plain)
+    if number and float(number[1]):
+        example = f"{before}{number[1]}h  or  {before}{number[1]}m"
+        raise UserError(f"{before}{text}: hours or minutes? write it as  {example}", code="bad-duration", key=key)
+    raise UserError(
+        f"{before}{text!r} is not a duration; write it as  2h,  90m,  1d12h  or  1-12:00:00",
+        code="bad-duration",
+        key=key,
+    )
 
 
 def parse_slurm_time(text: str) -> float | None:
-    """What Slurm means by `30`, `30:00`, `2:00:00`, `1-12` or `1-12:30:00`; None for `infinite` and other words."""
+    """Return the hours of what Slurm prints: `30` (minutes), `30:00`, `2:00:00`, `1-12:30:00`; None for `infinite`."""
     days, dash, clock = text.partition("-") if "-" in text else ("0", "", text)
     parts = clock.split(":")
     if not days.isdecimal() or not all(part.isdecimal() for part in parts) or len(parts) > 3:
@@ -35,3 +55,10 @@ def parse_slurm_time(text: str) -> float | None:
     else:
         hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
     return int(days) * 24 + hours + minutes / 60 + seconds / 3600
+
+
+def format_slurm_time(hours: float) -> str:
+    """Return `D-HH:MM:00` as sbatch reads it, rounded up to whole minutes."""
+    minutes = max(1, math.ceil(hours * 60 - 1e-6))
+    days, rest = divmod(minutes, 24 * 60)
+    return f"{days}-{rest // 60:02}:{rest % 60:02}:00"

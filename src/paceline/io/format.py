@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 TEXT_COLUMNS = 98
-PLAIN = str.maketrans({"×": "x", "≈": "~", "…": "...", "→": ">"})
+PLAIN = str.maketrans({"×": "x", "≈": "~", "…": "...", "→": ">", "µ": "u"})
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -25,7 +25,9 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """48 ms, 12.3 s, 3 min 12 s, 2 h 05 min, 4 d 06 h."""
+    """35 µs, 48 ms, 12.3 s, 3 min 12 s, 2 h 05 min, 4 d 06 h; `durations.parse_hours` reads them from seconds on."""
+    if 0 < seconds < 0.9995e-3:
+        return f"{number(seconds * 1e6, 3)} µs"
     if seconds < 0.9995:
         return f"{number(seconds * 1000, 3)} ms"
     if seconds < 59.95:
@@ -36,6 +38,14 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"
     return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+
+
+def format_short_duration(seconds: float) -> str:
+    """A duration in few columns: 12.3 ms, 1.82 s, 23.9 min, 3.1 h."""
+    for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= scale * (1 if unit == "s" else 1.5):
+            return f"{number(seconds / scale, 3)} {unit}"
+    return f"{number(seconds * 1e3, 3)} ms"
 
 
 def clock(seconds: float) -> str:

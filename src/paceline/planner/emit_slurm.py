@@ -13,7 +13,6 @@ Whether there is anything left to do, the run folder says, not an exit code.
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 
 from paceline import __version__
 from paceline.errors import UserError
+from paceline.io.durations import format_slurm_time
 from paceline.io.escape import to_one_line
 from paceline.runlog.jobs import ATTEMPTS
 
@@ -172,10 +172,3 @@ def quote_directive(value: str) -> str:
     if re.fullmatch(r"[\w.,:;%@+=/~^*\[\]&|()-]+", value, re.ASCII):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def format_slurm_time(hours: float) -> str:
-    """As sbatch reads it: days-hours:minutes:seconds."""
-    minutes = max(1, math.ceil(hours * 60 - 1e-6))
-    days, rest = divmod(minutes, 24 * 60)
-    return f"{days}-{rest // 60:02}:{rest % 60:02}:00"

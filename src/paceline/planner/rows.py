@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,8 +17,6 @@ from paceline.planner.search import SearchResult
 
 EQUALLY_FAST = 1.05
 """Times slower that still counts as equally fast: estimates are not better than that."""
-UNITS = {"": 1.0, "m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
-"""Hours in what people write after a number."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +149,6 @@ class Requirements:
         if self.min_efficiency is not None and row.efficiency < self.min_efficiency:
             return f"below {percent(self.min_efficiency)}"
         return ""
-
-
-def parse_hours(text: str) -> float:
-    """`24h`, `90min`, `3d` or a number of hours."""
-    said = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", text.strip().lower())
-    if said is None or said[2] not in UNITS:
-        raise UserError(f"--deadline: {text!r} is not a time; write it as  24h,  90min  or  3d")
-    return float(said[1]) * UNITS[said[2]]
 
 
 @dataclass(frozen=True)

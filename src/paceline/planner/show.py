@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from paceline.hardware.catalogue import HOST
-from paceline.io.format import number, percent, size, wrap_lines
+from paceline.io.format import format_short_duration, number, percent, size, wrap_lines
 from paceline.io.plain_table import PlainTable
 from paceline.planner.advice import describe_base
 from paceline.planner.candidates import MEMORY_ERROR, PricedLayout, RejectedFamily, family_name
@@ -15,14 +15,6 @@ from paceline.planner.cost_model import PlanWording
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
 from paceline.planner.search import SearchResult
-
-
-def format_short_duration(seconds: float) -> str:
-    """A duration in few columns: 12.3 ms, 1.82 s, 23.9 min, 3.1 h."""
-    for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
-        if seconds >= scale * (1 if unit == "s" else 1.5):
-            return f"{number(seconds / scale, 3)} {unit}"
-    return f"{number(seconds * 1e3, 3)} ms"
 
 
 def format_multiple(ratio: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from paceline.config import DEFAULT, RunSpec
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import LOCAL, match_driver_name, parse_cluster
-from paceline.io.durations import parse_duration
+from paceline.io.durations import parse_hours
 from paceline.io.format import duration, size
 from paceline.layout import layout_of
 from paceline.planner.candidates import PROCESS_BYTES
@@ -234,7 +234,7 @@ def _set_time_limit(
     limits = [h for h in (site.hours, partition.hours if partition else None) if h is not None]
     limit = min(limits, default=None)
     if "time" in asked:
-        made.hours, why = parse_duration(str(asked["time"]), "--time"), "asked for"
+        made.hours, why = parse_hours(str(asked["time"]), "--time"), "asked for"
         if limit is not None and made.hours > limit:
             raise UserError(
                 f"--time {asked['time']}: a job may take {duration(limit * 3600)} here; a run that needs more "

@@ -18,7 +18,7 @@ from paceline.config import build_section
 from paceline.config.run_file import read_yaml_file
 from paceline.config.sections import Section, conflict_error, field
 from paceline.errors import UserError, did_you_mean
-from paceline.io.durations import parse_duration
+from paceline.io.durations import parse_hours
 from paceline.planner.emit_slurm import WARN_S
 from paceline.runlog.jobs import ATTEMPTS
 
@@ -70,7 +70,7 @@ class SiteFile(Section):
     @classmethod
     def _a_duration(cls, text: str | None) -> str | None:
         if text is not None:
-            parse_duration(text)
+            parse_hours(text)
         return text
 
     @field_validator("memory")
@@ -112,7 +112,7 @@ class SiteFile(Section):
 
     @property
     def hours(self) -> float | None:
-        return None if self.time_limit is None else parse_duration(self.time_limit)
+        return None if self.time_limit is None else parse_hours(self.time_limit)
 
     @property
     def interpreter(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from paceline.config import RunSpec, SpecSource, load, resolve_spec
 from paceline.config.registry import is_script
 from paceline.errors import PacelineError, UserError, did_you_mean
 from paceline.io.arguments import make_output_folder, parse_numbers
-from paceline.io.durations import parse_duration
+from paceline.io.durations import parse_hours
 from paceline.io.files import print_json, write_atomic, write_json
 from paceline.io.terminal import print_file, print_text, warn
 from paceline.planner.emit_slurm import BatchJob, build_array_script, build_batch_script
@@ -260,7 +260,7 @@ def _build_measure_job(
     on_gpu = "gpus_per_node" in asked
     if on_gpu and asked["gpus_per_node"] < most:
         raise UserError(f"--gpus-per-node {asked['gpus_per_node']}: {most} ranks need {most}")
-    hours = parse_duration(asked["time"], "--time") if "time" in asked else site.hours
+    hours = parse_hours(asked["time"], "--time") if "time" in asked else site.hours
     if hours is None:
         raise UserError("how long may a task of the array take? give  --time 2h")
     options = {

@@ -114,7 +114,7 @@ def test_links_as_fast_as_they_say_are_one_row():
     all_of_them = [pair(a, b, 9.2 * GIGABIT) for a, b in ((0, 1), (1, 0), (0, 2))]
     (finding,) = judge_pairs(all_of_them, [address()] * 3, HOSTS)
     assert (finding.check, finding.verdict) == ("links", "ok")
-    assert finding.found == "9.2 Gbit/s to 9.2 Gbit/s, 0.1 ms there and back"
+    assert finding.found == "9.2 Gbit/s to 9.2 Gbit/s, 100 µs there and back"
 
 
 def test_the_slow_pair_is_named_by_its_link_and_by_the_others():

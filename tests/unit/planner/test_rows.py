@@ -10,7 +10,7 @@ from rich.console import Console
 import paceline
 from paceline.config import build_spec
 from paceline.planner.plan import plan
-from paceline.planner.rows import EQUALLY_FAST, Requirements, parse_hours
+from paceline.planner.rows import EQUALLY_FAST, Requirements
 from paceline.planner.show import render_plan
 
 CLUSTERS = ("4xV100@pcie", "8xA100", "4x4090", "2x8xH100", "4x1xV100+1Gb", "3xL40S", "8xA100@0.5GB/s", "2x4xT4+10Gb")
@@ -140,16 +140,9 @@ def test_a_run_file_that_insists_on_two_devices_is_not_called_too_large():
     assert "the fewest that hold it as the run file insists" in re.sub(r"\s+", " ", printed(found))
 
 
-@pytest.mark.parametrize(("text", "hours"), [("24h", 24), ("90min", 1.5), ("3d", 72), ("1.5", 1.5), ("2w", 336)])
-def test_deadlines_are_read_as_people_write_them(text, hours):
-    assert parse_hours(text) == pytest.approx(hours)
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: parse_hours("tomorrow"), "--deadline: 'tomorrow' is not a time; write it as  24h"),
-        (lambda: parse_hours("-3h"), "is not a time"),
         (
             lambda: Requirements(min_efficiency=1.5),
             "--min-efficiency: 1.5 is not possible; give more than 0 and at most 1",

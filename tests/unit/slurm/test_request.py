@@ -149,7 +149,7 @@ def test_from_python_words_are_checked_as_on_the_command_line(small, tmp_path, m
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="there is no 'tme' to ask for, did you mean 'time'"):
         submit(small, nodes=1, tme="10m", dry_run=True)
-    script = submit(small, nodes=1, time=10, memory=4000, dry_run=True).script
+    script = submit(small, nodes=1, time="10m", memory=4000, dry_run=True).script
     assert "#SBATCH --time=0-00:10:00\n" in script
     assert "#SBATCH --mem=4000\n" in script
 

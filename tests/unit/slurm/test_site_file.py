@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UserError
-from paceline.io.durations import parse_duration, parse_slurm_time
 from paceline.slurm.site_file import SiteFile, read_site
 
 
@@ -42,7 +41,8 @@ def test_the_recipes_are_valid_and_their_keys_are_on_the_page(recipe):
     [
         ("partion: gpu", "partion: there is no such key, did you mean 'partition'? (site.yaml line 1)"),
         ("warn_s: soon", "warn_s: 'soon' is not a whole number (site.yaml line 1)"),
-        ("time_limit: never", "time_limit: 'never' is not a length of time; write it as  2h,  90m  or  1-12:00:00"),
+        ("time_limit: never", "time_limit: 'never' is not a duration; write it as  2h,  90m,  1d12h  or  1-12:00:00"),
+        ("time_limit: '30'", "time_limit: 30: hours or minutes? write it as  30h  or  30m"),
         ("variables: {a-b: x}", "variables: 'a-b' cannot name a variable"),
         ('variables: {A: "x\\ny"}', "has control characters"),
         ("options: {--nice: 1}", "options: '--nice' is not an option of sbatch; write it without its dashes"),
@@ -98,27 +98,3 @@ def test_a_scratch_folder_that_cannot_be_is_said_in_the_job():
     done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "paceline: the scratch folder /proc/nowhere cannot be written on " in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "hours"),
-    [
-        ("2h", 2),
-        ("90m", 1.5),
-        ("1d12h", 36),
-        ("30", 0.5),
-        ("30:00", 0.5),
-        ("2:00:00", 2),
-        ("1-12", 36),
-        ("45s", 0.0125),
-    ],
-)
-def test_lengths_of_time(text, hours):
-    assert parse_duration(text, "--time") == pytest.approx(hours)
-
-
-def test_words_that_are_no_length_of_time():
-    assert parse_slurm_time("infinite") is None
-    for text in ("", "0", "soon", "-2h", "2x"):
-        with pytest.raises(UserError, match="not a length of time"):
-            parse_duration(text, "--time")

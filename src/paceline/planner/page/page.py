@@ -11,14 +11,14 @@ from typing import Any, get_args
 
 from paceline.config import RunSpec, Train
 from paceline.errors import UserError
-from paceline.io.format import percent, size
+from paceline.io.format import format_short_duration, percent, size
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
 from paceline.planner.advice import describe_base
 from paceline.planner.candidates import MEMORY_ERROR, PricedLayout, RejectedFamily, family_name
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
 from paceline.planner.search import SearchResult
-from paceline.planner.show import format_cell_amount, format_multiple, format_short_duration
+from paceline.planner.show import format_cell_amount, format_multiple
 from paceline.planner.training_cost import TrainingCostModel
 
 ASSETS = Path(__file__).parent / "assets"

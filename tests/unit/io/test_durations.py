@@ -1,0 +1,64 @@
+"""The one grammar of durations, wherever one is given."""
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.errors import UserError
+from paceline.io.durations import format_slurm_time, parse_hours, parse_slurm_time
+from paceline.io.format import duration
+from paceline.slurm.site_file import SiteFile
+
+ACCEPTED = {
+    "2h": 2,
+    "90m": 1.5,
+    "90min": 1.5,
+    "1.5d": 36,
+    "1d12h": 36,
+    "2w": 336,
+    "1w 2d": 216,
+    "45s": 0.0125,
+    "2:00:00": 2,
+    "1-12": 36,
+    "1-12:30:00": 36.5,
+}
+
+
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_durations_with_units_or_as_slurm_writes_them(text):
+    assert parse_hours(text, "--time") == pytest.approx(ACCEPTED[text])
+    assert SiteFile(time_limit=text).hours == pytest.approx(ACCEPTED[text])
+
+
+@pytest.mark.parametrize("text", ["30", "1.5", "30:00", "", "0", "0h", "soon", "-2h", "2x", "h", "1h-2"])
+def test_other_text_and_numbers_without_a_unit_are_rejected(text):
+    with pytest.raises(UserError) as error:
+        parse_hours(text, "--deadline")
+    assert (error.value.code, error.value.key) == ("bad-duration", "--deadline")
+
+
+def test_a_number_without_a_unit_gets_the_line_to_type():
+    for key, line in (("--time", "--time 30h  or  --time 30m"), ("time_limit", "time_limit: 30h  or  time_limit: 30m")):
+        with pytest.raises(UserError) as error:
+            parse_hours("30", key)
+        assert str(error.value).endswith(line)
+
+
+@pytest.mark.parametrize("words", ["plan run.yaml --deadline 30", "submit run.yaml --time 30 --dry-run --nodes 1"])
+def test_every_option_has_the_same_grammar(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text("name: r\ntrain: {steps: 10}\n")
+    with pytest.raises(SystemExit) as left:
+        main(words.split())
+    assert left.value.code == 2
+    assert "30h  or  " in capsys.readouterr().err
+
+
+def test_what_is_printed_can_be_typed():
+    for seconds in (12.0, 192, 7500, 86400 * 4.25):
+        assert parse_hours(duration(seconds)) * 3600 == pytest.approx(seconds, rel=0.01)
+
+
+def test_limits_that_slurm_prints_are_in_its_own_grammar():
+    printed = {"30": 0.5, "30:00": 0.5, "2:00:00": 2, "1-00:00:00": 24, "infinite": None}
+    assert {text: parse_slurm_time(text) for text in printed} == printed
+    assert format_slurm_time(36.5) == "1-12:30:00"
