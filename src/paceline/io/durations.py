@@ -33,10 +33,10 @@ def parse_hours(text: str, key: str = "") -> float:
     number = AMBIGUOUS.fullmatch(plain)
     if number and float(number[1]):
         example = f"{before}{number[1]}h  or  {before}{number[1]}m"
-        raise UserError(f"{before}{text}: hours or minutes? write it as  {example}", code="bad-duration", key=key)
+        raise UserError(f"{before}{text}: hours or minutes? write it as  {example}", code="invalid-value", key=key)
     raise UserError(
         f"{before}{text!r} is not a duration; write it as  2h,  90m,  1d12h  or  1-12:00:00",
-        code="bad-duration",
+        code="invalid-value",
         key=key,
     )
 

@@ -33,7 +33,7 @@ def test_durations_with_units_or_as_slurm_writes_them(text):
 def test_other_text_and_numbers_without_a_unit_are_rejected(text):
     with pytest.raises(UserError) as error:
         parse_hours(text, "--deadline")
-    assert (error.value.code, error.value.key) == ("bad-duration", "--deadline")
+    assert (error.value.code, error.value.key) == ("invalid-value", "--deadline")
 
 
 def test_a_number_without_a_unit_gets_the_line_to_type():
