@@ -80,11 +80,11 @@ class JobsFile:
         record_job_event(run, "ended", job="12", step=4, next="enough", why="no progress")
 
     def read(folder: Path) -> object:
-        from paceline.cli.jobs import JobRow, _build_job_row, _build_jobs_table, list_job_ids
+        from paceline.cli.jobs import _build_jobs_table
         from paceline.io.terminal import build_console
-        from paceline.runlog.jobs import decide_next_attempt
+        from paceline.runlog.jobs import decide_next_attempt, list_job_ids
         from paceline.runlog.run_dir import RunDir
-        from paceline.slurm.jobs import find_log_files
+        from paceline.slurm.jobs import JobRow, _build_job_row, find_log_files
         from paceline.slurm.submit import _last_machines
 
         run = RunDir.open(folder / "made")

@@ -118,7 +118,7 @@ def test_a_cancelled_run_saves_stays_away_and_goes_on_when_it_is_sent_again(lab,
     until("the ranks are gone", lambda: not lab.ask("squeue", "-h").strip())
     before = step()
     assert before < 80
-    assert "has no job that waits or runs" in paceline_says("cancel", "runs/line", code=2)
+    assert "has no pending or running job" in paceline_says("cancel", "runs/line", code=2)
     assert until_ended(lab, submitted("runs/line", "--nodes", "2")) == "COMPLETED"
     assert differ(weights(), undisturbed(run_file(steps=80), 2)) == 0
 

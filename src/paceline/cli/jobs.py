@@ -5,115 +5,33 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, UserError
-from paceline.io.files import print_json, read_json
+from paceline.io.files import print_json
 from paceline.io.format import clock
 from paceline.io.terminal import print_text
-from paceline.reports.watch import EventFollower
-from paceline.runlog.events import read_events
-from paceline.runlog.jobs import (
-    NextAttempt,
-    find_newest_step,
-    find_runs_with_jobs,
-    is_job_id,
-    list_job_ids,
-    record_job_event,
-    sum_device_seconds,
-)
-from paceline.runlog.run_dir import RunDir
+from paceline.runlog.jobs import is_job_id, list_job_ids
 from paceline.slurm import commands
-from paceline.slurm.jobs import find_log_files, find_run, list_run_folders
+from paceline.slurm.jobs import (
+    JobRow,
+    cancel_run,
+    collect_job_rows,
+    find_active_jobs,
+    find_log_files,
+    find_run,
+    list_run_folders,
+)
 
 SHOWN_JOBS = 20
-
-
-@dataclass(frozen=True)
-class JobRow:
-    """One run and its newest job."""
-
-    run: str
-    job: str
-    jobs: int
-    """That the run has had."""
-    state: str
-    why: str
-    step: int
-    steps: int | None
-    left_s: float | None
-    device_hours: float
-    cost_usd: float | None
-
-
-def collect_job_rows(folders: Iterable[str | Path] = ()) -> list[JobRow]:
-    """Of every run in these folders (`runs`, and where the default site puts them), newest first."""
-    places = [Path(folder) for folder in folders] or list_run_folders()
-    runs = list(dict.fromkeys(run for folder in places for run in find_runs_with_jobs(folder)))
-    newest = {run: list_job_ids(run)[-1] for run in runs}
-    states = commands.fetch_job_states(newest.values())
-    return [_build_job_row(run, job, states.get(job)) for run, job in newest.items()]
-
-
-def _build_job_row(run: RunDir, job: str, state: commands.JobState | None) -> JobRow:
-    main = EventFollower(run.events_file(0))
-    main.look()
-    records = list(read_events(run.jobs_file))
-    ended: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "ended"), {})
-    price = next((r.get("usd_per_device_hour") for r in reversed(records) if r["kind"] == "submit"), None)
-    word, why = _describe_state(state, ended, main)
-    step, step_s = _read_progress(run, main)
-    steps = _count_steps(run)
-    hours = sum_device_seconds(run) / 3600
-    return JobRow(
-        run=str(run.path),
-        job=job,
-        jobs=len(list_job_ids(run)),
-        state=word,
-        why=why,
-        step=step,
-        steps=steps,
-        left_s=(steps - step) * step_s if steps and step_s and not main.end and state and state.active else None,
-        device_hours=hours,
-        cost_usd=hours * price if isinstance(price, int | float) else None,
-    )
-
-
-def _read_progress(run: RunDir, main: EventFollower) -> tuple[int, float]:
-    """(the last step, how long one takes); of events that make no sense, what the checkpoints say."""
-    try:
-        return int(main.steps[-1]["step"]) if main.steps else find_newest_step(run), main.mean("step_s")
-    except (KeyError, TypeError, ValueError):
-        return find_newest_step(run), 0.0
-
-
-def _describe_state(state: commands.JobState | None, ended: dict[str, Any], main: EventFollower) -> tuple[str, str]:
-    """Slurm's word while a job waits or runs; afterwards what the folder says."""
-    if state is not None and state.active:
-        waits = state.state == "PENDING"
-        return state.state.lower(), state.reason if waits else state.hosts
-    if main.end.get("status") == "finished":
-        return "finished", ""
-    if ended.get("next") == NextAttempt.ENOUGH:
-        return "gave up", str(ended.get("why", ""))
-    if state is not None:
-        return state.state.lower(), str(main.end.get("why", ""))
-    return str(main.end.get("status", "unknown")), str(main.end.get("why", ""))
-
-
-def _count_steps(run: RunDir) -> int | None:
-    """Of the whole run: what the spec says, or the plan."""
-    try:
-        if steps := run.recorded_spec().train.steps:
-            return steps
-        planned = read_json(run.path / "plan.json").get("run", {}).get("steps")
-    except (PacelineError, AttributeError):
-        return None
-    return planned if isinstance(planned, int) else None
+READ_EVERY_S = 0.5
+ASK_EVERY_S = 5.0
+"""The queue is polled less often than the log file is read."""
+MAX_LOG_BYTES = 1 << 20
+"""Only the end of a longer log is shown."""
 
 
 def add_jobs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,14 +42,14 @@ def add_jobs_arguments(parser: argparse.ArgumentParser) -> None:
 def run_jobs(arguments: argparse.Namespace, console: Any) -> int:
     for folder in arguments.folders:
         if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder of runs")
+            raise UserError(f"{folder} is not a folder of runs", code="not-found")
     rows = collect_job_rows(arguments.folders)
     if arguments.json:
         print_json([asdict(row) for row in rows])
         return 0
     if not rows:
-        places = ", ".join(map(str, arguments.folders or list_run_folders()))
-        print_text(f"no run in {places} was submitted; send one with  paceline submit RUN.yaml")
+        folders = ", ".join(map(str, arguments.folders or list_run_folders()))
+        print_text(f"no run in {folders} was submitted; submit one with  paceline submit RUN.yaml")
         return 0
     console.print(_build_jobs_table(rows[:SHOWN_JOBS]))
     if len(rows) > SHOWN_JOBS:
@@ -161,17 +79,10 @@ def _build_jobs_table(rows: list[JobRow]) -> Any:
     return table
 
 
-READ_EVERY_S = 0.5
-ASK_EVERY_S = 5.0
-"""Slurm is asked less often than the file is read."""
-MAX_LOG_BYTES = 1 << 20
-"""Of a long log, only the end is shown."""
-
-
 def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN_FOLDER|JOB")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("-f", "--follow", action="store_true", help="go on until the last job has ended")
+    how.add_argument("-f", "--follow", action="store_true", help="keep printing until the last job has ended")
     how.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -179,25 +90,25 @@ def run_logs(arguments: argparse.Namespace, console: Any) -> int:
     found = find_run(arguments.run)
     jobs = [arguments.run] if is_job_id(arguments.run) else list_job_ids(found)
     if not jobs:
-        raise UserError(f"{found.path} was not submitted; send it with  paceline submit RUN.yaml")
+        raise UserError(f"{found.path} was not submitted; submit it with  paceline submit RUN.yaml")
     files = find_log_files(found, jobs)
-    places: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     if arguments.json:
-        print_json([{"job": job, "log": files[job], "text": _read_new_text(job, files[job], places)} for job in jobs])
+        print_json([{"job": job, "log": files[job], "text": _read_new_text(job, files[job], offsets)} for job in jobs])
         return 0
     for job in jobs:
-        _print_log(job, files[job], places, titled=len(jobs) > 1)
-    if not any(places.values()) and not arguments.follow:
+        _print_log(job, files[job], offsets, titled=len(jobs) > 1)
+    if not any(offsets.values()) and not arguments.follow:
         state = commands.fetch_job_states(jobs).get(jobs[-1])
         print_text(f"job {jobs[-1]} has printed nothing yet" + (f": {state.state.lower()}" if state else ""))
     if arguments.follow:
         with suppress(KeyboardInterrupt):
-            _follow_log(jobs[-1], files[jobs[-1]], places)
+            _follow_log(jobs[-1], files[jobs[-1]], offsets)
     return 0
 
 
-def _follow_log(job: str, file: Path, places: dict[str, int]) -> None:
-    """A queue that has answered once may be silent for a while: the job goes on meanwhile."""
+def _follow_log(job: str, file: Path, offsets: dict[str, int]) -> None:
+    """Print a log until its job has ended. Once the queue has answered, failed polls are ignored: the job runs on."""
     asked, answered = 0.0, False
     while True:
         if time.monotonic() - asked > ASK_EVERY_S:
@@ -210,29 +121,29 @@ def _follow_log(job: str, file: Path, places: dict[str, int]) -> None:
                     raise
             else:
                 if state is None or not state.active:
-                    _print_log(job, file, places)
+                    _print_log(job, file, offsets)
                     return
-        _print_log(job, file, places)
+        _print_log(job, file, offsets)
         time.sleep(READ_EVERY_S)
 
 
-def _print_log(job: str, file: Path, places: dict[str, int], titled: bool = False) -> None:
-    text = _read_new_text(job, file, places)
+def _print_log(job: str, file: Path, offsets: dict[str, int], titled: bool = False) -> None:
+    text = _read_new_text(job, file, offsets)
     if titled and text:
         print_text(f"── job {job}")
-    print_text(text.replace("\r", "\n"), end="")  # bars that were drawn over themselves
+    print_text(text.replace("\r", "\n"), end="")  # progress bars that redraw their line
 
 
-def _read_new_text(job: str, file: Path, places: dict[str, int]) -> str:
-    """What was written to a log since it was last looked at; `places` remembers up to where."""
-    if not file.is_file():  # a pipe would be waited for
+def _read_new_text(job: str, file: Path, offsets: dict[str, int]) -> str:
+    """Return what a log has gained since the last call; `offsets` remembers how much was read of each job's."""
+    if not file.is_file():  # opening a pipe would block
         return ""
     try:
         with open(file, "rb") as stream:
             length = stream.seek(0, 2)
-            stream.seek(places.get(job, max(0, length - MAX_LOG_BYTES)))
+            stream.seek(offsets.get(job, max(0, length - MAX_LOG_BYTES)))
             text = stream.read()
-            places[job] = stream.tell()
+            offsets[job] = stream.tell()
     except OSError:
         return ""
     return text.decode(errors="replace")
@@ -245,31 +156,12 @@ def add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cancel(arguments: argparse.Namespace, console: Any) -> int:
     commands.require_slurm()
-    found = [find_active_jobs(given) for given in arguments.runs]  # none is cancelled where one cannot be
+    found = [find_active_jobs(given) for given in arguments.runs]  # cancel none if one cannot be found
     for run, jobs in found:
         cancel_run(run, jobs)
         if not arguments.json:
             later = f"paceline submit {shlex.quote(str(run.path))}"
-            print_text(f"cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)}; go on later with  {later}")
+            print_text(f"cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)}; resume later with  {later}")
     if arguments.json:
         print_json([{"run": run.path, "jobs": jobs} for run, jobs in found])
     return 0
-
-
-def find_active_jobs(given: str) -> tuple[RunDir, list[str]]:
-    """A run, and which of its jobs, or of those that were asked for, wait or run."""
-    found = find_run(given)
-    asked = [given] if is_job_id(given) else list_job_ids(found)
-    active = [job for job, state in commands.fetch_job_states(asked, sure=True).items() if state.active]
-    if not active:
-        raise UserError(
-            f"{found.path} has no job that waits or runs; its jobs: {', '.join(list_job_ids(found)) or 'none'}"
-        )
-    return found, active
-
-
-def cancel_run(run: RunDir, jobs: Sequence[str]) -> None:
-    """The folder is told first: whoever looks there must not start the run again."""
-    for job in jobs:
-        record_job_event(run, "cancel", job=job)
-    commands.cancel_jobs(jobs)

@@ -1,7 +1,7 @@
-"""What a batch script asks when its ranks have ended: is there more to do?
+"""Decide at the end of a batch job whether to requeue it.
 
-The answer is written into the run's `jobs.jsonl`, said in the job's log, and given as exit code: 0 nothing is left to
-do here, 75 try again, 1 enough.
+The decision is recorded in the run's `jobs.jsonl`, printed in the job's log, and is the exit code: 0 finished or taken
+away, 75 requeue, 1 too many attempts without progress.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ EXIT_CODES = {NextAttempt.DONE: 0, NextAttempt.LEFT: 0, NextAttempt.AGAIN: REQUE
 def decide_requeue() -> int:
     parser = argparse.ArgumentParser(prog="python -m paceline.slurm.requeue", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--asked", default="", metavar="USR1|TERM|LIMIT", help="what came to the batch script")
-    parser.add_argument("--attempts", type=int, default=ATTEMPTS, metavar="N", help="without progress, at most")
+    parser.add_argument("--asked", default="", metavar="USR1|TERM|LIMIT", help="signal that ended the job")
+    parser.add_argument(
+        "--attempts", type=int, default=ATTEMPTS, metavar="N", help="most without progress"
+    )
     arguments = parser.parse_args()
     try:
         run = RunDir.open(arguments.run)
     except UserError:
-        warn(f"paceline: {arguments.run} was not begun, so there is nothing to go on with; see above")
+        warn(f"paceline: {arguments.run} was never started, so there is nothing to resume; see the log above")
         return 1
     job = detect_scheduler_job(os.environ)
-    found = decide_next_attempt(run, arguments.asked, arguments.attempts, job.get("job", ""))
-    record_job_event(run, "ended", **job, step=found.step, next=found.next, why=found.why)
-    warn(f"paceline: {found.why}")
-    return EXIT_CODES[found.next]
+    outcome = decide_next_attempt(run, arguments.asked, arguments.attempts, job.get("job", ""))
+    record_job_event(run, "ended", **job, step=outcome.step, next=outcome.next, why=outcome.why)
+    warn(f"paceline: {outcome.why}")
+    return EXIT_CODES[outcome.next]
 
 
 if __name__ == "__main__":
