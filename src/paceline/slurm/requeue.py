@@ -24,9 +24,7 @@ def decide_requeue() -> int:
     parser = argparse.ArgumentParser(prog="python -m paceline.slurm.requeue", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--asked", default="", metavar="USR1|TERM|LIMIT", help="signal that ended the job")
-    parser.add_argument(
-        "--attempts", type=int, default=ATTEMPTS, metavar="N", help="most without progress"
-    )
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, metavar="N", help="most without progress")
     arguments = parser.parse_args()
     try:
         run = RunDir.open(arguments.run)
