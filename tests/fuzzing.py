@@ -277,11 +277,11 @@ class Csv:
         (folder / "t.csv").write_text(f"text,label\n{rows}")
 
     def read(folder: Path) -> object:
-        from paceline.data.tables import LabelledTable, read_table
+        from paceline.data.corpora.labelled import LabelledTable
+        from paceline.data.tables import read_table
 
-        return list(LabelledTable(folder / "t.csv", "csv", "text", "label").rows()), read_table(folder / "t.csv").texts(
-            "text"
-        )
+        rows = list(LabelledTable(folder / "t.csv", "csv", "text", "label").rows())
+        return rows, read_table(folder / "t.csv").texts("text")
 
 
 @target("t.jsonl")
@@ -292,7 +292,8 @@ class JsonLines:
         )
 
     def read(folder: Path) -> object:
-        from paceline.data.tables import LabelledTable, read_table
+        from paceline.data.corpora.labelled import LabelledTable
+        from paceline.data.tables import read_table
 
         rows = list(LabelledTable(folder / "t.jsonl", "jsonl", "text", "label").rows())
         return rows, read_table(folder / "t.jsonl").texts("text")
@@ -308,7 +309,7 @@ class ParquetTexts:
         pyarrow.parquet.write_table(pyarrow.table(columns), folder / "t.parquet")
 
     def read(folder: Path) -> object:
-        from paceline.data.tables import LabelledTable
+        from paceline.data.corpora.labelled import LabelledTable
 
         return list(LabelledTable(folder / "t.parquet", "parquet", "text", "label").rows())
 

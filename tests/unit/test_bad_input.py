@@ -177,7 +177,7 @@ TABLE = {
         TRAIN, ("rows.csv row 41 has 1 column", "text, label"), files=data(ROWS + "alone\n")
     ),
     "open quote": Row(TRAIN, ("rows.csv near line 4", "not valid csv"), files=data('text,label\na,x\n"b,y\nc,x\n')),
-    "no such column": Row(TRAIN + " data.label=labels", ("no label column 'labels'", "'label'?", "data.label=COLUMN")),
+    "no such column": Row(TRAIN + " data.label=labels", ("no column 'labels'", "'label'?", "data.label=COLUMN")),
     "empty label": Row(TRAIN, ("rows.csv row 41", "'label' is empty"), files=data(ROWS + "words,\n")),
     "one class": Row(TRAIN, ("every row has the same 'label', 'x'",), files=data("text,label\na,x\nb,x\n")),
     "not UTF-8": Row(TRAIN, ("rows.csv line 42", "not UTF-8"), files=data(ROWS.encode() + b"caf\xe9,warm\n")),

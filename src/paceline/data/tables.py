@@ -1,30 +1,225 @@
-"""Read tables (csv, tsv, jsonl, Parquet; gzip or not) row by row or in columns."""
+"""Read tables (csv, tsv, jsonl, Parquet; text may be gzip): all rows, or chosen columns, one row or batch at a time."""
 
 from __future__ import annotations
 
+import csv
+import json
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from paceline.data.files import (
-    PARQUET_BATCH_ROWS,
-    check_file,
-    iter_csv_records,
-    iter_json_lines,
-    open_parquet,
-    reject_repeated_header,
-)
+from paceline.data.files import check_file, iter_lines
 from paceline.errors import UserError, did_you_mean, join_names
+from paceline.io.safe_open import check_regular
 
 TABLE_KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+MAX_FIELD_CHARACTERS = 1 << 24
+"""A longer field of a csv file means that a quote was left open."""
+PARQUET_BATCH_ROWS = 1024
+JSON_EXAMPLE = '{"text": "some words", "label": "news"}'
+STREAMED_BYTES = 1 << 16
+
+
+def table_kind(path: Path) -> str:
+    """Return the kind of a table by the end of its name, or "" if it has none; .gz may follow."""
+    name = path.with_suffix("") if path.suffix == ".gz" else path
+    return TABLE_KINDS.get(name.suffix.lower(), "")
+
+
+def check_table(path: Path, key: str) -> tuple[Path, str]:
+    """Return (path, kind) of a table that exists. `key` is the field of the run file that named it."""
+    file = check_file(path, key)
+    kind = table_kind(file)
+    if not kind:
+        raise UserError(
+            f"{key}={file}: the name must end in one of {', '.join(TABLE_KINDS)}; .gz may follow",
+            code="unknown-format",
+            key=key,
+        )
+    return file, kind
+
+
+def check_columns(wanted: Mapping[str, str], columns: Iterable[str], where: object) -> None:
+    """Raise UserError (code no-such-column) if a wanted column is missing, and suggest the nearest.
+
+    `wanted` maps the option that names a column ("data.text", "--column") to the column.
+    """
+    columns = columns if isinstance(columns, Mapping) else list(columns)
+    for option, name in wanted.items():
+        if name not in columns:
+            names = [str(column) for column in columns]
+            change = f"; type  {option}{' ' if option.startswith('-') else '='}COLUMN" if option else ""
+            raise UserError(
+                f"{where}: no column {name!r}{did_you_mean(name, names)} "
+                f"(columns: {join_names(names, 12) or 'none'}){change}",
+                code="no-such-column",
+                key=option,
+            )
+
+
+def locate_row(file: Path, kind: str, number: int) -> str:
+    """Return the file and row for a message; rows of jsonl are counted by lines."""
+    return f"{file} {'line' if kind == 'jsonl' else 'row'} {number}"
+
+
+def iter_rows(file: Path, kind: str, names: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield every row by column name. `names` are the columns of a csv or tsv file without a header."""
+    if kind == "parquet":
+        with open_parquet(file) as opened:
+            for batch in opened.iter_batches(PARQUET_BATCH_ROWS, use_threads=False):
+                yield from batch.to_pylist()
+    elif kind == "jsonl":
+        yield from (row for _, row in iter_json_objects(file))
+    else:
+        header, records = open_csv(file, kind, names)
+        for number, fields in records:
+            if len(fields) != len(header):
+                raise _row_length_error(file, number, fields, header)
+            yield dict(zip(header, fields, strict=True))
+
+
+def iter_columns(
+    file: Path, kind: str, wanted: Mapping[str, str], allow_repeated_header: bool = False
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Yield (row number, values of the wanted columns) of every row; only these columns of a Parquet file are read.
+
+    `wanted` is as in `check_columns`. Rows are numbered as `locate_row` prints them.
+    """
+    if kind == "parquet":
+        with open_parquet(file) as opened:
+            check_columns(wanted, opened.schema_arrow.names, file)
+            number, names = 0, list(wanted.values())
+            for batch in opened.iter_batches(PARQUET_BATCH_ROWS, columns=names, use_threads=False):
+                for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+                    number += 1
+                    yield number, values
+    elif kind == "jsonl":
+        for number, row in iter_json_objects(file):
+            check_columns(wanted, row, f"{file} line {number}")
+            yield number, tuple(row[name] for name in wanted.values())
+    else:
+        header, records = open_csv(file, kind, allow_repeated_header=allow_repeated_header)
+        check_columns(wanted, header, file)
+        places = [header.index(name) for name in wanted.values()]
+        for number, fields in records:
+            if len(fields) <= max(places):
+                raise _row_length_error(file, number, fields, header)
+            yield number, tuple(fields[place] for place in places)
+
+
+def iter_json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object) of every line of a jsonl file that is not blank."""
+    for number, line in enumerate(iter_lines(file), 1):
+        if not line.strip():
+            continue
+        try:
+            row, reason = json.loads(line), "not an object"
+        except json.JSONDecodeError as error:
+            row, reason = None, f"{error.msg} at column {error.colno}"
+        except (ValueError, RecursionError):
+            row, reason = None, "a number of thousands of digits, or nested too deeply"
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{file} line {number}: not JSON ({reason}); write one object per line, as in  {JSON_EXAMPLE}",
+                code="not-json",
+            )
+        yield number, _replace_surrogates(row) if "\\u" in line else row
+
+
+def _replace_surrogates(row: dict[str, Any]) -> dict[str, Any]:
+    """An escape can spell half a character, which cannot be encoded."""
+
+    def repair(value: Any) -> Any:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value
+
+    return {repair(name): repair(value) for name, value in row.items()}
+
+
+def open_csv(
+    file: Path, kind: str = "csv", names: Sequence[str] | None = None, allow_repeated_header: bool = False
+) -> tuple[Sequence[str], Iterator[tuple[int, list[str]]]]:
+    """Return the header and (row number from 1, fields) of every record; blank lines are left out.
+
+    `names` is the header of a file without one.
+    """
+    tabs = kind == "tsv" or ".tsv" in file.suffixes[-2:]
+    records = _iter_csv_records(file, "\t" if tabs else ",")
+    header = next(records, []) if names is None else names
+    if names is None and not allow_repeated_header:
+        records = _reject_repeated_header(records, header, file)
+    return header, enumerate(records, 1)
+
+
+def _iter_csv_records(file: Path, delimiter: str) -> Iterator[list[str]]:
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
+    reader = csv.reader(iter_lines(file), delimiter=delimiter, strict=True)
+    try:
+        yield from (fields for fields in reader if fields)
+    except csv.Error as error:
+        raise UserError(
+            f"{file} near line {reader.line_num}: not valid csv ({error}); "
+            'write a quote inside a quoted field twice:  "say ""yes"" now"',
+            code="not-csv",
+        ) from None
+
+
+def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str], file: Path) -> Iterator[list[str]]:
+    """Files that were concatenated repeat their header; as a row it would be data."""
+    for number, fields in enumerate(records, 1):
+        if fields == header:
+            awk, name = "awk 'NR == 1 { h = $0 } NR == 1 || $0 != h'", shlex.quote(file.name)
+            raise UserError(
+                f"{file} row {number} repeats the header; remove it:  {awk} {name} > joined-{name}",
+                code="repeated-header",
+            )
+        yield fields
+
+
+def _row_length_error(file: Path, number: int, fields: Sequence[str], header: Sequence[str]) -> UserError:
+    return UserError(
+        f"{file} row {number} has {len(fields)} column{'s' * (len(fields) != 1)}, expected {len(header)} "
+        f"({join_names(header, 12)}); quote a text that contains separators or line breaks",
+        code="row-length",
+    )
+
+
+@contextmanager
+def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
+    """Open a `pyarrow.parquet.ParquetFile`; its errors become UserError.
+
+    `streamed`: read a column in small pieces instead of whole, for callers that stop early.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            f"{path}: Parquet needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'",
+            code="not-installed",
+        ) from None
+    try:
+        check_regular(path)
+        with pyarrow.parquet.ParquetFile(path, buffer_size=STREAMED_BYTES if streamed else 0) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: a text in it is not UTF-8 (byte {error.object[error.start]:#04x}); decode its columns and write "
+            "them as strings",
+            code="not-utf8",
+        ) from None
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = (str(error).splitlines() or ["damaged"])[0]
+        raise UserError(
+            f"{path}: not a readable Parquet file ({reason}); write or copy it again", code="unreadable"
+        ) from None
 
 
 class Columns:
-    """Those of a file, by name; row i of each belongs to sample i."""
+    """A table in memory, by column; row i of each column belongs to sample i."""
 
     def __init__(self, path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         self.path, self.columns = path, columns
@@ -33,34 +228,36 @@ class Columns:
         return len(next(iter(self.columns.values())))
 
     def texts(self, name: str) -> list[str]:
-        """A column as words; what is missing is an empty text."""
+        """Return a column as text; a missing value is an empty text."""
         return ["" if value is None else _format_value(value) for value in self._column(name)]
 
     def numbers(self, *names: str) -> np.ndarray:
-        """Columns as numbers, one row per sample."""
+        """Return columns as float32, one row per sample."""
         return np.stack([self._numbers(name) for name in names], axis=1)
 
     def categories(self, *names: str) -> dict[str, list[str]]:
-        """The words that occur in each of these columns, in alphabetical order."""
+        """Return the distinct texts of each of these columns, sorted."""
         return {name: sorted(set(self.texts(name))) for name in names}
 
     def codes(self, categories: Mapping[str, Sequence[str]]) -> np.ndarray:
-        """Columns as the place of each word among its categories, one row per sample.
+        """Return columns as the index of each text among its categories, one row per sample.
 
-        Give a test split the categories of the training split, so that numbers mean the same in both.
+        Pass the categories of the training split for the test split too, so that indices mean the same in both.
         """
         return np.stack([self._codes(name, words) for name, words in categories.items()], axis=1)
 
     def _codes(self, name: str, words: Sequence[str]) -> np.ndarray:
-        place = {word: number for number, word in enumerate(words)}
+        index = {word: number for number, word in enumerate(words)}
         texts = self.texts(name)
         for row, text in enumerate(texts, 1):
-            if text not in place:
+            if text not in index:
                 raise UserError(
-                    f"{self.path} row {row}: {name!r} is {text!r}, which is none of the {len(place)} categories"
-                    f"{did_you_mean(text, place)}; add it to them, or leave the row out"
+                    f"{self.path} row {row}: {name!r} is {text!r}, which is not among the {len(index)} categories"
+                    f"{did_you_mean(text, index)}; add it, or remove the row",
+                    code="bad-value",
+                    key=name,
                 )
-        return np.array([place[text] for text in texts], np.int64)
+        return np.array([index[text] for text in texts], np.int64)
 
     def _numbers(self, name: str) -> np.ndarray:
         found = np.empty(len(self), np.float32)
@@ -70,84 +267,45 @@ class Columns:
             except (TypeError, ValueError, OverflowError):
                 number = math.nan
             if not math.isfinite(number):
-                said = "missing" if value in (None, "") else f"{value!r:.60}"
+                given = "missing" if value in (None, "") else f"{value!r:.60}"
                 raise UserError(
-                    f"{self.path} row {row + 1}: {name!r} is {said}, a number was expected; read it with  "
-                    f"texts({name!r})  or leave the row out"
+                    f"{self.path} row {row + 1}: {name!r} is {given}, expected a number; read it with  "
+                    f"texts({name!r})  or remove the row",
+                    code="bad-value",
+                    key=name,
                 )
             found[row] = number
         return found
 
     def _column(self, name: str) -> Sequence[Any]:
-        if name not in self.columns:
-            there = join_names(list(self.columns), 12)
-            raise UserError(
-                f"{self.path}: there is no column {name!r}{did_you_mean(name, self.columns)} (there: {there})"
-            )
+        check_columns({"": name}, self.columns, self.path)
         return self.columns[name]
 
 
 def read_table(path: str | Path, names: Sequence[str] | None = None) -> Columns:
-    """The table in a file. `names` are those of the columns, for a csv or tsv file without a header."""
-    file = check_file(Path(path), "read_table")
-    suffix = file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix
-    kind = TABLE_KINDS.get(suffix.lower())
-    if kind is None:
-        raise UserError(f"read_table={file}: the name must end in one of {', '.join(TABLE_KINDS)}; .gz may follow")
-    rows = iter_rows(file, kind, names)
-    columns = _collect_columns(rows if kind in ("jsonl", "parquet") else map(_strip_row, rows))
-    if not columns:
-        raise UserError(f"{file}: there are no rows")
-    return Columns(file, columns)
-
-
-def iter_rows(file: Path, kind: str, names: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Every row of a file, by the names of its columns."""
-    if kind == "parquet":
-        with open_parquet(file) as opened:
-            for batch in opened.iter_batches(PARQUET_BATCH_ROWS, use_threads=False):
-                yield from batch.to_pylist()
-    elif kind == "jsonl":
-        for number, _, row in iter_json_lines(file):
-            if not isinstance(row, dict):
-                raise UserError(f'{file} line {number}: each line holds one object:  {{"text": "some words"}}')
-            yield row
-    else:
-        records = iter_csv_records(file, "\t" if kind == "tsv" else ",")
-        header = next(records, (0, []))[1] if names is None else names
-        records = reject_repeated_header(records, header, file) if names is None else records
-        for number, fields in records:
-            if len(fields) != len(header):
-                raise UserError(
-                    f"{file} row {number + (names is not None)} has {len(fields)} columns, {len(header)} were expected "
-                    f"({join_names(header, 12)}); quote a text that holds commas or line breaks"
-                )
-            yield dict(zip(header, fields, strict=True))
-
-
-def _strip_row(row: Mapping[str, str]) -> dict[str, str]:
-    return {name.strip(): value.strip() for name, value in row.items()}
-
-
-def _collect_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """None where a row lacks a column that others have."""
+    """Read a whole table into memory. `names` are the columns of a csv or tsv file without a header."""
+    file, kind = check_table(Path(path), "read_table")
     columns: dict[str, list[Any]] = {}
-    for before, row in enumerate(rows):
+    for before, row in enumerate(iter_rows(file, kind, names)):
+        if kind in ("csv", "tsv"):
+            row = {name.strip(): value.strip() for name, value in row.items()}
         for name in row:
             if name not in columns:
                 columns[name] = [None] * before
         for name, column in columns.items():
             column.append(row.get(name))
-    return columns
+    if not columns:
+        raise UserError(f"{file}: there are no rows", code="no-rows")
+    return Columns(file, columns)
 
 
 def _format_value(value: Any) -> str:
-    """3 means the same in every kind of file."""
+    """Format a value so that 3 is the same text from every kind of file."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def format_label(value: Any) -> str:
-    """A class by its name: 4, 4.0 and " 4" are the same one, in whatever kind of file they are."""
+    """Format the name of a class: 4, 4.0 and " 4" are the same one, in every kind of file."""
     text = "" if value is None else str(value).strip()
     try:
         number = float(text)
@@ -156,108 +314,3 @@ def format_label(value: Any) -> str:
     if not math.isfinite(number):
         return text
     return str(int(number)) if number.is_integer() else repr(number)
-
-
-RawRow = tuple[int, Any, Any]
-"""(number, text, label), of which the latter two may be anything that the file can hold."""
-
-
-class LabelledRow(NamedTuple):
-    number: int  # of the row in its file, from 1; in jsonl, of the line
-    text: str
-    label: str
-
-
-@dataclass(frozen=True)
-class LabelledTable:
-    """A file of the user's, and the names of its two columns."""
-
-    path: Path
-    kind: str
-    """csv, jsonl or parquet."""
-    text: str
-    label: str
-
-    def rows(self) -> Iterator[LabelledRow]:
-        """The rows, in order."""
-        read = {"csv": _csv_rows, "jsonl": _jsonl_rows, "parquet": _parquet_rows}[self.kind]
-        for number, text, label in read(self):
-            yield LabelledRow(number, self._checked_text(text, number), self._checked_label(label, number))
-
-    def where(self, number: int) -> str:
-        return f"{self.path} {'line' if self.kind == 'jsonl' else 'row'} {number}"
-
-    def find_columns(self, names: Sequence[str], at: str = "") -> tuple[int, int]:
-        """Where the two columns are; without one, an error that names the nearest."""
-        for key, name in (("text", self.text), ("label", self.label)):
-            if name not in names:
-                raise UserError(
-                    f"{self.path}{at}: there is no {key} column {name!r}{did_you_mean(name, names)} "
-                    f"(there: {join_names(names, 12) or 'nothing'}); type  data.{key}=COLUMN"
-                )
-        return names.index(self.text), names.index(self.label)
-
-    def _checked_text(self, value: Any, number: int) -> str:
-        if isinstance(value, str):
-            return value
-        raise UserError(
-            f"{self.where(number)}: {self.text!r} is {_describe_kind(value)}, a text was expected; "
-            'write an empty text as "" or leave the row out'
-        )
-
-    def _checked_label(self, value: Any, number: int) -> str:
-        """Labels are compared as words, so that 3 means the same in every kind of file."""
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, str | int) and str(value).strip():
-            return str(value).strip()
-        given = "empty" if isinstance(value, str) else _describe_kind(value)
-        raise UserError(
-            f"{self.where(number)}: {self.label!r} is {given}; a label is a whole number or a word; "
-            "type  data.label=COLUMN  or leave the row out"
-        )
-
-
-def _csv_rows(table: LabelledTable) -> Iterator[RawRow]:
-    tabs = ".tsv" in table.path.suffixes[-2:]
-    records = iter_csv_records(table.path, "\t" if tabs else ",")
-    header = next(records, (0, []))[1]
-    text_at, label_at = table.find_columns(header)
-    for number, fields in reject_repeated_header(records, header, table.path):
-        if len(fields) <= max(text_at, label_at):
-            raise UserError(
-                f"{table.path} row {number} has {len(fields)} column{'' if len(fields) == 1 else 's'}, the header has "
-                f"{len(header)} ({join_names(header, 12)}); quote a text that holds line breaks"
-            )
-        yield number, fields[text_at], fields[label_at]
-
-
-def _jsonl_rows(table: LabelledTable) -> Iterator[RawRow]:
-    expected = f'each line holds one object:  {{"{table.text}": "some words", "{table.label}": "news"}}'
-    for number, line, item in iter_json_lines(table.path, f"; {expected}"):
-        if not isinstance(item, dict):
-            raise UserError(f"{table.path} line {number}: this is {_describe_kind(item)}; {expected}")
-        table.find_columns(list(item), f" line {number}")
-        text = item[table.text]
-        if "\\u" in line and isinstance(text, str):  # an escape can spell half a character, which no encoding can
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        yield number, text, item[table.label]
-
-
-def _parquet_rows(table: LabelledTable) -> Iterator[RawRow]:
-    with open_parquet(table.path) as file:
-        table.find_columns(file.schema_arrow.names)
-        wanted = [table.text, table.label]
-        batches = file.iter_batches(PARQUET_BATCH_ROWS, columns=wanted, use_threads=False)
-        columns = ((batch.column(name).to_pylist() for name in wanted) for batch in batches)
-        rows = (row for pair in columns for row in zip(*pair, strict=True))
-        for number, (text, label) in enumerate(rows, 1):
-            yield number, text, label
-
-
-def _describe_kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, int | float):
-        return f"the number {value}"
-    return {"list": "a list", "dict": "an object", "str": "a text"}.get(type(value).__name__, "no text")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from paceline.data.files import iter_lines
-from paceline.data.tables import TABLE_KINDS, iter_rows
-from paceline.errors import UserError, did_you_mean, join_names
+from paceline.data.tables import TABLE_KINDS, check_columns, iter_rows
+from paceline.errors import UserError, did_you_mean
 
 TABLE_SUFFIXES = {**TABLE_KINDS, ".txt": "txt"}
 
@@ -49,11 +49,7 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Pred
     if not wanted:
         return PredictInputs(list(rows), rows)
     for number, row in enumerate(rows, 1):
-        if wanted not in row:
-            raise UserError(
-                f"{path} row {number}: there is no column {wanted!r}{did_you_mean(wanted, row)} "
-                f"(there: {join_names([*map(str, row)], 12)}); type  --column NAME"
-            )
+        check_columns({"--column": wanted}, row, f"{path} row {number}")
     return PredictInputs([row[wanted] for row in rows], rows)
 
 

@@ -37,7 +37,7 @@ def test_what_is_refused(photos):
         ({}, r"1.png has 6 × 4 pixels and .*4.png 9 × 9; bring them to one size with  image_folder\(…, size=9\)"),
         ({"classes": ["cat"]}, "'dog' is none of the classes cat"),
         ({"path": photos / "cat"}, "there are no images in its 0 sub-folders; put them in one folder per class"),
-        ({"path": photos / "cats"}, "there is no such folder, did you mean 'cat'"),
+        ({"path": photos / "cats"}, "no such folder, did you mean 'cat'"),
     ):
         with pytest.raises(UserError, match=said):
             image_folder(**{"path": photos, **given})

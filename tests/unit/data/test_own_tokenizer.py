@@ -93,7 +93,7 @@ BROKEN = {
     "JSON of something else": (lambda file: file.write_text('{"a": 1}'), "this is not a tokenizer.json"),
     "bytes": (lambda file: file.write_bytes(bytes(range(256))), "this is not a tokenizer.json"),
     "a folder": (lambda file: file.mkdir(), "this is a folder; type  data.tokenizer="),
-    "nothing": (lambda file: None, "there is no such file"),
+    "nothing": (lambda file: None, "no such file"),
     "without words": (lambda file: Tokenizer(models.BPE()).save(str(file)), "its vocabulary is empty"),
 }
 

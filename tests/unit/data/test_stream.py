@@ -220,9 +220,9 @@ def test_docstrings_are_whole_and_limited(tmp_path, monkeypatch):
 
 RUN = "workload: lm\ndata: {source: text, path: PATH, cache: cache}\ntrain: {steps: 1}\nparallel: {threads: 1}\n"
 BAD = {
-    "absent": ("nothing.txt", {}, ("there is no such file or folder",)),
+    "absent": ("nothing.txt", {}, ("no such file or folder",)),
     "misspelt": ("texts.tx", {"texts.txt": "a"}, ("did you mean 'texts.txt'?",)),
-    "no folder": ("no/file.txt", {}, ("nor is there the folder",)),
+    "no folder": ("no/file.txt", {}, ("does not exist either",)),
     "empty file": ("empty.txt", {"empty.txt": ""}, ("the file is empty",)),
     "empty folder": ("folder", {"folder/picture.png": "x"}, ("has no text files", ".txt .md")),
     "all empty": ("folder", {"folder/a.txt": "", "folder/b.txt": ""}, ("all 2 files are empty",)),

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from paceline.data import read_table
+from paceline.data.arrow_tables import ArrowTable
+from paceline.data.tables import iter_columns, table_kind
 from paceline.errors import UserError
 
 ROWS = [{"age": 39, "job": "clerk", "note": "a, b"}, {"age": 50, "job": "cook", "note": ""}]
@@ -48,30 +50,48 @@ def test_a_file_without_a_header(tmp_path):
 
 
 REFUSED = {
-    "no column": (CSV, lambda t: t.numbers("agee"), "no column 'agee', did you mean 'age'? (there: age, job, note)"),
-    "no number": (CSV, lambda t: t.numbers("age", "job"), "row 1: 'job' is 'clerk', a number was expected"),
-    "a gap": (CSV, lambda t: t.numbers("note"), "row 1: 'note' is 'a, b'"),
-    "no category": (CSV, lambda t: t.codes({"job": ["cook"]}), "row 1: 'job' is 'clerk', which is none of the 1"),
-    "a short row": ("a,b\n1,2\n3\n", len, "row 2 has 1 columns, 2 were expected (a, b)"),
-    "no rows": ("a,b\n", len, "there are no rows"),
+    "no column": ("csv", CSV, lambda t: t.numbers("agee"), "no-such-column", "'age'"),
+    "no number": ("csv", CSV, lambda t: t.numbers("age", "job"), "bad-value", "row 1: 'job'"),
+    "a gap": ("csv", CSV, lambda t: t.numbers("note"), "bad-value", "row 1: 'note'"),
+    "no category": ("csv", CSV, lambda t: t.codes({"job": ["cook"]}), "bad-value", "row 1: 'job'"),
+    "a short row": ("csv", "a,b\n1,2\n3\n", len, "row-length", "row 2"),
+    "a header twice": ("csv", "a,b\n1,2\na,b\n", len, "repeated-header", "row 2"),
+    "no rows": ("csv", "a,b\n", len, "no-rows", ""),
+    "too large a number": ("jsonl", f'{{"a": {"9" * 400}}}', lambda t: t.numbers("a"), "bad-value", "row 1"),
+    "a list": ("jsonl", "{}\n[1]", len, "not-json", "line 2"),
+    "another kind": ("xlsx", "x", len, "unknown-format", ".csv"),
 }
 
 
-@pytest.mark.parametrize(("text", "use", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(text, use, said, tmp_path):
-    (tmp_path / "rows.csv").write_text(text)
+@pytest.mark.parametrize(("kind", "text", "use", "code", "named"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(kind, text, use, code, named, tmp_path):
+    (tmp_path / f"rows.{kind}").write_text(text)
     with pytest.raises(UserError) as refused:
-        use(read_table(tmp_path / "rows.csv"))
-    assert said in str(refused.value)
+        use(read_table(tmp_path / f"rows.{kind}"))
+    assert refused.value.code == code
+    assert named in str(refused.value)
 
 
-def test_a_whole_number_that_is_too_large_for_any(tmp_path):
-    (tmp_path / "rows.jsonl").write_text(f'{{"a": {"9" * 400}}}')
-    with pytest.raises(UserError, match=r"row 1: 'a' is 9{60}, a number was expected"):
-        read_table(tmp_path / "rows.jsonl").numbers("a")
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "tsv", "jsonl", "parquet"])
+def test_chosen_columns_are_the_same_from_every_kind_of_file(kind, tmp_path):
+    file = write(tmp_path, kind)
+    rows = list(iter_columns(file, table_kind(file), {"--a": "note", "--b": "job", "--c": "note"}))
+    assert [(number, values[0], values[1].strip()) for number, values in rows] == [
+        (1, "a, b", "clerk"),
+        (2, "", "cook"),
+    ]
+    with pytest.raises(UserError) as refused:
+        list(iter_columns(file, table_kind(file), {"data.text": "job", "data.label": "jobb"}))
+    assert (refused.value.code, refused.value.key) == ("no-such-column", "data.label")
 
 
-def test_a_file_of_another_kind(tmp_path):
-    (tmp_path / "rows.xlsx").write_text("x")
-    with pytest.raises(UserError, match=r"must end in one of \.csv"):
-        read_table(tmp_path / "rows.xlsx")
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "tsv", "parquet"])
+def test_arrow_batches(kind, tmp_path):
+    file = write(tmp_path, kind)
+    table = ArrowTable.open(file, table_kind(file), "data.path", text_columns=["age"] if kind == "csv" else ())
+    assert table.columns == ["age", "job", "note"]
+    for batches in (table.iter_batches(["age", "job"], 1), table.iter_first(["age", "job"], 5)):
+        rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+        ages = ["39", "50"] if kind == "csv" else [39, 50]
+        assert [(age, job.strip()) for age, job in rows] == list(zip(ages, ["clerk", "cook"], strict=True))
+    assert table.count_rows() == 2

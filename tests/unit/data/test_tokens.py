@@ -252,7 +252,7 @@ BUILDER = """
 import errno, sys, time
 from pathlib import Path
 from paceline.data import cache
-from paceline.data.corpora.tokens import LabelledCorpus
+from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.workloads.classifier.sections import TextData
 
 def no_locks(*a): raise OSError(errno.ENOLCK, "no locks")

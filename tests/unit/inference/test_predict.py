@@ -107,7 +107,7 @@ def test_own_code_that_is_gone_is_run_from_its_copy_only_when_named(circle_run, 
     ("words", "said"),
     [
         (("missing.csv",), "there is no file 'missing.csv'"),
-        (("TABLE", "--column", "txt"), "there is no column 'txt', did you mean 'text'?"),
+        (("TABLE", "--column", "txt"), "no column 'txt', did you mean 'text'?"),
         (("TABLE", "more"), "is a table; give it alone, or texts without it"),
         (("TABLE", "--out", "x.xls"), "or .jsonl, pictures into a folder; type  --out x.csv"),
         (("a text", "--out", "masks"), "--out masks: this model predicts no pictures; type  --out masks.csv"),

@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.data.files import check_file, iter_csv_records, open_text
+from paceline.data.files import check_file, open_text
+from paceline.data.tables import open_csv
 from paceline.errors import UserError
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+COLUMNS = ("class", "title", "description")
 TRAIN_NAMES = ("train.csv", "train.csv.gz", "train_subset.csv", "train_subset.csv.gz")
 TEST_NAMES = ("test.csv", "test.csv.gz")
 CLEANING = 1  # raise it when `clean` changes the texts: cached corpora are named by it
@@ -32,12 +34,12 @@ SPACE_BEFORE_APOSTROPHE = re.compile(r"(?<=\w) (?=&#39;(?:s|t|d|m|re|ve|ll)\b)")
 def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
     """(training file, test file) in the folder."""
     if path is None:
-        raise UserError(f"data.path: not given; {EXPECTED}")
+        raise _folder_error("data.path: not given", "missing-key")
     folder = path.expanduser()
     if folder.is_file():
-        raise UserError(f"data.path={folder}: this is a file; {EXPECTED}")
+        raise _folder_error(f"data.path={folder}: this is a file", "not-a-folder")
     if not folder.is_dir():
-        raise UserError(f"data.path={folder}: there is no such folder; {EXPECTED}")
+        raise _folder_error(f"data.path={folder}: no such folder", "no-such-file")
     return _find(folder, TRAIN_NAMES), _find(folder, TEST_NAMES)
 
 
@@ -58,22 +60,24 @@ def read_topics(folder: Path) -> tuple[str, ...]:
 def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
     """(text, label) of every row, the label from 0."""
     empty = True
-    for number, fields in iter_csv_records(path, ","):
+    for number, fields in open_csv(path, names=COLUMNS)[1]:
         empty = False
-        if len(fields) != 3:
+        if len(fields) != len(COLUMNS):
             raise UserError(
-                f"{path} row {number + 1} has {len(fields)} columns; AG News has 3: class, title, description"
+                f"{path} row {number} has {len(fields)} columns; AG News has 3: {', '.join(COLUMNS)}",
+                code="row-length",
             )
         given, title, description = fields
         label = int(given) if given.strip().isdecimal() else 0
         if not 1 <= label <= len(classes):
-            hint = "; AG News has no header row" if number == 0 else ""
+            hint = "; AG News has no header row" if number == 1 else ""
             raise UserError(
-                f"{path} row {number + 1}: class {given!r} is not known; it must be 1 to {len(classes)}{hint}"
+                f"{path} row {number}: class {given!r} is not known; expected 1 to {len(classes)}{hint}",
+                code="unknown-label",
             )
         yield clean_text(f"{title} {description}"), label - 1
     if empty:
-        raise UserError(f"{path}: there are no rows; {EXPECTED}")
+        raise UserError(f"{path}: there are no rows; {EXPECTED}", code="no-rows")
 
 
 def clean_text(text: str) -> str:
@@ -89,4 +93,8 @@ def _find(folder: Path, names: tuple[str, ...]) -> Path:
     for name in names:
         if (folder / name).exists():
             return check_file(folder / name, "data.path")
-    raise UserError(f"data.path={folder}: there is no {names[0]}; {EXPECTED}")
+    raise _folder_error(f"data.path={folder}: there is no {names[0]}", "no-such-file")
+
+
+def _folder_error(problem: str, code: str) -> UserError:
+    return UserError(f"{problem}; {EXPECTED}", code=code, key="data.path")

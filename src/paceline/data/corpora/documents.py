@@ -6,7 +6,6 @@ divided into what is trained on and what is held out.
 
 from __future__ import annotations
 
-import glob
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -34,12 +33,10 @@ from paceline.data.corpora.tokenised import (
 )
 from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
 from paceline.data.files import (
-    MAX_LOOKED_AT_FILES,
-    FileWalk,
+    find_files,
     hash_files_cached,
     hash_text,
     hash_value,
-    missing_path_error,
     open_text,
 )
 from paceline.errors import UserError
@@ -121,34 +118,10 @@ def _open_text_files(data: CorpusSettings, looking: bool) -> DocumentSource:
 
 
 def find_text_files(path: Path | None, looking: bool = False) -> list[Path]:
-    """The files behind `data.path`, in the order of their names. `looking`: TooMany where there are very many."""
+    """Return the files of `data.path`, sorted by name. `looking`: raise TooManyFiles rather than walk through many."""
     if path is None:
         raise UserError("data.path: not given; source text reads a file, a folder or a pattern; type  data.path=FILE")
-    path = path.expanduser()
-    given = f"data.path={path}"
-    kinds, walk = " ".join(TEXT_SUFFIXES), FileWalk(MAX_LOOKED_AT_FILES if looking else None)
-    try:
-        if path.is_file():
-            files = [path]
-        elif path.is_dir():
-            files = sorted(file for file in walk.iter_below(path, _is_visible) if file.name.endswith(READ_SUFFIXES))
-            if not files:
-                raise UserError(f"{given}: the folder has no text files ({kinds}, or the same with .gz)")
-        elif glob.has_magic(str(path)):
-            files = sorted(walk.iter_matches(path))
-            if not files:
-                raise UserError(f"{given}: no file matches this pattern")
-        else:
-            raise missing_path_error(path, "data.path", "file or folder")
-        if not any(file.stat().st_size for file in files):
-            raise UserError(f"{given}: {'the file is' if len(files) == 1 else f'all {len(files)} files are'} empty")
-    except OSError as error:
-        raise UserError(f"{given}: cannot be read: {error.strerror}") from None
-    return files
-
-
-def _is_visible(name: str) -> bool:
-    return not name.startswith(".") and name != "__pycache__"
+    return find_files(path, "data.path", READ_SUFFIXES, looking)
 
 
 def _iter_parts(file: Path) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,8 @@ from paceline.data.corpora.tokenised import (
 )
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, load_tokenizer
 from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value
-from paceline.data.tables import LabelledTable
-from paceline.errors import UserError, did_you_mean
+from paceline.data.tables import iter_columns, locate_row
+from paceline.errors import UserError, did_you_mean, join_names
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement
 WHOLE_NUMBER = re.compile(r"[+-]?\d+")
@@ -95,9 +95,65 @@ def _open_ag_news(data: LabelledTextSettings, looking: bool) -> LabelledSource:
     )
 
 
+class LabelledRow(NamedTuple):
+    number: int
+    text: str
+    label: str
+
+
+@dataclass(frozen=True)
+class LabelledTable:
+    """A table of the user's with a column of texts and one of labels."""
+
+    path: Path
+    kind: str
+    text: str
+    label: str
+
+    def rows(self) -> Iterator[LabelledRow]:
+        wanted = {"data.text": self.text, "data.label": self.label}
+        for number, (text, label) in iter_columns(self.path, self.kind, wanted):
+            yield LabelledRow(number, self._check_text(text, number), self._check_label(label, number))
+
+    def where(self, number: int) -> str:
+        return locate_row(self.path, self.kind, number)
+
+    def _check_text(self, value: Any, number: int) -> str:
+        if isinstance(value, str):
+            return value
+        raise UserError(
+            f"{self.where(number)}: {self.text!r} is {_describe_value(value)}, expected a text; "
+            'write an empty text as "" or remove the row',
+            code="bad-value",
+            key="data.text",
+        )
+
+    def _check_label(self, value: Any, number: int) -> str:
+        """Labels are compared as texts, so that 3 means the same in every kind of file."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, str | int) and str(value).strip():
+            return str(value).strip()
+        given = "empty" if isinstance(value, str) else _describe_value(value)
+        raise UserError(
+            f"{self.where(number)}: {self.label!r} is {given}; a label is a whole number or a word; "
+            "type  data.label=COLUMN  or remove the row",
+            code="bad-value",
+            key="data.label",
+        )
+
+
+def _describe_value(value: Any) -> str:
+    return f"the number {value}" if isinstance(value, int | float) else f"of type {type(value).__name__}"
+
+
 def _open_table(data: LabelledTextSettings, looking: bool) -> LabelledSource:
     if data.path is None:
-        raise UserError(f"data.path: not given; source {data.source} reads a file; type  data.path=FILE.{data.source}")
+        raise UserError(
+            f"data.path: not given; source {data.source} reads a file; type  data.path=FILE.{data.source}",
+            code="missing-key",
+            key="data.path",
+        )
     given, path = data.path, check_file(data.path, "data.path")
     test_path = None if data.test_path is None else check_file(data.test_path, "data.test_path")
     table = LabelledTable(path, data.source, data.text, data.label)
@@ -133,21 +189,27 @@ def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dic
         if len(labels) > MAX_CLASSES:
             raise UserError(
                 f"{path}: column {table.label!r} has more than {MAX_CLASSES:,} distinct values "
-                f"(such as {row.label!r:.40}), so it does not name classes; type  data.label=COLUMN"
+                f"(such as {row.label!r:.40}), so it does not name classes; type  data.label=COLUMN",
+                code="too-many-classes",
+                key="data.label",
             )
         if test_fraction is not None:
             hashes.add(row.text)
     if not labels:
-        raise UserError(f"{path}: there are no rows; at least two rows of two classes are needed")
+        raise UserError(f"{path}: there are no rows; at least two rows of two classes are needed", code="no-rows")
     if len(labels) == 1:
         raise UserError(
             f"{path}: every row has the same {table.label!r}, {labels.pop()!r}; at least two classes are needed "
-            "(data.label=COLUMN)"
+            "(data.label=COLUMN)",
+            code="one-class",
+            key="data.label",
         )
     if hashes.is_single:
         raise UserError(
             f"{path}: every row has the same {table.text!r}, so none can be held out; "
-            "type  data.test_path=FILE  or  data.text=COLUMN"
+            "type  data.test_path=FILE  or  data.text=COLUMN",
+            code="nothing-to-hold-out",
+            key="data.test_path",
         )
     numeric = all(WHOLE_NUMBER.fullmatch(label) for label in labels)
     ordered = sorted(labels, key=lambda label: (int(label) if numeric else 0, label))
@@ -161,15 +223,18 @@ def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int
     for row in table.rows():
         empty = False
         if row.label not in numbers:
-            known = ", ".join(list(numbers)[:12]) + (", …" if len(numbers) > 12 else "")
             raise UserError(
                 f"{table.where(row.number)}: label {row.label!r} is not in the training file "
-                f"{train}{did_you_mean(row.label, numbers)} (there: {known})"
+                f"{train}{did_you_mean(row.label, numbers)} (labels: {join_names(list(numbers), 12)})",
+                code="unknown-label",
+                key="data.test_path",
             )
         yield row.text, numbers[row.label]
     if empty:
         raise UserError(
-            f"data.test_path={table.path}: there are no rows; leave it out to hold out data.test_fraction of the rows"
+            f"data.test_path={table.path}: there are no rows; leave it out to hold out data.test_fraction of the rows",
+            code="no-rows",
+            key="data.test_path",
         )
 
 
@@ -186,7 +251,9 @@ def _reject_keys(data: LabelledTextSettings, *keys: str) -> None:
         if (value := getattr(data, key)) is not None:
             raise UserError(
                 f"data.{key}={value}: source {data.source} does not read it; drop it, "
-                "or type  data.source=csv  (or jsonl, parquet)"
+                "or type  data.source=csv  (or jsonl, parquet)",
+                code="unused-key",
+                key=f"data.{key}",
             )
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import check_file, open_parquet, read_beginning
+from paceline.data.files import check_file, read_beginning
 from paceline.data.npz import open_npz, read_npz_heads
 from paceline.data.order import derive_key, draw_fractions
+from paceline.data.tables import open_parquet
 from paceline.errors import UserError, did_you_mean, join_names
 from paceline.workloads.trees.sections import TreesData
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import open_parquet
 from paceline.data.npz import UNREADABLE
+from paceline.data.tables import open_parquet
 from paceline.errors import UserError
 from paceline.io.format import size
 from paceline.io.safe_open import open_regular

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import FileWalk, TooManyFiles, open_parquet, read_beginning
+from paceline.data.files import FileWalk, TooManyFiles, read_beginning
 from paceline.data.npz import read_npz_heads
+from paceline.data.tables import open_parquet
 from paceline.errors import UserError
 from paceline.io.safe_open import check_regular
 from paceline.workloads.topics.counts.matrices import check_dtype, check_shape, find_integer_type, join_rows

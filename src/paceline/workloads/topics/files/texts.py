@@ -17,15 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import (
-    PARQUET_BATCH_ROWS,
-    FileWalk,
-    iter_csv_records,
-    iter_json_lines,
-    iter_lines,
-    open_parquet,
-    open_text,
-)
+from paceline.data.files import FileWalk, iter_csv_records, iter_json_lines, iter_lines, open_text
+from paceline.data.tables import PARQUET_BATCH_ROWS, open_parquet
 from paceline.errors import UserError, did_you_mean, join_names
 from paceline.workloads.topics.counts.matrices import Csr, SparseCounts, count_keys, find_integer_type, join_rows
 from paceline.workloads.topics.files.disk_counts import has_count_columns
