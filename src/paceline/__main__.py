@@ -1,4 +1,4 @@
-"""The command. Until it begins to work, Ctrl-C ends it without a word: there is nothing to save yet."""
+"""The command `paceline`. Ctrl-C ends it silently until the verb starts to work: there is nothing to save yet."""
 
 import signal
 
@@ -6,9 +6,9 @@ import signal
 def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from paceline.cli import main
+    from paceline.cli.main import main as run_verb
 
-    main.main()
+    run_verb()
 
 
 if __name__ == "__main__":

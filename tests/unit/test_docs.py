@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli.main import parser
+from paceline.cli.main import build_parser
 from paceline.config import RunSpec
 from paceline.config.sections import DataSection
 from paceline.script.workload import ScriptArguments
@@ -52,10 +52,14 @@ ALL = [(page, command) for page in PAGES for command in commands(page)]
 def test_every_command_parses(page, command, capsys):
     words = words_of(command)
     if words in (["--help"], ["--version"]) or len(words) == 1:
-        assert words[0].removeprefix("--") in (*parser(())._subparsers._group_actions[0].choices, "help", "version")
+        assert words[0].removeprefix("--") in (
+            *build_parser(())._subparsers._group_actions[0].choices,
+            "help",
+            "version",
+        )
         return
     try:
-        arguments, extra = parser(words).parse_known_args(words)
+        arguments, extra = build_parser(words).parse_known_args(words)
     except SystemExit:
         pytest.fail(f"{page.name}: paceline {command}: {capsys.readouterr().err}")
     assert not [word for word in extra if word.startswith("-")], f"{page.name}: paceline {command}"

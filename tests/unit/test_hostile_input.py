@@ -204,7 +204,7 @@ def test_arrays_that_unpack_to_more_than_there_is(workload, sections, tmp_path, 
 
 def test_a_bug_of_ours_is_one_line_and_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setitem(main.VERBS, "watch", ("", main.watch_arguments, lambda arguments: {}["no such step"]))
+    monkeypatch.setattr("paceline.cli.report.run_watch", lambda arguments: {}["no such step"])
     with pytest.raises(SystemExit) as left:
         main.main(["watch", "x"])
     assert left.value.code == 70
@@ -228,7 +228,7 @@ def test_a_panic_of_a_library_is_one_line_too(tmp_path, monkeypatch, capsys):
         raise Panic("index out of range")
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setitem(main.VERBS, "watch", ("", main.watch_arguments, fail))
+    monkeypatch.setattr("paceline.cli.report.run_watch", fail)
     with pytest.raises(SystemExit) as left:
         main.main(["watch", "x"])
     assert left.value.code == 70
@@ -250,7 +250,7 @@ def test_what_the_machine_refuses_is_no_bug(error, monkeypatch, capsys):
     def fail(arguments):
         raise error
 
-    monkeypatch.setitem(main.VERBS, "watch", ("", main.watch_arguments, fail))
+    monkeypatch.setattr("paceline.cli.report.run_watch", fail)
     monkeypatch.setattr(os, "dup2", lambda *handles: None)
     with pytest.raises(SystemExit) as left:
         main.main(["watch", "x"])

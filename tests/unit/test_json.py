@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.main import main, parser, verb_names
+from paceline.cli.main import build_parser, list_verbs, main
 
 RUN = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model.yaml"
 
@@ -18,9 +18,9 @@ def answer(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("verb", verb_names())
+@pytest.mark.parametrize("verb", list_verbs())
 def test_every_verb_has_it(verb):
-    (verbs,) = (action for action in parser([verb])._actions if action.dest == "verb")
+    (verbs,) = (action for action in build_parser([verb])._actions if action.dest == "verb")
     assert "--json" in verbs.choices[verb]._option_string_actions
 
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from paceline.cli.completion import build_completion_script
-from paceline.cli.main import main, parser, verb_names
+from paceline.cli.main import build_parser, list_verbs, main
 from paceline.config import build_spec
 from paceline.config.keys import list_keys, suggest_key
 from paceline.runlog.machine import describe_load
@@ -64,16 +64,16 @@ def test_what_no_key_is_near_to_has_no_hint():
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_that_its_shell_takes(shell):
-    text = build_completion_script(shell, parser(verb_names()), [key.name for key in list_keys()])
+    text = build_completion_script(shell, build_parser(list(list_verbs())), [key.name for key in list_keys()])
     assert "train.lr" in text
-    assert all(verb in text for verb in verb_names())
+    assert all(verb in text for verb in list_verbs())
     if shutil.which(shell):
         assert subprocess.run([shell, "-n"], input=text, text=True, capture_output=True).stderr == ""
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_verbs_options_and_keys(tmp_path):
-    text = build_completion_script("bash", parser(verb_names()), [key.name for key in list_keys()])
+    text = build_completion_script("bash", build_parser(list(list_verbs())), [key.name for key in list_keys()])
     ask = 'COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _paceline 2>/dev/null; echo "${{COMPREPLY[@]}}"\n'
     asked = "".join(map(ask.format, ("paceline exp", "paceline measure --rep", "paceline train train.warmup_s")))
     out = subprocess.run(["bash"], input=text + asked, text=True, capture_output=True, cwd=tmp_path).stdout

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from paceline.cli.main import main, verb_names
+from paceline.cli.main import list_verbs, main
 from paceline.errors import UserError
 from paceline.inference.export import export
 from paceline.reports.report import report
@@ -60,7 +60,7 @@ OF_NO_RUN = ("calibrate", "launch", "keys", "completion", "adopt")
 
 
 def test_every_verb_looks_or_asks():
-    assert {*LOOK, *ASK, *OF_NO_RUN} == {*verb_names()}
+    assert {*LOOK, *ASK, *OF_NO_RUN} == {*list_verbs()}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from paceline.convert.rules import Outcome, is_off
 from paceline.errors import UserError
 from paceline.io.escape import to_one_line
 from paceline.io.files import print_json
+from paceline.io.terminal import build_console
 
 LONGEST = 40
 
@@ -27,7 +28,8 @@ def add_adopt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
-def run_adopt(arguments: argparse.Namespace, console: Any) -> int:
+def run_adopt(arguments: argparse.Namespace) -> int:
+    console = build_console()
     if arguments.line and arguments.command:
         raise UserError("one command is given with --command and another after --; leave one of them out")
     command = arguments.line or shlex.join(arguments.command)

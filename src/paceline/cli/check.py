@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
 
-from paceline.config import RunSpec
+from paceline.cli.arguments import add_json_argument, add_run_file_arguments, load_spec
 from paceline.errors import UserError
 from paceline.io.arguments import parse_numbers
 from paceline.io.files import print_json
-from paceline.io.terminal import print_text, warn
+from paceline.io.terminal import build_console, print_text, warn
 from paceline.trials.check import Parity, build_parity_table, check
 
 
-def run_check(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_file_arguments(parser)
+    parser.add_argument("--ranks", default="1,2", metavar="1,2,4", help="numbers of ranks; the first is the reference")
+    parser.add_argument("--layouts", default="", metavar="single,fsdp:2,tensor:2", help="layouts, instead of --ranks")
+    parser.add_argument("--accumulate", default="1", metavar="1,4", help="passes per step")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps to train (20)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the runs there")
+    add_json_argument(parser)
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    spec = load_spec(arguments.words, "check")
     ranks, accumulate = (
         parse_numbers(getattr(arguments, name), f"--{name}", different=True) for name in ("ranks", "accumulate")
     )
@@ -27,7 +38,7 @@ def run_check(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int
         held = {"holds": parity.holds, "tolerance": parity.tolerance, "steps": parity.steps}
         print_json({**held, "rows": parity.table(), "causes": parity.causes})
     else:
-        console.print(build_parity_table(parity))
+        build_console().print(build_parity_table(parity))
     if not parity.holds:
         _report_difference(parity)
         return 1

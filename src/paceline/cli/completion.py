@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.errors import UserError
 from paceline.io.files import print_json
@@ -64,11 +63,11 @@ def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print verbs, options and keys as JSON instead")
 
 
-def run_completion(arguments: argparse.Namespace, console: Any) -> int:
-    from paceline.cli.main import parser, verb_names
+def run_completion(arguments: argparse.Namespace) -> int:
+    from paceline.cli.main import build_parser, list_verbs
     from paceline.config.keys import list_keys
 
-    commands, keys = parser(verb_names()), [key.name for key in list_keys() if "." in key.name]
+    commands, keys = build_parser(list(list_verbs())), [key.name for key in list_keys() if "." in key.name]
     if arguments.json:
         about, options = _verbs(commands)
         verbs = {verb: {"about": told, "options": options[verb]} for verb, told in about.items()}

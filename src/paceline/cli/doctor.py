@@ -14,6 +14,7 @@ from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, E
 from paceline.errors import UserError
 from paceline.io.files import print_json
 from paceline.io.format import wrap_lines
+from paceline.io.terminal import build_console
 from paceline.launch.environment import SINGLE_RANK, detect_rank
 
 STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
@@ -27,7 +28,8 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print every finding as JSON instead of a table")
 
 
-def run_doctor(arguments: argparse.Namespace, console: Any) -> int:
+def run_doctor(arguments: argparse.Namespace) -> int:
+    console = build_console()
     os.environ.setdefault(
         "TORCH_CPP_LOG_LEVEL", "ERROR"
     )  # it warns of addresses without names, which are looked at here

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import PacelineError, UserError
 from paceline.io.files import print_json
 from paceline.io.format import clock
-from paceline.io.terminal import print_text
+from paceline.io.terminal import build_console, print_text
 from paceline.runlog.jobs import is_job_id, list_job_ids
 from paceline.slurm import commands
 from paceline.slurm.jobs import (
@@ -39,7 +39,7 @@ def add_jobs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print every value as JSON")
 
 
-def run_jobs(arguments: argparse.Namespace, console: Any) -> int:
+def run_jobs(arguments: argparse.Namespace) -> int:
     for folder in arguments.folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder of runs", code="not-found")
@@ -51,7 +51,7 @@ def run_jobs(arguments: argparse.Namespace, console: Any) -> int:
         folders = ", ".join(map(str, arguments.folders or list_run_folders()))
         print_text(f"no run in {folders} was submitted; submit one with  paceline submit RUN.yaml")
         return 0
-    console.print(_build_jobs_table(rows[:SHOWN_JOBS]))
+    build_console().print(_build_jobs_table(rows[:SHOWN_JOBS]))
     if len(rows) > SHOWN_JOBS:
         print_text(f"and {len(rows) - SHOWN_JOBS} older ones; all of them with  --json")
     return 0
@@ -86,7 +86,7 @@ def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-def run_logs(arguments: argparse.Namespace, console: Any) -> int:
+def run_logs(arguments: argparse.Namespace) -> int:
     found = find_run(arguments.run)
     jobs = [arguments.run] if is_job_id(arguments.run) else list_job_ids(found)
     if not jobs:
@@ -154,7 +154,7 @@ def add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-def run_cancel(arguments: argparse.Namespace, console: Any) -> int:
+def run_cancel(arguments: argparse.Namespace) -> int:
     commands.require_slurm()
     found = [find_active_jobs(given) for given in arguments.runs]  # cancel none if one cannot be found
     for run, jobs in found:

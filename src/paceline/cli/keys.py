@@ -12,6 +12,7 @@ from paceline.config import registry
 from paceline.config.keys import Key, list_keys, list_sections
 from paceline.errors import UserError, did_you_mean
 from paceline.io.files import print_json
+from paceline.io.terminal import build_console
 
 NEAR = 0.75
 """Likeness of a word to a section, from which it is taken for a slip of the hand."""
@@ -25,7 +26,8 @@ def add_keys_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-def run_keys(arguments: argparse.Namespace, console: Any) -> int:
+def run_keys(arguments: argparse.Namespace) -> int:
+    console = build_console()
     known = list_keys(arguments.workload)
     exact = [key for key in known if key.name in arguments.asked]
     found = exact or [key for key in known if not arguments.asked or _asked_for(key, arguments.asked)]

@@ -7,15 +7,17 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from paceline.cli.arguments import add_json_argument, add_run_file_arguments, load_spec
 from paceline.config import RunSpec
 from paceline.errors import UserError
 from paceline.io.arguments import check_price, make_output_folder, parse_numbers
 from paceline.io.files import print_json, write_json
 from paceline.io.format import duration, number, percent, size, wrap_lines
 from paceline.io.plain_table import PlainTable
-from paceline.io.terminal import warn
+from paceline.io.terminal import build_console, warn
 from paceline.launch.environment import detect_rank
 from paceline.measurement.links import Link, dump_links, measure_links
 from paceline.measurement.messages import describe_law
@@ -27,7 +29,31 @@ MOST_RANKS = 1024
 LABEL_COLUMNS = 24
 
 
-def run_measure(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> int:
+def add_measure_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_file_arguments(parser)
+    parser.add_argument("--ranks", default="", metavar="1,2,4", help="numbers of ranks (1,2)")
+    parser.add_argument("--layouts", default="", metavar="ddp:2,fsdp:2", help="layouts, beside or instead of --ranks")
+    parser.add_argument("--weak", action="store_true", help="let the batch grow with the ranks")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each row, interleaved (3)")
+    parser.add_argument("--steps", type=int, default=30, metavar="N", help="steps of each run (30)")
+    parser.add_argument("--price", type=float, metavar="USD", help="per device and hour")
+    parser.add_argument("--retry", action="store_true", help="run rows again that failed before")
+    parser.add_argument("--links", action="store_true", help="measure the links between ranks instead of a run")
+    parser.add_argument("--steps-by", default="", metavar="ADAM", help="optimizer whose step() ends a training step")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-measure)")
+    add_json_argument(parser)
+
+
+def run_measure(arguments: argparse.Namespace) -> int:
+    if arguments.links:
+        return run_measure_links(arguments)
+    if arguments.command:
+        return run_measure_command(arguments)
+    return run_measure_spec(load_spec(arguments.words, "measure"), arguments)
+
+
+def run_measure_spec(spec: RunSpec, arguments: argparse.Namespace) -> int:
+    """Measure a run file under several layouts."""
     from paceline.measurement.measure import measure
 
     options = _check_options(arguments)
@@ -43,11 +69,11 @@ def run_measure(spec: RunSpec, arguments: argparse.Namespace, console: Any) -> i
             weak=arguments.weak,
             **options,
         )
-    _print_measurement(found, arguments.json, console)
+    _print_measurement(found, arguments.json)
     return 0
 
 
-def run_measure_command(arguments: argparse.Namespace, console: Any) -> int:
+def run_measure_command(arguments: argparse.Namespace) -> int:
     """`measure -- COMMAND`: a script as it is, seen from outside."""
     from paceline.measurement.scripts.measure_command import measure_command
 
@@ -64,7 +90,7 @@ def run_measure_command(arguments: argparse.Namespace, console: Any) -> int:
             steps_by=arguments.steps_by,
             **options,
         )
-    _print_measurement(found, arguments.json, console)
+    _print_measurement(found, arguments.json)
     return 0
 
 
@@ -88,16 +114,17 @@ def _warn_when_stopped() -> Iterator[None]:
         raise
 
 
-def _print_measurement(found: Measurement, as_json: bool, console: Any) -> None:
+def _print_measurement(found: Measurement, as_json: bool) -> None:
     if as_json:
         print_json({"name": found.name, "folder": found.folder, **found.to_json()})
         return
+    console = build_console()
     for part in render_measurement(found):
         console.print(part)
     console.print(f"written: {found.file}; a page of it:  paceline report {found.folder} --out report", soft_wrap=True)
 
 
-def run_measure_links(arguments: argparse.Namespace, console: Any) -> int:
+def run_measure_links(arguments: argparse.Namespace) -> int:
     ranks = parse_numbers(arguments.ranks or "2", "--ranks", different=True)
     if len(ranks) > 1 or not 2 <= ranks[0] <= MOST_RANKS:
         raise UserError(f"--links --ranks {arguments.ranks}: give one number, 2 or more, as in  --links --ranks 2")
@@ -110,9 +137,9 @@ def run_measure_links(arguments: argparse.Namespace, console: Any) -> int:
     if arguments.json:
         print_json(dump_links(found))
     else:
+        console = build_console()
         console.print(build_links_table(found))
-    best = max((link for link in found if link.of_all_ranks), key=lambda link: link.bandwidth_bits_s)
-    if not arguments.json:
+        best = max((link for link in found if link.of_all_ranks), key=lambda link: link.bandwidth_bits_s)
         console.print(f"a link carries {best.rate}: the most that a collective reached ({best.name})")
     if arguments.out is not None:
         make_output_folder(arguments.out)
@@ -121,8 +148,9 @@ def run_measure_links(arguments: argparse.Namespace, console: Any) -> int:
     return 0
 
 
-def run_recalibrate(arguments: argparse.Namespace, console: Any) -> int:
-    """`calibrate --from`: what a measurement says about the calibration of its machine."""
+def run_recalibrate(arguments: argparse.Namespace) -> int:
+    """`calibrate --from`: correct a calibration by a measurement on its machine."""
+    console = build_console()
     from paceline.measurement.recalibration import update_calibration
     from paceline.planner.calibration.calibration import default_calibration_path, describe_calibration_file
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.arguments import add_json_argument, load_spec
 from paceline.config import COMMAND_LINE, RunSpec, build_spec, parse_overrides, registry
 from paceline.config.run_file import set_nested
 from paceline.errors import UserError
 from paceline.io.arguments import make_output_folder, parse_numbers
 from paceline.io.durations import parse_hours
 from paceline.io.files import print_json, read_json, write_atomic, write_json
-from paceline.io.terminal import print_file, print_text, warn
+from paceline.io.terminal import build_console, print_file, print_text, warn
 from paceline.planner.plan import Plan, plan
 from paceline.planner.rows import HourlyRates, Requirements
 from paceline.planner.what_if import parse_what_if
@@ -71,7 +72,10 @@ def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
     return build_spec(values, dict.fromkeys(settings, COMMAND_LINE))
 
 
-def run_plan(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, console: Any) -> int:
+def run_plan(arguments: argparse.Namespace) -> int:
+    spec = build_spec_from_options(arguments) or load_spec(arguments.words, "plan")
+    run_file = Path(arguments.words[0] if arguments.words else "")
+
     def ask(asked: RunSpec, devices: Sequence[int]) -> Plan:
         return plan(
             asked,
@@ -111,6 +115,7 @@ def run_plan(spec: RunSpec, run_file: Path, arguments: argparse.Namespace, conso
     else:
         from paceline.planner.show import render_plan
 
+        console = build_console()
         for part in render_plan(found):
             console.print(part)
         if arguments.out is not None:
@@ -148,7 +153,21 @@ def _is_calibration(path: Path) -> bool:
         return False
 
 
-def run_calibrate(arguments: argparse.Namespace, console: Any) -> int:
+def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", default="1,2,4", metavar="1,2,4", help="numbers of ranks to measure with")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="per rank; 0 shares the cores (0)")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="where to (~/.cache/paceline/calibration.json)")
+    parser.add_argument(
+        "--from", dest="measured", type=Path, metavar="FOLDER", help="correct it by what  paceline measure  found there"
+    )
+    add_json_argument(parser)
+
+
+def run_calibrate(arguments: argparse.Namespace) -> int:
+    if arguments.measured is not None:
+        from paceline.cli.measure import run_recalibrate
+
+        return run_recalibrate(arguments)
     from paceline.planner.calibration.calibrate import build_calibration_table, calibrate_machine, has_gpu
     from paceline.planner.calibration.calibration import default_calibration_path, describe_calibration_file
 
@@ -170,6 +189,7 @@ def run_calibrate(arguments: argparse.Namespace, console: Any) -> int:
     if arguments.json:
         print_json(found)
         return 0
+    console = build_console()
     console.print(build_calibration_table(path))
     console.print(describe_calibration_file(path), soft_wrap=True)
     return 0

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.arguments import add_checkpoint_arguments, add_json_argument
 from paceline.data.tables import format_label
 from paceline.errors import UserError
 from paceline.inference.predictions import PredictInputs, Predictions, read_inputs
@@ -17,6 +18,7 @@ from paceline.inference.trained_model import TrainedModel, check_predicts
 from paceline.inference.trained_model import open as open_run
 from paceline.io.files import print_json, replace_nonfinite, write_atomic
 from paceline.io.format import format_metrics
+from paceline.io.terminal import build_console, print_text
 from paceline.nn.class_metrics import CONFUSION, compute_class_metrics
 from paceline.trainer.evaluation import write_picture
 
@@ -25,7 +27,22 @@ MAX_INPUT_CHARS = 56
 """Signs of an input that are shown."""
 
 
-def run_predict(arguments: argparse.Namespace, console: Any) -> int:
+def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("inputs", nargs="+", metavar="TEXT|FILE.csv|.jsonl|.parquet|.txt|IMAGE")
+    parser.add_argument("--column", default="", metavar="NAME", help="of the file: the column of inputs (data.text)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.csv|.jsonl|FOLDER",
+        help="write all columns and probabilities there, or pictures into a folder",
+    )
+    add_checkpoint_arguments(parser)
+    add_json_argument(parser)
+
+
+def run_predict(arguments: argparse.Namespace) -> int:
+    console = build_console()
     out: Path | None = arguments.out
     if out is not None:
         _check_out_path(out)
@@ -124,3 +141,23 @@ def _print_predictions(inputs: PredictInputs, found: Predictions, console: Any) 
 
 def _truncate(text: str) -> str:
     return text if len(text) <= MAX_INPUT_CHARS else f"{text[: MAX_INPUT_CHARS - 1]}…"
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors|FOLDER")
+    parser.add_argument("--onnx", action="store_true", help="write a model.onnx into the folder too")
+    add_checkpoint_arguments(parser)
+    add_json_argument(parser)
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    from paceline.inference.export import export
+
+    which = "best" if arguments.best else "newest"
+    written = export(arguments.run, arguments.out, which, onnx=arguments.onnx, code=arguments.code)
+    if arguments.json:
+        print_json({"written": written})
+    else:
+        print_text(written)
+    return 0

@@ -12,7 +12,7 @@ from paceline.errors import UserError
 from paceline.io.files import print_json
 from paceline.io.format import duration, format_metrics, number, wrap_lines
 from paceline.io.plain_table import PlainTable
-from paceline.io.terminal import warn
+from paceline.io.terminal import build_console, warn
 from paceline.reports.run_view import (
     MOST_KEYS,
     Experiments,
@@ -72,7 +72,8 @@ def list_runs(folder: Path) -> list[ListedRun]:
     return found
 
 
-def run_runs(arguments: argparse.Namespace, console: Any) -> int:
+def run_runs(arguments: argparse.Namespace) -> int:
+    console = build_console()
     folders = arguments.folders or [Path("runs")]
     found = [one for folder in folders for one in _require_runs(folder)]
     compare = arguments.compare or (len(folders) > 1 and all((f / "spec.yaml").is_file() for f in folders))

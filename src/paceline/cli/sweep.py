@@ -13,7 +13,7 @@ from paceline.config.registry import is_script
 from paceline.errors import UserError
 from paceline.io.arguments import make_output_folder
 from paceline.io.files import print_json
-from paceline.io.terminal import print_text, warn
+from paceline.io.terminal import build_console, print_text, warn
 from paceline.reports.sweep_page import (
     PAGE,
     describe_sweep,
@@ -45,7 +45,7 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print sweep.json instead of a table")
 
 
-def run_sweep(arguments: argparse.Namespace, console: Any) -> int:
+def run_sweep(arguments: argparse.Namespace) -> int:
     words = arguments.words
     if not words or "=" in words[0]:
         raise UserError("which run file? write it as  paceline sweep RUN.yaml section.key=VALUE,VALUE")
@@ -61,7 +61,7 @@ def run_sweep(arguments: argparse.Namespace, console: Any) -> int:
     if arguments.json:
         print_json(found.to_json())
     else:
-        print_sweep(found, words, console)
+        print_sweep(found, words, build_console())
     return 0
 
 

@@ -1,33 +1,8 @@
-"""The run file: one YAML document, validated, frozen, and able to say where each of its values came from."""
+"""The run file: sections and keys, the table of workloads, overrides, and which code a run may execute.
 
-from paceline.config.run_file import parse_overrides
-from paceline.config.run_spec import (
-    COMMAND_LINE,
-    DEFAULT,
-    RunSpec,
-    SpecSource,
-    build_recorded_spec,
-    build_section,
-    build_spec,
-    load,
-    resolve_spec,
-)
-from paceline.config.sections import Parallel, ParameterGroup, Section, Train, field
+May import `io`, `hardware` and `errors`. The names are imported when first used: the registry needs no pydantic.
+"""
 
-__all__ = [
-    "COMMAND_LINE",
-    "DEFAULT",
-    "Parallel",
-    "ParameterGroup",
-    "RunSpec",
-    "Section",
-    "SpecSource",
-    "Train",
-    "build_recorded_spec",
-    "build_section",
-    "build_spec",
-    "field",
-    "load",
-    "parse_overrides",
-    "resolve_spec",
-]
+from paceline.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

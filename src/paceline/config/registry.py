@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
@@ -39,15 +40,18 @@ BUILT_IN = {
 DEFAULT_WORKLOAD = "classifier"
 SCRIPT = "paceline.script:ENTRY"
 """Of every script."""
+USER_CODE_LOGGER = "paceline.user_code"
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A command that a workload adds; `module` has `add_VERB_arguments(parser)` and
-    `run_VERB(arguments, console) -> int`."""
+    """A command. The references `module:name` are imported when its name is typed."""
 
     help: str
-    module: str
+    add_arguments: str
+    """`add_arguments(parser)`."""
+    run: str
+    """`run(arguments) -> exit code`."""
     example: str = ""
 
 
@@ -268,8 +272,9 @@ def load_user_function(reference: str, key: str) -> Any:
     raise UserError(f"{key}: {place!r} has no function {name!r}{have}")
 
 
-announce: Callable[[Path], None] = lambda file: None  # noqa: E731
-"""Told of each file of the user's own before it is executed; the command line says it."""
+def log_user_code(file: Path) -> None:
+    """Log that a file of the user's is about to be executed; the command line prints it."""
+    logging.getLogger(USER_CODE_LOGGER).info("executing %s", file.resolve())
 
 
 def load_user_module(reference: str, key: str, what: str) -> Any:
@@ -333,7 +338,7 @@ def _module_from_file(file: Path) -> Any:
         sys.modules[name] = module
         if (folder := str(file.resolve().parent)) not in sys.path:
             sys.path.append(folder)
-        announce(file.resolve())
+        log_user_code(file)
         try:
             spec.loader.exec_module(module)
         except BaseException:

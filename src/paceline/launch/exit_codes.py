@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import sys
@@ -48,8 +49,7 @@ def _exit_failed_rank(code: int) -> NoReturn:
 @contextmanager
 def exit_on_error() -> Iterator[None]:
     """The same around a command of ours: what nobody foresaw is said in one line too, and which code is executed."""
-    registry.announce = _print_executed_file
-    with exit_on_known_error(_exit_failed_rank):
+    with exit_on_known_error(_exit_failed_rank), _print_user_code():
         try:
             yield
         except (PacelineError, SystemExit, KeyboardInterrupt):
@@ -111,10 +111,18 @@ def _write_bug_file(text: str) -> Path | None:
     return None
 
 
-def _print_executed_file(file: Path) -> None:
-    """Which file of the user's own is about to be executed."""
-    if (place := _rank_info()) is None or place.rank == 0:
-        _write_line(f"executing {file}")
+@contextmanager
+def _print_user_code() -> Iterator[None]:
+    """Print which file of the user's is about to be executed, on the main rank."""
+    logger, handler = logging.getLogger(registry.USER_CODE_LOGGER), logging.Handler()
+    handler.emit = lambda record: _write_line(record.getMessage())  # type: ignore[method-assign]
+    place = _rank_info()
+    logger.setLevel(logging.INFO if place is None or place.rank == 0 else logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _rank_info() -> RankInfo | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 from collections import Counter
@@ -12,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunFailed, UserError
-from paceline.io.arguments import check_price
 from paceline.io.escape import escape_cell
-from paceline.io.files import print_json, write_atomic
-from paceline.io.format import wrap_lines
+from paceline.io.files import write_atomic
 from paceline.io.tabular import Tabular
-from paceline.io.terminal import warn
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import ReportContents, gather_contents
 from paceline.reports.figures import draw_figures
@@ -89,17 +85,3 @@ def _make_folder(folder: Path) -> None:
         (folder / ".try").unlink()
     except OSError as error:
         raise UserError(f"--out: {folder.parent} cannot be written: {error.strerror}") from None
-
-
-def run_report(arguments: argparse.Namespace, console: Any) -> int:
-    found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
-    for note in found.contents.left_out:
-        warn(f"paceline: {note}")
-    if arguments.json:
-        print_json({"page": found.page, "verdict": found.contents.verdict, "table": found.table()})
-        return 0
-    for line in found.contents.verdict:
-        for part in wrap_lines(line, ""):
-            console.print(part)
-    console.print(f"written: {found.page}, report.md, report.tex, figures/, tables/", soft_wrap=True)
-    return 0

@@ -52,7 +52,7 @@ def execute_script(spec: RunSpec, given: InjectedRun) -> None:
     for seed in (torch.manual_seed, np.random.seed, random.seed):  # what it draws before `paceline.run`
         seed(spec.train.seed)
     script = find_script(spec)
-    registry.announce(script.resolve())
+    registry.log_user_code(script)
     _injected.append(given)
     try:
         with _script_environment(script, list(getattr(spec.data, "arguments", ()))):

@@ -168,7 +168,7 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", default="2", metavar="2,4,8", help="with --measure: numbers to compare with 1 (2)")
 
 
-def run_submit(arguments: argparse.Namespace, console: Any) -> int:
+def run_submit(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in JobOptions.__annotations__}
     asked: Any = {name: value for name, value in given.items() if value is not None}
     if arguments.measure:

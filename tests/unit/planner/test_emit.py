@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import paceline
-from paceline.cli.main import parser
+from paceline.cli.main import build_parser
 from paceline.layout import layout_of
 from paceline.planner.emit import build_launch_files
 from paceline.planner.emit_slurm import REQUEUE_CODE, BatchJob, build_batch_script
@@ -55,7 +55,7 @@ def test_a_script_trains_the_run_file_in_the_chosen_layout(folder, kind, where):
     words = ("data.path=/tmp/a 'b' $HOME", "parallel.tensor=1", "parallel.pipeline=1")
     found, files = emitted(folder, kind, where, *words)
     script = next(text for name, text in files.items() if name.endswith((".sh", ".sbatch")))
-    arguments = parser().parse_args(last_command(script))
+    arguments = build_parser(["train"]).parse_args(last_command(script))
     assert arguments.words[0] == str(folder / "run file.yaml")
     own = [w for w in arguments.words[1:] if not w.startswith("parallel.engine")]
     assert words[0] in own

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import paceline
-from paceline.cli.main import parser
+from paceline.cli.main import build_parser
 from paceline.planner.emit import build_launch_files
 from paceline.planner.emit_cloud import accelerator_name, to_dns_name
 from paceline.planner.plan import plan
@@ -39,7 +39,7 @@ def emitted(tmp_path_factory):
 def trained(command, file):
     """The words after `-m paceline`, which the command line must understand."""
     words = shlex.split(command.replace("\\\n", " "))
-    arguments = parser().parse_args(words[words.index("paceline") + 1 :])
+    arguments = build_parser(["train"]).parse_args(words[words.index("paceline") + 1 :])
     assert arguments.again
     assert WORDS[0] in arguments.words
     assert arguments.words[0] == file

@@ -11,7 +11,8 @@ ENTRY = WorkloadEntry(
     verbs={
         "sample": Verb(
             "generate text with a trained language model",
-            "paceline.workloads.lm.sample",
+            "paceline.workloads.lm.sample:add_sample_arguments",
+            "paceline.workloads.lm.sample:run_sample",
             'paceline sample runs/lm_tiny "Returns the"',
         )
     },

@@ -28,7 +28,7 @@ def add_sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-def run_sample(arguments: argparse.Namespace, console: Any) -> int:
+def run_sample(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
     text = sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest")
     if arguments.json:

@@ -18,7 +18,8 @@ ENTRY = WorkloadEntry(
     verbs={
         "topics": Verb(
             "topics of word counts or texts, with pictures and a page",
-            "paceline.workloads.topics.command",
+            "paceline.workloads.topics.command:add_topics_arguments",
+            "paceline.workloads.topics.command:run_topics",
             "paceline topics counts.npz -k 20 --out runs/fit",
         )
     },

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.io.files import print_json
-from paceline.io.terminal import warn
+from paceline.io.terminal import build_console, warn
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import STARTS, FitOptions
 
@@ -58,8 +58,9 @@ def _count_or_share(text: str) -> int | float:
         raise argparse.ArgumentTypeError(f"{text!r} is no number; 5 is five documents, 0.5 half of them") from None
 
 
-def run_topics(arguments: argparse.Namespace, console: Any) -> int:
+def run_topics(arguments: argparse.Namespace) -> int:
     """`paceline topics SOURCE -k K --out FOLDER`, or with --shards the conversion alone."""
+    console = build_console()
     text = {name: getattr(arguments, name) for name in ("text", "min_df", "max_df", "max_terms", "stop_words", "name")}
     if arguments.shards is not None:
         _convert(arguments, text, console)

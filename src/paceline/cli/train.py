@@ -1,0 +1,103 @@
+"""The commands `train`, `explain` and `launch`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from paceline.cli.arguments import add_json_argument, add_run_file_arguments, load_spec
+from paceline.config.registry import USER_CODE_LOGGER
+from paceline.errors import UserError
+from paceline.io.terminal import build_console, warn
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_file_arguments(parser)
+    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
+    parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
+    parser.add_argument(
+        "--again", dest="resume_or_start", action="store_true", help="start, resume, or exit 0 if finished"
+    )
+    parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="start with its weights")
+    parser.add_argument("--changed-code", action="store_true", help="resume although your own code has changed")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    add_json_argument(parser)
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    from paceline.api import is_rank, train
+    from paceline.io.files import print_json, to_flat
+    from paceline.trainer.run import build_follow_up_spec, build_resumed_spec
+
+    words, resume, start = arguments.words, arguments.resume, arguments.start
+    if arguments.quiet:
+        logging.getLogger(USER_CODE_LOGGER).setLevel(logging.WARNING)
+    if resume and start:
+        raise UserError("--resume continues a run and --from starts another; give one of them", code="conflict")
+    if arguments.resume_or_start and not resume and words and Path(words[0], "spec.yaml").is_file():
+        resume, words = Path(words[0]), words[1:]
+    if (resume or start) and (not words or "=" in words[0]):
+        spec = build_resumed_spec(resume, words) if resume else build_follow_up_spec(start, words)
+    else:
+        spec = load_spec([*words, f"model.start={start}"] if start else words, "train")
+    result = train(
+        spec,
+        arguments.out,
+        resume=resume,
+        show=not (arguments.quiet or arguments.json),
+        again=arguments.resume_or_start,
+        changed_code=arguments.changed_code,
+    )
+    if arguments.json and not is_rank():
+        print_json({"path": result.path, **to_flat(result.summary)})
+    return 0 if result.status in ("finished", "stopped") else 1
+
+
+def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_file_arguments(parser)
+    parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
+    add_json_argument(parser)
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    from paceline.io.files import print_json
+    from paceline.runlog.run_dir import find_recorded_spec
+    from paceline.trainer import explain
+
+    recorded = None if arguments.data else find_recorded_spec(arguments.words)
+    spec = recorded or load_spec(arguments.words, "explain")
+    samples, workload, from_data = None, None, list[str]()
+    if arguments.data:
+        from paceline.data.samples import count_samples
+        from paceline.trainer.failures import translate_failures
+        from paceline.workload import build_workload
+
+        with translate_failures(spec):
+            workload = build_workload(spec)
+            workload.prepare(warn)
+            samples = count_samples(workload)
+            from_data = [*explain.describe_evaluation(workload, samples), *explain.describe_groups(workload)]
+    step = [*explain.describe_execution(spec, samples), *explain.describe_network(spec)]
+    derived = [*explain.list_equations(spec, samples, workload), *from_data, *step]
+    if arguments.json:
+        print_json({"values": explain.list_values(spec), "derived": derived})
+        return 0
+    console = build_console()
+    console.print(explain.build_value_table(spec))
+    console.print("", *derived, sep="\n")
+    return 0
+
+
+def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", "-np", "-n", type=int, metavar="N", help="processes to start on this machine (1)")
+    parser.add_argument("--restarts", type=int, default=0, metavar="N", help="of all ranks, after one failed (0)")
+    parser.add_argument("before", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    add_json_argument(parser)
+
+
+def run_launch(arguments: argparse.Namespace) -> int:
+    from paceline.launch.command import launch_command
+
+    own = ["--", *arguments.command] if arguments.before and arguments.command else arguments.command
+    return launch_command([*arguments.before, *own], arguments.ranks, arguments.restarts, arguments.json)
