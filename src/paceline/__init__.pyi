@@ -1,3 +1,4 @@
+from paceline.api import RunResult as RunResult
 from paceline.api import resume as resume
 from paceline.api import train as train
 from paceline.config import RunSpec as RunSpec
@@ -20,7 +21,6 @@ from paceline.reports.sweep_page import sweep as sweep
 from paceline.runlog.run_dir import trust as trust
 from paceline.script.run import run as run
 from paceline.slurm.submit import submit as submit
-from paceline.trainer.run import RunResult as RunResult
 from paceline.trials.check import check as check
 from paceline.trials.sweep_result import Sweep as Sweep
 from paceline.workload import Outline as Outline

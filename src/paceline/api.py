@@ -1,19 +1,84 @@
-"""Train and resume runs: what `paceline.train` and `paceline.resume` call."""
+"""Train and resume runs: what `paceline.train` and `paceline.resume` call.
+
+The process that was asked resolves the layout, checks the request and prepares the data; then ranks join, build the
+same job and enter the loop. Under torchrun, srun or mpirun the ranks exist already, and each of them was asked.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config import RunSpec, SpecSource, resolve_spec
-from paceline.errors import OutOfMemory, UserError
+from paceline.config.registry import find_entry
+from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.hardware.catalogue import parse_cluster
-from paceline.launch.environment import detect_rank
+from paceline.io.format import duration, format_metrics, number
+from paceline.io.tabular import Tabular
+from paceline.launch.environment import RankInfo, detect_rank
 from paceline.planner.advice import suggest_memory_savings
 from paceline.planner.plan import apply_plan
-from paceline.trainer import run
-from paceline.trainer.run import RunResult, build_resumed_spec
+from paceline.runlog.events import RunStatus
+from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import Summary
+from paceline.trainer.failures import translate_failures
+from paceline.trainer.oom_retry import apply_recorded_retry, halve_micro_batch, prepare_retry, record_retry
+from paceline.trainer.rank import ignore_line, log_line, run_rank
+from paceline.trainer.run import (
+    PRELOAD,
+    build_resumed_spec,
+    find_finished_summary,
+    fit_to_launcher,
+    open_run,
+    remove_run,
+    suggest_resume,
+)
+from paceline.workload import BaseWorkload, LogFn, build_workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult(Tabular):
+    """A run that ended: its folder and its summary."""
+
+    path: Path
+    summary: Summary
+
+    @property
+    def headline(self) -> str:
+        summary = self.summary
+        metrics = f"; evaluation: {format_metrics(self.metrics)}" if self.metrics else ""
+        return (
+            f"{summary.name} {summary.status} after {duration(summary.seconds)}, {summary.trained.steps:,} steps: "
+            f"last loss {number(summary.loss_last)}{metrics}; {self.path}"
+        )
+
+    def rows_of_table(self) -> list[dict[str, Any]]:
+        summary = self.summary
+        numbers = {key: getattr(summary, key) for key in ("seconds", "samples_per_s", "loss_first", "loss_last")}
+        trained = {"samples": summary.trained.samples, "steps": summary.trained.steps}
+        return [{"name": summary.name, "status": summary.status, **trained, **numbers, **self.metrics}]
+
+    @property
+    def status(self) -> RunStatus:
+        return RunStatus(self.summary.status)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return dict(self.summary.evaluation.metrics)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the trained tensors, from the newest checkpoint."""
+        from paceline.trainer.checkpoint.reader import find_newest, read_tensors
+
+        checkpoint = find_newest(RunDir(self.path).checkpoints, log_line)
+        if checkpoint is None:
+            raise UserError(f"{self.path} has no whole checkpoint")
+        return read_tensors(checkpoint)
 
 
 def train(
@@ -26,38 +91,55 @@ def train(
     changed_code: bool = False,
     show: bool = True,
 ) -> RunResult:
-    """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or go on with
-    the run in `resume`.
+    """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or resume the
+    run in `resume`.
 
-    `again`: the folder is `out`/NAME, the same each time. Begin there, go on, or leave it if it is finished.
+    `again`: the folder is `out`/NAME, the same each time. Start the run there, resume it, or return if it is finished.
     `start` is a run, a file or a folder with the weights to begin with, as `model.start` of the spec.
-    `changed_code` goes on although the run's own code is not what its last checkpoint was made with.
-    `parallel: auto` on a named cluster is the layout that the plan chooses.
+    `changed_code` resumes even if the user's own code is not what the last checkpoint was made with.
+    `parallel: auto` on a named cluster becomes the layout that the plan chooses.
     """
     spec = resolve_spec(spec)
     if start is not None:
         spec = spec.replace({"model.start": str(start)})
-    place = detect_rank(os.environ)
-    chosen = apply_plan(spec, place.world if place is not None else None)
-    if chosen is not spec and place is None:
-        _check_devices(chosen)
+    rank = detect_rank(os.environ)
+    spec = resolve_parallel(spec, rank)
+    request = _Request(spec, Path(out), None if resume is None else Path(resume), again, changed_code, show)
     try:
-        return run.train(chosen, out, resume=resume, again=again, changed_code=changed_code, show=show)
-    except OutOfMemory as failed:
-        if show and (ways := suggest_memory_savings(chosen if place is None else run.fit_to_launcher(chosen, place))):
-            first, *rest = str(failed).split("\n")
-            failed.args = ("\n".join([first, ways, *rest]),)
+        return request.train_here() if rank is None else request.train_as_rank(rank)
+    except OutOfMemory as error:
+        if show and (savings := suggest_memory_savings(spec)):
+            first, *rest = str(error).split("\n")
+            error.args = ("\n".join([first, savings, *rest]),)
         raise
 
 
+def resume(run: str | Path, overrides: Any = (), *, changed_code: bool = False, show: bool = True) -> RunResult:
+    """Resume a run from its newest whole checkpoint, on the same or another number of ranks.
+
+    `{"train.epochs": "+2"}` trains it beyond its first length.
+    """
+    return train(build_resumed_spec(run, overrides), resume=run, changed_code=changed_code, show=show)
+
+
 def is_rank() -> bool:
-    """Whether a launcher has started this process as one of several."""
-    place = detect_rank(os.environ)
-    return place is not None and place.world > 1
+    """Return whether a launcher has started this process as one of several."""
+    rank = detect_rank(os.environ)
+    return rank is not None and rank.world > 1
+
+
+def resolve_parallel(spec: RunSpec, rank: RankInfo | None) -> RunSpec:
+    """Write out the layout: the plan's for `parallel: auto` on a named cluster, and the launcher's number of ranks."""
+    chosen = apply_plan(spec, None if rank is None else rank.world)
+    if rank is not None:
+        return fit_to_launcher(chosen, rank)
+    if chosen is not spec:
+        _check_devices(chosen)
+    return chosen
 
 
 def _check_devices(spec: RunSpec) -> None:
-    """A plan for the devices of a cluster is not carried out on another machine."""
+    """Raise UserError if the plan is for devices of another machine."""
     if spec.parallel.device == "cpu" or parse_cluster(spec.cluster).device.synchronous:
         return
     import torch
@@ -71,9 +153,95 @@ def _check_devices(spec: RunSpec) -> None:
         )
 
 
-def resume(run: str | Path, overrides: Any = (), *, changed_code: bool = False, show: bool = True) -> RunResult:
-    """Go on with a run from its newest whole checkpoint, on the same or another number of ranks.
+@dataclass(frozen=True)
+class _Request:
+    """One call of `train`, its layout resolved."""
 
-    `{"train.epochs": "+2"}` goes on beyond its first length.
-    """
-    return train(build_resumed_spec(run, overrides), resume=run, changed_code=changed_code, show=show)
+    spec: RunSpec
+    out: Path
+    resume: Path | None
+    again: bool
+    changed_code: bool
+    show: bool
+
+    def train_as_rank(self, rank: RankInfo) -> RunResult:
+        """Train as one of the ranks that a launcher has started."""
+        log = log_line if self.show and rank.rank == 0 else ignore_line
+        spec, finished = self._find_progress(log)
+        if finished is not None:
+            return finished
+        with translate_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
+            workload = build_workload(spec)
+            workload.prepare(log)
+
+        def open_folder(log: LogFn) -> RunDir:  # by the main rank alone: others may not see yet what it sees
+            return self._open_run(spec, self._find_folder(), log, workload)[0]
+
+        try:
+            return RunResult(*run_rank(spec, self.show, open_folder, workload))
+        except OutOfMemory as error:
+            if self.again and (folder := self._find_folder()) is not None:
+                record_retry(RunDir(folder), spec, error)
+            raise
+
+    def train_here(self) -> RunResult:
+        """Start the ranks and wait for them."""
+        log = log_line if self.show else ignore_line
+        spec, finished = self._find_progress(log)
+        if finished is not None:
+            return finished
+        folder = self._find_folder()
+        run, workload = self._open_run(spec, folder, log)
+        try:
+            return RunResult(*_train_with_retries(spec, self.show, run, workload))
+        except UserError:
+            if folder is None:
+                remove_run(run)
+            raise
+        except RunFailed as error:
+            if self.show:
+                error.args = (f"{error}\n{suggest_resume(run)}",)
+            raise
+
+    def _find_folder(self) -> Path | None:
+        """Return the folder of the run to resume; None for a new run."""
+        run = RunDir(self.out / self.spec.name)
+        return run.path if self.again and self.resume is None and run.spec_file.is_file() else self.resume
+
+    def _find_progress(self, log: LogFn) -> tuple[RunSpec, RunResult | None]:
+        """Return the spec as an earlier attempt left it and, if nothing is left to do, the result."""
+        folder = self._find_folder() if self.again else None
+        if folder is None:
+            return self.spec, None
+        if (summary := find_finished_summary(RunDir.open(folder), self.spec)) is not None:
+            log(f"{folder} is finished: nothing is left to do")
+            return self.spec, RunResult(folder, summary)
+        return apply_recorded_retry(RunDir(folder), self.spec), None
+
+    def _open_run(
+        self, spec: RunSpec, folder: Path | None, log: LogFn, workload: Any = None
+    ) -> tuple[RunDir, BaseWorkload]:
+        return open_run(spec, self.out, folder, log, workload, exactly=self.again, changed_code=self.changed_code)
+
+
+def _train_with_retries(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
+    """Train on ranks that are started here; again in smaller passes, if `train.on_oom` says so and memory ran out."""
+    try:
+        return _run_ranks(spec, show, run, workload)
+    except OutOfMemory as error:
+        smaller = halve_micro_batch(spec, error)
+        if smaller is None:
+            raise
+    prepare_retry(run, smaller, log_line if show else ignore_line)  # the error and what it referred to are gone by now
+    return _train_with_retries(smaller, show, run, None)
+
+
+def _run_ranks(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
+    if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # other engines change their process for good
+        return run_rank(spec, show, run, workload)
+    from paceline.launch.hang_diagnosis import ProcessMonitor
+    from paceline.launch.local import run_ranks
+
+    preload = (*PRELOAD, *find_entry(spec.workload).preload)
+    monitor = ProcessMonitor(run.heartbeats, spec.parallel.timeout_s)
+    return run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, monitor)[0]

@@ -157,6 +157,13 @@ def layout_of(spec: RunSpec) -> Layout:
     return Layout(strategy, replicate, batch, _micro_batch(parallel, math.ceil(batch / data)), shard, **same_names)
 
 
+def fix_strategy(spec: RunSpec) -> RunSpec:
+    """Write out the strategy of `parallel: auto` on these ranks, so that no plan for the cluster replaces it."""
+    if spec.cluster == "local" or spec.parallel.strategy != "auto":
+        return spec
+    return spec.replace({"parallel.strategy": layout_of(spec).strategy})
+
+
 def _data_ranks(parallel: Parallel) -> int:
     each = parallel.tensor * parallel.pipeline
     data, left = divmod(parallel.ranks, each)

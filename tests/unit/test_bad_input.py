@@ -543,7 +543,7 @@ def test_ctrl_c_before_the_start_is_quiet(folder, ask, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.trainer.run.open_run", interrupted)
+    monkeypatch.setattr("paceline.api.open_run", interrupted)
     assert ask("train run.yaml") == Answer(130, "", "")
 
 

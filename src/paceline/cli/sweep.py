@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.api import train
 from paceline.config import RunSpec
 from paceline.config.registry import is_script
 from paceline.errors import UserError
@@ -22,7 +23,6 @@ from paceline.reports.sweep_page import (
     sweep,
     write_sweep_page,
 )
-from paceline.trainer.run import train
 from paceline.trials.sweep import SweepOptions, SweepPlan, build_sweep_plan, open_sweep
 from paceline.trials.sweep_result import Sweep, format_values
 

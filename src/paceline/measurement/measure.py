@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from paceline.api import train
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
 from paceline.errors import UserError
-from paceline.layout import LAYOUT_FIELDS, layout_of, parse_layout
+from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
 from paceline.measurement.result import Measurement, build_measurement
 from paceline.measurement.rows import BatchLayout, FailedRow
 from paceline.measurement.run_times import RunTimes, read_run_times
@@ -29,7 +30,7 @@ from paceline.measurement.trial_runner import (
 )
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
-from paceline.trainer.run import PRELOAD, train
+from paceline.trainer.run import PRELOAD
 from paceline.trials.check import DEFAULT_PARALLEL
 from paceline.workload import LogFn
 
@@ -136,6 +137,7 @@ def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int
             batch = spec.train.global_batch * found.parallel.ranks // (found.parallel.tensor * found.parallel.pipeline)
             found = found.replace({"train.global_batch": batch})
         layout_of(found)
+        found = fix_strategy(found)
     except UserError as error:
         return FailedRow(label=label, ranks=int(parallel["ranks"]), failed=trim_reason(str(error)), why=str(error))
     return SpecTrial(label, found.parallel.ranks, found)

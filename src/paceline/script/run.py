@@ -11,20 +11,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from paceline.api import resolve_parallel
 from paceline.config import RunSpec, build_spec, load, parse_overrides
 from paceline.config.registry import is_script
 from paceline.config.run_file import read_yaml_file, set_nested
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.terminal import warn
 from paceline.launch.environment import RankInfo, detect_rank
-from paceline.planner.plan import apply_plan
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir, find_runs
 from paceline.runlog.summary import read_summary
 from paceline.script.injected_run import get_injected_run
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.rank import ignore_line, log_line
-from paceline.trainer.run import fit_to_launcher, open_run, remove_run, suggest_resume
+from paceline.trainer.run import open_run, remove_run, suggest_resume
 
 if TYPE_CHECKING:
     from paceline.script.api import ScriptRun
@@ -69,13 +69,12 @@ def _open_standalone(
     if resume is not None:
         before = RunDir.open(Path(resume)).recorded_spec()
         spec = spec.replace({"data.arguments": getattr(before.data, "arguments", ())}, SCRIPT_ORIGIN)
-    spec = apply_plan(spec, place.world if place is not None else None)
+    spec = resolve_parallel(spec, place)
     speak = log_line if show and (place is None or place.rank == 0) else ignore_line
     if place is None:
         _reject_ranks(spec, file, script)
         start = RankRunFactory(spec, show, open_run(spec, out, resume, speak, changed_code=True)[0])
     else:
-        spec = fit_to_launcher(spec, place)
         start = RankRunFactory(spec, show, lambda speak: open_run(spec, out, resume, speak, changed_code=True)[0])
     try:
         with start.opened() as found:

@@ -1,8 +1,4 @@
-"""The verb `train`: from a spec to a finished run folder, on one rank or many.
-
-The process that was asked checks the request and prepares the data; ranks then meet, build the same job and enter the
-loop. Under torchrun, srun or mpirun the ranks are there already, and each of them was asked.
-"""
+"""Open a run: check the request, prepare the data, and make or find the run folder."""
 
 from __future__ import annotations
 
@@ -10,16 +6,13 @@ import os
 import shlex
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build_spec, load, parse_overrides
 from paceline.config.registry import find_entry
-from paceline.errors import OutOfMemory, RunFailed, UserError
-from paceline.io.format import duration, format_metrics, number
-from paceline.io.tabular import Tabular
-from paceline.launch.environment import RankInfo, detect_rank
+from paceline.errors import UserError
+from paceline.launch.environment import RankInfo
 from paceline.layout import LAYOUT_FIELDS, Layout, layout_of
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
@@ -27,121 +20,21 @@ from paceline.runlog.summary import Summary, read_summary
 from paceline.trainer import engines
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.init_from.vocabulary import check_same_vocabulary, find_tokenizer
-from paceline.trainer.oom_retry import apply_recorded_retry, halve_micro_batch, prepare_retry, record_retry
-from paceline.trainer.rank import ignore_line, log_line, run_rank
+from paceline.trainer.rank import ignore_line
 from paceline.trainer.resume_guard import check_same_answer, check_same_request, find_extension, resolve_added_length
-from paceline.workload import BaseWorkload, LogFn, Workload, build_workload
+from paceline.workload import LogFn, Workload, build_workload
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 PRELOAD = ("paceline.launch.process_group", "paceline.trainer.setup")
 """Imported once, before the ranks part ways."""
 
 
-@dataclass(frozen=True, repr=False)
-class RunResult(Tabular):
-    """A run that ended: its folder and its summary."""
+def find_finished_summary(run: RunDir, spec: RunSpec) -> Summary | None:
+    """Return the summary of a run that has nothing left to do; raise UserError if the spec would change its answer.
 
-    path: Path
-    summary: Summary
-
-    @property
-    def headline(self) -> str:
-        told = self.summary
-        metrics = f"; evaluation: {format_metrics(self.metrics)}" if self.metrics else ""
-        return (
-            f"{told.name} {told.status} after {duration(told.seconds)}, {told.trained.steps:,} steps: "
-            f"last loss {number(told.loss_last)}{metrics}; {self.path}"
-        )
-
-    def rows_of_table(self) -> list[dict[str, Any]]:
-        told = self.summary
-        numbers = {key: getattr(told, key) for key in ("seconds", "samples_per_s", "loss_first", "loss_last")}
-        trained = {"samples": told.trained.samples, "steps": told.trained.steps}
-        return [{"name": told.name, "status": told.status, **trained, **numbers, **self.metrics}]
-
-    @property
-    def status(self) -> RunStatus:
-        return RunStatus(self.summary.status)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        return dict(self.summary.evaluation.metrics)
-
-    def weights(self) -> dict[str, Tensor]:
-        """The trained tensors, from the newest checkpoint."""
-        from paceline.trainer.checkpoint.reader import find_newest, read_tensors
-
-        checkpoint = find_newest(RunDir(self.path).checkpoints, log_line)
-        if checkpoint is None:
-            raise UserError(f"{self.path} has no whole checkpoint")
-        return read_tensors(checkpoint)
-
-
-def train(
-    spec: RunSpec,
-    out: str | Path = "runs",
-    *,
-    resume: str | Path | None = None,
-    again: bool = False,
-    changed_code: bool = False,
-    show: bool = True,
-) -> RunResult:
-    """Train a spec into a new folder below `out`, or go on with the run in `resume`.
-
-    `again`: the folder is `out`/NAME, the same each time. Begin there, go on, or leave it if it is finished.
-    `changed_code`: although the user's own code is not what the run was saved with.
-    """
-    place = detect_rank(os.environ)
-    if place is not None:
-        spec = fit_to_launcher(spec, place)
-    folder = _find_existing_run(spec, out, resume) if again else resume
-    if again and folder is not None and (summary := _read_finished(RunDir.open(Path(folder)), spec)) is not None:
-        if show and (place is None or place.rank == 0):
-            log_line(f"{folder} is finished: nothing is left to do")
-        return RunResult(Path(folder), summary)
-    if again and folder is not None:
-        spec = apply_recorded_retry(RunDir(Path(folder)), spec)
-    if place is not None:
-        with translate_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
-            workload = build_workload(spec)
-            workload.prepare(log_line if show and place.rank == 0 else ignore_line)
-
-        def opened(say: LogFn) -> RunDir:  # by the main rank alone: others may not see yet what it sees
-            there = _find_existing_run(spec, out, resume) if again else resume
-            return open_run(spec, Path(out), there, say, workload, exactly=again, changed_code=changed_code)[0]
-
-        try:
-            return RunResult(*run_rank(spec, show, opened, workload))
-        except OutOfMemory as error:
-            if again and (there := _find_existing_run(spec, out, resume)) is not None:
-                record_retry(RunDir(Path(there)), spec, error)
-            raise
-    speak = log_line if show else ignore_line
-    run, workload = open_run(spec, Path(out), folder, speak, exactly=again, changed_code=changed_code)
-    try:
-        return RunResult(*_train_with_retries(spec, show, run, workload))
-    except UserError:
-        if folder is None:
-            remove_run(run)
-        raise
-    except RunFailed as failed:
-        if show:
-            failed.args = (f"{failed}\n{suggest_resume(run)}",)
-        raise
-
-
-def _find_existing_run(spec: RunSpec, out: str | Path, resume: str | Path | None) -> str | Path | None:
-    """The folder that this run has begun in; None where it has not begun."""
-    run = RunDir(Path(out) / spec.name)
-    return resume if resume is not None else run.path if run.spec_file.is_file() else None
-
-
-def _read_finished(run: RunDir, spec: RunSpec) -> Summary | None:
-    """The summary of a run that has nothing left to do; a spec that would not give the same answer is refused.
-
-    A run whose last checkpoint was damaged since goes on from the one before.
+    A run whose last checkpoint was damaged is not finished: it resumes from the one before.
     """
     check_same_request(run, spec)
     if not run.summary_file.is_file() or find_extension(run, spec) is not None:
@@ -157,29 +50,6 @@ def _is_last_whole(run: RunDir) -> bool:
         return all(verify_checkpoint(path) for path in list_sealed(run.checkpoints)[:1])
     except DamagedCheckpoint:
         return False
-
-
-def _train_with_retries(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
-    """By ranks that are started here; once more in smaller passes, where that is asked for and memory ran out."""
-    try:
-        return _run_ranks(spec, show, run, workload)
-    except OutOfMemory as error:
-        smaller = halve_micro_batch(spec, error)
-        if smaller is None:
-            raise
-    prepare_retry(run, smaller, log_line if show else ignore_line)  # what the error held on to is gone by now
-    return _train_with_retries(smaller, show, run, None)
-
-
-def _run_ranks(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
-    if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # others leave traces in their process
-        return run_rank(spec, show, run, workload)
-    from paceline.launch.hang_diagnosis import ProcessMonitor
-    from paceline.launch.local import run_ranks
-
-    preload = (*PRELOAD, *find_entry(spec.workload).preload)
-    watch = ProcessMonitor(run.heartbeats, spec.parallel.timeout_s)
-    return run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, watch)[0]
 
 
 def remove_run(run: RunDir) -> None:

@@ -17,15 +17,15 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.api import RunResult, train
 from paceline.config import Parallel, RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import describe_error
 from paceline.errors import RunFailed, UserError
 from paceline.io.tabular import Tabular
 from paceline.launch.environment import RankInfo, detect_rank, isolate_rank
-from paceline.layout import LAYOUT_FIELDS, layout_of, parse_layout
+from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.run import RunResult, train
 from paceline.workload import LogFn, build_workload
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def _build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int
             **{f"parallel.{name}": value for name, value in parallel.items()},
         }
     )
+    spec = fix_strategy(spec)
     per_rank = math.ceil(spec.train.global_batch / layout_of(spec).data)
     if spec.parallel.pipeline > 1 and accumulate == 1:  # it is filled as it is by default
         return spec

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from paceline.api import resolve_parallel, train
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
 from paceline.errors import PacelineError, RunFailed, UserError
@@ -21,7 +22,7 @@ from paceline.io.files import replace_nonfinite
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.resume_guard import LENGTHS, length_of
-from paceline.trainer.run import PRELOAD, train
+from paceline.trainer.run import PRELOAD
 from paceline.trials.search_space import (
     Space,
     Values,
@@ -299,6 +300,7 @@ def read_outcome(plan: SweepPlan, row: TrialRow, length: int) -> TrialRow:
 
 def train_in_new_process(spec: RunSpec, folder: Path, slot: int | None = None) -> str:
     """In new processes, so that a trial that dies is a row, and the next has all the memory."""
+    spec = resolve_parallel(spec, None)
     if spec.parallel.ranks > 1:
         return str(train(spec, folder, again=True, show=False).status)
     from paceline.launch.local import run_ranks

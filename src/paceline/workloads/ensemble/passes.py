@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.api import train
 from paceline.config import RunSpec, load
 from paceline.errors import PacelineError, UserError, join_names
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.passes import FitEnd
-from paceline.trainer.run import train
 from paceline.workload import LogFn
 from paceline.workloads.ensemble.combination import Combination, fit_class_combination, fit_number_combination
 from paceline.workloads.ensemble.fitted import MemberReference, write_ensemble

@@ -96,8 +96,8 @@ def train_topics(
     data: Mapping[str, Any] | None = None,
 ) -> Path:
     """Fit as a run with its folder at `out`; returns the folder. `data`: more of that section, None is left out."""
+    from paceline.api import train
     from paceline.config import build_spec
-    from paceline.trainer.run import train
 
     out = Path(out).expanduser().absolute()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", out.name):

@@ -1,4 +1,7 @@
-"""What the verbs take from Python: a spec, a run file, its content, or a Workload class."""
+"""`train` and the other verbs from Python: what they take as a run, and that every door applies the plan."""
+
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,8 +10,12 @@ from noisy_data import NoisyData
 from paceline import Workload, plan, train
 from paceline.config import load, resolve_spec
 from paceline.errors import UserError
+from paceline.layout import layout_of
+from paceline.trials.sweep import train_in_new_process
 from paceline.workload import build_workload
+from paceline.workloads.ensemble.passes import train_member
 
+RECIPE = Path(__file__).parents[2] / "recipes" / "lm_7b.yaml"
 QUICK = {"train": {"steps": 2, "global_batch": 4}}
 
 
@@ -71,3 +78,29 @@ def test_a_plan_for_devices_that_are_not_here_is_not_carried_out_on_cores(tmp_pa
     with pytest.raises(UserError, match=r"8xA100: the plan takes \d devices?, and this machine has no CUDA devices"):
         train({"cluster": "8xA100", "parallel": "auto", "data": {"source": "docstrings"}}, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+class Opened(Exception):
+    """Raised in place of opening a run, with the spec that would have been trained."""
+
+
+DOORS = {
+    "train": train,
+    "resume or start": partial(train, again=True),
+    "sweep": train_in_new_process,
+    "ensemble": train_member,
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_applies_the_plan(door, tmp_path, monkeypatch):
+    def open_run(spec, *_, **__):
+        raise Opened(spec)
+
+    monkeypatch.setattr("paceline.api.open_run", open_run)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    spec = load(RECIPE, ["parallel=auto", "cluster=1x8xH100"])
+    with pytest.raises(Opened) as opened:
+        DOORS[door](spec, tmp_path)
+    layout = layout_of(opened.value.args[0])
+    assert (layout.strategy, layout.ranks) == ("fsdp", 8)
