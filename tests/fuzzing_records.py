@@ -46,7 +46,7 @@ class SweepFile:
         """All that is done with it until the next trial begins."""
         from paceline.cli.sweep import print_sweep
         from paceline.io.terminal import build_console
-        from paceline.reports.sweep_page import describe_sweep, draw_sweep, format_trial_row, list_sweep_columns
+        from paceline.reports.sweep_page import build_sweep_table, describe_sweep, draw_sweep
         from paceline.trials.sweep import _run_halving, open_sweep
 
         plan = SweepFile.plan(folder)
@@ -58,11 +58,7 @@ class SweepFile:
         done = [row.history or row.status != "to do" for row in found.trials]
         if all(done):
             _run_halving(plan, found, 1, _quiet)
-        return (
-            list_sweep_columns(found),
-            describe_sweep(found),
-            [format_trial_row(found, row) for row in open_sweep(plan, retry=True).rows],
-        )
+        return describe_sweep(found), build_sweep_table(open_sweep(plan, retry=True)).rows
 
 
 @target("made/jobs.jsonl")

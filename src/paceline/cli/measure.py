@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,18 +15,17 @@ from paceline.config import RunSpec
 from paceline.errors import UserError
 from paceline.io.arguments import check_price, make_output_folder, parse_numbers
 from paceline.io.files import print_json, write_json
-from paceline.io.format import duration, number, percent, size, wrap_lines
-from paceline.io.plain_table import PlainTable
+from paceline.io.format import duration, wrap_lines
+from paceline.io.table import Table
 from paceline.io.terminal import build_console, warn
 from paceline.launch.environment import detect_rank
-from paceline.measurement.links import Link, dump_links, measure_links
+from paceline.measurement.links import dump_links, measure_links
 from paceline.measurement.messages import describe_law
 from paceline.measurement.result import Measurement
-from paceline.measurement.rows import FailedRow, MeasuredRow, drop_failed, has_passes
-from paceline.measurement.tables import DEVICE_HEAD, format_device_cells
+from paceline.measurement.rows import drop_failed, has_passes
+from paceline.measurement.tables import build_links_table, build_measurement_tables
 
 MOST_RANKS = 1024
-LABEL_COLUMNS = 24
 
 
 def add_measure_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,18 +178,12 @@ def render_measurement(found: Measurement) -> Iterator[Any]:
     scaling = f"{found.kind} scaling, {batch}" if len(measured) > 1 else "one row"
     yield f"{found.name}: {scaling}; {found.steps} steps, {repeats} repeat{'s' * (repeats != 1)}, medians"
     yield ""
-    yield _build_times_table(measured)
-    for failed in (row for row in found.rows if isinstance(row, FailedRow)):
-        yield from wrap_lines(f"{failed.label}: {failed.failed}", "✗ ")
-    yield ""
-    yield _build_benefit_table(measured, found.usd_per_device_hour is not None)
-    if any(row.resources.device for row in measured):
+    for table in build_measurement_tables(found):
+        if table.name == "plan":
+            yield from _render_plan(found, table)
+        else:
+            yield table
         yield ""
-        yield build_devices_table(measured)
-    if found.planned:
-        yield ""
-        yield from _render_plan(found)
-    yield ""
     for law in found.laws:
         yield from wrap_lines(describe_law(law, max(row.ranks for row in found.rows)), "")
     for finding in found.findings:
@@ -202,100 +195,13 @@ def render_measurement(found: Measurement) -> Iterator[Any]:
         yield from wrap_lines(line, "")
 
 
-def _build_times_table(rows: Sequence[MeasuredRow]) -> Any:
-    out = PlainTable(
-        "", "step", "spread", "compute", "exposed", "waiting", "input", "in flight", "R", "samples/s", left=1
-    )
-    for row in rows:
-        spread = (row.step_s_high - row.step_s_low) / 2 / row.step_s
-        parts, ratio = row.parts, row.compute_over_comm
-        out.add_row(
-            cut_label(row.label),
-            duration(row.step_s),
-            f"±{percent(spread)}" if row.repeats > 1 else "-",
-            *(percent(s / row.step_s) for s in (parts.compute_s, parts.travelling_s, parts.waiting_s, parts.data_s)),
-            duration(parts.comm_s) if parts.comm_s else "-",
-            number(ratio, 3) if ratio is not None else "-",
-            number(row.samples_per_s, 3),
-        )
-    return out
-
-
-def _build_benefit_table(rows: Sequence[MeasuredRow], priced: bool) -> Any:
-    columns = ["", "", "speed-up", "eff.", "hours", "device-h", "memory", "slowest rank"]
-    out = PlainTable(*columns, *(["USD", "USD/M samples"] if priced else []), left=2)
-    for row in rows:
-        slow, peaks = row.loads.slowest, row.loads.peak_bytes_per_rank
-        cells = [
-            "✓" if row.recommended else " ",
-            cut_label(row.label),
-            f"{number(row.speedup, 3)}×",
-            percent(row.efficiency),
-            format_amount(row.cost.hours),
-            format_amount(row.cost.device_hours),
-            size(max(peaks)) if peaks else "-",
-            f"{slow.rank} (×{number(slow.over_others, 3)})" if slow else "-",
-        ]
-        if priced:
-            cells += [format_amount(row.cost.cost_usd), format_amount(row.cost.usd_per_million_samples)]
-        out.add_row(*cells)
-    return out
-
-
-def build_devices_table(rows: Sequence[MeasuredRow]) -> Any:
-    out = PlainTable("", *DEVICE_HEAD, left=2)
-    for row in (row for row in rows if row.resources.device):
-        out.add_row(cut_label(row.label), *format_device_cells(row.resources, "-"))
-    return out
-
-
-def _render_plan(found: Measurement) -> Iterator[Any]:
-    calibrated = "" if found.planned[0].calibrated else ", by rules of thumb: there is no calibration"
-    yield f"measured against planned{calibrated}"
-    out = PlainTable("", "step", "planned", "off by", "compute", "planned", "exposed", "planned", "speed-up", "planned")
-    rows = {row.label: row for row in drop_failed(found.rows)}
-    for plan in found.planned:
-        row = rows[plan.label]
-        out.add_row(
-            cut_label(row.label),
-            duration(row.step_s),
-            duration(plan.step_s),
-            f"{100 * plan.residual:+.0f} %",
-            duration(row.parts.compute_s),
-            duration(plan.compute_s),
-            duration(row.parts.exposed_s),
-            duration(plan.exposed_s),
-            f"{number(row.speedup, 3)}×",
-            f"{number(plan.speedup, 3)}×" if plan.speedup is not None else "-",
-        )
-    yield out
-    for plan in found.planned:
-        if plan.off:
-            yield from wrap_lines(f"{plan.label}: {plan.off}", "  ")
-    if any(plan.off for plan in found.planned):
-        again = f"paceline calibrate --from {found.folder}" if found.planned[0].calibrated else "paceline calibrate"
-        yield f"  to plan by this machine:  {again}"
-
-
-def build_links_table(links: Sequence[Link]) -> Any:
-    """Times by size; that of the smallest is the latency."""
-    sizes = sorted({s for link in links for s in link.sizes_bytes})[1:]
-    out = PlainTable("", "latency", *(size(s) for s in sizes), "bandwidth", left=1)
-    for link in links:
-        took = dict(zip(link.sizes_bytes, link.seconds, strict=True))
-        where = "" if link.of_all_ranks else f", {link.between}"
-        out.add_row(
-            f"{link.name}, {link.ranks} ranks{where}",
-            duration(link.latency_s),
-            *(duration(took[s]) if s in took else "-" for s in sizes),
-            link.rate,
-        )
-    return out
-
-
-def cut_label(label: str) -> str:
-    return label if len(label) <= LABEL_COLUMNS else label[: LABEL_COLUMNS - 1] + "…"
-
-
-def format_amount(value: float | None) -> str:
-    return "-" if value is None else number(value, 3)
+def _render_plan(found: Measurement, table: Table) -> Iterator[Any]:
+    calibrated = found.planned[0].calibrated
+    yield f"measured against planned{'' if calibrated else ', by rules of thumb: there is no calibration'}"
+    yield table
+    off = [plan for plan in found.planned if plan.off]
+    for plan in off:
+        yield from wrap_lines(f"{plan.label}: {plan.off}", "  ")
+    if off:
+        source = f" --from {found.folder}" if calibrated else ""
+        yield f"  to plan by this machine:  paceline calibrate{source}"

@@ -11,17 +11,10 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.io.files import print_json
 from paceline.io.format import duration, format_metrics, number, wrap_lines
-from paceline.io.plain_table import PlainTable
+from paceline.io.table import UNKNOWN, Table
 from paceline.io.terminal import build_console, warn
-from paceline.reports.run_view import (
-    MOST_KEYS,
-    Experiments,
-    compare_experiments,
-    describe_other_keys,
-    format_experiment_row,
-    list_experiment_columns,
-    read_run_view,
-)
+from paceline.reports.run_view import Experiments, compare_experiments, describe_other_keys, read_run_view
+from paceline.reports.tables import build_experiments_table
 from paceline.runlog.run_dir import RunDir, find_runs
 from paceline.runlog.summary import Summary, read_summary
 
@@ -100,8 +93,8 @@ def _require_runs(folder: Path) -> list[ListedRun]:
     return found
 
 
-def _build_runs_table(found: Sequence[ListedRun]) -> PlainTable:
-    table = PlainTable("run", "workload", "status", "evaluation", "ranks", "steps", "last loss", "took", left=4)
+def _build_runs_table(found: Sequence[ListedRun]) -> Table:
+    table = Table("run", "workload", "status", "evaluation", "ranks", "steps", "last loss", "took", left=4)
     for one in found:
         told = one.summary
         table.add_row(
@@ -110,11 +103,11 @@ def _build_runs_table(found: Sequence[ListedRun]) -> PlainTable:
             "cannot be read" if one.problem else told.status if told else "not finished",
             format_metrics(dict(list(told.evaluation.metrics.items())[:3]))
             if told and told.evaluation.metrics
-            else "-",
-            f"{told.ranks:,}" if told and told.ranks else "-",
-            f"{told.trained.steps:,}" if told else "-",
-            number(told.loss_last) if told and told.loss_last is not None else "-",
-            duration(told.seconds) if told else "-",
+            else UNKNOWN,
+            f"{told.ranks:,}" if told and told.ranks else UNKNOWN,
+            f"{told.trained.steps:,}" if told else UNKNOWN,
+            number(told.loss_last) if told and told.loss_last is not None else UNKNOWN,
+            duration(told.seconds) if told else UNKNOWN,
         )
     return table
 
@@ -131,14 +124,7 @@ def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:
         ]
         print_json(rows)
         return 0
-    names = list_experiment_columns(found)
-    table = PlainTable("", *names, left=3 + len(found.keys[:MOST_KEYS]))
-    for place in range(len(found.runs)):
-        table.add_row(
-            "✓" if place == found.best else " ",
-            *(cell.replace("–", "-") for cell in format_experiment_row(found, place)),
-        )
-    console.print(table)
+    console.print(build_experiments_table(found))
     for text in filter(None, (describe_other_keys(found), found.text)):
         for line in wrap_lines(text, ""):
             console.print(line)

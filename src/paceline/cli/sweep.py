@@ -15,14 +15,7 @@ from paceline.errors import UserError
 from paceline.io.arguments import make_output_folder
 from paceline.io.files import print_json
 from paceline.io.terminal import build_console, print_text, warn
-from paceline.reports.sweep_page import (
-    PAGE,
-    describe_sweep,
-    format_trial_row,
-    list_sweep_columns,
-    sweep,
-    write_sweep_page,
-)
+from paceline.reports.sweep_page import PAGE, build_sweep_table, describe_sweep, sweep, write_sweep_page
 from paceline.trials.sweep import SweepOptions, SweepPlan, build_sweep_plan, open_sweep
 from paceline.trials.sweep_result import Sweep, format_values
 
@@ -107,14 +100,7 @@ def _run_one_trial(plan: SweepPlan, number: int) -> int:
 
 
 def print_sweep(found: Sweep, words: Sequence[str], console: Any) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in list_sweep_columns(found):
-        table.add_column(name, justify="left" if name == "status" else "right", overflow="fold")
-    for row in found.rows[:SHOWN]:
-        table.add_row(*format_trial_row(found, row))
-    console.print(table)
+    console.print(build_sweep_table(found, SHOWN))
     if len(found.trials) > SHOWN:
         console.print(f"and {len(found.trials) - SHOWN:,} more in {found.folder / 'sweep.csv'}")
     console.print(describe_sweep(found), soft_wrap=True)

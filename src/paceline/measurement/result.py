@@ -174,6 +174,16 @@ class Conclusions:
     usd_per_device_hour: float | None = None
 
     @property
+    def timed(self) -> bool:
+        """Whether the parts of a step are known."""
+        return self.kind != "times"
+
+    @property
+    def measured(self) -> list[MeasuredRow]:
+        """The rows of which the parts of a step are known."""
+        return [row for row in self.rows if isinstance(row, MeasuredRow)]
+
+    @property
     def recommended(self) -> TimedRow | None:
         return next((row for row in drop_failed(self.rows) if row.recommended), None)
 

@@ -1,19 +1,179 @@
-"""Build the tables of a measurement, for the terminal and for a report."""
+"""Build the tables of a measurement: the same in the terminal, on the page of a report, in Markdown and in LaTeX."""
 
 from __future__ import annotations
 
-from paceline.io.format import number, percent, size
-from paceline.measurement.rows import Resources
+from collections.abc import Sequence
 
-DEVICE_HEAD = ("device", "MFU", "busy", "in use")
+from paceline.io.format import duration, number, percent, size
+from paceline.io.table import UNKNOWN, Table
+from paceline.measurement.links import Link
+from paceline.measurement.result import Conclusions
+from paceline.measurement.rows import FailedRow, MeasuredRow, TimedRow, drop_failed, has_passes
+
+SCALING_NOTES = {
+    "strong": "The same batch on every row.",
+    "weak": "The batch grows with the ranks.",
+    "passes": "Each step is a pass over all samples.",
+    "times": "",
+}
 
 
-def format_device_cells(used_by: Resources, unknown: str) -> tuple[str, ...]:
-    """What a row used, under `DEVICE_HEAD`."""
-    share, used = used_by.usage.get("device_share"), used_by.usage.get("device_bytes")
+def build_measurement_tables(found: Conclusions, name: str = "") -> list[Table]:
+    """Build the tables that there are numbers for; `name` ends their titles."""
+    tables = [build_scaling_table(found)]
+    if found.timed:
+        tables.append(build_times_table(found.measured))
+    if any(row.resources.device for row in found.measured):
+        tables.append(build_devices_table(found.measured))
+    if found.planned:
+        tables.append(build_plan_table(found))
+    tables.append(build_cost_table(found))
+    for table in tables:
+        table.title += name
+    return tables
+
+
+def build_scaling_table(found: Conclusions) -> Table:
+    head = ("", "step" if found.timed else "time", "spread", "speed-up", "efficiency", "samples/s", "tokens/s")
+    columns = 7 if any(row.tokens_per_s for row in found.measured) else 6 if found.timed else 5
+    note = SCALING_NOTES["passes" if has_passes(found.rows) else found.kind]
+    table = Table(*head[:columns], name="scaling", title="Scaling", note=note, mark=True)
+    for row in found.rows:
+        if isinstance(row, FailedRow):
+            table.add_failed_row(row.label, row.failed or "no numbers")
+        else:
+            table.add_row(*_format_scaling(row)[:columns], chosen=row.recommended)
+    return table
+
+
+def _format_scaling(row: TimedRow) -> tuple[str, ...]:
+    tokens_per_s = row.tokens_per_s if isinstance(row, MeasuredRow) else None
     return (
-        used_by.device or unknown,
-        f"{number(100 * used_by.mfu, 3)} %" if used_by.mfu is not None else unknown,
-        percent(share) if share is not None else unknown,
-        size(used) if used is not None else unknown,
+        row.label,
+        duration(row.step_s),
+        f"{duration(row.step_s_low)} to {duration(row.step_s_high)}" if row.repeats > 1 else UNKNOWN,
+        format_speedup(row.speedup),
+        percent(row.efficiency),
+        number(row.samples_per_s, 3),
+        number(tokens_per_s, 3) if tokens_per_s else UNKNOWN,
     )
+
+
+def build_times_table(rows: Sequence[MeasuredRow]) -> Table:
+    table = Table(
+        *("", "compute", "exposed", "waiting", "input", "in flight", "R", "slowest rank"),
+        name="times",
+        title="The four times",
+        note="R is compute over communication in flight; exposed is the part of it that nothing hides, without "
+        "waiting for a slower rank.",
+    )
+    for row in rows:
+        parts, slow, ratio = row.parts, row.loads.slowest, row.compute_over_comm
+        shares = (parts.compute_s, parts.travelling_s, parts.waiting_s, parts.data_s)
+        table.add_row(
+            row.label,
+            *(f"{duration(s)} {percent(s / row.step_s)}" if s else UNKNOWN for s in shares),
+            duration(parts.comm_s) if parts.comm_s else UNKNOWN,
+            number(ratio, 3) if ratio is not None else UNKNOWN,
+            f"rank {slow.rank}, ×{number(slow.over_others, 3)}" if slow else UNKNOWN,
+            chosen=row.recommended,
+        )
+    return table
+
+
+def build_devices_table(rows: Sequence[MeasuredRow]) -> Table:
+    table = Table(
+        *("", "device", "MFU", "busy", "in use"),
+        left=2,
+        name="devices",
+        title="Devices",
+        note="MFU is the share of the device's peak that the arithmetic of the model reaches, attention counted in "
+        "full; busy is the share of the time in which any kernel runs.",
+    )
+    for row in rows:
+        used = row.resources
+        if used.device:
+            share, in_use = used.usage.get("device_share"), used.usage.get("device_bytes")
+            table.add_row(
+                row.label,
+                used.device,
+                f"{number(100 * used.mfu, 3)} %" if used.mfu is not None else UNKNOWN,
+                percent(share) if share is not None else UNKNOWN,
+                size(in_use) if in_use is not None else UNKNOWN,
+                chosen=row.recommended,
+            )
+    return table
+
+
+def build_plan_table(found: Conclusions) -> Table:
+    note = "; ".join(f"{plan.label}: {plan.off}" for plan in found.planned if plan.off)
+    if not found.planned[0].calibrated:
+        note = "Planned by rules of thumb, without a calibration of this machine. " + note
+    table = Table(
+        *("measured / planned", "step", "off by", "compute", "exposed", "speed-up", "memory"),
+        name="plan",
+        title="Measured against planned",
+        note=note,
+    )
+    by_label = {row.label: row for row in found.measured}
+    for plan in found.planned:
+        row = by_label[plan.label]
+        table.add_row(
+            row.label,
+            f"{duration(row.step_s)} / {duration(plan.step_s)}",
+            f"{100 * plan.residual:+.0f} %",
+            f"{duration(row.parts.compute_s)} / {duration(plan.compute_s)}",
+            f"{duration(row.parts.exposed_s)} / {duration(plan.exposed_s)}",
+            f"{format_speedup(row.speedup)} / {format_speedup(plan.speedup)}",
+            f"{size(max(row.loads.peak_bytes_per_rank, default=0))} / {size(plan.memory_bytes)}",
+        )
+    return table
+
+
+def build_cost_table(found: Conclusions) -> Table:
+    usd = (2 if found.timed else 1) if found.usd_per_device_hour is not None else 0
+    whole = f"the whole run of {found.total_samples:,} samples" if found.timed and found.total_samples else "one run"
+    price = f", at {found.usd_per_device_hour:g} USD per device and hour" if usd else ""
+    table = Table(
+        *("", "time", "device-hours", *["memory"] * found.timed, *("USD", "USD per million samples")[:usd]),
+        name="benefit",
+        title="Cost and benefit",
+        note=f"For {whole}{price}.",
+    )
+    for row in drop_failed(found.rows):
+        cost = row.cost
+        peaks = row.loads.peak_bytes_per_rank if isinstance(row, MeasuredRow) else ()
+        table.add_row(
+            row.label,
+            duration(cost.hours * 3600) if cost.hours is not None else UNKNOWN,
+            number(cost.device_hours, 3) if cost.device_hours is not None else UNKNOWN,
+            *[size(max(peaks)) if peaks else UNKNOWN] * found.timed,
+            *(_format_usd(amount) for amount in (cost.cost_usd, cost.usd_per_million_samples)[:usd]),
+            chosen=row.recommended,
+        )
+    return table
+
+
+def build_links_table(links: Sequence[Link], name: str = "") -> Table:
+    """Build a table of times by size; that of the smallest is the latency."""
+    sizes = sorted({s for link in links for s in link.sizes_bytes})[1:]
+    note = "Bandwidth is the slope between the largest sizes, as bits through one link."
+    head = ("", "latency", *(size(s) for s in sizes), "bandwidth")
+    table = Table(*head, name="links", title=f"Links{name}", note=note)
+    for link in links:
+        took = dict(zip(link.sizes_bytes, link.seconds, strict=True))
+        between = "" if link.of_all_ranks else f", {link.between}"
+        times = (link.latency_s, *(took.get(s) for s in sizes))
+        cells = [UNKNOWN if s is None else duration(s) for s in times]
+        table.add_row(f"{link.name}, {link.ranks} ranks{between}", *cells, link.rate)
+    return table
+
+
+def format_speedup(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{number(value, 3)}×"
+
+
+def _format_usd(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.2f}" if value >= 1 else number(value, 3)

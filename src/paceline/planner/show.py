@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.hardware.catalogue import HOST
 from paceline.io.format import format_short_duration, number, percent, size, wrap_lines
-from paceline.io.plain_table import PlainTable
+from paceline.io.table import Column, Table
 from paceline.planner.advice import describe_base
 from paceline.planner.candidates import MEMORY_ERROR, PricedLayout, RejectedFamily, family_name
 from paceline.planner.cost_model import PlanWording
@@ -111,8 +111,8 @@ def _build_device_table(plan: Plan) -> Any:
         "cost": _shows_cost(plan),
     }
     shown = [column for column, wanted in optional.items() if wanted]
-    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", *shown, "verdict"]
-    table = PlainTable(*columns, left=3, remark=True)
+    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", *shown, Column("verdict", "left")]
+    table = Table(*columns, left=3)
     for row in plan.rows:
         long = (
             format_short_duration(row.hours * 3600)
@@ -247,7 +247,7 @@ def _build_layout_table(devices: int, prices: tuple[PricedLayout, ...], chosen: 
     if chosen is not None and chosen not in shown:
         shown[-1] = chosen
     columns = ("", f"layouts on {devices:,}", "pass", "×", "recompute", "step", "comm", "exposed", "memory", "of")
-    table = PlainTable(*columns, left=2)
+    table = Table(*columns, left=2)
     for p in shown:
         table.add_row(
             "✓" if p is chosen else " ",

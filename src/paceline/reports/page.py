@@ -15,10 +15,10 @@ from paceline.io.escape import escape_hidden
 from paceline.io.format import duration, number, percent
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
 from paceline.io.safe_open import open_regular, read_bytes
+from paceline.io.table import Table
 from paceline.reports.charts import Chart
 from paceline.reports.contents import ReportContents
 from paceline.reports.run_view import RunView
-from paceline.reports.tables import Table
 from paceline.runlog.run_dir import RunDir
 
 MOST_PICTURE_RUNS = 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunFailed, UserError
-from paceline.io.escape import escape_cell
 from paceline.io.files import write_atomic
+from paceline.io.table import Table
 from paceline.io.tabular import Tabular
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import ReportContents, gather_contents
 from paceline.reports.figures import draw_figures
 from paceline.reports.page import render_latex, render_markdown, render_page
-from paceline.reports.tables import Table, build_tables
+from paceline.reports.tables import build_tables
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,15 +65,13 @@ def report(
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:
-    """Each as a .csv file of its name, cells as they are shown."""
+    """Write each as a .csv file of its name."""
     _make_folder(folder)
     names = Counter[str]()
     for table in tables:
         names[table.name] += 1
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([*map(escape_cell, row)] for row in (table.head, *table.rows))
         number = f"-{names[table.name]}" if names[table.name] > 1 else ""
-        write_atomic(folder / f"{table.name}{number}.csv", text.getvalue())
+        write_atomic(folder / f"{table.name}{number}.csv", table.to_csv())
 
 
 def _make_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from paceline.config import RunSpec
 from paceline.errors import UserError
-from paceline.io.format import duration, number
+from paceline.io.format import number
 from paceline.measurement.run_times import RunTimes, read_run_times
 from paceline.runlog.events import drop_undone_steps, extract_metrics, read_event_lines
 from paceline.runlog.run_dir import RunDir
@@ -235,7 +235,7 @@ def _select_deciding_values(spec: RunSpec) -> dict[str, Any]:
 
 
 NOT_COMPARED = ("name", "data.cache")
-MOST_KEYS = 5
+MAX_KEYS = 5
 """That are shown as columns."""
 USUAL_SCORES = ("accuracy", "dice", "-loss")
 """Of runs that did not note theirs, the first that was measured."""
@@ -299,7 +299,7 @@ class Experiments:
         (run, score), (second, behind) = first, others[0]
         if score.value == behind.value:
             return f"{run.name} and {second.name} have the same {self.score}, {number(score.value)}."
-        asked = ", ".join(f"{k}={v}" for k, v in zip(self.keys[:MOST_KEYS], self.values[self.best], strict=False))
+        asked = ", ".join(f"{k}={v}" for k, v in zip(self.keys[:MAX_KEYS], self.values[self.best], strict=False))
         extreme = "lowest" if score.less_is_better else "highest"
         of = f" of {len(others) + 1} runs" if len(others) > 1 else ""
         with_ = f" with {asked}" if asked else ""
@@ -327,27 +327,7 @@ def _format_value(value: Any) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def format_experiment_row(found: Experiments, place: int) -> tuple[str, ...]:
-    """A row: the run, what it was asked, how well it did and how long it took. Under `head`."""
-    run, score, told = found.runs[place], found.scores[place], found.runs[place].summary
-    return (
-        run.name,
-        run.status,
-        *found.values[place][:MOST_KEYS],
-        number(score.value) if score else "–",
-        f"{score.step:,}" if score and score.step is not None else "–",
-        number(told.loss_last if told else run.points[-1].loss),
-        number(told.samples_per_s, 3) if told and told.samples_per_s else "–",
-        duration(told.seconds) if told else "–",
-    )
-
-
-def list_experiment_columns(found: Experiments) -> tuple[str, ...]:
-    score = found.score or "score"
-    return ("run", "status", *found.keys[:MOST_KEYS], score, "at step", "last loss", "samples/s", "took")
-
-
 def describe_other_keys(found: Experiments) -> str:
     """Those that have no column."""
-    left = found.keys[MOST_KEYS:]
+    left = found.keys[MAX_KEYS:]
     return f"They also differ in {', '.join(left)}." if left else ""

@@ -25,7 +25,6 @@ from paceline.measurement.messages import describe_decision, describe_extrapolat
 from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
 from paceline.measurement.rows import (
     BatchLayout,
-    MeasuredRow,
     TimedRow,
     add_costs,
     add_speedups,
@@ -137,16 +136,6 @@ class SourceLine:
 class Series(Conclusions):
     sources: Mapping[str, SourceLine]
     """Of each row, by its label."""
-
-    @property
-    def timed(self) -> bool:
-        """Whether the parts of a step are known."""
-        return self.kind != "times"
-
-    @property
-    def measured(self) -> list[MeasuredRow]:
-        """The rows of which the parts of a step are known."""
-        return [row for row in self.rows if isinstance(row, MeasuredRow)]
 
 
 def from_measurement(found: Measurement, price: float | None) -> Series:

@@ -15,6 +15,7 @@ from paceline.io.escape import escape_hidden
 from paceline.io.files import write_atomic
 from paceline.io.format import duration, number
 from paceline.io.html_page import build_content_policy, compile_template
+from paceline.io.table import Column, Table
 from paceline.reports.page import read_asset
 from paceline.reports.plot_style import COLOURS, FAINT, escape_mathtext, use_plot_style
 from paceline.trials.sweep import SweepOptions, build_sweep_plan, run_sweep_trials
@@ -29,19 +30,6 @@ FAR = 30
 """Times the least value, from which on an axis is logarithmic."""
 APART = 0.2
 """Of such an axis, between two values that are written beside it."""
-TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<meta http-equiv="Content-Security-Policy" content="{{ policy }}">
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>{{ style }}</style></head>
-<body><main><h1>{{ title }}</h1>
-<p>{{ verdict }}</p>
-{% if picture %}<figure><img alt="{{ metric }} by value"
-src="data:image/png;base64,{{ picture }}"></figure>
-{% endif %}<div class="scroll"><table>
-<thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></div></main></body></html>
-"""
 
 
 def sweep(
@@ -65,15 +53,14 @@ def write_sweep_page(sweep: Sweep) -> None:
     drawn = draw_sweep(sweep) if sweep.best is not None else b""
     if drawn:
         write_atomic(sweep.folder / PICTURE, drawn)
-    text = compile_template(TEMPLATE).render(
+    text = compile_template(read_asset("sweep.html.j2")).render(
         title=sweep.folder.resolve().name,
         policy=build_content_policy(),
         style=Markup(build_sweep_style()),
         verdict=describe_sweep(sweep),
         picture=base64.b64encode(drawn).decode(),
         metric=sweep.metric,
-        head=list_sweep_columns(sweep),
-        rows=[format_trial_row(sweep, row) for row in sweep.rows],
+        table=build_sweep_table(sweep),
     )
     write_atomic(sweep.folder / PAGE, text)
 
@@ -99,17 +86,20 @@ def describe_sweep(sweep: Sweep) -> str:
     return f"{what} with {format_values(best, sweep.keys)} (trial {best.number})"
 
 
-def list_sweep_columns(sweep: Sweep) -> list[str]:
-    return ["trial", *sweep.keys, sweep.metric, "time", *(["length"] if _has_lengths(sweep) else []), "status"]
-
-
-def format_trial_row(sweep: Sweep, row: TrialRow) -> list[str]:
-    values = [_format_value(row.values.get(key)) for key in sweep.keys]
-    score = number(row.score, 5) if row.score is not None else ""
-    time = duration(row.seconds) if row.seconds else ""
-    length = [str(row.length or "")] if _has_lengths(sweep) else []
-    status = f"failed: {row.why.splitlines()[0]}" if row.status == "failed" and row.why else row.status
-    return [str(row.number), *values, score, time, *length, status]
+def build_sweep_table(sweep: Sweep, most: int | None = None) -> Table:
+    """Build a row for each trial, or for the best `most` of them."""
+    lengths = ["length"] if _has_lengths(sweep) else []
+    table = Table("trial", *sweep.keys, sweep.metric, "time", *lengths, Column("status", "left"), left=0)
+    for row in sweep.rows[:most]:
+        table.add_row(
+            str(row.number),
+            *(_format_value(row.values.get(key)) for key in sweep.keys),
+            number(row.score, 5) if row.score is not None else "",
+            duration(row.seconds) if row.seconds else "",
+            *[str(row.length or "")] * len(lengths),
+            f"failed: {row.why.splitlines()[0]}" if row.status == "failed" and row.why else row.status,
+        )
+    return table
 
 
 def _has_lengths(sweep: Sweep) -> bool:

@@ -21,6 +21,7 @@ from paceline.api import RunResult, train
 from paceline.config import Parallel, RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import describe_error
 from paceline.errors import RunFailed, UserError
+from paceline.io.table import Column, Table
 from paceline.io.tabular import Tabular
 from paceline.launch.environment import RankInfo, detect_rank, isolate_rank
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
@@ -292,20 +293,15 @@ def compare_weights(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> Large
     return LargestDifference(value, Quantity.WEIGHTS, name)
 
 
-def build_parity_table(parity: Parity) -> Any:
-    """The proof as a table for rich to print."""
-    from rich.table import Table
-
-    out = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("layout", "accumulated", "loss", "gradient norm", "weights", "evaluation", ""):
-        out.add_column(name, justify="left" if name in ("layout", "evaluation", "") else "right")
-    for row, before in zip(parity.rows, [None, *parity.rows], strict=False):
-        cells = (
-            ["reference"] * 3
-            if before is None
-            else ["-" if d is None else f"{d:.1e}" for d in (row.loss, row.grad_norm, row.weights)]
-        )
+def build_parity_table(parity: Parity) -> Table:
+    table = Table(
+        *("layout", "accumulated", "loss", "gradient norm", "weights"),
+        *(Column("evaluation", "left"), Column("", "left")),
+    )
+    for number, row in enumerate(parity.rows):
+        differences = ["-" if d is None else f"{d:.1e}" for d in (row.loss, row.grad_norm, row.weights)]
         metrics = "  ".join(f"{k} {v:.6g}" for k, v in row.metrics.items())
-        verdict = "" if before is None else "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst}"
-        out.add_row(row.layout, str(row.accumulate), *cells, metrics, verdict)
-    return out
+        verdict = "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst}"
+        cells = ["reference"] * 3 if number == 0 else differences
+        table.add_row(row.layout, str(row.accumulate), *cells, metrics, verdict if number else "")
+    return table

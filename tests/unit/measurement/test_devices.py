@@ -184,7 +184,7 @@ def test_without_a_driver_there_are_no_devices(monkeypatch):
 def test_the_table_of_devices_fits_the_terminal():
     from rich.console import Console
 
-    from paceline.cli.measure import build_devices_table
+    from paceline.measurement.tables import build_devices_table
 
     used = Resources(None, "NVIDIA H100 80GB HBM3", 0.0123, {"device_share": 0.9, "device_bytes": 4e9})
     console = Console(file=io.StringIO(), width=100)

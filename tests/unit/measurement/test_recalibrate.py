@@ -5,7 +5,6 @@ import shutil
 import socket
 
 import pytest
-from unit.planning.calibrating.test_calibration import made_up
 
 from paceline.cli.main import main
 from paceline.errors import UserError
@@ -16,6 +15,7 @@ from paceline.planner.calibration.calibration import CALIBRATION_FORMAT, Correct
 from paceline.planner.plan import plan
 from paceline.runlog.run_dir import RunDir
 from report_runs import make_measurement
+from unit.planner.calibrating.test_calibration import made_up
 
 
 @pytest.fixture(scope="module")

@@ -227,7 +227,7 @@ def test_links_are_shown_alone_and_beside_a_measurement(tmp_path, measured):
     assert alone.contents.verdict[0].startswith("A link of net carries 1 Gbit/s")
     text = (alone.folder / "report.md").read_text()
     assert text.count("| 1 Gbit/s |") == 6
-    assert "| all-reduce | b and c | 2 | 1 ms | 1 Gbit/s | 4 MB |" in text
+    assert "| all-reduce, 2 ranks, b and c | 1 ms | 9 ms | 33 ms | 1 Gbit/s |" in text
     line = alone.contents.links[0].sources[4].line
     assert '"collective": "all_reduce"' in (tmp_path / "net" / "links.json").read_text().splitlines()[line - 1]
     points = build_charts(alone.contents, tmp_path)[0].data["lines"][0]["points"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.io.format import duration, number, size
-from paceline.io.plain_table import PlainTable
+from paceline.io.table import Table
 from paceline.planner.calibration.calibration import CALIBRATION_FORMAT, AcceleratorRates, RankRates, read_calibration
 from paceline.runlog.machine import describe_environment
 from paceline.workload import LogFn
@@ -138,7 +138,7 @@ def _measure_rank(
 def build_calibration_table(path: Path) -> Any:
     """What was measured, for rich to print."""
     columns = ("ranks", "threads", "products", "attention", "element-wise", "update", "launch", "all-reduce")
-    out, found = PlainTable(*columns, left=0), read_calibration(path)
+    out, found = Table(*columns, left=0), read_calibration(path)
 
     def add(name: str, threads: str, row: RankRates | AcceleratorRates, all_reduce: str) -> None:
         flops = (f"{number(rate / 1e9, 3)} GF/s" for rate in (row.matmul_fit()[0], row.attention_flops_s))

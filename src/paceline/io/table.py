@@ -1,0 +1,122 @@
+"""One table value: drawn in a terminal here, written as CSV, and rendered by the templates of pages and articles."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.io.escape import escape_cell
+from paceline.io.format import wrap_lines
+
+MIN_TEXT_WIDTH = 12
+UNKNOWN = "–"
+"""A cell without a value."""
+Align = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    align: Align = "right"
+
+
+class Table:
+    """Columns, rows of formatted cells, and the rows to mark.
+
+    In a narrow terminal no number is cut: columns move closer together, then text is folded, then the numbers that are
+    left over are drawn in a second block, with the leading columns of text repeated.
+    """
+
+    def __init__(
+        self, *columns: str | Column, left: int = 1, name: str = "", title: str = "", note: str = "", mark: bool = False
+    ) -> None:
+        """The first `left` columns are text; with `mark` a terminal shows a tick beside the chosen row."""
+        self.columns = [
+            column if isinstance(column, Column) else Column(column, "left" if place < left else "right")
+            for place, column in enumerate(columns)
+        ]
+        self.left, self.name, self.title, self.note, self.mark = left, name, title, note, mark
+        self.rows: list[tuple[str, ...]] = []
+        self.styles: list[str] = []
+        self.chosen: int | None = None
+        self.failed: set[int] = set()
+        """Rows with a reason in their second cell, and no numbers."""
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    def add_row(self, *cells: str, style: str = "", chosen: bool = False) -> None:
+        if chosen:
+            self.chosen = len(self.rows)
+        self.rows.append(cells)
+        self.styles.append(style)
+
+    def add_failed_row(self, label: str, reason: str) -> None:
+        self.failed.add(len(self.rows))
+        self.add_row(label, f"✗ {reason}", *[""] * (len(self.columns) - 2))
+
+    def to_csv(self) -> str:
+        """Return the cells as they are shown; none of them can start a formula."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([*map(escape_cell, row)] for row in (self.head, *self.rows))
+        return text.getvalue()
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        tick = [Column("", "left")] if self.mark else []
+        left, columns = self.left + len(tick), [*tick, *self.columns]
+        places = [place for place in range(len(self.rows)) if place not in self.failed]
+        ticks = {place: ("✓" if place == self.chosen else " ",) * len(tick) for place in places}
+        rows = [((*ticks[place], *self.rows[place]), self.styles[place]) for place in places]
+        heads = [column.name for column in columns]
+        widths = [max(len(cells[i]) for cells in (heads, *(cells for cells, _ in rows))) for i in range(len(columns))]
+        room = options.max_width
+        gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= room else 1
+        _narrow_text(widths, [i for i, column in enumerate(columns) if column.align == "left"], room, gap)
+        for block in _split_blocks(widths, left, room, gap):
+            yield _draw(columns, rows, [*range(left), *block], widths, gap)
+        for place in sorted(self.failed):
+            label, reason, *_ = self.rows[place]
+            yield from wrap_lines(f"{label}: {reason.removeprefix('✗ ')}", "✗ ")
+
+
+def _narrow_text(widths: list[int], texts: Sequence[int], room: int, gap: int) -> None:
+    """Take what is missing from the widest text columns, as long as enough of each is left."""
+    for place in sorted(texts, key=lambda place: -widths[place]):
+        missing = sum(widths) + gap * (len(widths) - 1) - room
+        widths[place] -= max(0, min(missing, widths[place] - MIN_TEXT_WIDTH))
+
+
+def _split_blocks(widths: Sequence[int], left: int, room: int, gap: int) -> list[list[int]]:
+    """Group the columns after the leading text, as many side by side as there is room for."""
+    text = sum(widths[:left]) + gap * left
+    blocks: list[list[int]] = [[]]
+    used = text
+    for place in range(left, len(widths)):
+        if blocks[-1] and used + widths[place] > room:
+            blocks.append([])
+            used = text
+        blocks[-1].append(place)
+        used += widths[place] + gap
+    return blocks
+
+
+def _draw(
+    columns: Sequence[Column],
+    rows: Sequence[tuple[Sequence[str], str]],
+    places: Sequence[int],
+    widths: Sequence[int],
+    gap: int,
+) -> Any:
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
+    for place in places:
+        column = columns[place]
+        drawn.add_column(column.name, justify=column.align, width=widths[place], overflow="fold")
+    for cells, style in rows:
+        drawn.add_row(*(cells[place] for place in places), style=style)
+    return drawn
