@@ -147,10 +147,10 @@ class ArraySamples:
         if not leaves:
             raise UserError(f"{said} is empty; {ALLOWED}")
         self.length = len(leaves[0][1])
-        for path, leaf in leaves:
+        for name, leaf in leaves:
             if len(leaf) != self.length:
                 raise UserError(
-                    f"{said}{path} has {len(leaf)} rows and {said.partition(': ')[2]}{leaves[0][0]} {self.length}; "
+                    f"{said}{name} has {len(leaf)} rows and {said.partition(': ')[2]}{leaves[0][0]} {self.length}; "
                     "row i of each must be sample i"
                 )
 

@@ -120,10 +120,10 @@ class _Sent:
             gradient = piece.view_as(parameter)
             if has and parameter in self.sparse:
                 parameter.grad = gradient.to_sparse(1)
-            elif has and (parameter.grad is None or parameter.is_contiguous()):
-                parameter.grad = gradient  # a view of the bucket, which saves a copy
-            elif has:
+            elif has and parameter.grad is not None and not parameter.is_contiguous():
                 parameter.grad.copy_(gradient)
+            elif has:
+                parameter.grad = gradient  # a view of the bucket, which saves a copy
 
 
 class GradientExchange:

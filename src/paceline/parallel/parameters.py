@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from paceline.config import ParameterGroup, Train
 from paceline.errors import UserError, did_you_mean
 from paceline.workload import Workload
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 DEFAULT_GROUP = ParameterGroup()
 """Of parameters that no pattern names: all is as the section `train` says."""
@@ -121,7 +124,7 @@ def _reject_pattern(pattern: str, groups: ParameterGroups, names: list[str]) -> 
     )
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether it is a DTensor, asked without importing them: that takes seconds, and a rank alone has none."""
     return hasattr(tensor, "device_mesh")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +92,7 @@ class _VocabularyHead(parallel.ParallelStyle):
         if isinstance(weight := module.weight, nn.Parameter):
             shared = distribute_tensor(weight.data, device_mesh, [Shard(0)], src_data_rank=None)
             module.weight = nn.Parameter(shared, requires_grad=weight.requires_grad)
-        module.losses = losses
+        cast(Any, module).losses = losses
         if self.outside != Replicate():
             module.register_forward_pre_hook(gathered)
         return module

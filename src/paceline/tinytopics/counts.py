@@ -50,7 +50,7 @@ def _dataset(X: Any) -> Counts:
     if isinstance(X, MatrixRows) and X.all_rows and X.data_path is not None:  # read in blocks, not row by row
         if isinstance(X, NumpyDiskDataset):
             return read_npy(X.data_path, fractional=True)
-        if X.mmap_supported:
+        if X.mmap_supported:  # type: ignore[attr-defined]
             return TorchFile(X.data_path).as_counts(fractional=True)
     if isinstance(X, NumpyDiskDataset) and X.all_rows:
         return read_counts(X.data, fractional=True)

@@ -30,16 +30,16 @@ class TimedGroup(dist.ProcessGroup):
     """The process group of a reducer, in which it sums its buckets and, once, agrees on their order."""
 
     def __init__(self, group: dist.ProcessGroup, notes: StepRecorder) -> None:
-        super().__init__(group.rank(), group.size())
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
         self._group = group
         self._notes = notes
         self._backward = next(PASSES)
         self._sent: set[int] = set()
 
-    def broadcast(self, tensors: list[Tensor], options: Any) -> dist.Work:
+    def broadcast(self, tensors: list[Tensor], options: Any) -> dist.Work:  # type: ignore[override]
         return self._group.broadcast(tensors, options)
 
-    def allreduce(self, tensors: list[Tensor], options: Any) -> dist.Work:
+    def allreduce(self, tensors: list[Tensor], options: Any) -> dist.Work:  # type: ignore[override]
         bucket = id(tensors[0])  # the reducer keeps it, and sends it once in a pass
         if bucket in self._sent:
             self._backward = next(PASSES)
@@ -87,9 +87,10 @@ def watch_buckets(notes: StepRecorder, entered: CallScope) -> None:
         register_builtin(model, *args, **kwargs)
 
     notes.watchers.append(swap_groups)
-    DistributedDataParallel.__init__ = build_and_watch
-    DistributedDataParallel.register_comm_hook = register_timed
-    DistributedDataParallel._register_builtin_comm_hook = register_unseen
+    ddp: Any = DistributedDataParallel
+    ddp.__init__ = build_and_watch
+    ddp.register_comm_hook = register_timed
+    ddp._register_builtin_comm_hook = register_unseen
 
 
 def _time_hook(notes: StepRecorder, entered: CallScope, hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 from paceline.measurement.scripts.command import RecordRequest
 from paceline.measurement.scripts.step_recorder import (
@@ -74,7 +74,7 @@ def _hook_dataloader(notes: StepRecorder) -> None:
         notes.note(INPUT, begin, count_batch_samples(batch, getattr(batches._index_sampler, "batch_size", None)))
         return batch
 
-    dataloader._BaseDataLoaderIter.__next__ = timed
+    cast(Any, dataloader._BaseDataLoaderIter).__next__ = timed
 
 
 def count_batch_samples(batch: Any, batch_size: int | None = None) -> int:
@@ -152,7 +152,7 @@ def _hook_collectives(calls: _CollectiveCalls) -> None:
         notes.note(WAIT, begin)
         return done
 
-    dist.Work.wait = timed_wait
+    cast(Any, dist.Work).wait = timed_wait
 
 
 def _time_call(calls: _CollectiveCalls, collective: Callable[..., Any]) -> Callable[..., Any]:

@@ -185,7 +185,8 @@ def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Te
     from paceline.trainer.checkpoint import dcp_files
 
     metadata = dcp_files.read_metadata(checkpoint.path)
-    described, names = metadata.state_dict_metadata, map_tensor_names(metadata, prefix)
+    described: dict[str, Any] = metadata.state_dict_metadata
+    names = map_tensor_names(metadata, prefix)
     tensors = {
         name: torch.empty(described[name].size, dtype=described[name].properties.dtype) for name in names.values()
     }

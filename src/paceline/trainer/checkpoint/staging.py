@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,7 @@ class Staging:
         devices = set()
         for name, tensor in tensors.items():
             sharded = is_sharded(tensor)
-            local = cast(Any, tensor).to_local() if sharded else tensor.detach()
+            local = tensor.to_local() if is_sharded(tensor) else tensor.detach()
             copy = before.get(name)
             if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
                 copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)

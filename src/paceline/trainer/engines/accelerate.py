@@ -129,9 +129,9 @@ def _verify_accelerator(
 
 def _copies(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
     """Every rank holds the model."""
-    wrapped = isinstance(net, DistributedDataParallel)
+    summing = net.process_group.size() if isinstance(net, DistributedDataParallel) else 1
     return {
-        "ranks that sum gradients": (net.process_group.size() if wrapped else 1, layout.ranks),
+        "ranks that sum gradients": (summing, layout.ranks),
         "wrapper": (type(net).__name__, "DistributedDataParallel" if layout.ranks > 1 else type(net).__name__),
     }
 

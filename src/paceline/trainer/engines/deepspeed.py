@@ -309,7 +309,7 @@ class ZeroState(State):
         if not self.divided:
             self.engine.optimizer.update_lp_params()
 
-    def _put(self, p: nn.Parameter, value: Tensor, key: str | None = None) -> None:
+    def _put(self, p: Any, value: Tensor, key: str | None = None) -> None:
         """Keep this rank's part of a whole tensor."""
         from deepspeed import utils
 

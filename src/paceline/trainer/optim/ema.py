@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ class WeightAverage:
         self.local.after_update()
         for module in (module for part in self.parts for module in part.modules()):
             if hasattr(module, "reshard"):
-                module.reshard()  # what is still gathered is of the weights before
+                cast(Any, module).reshard()  # what is still gathered is of the weights before
 
     def tensors(self) -> dict[str, Tensor]:
         """By every name that a weight has: two where it is used in two places."""

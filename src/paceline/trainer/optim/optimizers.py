@@ -96,7 +96,7 @@ _adam_step = inspect.unwrap(torch.optim.Adam.step)
 
 class Adam(_WithoutCompiler, torch.optim.Adam):
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         assert closure is None, "the loop computes the loss"
         if can_spread(self):
             run_spread_step(self)
@@ -123,7 +123,7 @@ class _LayerWise(torch.optim.Optimizer):
         self.norms = norms
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         assert closure is None, "the loop computes the loss"
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
@@ -133,7 +133,7 @@ class _LayerWise(torch.optim.Optimizer):
             if params:
                 self._update(group, params)
 
-    def _trust(self, params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
+    def _trust(self, params: list[Tensor], updates: Sequence[Tensor]) -> list[Any]:
         """|w| / |u| per tensor, or 1 where either is 0."""
         weights, steps = self.norms(params, params), self.norms(params, updates)
         return [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in zip(weights, steps, strict=True)]
@@ -142,13 +142,17 @@ class _LayerWise(torch.optim.Optimizer):
         raise NotImplementedError
 
 
+def _list_gradients(params: list[Tensor]) -> list[Tensor]:
+    return [p.grad for p in params if p.grad is not None]
+
+
 class LARS(_LayerWise):
     """Layer-wise adaptive rate scaling for SGD with momentum (You, Gitman and Ginsburg, 2017)."""
 
     kept = ("momentum_buffer",)
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        updates = torch._foreach_add([p.grad for p in params], params, alpha=group["weight_decay"])
+        updates = torch._foreach_add(_list_gradients(params), params, alpha=group["weight_decay"])
         buffers = [self.state[p]["momentum_buffer"] for p in params]
         if group["adapt"]:
             torch._foreach_mul_(updates, [r * group["eta"] for r in self._trust(params, updates)])
@@ -165,7 +169,7 @@ class LAMB(_LayerWise):
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]
-        grads = [p.grad for p in params]
+        grads = _list_gradients(params)
         first = [self.state[p]["exp_avg"] for p in params]
         second = [self.state[p]["exp_avg_sq"] for p in params]
         torch._foreach_lerp_(first, grads, 1 - beta1)

@@ -73,7 +73,8 @@ def choose_tile(counts: Tensor, k: int, loss: bool = False) -> Tile:
     if half and loss and K <= FUSED_TOPICS:
         return LOSS_TILE
     if counts.is_cuda and (K > FUSED_TOPICS or not half):
-        shared = torch.cuda.get_device_properties(counts.device).shared_memory_per_block_optin
+        device: Any = torch.cuda.get_device_properties(counts.device)
+        shared = device.shared_memory_per_block_optin
         if shared < SHARED_BYTES:
             return SMALL_HALF_TILE if half else SMALL_FULL_TILE
     return (HALF_TILES if half else FULL_TILES)[K]
