@@ -53,7 +53,7 @@ OURS: dict[str, dict[str, Any]] = {
     "unrecorded": {},
     "ddp": {},
     "fsdp": {"parallel.strategy": "fsdp"},
-    "recomputed": {"parallel.checkpointing": "full"},
+    "recomputed": {"parallel.activation_checkpointing": "full"},
     "fp8": {"train.precision": "fp8"},
 }
 RIVALS = ("hand", "accelerate")

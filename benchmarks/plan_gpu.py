@@ -86,7 +86,7 @@ class Run:
         train = {"steps": steps, "global_batch": self.batch, "precision": "bf16", "schedule": "constant", "warmup": 0.0}
         train |= {"lr": 1e-4, "log_every": WINDOW[self.workload], "checkpoint_every": 1 << 20}
         train |= {"evaluate_every": 1 << 20}
-        whole = {"strategy": "single", "micro_batch": self.batch, "checkpointing": "none", "device": "cuda"}
+        whole = {"strategy": "single", "micro_batch": self.batch, "activation_checkpointing": "none", "device": "cuda"}
         values = {"name": self.name, "workload": self.workload, "model": self.model, "data": source, "train": train}
         if self.workload == "own":
             file = Path(__file__).with_name("own_modules.py")
@@ -98,18 +98,18 @@ SEEN = (
     Run("gpt2-1k", "lm", {"preset": "gpt2"}, 32),
     Run("small-1k", "lm", {"preset": "small", "vocab": 32000}, 64),
     Run("1.3b-1k", "lm", {"preset": "1.3b"}, 16),
-    Run("1.3b-4k-full", "lm", {"preset": "1.3b"}, 4, 4096, {"checkpointing": "full"}),
+    Run("1.3b-4k-full", "lm", {"preset": "1.3b"}, 4, 4096, {"activation_checkpointing": "full"}),
     Run("classifier-small", "classifier", CLASSIFIERS["small"], 128),
     Run("classifier-large", "classifier", CLASSIFIERS["large"], 128),
     Run("gpt2-512", "lm", {"preset": "gpt2"}, 64, 512),
     Run("1b-2k", "lm", {"preset": "1b"}, 8, 2048),
     Run("custom-2k", "lm", {"preset": "custom", "width": 1024, "heads": 16, "layers": 16, "vocab": 32000}, 16, 2048),
-    Run("3b-1k-full", "lm", {"preset": "3b"}, 16, 1024, {"checkpointing": "full"}),
+    Run("3b-1k-full", "lm", {"preset": "3b"}, 16, 1024, {"activation_checkpointing": "full"}),
     Run("classifier-192", "classifier", {"width": 192, "heads": 6, "layers": 3, "ffn": 768, "dropout": 0.1}, 256),
     Run("classifier-512", "classifier", {"width": 512, "heads": 8, "layers": 6, "ffn": 2048, "dropout": 0.1}, 64),
     Run("1.3b-2k", "lm", {"preset": "1.3b"}, 8, 2048),
     Run("deep-1k", "lm", {"preset": "custom", "width": 768, "heads": 12, "layers": 24, "vocab": 16000}, 32),
-    Run("1b-4k-full", "lm", {"preset": "1b"}, 8, 4096, {"checkpointing": "full"}),
+    Run("1b-4k-full", "lm", {"preset": "1b"}, 8, 4096, {"activation_checkpointing": "full"}),
     Run("classifier-320", "classifier", {"width": 320, "heads": 10, "layers": 5, "ffn": 1280, "dropout": 0.1}, 192),
     Run("classifier-384", "classifier", {"width": 384, "heads": 6, "layers": 4, "ffn": 1536, "dropout": 0.1}, 512),
 )
@@ -117,7 +117,7 @@ FRESH = (
     Run("gpt2-256", "lm", {"preset": "gpt2"}, 128, 256),
     Run("1b-1k", "lm", {"preset": "1b"}, 16, 1024),
     Run("wide-4k", "lm", {"preset": "custom", "width": 2048, "heads": 16, "layers": 8, "vocab": 50257}, 8, 4096),
-    Run("3b-2k-full", "lm", {"preset": "3b"}, 8, 2048, {"checkpointing": "full"}),
+    Run("3b-2k-full", "lm", {"preset": "3b"}, 8, 2048, {"activation_checkpointing": "full"}),
     Run("classifier-448", "classifier", {"width": 448, "heads": 7, "layers": 3, "ffn": 1792, "dropout": 0.1}, 320),
     Run("classifier-deep", "classifier", {"width": 256, "heads": 4, "layers": 8, "ffn": 512, "dropout": 0.1}, 96),
 )

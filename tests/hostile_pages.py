@@ -67,7 +67,7 @@ def hostile_plan(folder):
         site = replace(found.site, name=text, note=text, whole=replace(found.site.whole, device=device))
         return replace(found, site=site, subject=replace(found.subject, name=text, assumptions=tuple(EVIL)))
 
-    fixed = ["parallel.strategy=ddp", "parallel.checkpointing=none"]
+    fixed = ["parallel.strategy=ddp", "parallel.activation_checkpointing=none"]
     found = ask(paceline.load(RECIPES / "lm_gpt2.yaml", fixed), (1, 2))
     file = folder / "plan.html"
     file.write_text(plan_page(found, ask, ["paceline", "plan", *EVIL]), encoding="utf-8")

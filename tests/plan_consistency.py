@@ -50,7 +50,7 @@ PARALLEL = st.fixed_dictionaries(
     {},
     optional={
         "strategy": st.sampled_from(["auto", "ddp", "zero1", "zero2", "zero3", "fsdp"]),
-        "checkpointing": st.sampled_from(["none", "full"]),
+        "activation_checkpointing": st.sampled_from(["none", "full"]),
         "micro_batch": st.sampled_from([1, 4]),
         "tensor": st.sampled_from([1, 2]),
         "reduce": st.sampled_from(["exact", "exact", "bf16"]),

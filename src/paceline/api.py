@@ -95,13 +95,13 @@ def train(
     run in `resume`.
 
     `again`: the folder is `out`/NAME, the same each time. Start the run there, resume it, or return if it is finished.
-    `start` is a run, a file or a folder with the weights to begin with, as `model.start` of the spec.
+    `start` is a run, a file or a folder with the weights to begin with, as `model.init_from` of the spec.
     `changed_code` resumes even if the user's own code is not what the last checkpoint was made with.
     `parallel: auto` on a named cluster becomes the layout that the plan chooses.
     """
     spec = resolve_spec(spec)
     if start is not None:
-        spec = spec.replace({"model.start": str(start)})
+        spec = spec.replace({"model.init_from": str(start)})
     rank = detect_rank(os.environ)
     spec = resolve_parallel(spec, rank)
     request = _Request(spec, Path(out), None if resume is None else Path(resume), again, changed_code, show)

@@ -152,9 +152,10 @@ def layout_of(spec: RunSpec) -> Layout:
             else f"train.global_batch={batch} is smaller than the {data} data-parallel ranks, and each needs a sample; "
             f"use train.global_batch={data} or more"
         )
-    as_given = ("tensor", "pipeline", "schedule", "sequence", "checkpointing", "offload")
-    same_names = {name: getattr(parallel, name) for name in as_given}
-    return Layout(strategy, replicate, batch, _micro_batch(parallel, math.ceil(batch / data)), shard, **same_names)
+    names = ("tensor", "pipeline", "schedule", "sequence", "offload")
+    as_given: dict[str, Any] = {name: getattr(parallel, name) for name in names}
+    as_given["checkpointing"] = parallel.activation_checkpointing
+    return Layout(strategy, replicate, batch, _micro_batch(parallel, math.ceil(batch / data)), shard, **as_given)
 
 
 def fix_strategy(spec: RunSpec) -> RunSpec:

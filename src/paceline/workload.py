@@ -195,8 +195,8 @@ class Workload(BaseWorkload):
         written after each evaluation, as `pictures/NAME-STEP.png` of the run's folder, and shown in its report."""
         return {}
 
-    def start_name(self, name: str) -> str | None:
-        """Optional: what a tensor of the model is called in `model.start`; None where it begins as it was drawn."""
+    def init_from_name(self, name: str) -> str | None:
+        """Optional: what a tensor of the model is called in `model.init_from`; None where it begins as it was drawn."""
         return name
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:

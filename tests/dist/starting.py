@@ -59,7 +59,7 @@ class Stack(Workload):
 
 def built_empty(file, match):
     """Under fsdp: whether its model was built without memory, and whether it has the file's weights in the end."""
-    values = {"workload": "starting:Stack", "model": {"start": str(file), "match": match}}
+    values = {"workload": "starting:Stack", "model": {"init_from": str(file), "match": match}}
     parallel = {"ranks": 2, "strategy": "fsdp", "timeout_s": 120}
     spec = build_spec({**values, "train": {"steps": 1, "global_batch": 4}, "parallel": {**parallel, "device": "cpu"}})
     place, reference = detect_rank(os.environ) or SINGLE_RANK, load_file(file)

@@ -45,7 +45,7 @@ def halfway(tiny_lm, tmp_path_factory):
 
     def run(words):
         if words not in made:
-            kind = {"train.checkpoint": "full" if words in IN_ONE_FILE else "sharded"}
+            kind = {"train.checkpoint_format": "full" if words in IN_ONE_FILE else "sharded"}
             made[words] = train(spec.replace(parallel(words) | kind), out, show=False).path
         return made[words]
 
@@ -57,7 +57,7 @@ def test_any_layout_goes_on_from_any_other(halfway, tmp_path, saved, resumed):
     folder = tmp_path / "run"
     shutil.copytree(halfway(saved), folder)
     shutil.rmtree(folder / "checkpoints" / f"step-{STEPS:08d}")
-    result = resume(folder, parallel(resumed) | {"train.checkpoint": "sharded"}, show=False)
+    result = resume(folder, parallel(resumed) | {"train.checkpoint_format": "sharded"}, show=False)
     assert result.status == "finished"
     whole = read_steps(RunDir(halfway("single")).events_file(0))
     ours = read_steps(RunDir(folder).events_file(0))

@@ -110,7 +110,7 @@ ROWS = {
     "offload-zero3": ("small", deepspeed("zero3", **PASSES, **OFFLOAD)),
     "sgd-zero3": ("sgd", deepspeed("zero3")),
     "lm-zero2": ("lm", deepspeed("zero2", **PASSES)),
-    "lm-zero3": ("lm", deepspeed("zero3", **{"parallel.checkpointing": "full"})),
+    "lm-zero3": ("lm", deepspeed("zero3", **{"parallel.activation_checkpointing": "full"})),
     "odd-zero1": ("odd", deepspeed("zero1")),
     "odd-zero3": ("odd", deepspeed("zero3")),
     "accelerate-ddp": ("small", {**ACCELERATE, **PASSES}),
@@ -169,7 +169,7 @@ def specs(small, corpus_cache, tmp_path_factory):
         "bf16": small.replace(BF16),
         "fp16": small.replace(FP16),
         "lm": build_spec(lm).replace(SMALL),
-        "odd": build_spec(odd).replace({**SMALL, **LONGER, "train.checkpoint": "full", "parallel.threads": 1}),
+        "odd": build_spec(odd).replace({**SMALL, **LONGER, "train.checkpoint_format": "full", "parallel.threads": 1}),
         "odd-fp16": build_spec(odd).replace({**SMALL, **LONGER, **FP16, "parallel.threads": 1}),
     }
 

@@ -25,14 +25,14 @@ ON_MORE = [
 ]
 VARIANTS = {
     "plain": {},
-    "accumulated, recomputed": {"parallel.checkpointing": "full"},
-    "selective": {"parallel.checkpointing": "selective"},
+    "accumulated, recomputed": {"parallel.activation_checkpointing": "full"},
+    "selective": {"parallel.activation_checkpointing": "selective"},
     "bf16": {"train.precision": "bf16"},
     "lamb": {"train.optimizer": "lamb"},
     "tied": {"model.tied": True},
     "offload": {"parallel.offload": True},
     "fp64": {"train.precision": "fp64"},
-    "by size": {"parallel.wrap": 3000, "parallel.checkpointing": "full"},
+    "by size": {"parallel.wrap": 3000, "parallel.activation_checkpointing": "full"},
     "rounded": {"parallel.reduce": "bf16"},
 }
 LIKE_PLAIN = ("offload", "by size", "rounded")

@@ -40,14 +40,14 @@ def begun(tiny_lm, tmp_path_factory):
 @pytest.fixture(scope="module")
 def first_loss(tiny_lm, begun):
     folder, _ = begun
-    spec = under(tiny_lm, "single", **{"model.start": folder / "half.safetensors", "train.steps": 1})
+    spec = under(tiny_lm, "single", **{"model.init_from": folder / "half.safetensors", "train.steps": 1})
     return read_steps(RunDir(train(spec, folder / "single", show=False).path).events_file(0))[0]["loss"]
 
 
 @pytest.mark.parametrize(("ranks", "layouts"), [(2, TWO), (4, FOUR)])
 def test_a_file_is_the_same_model_under_every_layout(tiny_lm, begun, first_loss, ranks, layouts):
     folder, _ = begun
-    rows = [(words, under(tiny_lm, words, **{"model.start": folder / "half.safetensors"})) for words in layouts]
+    rows = [(words, under(tiny_lm, words, **{"model.init_from": folder / "half.safetensors"})) for words in layouts]
     for found in run_ranks(started, (rows, folder / "exact.safetensors"), ranks):
         for words, (same, held, loss, taken) in found.items():
             assert same, words
@@ -74,14 +74,14 @@ def test_a_model_of_ones_own_is_built_without_memory_where_all_is_given(tmp_path
 
 def test_a_run_is_read_under_another_layout_than_it_was_saved(tiny_lm, begun):
     folder, run = begun
-    rows = [(words, under(tiny_lm, words, **{"model.start": run})) for words in ("tensor:2", "pipeline:2")]
+    rows = [(words, under(tiny_lm, words, **{"model.init_from": run})) for words in ("tensor:2", "pipeline:2")]
     found = run_ranks(started, (rows, folder / "run.safetensors"), 2)
     assert all(same for rank in found for same, *_ in rank.values())
 
 
 def test_what_one_stage_misses_is_refused_by_all(tiny_lm, begun, tmp_path):
     _, run = begun
-    spec = under(tiny_lm, "pipeline:2", **{"model.start": run, "model.layers": 5})
+    spec = under(tiny_lm, "pipeline:2", **{"model.init_from": run, "model.layers": 5})
     with pytest.raises(UserError, match=r"the model has layers\.4\.attention\.k\.weight, .* which is not in it"):
         train(spec, tmp_path / "runs", show=False)
     assert not list((tmp_path / "runs").iterdir())

@@ -40,7 +40,7 @@ def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, 
     spec = build_spec(
         {
             "workload": "transformers",
-            "model": {"start": str(folder / kind), **model},
+            "model": {"init_from": str(folder / kind), **model},
             "data": {**data, "sequence": 16, "max_length": 24, "cache": str(corpus_cache)},
             "train": {
                 "steps": 3,

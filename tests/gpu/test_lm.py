@@ -73,9 +73,9 @@ WAYS = {
     "layers compiled": {"parallel.micro_batch": 4},
     "fsdp": {"parallel.strategy": "fsdp"},
     "zero2": {"parallel.strategy": "zero2"},
-    "recomputed": {"parallel.checkpointing": "full"},
-    "selective": {"parallel.checkpointing": "selective"},
-    "fsdp, recomputed": {"parallel.strategy": "fsdp", "parallel.checkpointing": "full"},
+    "recomputed": {"parallel.activation_checkpointing": "full"},
+    "selective": {"parallel.activation_checkpointing": "selective"},
+    "fsdp, recomputed": {"parallel.strategy": "fsdp", "parallel.activation_checkpointing": "full"},
     "fsdp, offloaded": {"parallel.strategy": "fsdp", "parallel.offload": True},
     "wide heads": {"model.heads": 2, "model.kv_heads": 1},
     "learned positions, tied": {"model.positions": "learned", "model.tied": True, "model.ffn_kind": "gelu"},
@@ -87,7 +87,7 @@ WAYS = {
 def test_every_way_of_a_step_follows_the_plain_one(way, tmp_path):
     spec = lm(**WAYS[way])
     plain = spec.replace({"train.compile": "off", "parallel.strategy": "single", "parallel.offload": False})
-    losses, norms, _ = curve(plain.replace({"parallel.checkpointing": "none"}), tmp_path)
+    losses, norms, _ = curve(plain.replace({"parallel.activation_checkpointing": "none"}), tmp_path)
     ours, our_norms, result = curve(spec, tmp_path)
     print(f"{way}: losses {furthest(ours, losses):.1e}, norms {furthest(our_norms, norms):.1e}")
     assert furthest(ours, losses) < 3e-3

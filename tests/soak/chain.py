@@ -74,7 +74,15 @@ class Chain:
         self.history: list[str] = []
 
     def start(self, how: Callable[..., Command], jumps: str = "", timeout_s: float = LONG_S) -> Command:
-        words = ["train", f"{self.name}.yaml", "--out", "runs", "--again", "--quiet", f"parallel.timeout_s={timeout_s}"]
+        words = [
+            "train",
+            f"{self.name}.yaml",
+            "--out",
+            "runs",
+            "--resume-or-start",
+            "--quiet",
+            f"parallel.timeout_s={timeout_s}",
+        ]
         self.command = how(words, self.disk.folder, self.log, jumps)
         return self.command
 

@@ -244,22 +244,28 @@ TABLE = {
     "resume for more of no number": Row("train --resume was train.steps=+a", ("train.steps=+a", "train.steps=+2")),
     "more of a run that is not there": Row("train run.yaml train.epochs=+2", ("adds to a run", "--resume RUN_FOLDER")),
     # weights to begin with
-    "weights from nowhere": Row("train run.yaml model.start=ws", ("model.start=", "no such file or folder", "'was'?")),
-    "weights from a folder": Row("train run.yaml model.start=.", ("is not a run", "no .safetensors file")),
-    "weights from a table": Row("train run.yaml model.start=rows.csv", ("rows.csv", "not a whole safetensors file")),
+    "weights from nowhere": Row(
+        "train run.yaml model.init_from=ws", ("model.init_from=", "no such file or folder", "'was'?")
+    ),
+    "weights from a folder": Row("train run.yaml model.init_from=.", ("is not a run", "no .safetensors file")),
+    "weights from a table": Row(
+        "train run.yaml model.init_from=rows.csv", ("rows.csv", "not a whole safetensors file")
+    ),
     "weights from a pickle": Row(
-        "train run.yaml model.start=w.pt", ("w.pt", "may be a pickle", "save_file"), files={"w.pt": "0123456789"}
+        "train run.yaml model.init_from=w.pt", ("w.pt", "may be a pickle", "save_file"), files={"w.pt": "0123456789"}
     ),
     "weights from a folder of pickles": Row(
-        "train run.yaml model.start=hf", ("pytorch_model.bin", "may be a pickle"), files={"hf/pytorch_model.bin": "0"}
+        "train run.yaml model.init_from=hf",
+        ("pytorch_model.bin", "may be a pickle"),
+        files={"hf/pytorch_model.bin": "0"},
     ),
     "weights from a broken index": Row(
-        "train run.yaml model.start=hf",
+        "train run.yaml model.init_from=hf",
         ("model.safetensors.index.json names b.safetensors, which is not there",),
         files={"hf/model.safetensors.index.json": '{"weight_map": {"a": "b.safetensors"}}'},
     ),
     "weights from no index": Row(
-        "train run.yaml model.start=hf",
+        "train run.yaml model.init_from=hf",
         ("is not an index of safetensors files",),
         files={"hf/model.safetensors.index.json": "[1]"},
     ),

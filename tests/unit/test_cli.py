@@ -88,7 +88,7 @@ def test_what_a_file_says_does_not_steer_the_terminal(run_file, capsys):
     with pytest.raises(SystemExit):
         main(["explain", str(run_file)])
     said = capsys.readouterr().err
-    assert r"train.l\x1br\x9b2J: there is no such key" in said
+    assert r"train.l\x1br\x9b2J: unknown key" in said
 
 
 def test_a_reader_that_leaves_early_is_no_error(run_file):

@@ -132,7 +132,7 @@ PIPES = {
     "a site": "submit run.yaml --site PIPE.yaml",
     "a table": "train run.yaml data.path=PIPE.csv",
     "Parquet": "train run.yaml data.source=parquet data.path=PIPE.parquet",
-    "weights": "train run.yaml model.start=PIPE.safetensors",
+    "weights": "train run.yaml model.init_from=PIPE.safetensors",
     "counts": "plan topics.yaml data.path=PIPE.npy",
     "packed counts": "plan topics.yaml data.path=PIPE.npz",
 }

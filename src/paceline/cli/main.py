@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   paceline train --resume runs/docstrings train.epochs=+2
   paceline train --from runs/docstrings train.lr=1e-4
 """
+RENAMED_OPTIONS = {"--again": "--resume-or-start"}
 VERBS = {
     "train": Verb(
         "train a run file, on one rank or many",
@@ -206,6 +207,8 @@ def _take_extra_words(
     """Add overrides that follow an option to the words of the verb; report an unknown option."""
     takes_words = hasattr(arguments, "words")
     options = [word for word in extra if word.startswith("-") or not takes_words]
+    if options and options[0] in RENAMED_OPTIONS:
+        parser.error(f"unknown argument {options[0]!r}; it is now called {RENAMED_OPTIONS[options[0]]}")
     if options:
         from paceline.config.keys import suggest_key
 

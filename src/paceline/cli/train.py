@@ -16,9 +16,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
     parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
-    parser.add_argument(
-        "--again", dest="resume_or_start", action="store_true", help="start, resume, or exit 0 if finished"
-    )
+    parser.add_argument("--resume-or-start", action="store_true", help="start, resume, or exit 0 if finished")
     parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="start with its weights")
     parser.add_argument("--changed-code", action="store_true", help="resume although your own code has changed")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -40,7 +38,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     if (resume or start) and (not words or "=" in words[0]):
         spec = build_resumed_spec(resume, words) if resume else build_follow_up_spec(start, words)
     else:
-        spec = load_spec([*words, f"model.start={start}"] if start else words, "train")
+        spec = load_spec([*words, f"model.init_from={start}"] if start else words, "train")
     result = train(
         spec,
         arguments.out,

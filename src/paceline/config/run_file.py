@@ -14,6 +14,27 @@ from paceline.io.safe_yaml import YamlLimitError, load_yaml, read_yaml_text
 MOST_SECTIONS = 16
 """Around a value, for an override."""
 
+RENAMED_KEYS = {
+    "model.start": "model.init_from",
+    "parallel.checkpointing": "parallel.activation_checkpointing",
+    "train.checkpoint": "train.checkpoint_format",
+}
+"""Keys of older versions: an unknown key is answered with the new one, and run folders stay readable."""
+
+
+def rename_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded values of a run with the keys of older versions renamed."""
+    renamed = dict(values)
+    for old, new in RENAMED_KEYS.items():
+        section, name = old.split(".")
+        inside = renamed.get(section)
+        if not isinstance(inside, dict) or name not in inside:
+            continue
+        if old != "model.start" or "match" in inside:  # a workload may have its own `start`
+            to = new.partition(".")[2]
+            renamed[section] = {to if key == name else key: value for key, value in inside.items()}
+    return renamed
+
 
 def parse_overrides(given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
     """By their dotted keys, whether they were typed as `section.key=value` or given as values."""

@@ -23,7 +23,13 @@ from paceline.config.registry import (
     is_script,
     list_workloads,
 )
-from paceline.config.run_file import parse_overrides, read_yaml_file, set_nested
+from paceline.config.run_file import (
+    RENAMED_KEYS,
+    parse_overrides,
+    read_yaml_file,
+    rename_old_keys,
+    set_nested,
+)
 from paceline.config.sections import MOST, STRICT, ModelSection, Parallel, Section, Train, field
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import parse_cluster
@@ -38,7 +44,7 @@ OURS: dict[str, type[Section]] = {"parallel": Parallel}
 ELSEWHERE = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
 """Names that other tools have for ours, for the hint that follows an unknown key."""
 SENTENCES = {
-    "extra_forbidden": "there is no such key{hint}",
+    "extra_forbidden": "unknown key{hint}",
     "invalid_key": "a key must be a word",
     "missing": "not given, and it has no default",
     "literal_error": "{given} is not allowed; use one of {expected}",
@@ -106,9 +112,9 @@ class RunSpec(BaseModel):
         return self._origins.get(key, DEFAULT)
 
     @property
-    def start(self) -> Path | None:
-        """The weights to begin with, where work can have some: `model.start`."""
-        return self.model.start if isinstance(self.model, ModelSection) else None
+    def init_from(self) -> Path | None:
+        """The weights to start with, `model.init_from`; None for work that has none."""
+        return self.model.init_from if isinstance(self.model, ModelSection) else None
 
     def dump(self) -> dict[str, Any]:
         """Every value, as plain data that `build` reads back."""
@@ -150,6 +156,9 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     """
     file = Path(path)
     values, origins = read_yaml_file(file)
+    is_record = file.name == "spec.yaml" and (file.parent / "events").is_dir()
+    if is_record:
+        values = rename_old_keys(values)
     pairs = parse_overrides(overrides)
     over: dict[str, Any] = {}
     for key, value in pairs.items():
@@ -158,7 +167,7 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     folders = ((values, file.resolve().parent, origins), (over, Path.cwd(), commanded))
     for given, folder, _ in folders:
         _anchor_names(given, folder)
-    if file.name == "spec.yaml" and (file.parent / "events").is_dir():  # of a run folder
+    if is_record:
         asked = over.get("workload", values.get("workload", DEFAULT_WORKLOAD))
         if "workload" not in over or asked in list_workloads():  # code of one's own that is typed is trusted
             trust.check_trusted(file.parent, {**values, "workload": asked}, file.resolve().parent)
@@ -299,6 +308,8 @@ def _sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel
 
 def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> str:
     """For an unknown key: the nearest one in its section or, where that is nearer, in another."""
+    if now := RENAMED_KEYS.get(".".join(place)):
+        return f"; it is now called {now}"
     section, word = place[0] if len(place) > 1 else "", place[-1]
     here = everywhere[section].model_fields
     if len(place) > 2:  # in a table of sections, such as train.groups

@@ -72,11 +72,11 @@ class RecordedSection(Section):
 class ModelSection(Section):
     """What the section `model` of every training has, beside what its workload adds."""
 
-    start: Path | None = field(
-        None, "path", "weights to begin with: a .safetensors file, a run folder, or the folder of a Hugging Face model"
+    init_from: Path | None = field(
+        None, "path", "weights to start with: a .safetensors file, a run folder, or the folder of a Hugging Face model"
     )
     match: Literal["all", "some"] = field(
-        "all", "", "all: start has every tensor of the model and no other; some: what does not fit begins as drawn"
+        "all", "", "all: init_from has every tensor of the model and no other; some: what does not fit is initialised"
     )
 
 
@@ -177,7 +177,7 @@ class Train(Section):
     )
     patience: int = field(0, "evaluations", "without a better score end the run; 0 does not end it", ge=0)
     checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
-    checkpoint: Literal["sharded", "full"] = field(
+    checkpoint_format: Literal["sharded", "full"] = field(
         "sharded", "", "full: one safetensors file with all tensors, joined by the main rank; sharded: a file per rank"
     )
     keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
@@ -226,7 +226,7 @@ class Parallel(Section):
         "1f1b", "", "order of the passes in a pipeline; the last two give each rank 2 stages"
     )
     micro_batch: int | None = field(None, "samples", "most samples in one pass of one rank; more are accumulated", gt=0)
-    checkpointing: Literal["none", "selective", "full"] = field(
+    activation_checkpointing: Literal["none", "selective", "full"] = field(
         "none", "", "activations computed again in the backward pass: none, all but matrix products, whole layers"
     )
     offload: bool = field(False, "", "zero2, fsdp, hsdp: parameters and optimiser live in host memory")

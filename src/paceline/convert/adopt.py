@@ -128,8 +128,8 @@ def _complete(draft: Draft, target: Path | None) -> None:
         if target is not None and not file.is_absolute():
             here = os.path.relpath(Path.cwd() / file, target.resolve().parent)
             draft.lines["workload"] = replace(workload, value=Path(here).as_posix())
-    elif workload.value == "transformers" and not {"model.start", "model.config"} & draft.lines.keys():
-        draft.fill_in = {"model.start": "the folder of the model, as save_pretrained writes it", **draft.fill_in}
+    elif workload.value == "transformers" and not {"model.init_from", "model.config"} & draft.lines.keys():
+        draft.fill_in = {"model.init_from": "the folder of the model, as save_pretrained writes it", **draft.fill_in}
     if str(draft.lines["workload"].value) in ("transformers", "classifier") and "data.path" not in draft.lines:
         draft.fill_in.setdefault("data.path", "where the texts are; data.source says of which kind")
     script = str(draft.lines["workload"].value).endswith(".py")

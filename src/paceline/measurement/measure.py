@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack
 from paceline.api import train
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
+from paceline.config.run_file import rename_old_keys
 from paceline.errors import UserError
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
 from paceline.measurement.result import Measurement, build_measurement
@@ -145,7 +146,7 @@ def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int
 
 def _comparable_values(state: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: state.get(key) for key in ("name", "kind", "steps")}
-    spec = _flatten(state.get("spec", {}))
+    spec = _flatten(rename_old_keys(state.get("spec", {})))
     return values | {key: spec[key] for key in sorted(spec) if not key.startswith(NOT_COMPARED)}
 
 

@@ -8,7 +8,7 @@
 5. Data parallelism comes last: it must see the parameters as the optimiser does, and gathers a layer around all of
    the above.
 6. A model that can draw its weights by itself is built without memory and gets it now, when each rank knows its part.
-7. Weights to begin with (`model.start`) are read last: of each tensor the part that the rank holds. If they are all
+7. Weights to begin with (`model.init_from`) are read last: of each tensor the part that the rank holds. If they are all
    that the model has, it too is built without memory.
 """
 
@@ -192,7 +192,7 @@ def transform_layers(model: nn.Module, setup: ModelSetup) -> None:
     if layout.checkpointing != "none":
         if not blocks:
             raise UserError(
-                f"parallel.checkpointing={layout.checkpointing}: the model has no repeated layers; "
+                f"parallel.activation_checkpointing={layout.checkpointing}: the model has no repeated layers; "
                 "give its Workload class a method  blocks(model) -> list of layers"
             )
         _recompute(blocks, layout.checkpointing)

@@ -58,7 +58,7 @@ def advise_training(subject: TrainingCostModel, plan: Plan) -> Iterator[str]:
         yield (
             f"Memory is tight: {size(chosen.price.memory.total_bytes)} of {size(chosen.price.capacity_bytes)} are "
             f"foreseen, and the estimate may be {percent(MEMORY_ERROR)} off. "
-            "parallel.micro_batch or parallel.checkpointing give room."
+            "parallel.micro_batch or parallel.activation_checkpointing give room."
         )
     if chosen.price.waits_for_data:
         yield (
@@ -287,8 +287,8 @@ def _list_memory_changes(spec: RunSpec) -> Iterator[dict[str, Any]]:
     layout, parallel = layout_of(spec), spec.parallel
     if layout.micro_batch > 1:
         yield {"parallel.micro_batch": layout.micro_batch // 2}
-    if parallel.checkpointing != "full":
-        yield {"parallel.checkpointing": "full"}
+    if parallel.activation_checkpointing != "full":
+        yield {"parallel.activation_checkpointing": "full"}
     if layout.strategy not in ("fsdp", "hsdp") and layout.plain:
         yield {"parallel.strategy": "fsdp", "parallel.ranks": max(2, layout.ranks)}
     if not parallel.offload:

@@ -115,7 +115,7 @@ class LayoutConstraints:
     schedule: str | None = None
     sequence: bool | None = None
     micro_batch: int | None = None
-    checkpointing: str | None = None
+    activation_checkpointing: str | None = None
     offload: bool | None = None
     written: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
     """The fields of `parallel` that say so, as the run file has them."""

@@ -1,7 +1,7 @@
 """Launch files for Kubernetes (a ConfigMap and a JobSet) and for SkyPilot (a managed job).
 
-JobSet gives pods stable names and starts all of them again when one fails; `train --again` then goes on where the run
-stands. The image and the volume for run folders are the user's.
+JobSet gives pods stable names and restarts all of them when one fails; `train --resume-or-start` then resumes the run.
+The image and the volume for run folders are the user's.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _pod_command(pods: PodSpec, name: str) -> str:
             f"--nnodes {pods.nodes} --nproc-per-node {pods.per_node} --node-rank $JOB_COMPLETION_INDEX "
             f"--master-addr {name}-node-0-0.{name} --master-port {PORT}"
         )
-    command = shlex.join(["train", POD_RUN_FILE, *pods.command, "--out", POD_RUNS, "--again"])
+    command = shlex.join(["train", POD_RUN_FILE, *pods.command, "--out", POD_RUNS, "--resume-or-start"])
     return f"exec torchrun {where} -m paceline {command}"
 
 
@@ -195,7 +195,7 @@ def build_sky_task(task: SkyTask) -> dict[str, Any]:
 
 
 def _task_command(task: SkyTask) -> str:
-    words = shlex.join([*task.command, "--out", TASK_RUNS, "--again"])
+    words = shlex.join([*task.command, "--out", TASK_RUNS, "--resume-or-start"])
     return (
         'HEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n1)\n'
         f'exec torchrun --nnodes "$SKYPILOT_NUM_NODES" --nproc-per-node {task.per_node} \\\n'

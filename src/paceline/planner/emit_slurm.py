@@ -76,7 +76,7 @@ asked= step=
 trap 'asked=USR1; [ -z "$step" ] || kill -USR1 "$step"' USR1
 trap 'asked=TERM; [ "$(squeue -h -j "$SLURM_JOB_ID" -o %r)" != TimeLimit ] || asked=LIMIT' TERM
 # The ranks begin, go on from the newest checkpoint, or leave a finished run as it is.
-srun --kill-on-bad-exit=1 {tasks}{command} --again &
+srun --kill-on-bad-exit=1 {tasks}{command} --resume-or-start &
 step=$!
 while [ "$asked" != LIMIT ] && kill -0 "$step" 2>/dev/null; do wait "$step"; done
 # The run folder says whether there is more to do.

@@ -146,7 +146,8 @@ def enumerate_layouts(
     if offload and base.strategy not in OFFLOADABLE_STRATEGIES:
         return
     usual = CHECKPOINTING if recomputes else CHECKPOINTING[:1]
-    for checkpointing in usual if limits.checkpointing is None else (limits.checkpointing,):
+    fixed = limits.activation_checkpointing
+    for checkpointing in usual if fixed is None else (fixed,):
         kind = replace(base, checkpointing=checkpointing, offload=offload)
         yield [replace(kind, micro_batch=size) for size in _micro_batches(kind, limits)]
 
@@ -170,4 +171,5 @@ def layout_overrides(layout: Layout) -> dict[str, Any]:
     axes = ("tensor", "pipeline", "sequence", "checkpointing", "offload")
     names += [name for name in axes if getattr(layout, name) != getattr(usual, name)]
     names += ["schedule"] * (layout.pipeline > 1)
-    return {f"parallel.{name}": getattr(layout, name) for name in names}
+    keys = {"checkpointing": "activation_checkpointing"}
+    return {f"parallel.{keys.get(name, name)}": getattr(layout, name) for name in names}

@@ -24,6 +24,7 @@ from paceline import __version__
 from paceline.config import DEFAULT, RunSpec, build_recorded_spec, build_spec
 from paceline.config import trust as trusting
 from paceline.config.registry import is_script
+from paceline.config.run_file import RENAMED_KEYS, rename_old_keys
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.io.escape import to_one_line
 from paceline.io.files import hash_file, read_sealed, write_atomic
@@ -250,7 +251,7 @@ class RunDir:
             raise UserError(f"{self.spec_file} is damaged{at}: it is not YAML") from None
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
-        return values, origins
+        return rename_old_keys(values), {RENAMED_KEYS.get(key, key): origin for key, origin in origins.items()}
 
 
 def _checksum(file: Path) -> str:

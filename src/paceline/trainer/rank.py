@@ -204,11 +204,12 @@ def open_rank_session(
     from paceline.trainer.context import RunContext
 
     main, speak = place.rank == 0, log_line if show and place.rank == 0 else ignore_line
+    full = spec.train.checkpoint_format == "full"
     with (
         heartbeat_scope(run.heartbeats, place, spec.parallel.timeout_s) as beat,
         run.held(speak) if main else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
-        closing(CheckpointWriter(run.checkpoints, spec.train.keep, spec.train.checkpoint == "full")) as checkpoints,
+        closing(CheckpointWriter(run.checkpoints, spec.train.keep, full)) as checkpoints,
     ):
         work: RankSession | None = None
         try:

@@ -143,7 +143,7 @@ def find_user_files(spec: RunSpec) -> dict[str, Path]:
 def _is_fixed(key: str, spec: RunSpec) -> bool:
     """Whether a value is for good, once a run has begun."""
     entry = spec.entry
-    may_change = MAY_CHANGE + ("model.start",) * entry.batched + LENGTHS * (entry.batched or entry.extends)
+    may_change = MAY_CHANGE + ("model.init_from",) * entry.batched + LENGTHS * (entry.batched or entry.extends)
     return key in MUST_STAY or not key.startswith(may_change)
 
 

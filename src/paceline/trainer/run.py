@@ -86,8 +86,8 @@ def build_resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     if "parallel.strategy" in given:
         plain = {f"parallel.{name}": getattr(Parallel(), name) for name in LAYOUT_FIELDS if name != "ranks"}
         given = {**plain, **given}
-    if old.start is not None and not old.start.exists() and any(folder.checkpoints.glob("step-*")):
-        given.setdefault("model.start", str(folder.path.resolve()))  # what was read there, the run has itself
+    if old.init_from is not None and not old.init_from.exists() and any(folder.checkpoints.glob("step-*")):
+        given.setdefault("model.init_from", str(folder.path.resolve()))  # what was read there, the run has itself
     changed = load(folder.spec_file, given)
     for key, *_ in changed.fields():
         if changed.origin(key) != COMMAND_LINE:
@@ -103,7 +103,7 @@ def build_follow_up_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     if not find_entry(old.workload).batched:
         raise UserError(f"{folder.path} is a run of {old.workload}, which has no weights that another could begin with")
     given = parse_overrides(overrides)
-    begin = {"name": f"{old.name}-next", "model.start": str(folder.path)}
+    begin = {"name": f"{old.name}-next", "model.init_from": str(folder.path)}
     learned = getattr(old.data, "tokenizer", "") is None
     if learned and any(key.startswith("data.") for key in given) and (own := find_tokenizer(folder.path)) is not None:
         begin["data.tokenizer"] = str(own)  # other texts would have another vocabulary
@@ -137,7 +137,7 @@ def open_run(
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
         check_same_request(run, spec)
-    start = spec.start
+    start = spec.init_from
     if run is None and start is not None:
         from paceline.trainer.init_from.weights import open_weights
 

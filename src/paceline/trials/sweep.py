@@ -16,6 +16,7 @@ from typing import Any, Literal, TypedDict
 from paceline.api import resolve_parallel, train
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
+from paceline.config.run_file import rename_old_keys
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.arguments import make_output_folder
 from paceline.io.files import replace_nonfinite
@@ -183,7 +184,8 @@ def open_sweep(plan: SweepPlan, retry: bool = False) -> Sweep:
         found.write()
         return found
     found = read_sweep(plan.folder)
-    before, now = _flatten(found.asked), _flatten(plan.asked())
+    recorded = {**found.asked, "spec": rename_old_keys(found.asked.get("spec", {}))}
+    before, now = _flatten(recorded), _flatten(plan.asked())
     for key in dict.fromkeys([*now, *before]):
         if before.get(key) != now.get(key):
             name = key.removeprefix("keys.").removeprefix("spec.")

@@ -26,7 +26,8 @@ train: {{steps: 1000, global_batch: {batch}, precision: bf16, clip: 0.5}}
     where=st.sampled_from(["4xA100", "2x8xA100", "8xH100", "2x2xA40", "1xH200"]),
     batch=st.sampled_from([32, 64, 256]),
     words=st.lists(
-        st.sampled_from(["parallel.strategy=zero2", "parallel.checkpointing=full", "train.lr=3e-4"]), unique=True
+        st.sampled_from(["parallel.strategy=zero2", "parallel.activation_checkpointing=full", "train.lr=3e-4"]),
+        unique=True,
     ),
 )
 def test_launch_files_come_back_as_the_planned_layout(tmp_path_factory, kind, where, batch, words):

@@ -137,7 +137,7 @@ def became(adopted, key):
                 "parallel.strategy": "zero2",
                 "parallel.ranks": 8,
                 "parallel.offload": True,
-                "parallel.checkpointing": "full",
+                "parallel.activation_checkpointing": "full",
                 "train.precision": "fp16",
             },
         ),
@@ -191,14 +191,14 @@ def test_training_arguments(tmp_path):
         "parallel.strategy": "fsdp",
         "parallel.ranks": 2,
         "parallel.micro_batch": 4,
-        "parallel.checkpointing": "full",
+        "parallel.activation_checkpointing": "full",
     }
     assert flat(adopted) | expected == flat(adopted)
     assert "train.epochs" not in flat(adopted)
     assert became(adopted, "num_train_epochs") == "replaced"
     assert became(adopted, "neftune_noise_alpha") == "not supported"
     assert became(adopted, "script") == "replaced"
-    assert list(adopted.fill_in) == ["model.start", "data.path"]
+    assert list(adopted.fill_in) == ["model.init_from", "data.path"]
 
 
 def test_a_job_script(tmp_path):

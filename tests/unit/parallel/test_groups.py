@@ -61,5 +61,5 @@ def test_what_is_refused(table, own, said):
 def test_a_run_file_names_what_is_wrong_with_a_group():
     with pytest.raises(UserError, match=r"train\.groups\.head\.\*\.lr: 0 is out of range; it must be greater than 0"):
         build_spec({"train": {"groups": {"head.*": {"lr": 0}}}})
-    with pytest.raises(UserError, match=r"train\.groups\.head\.\*\.rate: there is no such key"):
+    with pytest.raises(UserError, match=r"train\.groups\.head\.\*\.rate: unknown key"):
         build_spec({"train": {"groups": {"head.*": {"rate": 1}}}})

@@ -138,8 +138,8 @@ def test_more_ranks_than_samples_are_refused():
 
 
 def test_the_run_file_limits_the_search():
-    spec = lm(parallel={"strategy": "zero3", "checkpointing": "full", "micro_batch": 2})
-    assert constraints_of(spec) == LayoutConstraints(strategy="fsdp", checkpointing="full", micro_batch=2)
+    spec = lm(parallel={"strategy": "zero3", "activation_checkpointing": "full", "micro_batch": 2})
+    assert constraints_of(spec) == LayoutConstraints(strategy="fsdp", activation_checkpointing="full", micro_batch=2)
     found = plan(spec, "8xH100", [8])
     assert {p.layout.strategy for p in found.rows[0].found.prices} == {"fsdp"}
     assert found.chosen.price.layout.checkpointing == "full"
@@ -147,8 +147,8 @@ def test_the_run_file_limits_the_search():
 
 
 def test_what_the_run_file_insists_on_is_said_as_it_is_written():
-    spec = lm(parallel={"strategy": "zero3", "checkpointing": "full"})
-    assert constraints_of(spec).words() == "parallel.strategy=zero3 parallel.checkpointing=full"
+    spec = lm(parallel={"strategy": "zero3", "activation_checkpointing": "full"})
+    assert constraints_of(spec).words() == "parallel.strategy=zero3 parallel.activation_checkpointing=full"
     assert constraints_of(lm(parallel={"reduce": "bf16"})).words() == "parallel.reduce=bf16"
     assert constraints_of(lm(parallel="auto")).words() == ""
 
@@ -220,7 +220,7 @@ def test_fp8_on_a_device_without_it_is_refused(where):
         plan(spec, where)
 
 
-RECORDED = {"strategy": "single", "ranks": 1, "checkpointing": "none"}
+RECORDED = {"strategy": "single", "ranks": 1, "activation_checkpointing": "none"}
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ RECORDED = {"strategy": "single", "ranks": 1, "checkpointing": "none"}
         ("fp16", "adamw", {}, True),
         ("fp32", "adamw", {}, False),
         ("bf16", "lamb", {}, False),
-        ("bf16", "adamw", {"checkpointing": "full"}, False),
+        ("bf16", "adamw", {"activation_checkpointing": "full"}, False),
         ("bf16", "adamw", {"micro_batch": 4}, False),
         ("bf16", "adamw", {"strategy": "ddp", "ranks": 2}, False),
     ],

@@ -18,7 +18,7 @@ def lm(**train):
             "model": {"preset": "8b"},
             "data": {"sequence": 8192, "vocab": 128256},
             "train": {"steps": 10, "global_batch": 64, "precision": "bf16", **train},
-            "parallel": {"strategy": "fsdp", "checkpointing": "full", "micro_batch": 1},
+            "parallel": {"strategy": "fsdp", "activation_checkpointing": "full", "micro_batch": 1},
         }
     )
 

@@ -162,8 +162,8 @@ def test_a_closed_pipe_does_not_end_the_run() -> None:
 
 SCRIPT = """
 import sys
-from paceline.record.pauses import Pauses
-from paceline.record.progress import Progress
+from paceline.runlog.progress import PauseSchedule
+from paceline.runlog.progress import Progress
 with Progress(1000) as progress:
     for number in range(1, 11):
         progress._drawn = 0

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from paceline.config import DEFAULT, RunSpec, build_spec, load
+from paceline.config.run_file import RENAMED_KEYS
 from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
 
@@ -26,7 +27,7 @@ EVERYTHING: dict[str, Any] = {
         "word_dropout": 0.25,
         "label_smoothing": 0.1,
         "class_weights": {"a: b": 2.0, "c": 0.5},
-        "start": "/runs/one",
+        "init_from": "/runs/one",
         "match": "some",
     },
     "data": {
@@ -72,7 +73,7 @@ EVERYTHING: dict[str, Any] = {
         "loss_scale": 128.0,
         "loss_scale_start": 64.0,
         "loss_scale_window": 100,
-        "checkpoint": "full",
+        "checkpoint_format": "full",
         "nonfinite": "skip",
         "on_oom": "retry",
         "seed": 2147483647,
@@ -94,7 +95,7 @@ EVERYTHING: dict[str, Any] = {
         "pipeline": 4,
         "schedule": "zero_bubble",
         "micro_batch": 3,
-        "checkpointing": "full",
+        "activation_checkpointing": "full",
         "offload": True,
         "reduce": "diloco",
         "local_steps": 9,
@@ -167,7 +168,7 @@ def test_a_workload_of_ones_own_with_nested_values(tmp_path: Path, monkeypatch: 
     (tmp_path / "mine.py").write_text(
         textwrap.dedent("""
         from typing import Any
-        from paceline.spec import Section
+        from paceline.config import Section
         from paceline.workload import Workload
         class Model(Section):
             tree: dict[str, Any] = {}
@@ -205,9 +206,9 @@ def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
     code = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from paceline.record.run_dir import RunDir
-        from paceline.spec import build
-        spec = build({})
+        from paceline.runlog.run_dir import RunDir
+        from paceline.config import build_spec
+        spec = build_spec({})
         sys.stdin.readline()
         for _ in range(30):
             print(RunDir.claim(Path(sys.argv[1]), "same", spec).path.name)
@@ -319,3 +320,23 @@ def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_pa
     (one.path / name).symlink_to(other.path / name)
     with pytest.raises(UserError, match=f"{name} is a link into another run, {other.path}; remove it"), one.held(print):
         pass
+
+
+def test_a_run_folder_of_an_older_version_has_other_keys(tmp_path: Path) -> None:
+    run = RunDir.claim(tmp_path, "old", build_spec({"parallel": {"activation_checkpointing": "full"}}))
+    text = run.spec_file.read_text()
+    for old, new in RENAMED_KEYS.items():
+        text = text.replace(f"  {new.partition('.')[2]}:", f"  {old.partition('.')[2]}:")
+    run.spec_file.write_text(text)
+    assert "  checkpointing: full" in text
+    for spec in (run.spec(), run.recorded_spec(), load(run.spec_file)):
+        assert spec.parallel.activation_checkpointing == "full"
+        assert spec.train.checkpoint_format == "sharded"
+        assert spec.init_from is None
+
+
+@pytest.mark.parametrize("old", RENAMED_KEYS)
+def test_an_old_key_of_a_run_file_is_answered_with_the_new_one(old: str) -> None:
+    section, name = old.split(".")
+    with pytest.raises(UserError, match=f"it is now called {RENAMED_KEYS[old]}"):
+        build_spec({section: {name: "x"}})

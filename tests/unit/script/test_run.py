@@ -54,7 +54,7 @@ def test_a_run_that_failed_goes_on_by_itself(folder, monkeypatch, capsys):
             "parallel: {ranks: 4}",
             r"paceline train run.yaml workload=train.py  or  torchrun --nproc-per-node 4 train.py",
         ),
-        ("trian: {}", "there is no such key"),
+        ("trian: {}", "unknown key"),
     ],
 )
 def test_a_run_file_that_does_not_fit_is_refused(line, said, folder, monkeypatch):

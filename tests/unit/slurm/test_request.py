@@ -110,7 +110,7 @@ def test_what_cannot_work_is_refused(lm, words, why):
 
 
 def test_what_does_not_fit_is_refused_unless_the_user_insists(lm):
-    large = lm.replace({"model.preset": "7b", "parallel.strategy": "ddp", "parallel.checkpointing": "none"})
+    large = lm.replace({"model.preset": "7b", "parallel.strategy": "ddp", "parallel.activation_checkpointing": "none"})
     with pytest.raises(
         UserError, match=r"the plan says that this cannot work: .*; submit it all the same with  --anyway"
     ):
@@ -139,7 +139,7 @@ def test_where_fewer_nodes_will_do_slurm_is_not_told_of_tasks(small, tmp_path, m
     script = submit(small, nodes="1-4", ranks_per_node=2, time="10m", dry_run=True, site=site).script
     assert "#SBATCH --nodes=1-4\n#SBATCH --mincpus=6\n" in script
     assert "srun --kill-on-bad-exit=1 --ntasks-per-node=2 --cpus-per-task=3 " in script
-    assert 'parallel.ranks="$((SLURM_JOB_NUM_NODES * 2))" --again &' in script
+    assert 'parallel.ranks="$((SLURM_JOB_NUM_NODES * 2))" --resume-or-start &' in script
     assert "SBATCH --ntasks" not in script
     with pytest.raises(UserError, match="cpus-per-task: 'many' is not a number of cores"):
         submit(small, nodes="1-2", time="10m", dry_run=True, site=SiteFile(options={"cpus-per-task": "many"}))

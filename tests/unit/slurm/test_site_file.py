@@ -39,7 +39,7 @@ def test_the_recipes_are_valid_and_their_keys_are_on_the_page(recipe):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("partion: gpu", "partion: there is no such key, did you mean 'partition'? (site.yaml line 1)"),
+        ("partion: gpu", "partion: unknown key, did you mean 'partition'? (site.yaml line 1)"),
         ("warn_s: soon", "warn_s: 'soon' is not a whole number (site.yaml line 1)"),
         ("time_limit: never", "time_limit: 'never' is not a duration; write it as  2h,  90m,  1d12h  or  1-12:00:00"),
         ("time_limit: '30'", "time_limit: 30: hours or minutes? write it as  30h  or  30m"),

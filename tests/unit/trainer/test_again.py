@@ -1,4 +1,4 @@
-"""`train --again`: one command that begins, goes on, or leaves a finished run as it is."""
+"""`train --resume-or-start`: one command that begins, goes on, or leaves a finished run as it is."""
 
 import shutil
 
@@ -76,13 +76,15 @@ def test_a_wrong_request_leaves_what_was_in_the_folder(line, tmp_path):
     (tmp_path / "line").mkdir()
     (tmp_path / "line" / "notes.txt").write_text("mine")
     with pytest.raises(UserError):
-        train(line.replace({"model.start": str(tmp_path / "nothing.safetensors")}), tmp_path, again=True, show=False)
+        train(
+            line.replace({"model.init_from": str(tmp_path / "nothing.safetensors")}), tmp_path, again=True, show=False
+        )
     assert [path.name for path in (tmp_path / "line").iterdir()] == ["notes.txt"]
 
 
 def test_a_run_folder_is_named_instead_of_a_run_file(line, tmp_path, capsys):
     train(line, tmp_path, show=False)
     with pytest.raises(SystemExit) as left:
-        main(["train", str(tmp_path / "line"), "--again"])
+        main(["train", str(tmp_path / "line"), "--resume-or-start"])
     assert left.value.code == 0
     assert "is finished: nothing is left to do" in capsys.readouterr().out

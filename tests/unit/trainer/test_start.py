@@ -1,4 +1,4 @@
-"""`model.start`: what is read, what is said of it, and what is refused, in one process."""
+"""`model.init_from`: what is read, what is said of it, and what is refused, in one process."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ class Adapted(Two):
     def model(self):
         return nn.ModuleDict({"base": Net(2), "adapter": nn.Linear(2, 2)})
 
-    def start_name(self, name):
+    def init_from_name(self, name):
         return name.removeprefix("base.") if name.startswith("base.") else None
 
 
@@ -118,12 +118,12 @@ def same(model, weights):
 
 def test_a_file_a_run_a_checkpoint_and_a_folder_are_read(tmp_path, run, weights, save):
     half = {name: value.to(torch.bfloat16) if value.is_floating_point() else value for name, value in weights.items()}
-    model, facts = begun(tmp_path, **{"model.start": save(half)})
+    model, facts = begun(tmp_path, **{"model.init_from": save(half)})
     assert same(model, half), "converted to the type of the model"
     assert facts.notes["weights"]["taken"] == len(weights)
     assert any(line.startswith(f"weights: {len(weights)} of {len(weights)} tensors from ") for line in facts.equations)
     for path in (run.path, run.path / "checkpoints" / "step-00000002"):
-        assert same(begun(tmp_path, **{"model.start": path})[0], weights)
+        assert same(begun(tmp_path, **{"model.init_from": path})[0], weights)
     folder = tmp_path / "hf"
     folder.mkdir()
     names = sorted(weights)
@@ -131,16 +131,16 @@ def test_a_file_a_run_a_checkpoint_and_a_folder_are_read(tmp_path, run, weights,
         save_file({name: weights[name].clone() for name in some}, folder / f"{part}.safetensors")
     index = {"weight_map": {name: f"{'ab'[i % 2]}.safetensors" for i, name in enumerate(names)}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert same(begun(tmp_path, **{"model.start": folder})[0], weights)
+    assert same(begun(tmp_path, **{"model.init_from": folder})[0], weights)
 
 
 def test_a_weight_with_two_names_needs_one_of_them(tmp_path, weights, save):
     once = {name: value for name, value in weights.items() if name != "tied.weight"}
-    assert same(begun(tmp_path, **{"model.start": save(once)})[0], weights)
+    assert same(begun(tmp_path, **{"model.init_from": save(once)})[0], weights)
 
 
 def test_names_of_a_wrapped_model_are_translated(tmp_path, weights, save):
-    model, facts = begun(tmp_path, Adapted, **{"model.start": save(weights)})
+    model, facts = begun(tmp_path, Adapted, **{"model.init_from": save(weights)})
     assert same(model["base"], weights)
     assert facts.notes["weights"]["drawn"] == ("adapter.bias", "adapter.weight")
 
@@ -149,8 +149,8 @@ def test_what_does_not_fit_is_refused_or_named(tmp_path, weights, save):
     file = save(weights)
     said = r"head.bias is \[2\] there and \[3\] in the model; take those that fit, .* model.match=some"
     with pytest.raises(UserError, match=said):
-        begun(tmp_path, Three, **{"model.start": file})
-    model, facts = begun(tmp_path, Three, **{"model.start": file, "model.match": "some"})
+        begun(tmp_path, Three, **{"model.init_from": file})
+    model, facts = begun(tmp_path, Three, **{"model.init_from": file, "model.match": "some"})
     assert torch.equal(model.up.weight, weights["up.weight"])
     assert "drawn anew: head.bias ([2] there and [3] in the model), head.weight" in facts.equations[-1]
 
@@ -158,24 +158,24 @@ def test_what_does_not_fit_is_refused_or_named(tmp_path, weights, save):
     file = save(less)
     both = "the model has down.bias, down.weight, which is not in it, and it has more, which is not in the model"
     with pytest.raises(UserError, match=both):
-        begun(tmp_path, **{"model.start": file})
-    _, facts = begun(tmp_path, **{"model.start": file, "model.match": "some"})
+        begun(tmp_path, **{"model.init_from": file})
+    _, facts = begun(tmp_path, **{"model.init_from": file, "model.match": "some"})
     assert facts.equations[-1].endswith("; drawn anew: down.bias, down.weight; left over: more")
 
 
 def test_weights_that_are_not_numbers_are_refused(tmp_path, weights, save):
     broken = {**weights, "down.weight": torch.full_like(weights["down.weight"], torch.nan)}
     with pytest.raises(UserError, match=r"down.weight has values that are not numbers \(nan\)"):
-        begun(tmp_path, **{"model.start": save(broken)})
+        begun(tmp_path, **{"model.init_from": save(broken)})
 
 
 def test_nothing_that_fits_is_refused_even_so(tmp_path, save):
     other = save({f"layer.{i}": torch.zeros(2) for i in range(9)}, "model.safetensors")
     with pytest.raises(UserError, match=r"nothing in it fits .* it has layer.0, layer.1, layer.2, layer.3 and 5 more"):
-        begun(tmp_path, **{"model.start": other, "model.match": "some"})
+        begun(tmp_path, **{"model.init_from": other, "model.match": "some"})
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match=r"a Hugging Face model \(llama\), .* it is trained by  workload: transformers"):
-        begun(tmp_path, **{"model.start": tmp_path})
+        begun(tmp_path, **{"model.init_from": tmp_path})
 
 
 def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path, run):
@@ -197,13 +197,13 @@ def test_a_better_checkpoint_is_named(tmp_path):
     assert best < 6, "too high a learning rate"
     said = []
     assert open_weights(longer, said.append).words == f"step 6 of {longer}"
-    there = f"model.start={longer}/checkpoints/step-{best:08d}"
+    there = f"model.init_from={longer}/checkpoints/step-{best:08d}"
     assert said == [f"weights: {longer} was best at step {best}; to begin there, type  {there}"]
 
 
 def test_a_resumed_run_does_not_need_the_file_once_it_has_a_checkpoint(tmp_path, weights, save, ask):
     file = save(weights)
-    result = train(spec_of(**{"model.start": file}), tmp_path, show=False)
+    result = train(spec_of(**{"model.init_from": file}), tmp_path, show=False)
     (start,) = read_events(RunDir(result.path).events_file(0), "start")
     assert start["weights"]["digest"] == open_weights(file).digest()
     file.unlink()
@@ -221,14 +221,14 @@ def test_another_run_begins_with_the_weights_of_one(tmp_path, run, weights, monk
     monkeypatch.chdir(tmp_path)
     ask(["train", "--from", str(run.path), "train.steps=1", "train.lr=1e-30", "--quiet"], 0)
     spec = RunDir(Path("runs/run-next")).spec()
-    assert (spec.model.start, spec.train.steps, spec.train.global_batch) == (run.path, 1, 10)
+    assert (spec.model.init_from, spec.train.steps, spec.train.global_batch) == (run.path, 1, 10)
     result = train(spec_of(name="again", **{"train.lr": 1e-30}), tmp_path, start=run.path, show=False)
     assert torch.allclose(result.weights()["up.weight"], weights["up.weight"])
 
 
 def test_reading_a_file_leaves_it_as_it_is(tmp_path, weights, save):
     file = save(weights)
-    begun(tmp_path, **{"model.start": file})
+    begun(tmp_path, **{"model.init_from": file})
     assert all(torch.equal(value, weights[name]) for name, value in load_file(file).items())
 
 

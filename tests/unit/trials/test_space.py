@@ -84,7 +84,7 @@ def test_a_length_replaces_the_other_and_paths_are_from_here(tmp_path, monkeypat
         (["train.lr=1e-4..x"], {}, "is no range; write it as"),
         (["train.lr=1e-4..1e-2"], {}, "is a range, from which trials are drawn; add  --random"),
         (["train.lr=0.1,0.2", "train.lr=0.3,0.4"], {}, "train.lr is given twice"),
-        (["train.lrr=0.1,0.2"], {}, "there is no such key, did you mean 'train.lr'"),
+        (["train.lrr=0.1,0.2"], {}, "unknown key, did you mean 'train.lr'"),
         (["model.layers=2,many"], {}, "'many' is not a whole number"),
         (["train.lr=0.1,0.2"], {"trials": 5}, "--trials says how many to draw"),
         (["train.lr=0.1,0.2"], {"trials": 0, "search": "random"}, "is not a number of trials"),

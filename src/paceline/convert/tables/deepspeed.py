@@ -144,7 +144,7 @@ OTHERS: dict[str, Rule] = {
     "disable_python_gc": no(OWN_TUNING),
     "sparse_gradients": no("gradients are dense"),
     "dataloader_drop_last": always("the last batch is what is left; nothing is dropped", False),
-    "activation_checkpointing.*": no("parallel.checkpointing=selective or full says it"),
+    "activation_checkpointing.*": no("parallel.activation_checkpointing=selective or full says it"),
     "tensorboard.enabled": _logger("tensorboard"),
     "wandb.enabled": _logger("wandb"),
     **all_of(("tensorboard.*", "wandb.*"), no("loggers write into the run folder, or as their own settings say")),

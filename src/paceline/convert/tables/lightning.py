@@ -206,7 +206,7 @@ RULES: dict[str, Rule] = {
     "ckpt_path": lambda value: (
         Ruling(Outcome.KEPT, why="off")
         if is_off(value)
-        else Ruling(Outcome.NOTED, why="model.start begins with weights")
+        else Ruling(Outcome.NOTED, why="model.init_from begins with weights")
     ),
     "lightning.pytorch": always(""),
     "verbose": always(""),

@@ -148,7 +148,7 @@ def claims_of_call(name: str) -> dict[str, Any]:
     if name == "CPUOffloadPolicy":
         return {"parallel.offload": True}
     if name == WHOLE:
-        return {"train.checkpoint": "full"}
+        return {"train.checkpoint_format": "full"}
     if name in ("DistributedDataParallel", "DDP"):
         return {"parallel.strategy": "ddp"}
     return {"train.optimizer": OPTIMIZERS[name]} if name in OPTIMIZERS else {}

@@ -115,7 +115,9 @@ def _fsdp(value: Any) -> Ruling:
 
 
 def _model(value: Any) -> Ruling:
-    return Ruling(Outcome.TRANSLATED, {"model.start": word(value)}, "a folder; a name of the Hub is downloaded first")
+    return Ruling(
+        Outcome.TRANSLATED, {"model.init_from": word(value)}, "a folder; a name of the Hub is downloaded first"
+    )
 
 
 LENGTH: dict[str, Rule] = {
@@ -145,7 +147,7 @@ PRECISION: dict[str, Rule] = {
     "tf32": when({"train.precision": "tf32"}, weight=-1),
     **all_of(("fp16_opt_level", "half_precision_backend", "fp16_backend"), always("mixed precision is by autocast")),
     **all_of(("bf16_full_eval", "fp16_full_eval"), no("evaluation has the precision of training")),
-    "gradient_checkpointing": when({"parallel.checkpointing": "full"}),
+    "gradient_checkpointing": when({"parallel.activation_checkpointing": "full"}),
     "gradient_checkpointing_kwargs.*": always("layers are computed again without reentrance"),
     "torch_compile": when({"train.compile": "on"}),
     **all_of(("torch_compile_backend", "torch_compile_mode"), no("train.compile uses inductor")),

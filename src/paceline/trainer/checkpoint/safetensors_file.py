@@ -1,5 +1,4 @@
-"""A checkpoint whose tensors are in one safetensors file (`train.checkpoint=full`), whole, as other programs read them:
-`model.…`, `optim.…`, `scaler.…`.
+"""A checkpoint in one safetensors file (`train.checkpoint_format=full`): `model.…`, `optim.…`, `scaler.…`.
 
 Ranks write their parts as usual, and the main rank joins them, in host memory that holds all of it once.
 """

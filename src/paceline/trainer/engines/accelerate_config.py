@@ -158,7 +158,7 @@ def _fsdp(spec: RunSpec, layout: Layout, layers: Sequence[str] | None) -> dict[s
         "fsdp_offload_params": (False, "parallel.offload=false"),
         "fsdp_activation_checkpointing": (
             False,
-            f"parallel.checkpointing={layout.checkpointing}, and Paceline recomputes",
+            f"parallel.activation_checkpointing={layout.checkpointing}, and Paceline recomputes",
         ),
         "fsdp_cpu_ram_efficient_loading": (False, f"train.seed={spec.train.seed}, and each rank draws the weights"),
     }

@@ -1,1 +1,1 @@
-"""Weights to begin with (`model.start`): read from files and run folders, and matched with the model's."""
+"""Weights to begin with (`model.init_from`): read from files and run folders, and matched with the model's."""

@@ -1,4 +1,4 @@
-"""Weights to begin with: `model.start`, read into a model that is spread over ranks already, and what of it fitted."""
+"""Read `model.init_from` into a model that is spread over ranks already, and report which tensors matched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.workload import Workload
 
 @dataclass(frozen=True)
 class WeightMatch:
-    """How the tensors of `model.start` and those of the model go together."""
+    """How the tensors of `model.init_from` and those of the model go together."""
 
     path: str
     words: str
@@ -29,7 +29,7 @@ class WeightMatch:
     drawn: tuple[str, ...]
     """Of the model, and begin as they were drawn; with the shapes, where only those differ."""
     left: tuple[str, ...]
-    """Of `model.start`, and are in no use."""
+    """Of `model.init_from`, and are in no use."""
 
     def sentence(self) -> str:
         said = [f"weights: {self.taken} of {self.taken + len(self.drawn)} tensors from {self.words}"]
@@ -45,7 +45,7 @@ class MatchPart:
     used: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
     drawn: set[str] = field(default_factory=set)
-    """On purpose: they are in no `model.start`."""
+    """On purpose: they are in no `model.init_from`."""
     missing: set[str] = field(default_factory=set)
     other_shape: dict[str, str] = field(default_factory=dict)
 
@@ -55,14 +55,14 @@ class MatchPart:
 
 
 class WeightInitializer:
-    """Reads `model.start`, once, on every rank; `match` says afterwards what fitted."""
+    """Reads `model.init_from`, once, on every rank; `match` says afterwards what fitted."""
 
     def __init__(self, workload: Workload, context: RunContext) -> None:
         self.workload, self.context = workload, context
         self.match: WeightMatch | None = None
 
     def gives_all(self, model: nn.Module | None) -> bool:
-        """Whether every rank has a model of which each tensor is in `model.start`."""
+        """Whether every rank has a model of which each tensor is in `model.init_from`."""
         shapes, mine = self._weights[0].shapes, False
         if model is not None:
             part = self._fit([model], shapes)[1]
@@ -104,23 +104,23 @@ class WeightInitializer:
 
     @property
     def _path(self) -> Any:
-        return self.context.spec.start
+        return self.context.spec.init_from
 
     def _fit(
         self, parts: Sequence[nn.Module], there: Mapping[str, tuple[int, ...]]
     ) -> tuple[dict[str, Tensor], MatchPart]:
-        """(tensors of this rank by their names in `model.start`, how all of its tensors fit)"""
+        """(tensors of this rank by their names in `model.init_from`, how all of its tensors fit)"""
         mine, into = MatchPart(), {}
         for part in parts:
             shared = _find_tied_names(part)
             for name, tensor in part.state_dict().items():
                 if not isinstance(tensor, Tensor):
                     continue
-                source = self.workload.start_name(name)
+                source = self.workload.init_from_name(name)
                 if source is None:
                     mine.drawn.add(name)
                 elif source not in there:
-                    others = (self.workload.start_name(other) for other in shared.get(name, ()))
+                    others = (self.workload.init_from_name(other) for other in shared.get(name, ()))
                     (mine.taken if any(other in there for other in others) else mine.missing).add(name)
                 elif there[source] != tuple(tensor.shape):
                     mine.used.add(source)
@@ -179,7 +179,9 @@ def _find_tied_names(part: nn.Module) -> dict[str, list[str]]:
 def build_initializer(workload: Workload, context: RunContext) -> WeightInitializer | None:
     """None where the run begins with weights that are drawn, or goes on from a checkpoint."""
     return (
-        WeightInitializer(workload, context) if context.spec.start is not None and context.checkpoint is None else None
+        WeightInitializer(workload, context)
+        if context.spec.init_from is not None and context.checkpoint is None
+        else None
     )
 
 

@@ -24,7 +24,7 @@ def check_same_vocabulary(workload: Workload, start: Path, say: LogFn) -> None:
         ours = _read_tokens(Path(folder) / TOKENIZER)
     if ours is None or (there := _read_tokens(theirs)) is None or ours == there:
         return
-    wrong = f"model.start={start} was trained with another vocabulary than these texts have"
+    wrong = f"model.init_from={start} was trained with another vocabulary than these texts have"
     if workload.spec.model.match == "all":  # type: ignore[attr-defined]
         raise UserError(f"{wrong}; tokenise them with its own, by  data.tokenizer={theirs}")
     say(f"weights: {wrong}; its own is  data.tokenizer={theirs}")

@@ -25,7 +25,7 @@ from paceline.trainer.checkpoint import reader
 from paceline.trainer.checkpoint.safetensors_file import locate_local_part
 from paceline.workload import LogFn
 
-KEY = "model.start"
+KEY = "model.init_from"
 SINGLE = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -46,7 +46,7 @@ class Weights(Protocol):
 
 
 def open_weights(path: Path, say: LogFn = lambda line: None) -> Weights:
-    """What `model.start` names; a UserError says in one line why it cannot be."""
+    """What `model.init_from` names; a UserError says in one line why it cannot be."""
     if not path.exists():
         if path.parent.is_dir():
             hint = did_you_mean(path.name, (one.name for one in path.parent.iterdir()))

@@ -56,7 +56,7 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
     config = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if section.task == "sequence_classification" else "CAUSAL_LM",
-        "base_model_name_or_path": str(section.start or section.config),
+        "base_model_name_or_path": str(section.init_from or section.config),
         "r": section.lora_rank,
         "lora_alpha": section.lora_scale * section.lora_rank,
         "lora_dropout": 0.0,

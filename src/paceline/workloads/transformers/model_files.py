@@ -47,13 +47,13 @@ def read_config(model: Any, kept: Path | None = None) -> ConfigFile:
     """The config of a section `model`: its own, or that of the weights it starts with. A run has its own copy."""
     if kept is not None:
         return _read_config_file(kept / CONFIG)
-    given = model.config or model.start
+    given = model.config or model.init_from
     if given is None:
         raise UserError(
-            "model: workload transformers needs a model; type  model.start=FOLDER  for the weights of a local folder, "
-            "or  model.config=config.json  to begin with random ones"
+            "model: workload transformers needs a model; type  model.init_from=FOLDER  for the weights of a "
+            "local folder, or  model.config=config.json  to start with random ones"
         )
-    key = "model.start" if model.config is None else "model.config"
+    key = "model.init_from" if model.config is None else "model.config"
     if not given.exists() and given.suffix == ".json":
         raise UserError(f"{key}={given}: there is no such file; give the config.json of a model, or its folder")
     if not given.exists():
@@ -67,7 +67,7 @@ def read_config(model: Any, kept: Path | None = None) -> ConfigFile:
             raise UserError(f"{key}={given}: the folder has no {CONFIG}; give the folder of a Hugging Face model")
         given = given / CONFIG
     elif given.suffix == ".safetensors":
-        raise UserError(f"model.start={given} has weights alone; type  model.config=config.json  too")
+        raise UserError(f"model.init_from={given} has weights alone; type  model.config=config.json  too")
     return _read_config_file(given)
 
 
@@ -98,9 +98,9 @@ def find_tokenizer_file(model: Any, data: Any) -> Path | None:
     beside = read_config(model).path.with_name(TOKENIZER)
     if beside.is_file():
         return beside
-    if model.start is not None and model.start.is_dir():
+    if model.init_from is not None and model.init_from.is_dir():
         raise UserError(
-            f"model.start={model.start}: there is no {TOKENIZER} in it, and other kinds are not read; "
+            f"model.init_from={model.init_from}: there is no {TOKENIZER} in it, and other kinds are not read; "
             "type  data.tokenizer=FILE  or write one in Python:  "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )

@@ -17,7 +17,9 @@ class ModelFolder(ModelSection):
     """Architecture from `config`, else from the folder `start`, which has the weights; without it they are drawn."""
 
     config: Path | None = field(
-        None, "path", "config.json, or its folder; without it that of model.start; alone it begins with random weights"
+        None,
+        "path",
+        "config.json, or its folder; without it that of model.init_from; alone it begins with random weights",
     )
     task: Literal["causal_lm", "sequence_classification"] = field(
         "causal_lm", "", "predict the next token of a text, or the class of a text"

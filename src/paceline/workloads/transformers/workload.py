@@ -141,10 +141,10 @@ class TransformersModel(Workload):
 
     @cached_property
     def start_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The tensors of `model.start`."""
-        return open_weights(self.section.start).shapes if self.section.start is not None else {}
+        """The tensors of `model.init_from`."""
+        return open_weights(self.section.init_from).shapes if self.section.init_from is not None else {}
 
-    def start_name(self, name: str) -> str | None:
+    def init_from_name(self, name: str) -> str | None:
         """A folder may have adapters or not, and may have a bare model, whose names lack the first word."""
         if name in self.start_shapes:
             return name
@@ -220,11 +220,11 @@ class TransformersModel(Workload):
         return lora.find_frozen_products(model) if read_config(self.section, self.kept).bf16 else ()
 
     def _given(self, model: nn.Module) -> set[str]:
-        """Parameters that are read after all, from `model.start` or from a checkpoint."""
+        """Parameters that are read after all, from `model.init_from` or from a checkpoint."""
         if self.kept is not None:
             return {name for name, _ in model.named_parameters()}
         there = self.start_shapes
-        return {n for n, p in model.named_parameters() if there.get(self.start_name(n) or "") == tuple(p.shape)}
+        return {n for n, p in model.named_parameters() if there.get(self.init_from_name(n) or "") == tuple(p.shape)}
 
     def data(self, split: str) -> Samples:
         tokens: Any = self.corpus.train if split == "train" else self.corpus.test

@@ -19,7 +19,7 @@ PATIENCE_MS = 120_000
 RECIPES = Path(__file__).resolve().parents[4] / "recipes"
 PRICE = 3.29
 SETTINGS = 200
-FIXED = ["parallel.strategy=ddp", "parallel.checkpointing=none"]
+FIXED = ["parallel.strategy=ddp", "parallel.activation_checkpointing=none"]
 
 
 def ask(spec, devices=(), wishes=None, price=PRICE):

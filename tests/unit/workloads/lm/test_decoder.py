@@ -148,7 +148,7 @@ WRONG = {
     "kv heads": ({"heads": 8, "kv_heads": 3}, "model.kv_heads=3 does not divide model.heads=8; try 2"),
     "custom": ({"preset": "custom", "width": 8}, "needs model.heads and model.layers too; or take one of tiny"),
     "preset": ({"preset": "huge"}, "'huge' is not allowed; use one of 'custom', 'tiny'"),
-    "unknown": ({"depth": 3}, "there is no such key"),
+    "unknown": ({"depth": 3}, "unknown key"),
     "tied": ({"tied": 3}, "neither true nor false"),
     "odd width": ({"width": 7, "heads": 7, "kv_heads": 1}, "model.width must be even"),
 }

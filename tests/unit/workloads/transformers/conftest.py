@@ -27,7 +27,7 @@ def run_file(hf, corpus_cache):
         values = {
             "name": kind,
             "workload": "transformers",
-            "model": {"start": str(hf / kind)},
+            "model": {"init_from": str(hf / kind)},
             "data": {"source": "text", "path": str(hf / "texts.txt"), "sequence": 16, "cache": str(corpus_cache)},
             "train": {"steps": 4, "global_batch": 8, "lr": 1e-2, "log_every": 1},
             "parallel": {"threads": 1},

@@ -17,7 +17,7 @@ RUN_FILES = [
 
 @pytest.mark.parametrize("values", RUN_FILES, ids=[values["name"] for values in RUN_FILES])
 def test_run_files_on_the_page_train(values, hf, corpus_cache, tmp_path):
-    values["model"]["start"] = str(hf / Path(values["model"]["start"]).name)
+    values["model"]["init_from"] = str(hf / Path(values["model"]["init_from"]).name)
     values["data"] |= {"path": str(hf / values["data"]["path"]), "cache": str(corpus_cache)}
     values["train"]["lr"] = float(values["train"]["lr"])
     result = train(build_spec({**values, "parallel": {"threads": 1}}), tmp_path, show=False)

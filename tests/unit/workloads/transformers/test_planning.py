@@ -148,7 +148,7 @@ def test_what_cannot_be_planned_is_said_in_one_line(words, said, tmp_path, capsy
 
 
 def test_a_model_must_be_named():
-    with pytest.raises(UserError, match=r"type  model\.start=FOLDER"):
+    with pytest.raises(UserError, match=r"type  model\.init_from=FOLDER"):
         build_cost_model(build_spec({"workload": "transformers"}))
 
 

@@ -98,7 +98,9 @@ def test_a_base_in_bf16_stays_so_and_gives_the_same_losses(hf, run_file, tmp_pat
     (wide / "config.json").write_text(config.replace('"bfloat16"', '"float32"'))
     given = {"model.lora_rank": 2, "train.precision": "bf16"}
     result, other = (
-        train(run_file("llama_bf16", **given, **{"model.start": str(start), "name": start.name}), tmp_path, show=False)
+        train(
+            run_file("llama_bf16", **given, **{"model.init_from": str(start), "name": start.name}), tmp_path, show=False
+        )
         for start in (hf / "llama_bf16", wide)
     )
     losses = [[e["loss"] for e in read_events(RunDir(r.path).events_file(0), "step")] for r in (result, other)]
@@ -121,7 +123,7 @@ def test_a_language_model_names_no_classes(tuned):
 
 def test_a_run_goes_on_without_the_folder_it_began_with(hf, run_file, tmp_path):
     shutil.copytree(hf / "llama", tmp_path / "llama")
-    started = {"model.start": str(tmp_path / "llama"), "train.steps": 1, "model.lora_rank": 2}
+    started = {"model.init_from": str(tmp_path / "llama"), "train.steps": 1, "model.lora_rank": 2}
     first = train(run_file("llama", **started), tmp_path, show=False)
     shutil.rmtree(tmp_path / "llama")
     for length in (2, 3):
@@ -131,7 +133,7 @@ def test_a_run_goes_on_without_the_folder_it_began_with(hf, run_file, tmp_path):
 
 def test_another_run_begins_with_the_weights_of_a_run(tuned, run_file, tmp_path):
     """Its architecture and its tokeniser are those that the run kept."""
-    spec = run_file("gpt2", **{"model.start": str(tuned.path), "train.steps": 1, "train.lr": 1e-9})
+    spec = run_file("gpt2", **{"model.init_from": str(tuned.path), "train.steps": 1, "train.lr": 1e-9})
     first = train(spec, tmp_path, show=False).summary.loss_first
     assert first < 0.99 * tuned.summary.loss_first
 
@@ -213,7 +215,9 @@ def test_a_bare_model_begins_a_classifier(hf, run_file, tmp_path):
     whole = transformers.AutoModelForSequenceClassification.from_pretrained(hf / "bert")
     whole.bert.save_pretrained(tmp_path / "bare")
     (tmp_path / "bare" / "tokenizer.json").write_bytes((hf / "bert" / "tokenizer.json").read_bytes())
-    spec = run_file("bert", **CLASSIFY, **{"model.start": str(tmp_path / "bare"), "train.steps": 1, "train.lr": 1e-9})
+    spec = run_file(
+        "bert", **CLASSIFY, **{"model.init_from": str(tmp_path / "bare"), "train.steps": 1, "train.lr": 1e-9}
+    )
     result = train(spec, tmp_path, show=False)
     weights = result.weights()
     for name, tensor in whole.bert.state_dict().items():
@@ -233,7 +237,7 @@ def test_dropout_of_the_config_is_off_and_said(run_file):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model.start": "org/name"}, "nothing is downloaded, so fetch it first, as in  hf download org/name"),
+        ({"model.init_from": "org/name"}, "nothing is downloaded, so fetch it first, as in  hf download org/name"),
         ({"data.source": "csv"}, "data.source=csv has texts with labels, and model.task=causal_lm reads text"),
         ({"model.task": "sequence_classification", "data.source": "text"}, "data.source=text has no labels"),
         ({"data.sequence": 65}, "data.sequence=65 is longer than the 64 positions of the model; use 64"),
@@ -259,7 +263,7 @@ def test_a_folder_without_safetensors_is_refused(hf, run_file, tmp_path):
         (tmp_path / name).write_bytes((hf / "llama" / name).read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(UserError, match="this may be a pickle, which can run code"):
-        train(run_file("llama", **{"model.start": str(tmp_path)}), tmp_path / "runs", show=False)
+        train(run_file("llama", **{"model.init_from": str(tmp_path)}), tmp_path / "runs", show=False)
 
 
 def test_a_config_alone_begins_with_random_weights_and_a_learned_vocabulary(hf, corpus_cache, tmp_path, capsys):
