@@ -348,7 +348,7 @@ def test_events_are_not_written_through_a_link(tmp_path):
 def test_a_run_folder_that_cannot_be_written_to(tmp_path):
     run = RunDir.claim(tmp_path, "r", build_spec({}))
     (run.path / ".lock").mkdir()  # as a read-only folder would: it cannot be opened
-    with pytest.raises(UserError, match="cannot be written to: Is a directory"), run.held(print):
+    with pytest.raises(UserError, match="cannot be written to: Is a directory"), run.lock(print):
         pass
 
 

@@ -6,7 +6,6 @@ One process builds an entry while others wait. Its arrays may be larger than mem
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,12 @@ from numpy.typing import DTypeLike, NDArray
 from paceline.data.npz import UNREADABLE
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import compute_seal
+from paceline.io.locks import hold_lock
 from paceline.io.safe_open import check_regular, read_text
 from paceline.launch.environment import detect_rank
 from paceline.workload import LogFn
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
-LOCKS_UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class DamagedEntry(Exception):
@@ -39,26 +38,18 @@ class DamagedEntry(Exception):
 
 @contextmanager
 def lock_entry(entry: Path, say: LogFn) -> Iterator[None]:
-    """Hold the lock of an entry. It is the kernel's, so it is let go when its holder dies.
+    """Hold the lock of an entry, and remove what a process that died left of it.
 
     Some network file systems have no locks: there, two processes may build the same entry, and one replaces the
     other's by its equal.
     """
-    with _translate_disk_errors(entry.parent):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        file = open(f"{entry}.lock", "a")  # noqa: SIM115
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"corpus: another process is preparing {entry.name}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in LOCKS_UNSUPPORTED:
-                raise UserError(f"{file.name}: cannot be locked: {error.strerror}; type  data.cache=FOLDER") from None
-        else:  # nobody else builds this entry now, so a temporary folder of it belongs to a process that died
-            for leftover in entry.parent.glob(f"{entry.name}.part-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
+    waiting = f"corpus: another process is preparing {entry.name}; waiting for it"
+    with ExitStack() as held:
+        with _translate_disk_errors(entry.parent):
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            if held.enter_context(hold_lock(Path(f"{entry}.lock"), lambda: say(waiting))):
+                for leftover in entry.parent.glob(f"{entry.name}.part-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 

@@ -129,7 +129,7 @@ def run_trials(
 ) -> Iterator[tuple[MeasureState, dict[str, dict[str, RunTimes]]]]:
     """(the state, the times of all runs) once every trial had its turns; nobody else has the folder meanwhile."""
     make_output_folder(folder)
-    with RunDir(folder).held(say):
+    with RunDir(folder).lock(say):
         state = load_state(folder, begun, compared)
         if retry:
             forget_failures(state, wanted)

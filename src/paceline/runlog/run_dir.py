@@ -6,11 +6,9 @@ runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  kept/  summary.json
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import shlex
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +26,7 @@ from paceline.config.run_file import RENAMED_KEYS, rename_old_keys
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.io.escape import to_one_line
 from paceline.io.files import hash_file, read_sealed, write_atomic
+from paceline.io.locks import hold_lock
 from paceline.io.safe_yaml import load_yaml, read_yaml_text
 from paceline.runlog.events import read_events
 from paceline.workload import LogFn
@@ -155,26 +154,23 @@ class RunDir:
         raise UserError(f"{path} {missing}{_say_runs(path)}")
 
     @contextlib.contextmanager
-    def held(self, say: LogFn) -> Iterator[None]:
-        """Only one process trains a run. The ranks of a launcher that was killed need a while to end: wait for them."""
+    def lock(self, log: LogFn) -> Iterator[None]:
+        """Let only one process train the run; wait a while for the ranks of a killed launcher to end."""
         self._check_links()
-        try:
-            handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written to: {error.strerror}; make it writable first") from None
-        with open(handle, "r+") as file:
-            for waited_s in count():
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if waited_s >= PATIENCE_S:
-                        raise UserError(f"{self.path} is being trained by another process; stop that first") from None
-                except OSError:  # a file system without locks
-                    break
-                if not waited_s:
-                    say(f"{self.path} is still being trained by another process; waiting for it to end")
-                time.sleep(1)
+        waiting = f"{self.path} is still being trained by another process; waiting for it to end"
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(hold_lock(self.lock_file, lambda: log(waiting), PATIENCE_S))
+            except TimeoutError:
+                raise UserError(
+                    f"{self.path} is being trained by another process; stop that first", code="busy", key=str(self.path)
+                ) from None
+            except OSError as error:
+                raise UserError(
+                    f"{self.path} cannot be written to: {error.strerror}; make it writable first",
+                    code="not-writable",
+                    key=str(self.path),
+                ) from None
             yield
 
     def _check_links(self) -> None:

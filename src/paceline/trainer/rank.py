@@ -207,7 +207,7 @@ def open_rank_session(
     full = spec.train.checkpoint_format == "full"
     with (
         heartbeat_scope(run.heartbeats, place, spec.parallel.timeout_s) as beat,
-        run.held(speak) if main else nullcontext(),
+        run.lock(speak) if main else nullcontext(),
         EventWriter(run.events_file(place.rank)) as events,
         closing(CheckpointWriter(run.checkpoints, spec.train.keep, full)) as checkpoints,
     ):

@@ -159,7 +159,7 @@ def run_sweep_trials(plan: SweepPlan, options: SweepOptions, log: LogFn, publish
     """Train the trials of a sweep that are left, and `publish` the result while nobody else has the folder."""
     jobs = check_jobs(options.get("jobs", 1), plan.spec)
     make_output_folder(plan.folder)
-    with RunDir(plan.folder).held(log):
+    with RunDir(plan.folder).lock(log):
         begun = open_sweep(plan, retry=options.get("retry", False))
         found = _run_halving(plan, begun, jobs, log) if plan.halving else _run_all(plan, begun, jobs, log)
         publish(found)

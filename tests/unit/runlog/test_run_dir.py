@@ -314,11 +314,11 @@ def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_pa
     one, other = (RunDir.claim(tmp_path, "r", build_spec({})) for _ in range(2))
     (one.path / name).rename(tmp_path / name)
     (one.path / name).symlink_to(tmp_path / name)
-    with one.held(print):
+    with one.lock(print):
         pass
     (one.path / name).unlink()
     (one.path / name).symlink_to(other.path / name)
-    with pytest.raises(UserError, match=f"{name} is a link into another run, {other.path}; remove it"), one.held(print):
+    with pytest.raises(UserError, match=f"{name} is a link into another run, {other.path}; remove it"), one.lock(print):
         pass
 
 
@@ -340,3 +340,15 @@ def test_an_old_key_of_a_run_file_is_answered_with_the_new_one(old: str) -> None
     section, name = old.split(".")
     with pytest.raises(UserError, match=f"it is now called {RENAMED_KEYS[old]}"):
         build_spec({section: {name: "x"}})
+
+
+def test_one_process_trains_a_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runlog.run_dir.PATIENCE_S", 0.1)
+    run = RunDir.claim(tmp_path, "r", build_spec({}))
+    said: list[str] = []
+    with run.lock(said.append), pytest.raises(UserError) as refused, run.lock(said.append):
+        pass
+    assert refused.value.code == "busy"
+    assert len(said) == 1
+    with run.lock(said.append):
+        assert len(said) == 1
