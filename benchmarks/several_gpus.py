@@ -114,7 +114,7 @@ def parity(asked: Asked) -> Part:
     layouts += [name for name, why in left_out.items() if not why]
     layouts += [f"hsdp:2x{n // 2}", f"fsdp:{n // 2}+tensor:2", f"fsdp:{n // 2}+pipeline:2"] if n >= 4 else []
     spec = asked.lm(TINY, 64, 8 * n, compile="off", precision="fp32", evaluate_on=8)
-    found = check(spec, steps=PARITY_STEPS, layouts=layouts, say=say)
+    found = check(spec, steps=PARITY_STEPS, layouts=layouts, log=say)
     rows = [
         (row.name, str(row.ranks), f"{row.loss:.1e}", f"{row.grad_norm or 0:.1e}", f"{row.weights:.1e}", str(row.worst))
         for row in found.rows
@@ -137,7 +137,7 @@ def scaling(asked: Asked) -> Part:
     layouts = [f"{name}:{asked.most}" for name in ("zero1", "fsdp")] + ["tensor:2"]
     folder = asked.out / "scaling"
     found = measure(
-        spec, [1, *asked.ranks], layouts=layouts, repeats=asked.repeats, steps=asked.steps, out=folder, say=say
+        spec, [1, *asked.ranks], layouts=layouts, repeats=asked.repeats, steps=asked.steps, out=folder, log=say
     )
     planned = {plan.label: plan for plan in found.planned}
     rows = []

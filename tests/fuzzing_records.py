@@ -149,17 +149,17 @@ class MeasurementThatGoesOn:
 
     def read(folder: Path) -> object:
         from paceline.io.files import read_json
-        from paceline.measurement.measure import _comparable_values, _count_total_samples
-        from paceline.measurement.trial_runner import build_rows, collect_times, forget_failures, load_state
+        from paceline.measurement.measure import count_total_samples, select_comparable
+        from paceline.measurement.progress import build_rows, collect_times, forget_failures, load_state
 
         begun = read_json(folder / "begun.json")
         state = load_state(
             folder / "measured",
             {name: begun.get(name) for name in ("name", "kind", "steps", "spec")},
-            _comparable_values,
+            select_comparable,
         )
         forget_failures(state, ())
-        return build_rows((), state, collect_times((), state)), _count_total_samples(folder / "measured", state)
+        return build_rows((), state, collect_times((), state)), count_total_samples(folder / "measured", state)
 
 
 @target("origin.json")

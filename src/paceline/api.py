@@ -108,7 +108,7 @@ def train(
     try:
         return request.train_here() if rank is None else request.train_as_rank(rank)
     except OutOfMemory as error:
-        if show and (savings := suggest_memory_savings(spec)):
+        if savings := suggest_memory_savings(spec):
             first, *rest = str(error).split("\n")
             error.args = ("\n".join([first, savings, *rest]),)
         raise

@@ -19,9 +19,9 @@ from paceline.measurement.messages import FROM_OUTSIDE
 from paceline.measurement.result import read_measurement
 from paceline.measurement.scripts.command import RecordRequest
 from paceline.measurement.scripts.measure_command import collect_script_notes, read_script_times
-from paceline.measurement.trial_runner import AbortTrials
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
+from paceline.trials.runner import AbortTrials
 
 SCRIPT = """
 import torch

@@ -11,7 +11,7 @@ from paceline import Workload, plan, train
 from paceline.config import load, resolve_spec
 from paceline.errors import UserError
 from paceline.layout import layout_of
-from paceline.trials.sweep import train_in_new_process
+from paceline.trials.runner import train_trial
 from paceline.workload import build_workload
 from paceline.workloads.ensemble.passes import train_member
 
@@ -87,7 +87,7 @@ class Opened(Exception):
 DOORS = {
     "train": train,
     "resume or start": partial(train, again=True),
-    "sweep": train_in_new_process,
+    "sweep": train_trial,
     "ensemble": train_member,
 }
 

@@ -31,7 +31,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise UserError(f"--steps: {arguments.steps} is not a number of steps; use 1 or more")
     layouts = [word for word in arguments.layouts.split(",") if word]
-    parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, say=warn)
+    parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, log=warn)
     if not parity.rows:
         return 0
     if arguments.json:

@@ -101,7 +101,7 @@ def _check_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.steps < 4:
         raise UserError(f"--steps: {arguments.steps} leave nothing after the warm-up; use 10 or more")
     given = {name: getattr(arguments, name) for name in ("repeats", "steps", "out", "retry")}
-    return {**given, "price": check_price(arguments.price), "say": warn}
+    return {**given, "price": check_price(arguments.price), "log": warn}
 
 
 @contextmanager

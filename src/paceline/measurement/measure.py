@@ -1,4 +1,4 @@
-"""The verb `measure` for run files: one run file trained under several layouts."""
+"""Measure a run file: train it for some steps under several layouts."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from paceline.api import train
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
 from paceline.config.run_file import rename_old_keys
 from paceline.errors import UserError
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
-from paceline.measurement.result import Measurement, build_measurement
-from paceline.measurement.rows import BatchLayout, FailedRow
-from paceline.measurement.run_times import RunTimes, read_run_times
-from paceline.measurement.trial_runner import (
-    REPEATS,
-    STEPS,
+from paceline.measurement.progress import (
     AnyTrial,
+    MeasureRuns,
     MeasureState,
-    Trial,
+    MeasureTrial,
     build_rows,
     collect_rates,
-    run_trials,
+    collect_times,
     trim_reason,
     write_measurement,
 )
+from paceline.measurement.result import Measurement, build_measurement
+from paceline.measurement.rows import BatchLayout, FailedRow
+from paceline.measurement.run_times import RunTimes, read_run_times
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
-from paceline.trainer.run import PRELOAD
 from paceline.trials.check import DEFAULT_PARALLEL
+from paceline.trials.runner import flatten_values, train_trial
 from paceline.workload import LogFn
 
+STEPS: int = 30
+REPEATS: int = 3
 NEVER = 1 << 30
 QUIET_TRAINING: dict[str, Any] = {
     "train.epochs": None,
@@ -46,35 +46,33 @@ QUIET_TRAINING: dict[str, Any] = {
 ONE_RANK = {"strategy": "auto"} | {
     name: getattr(DEFAULT_PARALLEL, name) for name in LAYOUT_FIELDS if name != "micro_batch"
 }
-"""The values of one rank alone; the size of a pass stays as the run file has it."""
+"""The values of one rank alone; the micro-batch stays as the run file has it."""
 NOT_COMPARED = ("parallel.ranks", "train.epochs", "train.steps")
-"""Keys of the spec in which the sweeps of one folder may differ."""
+"""Keys of the spec in which the measurements of one folder may differ."""
 
 
 @dataclass(frozen=True)
-class SpecTrial(Trial):
+class SpecTrial(MeasureTrial):
     """A layout to train."""
 
-    label: str
-    ranks: int
     spec: RunSpec
 
     @property
     def batch(self) -> BatchLayout:
         layout = layout_of(self.spec)
-        told = layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}"
-        return BatchLayout(told, layout.global_batch, layout.passes(layout.global_batch), layout.plain)
+        equation = layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}"
+        return BatchLayout(equation, layout.global_batch, layout.passes(layout.global_batch), layout.plain)
 
     def run(self, path: Path) -> RunTimes:
-        trained, status = _train_in_new_process(self.spec.replace({"name": path.name}), path.parent)
-        if status == "stopped":
+        result = train_trial(self.spec.replace({"name": path.name}), path.parent)
+        if result.status == "stopped":
             raise KeyboardInterrupt
-        shutil.rmtree(trained / "checkpoints", ignore_errors=True)
-        return read_run_times(RunDir(trained))
+        shutil.rmtree(result.path / "checkpoints", ignore_errors=True)
+        return read_run_times(RunDir(result.path))
 
 
 class MeasureOptions(TypedDict, total=False):
-    """What `measure` can be asked for by name."""
+    """Keyword arguments of `measure`."""
 
     layouts: Sequence[str]
     """Short forms such as "fsdp:2+tensor:2", beside the numbers of ranks."""
@@ -85,7 +83,7 @@ class MeasureOptions(TypedDict, total=False):
     price: float | None
     """In USD per device and hour."""
     retry: bool
-    """Try again what failed before."""
+    """Run again what failed before."""
 
 
 def measure(
@@ -93,7 +91,7 @@ def measure(
     ranks: Sequence[int] = (1, 2),
     *,
     out: str | Path | None = None,
-    say: LogFn = lambda text: None,
+    log: LogFn = lambda text: None,
     **options: Unpack[MeasureOptions],
 ) -> Measurement:
     """Train some steps on each number of ranks and each layout, several times, and sum up.
@@ -101,30 +99,39 @@ def measure(
     The folder `out` (runs/NAME-measure) holds measure.json and the runs.
     """
     spec = resolve_spec(spec)
-    steps, repeats, weak = options.get("steps", STEPS), options.get("repeats", REPEATS), options.get("weak", False)
-    wanted = build_trials(spec, ranks, options.get("layouts", ()), steps, weak)
+    steps, weak, price = options.get("steps", STEPS), options.get("weak", False), options.get("price")
+    trials = build_trials(spec, ranks, options.get("layouts", ()), steps, weak)
     folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-measure"
-    begun = {"name": spec.name, "kind": "weak" if weak else "strong", "steps": steps, "spec": spec.dump()}
-    retry = options.get("retry", False)
-    with run_trials(folder, begun, _comparable_values, wanted, repeats=repeats, retry=retry, say=say) as (state, times):
-        specs = {trial.label: trial.spec for trial in wanted if isinstance(trial, SpecTrial)}
-        rows, total = build_rows(wanted, state, times), _count_total_samples(folder, state)
+    request = {"name": spec.name, "kind": "weak" if weak else "strong", "steps": steps, "spec": spec.dump()}
+    runs = MeasureRuns(folder, trials, options.get("repeats", REPEATS), log)
+    with runs.complete(request, select_comparable, options.get("retry", False)) as state:
+        specs = {trial.label: trial.spec for trial in trials if isinstance(trial, SpecTrial)}
+        times, total = collect_times(trials, state), count_total_samples(folder, state)
+        rows = build_rows(trials, state, times)
         return write_measurement(
-            build_measurement(folder, state, rows, collect_rates(times), total, options.get("price"), specs), state
+            build_measurement(folder, state, rows, collect_rates(times), total, price, specs), state
         )
 
 
 def build_trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:
-    """One for each number of ranks and each short form of a layout, fewest ranks first."""
+    """Build one for each number of ranks and each short form of a layout, fewest ranks first."""
     if weak and not find_entry(spec.workload).batched:
-        raise UserError("--weak: a fit passes over all of its samples, on any number of ranks; leave --weak out")
+        raise UserError(
+            "--weak: a fit passes over all of its samples, on any number of ranks; leave --weak out",
+            code="not-supported",
+            key="--weak",
+        )
     wanted: list[tuple[str, dict[str, Any]]] = [
         (f"{n} rank{'s' * (n > 1)}", {"ranks": n} if n > 1 else ONE_RANK) for n in ranks
     ]
     wanted += [(word, {**ONE_RANK, **parse_layout(word)}) for word in layouts]
     if min((values["ranks"] for _, values in wanted), default=0) != 1:
         given = f"--ranks {','.join(map(str, ranks))}" if ranks else f"--layouts {','.join(layouts)}"
-        raise UserError(f"speed-up is counted from one rank, and {given} has none; write it as  --ranks 1,2,4")
+        raise UserError(
+            f"speed-up is relative to one rank, and {given} has none; write it as  --ranks 1,2,4",
+            code="missing-value",
+            key="--ranks",
+        )
     return sorted(
         (_build_trial(spec, label, values, steps, weak) for label, values in wanted), key=lambda trial: trial.ranks
     )
@@ -144,35 +151,15 @@ def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int
     return SpecTrial(label, found.parallel.ranks, found)
 
 
-def _comparable_values(state: Mapping[str, Any]) -> dict[str, Any]:
+def select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values in which all measurements of one folder must agree."""
     values = {key: state.get(key) for key in ("name", "kind", "steps")}
-    spec = _flatten(rename_old_keys(state.get("spec", {})))
+    spec = flatten_values(rename_old_keys(state.get("spec", {})))
     return values | {key: spec[key] for key in sorted(spec) if not key.startswith(NOT_COMPARED)}
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
-def _train_in_new_process(spec: RunSpec, folder: Path) -> tuple[Path, str]:
-    """Always in new processes, so that the memory of a rank is that of its run alone."""
-    if spec.parallel.ranks > 1:
-        return _train(spec, folder)
-    from paceline.launch.local import run_ranks
-
-    return run_ranks(_train, (spec, folder), 1, PRELOAD)[0]
-
-
-def _train(spec: RunSpec, folder: Path) -> tuple[Path, str]:
-    result = train(spec, folder, show=False)
-    return result.path, result.status
-
-
-def _count_total_samples(folder: Path, state: MeasureState) -> int | None:
-    """Of the whole run that the run file asks for; the size of an epoch is known once something was trained."""
+def count_total_samples(folder: Path, state: MeasureState) -> int | None:
+    """Count the samples of the whole run; the size of an epoch is known once something was trained."""
     train_section = state["spec"]["train"]
     documents = next((done["times"].get("documents") for done in state["done"].values()), None)
     if documents:

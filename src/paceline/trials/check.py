@@ -17,16 +17,17 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.api import RunResult, train
+from paceline.api import RunResult
 from paceline.config import Parallel, RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import describe_error
-from paceline.errors import RunFailed, UserError
+from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.table import Column, Table
 from paceline.io.tabular import Tabular
 from paceline.launch.environment import RankInfo, detect_rank, isolate_rank
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
+from paceline.trials.runner import run_trials, train_trial
 from paceline.workload import LogFn, build_workload
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class Variant:
     """The same, with the accumulated passes where several numbers of them are compared."""
     accumulate: int
     spec: RunSpec
+
+    @property
+    def alone(self) -> bool:
+        return self.spec.parallel.ranks == 1
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def check(
     *,
     layouts: Sequence[str] = (),
     out: Path | None = None,
-    say: LogFn = lambda text: None,
+    log: LogFn = lambda text: None,
 ) -> Parity:
     """Train `steps` steps on each layout and compare; the first layout is the reference.
 
@@ -142,22 +147,29 @@ def check(
         name = f"{layout}, accumulating {passes}" if len(accumulate) > 1 else layout
         variants.append(Variant(layout, name, passes, _build_variant_spec(spec, values, passes, steps)))
     _check_variants(variants)
-    place = detect_rank(os.environ)
-    if place is not None:
-        _check_launched_ranks(variants, place)
-    main, helps = place is None or place.rank == 0, place is not None and place.rank > 0
+    launched = detect_rank(os.environ)
+    if launched is not None:
+        _check_launched_ranks(variants, launched)
+    main = launched is None or launched.rank == 0
+    results: dict[str, RunResult] = {}
+
+    def run(variant: Variant, slot: int) -> RunResult:
+        if main:
+            log(f"training {steps} steps on {variant.name}")
+        with isolate_rank() if launched is not None and variant.alone else nullcontext():
+            return train_trial(variant.spec, out or Path(scratch), new_process=False)
+
+    def record(variant: Variant, result: RunResult | PacelineError) -> None:
+        if isinstance(result, PacelineError):
+            raise result
+        if result.status != "finished":
+            raise RunFailed(f"the run on {variant.name} was {result.status}: nothing is proved")
+        results[variant.name] = result
+
     # Ranks of a launcher may be on several machines: they share the folder that they were started in, not /tmp.
-    with tempfile.TemporaryDirectory(prefix="paceline-check-", dir="." if place is not None else None) as scratch:
-        results: dict[str, RunResult] = {}
-        for variant in sorted(variants, key=lambda variant: variant.spec.parallel.ranks == 1):  # one rank alone, last
-            if variant.spec.parallel.ranks == 1 and helps:
-                continue
-            if main:
-                say(f"training {steps} steps on {variant.name}")
-            with isolate_rank() if place is not None and variant.spec.parallel.ranks == 1 else nullcontext():
-                result = results[variant.name] = train(variant.spec, out or scratch, show=False)
-            if result.status != "finished":
-                raise RunFailed(f"the run on {variant.name} was {result.status}: nothing is proved")
+    with tempfile.TemporaryDirectory(prefix="paceline-check-", dir=None if launched is None else ".") as scratch:
+        together = [variant for variant in variants if not variant.alone]
+        run_trials([*together, *(variant for variant in variants if variant.alone and main)], run, record)
         first = results.get(variants[0].name)
         rows = [_compare_results(first, results[v.name], v) for v in variants] if main and first is not None else []
     parity = Parity(rows, TOLERANCE[spec.train.precision], steps)

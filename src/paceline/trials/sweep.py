@@ -6,14 +6,12 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from paceline.api import resolve_parallel, train
+from paceline.api import RunResult
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
 from paceline.config.run_file import rename_old_keys
@@ -23,7 +21,7 @@ from paceline.io.files import replace_nonfinite
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.resume_guard import LENGTHS, length_of
-from paceline.trainer.run import PRELOAD
+from paceline.trials.runner import check_same_request, flatten_values, run_trials, train_trial
 from paceline.trials.search_space import (
     Space,
     Values,
@@ -185,14 +183,7 @@ def open_sweep(plan: SweepPlan, retry: bool = False) -> Sweep:
         return found
     found = read_sweep(plan.folder)
     recorded = {**found.asked, "spec": rename_old_keys(found.asked.get("spec", {}))}
-    before, now = _flatten(recorded), _flatten(plan.asked())
-    for key in dict.fromkeys([*now, *before]):
-        if before.get(key) != now.get(key):
-            name = key.removeprefix("keys.").removeprefix("spec.")
-            raise UserError(
-                f"{file} was begun with {name}={before.get(key)}, and this is {name}={now.get(key)}; sweep into "
-                "another folder with  --out FOLDER"
-            )
+    check_same_request(file, flatten_values(recorded), flatten_values(plan.asked()), "sweep")
     fresh = [TrialRow(row.number, row.values) if retry and row.status == "failed" else row for row in found.trials]
     return replace(found, score=plan.score, trials=tuple(_refresh_row(plan, row) for row in fresh))
 
@@ -205,13 +196,6 @@ def _refresh_row(plan: SweepPlan, row: TrialRow) -> TrialRow:
         if read_run_summary(plan.folder / row.run).status == RunStatus.FINISHED:
             return read_outcome(plan, row, plan.lengths[-1])
     return row
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def _run_all(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
@@ -250,77 +234,33 @@ def _run_halving(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
 
 
 def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: int, jobs: int, log: LogFn) -> Sweep:
-    """These trials up to this length, so many at once; kept after each."""
-    if jobs == 1:
-        for row in rows:
-            found = _record_row(found, _run_trial(plan, row, length, 0, 1), log)
-        return found
-    waiting, slots = list(rows), list(range(jobs))
-    with ThreadPoolExecutor(jobs) as pool:
-        running: dict[Future[TrialRow], int] = {}
-        try:
-            while waiting or running:
-                while waiting and slots:
-                    slot = slots.pop(0)
-                    running[pool.submit(_run_trial, plan, waiting.pop(0), length, slot, jobs)] = slot
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    slots.append(running.pop(future))
-                    found = _record_row(found, future.result(), log)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return found
+    """Train these trials up to this length, and keep the result of each."""
 
-
-def _record_row(found: Sweep, row: TrialRow, log: LogFn) -> Sweep:
-    found = found.with_row(row)
-    found.write()
-    told = f"{found.metric} {row.score:.5g}" if row.score is not None else f"failed: {row.why.splitlines()[0]}"
-    log(f"trial {row.number}: {format_values(row, found.keys)}: {told}")
-    return found
-
-
-def _run_trial(plan: SweepPlan, row: TrialRow, length: int, slot: int, jobs: int) -> TrialRow:
-    """The row of a trial, trained up to this length; KeyboardInterrupt where it was asked to stop."""
-    try:
+    def run(row: TrialRow, slot: int) -> RunResult:
         spec = plan.spec_of(row, length)
         if jobs > 1 and not spec.parallel.threads:
             spec = spec.replace({"parallel.threads": max(1, len(os.sched_getaffinity(0)) // jobs)})
-        status = train_in_new_process(spec, plan.folder, slot if jobs > 1 else None)
-    except PacelineError as error:
-        return replace(row, status="failed", why=str(error), score=None)
-    if status == "stopped":
-        raise KeyboardInterrupt
-    return read_outcome(plan, row, length)
+        return train_trial(spec, plan.folder, again=True, slot=slot if jobs > 1 else None)
+
+    def record(row: TrialRow, result: RunResult | PacelineError) -> None:
+        nonlocal found
+        if isinstance(result, PacelineError):
+            row = replace(row, status="failed", why=str(result), score=None)
+            outcome = f"failed: {row.why.splitlines()[0]}"
+        elif result.status == RunStatus.STOPPED:
+            raise KeyboardInterrupt
+        else:
+            row = read_outcome(plan, row, length)
+            outcome = f"{found.metric} {row.score:.5g}"
+        found = found.with_row(row)
+        found.write()
+        log(f"trial {row.number}: {format_values(row, found.keys)}: {outcome}")
+
+    run_trials(rows, run, record, jobs)
+    return found
 
 
 def read_outcome(plan: SweepPlan, row: TrialRow, length: int) -> TrialRow:
-    """What the run of a trial left in its folder."""
+    """Return the row of a trial, as its run folder says."""
     metric, best = plan.score.removeprefix("-"), plan.spec.train.patience > 0
     return score_trial(row, read_run_summary(plan.folder / row.run), metric, length, best)
-
-
-def train_in_new_process(spec: RunSpec, folder: Path, slot: int | None = None) -> str:
-    """In new processes, so that a trial that dies is a row, and the next has all the memory."""
-    spec = resolve_parallel(spec, None)
-    if spec.parallel.ranks > 1:
-        return str(train(spec, folder, again=True, show=False).status)
-    from paceline.launch.local import run_ranks
-
-    return run_ranks(partial(_train, spec, folder, slot), (), 1, PRELOAD)[0]
-
-
-def _train(spec: RunSpec, folder: Path, slot: int | None) -> str:
-    if slot is not None:
-        _take_device(slot)
-    return str(train(spec, folder, again=True, show=False).status)
-
-
-def _take_device(slot: int) -> None:
-    """One of several for each of the trials that are trained at once, before this process has looked for devices."""
-    import torch
-
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = given.split(",") if given else list(map(str, range(torch.cuda.device_count())))
-    if len(names) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]

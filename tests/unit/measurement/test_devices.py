@@ -9,10 +9,10 @@ import pytest
 from paceline.config import build_spec
 from paceline.hardware.catalogue import load_catalogue, match_driver_name
 from paceline.measurement import usage
+from paceline.measurement.progress import select_usage
 from paceline.measurement.result import add_mfu, compare_with_plan
 from paceline.measurement.rows import MeasuredPassesRow, MeasuredRow, Resources
 from paceline.measurement.run_times import StepParts, find_cuda_device
-from paceline.measurement.trial_runner import select_usage
 from paceline.measurement.usage import UsageSampler, find_device_handles
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import plan

@@ -60,12 +60,13 @@ def test_a_sweep_goes_on_where_it_was_and_never_with_another(swept, trees):
     told["trials"][1] |= {"status": "to do", "score": None}  # as if killed after its run, and before the note of it
     (swept.folder / "sweep.json").write_text(json.dumps(told))
     said = []
-    again = paceline.sweep(trees, GRID, out=swept.folder, say=said.append)
+    again = paceline.sweep(trees, GRID, out=swept.folder, log=said.append)
     assert said == []
     assert again.trials == swept.trials
     assert before == {run: (swept.folder / run / "events/rank0.jsonl").stat().st_mtime_ns for run in before}
-    with pytest.raises(UserError, match=r"begun with model.max_depth=2,4, and this is model.max_depth=2,5"):
+    with pytest.raises(UserError) as other:
         paceline.sweep(trees, ["model.max_depth=2,5", GRID[1]], out=swept.folder)
+    assert (other.value.code, other.value.key) == ("conflict", "model.max_depth")
 
 
 def test_halving_goes_on_with_the_best_and_repeats_nothing(trees, tmp_path):
@@ -86,7 +87,7 @@ def test_a_trial_that_fails_is_a_row_and_can_be_tried_again(trees, tmp_path):
     found = paceline.sweep(trees, values, out=tmp_path / "failing")
     failed = found.rows[-1]
     assert (failed.number, failed.status, failed.score) == (2, "failed", None)
-    assert "there is no such file" in failed.why
+    assert "no such file" in failed.why
     table.write_text("x,label\n" + "".join(f"{i % 7},{i % 2}\n" for i in range(60)))
     assert paceline.sweep(trees, values, out=tmp_path / "failing").trials[1].status == "failed"
     again = paceline.sweep(trees, values, out=tmp_path / "failing", retry=True)
@@ -100,11 +101,11 @@ def test_a_trial_that_fails_is_a_row_and_can_be_tried_again(trees, tmp_path):
 def test_as_many_trials_as_asked_for_are_under_way_at_once(trees, tmp_path, monkeypatch):
     met = threading.Barrier(2, timeout=60)
 
-    def started(spec, folder, slot):
+    def started(spec, folder, *, again, slot):
         met.wait()
         raise RunFailed(f"{spec.parallel.threads} threads in slot {slot}")
 
-    monkeypatch.setattr("paceline.trials.sweep.train_in_new_process", started)
+    monkeypatch.setattr("paceline.trials.sweep.train_trial", started)
     alone = trees.replace({"parallel.threads": 0})
     with pytest.raises(RunFailed, match="threads in slot"):
         paceline.sweep(alone, GRID, out=tmp_path / "jobs", jobs=2)

@@ -12,24 +12,23 @@ from typing import Any
 
 from paceline.errors import RunFailed, UserError
 from paceline.launch.root_cause import SECONDARY_ERROR_PATTERN
+from paceline.measurement.measure import REPEATS, STEPS
 from paceline.measurement.messages import FROM_OUTSIDE
-from paceline.measurement.result import Measurement, build_measurement
-from paceline.measurement.rows import BatchLayout, MeasuredRow, drop_failed
-from paceline.measurement.run_times import MOST_RANKS, ObservedScript, RunTimes, compute_run_times
-from paceline.measurement.scripts.command import MeasuredCommand, RecordRequest, check_command, run_recorded
-from paceline.measurement.trial_runner import (
-    REPEATS,
-    STEPS,
-    AbortTrials,
-    MeasureState,
-    Trial,
+from paceline.measurement.progress import (
+    MeasureRuns,
+    MeasureTrial,
     build_rows,
     collect_rates,
-    run_trials,
+    collect_times,
     write_measurement,
 )
+from paceline.measurement.result import Measurement, build_measurement
+from paceline.measurement.rows import MeasuredRow, drop_failed
+from paceline.measurement.run_times import MOST_RANKS, ObservedScript, RunTimes, compute_run_times
+from paceline.measurement.scripts.command import MeasuredCommand, RecordRequest, check_command, run_recorded
 from paceline.runlog.events import drop_undone_steps, read_events
 from paceline.runlog.run_dir import RunDir
+from paceline.trials.runner import AbortTrials
 from paceline.workload import LogFn
 
 OUTPUT = "output.txt"
@@ -108,19 +107,13 @@ SAME_BATCH = 0.02
 
 
 @dataclass(frozen=True)
-class CommandTrial(Trial):
+class CommandTrial(MeasureTrial):
     """A number of ranks to start the command on."""
 
-    label: str
-    ranks: int
     command: MeasuredCommand
     steps: int
     steps_by: str = ""
-    say: LogFn = field(default=lambda text: None, compare=False)
-
-    @property
-    def batch(self) -> BatchLayout:
-        return BatchLayout()
+    log: LogFn = field(default=lambda text: None, compare=False)
 
     def run(self, path: Path) -> RunTimes:
         path.mkdir()
@@ -129,7 +122,7 @@ class CommandTrial(Trial):
         try:
             return read_script_times(path, request, code)
         except RunFailed:
-            self.say("\n".join(extract_error_lines(path / OUTPUT)))
+            self.log("\n".join(extract_error_lines(path / OUTPUT)))
             raise
 
 
@@ -138,7 +131,7 @@ def measure_command(
     ranks: Sequence[int] = (1, 2),
     *,
     out: str | Path | None = None,
-    say: LogFn = lambda text: None,
+    log: LogFn = lambda text: None,
     steps: int = STEPS,
     repeats: int = REPEATS,
     **options: Any,
@@ -151,25 +144,20 @@ def measure_command(
     """
     command = check_command(words, ranks)
     steps_by = options.get("steps_by") or ""
-    wanted = [CommandTrial(f"{n} rank{'s' * (n > 1)}", n, command, steps, steps_by, say) for n in sorted(ranks)]
+    trials = [CommandTrial(f"{n} rank{'s' * (n > 1)}", n, command, steps, steps_by, log) for n in sorted(ranks)]
     folder = Path(out) if out is not None else Path("runs") / f"{command.name}-measure"
-    begun: MeasureState = {
-        "name": command.name,
-        "steps": steps,
-        "spec": {},
-        "command": list(words),
-        "steps_by": steps_by,
-    }
-    retry = options.get("retry", False)
-    with run_trials(folder, begun, _comparable_values, wanted, repeats=repeats, retry=retry, say=say) as (state, times):
-        rows = build_rows(wanted, state, times)
+    request = {"name": command.name, "steps": steps, "spec": {}, "command": list(words), "steps_by": steps_by}
+    runs = MeasureRuns(folder, trials, repeats, log)
+    with runs.complete(request, _select_comparable, options.get("retry", False)) as state:
+        times = collect_times(trials, state)
+        rows = build_rows(trials, state, times)
         state["kind"] = detect_scaling_kind(drop_failed(rows))
         found = build_measurement(folder, state, rows, collect_rates(times), None, options.get("price"), {})
         seen = [run for runs in times.values() for run in runs.values()]
         return write_measurement(replace(found, notes=(*collect_script_notes(seen, steps), *found.notes)), state)
 
 
-def _comparable_values(state: Mapping[str, Any]) -> dict[str, Any]:
+def _select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: state.get(key) for key in ("name", "steps", "steps_by")}
     return {"command": shlex.join(state.get("command", ())), **values}
 

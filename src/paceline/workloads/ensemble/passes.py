@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.api import train
 from paceline.config import RunSpec, load
 from paceline.errors import PacelineError, UserError, join_names
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.passes import FitEnd
+from paceline.trials.runner import train_trial
 from paceline.workload import LogFn
 from paceline.workloads.ensemble.combination import Combination, fit_class_combination, fit_number_combination
 from paceline.workloads.ensemble.fitted import MemberReference, write_ensemble
@@ -131,7 +131,7 @@ def check_folds(folds: Folds, label: str) -> None:
 def train_member(spec: RunSpec, out: Path) -> tuple[Path, bool]:
     """(its run folder, whether it is finished): begun, or gone on with where it was left."""
     try:
-        result = train(spec, out, again=True, show=False)
+        result = train_trial(spec, out, again=True, new_process=False)
     except PacelineError as error:
         error.args = (f"member {spec.name}: {error}",)
         raise

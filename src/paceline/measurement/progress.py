@@ -1,0 +1,225 @@
+"""Run the trials of a measurement in turns, keep in measure.json what is done, and build the rows from it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError
+from paceline.io.arguments import make_output_folder
+from paceline.io.files import from_flat, read_json, to_flat, validate_fields, write_json
+from paceline.measurement.result import FORMAT, Measurement
+from paceline.measurement.rows import BatchLayout, FailedRow, MeasuredRow, combine_repeats, drop_failed
+from paceline.measurement.run_times import RunTimes
+from paceline.measurement.usage import UsageSampler
+from paceline.runlog.machine import describe_environment
+from paceline.runlog.run_dir import RunDir
+from paceline.trials.runner import check_same_request, interleave_repeats, run_trials
+from paceline.workload import LogFn
+
+MeasureState: TypeAlias = dict[str, Any]
+"""The content of measure.json, without what follows from it."""
+
+
+@dataclass(frozen=True)
+class MeasureTrial(ABC):
+    """Something to run, which becomes a row."""
+
+    label: str
+    ranks: int
+
+    def run_name(self, repeat: int) -> str:
+        return f"{re.sub('[^A-Za-z0-9.]+', '-', self.label)}-{repeat + 1}"
+
+    @property
+    def batch(self) -> BatchLayout:
+        return BatchLayout()
+
+    @abstractmethod
+    def run(self, path: Path) -> RunTimes:
+        """Run it into the folder `path`, which does not exist yet."""
+
+
+AnyTrial: TypeAlias = MeasureTrial | FailedRow
+
+
+@dataclass(frozen=True)
+class MeasureRuns:
+    """The runs of a measurement, which measure.json keeps: one that was stopped is resumed."""
+
+    folder: Path
+    trials: Sequence[AnyTrial]
+    repeats: int
+    log: LogFn
+
+    @contextmanager
+    def complete(
+        self, request: MeasureState, comparable: Callable[[MeasureState], Mapping[str, Any]], retry: bool
+    ) -> Iterator[MeasureState]:
+        """Run what is missing and yield the state, while nobody else has the folder.
+
+        `comparable` selects what must be the same in this request and in the one that the folder was started with.
+        """
+        make_output_folder(self.folder)
+        with RunDir(self.folder).lock(self.log):
+            state = load_state(self.folder, request, comparable)
+            if retry:
+                forget_failures(state, self.trials)
+            run_trials(
+                self._list_missing(state),
+                lambda task, slot: self._run(*task),
+                lambda task, result: self._record(state, *task, result),
+            )
+            yield state
+
+    def _list_missing(self, state: MeasureState) -> Iterator[tuple[MeasureTrial, int]]:
+        for trial, repeat in interleave_repeats(self.trials, self.repeats):
+            if isinstance(trial, FailedRow):
+                state["failed"][trial.label] = trial.why
+            elif trial.run_name(repeat) not in state["done"] and trial.label not in state["failed"]:
+                yield trial, repeat
+
+    def _run(self, trial: MeasureTrial, repeat: int) -> dict[str, Any]:
+        """Run one repeat, and return what measure.json keeps of it."""
+        self.log(f"{trial.label}: repeat {repeat + 1} of {self.repeats}")
+        path = self.folder / trial.run_name(repeat)
+        shutil.rmtree(path, ignore_errors=True)  # of a measurement that was killed
+        with UsageSampler(trial.ranks) as usage:
+            times = trial.run(path)
+        return {"label": trial.label, "times": to_flat(times), "usage": select_usage(usage, times)}
+
+    def _record(
+        self, state: MeasureState, trial: MeasureTrial, repeat: int, result: dict[str, Any] | PacelineError
+    ) -> None:
+        if isinstance(result, PacelineError):
+            state["failed"][trial.label] = str(result)
+            if isinstance(result, OutOfMemory):
+                state.setdefault("out_of_memory", []).append(trial.label)
+            self.log(f"{trial.label}: {str(result).splitlines()[0]}")
+        else:
+            state["done"][trial.run_name(repeat)] = result
+        write_json(self.folder / "measure.json", state)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that is done; `times` are those of a flat RunTimes."""
+
+    label: str
+    times: dict[str, Any]
+    usage: dict[str, float]
+
+
+@dataclass(frozen=True)
+class SavedProgress:
+    """What measure.json keeps of runs, by their names; of failures, by the labels of rows."""
+
+    spec: dict[str, Any]
+    done: dict[str, dict[str, Any]]
+    failed: dict[str, str]
+    out_of_memory: tuple[str, ...] = ()
+
+
+def load_state(
+    folder: Path, request: MeasureState, comparable: Callable[[MeasureState], Mapping[str, Any]]
+) -> MeasureState:
+    """Return what is done already; raise UserError if the folder holds the measurement of something else."""
+    file = folder / "measure.json"
+    values = {"format": FORMAT, **request, "environment": describe_environment(), "load": os.getloadavg()[0]}
+    values |= {"done": {}, "failed": {}}
+    if not file.is_file():
+        return values
+    old = read_json(file)
+    if old.get("format") != FORMAT:
+        raise UserError(
+            f"{file} is of another version; measure into another folder with  --out FOLDER", code="invalid-format"
+        )
+    kept = {key: old[key] for key in ("done", "failed", "out_of_memory") if key in old}
+    try:
+        validate_fields(SavedProgress, {"spec": old.get("spec", {}), **kept})
+        for run in kept.get("done", {}).values():
+            validate_fields(FinishedRun, {name: run[name] for name in ("label", "times", "usage")})
+            from_flat(RunTimes, run["times"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{file} is damaged ({error}); measure into another folder with  --out FOLDER", code="damaged"
+        ) from None
+    check_same_request(file, comparable(old), comparable(values), "measure")
+    return values | kept
+
+
+def collect_rates(times: Mapping[str, Mapping[str, RunTimes]]) -> dict[str, list[float]]:
+    """Samples per second of each run, by row."""
+    return {label: [run.samples_per_s for run in runs.values()] for label, runs in times.items()}
+
+
+def forget_failures(state: MeasureState, trials: Sequence[AnyTrial]) -> None:
+    """Try again what failed before."""
+    state.pop("out_of_memory", None)
+    for trial in trials:
+        state["failed"].pop(trial.label, None)
+
+
+def select_usage(usage: UsageSampler, times: RunTimes) -> dict[str, float]:
+    """While steps were done: starting takes longer than those of many a sweep. Devices, where the run was on them."""
+    if times.began is None or times.ended is None:
+        return {}
+    found = usage.between(times.began, times.ended)
+    return {name: value for name, value in found.items() if times.device or not name.startswith("device")}
+
+
+def collect_times(trials: Sequence[AnyTrial], state: MeasureState) -> dict[str, dict[str, RunTimes]]:
+    """All runs that were ever done here, by row and name; rows that are trials first, some of them empty."""
+    found: dict[str, dict[str, RunTimes]] = {trial.label: {} for trial in trials}
+    for name, run in state["done"].items():
+        found.setdefault(run["label"], {})[name] = from_flat(RunTimes, run["times"])
+    return found
+
+
+def build_rows(
+    trials: Sequence[AnyTrial], state: MeasureState, times: Mapping[str, Mapping[str, RunTimes]]
+) -> list[MeasuredRow | FailedRow]:
+    """One for each label, fewest ranks first."""
+    known = {trial.label: trial for trial in trials}
+    rows = [
+        _build_row(label, known.get(label), state, found)
+        if found
+        else _build_failed_row(known[label], state["failed"].get(label, ""), label in state.get("out_of_memory", ()))
+        for label, found in times.items()
+    ]
+    return sorted(rows, key=lambda row: row.ranks)
+
+
+def _build_row(label: str, trial: AnyTrial | None, state: MeasureState, times: Mapping[str, RunTimes]) -> MeasuredRow:
+    usage = [found for name in times if (found := state["done"][name]["usage"])]
+    means = {name: math.fsum(u.get(name) or 0.0 for u in usage) / len(usage) for name in (usage[0] if usage else {})}
+    runs = list(times.values())
+    ranks, batch = (trial.ranks, trial.batch) if trial is not None else (len(runs[0].busy_s_by_rank), BatchLayout())
+    return combine_repeats(label, ranks, runs, batch, tuple(times), means)
+
+
+def _build_failed_row(trial: AnyTrial, why: str, out_of_memory: bool) -> FailedRow:
+    short = "out of memory" if out_of_memory else trim_reason(why)
+    return FailedRow(label=trial.label, ranks=trial.ranks, failed=short, why=why, batch=trial.batch)
+
+
+def trim_reason(why: str) -> str:
+    """A reason in the few words that a cell has room for: up to what can be done about it."""
+    return why.partition("\n")[0].partition(";")[0]
+
+
+def write_measurement(found: Measurement, state: MeasureState) -> Measurement:
+    """The same, once it is in its file; RunFailed where it has no row with numbers."""
+    write_json(found.file, {**state, **found.to_json()})
+    rows = found.rows
+    if not drop_failed(rows) and isinstance(rows[0], FailedRow):
+        raise RunFailed(f"no row could be measured; the first failed so: {rows[0].why.splitlines()[0]}")
+    return found
