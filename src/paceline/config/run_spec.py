@@ -108,6 +108,11 @@ class RunSpec(BaseModel):
         """All that is known of the work; the user's own code may be executed to find out, unless this is a record."""
         return self._entry or find_entry(self.workload)
 
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where values came from, by key; defaults are left out."""
+        return {key: origin for key, origin in self._origins.items() if origin != DEFAULT}
+
     def origin(self, key: str) -> str:
         return self._origins.get(key, DEFAULT)
 

@@ -25,7 +25,7 @@ from paceline.config.registry import is_script
 from paceline.config.run_file import RENAMED_KEYS, rename_old_keys
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.io.escape import to_one_line
-from paceline.io.files import hash_file, read_sealed, write_atomic
+from paceline.io.files import hash_file, read_json, read_sealed, write_atomic, write_json
 from paceline.io.locks import hold_lock
 from paceline.io.safe_yaml import load_yaml, read_yaml_text
 from paceline.runlog.events import read_events
@@ -52,6 +52,11 @@ class RunDir:
     @property
     def spec_file(self) -> Path:
         return self.path / "spec.yaml"
+
+    @property
+    def origins_file(self) -> Path:
+        """Where each value of the spec came from, by its key; defaults are left out."""
+        return self.path / "spec_origins.json"
 
     @property
     def summary_file(self) -> Path:
@@ -121,9 +126,10 @@ class RunDir:
             run.checkpoints.mkdir(exist_ok=exactly)
             if (origin := trusting.sign_run_folder(run.path, _anchored(spec))) is not None:
                 write_atomic(run.origin_file, origin)
-            write_atomic(run.spec_file, _write_spec(spec, run.spec_file))
+            run.rewrite(spec)
         except (OSError, RunFailed) as error:
-            run.origin_file.unlink(missing_ok=True)
+            for file in (run.origin_file, run.origins_file):
+                file.unlink(missing_ok=True)
             for folder in (run.events, run.checkpoints, run.path):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
@@ -199,7 +205,8 @@ class RunDir:
         return next(read_events(self.events_file(0), "start"), {})
 
     def rewrite(self, spec: RunSpec) -> None:
-        """The run goes on as another spec says."""
+        """Write the spec that the run starts or continues with, and where its values came from."""
+        write_json(self.origins_file, spec.origins)
         write_atomic(self.spec_file, _write_spec(spec, self.spec_file))
 
     def spec(self, code: Path | None = None) -> RunSpec:
@@ -236,9 +243,14 @@ class RunDir:
 
     def _read_spec(self) -> tuple[dict[str, Any], dict[str, str]]:
         origins: dict[str, str] = {}
+
+        def read_comments(node: yaml.Node) -> None:
+            origins.update(_read_comment_origins(node, "", text.split("\n")))
+
+        recorded = os.path.isfile(self.origins_file)
         try:
             text = read_yaml_text(self.spec_file)
-            values = load_yaml(text, lambda node: origins.update(_read_origins(node, "", text.split("\n"))))
+            values = load_yaml(text) if recorded else load_yaml(text, read_comments)
         except OSError as error:
             raise UserError(f"{self.spec_file} cannot be read: {error.strerror}") from None
         except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -247,6 +259,8 @@ class RunDir:
             raise UserError(f"{self.spec_file} is damaged{at}: it is not YAML") from None
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is damaged: it holds no sections")
+        if recorded:
+            origins = {key: origin for key, origin in read_json(self.origins_file).items() if isinstance(origin, str)}
         return rename_old_keys(values), {RENAMED_KEYS.get(key, key): origin for key, origin in origins.items()}
 
 
@@ -367,8 +381,8 @@ def _anchored(spec: RunSpec) -> dict[str, Any]:
     return values
 
 
-def _read_origins(node: yaml.Node, prefix: str, lines: list[str]) -> Iterator[tuple[str, str]]:
-    """(dotted name, origin) from the comment behind each value."""
+def _read_comment_origins(node: yaml.Node, prefix: str, lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield (key, origin) from the comment behind each value: folders of older versions have no `spec_origins.json`."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
@@ -378,4 +392,4 @@ def _read_origins(node: yaml.Node, prefix: str, lines: list[str]) -> Iterator[tu
         rest = lines[end.line][end.column :].lstrip(": ") if end.line < len(lines) else ""
         if rest.startswith("#") and (origin := rest[1:].strip()) != DEFAULT:
             yield name, origin
-        yield from _read_origins(value, f"{name}.", lines)
+        yield from _read_comment_origins(value, f"{name}.", lines)

@@ -58,7 +58,7 @@ def remove_run(run: RunDir) -> None:
         return
     for folder in (run.events, run.checkpoints, run.heartbeats, run.kept, run.pictures):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (run.spec_file, run.summary_file, run.lock_file, run.origin_file):
+    for file in (run.spec_file, run.origins_file, run.summary_file, run.lock_file, run.origin_file):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         run.path.rmdir()

@@ -145,6 +145,8 @@ def test_origins_survive(tmp_path: Path) -> None:
     assert lines["width: 128"] == DEFAULT
     assert lines[f"path: {tmp_path}/x.csv"] == "my.yaml line 6"
     assert run.spec() == spec
+    assert run.spec().origins == spec.origins
+    run.origins_file.unlink()  # as older versions left it
     assert run.spec().origin("train.seed") == "command line"
     assert load(run.spec_file).origin("train.seed").startswith("spec.yaml line")
 
