@@ -395,7 +395,7 @@ def _sealed(facts: dict[str, Any]) -> dict[str, Any]:
     return add_seal({name: value for name, value in facts.items() if name != "seal"})
 
 
-@target("cache/entry/meta.json", seal=_sealed)
+@target("cache/entry/meta.json")
 class CorpusMeta:
     def make(folder: Path) -> None:
         from paceline.data.corpora.labelled import LabelledCorpus
@@ -408,12 +408,12 @@ class CorpusMeta:
     def read(folder: Path) -> object:
         from paceline.data.corpora.labelled import LabelledCorpus
 
-        if (found := LabelledCorpus._find(folder / "cache" / "entry")) is not None:
+        if (found := LabelledCorpus._find(folder / "cache" / "entry", _quiet, verify=True)) is not None:
             return str(found), found.tokenizer, found.classes
         return None
 
 
-@target("cache/entry/meta.json", seal=_sealed)
+@target("cache/entry/meta.json")
 class StreamMeta:
     def make(folder: Path) -> None:
         from paceline.data.corpora.documents import TokenStreams
@@ -426,12 +426,12 @@ class StreamMeta:
     def read(folder: Path) -> object:
         from paceline.data.corpora.documents import TokenStreams
 
-        if (found := TokenStreams._find(folder / "cache" / "entry")) is not None:
+        if (found := TokenStreams._find(folder / "cache" / "entry", _quiet, verify=True)) is not None:
             return str(found), found.tokenizer
         return None
 
 
-@target("cache/entry/meta.json", seal=_sealed)
+@target("cache/entry/meta.json")
 class ImagesMeta:
     def make(folder: Path) -> None:
         from paceline.workloads.unet.corpus import prepare_images
@@ -445,7 +445,7 @@ class ImagesMeta:
     def read(folder: Path) -> object:
         from paceline.workloads.unet.corpus import _find
 
-        if (found := _find(folder / "cache" / "entry")) is not None:
+        if (found := _find(folder / "cache" / "entry", _quiet, verify=True)) is not None:
             return found.channels, found.classes, found.train
         return None
 

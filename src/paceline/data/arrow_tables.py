@@ -131,7 +131,7 @@ def _csv_options(kind: str, types: Any = None) -> tuple[Any, None, Any]:
 
 
 def _duplicate_column_error(path: Path, key: str, name: str) -> UserError:
-    return UserError(f"{key}={path}: two columns are named {name!r}; rename one", code="duplicate-column", key=key)
+    return UserError(f"{key}={path}: two columns are named {name!r}; rename one", code="invalid-data", key=key)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
-"""Prepared data on disk: entries that appear whole or not at all, and arrays written piece by piece.
+"""Prepared data on disk: entries that are complete or absent, of arrays that may be larger than memory.
 
-One process builds an entry while others wait. Its arrays may be larger than memory.
+One process builds an entry while others wait.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.lib import format as npy
@@ -23,31 +24,61 @@ from numpy.typing import DTypeLike, NDArray
 
 from paceline.data.npz import UNREADABLE
 from paceline.errors import RunFailed, UserError
-from paceline.io.files import compute_seal
+from paceline.io.files import compute_seal, sync_file
 from paceline.io.locks import hold_lock
 from paceline.io.safe_open import check_regular, read_text
-from paceline.launch.environment import detect_rank
 from paceline.workload import LogFn
 
+Opened = TypeVar("Opened", covariant=True)
+
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+RETRIES, RETRY_S = 20, 0.1
 
 
 class DamagedEntry(Exception):
-    """An entry that is not whole, or not what was written: it is built again."""
+    """An entry that is incomplete, or not what was written: it is built again."""
+
+
+class OpenEntry(Protocol[Opened]):
+    def __call__(self, log: LogFn, verify: bool) -> Opened | None:
+        """Open an entry; None if it does not exist or is damaged."""
+        ...
+
+
+def ignore_log(line: str) -> None:
+    """Discard a line of the log."""
+
+
+def prepare_entry(
+    entry: Path, open_entry: OpenEntry[Opened], build: Callable[[Path], None], log: LogFn, verify: bool = True
+) -> Opened:
+    """Open an entry of the cache; if it is missing or damaged, build it while other processes wait."""
+    if (found := open_entry(log, verify)) is not None:
+        return found
+    with lock_entry(entry, log):
+        if (found := open_entry(ignore_log, verify)) is not None:  # built by whoever held the lock before
+            return found
+        with create_entry(entry) as folder:
+            build(folder)
+        for _ in range(RETRIES):  # without locks another process may be replacing it with its own, which is equal
+            if (found := open_entry(ignore_log, False)) is not None:
+                return found
+            time.sleep(RETRY_S)
+    raise RunFailed(f"{entry}: was built, but cannot be read", code="damaged")
 
 
 @contextmanager
-def lock_entry(entry: Path, say: LogFn) -> Iterator[None]:
-    """Hold the lock of an entry, and remove what a process that died left of it.
+def lock_entry(entry: Path, log: LogFn) -> Iterator[None]:
+    """Hold the lock of an entry, which the kernel releases if its holder dies.
 
-    Some network file systems have no locks: there, two processes may build the same entry, and one replaces the
-    other's by its equal.
+    Some network file systems have no locks. There two processes may build the same entry, and the second replaces it.
     """
     waiting = f"corpus: another process is preparing {entry.name}; waiting for it"
     with ExitStack() as held:
         with _translate_disk_errors(entry.parent):
             entry.parent.mkdir(parents=True, exist_ok=True)
-            if held.enter_context(hold_lock(Path(f"{entry}.lock"), lambda: say(waiting))):
+            if held.enter_context(hold_lock(Path(f"{entry}.lock"), lambda: log(waiting))):
+                # nobody else builds this entry now, so its temporary folders belong to processes that died
                 for leftover in entry.parent.glob(f"{entry.name}.part-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
         yield
@@ -55,16 +86,16 @@ def lock_entry(entry: Path, say: LogFn) -> Iterator[None]:
 
 @contextmanager
 def create_entry(entry: Path) -> Iterator[Path]:
-    """A temporary folder beside the entry; it becomes the entry at the end, or is removed if there is an error."""
-    with _translate_disk_errors(entry.parent), _temporary_beside(entry) as outer:
+    """Yield a temporary folder beside the entry; at the end it becomes the entry, after an error it is removed."""
+    with _translate_disk_errors(entry.parent), _make_temporary(entry) as outer:
         new = outer / "new"
         new.mkdir()  # the outer one is private, but a cache may be shared
         yield new
-        _rename_into_place(new, entry)
+        _replace_folder(new, entry)
 
 
-def _rename_into_place(new: Path, entry: Path) -> None:
-    """What is in the way is damaged, or was built meanwhile and is equal."""
+def _replace_folder(new: Path, entry: Path) -> None:
+    """Rename a folder to the entry; an entry that exists is damaged, or was built meanwhile and is equal."""
     while True:
         try:
             os.rename(new, entry)
@@ -72,12 +103,12 @@ def _rename_into_place(new: Path, entry: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-        with _temporary_beside(entry) as outer, suppress(FileNotFoundError):
+        with _make_temporary(entry) as outer, suppress(FileNotFoundError):
             os.rename(entry, outer / "old")
 
 
 @contextmanager
-def _temporary_beside(entry: Path) -> Iterator[Path]:
+def _make_temporary(entry: Path) -> Iterator[Path]:
     prefix = f"{entry.name}.part-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=entry.parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
@@ -91,16 +122,19 @@ def _translate_disk_errors(folder: Path) -> Iterator[None]:
         if error.errno in DISK_FULL:
             raise RunFailed(
                 f"data.cache={folder}: the disk is full; free some space, or type  data.cache=FOLDER  with a folder "
-                "on a larger disk"
+                "on a larger disk",
+                code="disk-full",
+                key="data.cache",
             ) from None
         raise UserError(
-            f"data.cache={folder}: cannot be written ({error.strerror or error}); type  data.cache=FOLDER  with a "
-            "folder of yours"
+            f"data.cache={folder}: cannot be written ({error.strerror or error}); type  data.cache=FOLDER",
+            code="not-writable",
+            key="data.cache",
         ) from None
 
 
 class ArrayWriter:
-    """A one-dimensional .npy file. Its header is written again at the end, when the length is known."""
+    """Write a one-dimensional .npy file piece by piece. The header is rewritten when the length is known."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self.path = path
@@ -128,7 +162,7 @@ class ArrayWriter:
                 file.seek(0)
                 self._write_header()
                 assert file.tell() == self._header_bytes, "numpy leaves room in the header for any length"
-                _sync(file)
+                sync_file(file)
                 self.facts = {"bytes": size, "sha256": self._sha256.hexdigest(), "dtype": self.dtype.str}
 
     def _write_header(self) -> None:
@@ -137,7 +171,7 @@ class ArrayWriter:
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """A .npy file as a read-only array of the page cache. A plain array: indexing `np.memmap` itself is slower."""
+    """Map a .npy file into memory, read-only. It is a plain array, because indexing `np.memmap` is slower."""
     check_regular(path)
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -146,48 +180,41 @@ def map_array(path: Path) -> NDArray[Any]:
 
 
 def write_synced(path: Path, content: bytes) -> dict[str, Any]:
-    """Write a small file to the disk itself, and say what is in it."""
+    """Write a small file, force it to the disk, and return its size and checksum."""
     with path.open("wb") as file:
         file.write(content)
-        _sync(file)
+        sync_file(file)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 _verified: set[tuple[object, ...]] = set()
-"""What was verified by this process, as it was then."""
+"""Files that this process has verified, with their sizes and times."""
 
 
 def verify_entry(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare every file of an entry with its checksum, on all cores and once in a process; `Damaged` names the
-    first.
+    """Raise DamagedEntry if a file of an entry does not match its checksum. Each state is verified once per process.
 
-    `files` is what `ArrayWriter` and `write_synced` said of them. For ranks that we start, the process that starts them
-    has done it.
+    `files` has the facts that `ArrayWriter` and `write_synced` gave.
     """
-    place = detect_rank(os.environ)
-    if place is not None and place.launcher == "paceline":
-        return
-    if strange := [name for name in files if Path(name).name != name]:
-        raise DamagedEntry(f"it names a file elsewhere, {strange[0]!r}")
-    about = [(folder / name).stat() for name in files]
-    state = (folder, *((found.st_size, found.st_mtime_ns, found.st_ino) for found in about))
+    stats = [(folder / name).stat() for name in files]
+    state = (folder, *((stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats))
     if state in _verified:
         return
-    # Not in the threads: a header is read as Python, and Python 3.11 fails where two threads parse at a time.
+    # Not in the threads: numpy parses a header as Python, and Python 3.11 fails if two threads parse at a time.
     mapped = {name: map_array(folder / name) for name in files if name.endswith(".npy")}
     for name, array in mapped.items():
         if array.dtype.str != files[name].get("dtype", array.dtype.str):
-            raise DamagedEntry(f"{name} is not what was written there: its numbers are of another type")
+            raise DamagedEntry(f"{name} was changed: its numbers are of another type")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         sums = pool.map(lambda name: _hash_entry_file(folder / name, mapped.get(name)), files)
         for (name, facts), found in zip(files.items(), sums, strict=True):
             if found != facts["sha256"]:
-                raise DamagedEntry(f"{name} is not what was written there: its checksum differs")
+                raise DamagedEntry(f"{name} was changed: its checksum differs")
     _verified.add(state)
 
 
 def _hash_entry_file(path: Path, array: NDArray[Any] | None) -> str:
-    """Of an array its numbers, whose type is noted beside it; of any other file all of it."""
+    """Hash the numbers of an array, or the whole of any other file."""
     if array is not None:
         return hashlib.sha256(array.data).hexdigest()
     check_regular(path)
@@ -195,27 +222,22 @@ def _hash_entry_file(path: Path, array: NDArray[Any] | None) -> str:
 
 
 def describe_array(path: Path) -> dict[str, Any]:
-    """What `ArrayWriter` says of a file, where it was changed afterwards."""
+    """Return the facts of an array as `ArrayWriter` has them, after the file was changed."""
     array = map_array(path)
     return {"bytes": path.stat().st_size, "sha256": _hash_entry_file(path, array), "dtype": array.dtype.str}
 
 
 def add_seal(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts with a checksum of themselves, for the file that says what is in an entry."""
+    """Add a checksum of the facts of an entry, for the file that they are written to."""
     return {**facts, "seal": compute_seal(facts)}
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The facts of `sealed` from their file, unless somebody changed them."""
+    """Read the facts of an entry, without their seal; DamagedEntry if they were changed."""
     try:
         facts = json.loads(read_text(path))
         if isinstance(facts, dict) and facts.pop("seal", None) == compute_seal(facts):
             return facts
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         pass
-    raise DamagedEntry("the file that says what is in it was changed")
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    raise DamagedEntry(f"{path.name} was changed")

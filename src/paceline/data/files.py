@@ -47,14 +47,14 @@ def check_file(path: Path, key: str) -> Path:
     try:
         if path.is_dir():
             raise UserError(
-                f"{given}: this is a folder, expected a file; type  {key}={path}/FILE", code="not-a-file", key=key
+                f"{given}: this is a folder, expected a file; type  {key}={path}/FILE", code="unreadable", key=key
             )
         if not path.exists():
             raise missing_path_error(path, key, "file")
         check_regular(path)
         if path.stat().st_size == 0:
             raise UserError(
-                f"{given}: the file is empty; at least two rows of two classes are needed", code="empty-file", key=key
+                f"{given}: the file is empty; at least two rows of two classes are needed", code="invalid-data", key=key
             )
     except OSError as error:
         raise unreadable_error(given, error, key) from None
@@ -66,7 +66,7 @@ def missing_path_error(path: Path, key: str, expected: str) -> UserError:
     exists = path.parent.is_dir()
     missing = "" if exists else f" (the folder {path.parent} does not exist either)"
     hint = did_you_mean(path.name, (sibling.name for sibling in path.parent.iterdir())) if exists else ""
-    return UserError(f"{key}={path}: no such {expected}{missing}{hint}", code="no-such-file", key=key)
+    return UserError(f"{key}={path}: no such {expected}{missing}{hint}", code="not-found", key=key)
 
 
 def unreadable_error(given: object, error: OSError, key: str = "") -> UserError:
@@ -89,17 +89,17 @@ def find_files(path: Path, key: str, suffixes: tuple[str, ...], looking: bool = 
             if not files:
                 kinds = " ".join(suffix for suffix in suffixes if not suffix.endswith(".gz"))
                 raise UserError(
-                    f"{given}: the folder has no text files ({kinds}, or the same with .gz)", code="no-files", key=key
+                    f"{given}: the folder has no text files ({kinds}, or the same with .gz)", code="not-found", key=key
                 )
         elif glob.has_magic(str(path)):
             files = sorted(walk.iter_matches(path))
             if not files:
-                raise UserError(f"{given}: no file matches this pattern", code="no-files", key=key)
+                raise UserError(f"{given}: no file matches this pattern", code="not-found", key=key)
         else:
             raise missing_path_error(path, key, "file or folder")
         if not any(file.stat().st_size for file in files):
             which = "the file is" if len(files) == 1 else f"all {len(files)} files are"
-            raise UserError(f"{given}: {which} empty", code="empty-file", key=key)
+            raise UserError(f"{given}: {which} empty", code="invalid-data", key=key)
     except OSError as error:
         raise unreadable_error(given, error, key) from None
     return files
@@ -188,7 +188,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise UserError(
             f"{path} {_find_invalid_line(path)}: the text is not UTF-8; "
             f"convert it with  iconv -f {_guess_encoding(path)} -t UTF-8 {path.name} > utf8-{path.name}",
-            code="not-utf8",
+            code="invalid-format",
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _gzip_error(path, error) from None
@@ -202,7 +202,7 @@ def iter_lines(path: Path) -> Iterator[str]:
         for number, line in enumerate(iter(partial(file.readline, MAX_LINE_CHARACTERS), ""), 1):
             if len(line) == MAX_LINE_CHARACTERS:
                 raise UserError(
-                    f"{path} line {number} has more than {len(line):,} characters; is this text?", code="too-long"
+                    f"{path} line {number} has more than {len(line):,} characters; is this text?", code="unreadable"
                 )
             yield line
 
@@ -229,7 +229,7 @@ def _open_bytes(path: Path) -> BinaryIO:
 
 
 def _gzip_error(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: the gzip data is broken ({error}); copy the file again", code="broken-gzip")
+    return UserError(f"{path}: the gzip data is broken ({error}); copy the file again", code="invalid-format")
 
 
 def _guess_encoding(path: Path) -> str:

@@ -38,14 +38,14 @@ def check_table(path: Path, key: str) -> tuple[Path, str]:
     if not kind:
         raise UserError(
             f"{key}={file}: the name must end in one of {', '.join(TABLE_KINDS)}; .gz may follow",
-            code="unknown-format",
+            code="invalid-format",
             key=key,
         )
     return file, kind
 
 
 def check_columns(wanted: Mapping[str, str], columns: Iterable[str], where: object) -> None:
-    """Raise UserError (code no-such-column) if a wanted column is missing, and suggest the nearest.
+    """Raise UserError (code unknown-name) if a wanted column is missing, and suggest the nearest.
 
     `wanted` maps the option that names a column ("data.text", "--column") to the column.
     """
@@ -57,7 +57,7 @@ def check_columns(wanted: Mapping[str, str], columns: Iterable[str], where: obje
             raise UserError(
                 f"{where}: no column {name!r}{did_you_mean(name, names)} "
                 f"(columns: {join_names(names, 12) or 'none'}){change}",
-                code="no-such-column",
+                code="unknown-name",
                 key=option,
             )
 
@@ -126,7 +126,7 @@ def iter_json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(row, dict):
             raise UserError(
                 f"{file} line {number}: not JSON ({reason}); write one object per line, as in  {JSON_EXAMPLE}",
-                code="not-json",
+                code="invalid-format",
             )
         yield number, _replace_surrogates(row) if "\\u" in line else row
 
@@ -164,7 +164,7 @@ def _iter_csv_records(file: Path, delimiter: str) -> Iterator[list[str]]:
         raise UserError(
             f"{file} near line {reader.line_num}: not valid csv ({error}); "
             'write a quote inside a quoted field twice:  "say ""yes"" now"',
-            code="not-csv",
+            code="invalid-format",
         ) from None
 
 
@@ -175,7 +175,7 @@ def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str],
             awk, name = "awk 'NR == 1 { h = $0 } NR == 1 || $0 != h'", shlex.quote(file.name)
             raise UserError(
                 f"{file} row {number} repeats the header; remove it:  {awk} {name} > joined-{name}",
-                code="repeated-header",
+                code="invalid-format",
             )
         yield fields
 
@@ -184,7 +184,7 @@ def _row_length_error(file: Path, number: int, fields: Sequence[str], header: Se
     return UserError(
         f"{file} row {number} has {len(fields)} column{'s' * (len(fields) != 1)}, expected {len(header)} "
         f"({join_names(header, 12)}); quote a text that contains separators or line breaks",
-        code="row-length",
+        code="invalid-format",
     )
 
 
@@ -209,7 +209,7 @@ def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
         raise UserError(
             f"{path}: a text in it is not UTF-8 (byte {error.object[error.start]:#04x}); decode its columns and write "
             "them as strings",
-            code="not-utf8",
+            code="invalid-format",
         ) from None
     except (pyarrow.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or ["damaged"])[0]
@@ -254,7 +254,7 @@ class Columns:
                 raise UserError(
                     f"{self.path} row {row}: {name!r} is {text!r}, which is not among the {len(index)} categories"
                     f"{did_you_mean(text, index)}; add it, or remove the row",
-                    code="bad-value",
+                    code="invalid-data",
                     key=name,
                 )
         return np.array([index[text] for text in texts], np.int64)
@@ -271,7 +271,7 @@ class Columns:
                 raise UserError(
                     f"{self.path} row {row + 1}: {name!r} is {given}, expected a number; read it with  "
                     f"texts({name!r})  or remove the row",
-                    code="bad-value",
+                    code="invalid-data",
                     key=name,
                 )
             found[row] = number
@@ -295,7 +295,7 @@ def read_table(path: str | Path, names: Sequence[str] | None = None) -> Columns:
         for name, column in columns.items():
             column.append(row.get(name))
     if not columns:
-        raise UserError(f"{file}: there are no rows", code="no-rows")
+        raise UserError(f"{file}: there are no rows", code="invalid-data")
     return Columns(file, columns)
 
 

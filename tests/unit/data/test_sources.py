@@ -152,28 +152,28 @@ def test_the_fingerprint_is_of_content_and_settings(tmp_path: Path) -> None:
 GOOD = "text,label\none,a\ntwo,b\n"
 IDENTIFIERS = "text,label\n" + "".join(f"some words,{i}\n" for i in range(10_001))
 BROKEN: list[tuple[str, str, bytes, dict[str, Any], str, str]] = [
-    ("empty", "csv", b"", {}, "empty-file", "data.path="),
-    ("header alone", "csv", b"text,label\n", {}, "no-rows", ""),
-    ("blank lines", "jsonl", b"\n\n  \n", {}, "no-rows", ""),
-    ("no text column", "csv", b"txt,label\none,a\n", {}, "no-such-column", "'txt'"),
-    ("no label column", "csv", b"text,stars\none,a\n", {}, "no-such-column", "text, stars"),
-    ("named column", "csv", GOOD.encode(), {"label": "lable"}, "no-such-column", "data.label=COLUMN"),
-    ("short row", "csv", b"text,label\none,a\ntwo\n", {}, "row-length", "row 2"),
-    ("open quote", "csv", b'text,label\n"one,a\ntwo,b\n', {}, "not-csv", "line 3"),
-    ("no label", "csv", b"text,label\none,\n", {}, "bad-value", "row 1: 'label'"),
-    ("latin 1", "csv", "text,label\none,a\ncafé,b\n".encode("latin-1"), {}, "not-utf8", "line 3 (byte 0xe9)"),
-    ("one class", "csv", b"text,label\none,a\ntwo,a\n", {}, "one-class", "'a'"),
-    ("one text", "csv", b"text,label\none,a\none,b\n", {}, "nothing-to-hold-out", "data.test_path=FILE"),
-    ("identifier", "csv", IDENTIFIERS.encode(), {}, "too-many-classes", "10,000"),
-    ("not gzip", "csv", b"\x1f\x8b nonsense", {}, "broken-gzip", ""),
-    ("cut gzip", "csv", gzip.compress(GOOD.encode() + b"more words,one\n" * 99)[:-12], {}, "broken-gzip", ""),
-    ("not json", "jsonl", b'{"text": "a", "label": 0}\n{text: b}\n', {}, "not-json", "line 2"),
-    ("json list", "jsonl", b'[{"text": "a"}]\n', {}, "not-json", "line 1"),
-    ("missing key", "jsonl", b'{"text": "a", "label": 0}\n{"text": "b"}\n', {}, "no-such-column", "line 2"),
-    ("null text", "jsonl", b'{"text": null, "label": 0}\n', {}, "bad-value", "line 1: 'text'"),
-    ("number text", "jsonl", b'{"text": 3, "label": 0}\n', {}, "bad-value", "line 1: 'text'"),
-    ("null label", "jsonl", b'{"text": "a", "label": null}\n', {}, "bad-value", "line 1: 'label'"),
-    ("measured label", "jsonl", b'{"text": "a", "label": 0.5}\n', {}, "bad-value", "0.5"),
+    ("empty", "csv", b"", {}, "invalid-data", "data.path="),
+    ("header alone", "csv", b"text,label\n", {}, "invalid-data", ""),
+    ("blank lines", "jsonl", b"\n\n  \n", {}, "invalid-data", ""),
+    ("no text column", "csv", b"txt,label\none,a\n", {}, "unknown-name", "'txt'"),
+    ("no label column", "csv", b"text,stars\none,a\n", {}, "unknown-name", "text, stars"),
+    ("named column", "csv", GOOD.encode(), {"label": "lable"}, "unknown-name", "data.label=COLUMN"),
+    ("short row", "csv", b"text,label\none,a\ntwo\n", {}, "invalid-format", "row 2"),
+    ("open quote", "csv", b'text,label\n"one,a\ntwo,b\n', {}, "invalid-format", "line 3"),
+    ("no label", "csv", b"text,label\none,\n", {}, "invalid-data", "row 1: 'label'"),
+    ("latin 1", "csv", "text,label\none,a\ncafé,b\n".encode("latin-1"), {}, "invalid-format", "line 3 (byte 0xe9)"),
+    ("one class", "csv", b"text,label\none,a\ntwo,a\n", {}, "invalid-data", "'a'"),
+    ("one text", "csv", b"text,label\none,a\none,b\n", {}, "invalid-data", "data.test_path=FILE"),
+    ("identifier", "csv", IDENTIFIERS.encode(), {}, "invalid-data", "10,000"),
+    ("not gzip", "csv", b"\x1f\x8b nonsense", {}, "invalid-format", ""),
+    ("cut gzip", "csv", gzip.compress(GOOD.encode() + b"more words,one\n" * 99)[:-12], {}, "invalid-format", ""),
+    ("not json", "jsonl", b'{"text": "a", "label": 0}\n{text: b}\n', {}, "invalid-format", "line 2"),
+    ("json list", "jsonl", b'[{"text": "a"}]\n', {}, "invalid-format", "line 1"),
+    ("missing key", "jsonl", b'{"text": "a", "label": 0}\n{"text": "b"}\n', {}, "unknown-name", "line 2"),
+    ("null text", "jsonl", b'{"text": null, "label": 0}\n', {}, "invalid-data", "line 1: 'text'"),
+    ("number text", "jsonl", b'{"text": 3, "label": 0}\n', {}, "invalid-data", "line 1: 'text'"),
+    ("null label", "jsonl", b'{"text": "a", "label": null}\n', {}, "invalid-data", "line 1: 'label'"),
+    ("measured label", "jsonl", b'{"text": "a", "label": 0.5}\n', {}, "invalid-data", "0.5"),
     ("not parquet", "parquet", b"hello there, no parquet", {}, "unreadable", ""),
 ]
 
@@ -204,25 +204,25 @@ def test_an_unknown_test_label_is_named(tmp_path: Path) -> None:
     source = opened(train, "csv", test_path=test)
     with pytest.raises(UserError, match="did you mean 'sport'") as refused:
         list(source.test())
-    assert refused.value.code == "unknown-label"
+    assert refused.value.code == "invalid-data"
     empty = write(tmp_path, "csv", [], "none")
     with pytest.raises(UserError) as refused:
         list(opened(train, "csv", test_path=empty).test())
-    assert (refused.value.code, refused.value.key) == ("no-rows", "data.test_path")
+    assert (refused.value.code, refused.value.key) == ("invalid-data", "data.test_path")
 
 
 MISPLACED: list[tuple[dict[str, Any], str, str]] = [
-    ({"source": "csv"}, "missing-key", "data.path"),
-    ({"source": "csv", "path": "."}, "not-a-file", "data.path"),
-    ({"source": "csv", "path": "row.csv"}, "no-such-file", "data.path"),
-    ({"source": "csv", "path": "nowhere/rows.csv"}, "no-such-file", "data.path"),
-    ({"source": "csv", "path": "rows.csv", "test_path": "tset.csv"}, "no-such-file", "data.test_path"),
-    ({"source": "docstrings", "path": "rows.csv"}, "unused-key", "data.path"),
-    ({"source": "ag_news"}, "missing-key", "data.path"),
-    ({"source": "ag_news", "path": "nowhere"}, "no-such-file", "data.path"),
-    ({"source": "ag_news", "path": "rows.csv"}, "not-a-folder", "data.path"),
-    ({"source": "ag_news", "path": "."}, "no-such-file", "data.path"),
-    ({"source": "ag_news", "path": ".", "test_path": "rows.csv"}, "unused-key", "data.test_path"),
+    ({"source": "csv"}, "missing-value", "data.path"),
+    ({"source": "csv", "path": "."}, "unreadable", "data.path"),
+    ({"source": "csv", "path": "row.csv"}, "not-found", "data.path"),
+    ({"source": "csv", "path": "nowhere/rows.csv"}, "not-found", "data.path"),
+    ({"source": "csv", "path": "rows.csv", "test_path": "tset.csv"}, "not-found", "data.test_path"),
+    ({"source": "docstrings", "path": "rows.csv"}, "conflict", "data.path"),
+    ({"source": "ag_news"}, "missing-value", "data.path"),
+    ({"source": "ag_news", "path": "nowhere"}, "not-found", "data.path"),
+    ({"source": "ag_news", "path": "rows.csv"}, "unreadable", "data.path"),
+    ({"source": "ag_news", "path": "."}, "not-found", "data.path"),
+    ({"source": "ag_news", "path": ".", "test_path": "rows.csv"}, "conflict", "data.test_path"),
 ]
 
 
@@ -280,10 +280,10 @@ def test_ag_news_is_cleaned_gently(raw: str, clean: str) -> None:
 @pytest.mark.parametrize(
     ("train", "code", "named"),
     [
-        ('"1","a","b"\n"5","a","b"\n', "unknown-label", "row 2: class '5'"),
-        ("Class Index,Title,Description\n", "unknown-label", "header"),
-        ('"1","a"\n', "row-length", "row 1"),
-        ("\n", "no-rows", "train.csv"),
+        ('"1","a","b"\n"5","a","b"\n', "invalid-data", "row 2: class '5'"),
+        ("Class Index,Title,Description\n", "invalid-data", "header"),
+        ('"1","a"\n', "invalid-format", "row 1"),
+        ("\n", "invalid-data", "train.csv"),
     ],
 )
 def test_broken_ag_news_is_named(tmp_path: Path, train: str, code: str, named: str) -> None:

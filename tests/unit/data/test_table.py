@@ -50,16 +50,16 @@ def test_a_file_without_a_header(tmp_path):
 
 
 REFUSED = {
-    "no column": ("csv", CSV, lambda t: t.numbers("agee"), "no-such-column", "'age'"),
-    "no number": ("csv", CSV, lambda t: t.numbers("age", "job"), "bad-value", "row 1: 'job'"),
-    "a gap": ("csv", CSV, lambda t: t.numbers("note"), "bad-value", "row 1: 'note'"),
-    "no category": ("csv", CSV, lambda t: t.codes({"job": ["cook"]}), "bad-value", "row 1: 'job'"),
-    "a short row": ("csv", "a,b\n1,2\n3\n", len, "row-length", "row 2"),
-    "a header twice": ("csv", "a,b\n1,2\na,b\n", len, "repeated-header", "row 2"),
-    "no rows": ("csv", "a,b\n", len, "no-rows", ""),
-    "too large a number": ("jsonl", f'{{"a": {"9" * 400}}}', lambda t: t.numbers("a"), "bad-value", "row 1"),
-    "a list": ("jsonl", "{}\n[1]", len, "not-json", "line 2"),
-    "another kind": ("xlsx", "x", len, "unknown-format", ".csv"),
+    "no column": ("csv", CSV, lambda t: t.numbers("agee"), "unknown-name", "'age'"),
+    "no number": ("csv", CSV, lambda t: t.numbers("age", "job"), "invalid-data", "row 1: 'job'"),
+    "a gap": ("csv", CSV, lambda t: t.numbers("note"), "invalid-data", "row 1: 'note'"),
+    "no category": ("csv", CSV, lambda t: t.codes({"job": ["cook"]}), "invalid-data", "row 1: 'job'"),
+    "a short row": ("csv", "a,b\n1,2\n3\n", len, "invalid-format", "row 2"),
+    "a header twice": ("csv", "a,b\n1,2\na,b\n", len, "invalid-format", "row 2"),
+    "no rows": ("csv", "a,b\n", len, "invalid-data", ""),
+    "too large a number": ("jsonl", f'{{"a": {"9" * 400}}}', lambda t: t.numbers("a"), "invalid-data", "row 1"),
+    "a list": ("jsonl", "{}\n[1]", len, "invalid-format", "line 2"),
+    "another kind": ("xlsx", "x", len, "invalid-format", ".csv"),
 }
 
 
@@ -82,7 +82,7 @@ def test_chosen_columns_are_the_same_from_every_kind_of_file(kind, tmp_path):
     ]
     with pytest.raises(UserError) as refused:
         list(iter_columns(file, table_kind(file), {"data.text": "job", "data.label": "jobb"}))
-    assert (refused.value.code, refused.value.key) == ("no-such-column", "data.label")
+    assert (refused.value.code, refused.value.key) == ("unknown-name", "data.label")
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "tsv", "parquet"])

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from paceline.data import cache
-from paceline.data.corpora import tokenizer
+from paceline.data.corpora import labelled
 from paceline.data.corpora.labelled import LabelledCorpus, Tokens
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.workloads.classifier.sections import TextData
@@ -234,7 +234,7 @@ def test_an_interrupt_leaves_nothing_behind(data: TextData, monkeypatch: pytest.
     def stop(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tokenizer, "encode_texts", stop)
+    monkeypatch.setattr(labelled, "encode_texts", stop)
     with pytest.raises(KeyboardInterrupt):
         LabelledCorpus.prepare(data)
     assert entries(data) == []

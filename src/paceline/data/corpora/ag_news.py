@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.data.files import check_file, open_text
 from paceline.data.tables import open_csv
-from paceline.errors import UserError
+from paceline.errors import Code, UserError
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 COLUMNS = ("class", "title", "description")
@@ -34,12 +34,12 @@ SPACE_BEFORE_APOSTROPHE = re.compile(r"(?<=\w) (?=&#39;(?:s|t|d|m|re|ve|ll)\b)")
 def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
     """(training file, test file) in the folder."""
     if path is None:
-        raise _folder_error("data.path: not given", "missing-key")
+        raise _folder_error("data.path: not given", "missing-value")
     folder = path.expanduser()
     if folder.is_file():
-        raise _folder_error(f"data.path={folder}: this is a file", "not-a-folder")
+        raise _folder_error(f"data.path={folder}: this is a file", "unreadable")
     if not folder.is_dir():
-        raise _folder_error(f"data.path={folder}: no such folder", "no-such-file")
+        raise _folder_error(f"data.path={folder}: no such folder", "not-found")
     return _find(folder, TRAIN_NAMES), _find(folder, TEST_NAMES)
 
 
@@ -65,7 +65,7 @@ def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, in
         if len(fields) != len(COLUMNS):
             raise UserError(
                 f"{path} row {number} has {len(fields)} columns; AG News has 3: {', '.join(COLUMNS)}",
-                code="row-length",
+                code="invalid-format",
             )
         given, title, description = fields
         label = int(given) if given.strip().isdecimal() else 0
@@ -73,11 +73,11 @@ def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, in
             hint = "; AG News has no header row" if number == 1 else ""
             raise UserError(
                 f"{path} row {number}: class {given!r} is not known; expected 1 to {len(classes)}{hint}",
-                code="unknown-label",
+                code="invalid-data",
             )
         yield clean_text(f"{title} {description}"), label - 1
     if empty:
-        raise UserError(f"{path}: there are no rows; {EXPECTED}", code="no-rows")
+        raise UserError(f"{path}: there are no rows; {EXPECTED}", code="invalid-data")
 
 
 def clean_text(text: str) -> str:
@@ -93,8 +93,8 @@ def _find(folder: Path, names: tuple[str, ...]) -> Path:
     for name in names:
         if (folder / name).exists():
             return check_file(folder / name, "data.path")
-    raise _folder_error(f"data.path={folder}: there is no {names[0]}", "no-such-file")
+    raise _folder_error(f"data.path={folder}: there is no {names[0]}", "not-found")
 
 
-def _folder_error(problem: str, code: str) -> UserError:
+def _folder_error(problem: str, code: Code) -> UserError:
     return UserError(f"{problem}; {EXPECTED}", code=code, key="data.path")

@@ -1,13 +1,12 @@
 """Corpora for language models: documents without labels, tokenised end to end into one memory-mapped array.
 
-A file longer than a part is handed out in parts, so that no file has to fit into memory and a single long one can be
-divided into what is trained on and what is held out.
+A long file is read in parts, so that it need not fit into memory and some of its parts can be held out.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -17,13 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.data.cache import ArrayWriter, LogFn, map_array
+from paceline.data.cache import ArrayWriter, DamagedEntry, map_array
 from paceline.data.corpora import docstrings
 from paceline.data.corpora.tokenised import (
     SPLITS,
     BuiltCorpus,
     CorpusSettings,
-    DamagedEntry,
     HashRange,
     Ids,
     TokenisedCorpus,
@@ -32,45 +30,43 @@ from paceline.data.corpora.tokenised import (
     token_dtype,
 )
 from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
-from paceline.data.files import (
-    find_files,
-    hash_files_cached,
-    hash_text,
-    hash_value,
-    open_text,
-)
+from paceline.data.files import find_files, hash_files_cached, hash_text, hash_value, open_text
 from paceline.errors import UserError
+from paceline.workload import LogFn
 
 PART_CHARACTERS = 16 << 10
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cpp", ".java", ".js", ".ts", ".go", ".rs", ".sh")
 READ_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
-"""What is read from a folder. A file that is named is read whatever it is called."""
+"""Of the files that are read from a folder; a single file is read whatever its name."""
+BATCH_PARTS = 256
 
 
 class DocumentPart(NamedTuple):
     text: str
     held_out: bool
     ends: bool
-    """Its document ends here; if not, the next part goes on with it."""
+    """Whether its document ends here; if not, the next part continues it."""
 
 
 @dataclass(frozen=True)
 class DocumentSource:
-    """`parts()` starts from the beginning and gives the same parts each time; `fingerprint()` names the content."""
+    """`parts()` starts a new stream of the same parts; `fingerprint()` hashes the content."""
 
     parts: Callable[[], Iterator[DocumentPart]]
     fingerprint: Callable[[], str]
 
 
 def open_documents(data: CorpusSettings, looking: bool = False) -> DocumentSource:
-    """The documents that `data.source` names, with their files found. `looking`: refused where that takes a while."""
+    """Open the documents of `data.source`. `looking`: raise UserError rather than read much to hash it."""
     return _open_docstrings(data) if data.source == "docstrings" else _open_text_files(data, looking)
 
 
 def _open_docstrings(data: CorpusSettings) -> DocumentSource:
     if data.path is not None:
         raise UserError(
-            f"data.path={data.path}: source docstrings does not read it; drop it, or type  data.source=text"
+            f"data.path={data.path}: source docstrings does not read it; drop it, or type  data.source=text",
+            code="conflict",
+            key="data.path",
         )
 
     @cache
@@ -99,12 +95,14 @@ def _open_text_files(data: CorpusSettings, looking: bool) -> DocumentSource:
         for _, text in texts():
             hashes.add(text)
         if hashes.is_empty:
-            raise UserError(f"data.path={data.path}: there is no text in it")
+            raise UserError(f"data.path={data.path}: there is no text in it", code="invalid-data", key="data.path")
         if hashes.is_single:
             raise UserError(
                 f"data.path={data.path}: all text is in one document, so none can be held out; "
                 f"give several files, or one of more than {PART_CHARACTERS // 1024} KiB"
-                + (f" (data.limit={data.limit})" if data.limit else "")
+                + (f" (data.limit={data.limit})" if data.limit else ""),
+                code="invalid-data",
+                key="data.path",
             )
         return hashes.threshold(data.test_fraction)
 
@@ -120,12 +118,16 @@ def _open_text_files(data: CorpusSettings, looking: bool) -> DocumentSource:
 def find_text_files(path: Path | None, looking: bool = False) -> list[Path]:
     """Return the files of `data.path`, sorted by name. `looking`: raise TooManyFiles rather than walk through many."""
     if path is None:
-        raise UserError("data.path: not given; source text reads a file, a folder or a pattern; type  data.path=FILE")
+        raise UserError(
+            "data.path: not given; source text reads a file, a folder or a pattern; type  data.path=FILE",
+            code="missing-value",
+            key="data.path",
+        )
     return find_files(path, "data.path", READ_SUFFIXES, looking)
 
 
 def _iter_parts(file: Path) -> Iterator[str]:
-    """The text of a file in parts that end at a line or, if need be, at a word. Blank ones are left out."""
+    """Yield the text of a file in parts that end at a line or, if need be, at a word. Blank ones are left out."""
     rest = ""
     with open_text(file) as source:
         while block := source.read(PART_CHARACTERS - len(rest)):
@@ -145,12 +147,10 @@ def _fingerprint(data: CorpusSettings, content: object) -> str:
     return hash_value({"lm": settings})
 
 
-BATCH_PARTS = 256
-"""Parts are limited in size, docstrings are short: a number of them is limited enough."""
-
-
 @dataclass(frozen=True, eq=False)
 class TokenStreams(TokenisedCorpus):
+    """The tokens of all documents of a split. An end token separates documents, and precedes the first."""
+
     train: Ids
     test: Ids
     open_source = staticmethod(open_documents)
@@ -158,10 +158,10 @@ class TokenStreams(TokenisedCorpus):
     settings = ("vocab",)
 
     @classmethod
-    def build(cls, data: CorpusSettings, source: DocumentSource, folder: Path, say: LogFn) -> BuiltCorpus:
+    def build(cls, data: CorpusSettings, source: DocumentSource, folder: Path, log: LogFn) -> BuiltCorpus:
         train_texts = (part.text for part in source.parts() if not part.held_out)
-        chosen = load_tokenizer(data, train_texts, END, None, False, say)
-        splits = _write_streams(folder, source.parts(), chosen, say)
+        chosen = load_tokenizer(data, train_texts, END, None, False, log)
+        splits = _write_streams(folder, source.parts(), chosen, log)
         train, test = (splits[name].counts for name in SPLITS)
         summary = (
             f"{train['tokens']:,} training tokens in {train['documents']:,} documents and "
@@ -177,21 +177,18 @@ class TokenStreams(TokenisedCorpus):
                 raise DamagedEntry(f"the {split} split has {ids.size:,} tokens instead of {meta[split]['tokens']:,}")
         return splits
 
-    def all_ids(self) -> Mapping[str, Ids]:
-        return {"train": self.train, "test": self.test}
-
     def __str__(self) -> str:
         return f"{len(self.train):,} training and {len(self.test):,} test tokens"
 
 
 def _write_streams(
-    folder: Path, parts: Iterator[DocumentPart], chosen: ChosenTokenizer, say: LogFn
+    folder: Path, parts: Iterator[DocumentPart], chosen: ChosenTokenizer, log: LogFn
 ) -> dict[str, WrittenSplit]:
     """Stream both splits to disk."""
     tokenizer, end = chosen
     dtype = token_dtype(tokenizer)
     documents = [0, 0]
-    say_progress = limit_rate(say)
+    log_progress = limit_rate(log)
     with ExitStack() as open_files:
         writers = [open_files.enter_context(ArrayWriter(folder / f"{split}.npy", dtype)) for split in SPLITS]
         for writer in writers:
@@ -204,10 +201,14 @@ def _write_streams(
                 documents[part.held_out] += part.ends
             for writer, lists in zip(writers, tokens, strict=True):
                 writer.append(np.fromiter(chain.from_iterable(lists), dtype))
-            say_progress(f"corpus: {writers[0].length:,} training tokens written")
+            log_progress(f"corpus: {writers[0].length:,} training tokens written")
         for split, writer in zip(SPLITS, writers, strict=True):
             if writer.length < 2:
-                raise UserError(f"the {split} split has no text; give more, or another data.test_fraction")
+                raise UserError(
+                    f"the {split} split has no text; give more, or another data.test_fraction",
+                    code="invalid-data",
+                    key="data.test_fraction",
+                )
     return {
         split: WrittenSplit({"tokens": writer.length, "documents": count}, [writer])
         for split, writer, count in zip(SPLITS, writers, documents, strict=True)

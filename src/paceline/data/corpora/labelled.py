@@ -1,13 +1,13 @@
 """Corpora for classifiers: labelled texts, tokenised once into memory-mapped arrays.
 
-Opening a source reads nothing but the names of files. The streams can be started again and give the same rows in the
-same order, so no stage of the work has to keep the texts in memory.
+Opening a source reads nothing but the names of files. Its streams can be started again and yield the same rows in the
+same order, so that no stage has to keep the texts in memory.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -17,13 +17,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.cache import ArrayWriter, LogFn, map_array
+from paceline.data.cache import ArrayWriter, DamagedEntry, map_array
 from paceline.data.corpora import ag_news, docstrings
 from paceline.data.corpora.tokenised import (
     SPLITS,
     BuiltCorpus,
     CorpusSettings,
-    DamagedEntry,
     HashRange,
     Ids,
     TokenisedCorpus,
@@ -31,10 +30,11 @@ from paceline.data.corpora.tokenised import (
     limit_rate,
     token_dtype,
 )
-from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, load_tokenizer
+from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, group_texts, load_tokenizer
 from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value
 from paceline.data.tables import iter_columns, locate_row
 from paceline.errors import UserError, did_you_mean, join_names
+from paceline.workload import LogFn
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement
 WHOLE_NUMBER = re.compile(r"[+-]?\d+")
@@ -43,7 +43,7 @@ Sample = tuple[str, int]
 
 
 class LabelledTextSettings(CorpusSettings, Protocol):
-    """Fields of the run file that say where labelled texts are and how they are tokenised."""
+    """Fields of the section `data` for labelled texts."""
 
     test_path: Path | None
     text: str
@@ -54,17 +54,17 @@ class LabelledTextSettings(CorpusSettings, Protocol):
 
 @dataclass(frozen=True)
 class LabelledSource:
-    """Labelled texts in two splits. `train()` and `test()` start a fresh stream; `fingerprint()` names the content."""
+    """Labelled texts in two splits. `train()` and `test()` start a new stream; `fingerprint()` hashes the content."""
 
     train: Callable[[], Iterator[Sample]]
     test: Callable[[], Iterator[Sample]]
     fingerprint: Callable[[], str]
     classes: Callable[[], tuple[str, ...]]
-    """Their names, in the order of the labels; for a table this reads the training file once."""
+    """Return the names, in the order of the labels; for a table this reads the training file once."""
 
 
 def open_source(data: LabelledTextSettings, looking: bool = False) -> LabelledSource:
-    """The source that `data.source` names, with its files found. `looking`: refused where a hash would take a while."""
+    """Open the texts of `data.source`. `looking`: raise UserError rather than read much to hash it."""
     return {"docstrings": _open_docstrings, "ag_news": _open_ag_news}.get(data.source, _open_table)(data, looking)
 
 
@@ -124,7 +124,7 @@ class LabelledTable:
         raise UserError(
             f"{self.where(number)}: {self.text!r} is {_describe_value(value)}, expected a text; "
             'write an empty text as "" or remove the row',
-            code="bad-value",
+            code="invalid-data",
             key="data.text",
         )
 
@@ -138,7 +138,7 @@ class LabelledTable:
         raise UserError(
             f"{self.where(number)}: {self.label!r} is {given}; a label is a whole number or a word; "
             "type  data.label=COLUMN  or remove the row",
-            code="bad-value",
+            code="invalid-data",
             key="data.label",
         )
 
@@ -151,7 +151,7 @@ def _open_table(data: LabelledTextSettings, looking: bool) -> LabelledSource:
     if data.path is None:
         raise UserError(
             f"data.path: not given; source {data.source} reads a file; type  data.path=FILE.{data.source}",
-            code="missing-key",
+            code="missing-value",
             key="data.path",
         )
     given, path = data.path, check_file(data.path, "data.path")
@@ -182,7 +182,7 @@ def _open_table(data: LabelledTextSettings, looking: bool) -> LabelledSource:
 
 
 def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dict[str, int], int]:
-    """One pass over the training file: (label -> number, the hash below which a row is held out; 0: none is)."""
+    """Read the training file once; return (label -> number, the hash below which a row is held out, or 0 for none)."""
     path, labels, hashes = table.path, set[str](), HashRange()
     for row in table.rows():
         labels.add(row.label)
@@ -190,25 +190,25 @@ def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dic
             raise UserError(
                 f"{path}: column {table.label!r} has more than {MAX_CLASSES:,} distinct values "
                 f"(such as {row.label!r:.40}), so it does not name classes; type  data.label=COLUMN",
-                code="too-many-classes",
+                code="invalid-data",
                 key="data.label",
             )
         if test_fraction is not None:
             hashes.add(row.text)
     if not labels:
-        raise UserError(f"{path}: there are no rows; at least two rows of two classes are needed", code="no-rows")
+        raise UserError(f"{path}: there are no rows; at least two rows of two classes are needed", code="invalid-data")
     if len(labels) == 1:
         raise UserError(
             f"{path}: every row has the same {table.label!r}, {labels.pop()!r}; at least two classes are needed "
             "(data.label=COLUMN)",
-            code="one-class",
+            code="invalid-data",
             key="data.label",
         )
     if hashes.is_single:
         raise UserError(
             f"{path}: every row has the same {table.text!r}, so none can be held out; "
             "type  data.test_path=FILE  or  data.text=COLUMN",
-            code="nothing-to-hold-out",
+            code="invalid-data",
             key="data.test_path",
         )
     numeric = all(WHOLE_NUMBER.fullmatch(label) for label in labels)
@@ -218,7 +218,7 @@ def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dic
 
 
 def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int]) -> Iterator[Sample]:
-    """The rows of the user's own test file, whose labels must be those of the training file."""
+    """Yield the samples of the user's test file, whose labels must be those of the training file."""
     empty = True
     for row in table.rows():
         empty = False
@@ -226,14 +226,14 @@ def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int
             raise UserError(
                 f"{table.where(row.number)}: label {row.label!r} is not in the training file "
                 f"{train}{did_you_mean(row.label, numbers)} (labels: {join_names(list(numbers), 12)})",
-                code="unknown-label",
+                code="invalid-data",
                 key="data.test_path",
             )
         yield row.text, numbers[row.label]
     if empty:
         raise UserError(
             f"data.test_path={table.path}: there are no rows; leave it out to hold out data.test_fraction of the rows",
-            code="no-rows",
+            code="invalid-data",
             key="data.test_path",
         )
 
@@ -252,14 +252,14 @@ def _reject_keys(data: LabelledTextSettings, *keys: str) -> None:
             raise UserError(
                 f"data.{key}={value}: source {data.source} does not read it; drop it, "
                 "or type  data.source=csv  (or jsonl, parquet)",
-                code="unused-key",
+                code="conflict",
                 key=f"data.{key}",
             )
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """One split: the tokens of all texts end to end, where each text begins, and the labels. Read-only."""
+    """One split, read-only: the tokens of all texts concatenated, where each text begins, and the labels."""
 
     ids: Ids
     offsets: NDArray[np.int64]  # n + 1: text i is ids[offsets[i]:offsets[i + 1]]
@@ -269,12 +269,12 @@ class Tokens:
         return len(self.labels)
 
     def lengths(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tokens of each of these samples."""
+        """Return the number of tokens of each sample."""
         samples = np.asarray(samples)
         return self.offsets[samples + 1] - self.offsets[samples]
 
     def gather(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The tokens of these samples, end to end and in their order."""
+        """Return the tokens of these samples, concatenated in their order."""
         starts, lengths = self.offsets[np.asarray(samples)], self.lengths(samples)
         ends = np.cumsum(lengths)
         if not ends.size:
@@ -293,17 +293,17 @@ class LabelledCorpus(TokenisedCorpus):
     open_source = staticmethod(open_source)
     prefix = ""
     framed: ClassVar[bool] = False
-    """With the tokens that a tokeniser puts around a text."""
+    """Whether texts have the tokens around them that a tokenizer adds."""
     settings = ("vocab", "max_length", "lowercase")
 
     @classmethod
-    def build(cls, data: LabelledTextSettings, source: LabelledSource, folder: Path, say: LogFn) -> BuiltCorpus:
+    def build(cls, data: LabelledTextSettings, source: LabelledSource, folder: Path, log: LogFn) -> BuiltCorpus:
         classes = source.classes()
         texts = (text for text, _ in source.train())
-        chosen = load_tokenizer(data, texts, MASK, data.max_length, data.lowercase, say)
+        chosen = load_tokenizer(data, texts, MASK, data.max_length, data.lowercase, log)
         streams = {"train": source.train(), "test": source.test()}
         splits = {
-            name: _write_split(folder, name, streams[name], chosen, len(classes), say, cls.framed) for name in SPLITS
+            name: _write_split(folder, name, streams[name], chosen, len(classes), log, cls.framed) for name in SPLITS
         }
         train, test = (splits[name].counts for name in SPLITS)
         summary = (
@@ -316,13 +316,7 @@ class LabelledCorpus(TokenisedCorpus):
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
-        splits = {split: _open_split(folder, split, meta[split]) for split in SPLITS}
-        if not all(isinstance(name, str) for name in meta["classes"]):
-            raise ValueError("its classes have no names")
-        return {"classes": tuple(meta["classes"]), **splits}
-
-    def all_ids(self) -> Mapping[str, Ids]:
-        return {"train": self.train.ids, "test": self.test.ids}
+        return {"classes": tuple(meta["classes"]), **{name: _open_split(folder, name, meta[name]) for name in SPLITS}}
 
     def __str__(self) -> str:
         return f"{len(self.train):,} training and {len(self.test):,} test texts in {len(self.classes)} classes"
@@ -331,38 +325,40 @@ class LabelledCorpus(TokenisedCorpus):
 def _open_split(folder: Path, split: str, facts: dict[str, int]) -> Tokens:
     ids, offsets, labels = (map_array(folder / f"{split}.{part}.npy") for part in ("ids", "offsets", "labels"))
     expected = (facts["tokens"],), (facts["samples"] + 1,), (facts["samples"],)
-    if (ids.shape, offsets.shape, labels.shape) != expected or offsets[0] != 0 or offsets[-1] != ids.size:
+    if (ids.shape, offsets.shape, labels.shape) != expected:
         raise DamagedEntry(f"the arrays of the {split} split do not fit together")
     return Tokens(ids, offsets, labels)
 
 
 def _write_split(
-    folder: Path, split: str, samples: Iterator[Sample], chosen: ChosenTokenizer, classes: int, say: LogFn, framed: bool
+    folder: Path, split: str, samples: Iterator[Sample], chosen: ChosenTokenizer, classes: int, log: LogFn, framed: bool
 ) -> WrittenSplit:
     """Stream one split to disk."""
-    from paceline.data.corpora import tokenizer
-
     cut = empty = 0
     per_class = np.zeros(classes, np.int64)
-    say_progress = limit_rate(say)
+    log_progress = limit_rate(log)
     with (
         ArrayWriter(folder / f"{split}.ids.npy", token_dtype(chosen.tokenizer)) as ids,
         ArrayWriter(folder / f"{split}.offsets.npy", np.int64) as offsets,
         ArrayWriter(folder / f"{split}.labels.npy", np.int64) as labels,
     ):
         offsets.append(np.zeros(1, np.int64))
-        for some in tokenizer.group_texts(samples):
-            texts, batch_labels = [text for text, _ in some], [label for _, label in some]
-            batch = tokenizer.encode_texts(*chosen, texts, framed)
+        for group in group_texts(samples):
+            group_labels = np.array([label for _, label in group], np.int64)
+            batch = encode_texts(*chosen, [text for text, _ in group], framed)
             offsets.append(ids.length + np.cumsum(batch.lengths))
             ids.append(batch.ids)
-            labels.append(np.array(batch_labels, np.int64))
-            per_class += np.bincount(batch_labels, minlength=classes)
+            labels.append(group_labels)
+            per_class += np.bincount(group_labels, minlength=classes)
             cut += batch.cut_texts
             empty += batch.empty_texts
-            say_progress(f"corpus: {labels.length:,} {split} texts tokenised, {ids.length:,} tokens")
+            log_progress(f"corpus: {labels.length:,} {split} texts tokenised, {ids.length:,} tokens")
     if not labels.length:
-        raise UserError(f"the {split} split has no rows; give more rows, or another data.test_fraction")
+        raise UserError(
+            f"the {split} split has no rows; give more rows, or another data.test_fraction",
+            code="invalid-data",
+            key="data.test_fraction",
+        )
     counts = {"samples": labels.length, "tokens": ids.length, "cut": cut, "empty": empty}
     return WrittenSplit({**counts, "per_class": per_class.tolist()}, (ids, offsets, labels))
 

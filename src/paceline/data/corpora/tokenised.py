@@ -1,6 +1,6 @@
 """Tokenised corpora: a folder of memory-mapped arrays, found in the cache by the hash of its content and settings.
 
-Beside the arrays lie `tokenizer.json` and, written last, `meta.json` with the size and the checksum of every file.
+Beside the arrays are `tokenizer.json` and, written last, `meta.json` with the size and checksum of every file.
 """
 
 from __future__ import annotations
@@ -9,50 +9,62 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data import cache
-from paceline.data.cache import ArrayWriter, DamagedEntry, LogFn, add_seal, read_facts, write_synced
-from paceline.data.corpora.tokenizer import ChosenTokenizer, hash_tokenizer, vocabulary_size
-from paceline.data.files import hash_text, hash_value
+from paceline.data.cache import (
+    ArrayWriter,
+    DamagedEntry,
+    add_seal,
+    ignore_log,
+    prepare_entry,
+    read_facts,
+    verify_entry,
+    write_synced,
+)
+from paceline.data.corpora.tokenizer import (
+    ChosenTokenizer,
+    EncodedTexts,
+    encode_texts,
+    hash_tokenizer,
+    restore_tokenizer,
+    use_all_cores,
+    vocabulary_size,
+)
+from paceline.data.files import hash_text, hash_value, unreadable_error
 from paceline.errors import UserError
 from paceline.io.files import read_json, write_atomic, write_json
 from paceline.io.safe_open import read_bytes, read_text
+from paceline.workload import LogFn
 
 if TYPE_CHECKING:
     from typing import Self
 
     from tokenizers import Tokenizer
 
-    from paceline.data.corpora.tokenizer import EncodedTexts
-
-
 FORMAT = 1  # raise it when the files of an entry change their meaning
 SPLITS = ("train", "test")
 TOKENIZER = "tokenizer.json"
 META = "meta.json"
+VOCABULARY = "vocabulary.json"
+CLASSES_FILE = "classes.json"
 PROGRESS_S = 10.0
-RETRIES, RETRY_S = 20, 0.1
 
 Ids = NDArray[np.uint16] | NDArray[np.uint32]
 
 
 class WrittenSplit(NamedTuple):
-    """One split that was written."""
-
     counts: dict[str, Any]
     arrays: Sequence[ArrayWriter]
 
 
 class BuiltCorpus(NamedTuple):
-    """All files of a corpus but the last, which `meta` goes into."""
+    """A corpus whose files are all written but META, which gets `meta` too."""
 
     chosen: ChosenTokenizer
     splits: Mapping[str, WrittenSplit]
@@ -62,7 +74,7 @@ class BuiltCorpus(NamedTuple):
 
 
 class CorpusSettings(Protocol):
-    """Fields of the run file that every corpus of texts has."""
+    """Fields of the section `data` that every corpus of texts has."""
 
     @property
     def source(self) -> str: ...
@@ -77,14 +89,14 @@ class CorpusSettings(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TokenisedCorpus:
-    """What all prepared corpora have. `fingerprint` is a hash of their content."""
+    """A prepared corpus. `fingerprint` is a hash of its content."""
 
     folder: Path
-    vocab: int  # tokens in the vocabulary; fewer than asked for where the texts are few
+    vocab: int  # tokens in the vocabulary; fewer than asked for if the texts are few
     special: int  # the id of a token that no text contains: the end of a document, or the mask of a word
     fingerprint: str
     open_source: ClassVar[Any]
-    """A function of the section: where the texts come from. Its `fingerprint()` names their content."""
+    """Function of the section `data` that opens the texts; `fingerprint()` of its result hashes their content."""
     prefix: ClassVar[str]
     """Of the folder's name in the cache."""
     settings: ClassVar[tuple[str, ...]]
@@ -92,37 +104,36 @@ class TokenisedCorpus:
 
     @classmethod
     def cached(cls, data: Any) -> Self | None:
-        """The corpus that the section `data` describes, if it is whole in the cache; nothing is built or refused.
+        """Return the corpus of a section `data` if it is in the cache, without verifying it, else None.
 
-        None too where it would take a while to find out, from files that nobody has prepared or that are very many.
+        None also if it would take a while to find out, because there are very many files, or large ones without a hash.
         """
         try:
-            return cls._find(cls._folder(data, cls.open_source(data, looking=True).fingerprint()), verify=False)
+            folder = cls._folder(data, cls.open_source(data, looking=True).fingerprint())
         except (UserError, OSError):
             return None
+        return cls._find(folder, ignore_log, verify=False)
 
     @classmethod
-    def prepare(cls, data: Any, say: LogFn = lambda line: None) -> Self:
-        """The corpus that the section `data` describes: from the cache, or built now."""
+    def prepare(cls, data: Any, log: LogFn = ignore_log, verify: bool = True) -> Self:
+        """Return the corpus of a section `data` from the cache, or build it.
+
+        `verify`: compare its files with their checksums, as the process that starts the ranks does for all of them.
+        """
         source = cls.open_source(data)
         fingerprint = source.fingerprint()
         folder = cls._folder(data, fingerprint)
-        if (found := cls._find(folder, say)) is not None:
-            return found
-        with cache.lock_entry(folder, say):
-            if (found := cls._find(folder)) is not None:  # whoever held the lock before may have built it
-                return found
-            with cache.create_entry(folder) as temporary:
-                cls._build(data, source, fingerprint, temporary, say)
-            for _ in range(RETRIES):  # where there are no locks another process may just now put its equal there
-                with suppress(DamagedEntry):
-                    return cls.open(folder)
-                time.sleep(RETRY_S)
-            return cls.open(folder)
+        return prepare_entry(
+            folder,
+            partial(cls._find, folder),
+            lambda new: cls._build(data, source, fingerprint, new, log),
+            log,
+            verify,
+        )
 
     @classmethod
     def _folder(cls, data: Any, fingerprint: str) -> Path:
-        """Named by all that its files depend on."""
+        """Return the folder in the cache, named by all that its files depend on."""
         settings = {name: getattr(data, name) for name in cls.settings}
         if data.tokenizer is not None:
             settings["vocab"] = hash_tokenizer(data)
@@ -130,81 +141,66 @@ class TokenisedCorpus:
         return Path(data.cache.expanduser().absolute() / f"{cls.prefix}{data.source}-{key}")
 
     @classmethod
-    def _find(cls, folder: Path, say: LogFn = lambda line: None, verify: bool = True) -> Self | None:
-        """None where there is nothing, or nothing whole."""
+    def _find(cls, folder: Path, log: LogFn, verify: bool) -> Self | None:
         if not folder.exists():
             return None
         try:
             corpus = cls.open(folder)
             if verify:
-                corpus.verify()
+                verify_entry(folder, read_facts(folder / META)["files"])
         except DamagedEntry as damage:
-            say(f"corpus: the cached {folder} is damaged ({damage}); building it again")
+            log(f"corpus: the cached {folder} is damaged ({damage}); building it again")
             return None
-        say(f"corpus: {corpus}, from {folder}")
+        log(f"corpus: {corpus}, from {folder}")
         return corpus
 
     @classmethod
-    def _build(cls, data: Any, source: Any, fingerprint: str, folder: Path, say: LogFn) -> None:
-        from paceline.data.corpora import tokenizer
-
+    def _build(cls, data: Any, source: Any, fingerprint: str, folder: Path, log: LogFn) -> None:
         began_s = time.monotonic()
         how = (
             f"learning a vocabulary of {data.vocab:,} tokens"
             if data.tokenizer is None
             else f"tokenising it with {data.tokenizer}"
         )
-        say(f"corpus: reading {data.source}, {how}")
-        with tokenizer.use_all_cores():
-            built = cls.build(data, source, folder, say)
+        log(f"corpus: reading {data.source}, {how}")
+        with use_all_cores():
+            built = cls.build(data, source, folder, log)
         _write_meta(folder, {"name": data.source, "fingerprint": fingerprint}, built)
         size = f"{vocabulary_size(built.chosen.tokenizer):,} in the vocabulary"
         for line in (f"{built.summary}, {size} ({time.monotonic() - began_s:.1f} s)", *built.warnings):
-            say(f"corpus: {line}")
+            log(f"corpus: {line}")
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Map a prepared corpus. `Damaged` says what is wrong with one that is not whole."""
+        """Map a prepared corpus; DamagedEntry if it is incomplete. Of arrays only the sizes are compared."""
+        meta = read_facts(folder / META)
         try:
-            meta = _read_meta(folder)
-            _check_files(folder, meta)
-            facts = meta["vocab"], meta.get("special", 0), meta["fingerprint"]  # learned: token 0
-            if [type(fact) for fact in facts] != [int, int, str]:
-                raise ValueError(f"{facts} are not those of a vocabulary")
-            return cls(folder, *facts, **cls.read_fields(folder, meta))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if meta["format"] != FORMAT:
+                raise DamagedEntry(f"its format is {meta['format']}, not {FORMAT}")
+            for name, facts in meta["files"].items():
+                size = (folder / name).stat().st_size
+                if size != facts["bytes"]:
+                    raise DamagedEntry(f"{name} has {size:,} bytes instead of {facts['bytes']:,}")
+            if hashlib.sha256(read_bytes(folder / TOKENIZER)).hexdigest() != meta["files"][TOKENIZER]["sha256"]:
+                raise DamagedEntry(f"{TOKENIZER} was changed")
+            special = meta.get("special", 0)  # older ones have a learned vocabulary, where it is token 0
+            return cls(folder, meta["vocab"], special, meta["fingerprint"], **cls.read_fields(folder, meta))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedEntry(f"{type(error).__name__}: {error}") from None
-
-    def verify(self) -> None:
-        """Its files are what was written, and every id is one of the vocabulary; done before the first rank starts."""
-        try:
-            cache.verify_entry(self.folder, _read_meta(self.folder)["files"])
-        except OSError as error:
-            raise DamagedEntry(f"{type(error).__name__}: {error}") from None
-        for split, ids in self.all_ids().items():
-            if ids.size and (most := int(ids.max())) >= self.vocab:
-                raise DamagedEntry(f"its {split} split holds token {most:,}, beyond the vocabulary of {self.vocab:,}")
-
-    def all_ids(self) -> Mapping[str, Ids]:
-        """The tokens of each split."""
-        raise NotImplementedError
 
     @classmethod
-    def build(cls, data: Any, source: Any, folder: Path, say: LogFn) -> BuiltCorpus:
+    def build(cls, data: Any, source: Any, folder: Path, log: LogFn) -> BuiltCorpus:
         """Learn a vocabulary, or take the user's, and stream both splits into the folder."""
         raise NotImplementedError
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
-        """The fields that this kind of corpus adds."""
+        """Return the fields that this kind of corpus adds."""
         raise NotImplementedError
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Turns a new text into the ids that would have been stored."""
-        from paceline.data.corpora import tokenizer
-
-        return tokenizer.restore_tokenizer(read_text(self.folder / TOKENIZER))
+        return restore_tokenizer(read_text(self.folder / TOKENIZER))
 
     def __reduce__(self) -> tuple[Callable[[Path], Self], tuple[Path]]:
         return type(self).open, (self.folder,)  # another process maps the same files instead of copying them
@@ -228,42 +224,26 @@ def _write_meta(folder: Path, source: dict[str, str], built: BuiltCorpus) -> Non
     write_synced(folder / META, json.dumps(add_seal(json.loads(json.dumps(meta))), indent=1).encode())
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
-    return read_facts(folder / META)
-
-
 def token_dtype(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if vocabulary_size(tokenizer) <= 1 << 16 else np.uint32
 
 
-def limit_rate(say: LogFn) -> LogFn:
-    """The same for progress: most lines are left out."""
-    said_s = time.monotonic()
+def limit_rate(log: LogFn) -> LogFn:
+    """Return a log for progress, which drops all but one line in PROGRESS_S."""
+    logged_s = time.monotonic()
 
-    def progress(line: str) -> None:
-        nonlocal said_s
-        if time.monotonic() - said_s > PROGRESS_S:
-            said_s = time.monotonic()
-            say(line)
+    def log_progress(line: str) -> None:
+        nonlocal logged_s
+        if time.monotonic() - logged_s > PROGRESS_S:
+            logged_s = time.monotonic()
+            log(line)
 
-    return progress
-
-
-def _check_files(folder: Path, meta: dict[str, Any]) -> None:
-    """Arrays may be large, so of those only the sizes are compared."""
-    for name, facts in meta["files"].items():
-        size = (folder / name).stat().st_size
-        if size != facts["bytes"]:
-            raise DamagedEntry(f"{name} has {size:,} bytes instead of {facts['bytes']:,}")
-    if meta["format"] != FORMAT:
-        raise DamagedEntry(f"its format is {meta['format']}, not {FORMAT}")
-    if hashlib.sha256(read_bytes(folder / TOKENIZER)).hexdigest() != meta["files"][TOKENIZER]["sha256"]:
-        raise DamagedEntry(f"{TOKENIZER} was changed")
+    return log_progress
 
 
 @dataclass
 class HashRange:
-    """The hashes of all texts that were added. A text is held out by its hash: equal texts are on the same side."""
+    """The range of the hashes of texts. A text is held out by its hash, so that equal texts are on the same side."""
 
     lowest: int = 1 << 64
     highest: int = -1
@@ -278,25 +258,22 @@ class HashRange:
 
     @property
     def is_single(self) -> bool:
-        """All texts are equal, so that there is nothing to divide."""
+        """Whether all texts are equal, so that none can be held out."""
         return self.lowest == self.highest
 
     def threshold(self, fraction: float) -> int:
-        """The hash below which a text is held out, moved as little as it takes for both sides to have one."""
+        """Return the hash below which a text is held out, moved just enough for both sides to have a text."""
         return min(max(int(fraction * 2**64), self.lowest + 1), self.highest)
-
-
-VOCABULARY = "vocabulary.json"
-CLASSES_FILE = "classes.json"
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
+    """What using a trained model needs of its corpus: the tokenizer in `folder`, and the names of the classes."""
+
     folder: Path
-    """Where the tokeniser is."""
     size: int
     special: int
-    """The id of the token that no text contains, see `TokenisedCorpus`."""
+    """See `TokenisedCorpus`."""
     classes: tuple[str, ...] = ()
 
     @classmethod
@@ -305,25 +282,22 @@ class Vocabulary:
 
     @classmethod
     def open(cls, folder: Path) -> Vocabulary:
-        """What `keep` wrote."""
-        try:
-            classes = json.loads(read_text(folder / CLASSES_FILE)) if (folder / CLASSES_FILE).exists() else []
-        except (OSError, ValueError, RecursionError) as error:
-            why = getattr(error, "strerror", None) or "it is not JSON"
-            raise UserError(f"{folder / CLASSES_FILE} cannot be read: {why}") from None
-        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise UserError(f"{folder / CLASSES_FILE} is damaged: it does not list the names of classes")
+        """Read what `keep` wrote."""
+        file = folder / CLASSES_FILE
         facts = read_json(folder / VOCABULARY)
-        size, special = facts.get("size"), facts.get("special")
-        if type(size) is not int or type(special) is not int or not 0 <= special < size:
-            raise UserError(f"{folder / VOCABULARY} is damaged: its values are not those of a vocabulary")
-        return cls(folder, size, special, tuple(classes))
+        try:
+            classes = json.loads(read_text(file)) if file.exists() else []
+            if not 0 <= facts["special"] < facts["size"]:
+                raise ValueError("its special token is not in the vocabulary")
+            return cls(folder, facts["size"], facts["special"], tuple(map(str, classes)))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(f"{folder} is damaged: no vocabulary can be read ({error})", code="damaged") from None
 
     def copy_tokenizer(self, folder: Path) -> None:
         try:
             write_atomic(folder / TOKENIZER, read_bytes(self.folder / TOKENIZER))
         except OSError as error:
-            raise UserError(f"{self.folder / TOKENIZER} cannot be read: {error.strerror}") from None
+            raise unreadable_error(self.folder / TOKENIZER, error) from None
 
     def keep(self, folder: Path) -> None:
         """Write it into a folder that needs neither the corpus nor its cache."""
@@ -334,17 +308,15 @@ class Vocabulary:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        from paceline.data.corpora import tokenizer
-
         try:
-            return tokenizer.restore_tokenizer(read_text(self.folder / TOKENIZER))
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise UserError(f"{self.folder / TOKENIZER} cannot be read: {why}") from None
+            tokenizer = restore_tokenizer(read_text(self.folder / TOKENIZER))
+        except OSError as error:
+            raise unreadable_error(self.folder / TOKENIZER, error) from None
+        except ValueError as error:
+            raise UserError(f"{self.folder / TOKENIZER} is damaged: {error}", code="damaged") from None
+        return tokenizer
 
     def encode(self, texts: list[str]) -> EncodedTexts:
-        from paceline.data.corpora import tokenizer
-
         if self.tokenizer.truncation is None:
-            raise UserError(f"{self.folder / TOKENIZER} is damaged: it does not say where texts are cut")
-        return tokenizer.encode_texts(self.tokenizer, self.special, texts)
+            raise UserError(f"{self.folder / TOKENIZER} is damaged: it has no truncation", code="damaged")
+        return encode_texts(self.tokenizer, self.special, texts)

@@ -136,16 +136,16 @@ class Classifier(Workload):
     score = "accuracy"
     unit = "tokens"
 
-    def prepare(self, say: LogFn) -> None:
-        self.corpus = LabelledCorpus.prepare(self.spec.data, say)
-        _ = self.class_weights  # unknown classes are refused before ranks start
+    def prepare(self, log: LogFn) -> None:
+        self.corpus = LabelledCorpus.prepare(self.spec.data, log)
+        _ = self.class_weights  # rejects unknown classes before ranks start
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
 
     @cached_property
     def corpus(self) -> LabelledCorpus:
-        return LabelledCorpus.prepare(self.spec.data)
+        return LabelledCorpus.prepare(self.spec.data, verify=False)  # `prepare` has verified it, for all ranks
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

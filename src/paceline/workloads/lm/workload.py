@@ -59,17 +59,17 @@ class LanguageModel(Workload):
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // self.sequence)
         cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # too long a sequence is refused before data
 
-    def prepare(self, say: LogFn) -> None:
-        self.corpus = TokenStreams.prepare(self.spec.data, say)
+    def prepare(self, log: LogFn) -> None:
+        self.corpus = TokenStreams.prepare(self.spec.data, log)
         shape = self.shape
-        say(f"model: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers of width {shape.width}")
+        log(f"model: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers of width {shape.width}")
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
 
     @cached_property
     def corpus(self) -> TokenStreams:
-        return TokenStreams.prepare(self.spec.data)
+        return TokenStreams.prepare(self.spec.data, verify=False)  # `prepare` has verified it, for all ranks
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

@@ -9,21 +9,23 @@ from typing import Any
 
 from paceline.config import RunSpec
 from paceline.config.sections import MOST
-from paceline.data.cache import LogFn
+from paceline.data.cache import ignore_log
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.errors import UserError
 from paceline.io.safe_open import read_text
 from paceline.runlog.run_dir import RunDir
+from paceline.workload import LogFn
 from paceline.workloads.transformers.sections import LABELLED
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 EXTRA_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "vocab.txt", "merges.txt")
-"""Small files that the library also reads, copied as they are."""
-
+"""Small files that the library also reads, copied unchanged."""
 MAX_CONFIG_BYTES, MAX_REPEATED = 1 << 22, 10_000
-"""Of a config.json, and layers or experts that it has: the library builds each of them to count them."""
+"""Of a config.json, and layers or experts in it: the library builds each of them to count its parameters."""
+
+Corpus = TokenStreams | LabelledCorpus
 
 
 @dataclass(frozen=True)
@@ -44,55 +46,64 @@ class ConfigFile:
 
 
 def read_config(model: Any, kept: Path | None = None) -> ConfigFile:
-    """The config of a section `model`: its own, or that of the weights it starts with. A run has its own copy."""
+    """Read the config of a section `model`: its own, or that of the weights it starts with. A run has its own copy."""
     if kept is not None:
         return _read_config_file(kept / CONFIG)
     given = model.config or model.init_from
     if given is None:
         raise UserError(
             "model: workload transformers needs a model; type  model.init_from=FOLDER  for the weights of a "
-            "local folder, or  model.config=config.json  to start with random ones"
+            "local folder, or  model.config=config.json  to start with random ones",
+            code="missing-value",
+            key="model.init_from",
         )
     key = "model.init_from" if model.config is None else "model.config"
-    if not given.exists() and given.suffix == ".json":
-        raise UserError(f"{key}={given}: there is no such file; give the config.json of a model, or its folder")
     if not given.exists():
-        raise UserError(
-            f"{key}={given}: there is no such folder; nothing is downloaded, so fetch it first, as in  "
-            f"hf download {_guess_hub_name(given)} --local-dir {given.name}"
+        hub_name = "/".join(given.parts[-2:]) if not given.parent.is_dir() else given.name
+        hint = (
+            "file; give the config.json of a model, or its folder"
+            if given.suffix == ".json"
+            else "folder; nothing is downloaded, so fetch it first, as in  "
+            f"hf download {hub_name} --local-dir {given.name}"
         )
+        raise UserError(f"{key}={given}: no such {hint}", code="not-found", key=key)
     if given.is_dir():
         given = given / "kept" if RunDir(given).spec_file.is_file() else given
         if not (given / CONFIG).is_file():
-            raise UserError(f"{key}={given}: the folder has no {CONFIG}; give the folder of a Hugging Face model")
+            raise UserError(
+                f"{key}={given}: the folder has no {CONFIG}; give the folder of a Hugging Face model",
+                code="not-found",
+                key=key,
+            )
         given = given / CONFIG
     elif given.suffix == ".safetensors":
-        raise UserError(f"model.init_from={given} has weights alone; type  model.config=config.json  too")
+        raise UserError(
+            f"model.init_from={given} has only weights; type  model.config=config.json  too",
+            code="missing-value",
+            key="model.config",
+        )
     return _read_config_file(given)
-
-
-def _guess_hub_name(given: Path) -> str:
-    """What was probably meant by a path that is not there: the last two words of it."""
-    return "/".join(given.parts[-2:]) if not given.parent.is_dir() else given.name
 
 
 def _read_config_file(path: Path) -> ConfigFile:
     try:
         values = json.loads(read_text(path, MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path}: not a readable {CONFIG} ({why})") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path}: not a readable {CONFIG} ({reason})", code="invalid-format") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-        raise UserError(f'{path}: there is no "model_type" in it, so it is not the config of a Hugging Face model')
+        raise UserError(f'{path}: not the config of a Hugging Face model: no "model_type"', code="invalid-format")
     for key, value in [*values.items(), *(item for v in values.values() if isinstance(v, dict) for item in v.items())]:
         most = MAX_REPEATED if "layer" in key or "expert" in key else MOST
         if isinstance(value, int) and abs(value) > most:
-            raise UserError(f"{path}: its {key} is beyond {most:,}; is this the config of a model?")
+            raise UserError(
+                f"{path}: its {key} is beyond {most:,}; is this the config of a model?", code="invalid-data", key=key
+            )
     return ConfigFile(path, values)
 
 
 def find_tokenizer_file(model: Any, data: Any) -> Path | None:
-    """The tokenizer.json that the run file names, or that lies beside the config; None where one must be learned."""
+    """Return the tokenizer.json that the run file names, or that beside the config; None if it is to be learned."""
     if data.tokenizer is not None:
         return Path(data.tokenizer)
     beside = read_config(model).path.with_name(TOKENIZER)
@@ -100,14 +111,13 @@ def find_tokenizer_file(model: Any, data: Any) -> Path | None:
         return beside
     if model.init_from is not None and model.init_from.is_dir():
         raise UserError(
-            f"model.init_from={model.init_from}: there is no {TOKENIZER} in it, and other kinds are not read; "
+            f"model.init_from={model.init_from}: it has no {TOKENIZER}, and other kinds are not supported; "
             "type  data.tokenizer=FILE  or write one in Python:  "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+            code="not-found",
+            key="data.tokenizer",
         )
     return None
-
-
-Corpus = TokenStreams | LabelledCorpus
 
 
 class FramedCorpus(LabelledCorpus):
@@ -117,13 +127,12 @@ class FramedCorpus(LabelledCorpus):
     framed = True
 
 
-def prepare_texts(spec: RunSpec, say: LogFn = lambda line: None) -> Corpus:
-    """From the cache, or built now."""
-    return _corpus_class(spec).prepare(_with_tokenizer(spec), say)
+def prepare_texts(spec: RunSpec, log: LogFn = ignore_log, verify: bool = True) -> Corpus:
+    """Return the tokenised texts from the cache, or build them; `verify` as for `TokenisedCorpus.prepare`."""
+    return _corpus_class(spec).prepare(_with_tokenizer(spec), log, verify)
 
 
 def find_cached_texts(spec: RunSpec) -> Corpus | None:
-    """If it is in the cache; nothing is built."""
     return _corpus_class(spec).cached(_with_tokenizer(spec))
 
 
@@ -134,17 +143,21 @@ def _corpus_class(spec: RunSpec) -> type[TokenStreams] | type[FramedCorpus]:
         if data.source in LABELLED:
             raise UserError(
                 f"data.source={data.source} has texts with labels, and model.task=causal_lm reads text or docstrings; "
-                "type  model.task=sequence_classification  or  data.source=text"
+                "type  model.task=sequence_classification  or  data.source=text",
+                code="conflict",
+                key="data.source",
             )
         return TokenStreams
     if data.source == "text":
         raise UserError(
             "data.source=text has no labels, which model.task=sequence_classification needs; "
-            f"use one of docstrings, {', '.join(LABELLED)}"
+            f"use one of docstrings, {', '.join(LABELLED)}",
+            code="conflict",
+            key="data.source",
         )
     return FramedCorpus
 
 
 def _with_tokenizer(spec: RunSpec) -> Any:
-    """The section `data` with the tokeniser that the model's folder has."""
+    """Return the section `data` with the tokenizer of the model's folder."""
     return spec.data.model_copy(update={"tokenizer": find_tokenizer_file(spec.model, spec.data)})

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config import RunSpec
-from paceline.data.corpora import tokenizer
 from paceline.data.corpora.labelled import LabelledCorpus, Tokens
-from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, load_tokenizer
+from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
 from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.io.files import write_atomic
@@ -126,15 +125,15 @@ class TransformersModel(Workload):
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // length)
         self.score = "accuracy" if self.classifies else "-loss"  # type: ignore[misc]
 
-    def prepare(self, say: LogFn) -> None:
+    def prepare(self, log: LogFn) -> None:
         config = self._plain_config()
-        self.corpus = model_files.prepare_texts(self.spec, say)
+        self.corpus = model_files.prepare_texts(self.spec, log)
         self._check_sizes()
         if not self.classifies and make_causal(config):
-            say(f"model: {config.model_type} reads both ways; as causal_lm a token sees those before it (is_decoder)")
+            log(f"model: {config.model_type} reads both ways; as causal_lm a token sees those before it (is_decoder)")
         if (drops := find_dropouts(config)) and not self.section.dropout:
             named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
-            say(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
+            log(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint
@@ -155,7 +154,7 @@ class TransformersModel(Workload):
 
     @cached_property
     def corpus(self) -> corpus.Corpus:
-        return model_files.prepare_texts(self.spec)
+        return model_files.prepare_texts(self.spec, verify=False)  # `prepare` has verified it, for all ranks
 
     def _plain_config(self) -> Any:
         return build_config(read_config(self.section, self.kept))
@@ -288,7 +287,7 @@ class TransformersModel(Workload):
                 "predict names classes, and model.task=causal_lm has none; to generate text, write the model for "
                 "transformers with  paceline export RUN --out FOLDER"
             )
-        found = tokenizer.encode_texts(*self._tokenizer, [str(text) for text in inputs], framed=True)
+        found = encode_texts(*self._tokenizer, [str(text) for text in inputs], framed=True)
         texts = np.split(found.ids.astype(np.int64), np.cumsum(found.lengths)[:-1])
         return pad_texts(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
 

@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from paceline.data.cache import (
     ArrayWriter,
     DamagedEntry,
     add_seal,
-    create_entry,
     describe_array,
-    lock_entry,
+    ignore_log,
     map_array,
+    prepare_entry,
     read_facts,
     verify_entry,
     write_synced,
@@ -110,26 +111,22 @@ class PreparedTable:
         return split.X, split.weights
 
 
-def prepare_table(data: TreesData, say: LogFn) -> PreparedTable:
+def prepare_table(data: TreesData, say: LogFn, verify: bool = True) -> PreparedTable:
     """The table of a run file, from the cache if it was read before."""
     entry = data.cache.expanduser() / "trees" / _name_of(data)
-    if (found := _read(entry, say)) is not None:
-        return found
-    with lock_entry(entry, say):
-        if (found := _read(entry)) is None:
-            train, test = open_tables(data)
-            say(f"reading {train.name}")
-            with create_entry(entry) as folder:
-                _build(folder, data, train, test)
-            found = _read(entry)
-    assert found is not None
-    return found
+
+    def build(folder: Path) -> None:
+        train, test = open_tables(data)
+        say(f"reading {train.name}")
+        _build(folder, data, train, test)
+
+    return prepare_entry(entry, partial(_read, entry), build, say, verify)
 
 
 def find_cached_table(data: TreesData, whole: bool = True) -> PreparedTable | None:
     """The same, if it is in the cache; nothing is read or written otherwise. `whole` makes sure of its numbers."""
     try:
-        return _read(data.cache.expanduser() / "trees" / _name_of(data), whole=whole)
+        return _read(data.cache.expanduser() / "trees" / _name_of(data), verify=whole)
     except UserError:
         return None
 
@@ -162,13 +159,13 @@ def _name_of(data: TreesData) -> str:
     return hashlib.sha256(json.dumps([asked, described], sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _read(entry: Path, say: LogFn = lambda line: None, whole: bool = True) -> PreparedTable | None:
+def _read(entry: Path, say: LogFn = ignore_log, verify: bool = True) -> PreparedTable | None:
     if not entry.exists():
         return None
     try:
         values = read_facts(entry / FACTS)
         files = values.pop("files")
-        if whole:
+        if verify:
             verify_entry(entry, files)
         return PreparedTable(entry, parse_table_facts(values))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, DamagedEntry) as damage:

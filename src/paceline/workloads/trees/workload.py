@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import Train
+from paceline.data.cache import ignore_log
 from paceline.errors import UserError
 from paceline.launch.environment import SINGLE_RANK, detect_rank
 from paceline.layout import Layout
@@ -148,19 +149,19 @@ class Trees(PassWorkload):
 
     @cached_property
     def table(self) -> PreparedTable:
-        return prepare_table(self._data, self._say)
+        return prepare_table(self._data, ignore_log, verify=False)  # `prepare` has verified it, for all ranks
 
     @property
     def target(self) -> TreeTarget:
         return choose_target(self._model.objective, self._data.label, self.table.facts)
 
     def prepare(self, say: LogFn) -> None:
-        self._say = say
         load_library(self._model.library)
         train = self.spec.train
         _refuse_gradients(train)
         if not train.steps and not train.epochs:
             raise UserError("how many rounds? give their number as  train.steps=200")
+        self.table = prepare_table(self._data, say)
         target, facts = self.target, self.table.facts
         if self.spec.parallel.ranks > facts.rows:
             raise UserError(f"parallel.ranks={self.spec.parallel.ranks}: there are {facts.rows} rows; use fewer ranks")
@@ -184,8 +185,6 @@ class Trees(PassWorkload):
                     f"{wrong} and data.query: XGBoost weighs the queries of each rank by themselves; leave {wrong} "
                     "out, or use  model.library=lightgbm"
                 )
-
-    _say: LogFn = staticmethod(lambda text: None)
 
     def sample_count(self) -> int:
         return self.table.facts.rows

@@ -1,6 +1,6 @@
 """Prepared images and masks: memory-mapped bytes, found in the cache by the hash of their content and settings.
 
-Images may differ in size. Those of a split lie end to end, and so do its masks.
+Images may differ in size. Those of a split are concatenated, and so are its masks.
 """
 
 from __future__ import annotations
@@ -8,19 +8,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data import cache
-from paceline.data.cache import ArrayWriter, LogFn, map_array, write_synced
+from paceline.data.cache import (
+    ArrayWriter,
+    DamagedEntry,
+    add_seal,
+    map_array,
+    prepare_entry,
+    read_facts,
+    verify_entry,
+    write_synced,
+)
 from paceline.errors import UserError
+from paceline.workload import LogFn
 
 FORMAT = 1
+META = "meta.json"
 IGNORED = 255
-"""In a mask: a pixel that counts nothing."""
+"""Label of a pixel that does not count."""
 SPLITS = ("train", "test")
 ARRAYS = ("images", "masks", "sizes")
 
@@ -30,14 +41,14 @@ ImagePair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 @dataclass(frozen=True)
 class ImageKind:
-    """What a model must know of its images."""
+    """Channels and classes of the images of a model."""
 
     channels: int
     classes: tuple[str, ...]
 
 
 class PairSource(Protocol):
-    """Where pairs come from. What `channels` and `classes` say is known once all pairs were read."""
+    """A source of image pairs. Its `channels` and `classes` may be known only once all pairs are read."""
 
     channels: int
     classes: tuple[str, ...]
@@ -49,7 +60,7 @@ class PairSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
-    """One split. Read-only."""
+    """One split, read-only: images and masks concatenated."""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.uint8]
@@ -82,46 +93,33 @@ class ImageCorpus:
         return open_image_corpus, (self.folder,)  # another process maps the same files instead of copying them
 
 
-def prepare_images(source: PairSource, name: str, place: Path, say: LogFn) -> ImageCorpus:
-    """The corpus of a source: from the cache, or built now."""
+def prepare_images(source: PairSource, name: str, cache: Path, log: LogFn, verify: bool = True) -> ImageCorpus:
+    """Return the corpus of a source from the cache, or build it; `verify` as for `TokenisedCorpus.prepare`."""
     fingerprint = source.fingerprint()
-    folder = place.expanduser().absolute() / f"images-{name}-{fingerprint[:16]}"
-    if (found := _find(folder, say)) is not None:
-        return found
-    with cache.lock_entry(folder, say):
-        if (found := _find(folder)) is not None:  # whoever held the lock before may have built it
-            return found
-        with cache.create_entry(folder) as new:
-            _build(source, fingerprint, new, say)
-        return open_image_corpus(folder)
+    folder = cache.expanduser().absolute() / f"images-{name}-{fingerprint[:16]}"
+    return prepare_entry(folder, partial(_find, folder), lambda new: _build(source, fingerprint, new, log), log, verify)
 
 
-def _find(folder: Path, say: LogFn = lambda line: None) -> ImageCorpus | None:
-    """None where there is nothing, or nothing whole."""
+def _find(folder: Path, log: LogFn, verify: bool) -> ImageCorpus | None:
     if not folder.exists():
         return None
     try:
         corpus = open_image_corpus(folder)
-        cache.verify_entry(folder, _read_meta(folder)["files"])
+        if verify:
+            verify_entry(folder, read_facts(folder / META)["files"])
         return corpus
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, cache.DamagedEntry) as damage:
-        say(f"images: the cached {folder} is damaged ({damage}); preparing it again")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedEntry) as damage:
+        log(f"images: the cached {folder} is damaged ({damage}); preparing it again")
     return None
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
-    return cache.read_facts(folder / "meta.json")
-
-
 def open_image_corpus(folder: Path) -> ImageCorpus:
-    meta = _read_meta(folder)
-    if type(meta["channels"]) is not int or not all(isinstance(name, str) for name in meta["classes"]):
-        raise ValueError("its values are not those of images")
+    meta = read_facts(folder / META)
     if meta["format"] != FORMAT:
-        raise ValueError(f"format {meta['format']}")
+        raise DamagedEntry(f"format {meta['format']}")
     for name, facts in meta["files"].items():
         if (folder / name).stat().st_size != facts["bytes"]:
-            raise ValueError(f"{name} is not whole")
+            raise DamagedEntry(f"{name} has another size")
     splits = {}
     for split in SPLITS:
         pixels, labels, sizes = (map_array(folder / f"{split}.{name}.npy") for name in ARRAYS)
@@ -131,7 +129,7 @@ def open_image_corpus(folder: Path) -> ImageCorpus:
     return ImageCorpus(folder, meta["fingerprint"], meta["channels"], tuple(meta["classes"]), **splits)
 
 
-def _build(source: PairSource, fingerprint: str, folder: Path, say: LogFn) -> None:
+def _build(source: PairSource, fingerprint: str, folder: Path, log: LogFn) -> None:
     files: dict[str, Any] = {}
     counts = []
     for split in SPLITS:
@@ -146,7 +144,11 @@ def _build(source: PairSource, fingerprint: str, folder: Path, say: LogFn) -> No
                 masks.append(mask.reshape(-1))
                 sizes.append(np.array(mask.shape))
         if not sizes.length:
-            raise UserError(f"the {split} split has no images; give more of them, or another data.test_fraction")
+            raise UserError(
+                f"the {split} split has no images; give more of them, or another data.test_fraction",
+                code="invalid-data",
+                key="data.test_fraction",
+            )
         counts.append(f"{sizes.length // 2:,} {'training' if split == 'train' else 'test'}")
         files |= {writer.path.name: writer.facts for writer in (images, masks, sizes)}
     meta = {
@@ -156,5 +158,5 @@ def _build(source: PairSource, fingerprint: str, folder: Path, say: LogFn) -> No
         "classes": list(source.classes),
         "files": files,
     }
-    write_synced(folder / "meta.json", json.dumps(cache.add_seal(meta), indent=1).encode())
-    say(f"images: {' and '.join(counts)} images in {len(source.classes)} classes prepared")
+    write_synced(folder / META, json.dumps(add_seal(meta), indent=1).encode())
+    log(f"images: {' and '.join(counts)} images in {len(source.classes)} classes prepared")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.config import RunSpec
+from paceline.data.cache import ignore_log
 from paceline.errors import UserError
 from paceline.inference.export import write_standalone
 from paceline.io.files import read_json, validate_fields, write_json
@@ -58,15 +59,12 @@ class Segmentation(Workload):
     def images(self) -> ImageData:
         return cast(ImageData, self.spec.data)
 
-    def prepare(self, say: LogFn) -> None:
-        self.corpus = self._prepared(say)
+    def prepare(self, log: LogFn) -> None:
+        self.corpus = prepare_images(self._source(), self.images.source, self.images.cache, log)
 
     @cached_property
-    def corpus(self) -> ImageCorpus:
-        return self._prepared(lambda text: None)
-
-    def _prepared(self, say: LogFn) -> ImageCorpus:
-        return prepare_images(self._source(), self.images.source, self.images.cache, say)
+    def corpus(self) -> ImageCorpus:  # `prepare` has verified it, for all ranks
+        return prepare_images(self._source(), self.images.source, self.images.cache, ignore_log, verify=False)
 
     def _source(self) -> SceneSource | FolderSource:
         return SceneSource(self.images) if self.images.source == "scenes" else FolderSource(self.images)

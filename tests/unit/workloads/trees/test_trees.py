@@ -269,7 +269,7 @@ def test_a_damaged_table_in_the_cache_is_read_again(spec):
     (folder / "train.X.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
     said = []
     prepare_table(wanted.data, said.append)
-    assert "damaged (train.X.npy is not what was written there" in said[0]
+    assert "damaged (train.X.npy was changed" in said[0]
     assert (folder / "train.X.npy").read_bytes() == content
 
 
