@@ -17,6 +17,7 @@ from paceline.config import RunSpec
 from paceline.launch.environment import detect_rank
 from paceline.launch.process_group import join_ranks
 from paceline.launch.signals import StopRequest
+from paceline.layout import layout_of
 from paceline.runlog.events import EventWriter, read_steps
 from paceline.trainer.checkpoint.writer import CheckpointWriter
 from paceline.trainer.context import RunContext
@@ -37,7 +38,7 @@ def compare_steps(spec: RunSpec, out: str, rounds: int) -> tuple[float, float]:
         EventWriter(events_file) as events,
         closing(CheckpointWriter(folder / "checkpoints", 1)) as checkpoints,
     ):
-        context = RunContext(spec, place, device, folder, events, checkpoints, StopRequest())
+        context = RunContext(spec, layout_of(spec), place, device, folder, events, checkpoints, StopRequest())
         job = build_gradient_job(context, build_workload(spec))
         job.workload.data = lambda split: None  # type: ignore[method-assign]  # no evaluation between the blocks
         step = hand_written(job)

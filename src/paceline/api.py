@@ -17,7 +17,8 @@ from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.hardware.catalogue import parse_cluster
 from paceline.io.format import duration, format_metrics, number
 from paceline.io.tabular import Tabular
-from paceline.launch.environment import RankInfo, detect_rank
+from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
+from paceline.layout import Layout, layout_of
 from paceline.planner.advice import suggest_memory_savings
 from paceline.planner.plan import apply_plan
 from paceline.runlog.events import RunStatus
@@ -47,6 +48,8 @@ class RunResult(Tabular):
 
     path: Path
     summary: Summary
+    launched: bool = False
+    """Whether a launcher has started this process as one of several ranks, each of which has the result."""
 
     @property
     def headline(self) -> str:
@@ -102,11 +105,11 @@ def train(
     spec = resolve_spec(spec)
     if start is not None:
         spec = spec.replace({"model.init_from": str(start)})
-    rank = detect_rank(os.environ)
-    spec = resolve_parallel(spec, rank)
+    rank_info = detect_rank(os.environ)
+    spec = resolve_parallel(spec, rank_info)
     request = _Request(spec, Path(out), None if resume is None else Path(resume), again, changed_code, show)
     try:
-        return request.train_here() if rank is None else request.train_as_rank(rank)
+        return request.train_here() if rank_info is None else request.train_as_rank(rank_info)
     except OutOfMemory as error:
         if savings := suggest_memory_savings(spec):
             first, *rest = str(error).split("\n")
@@ -122,17 +125,11 @@ def resume(run: str | Path, overrides: Any = (), *, changed_code: bool = False, 
     return train(build_resumed_spec(run, overrides), resume=run, changed_code=changed_code, show=show)
 
 
-def is_rank() -> bool:
-    """Return whether a launcher has started this process as one of several."""
-    rank = detect_rank(os.environ)
-    return rank is not None and rank.world > 1
-
-
-def resolve_parallel(spec: RunSpec, rank: RankInfo | None) -> RunSpec:
+def resolve_parallel(spec: RunSpec, rank_info: RankInfo | None) -> RunSpec:
     """Write out the layout: the plan's for `parallel: auto` on a named cluster, and the launcher's number of ranks."""
-    chosen = apply_plan(spec, None if rank is None else rank.world)
-    if rank is not None:
-        return fit_to_launcher(chosen, rank)
+    chosen = apply_plan(spec, None if rank_info is None else rank_info.world)
+    if rank_info is not None:
+        return fit_to_launcher(chosen, rank_info)
     if chosen is not spec:
         _check_devices(chosen)
     return chosen
@@ -164,36 +161,37 @@ class _Request:
     changed_code: bool
     show: bool
 
-    def train_as_rank(self, rank: RankInfo) -> RunResult:
+    def train_as_rank(self, rank_info: RankInfo) -> RunResult:
         """Train as one of the ranks that a launcher has started."""
-        log = log_line if self.show and rank.rank == 0 else ignore_line
-        spec, finished = self._find_progress(log)
+        log = log_line if self.show and rank_info.rank == 0 else ignore_line
+        launched = rank_info.world > 1
+        spec, layout, finished = self._find_progress(log)
         if finished is not None:
-            return finished
+            return RunResult(*finished, launched)
         with translate_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
             workload = build_workload(spec)
             workload.prepare(log)
 
         def open_folder(log: LogFn) -> RunDir:  # by the main rank alone: others may not see yet what it sees
-            return self._open_run(spec, self._find_folder(), log, workload)[0]
+            return self._open_run(spec, layout, self._find_folder(), log, workload)[0]
 
         try:
-            return RunResult(*run_rank(spec, self.show, open_folder, workload))
+            return RunResult(*run_rank(spec, layout, self.show, open_folder, workload, rank_info), launched)
         except OutOfMemory as error:
             if self.again and (folder := self._find_folder()) is not None:
-                record_retry(RunDir(folder), spec, error)
+                record_retry(RunDir(folder), spec, layout, error)
             raise
 
     def train_here(self) -> RunResult:
         """Start the ranks and wait for them."""
         log = log_line if self.show else ignore_line
-        spec, finished = self._find_progress(log)
+        spec, layout, finished = self._find_progress(log)
         if finished is not None:
-            return finished
+            return RunResult(*finished)
         folder = self._find_folder()
-        run, workload = self._open_run(spec, folder, log)
+        run, workload = self._open_run(spec, layout, folder, log)
         try:
-            return RunResult(*_train_with_retries(spec, self.show, run, workload))
+            return RunResult(*_train_with_retries(spec, layout, self.show, run, workload))
         except UserError:
             if folder is None:
                 remove_run(run)
@@ -208,40 +206,47 @@ class _Request:
         run = RunDir(self.out / self.spec.name)
         return run.path if self.again and self.resume is None and run.spec_file.is_file() else self.resume
 
-    def _find_progress(self, log: LogFn) -> tuple[RunSpec, RunResult | None]:
-        """Return the spec as an earlier attempt left it and, if nothing is left to do, the result."""
+    def _find_progress(self, log: LogFn) -> tuple[RunSpec, Layout, tuple[Path, Summary] | None]:
+        """Return the spec as an earlier attempt left it, its layout and, if the run is finished, (folder, summary)."""
+        layout = layout_of(self.spec)
         folder = self._find_folder() if self.again else None
         if folder is None:
-            return self.spec, None
+            return self.spec, layout, None
         if (summary := find_finished_summary(RunDir.open(folder), self.spec)) is not None:
             log(f"{folder} is finished: nothing is left to do")
-            return self.spec, RunResult(folder, summary)
-        return apply_recorded_retry(RunDir(folder), self.spec), None
+            return self.spec, layout, (folder, summary)
+        spec = apply_recorded_retry(RunDir(folder), self.spec, layout)
+        return spec, layout if spec is self.spec else layout_of(spec), None
 
     def _open_run(
-        self, spec: RunSpec, folder: Path | None, log: LogFn, workload: Any = None
+        self, spec: RunSpec, layout: Layout, folder: Path | None, log: LogFn, workload: Any = None
     ) -> tuple[RunDir, BaseWorkload]:
-        return open_run(spec, self.out, folder, log, workload, exactly=self.again, changed_code=self.changed_code)
+        how = {"exactly": self.again, "changed_code": self.changed_code}
+        return open_run(spec, layout, self.out, folder, log, workload, **how)
 
 
-def _train_with_retries(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
+def _train_with_retries(
+    spec: RunSpec, layout: Layout, show: bool, run: RunDir, workload: BaseWorkload | None
+) -> tuple[Path, Summary]:
     """Train on ranks that are started here; again in smaller passes, if `train.on_oom` says so and memory ran out."""
     try:
-        return _run_ranks(spec, show, run, workload)
+        return _run_ranks(spec, layout, show, run, workload)
     except OutOfMemory as error:
-        smaller = halve_micro_batch(spec, error)
+        smaller = halve_micro_batch(spec, layout, error)
         if smaller is None:
             raise
     prepare_retry(run, smaller, log_line if show else ignore_line)  # the error and what it referred to are gone by now
-    return _train_with_retries(smaller, show, run, None)
+    return _train_with_retries(smaller, layout_of(smaller), show, run, None)
 
 
-def _run_ranks(spec: RunSpec, show: bool, run: RunDir, workload: BaseWorkload | None) -> tuple[Path, Summary]:
-    if spec.parallel.ranks == 1 and spec.parallel.engine == "torch":  # other engines change their process for good
-        return run_rank(spec, show, run, workload)
+def _run_ranks(
+    spec: RunSpec, layout: Layout, show: bool, run: RunDir, workload: BaseWorkload | None
+) -> tuple[Path, Summary]:
+    if layout.ranks == 1 and spec.parallel.engine == "torch":  # other engines change their process for good
+        return run_rank(spec, layout, show, run, workload, SINGLE_RANK)
     from paceline.launch.hang_diagnosis import ProcessMonitor
     from paceline.launch.local import run_ranks
 
     preload = (*PRELOAD, *find_entry(spec.workload).preload)
     monitor = ProcessMonitor(run.heartbeats, spec.parallel.timeout_s)
-    return run_ranks(run_rank, (spec, show, run), spec.parallel.ranks, preload, monitor)[0]
+    return run_ranks(run_rank, (spec, layout, show, run), layout.ranks, preload, monitor)[0]

@@ -293,8 +293,8 @@ class Workload(BaseWorkload):
 class OwnLoop(Workload):
     """Work that has its loop itself, a script: it calls the run, and is not called by it."""
 
-    def drive(self, show: bool, folder: Any) -> tuple[Path, Any]:
-        """Be one rank from beginning to end; returns (run folder, summary). The rest as for `run_rank`."""
+    def drive(self, layout: Layout, rank_info: Any, show: bool, folder: Any) -> tuple[Path, Any]:
+        """Be one rank from beginning to end; return (run folder, summary). The arguments are those of `run_rank`."""
         raise NotImplementedError
 
 
@@ -307,6 +307,8 @@ class PassWorkload(BaseWorkload):
     """Passes between two checkpoints, where the run file does not say."""
     folder: Path | None = None
     """Of the run, once there is one."""
+    rank_info: Any = None
+    """The `RankInfo` of this process, once the ranks have joined."""
 
     def passes(self, device: Any) -> Passes:
         """This rank's part of the work, with the ranks joined already."""

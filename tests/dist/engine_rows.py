@@ -85,4 +85,4 @@ def _train_one(folder, spec, place, device):
             AcceleratorState._reset_state(reset_partial_state=True)  # one process has one, and here come several
             if device.type == "cpu" and accelerate_config.is_sharding(layout_of(spec)):
                 around.enter_context(as_on_cuda())
-        train_rank(RunDir(Path(folder)), spec, build_workload(spec), place, device, StopRequest())
+        train_rank(RunDir(Path(folder)), spec, layout_of(spec), build_workload(spec), place, device, StopRequest())

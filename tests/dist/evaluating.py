@@ -7,6 +7,7 @@ from pathlib import Path
 from paceline.launch.environment import SINGLE_RANK, detect_rank
 from paceline.launch.process_group import join_ranks
 from paceline.launch.signals import StopRequest
+from paceline.layout import layout_of
 from paceline.runlog.events import EventWriter
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.checkpoint.reader import find_newest
@@ -26,7 +27,7 @@ def evaluate_again(folder, spec, scratch):
         EventWriter(scratch / f"rank{place.rank}.jsonl") as events,
         closing(CheckpointWriter(scratch, 1)) as checkpoints,
     ):
-        context = RunContext(spec, place, device, scratch, events, checkpoints, StopRequest())
+        context = RunContext(spec, layout_of(spec), place, device, scratch, events, checkpoints, StopRequest())
         job = build_gradient_job(context, build_workload(spec))
         job.restore(find_newest(RunDir(Path(folder)).checkpoints, print))
         assert job.state.step > 0

@@ -9,6 +9,7 @@ import torch
 from paceline.launch.environment import SINGLE_RANK, detect_rank
 from paceline.launch.process_group import join_ranks
 from paceline.launch.signals import StopRequest
+from paceline.layout import layout_of
 from paceline.runlog.events import EventWriter
 from paceline.trainer.checkpoint.writer import CheckpointWriter
 from paceline.trainer.context import RunContext
@@ -18,7 +19,7 @@ from paceline.workload import build_workload
 
 
 def job_of(spec, place, device, events=None, checkpoints=None, folder=Path()):
-    context = RunContext(spec, place, device, folder, events, checkpoints, StopRequest())
+    context = RunContext(spec, layout_of(spec), place, device, folder, events, checkpoints, StopRequest())
     return build_gradient_job(context, build_workload(spec))
 
 

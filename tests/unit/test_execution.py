@@ -7,6 +7,7 @@ import pytest
 
 from paceline.config import build_spec
 from paceline.config.registry import StepWork, Traits, find_entry
+from paceline.data.order import Order
 from paceline.execution import CPU, CUDA, NoGraphReason, Target, decide_execution, estimate_compiling
 from paceline.layout import layout_of
 from paceline.trainer.explain import describe_execution
@@ -72,7 +73,7 @@ def test_nothing_is_compiled_without_a_compiler_or_for_full_precision():
 
 def test_explain_weighs_the_recipe_of_the_classifier():
     spec = build_spec({"train": {"epochs": 6, "precision": "bf16"}, "data": {"source": "ag_news", "path": "nowhere"}})
-    cpu, cuda = describe_execution(spec, 46_387)
+    cpu, cuda = describe_execution(spec, layout_of(spec), Order.of(spec.train, 46_387))
     assert cpu == "on CPU cores a step is eager: there is no CUDA device"
     assert "not compiled and recorded as one CUDA graph (compiling takes about" in cuda
     assert find_entry("classifier").work(spec).moved_elements > 1e6
@@ -80,9 +81,9 @@ def test_explain_weighs_the_recipe_of_the_classifier():
 
 def test_explain_says_that_ranks_can_share_a_device():
     spec = build_spec({"parallel": {"ranks": 2, "backend": "gloo"}})
-    assert describe_execution(spec)[-1].startswith("of 2 ranks, those beyond the CUDA devices of a machine share them")
-    assert not any("share" in line for line in describe_execution(spec.replace({"parallel.backend": "auto"})))
-    assert not any("share" in line for line in describe_execution(spec.replace({"parallel.device": "cpu"})))
+    assert describe_execution(spec, layout_of(spec))[-1].startswith("of 2 ranks, those beyond")
+    for other in (spec.replace({"parallel.backend": "auto"}), spec.replace({"parallel.device": "cpu"})):
+        assert not any("share" in line for line in describe_execution(other, layout_of(other)))
 
 
 def test_what_trains_does_not_import_the_compiler():

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from paceline.config import load
+from paceline.data.order import Order
 from paceline.diagnostics import network_checks, system_checks
 from paceline.diagnostics.results import CheckContext
 from paceline.errors import PacelineError
 from paceline.launch.environment import RankInfo
 from paceline.launch.root_cause import describe_exit
+from paceline.layout import layout_of
 from paceline.trainer.explain import list_equations
 from paceline.trainer.run import fit_to_launcher
 
@@ -112,7 +114,7 @@ def test_another_number_of_ranks(tmp_path):
 
 
 def test_the_last_batch_is_smaller(small):
-    assert quoted(11)[0] in list_equations(small, 203)
+    assert quoted(11)[0] in list_equations(small, layout_of(small), Order.of(small.train, 203))
 
 
 def test_the_odd_version():

@@ -24,7 +24,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    from paceline.api import is_rank, train
+    from paceline.api import train
     from paceline.io.files import print_json, to_flat
     from paceline.trainer.run import build_follow_up_spec, build_resumed_spec
 
@@ -47,7 +47,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         again=arguments.resume_or_start,
         changed_code=arguments.changed_code,
     )
-    if arguments.json and not is_rank():
+    if arguments.json and not result.launched:
         print_json({"path": result.path, **to_flat(result.summary)})
     return 0 if result.status in ("finished", "stopped") else 1
 
@@ -65,7 +65,6 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
     recorded = None if arguments.data else find_recorded_spec(arguments.words)
     spec = recorded or load_spec(arguments.words, "explain")
-    samples, workload, from_data = None, None, list[str]()
     if arguments.data:
         from paceline.data.samples import count_samples
         from paceline.trainer.failures import translate_failures
@@ -75,9 +74,9 @@ def run_explain(arguments: argparse.Namespace) -> int:
             workload = build_workload(spec)
             workload.prepare(warn)
             samples = count_samples(workload)
-            from_data = [*explain.describe_evaluation(workload, samples), *explain.describe_groups(workload)]
-    step = [*explain.describe_execution(spec, samples), *explain.describe_network(spec)]
-    derived = [*explain.list_equations(spec, samples, workload), *from_data, *step]
+            derived = explain.derive_facts(spec, workload, samples)
+    else:
+        derived = explain.derive_facts(spec)
     if arguments.json:
         print_json({"values": explain.list_values(spec), "derived": derived})
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,14 +14,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.config import RunSpec
+from paceline.data.order import Order
 from paceline.data.samples import as_samples, load_training_samples
 from paceline.data.workers import start_workers
 from paceline.errors import RunFailed, UserError
 from paceline.execution import Execution, NoGraphReason
-from paceline.launch.environment import SINGLE_RANK, detect_rank
-from paceline.launch.process_group import broadcast_from_main, gather_objects, join_ranks
+from paceline.launch.environment import SINGLE_RANK, RankInfo
+from paceline.launch.process_group import broadcast_from_main, gather_objects
 from paceline.launch.signals import StopRequest
-from paceline.layout import layout_of
+from paceline.layout import Layout
 from paceline.parallel.parallelize import ModelSetup, parallelize
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
@@ -45,10 +45,9 @@ from paceline.trainer.checkpoint.reader import Stateful
 from paceline.trainer.evaluation import HeldOut, evaluate, use_evaluation_mode
 from paceline.trainer.init_from.match import WeightInitializer, build_initializer
 from paceline.trainer.optim.user_optimizer import take_over_optimizer
-from paceline.trainer.rank import RankSession, ignore_line, log_line, open_rank_session, resolve_device_kind
+from paceline.trainer.rank import RankSession, RunFolder, ignore_line, join_run, log_line, open_rank_session
 from paceline.trainer.setup import build_job_around, reject_contradictions
 from paceline.trainer.step.step import State, Step
-from paceline.workload import LogFn
 
 AUTO = "auto"
 """`data.workers` of a run file that leaves it to the script."""
@@ -59,16 +58,17 @@ class RankRunFactory:
     """What a script's `paceline.run()` becomes on one rank of a run."""
 
     spec: RunSpec
+    layout: Layout
+    rank_info: RankInfo
     show: bool
-    folder: RunDir | Callable[[LogFn], RunDir]
-    """As for `run_rank`."""
+    folder: RunFolder
     outcome: tuple[Path, Summary] | None = None
     used: bool = False
 
     def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
         here = {key: value for key, value, *_ in self.spec.fields()}
         lost = [f"{key}={value}" for key, value in overrides.items() if str(here.get(key)) != str(value)]
-        if lost and self.show and (detect_rank(os.environ) or SINGLE_RANK).rank == 0:
+        if lost and self.show and self.rank_info.rank == 0:
             log_line(
                 f"the script gives paceline.run {', '.join(lost)}: left aside, the run file and command line count"
             )
@@ -78,19 +78,13 @@ class RankRunFactory:
         """Join the other ranks, and be one of them until the script is through."""
         if self.used:
             raise UserError("paceline.run was called a second time; a script that paceline starts has one run")
-        self.used, spec, place = True, self.spec, detect_rank(os.environ) or SINGLE_RANK
-        parallel = spec.parallel
-        with (
-            StopRequest(impatient=place is SINGLE_RANK) as stop,
-            join_ranks(
-                place, resolve_device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend
-            ) as device,
-        ):
-            speak = log_line if self.show and place.rank == 0 else ignore_line
+        self.used, spec, rank_info = True, self.spec, self.rank_info
+        with StopRequest(impatient=rank_info is SINGLE_RANK) as stop, join_run(spec, rank_info) as device:
+            speak = log_line if self.show and rank_info.rank == 0 else ignore_line
             folder = self.folder
             run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(speak))
             self.folder = run
-            with open_rank_session(run, spec, place, device, stop, self.show) as work:
+            with open_rank_session(run, spec, self.layout, rank_info, device, stop, self.show) as work:
                 script = RankRun(work)
                 with script.held:
                     with _reject_exit(spec):
@@ -114,7 +108,7 @@ def _reject_exit(spec: RunSpec) -> Iterator[None]:
 class RankRun(ScriptRun):
     def __init__(self, work: RankSession) -> None:
         self.work, self.spec, self.device = work, work.context.spec, work.context.device
-        self.rank, self.ranks = work.context.place.rank, work.context.place.world
+        self.rank, self.ranks = work.context.rank_info.rank, work.context.rank_info.world
         self.held = ExitStack()
         """What a data set needs until the run ends: worker processes, batches that are made ahead."""
         self._step: Step | None = None
@@ -145,7 +139,7 @@ class RankRun(ScriptRun):
         reject_contradictions(workload, evaluates=True)
         names = {id(p): name for name, p in model.named_parameters()}
         timer = build_timer(self.device.type)
-        setup = ModelSetup(workload, spec, layout_of(spec), self.device, timer, self._execution)
+        setup = ModelSetup(workload, spec, context.layout, self.device, timer, self._execution)
         if (start := build_initializer(workload, context)) is not None:
             setup, self._start = replace(setup, begin=start), start
         wrapped = parallelize(setup)
@@ -187,16 +181,17 @@ class RankRun(ScriptRun):
         workload.collate = collate
         if workers is not None and getattr(self.spec.data, "workers", AUTO) == AUTO:
             workload.spec = self.spec.replace({"data.workers": workers}, "the script")
-        layout = layout_of(self.spec)
-        self.held.enter_context(start_workers(workload, context.place, -(-layout.global_batch // layout.data)))
+        layout = context.layout
+        self.held.enter_context(start_workers(workload, context.rank_info, -(-layout.global_batch // layout.data)))
         samples = load_training_samples(workload)
+        order = Order.of(self.spec.train, len(samples))
         before = self.work.run.start().get("samples")
         if before not in (None, len(samples)):
             raise UserError(
                 f"{self.work.run.path} was begun on {before} samples, and the script has {len(samples)} now; bring "
                 "them back, or start a new run"
             )
-        job = build_job_around(step, self._execution, context, samples, self._start)
+        job = build_job_around(step, self._execution, context, samples, order, self._start)
         notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._own_words()]
         job.facts = replace(job.facts, notes=notes, equations=lines)
         job.kept = self._kept
@@ -264,7 +259,7 @@ class RankRun(ScriptRun):
         return {name: fsum(rank[name] for rank in everyone) for name in sums}
 
     def share(self, dataset: Any) -> Any:
-        layout = layout_of(self.spec)
+        layout = self.work.context.layout
         return take_share(dataset, self.rank, self.ranks, together=not layout.plain and layout.strategy != "zero1")
 
     def keep(self, **things: Stateful) -> None:

@@ -17,7 +17,8 @@ from paceline.config.registry import is_script
 from paceline.config.run_file import read_yaml_file, set_nested
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.terminal import warn
-from paceline.launch.environment import RankInfo, detect_rank
+from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
+from paceline.layout import layout_of
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir, find_runs
 from paceline.runlog.summary import read_summary
@@ -25,6 +26,7 @@ from paceline.script.injected_run import get_injected_run
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.rank import ignore_line, log_line
 from paceline.trainer.run import open_run, remove_run, suggest_resume
+from paceline.workload import LogFn
 
 if TYPE_CHECKING:
     from paceline.script.api import ScriptRun
@@ -73,9 +75,13 @@ def _open_standalone(
     speak = log_line if show and (place is None or place.rank == 0) else ignore_line
     if place is None:
         _reject_ranks(spec, file, script)
-        start = RankRunFactory(spec, show, open_run(spec, out, resume, speak, changed_code=True)[0])
-    else:
-        start = RankRunFactory(spec, show, lambda speak: open_run(spec, out, resume, speak, changed_code=True)[0])
+    layout = layout_of(spec)
+
+    def open_folder(log: LogFn) -> RunDir:
+        return open_run(spec, layout, out, resume, log, changed_code=True)[0]
+
+    folder = open_folder(speak) if place is None else open_folder
+    start = RankRunFactory(spec, layout, place or SINGLE_RANK, show, folder)
     try:
         with start.opened() as found:
             yield found

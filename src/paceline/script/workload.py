@@ -90,10 +90,10 @@ class Script(OwnLoop):
         vars(self)["score"] = self.callback_state.get(SCORE) or ("-loss" if "loss" in numbers else first)
         return super().goodness(metrics)
 
-    def drive(self, show: bool, folder: Any) -> tuple[Path, Any]:
+    def drive(self, layout: Layout, rank_info: Any, show: bool, folder: Any) -> tuple[Path, Any]:
         from paceline.script.rank_run import RankRunFactory
 
-        start = RankRunFactory(self.spec, show, folder)
+        start = RankRunFactory(self.spec, layout, rank_info, show, folder)
         with nullcontext() if show else open(os.devnull, "w") as nobody, redirect_stdout(nobody or sys.stdout):
             execute_script(self.spec, start)
         if start.outcome is None:

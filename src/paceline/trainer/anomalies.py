@@ -49,7 +49,7 @@ class AnomalyDetector:
         self.look_at = time.monotonic() + LOOK_EVERY_S
 
     def step(self, event: Mapping[str, Any]) -> None:
-        place = self.context.place
+        place = self.context.rank_info
         self.busy.append(event["compute_s"] + event["data_s"])
         if place.rank == 0:
             self._loss(event["step"], event["loss"])
@@ -75,7 +75,7 @@ class AnomalyDetector:
 
     def _ranks(self, step: int, beats: list[Beat]) -> None:
         known = {beat.rank: beat for beat in beats if beat.busy_s > 0}
-        if len(known) < self.context.place.world:
+        if len(known) < self.context.rank_info.world:
             return
         for rank, beat in known.items():
             others = median(other.busy_s for other in known.values() if other.rank != rank)

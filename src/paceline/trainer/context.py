@@ -15,6 +15,7 @@ from paceline.config import RunSpec, Train
 from paceline.data.order import Order
 from paceline.launch.environment import RankInfo
 from paceline.launch.signals import StopRequest
+from paceline.layout import Layout
 from paceline.runlog.events import EventWriter, RunStatus
 from paceline.runlog.progress import PauseSchedule
 from paceline.trainer.checkpoint.reader import Checkpoint
@@ -28,7 +29,8 @@ class RunContext:
     """On one rank."""
 
     spec: RunSpec
-    place: RankInfo
+    layout: Layout
+    rank_info: RankInfo
     device: torch.device
     folder: Path
     """The run's: an engine keeps its configuration there, a fit its result."""
@@ -44,7 +46,7 @@ class RunContext:
 
     def event(self, kind: str, **values: Any) -> None:
         self.events.write(kind, **values)
-        if self.place.rank == 0:
+        if self.rank_info.rank == 0:
             self.shown({"kind": kind, **values})
 
 

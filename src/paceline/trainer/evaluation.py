@@ -66,7 +66,7 @@ def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
     has no chunk left repeats the first and does not count it.
     """
     workload, model, layout, device = job.workload, job.state.model.unwrapped, job.layout, job.context.device
-    data_rank, size = layout.data_rank(job.context.place.rank), workload.evaluation_chunk
+    data_rank, size = layout.data_rank(job.context.rank_info.rank), workload.evaluation_chunk
     chunks = ceil(len(held_out.ids) / size)
     mine = ChunkSums()
     rounds = range(data_rank, chunks if layout.plain else ceil(chunks / layout.data) * layout.data, layout.data)
@@ -174,7 +174,7 @@ def write_evaluation_pictures(job: GradientJob, held_out: HeldOut) -> None:
     batch = move_batch(held_out.samples.batch(ids, np.zeros_like(ids)), context.device)
     with use_evaluation_mode(model, context.spec.train.precision, context.device):
         found = workload.pictures(model, batch)
-    if context.place.rank == 0:
+    if context.rank_info.rank == 0:
         for name, picture in found.items():
             write_picture(RunDir(context.folder).pictures / f"{name}-{job.state.step:06d}.png", picture)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config import DEFAULT, RunSpec, Section
 from paceline.config.registry import RECORDED_ENTRY, is_script
@@ -12,31 +12,48 @@ from paceline.errors import join_names
 from paceline.execution import CPU, CUDA, decide_execution, estimate_compiling
 from paceline.launch import network
 from paceline.launch.environment import LOCALHOST, RankInfo, detect_rank
-from paceline.layout import layout_of
+from paceline.layout import Layout, layout_of
 from paceline.trainer.optim.schedule import count_warmup_samples, scale_lr
 from paceline.workload import BaseWorkload, Workload
+
+if TYPE_CHECKING:
+    from paceline.data.order import Order
 
 SHARED_DEVICE_NOTE = "they take turns, and messages go through host memory, with the same answer"
 USER_MODEL_NOTE = "samples have one shape and the model never waits for the device, and compiled, if that saves time"
 
 
-def list_equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | None = None) -> list[str]:
-    """The derived numbers, each as the equation that gives it; the workload may have a schedule of its own."""
-    train, layout = spec.train, layout_of(spec)
+def derive_facts(spec: RunSpec, workload: BaseWorkload | None = None, samples: int | None = None) -> list[str]:
+    """List what follows from the values of a run; the data add to it, if the workload and its samples are known."""
+    layout, order = layout_of(spec), None
+    if samples is not None:
+        from paceline.data.order import Order
+
+        order = Order.of(spec.train, samples)
+    lines = list_equations(spec, layout, order, workload)
+    if workload is not None and order is not None:
+        lines += [*describe_evaluation(workload, order), *describe_groups(workload)]
+    return [*lines, *describe_execution(spec, layout, order), *describe_network(spec)]
+
+
+def list_equations(
+    spec: RunSpec, layout: Layout, order: Order | None = None, workload: BaseWorkload | None = None
+) -> list[str]:
+    """List the derived numbers, each as the equation that gives it; a workload may have its own schedule."""
+    train = spec.train
     if spec.entry is RECORDED_ENTRY:
         return [f"{spec.workload} is not executed to look at a run: what follows from its code is not shown"]
     if not spec.entry.batched:
-        return [] if samples is None else [describe_sharing(samples, layout.ranks, "samples")]
+        return [] if order is None else [describe_sharing(order.samples, layout.ranks, "samples")]
     lines = [] if layout.plain else [layout.grid()]
     lines.append(layout.equation())
     if not is_script(spec.workload) or spec.origin("train.lr") != DEFAULT:  # else the script may have its own
         lines.append(scale_lr(train)[1])
-    if samples is None:
+    if order is None:
         return lines
-    from paceline.data.order import Order, total_steps
+    from paceline.data.order import total_steps
 
-    order = Order.of(train, samples)
-    steps = total_steps(train, order)
+    samples, steps = order.samples, total_steps(train, order)
     total = order.seen(steps)
     tail = samples - order.seen(order.steps_per_epoch - 1)
     last = "" if tail == train.global_batch else f", the last of {tail}"
@@ -58,7 +75,7 @@ def list_equations(spec: RunSpec, samples: int | None, workload: BaseWorkload | 
 
 
 def describe_groups(workload: BaseWorkload) -> list[str]:
-    """How many parameters each group has; the model is built, where there are groups."""
+    """Count the parameters of each group; the model is built if there are groups."""
     train = workload.spec.train
     if not isinstance(workload, Workload) or not (train.groups or workload.has("groups")):
         return []
@@ -67,37 +84,35 @@ def describe_groups(workload: BaseWorkload) -> list[str]:
     return list(resolve_groups(workload, train, workload.model()).words())
 
 
-def describe_evaluation(workload: BaseWorkload, samples: int) -> list[str]:
-    """How much of the held-out split is evaluated during a run."""
+def describe_evaluation(workload: BaseWorkload, order: Order) -> list[str]:
+    """Describe how much of the held-out split is evaluated during a run."""
     if not isinstance(workload, Workload):
         return []
-    from paceline.data.order import Order, describe_subset
+    from paceline.data.order import describe_subset
     from paceline.data.samples import samples_of
 
     held_out = samples_of(workload, "test")
     if held_out is None:
         return []
-    train = workload.spec.train
-    order = Order.of(train, samples)
-    return [describe_subset(train, order, len(held_out), workload.evaluation_chunk)]
+    return [describe_subset(workload.spec.train, order, len(held_out), workload.evaluation_chunk)]
 
 
-def describe_execution(spec: RunSpec, samples: int | None = None) -> list[str]:
-    """How a step runs and why, on the kinds of device that the run may be given."""
+def describe_execution(spec: RunSpec, layout: Layout, order: Order | None = None) -> list[str]:
+    """Describe how a step runs and why, on the kinds of device that the run may be given."""
     entry = spec.entry
     if entry is RECORDED_ENTRY or not entry.batched:
         return []
-    lines, layout = [], layout_of(spec)
+    lines = []
     if spec.parallel.device != "cuda":
         lines.append(f"on CPU cores a step is {decide_execution(spec.train, layout, CPU, entry.traits).words()}")
     if spec.parallel.device != "cpu":
         found = decide_execution(spec.train, layout, CUDA, entry.traits)
         weighs = found.compiled and spec.train.compile == "auto"
-        if weighs and (work := entry.work(spec, samples)) is not None:
-            weighed = estimate_compiling(work, _count_steps(spec, samples), layout)
+        if weighs and (work := entry.work(spec, order.samples if order is not None else None)) is not None:
+            weighed = estimate_compiling(work, _count_steps(spec, order), layout)
             found = decide_execution(spec.train, layout, CUDA, entry.traits, weighed)
         lines.append(f"on a CUDA device a step is {found.words()}")
-        if found.recorded and not entry.subject:  # a model of one's own is known when it has run
+        if found.recorded and not entry.subject:  # a user's model is known only when it has run
             lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {USER_MODEL_NOTE}"
         if spec.parallel.backend == "gloo" and layout.ranks > 1:
             lines.append(
@@ -107,24 +122,24 @@ def describe_execution(spec: RunSpec, samples: int | None = None) -> list[str]:
 
 
 def describe_network(spec: RunSpec) -> list[str]:
-    """What is chosen for the messages between ranks, and why: under a launcher, or of those that we would start."""
+    """Describe what is chosen for the messages between ranks, and why: under a launcher, or if Paceline starts them."""
     ranks = spec.parallel.ranks
-    place = detect_rank(os.environ) or RankInfo(0, ranks, 0, ranks, "paceline", LOCALHOST, 0)
-    if place.world == 1:
+    rank_info = detect_rank(os.environ) or RankInfo(0, ranks, 0, ranks, "paceline", LOCALHOST, 0)
+    if rank_info.world == 1:
         return []
     cuda = spec.parallel.device == "cuda" or (spec.parallel.device == "auto" and any(Path("/dev").glob("nvidia[0-9]")))
-    lines = [str(setting) for setting in network.choose_network_settings(place, os.environ, cuda)]
+    lines = [str(setting) for setting in network.choose_network_settings(rank_info, os.environ, cuda)]
     if cuda and (ports := network.list_active_infiniband()):
-        lines.append(f"{join_names(ports)} of InfiniBand or RoCE: NCCL uses them by itself")
+        lines.append(f"{join_names(ports)} of InfiniBand or RoCE: NCCL uses them without being told")
     return lines
 
 
-def _count_steps(spec: RunSpec, samples: int | None) -> int | None:
-    if spec.train.steps or samples is None:
+def _count_steps(spec: RunSpec, order: Order | None) -> int | None:
+    if spec.train.steps or order is None:
         return spec.train.steps
-    from paceline.data.order import Order, total_steps
+    from paceline.data.order import total_steps
 
-    return total_steps(spec.train, Order.of(spec.train, samples))
+    return total_steps(spec.train, order)
 
 
 def describe_sharing(samples: int, ranks: int, called: str) -> str:

@@ -386,7 +386,7 @@ class FitJob(Job):
         self.passes.close()
         self.context.checkpoints.wait()
         self.context.event("done", step=self.step, why=self.passes.end_words())
-        if self.context.place.rank == 0:
+        if self.context.rank_info.rank == 0:
             self.conclude()
         return RunStatus.FINISHED
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from paceline.config import RunSpec
 from paceline.config.registry import describe_error
@@ -25,7 +25,7 @@ from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
 from paceline.launch.hang_diagnosis import heartbeat_scope, name_silent_rank
 from paceline.launch.root_cause import is_secondary
 from paceline.launch.signals import StopRequest
-from paceline.layout import layout_of
+from paceline.layout import Layout
 from paceline.runlog.events import EventWriter, RunStatus, extract_metrics, read_events, read_steps, sum_wall_seconds
 from paceline.runlog.jobs import detect_scheduler_job
 from paceline.runlog.run_dir import RunDir
@@ -41,13 +41,15 @@ if TYPE_CHECKING:
     from paceline.trainer.context import Job, RunContext
 
 
-SEEN_S = 5.0
+VISIBLE_WITHIN_S = 5.0
 """For a file that one machine has written to be seen on another."""
+RunFolder: TypeAlias = RunDir | Callable[[LogFn], RunDir]
+"""The run's folder, or what the main rank must call to get one if no process before it has."""
 
 
 def log_line(text: str) -> None:
-    """The story of a run goes to standard output; standard error is for what went wrong."""
-    with suppress(OSError, ValueError):  # nobody listens any more: the run goes on
+    """Print the progress of a run to standard output; standard error is for errors."""
+    with suppress(OSError, ValueError):  # nobody reads it any more: the run continues
         terminal.print_text(text)
 
 
@@ -56,84 +58,90 @@ def ignore_line(text: str) -> None:
 
 
 def run_rank(
-    spec: RunSpec, show: bool, folder: RunDir | Callable[[LogFn], RunDir], workload: BaseWorkload | None = None
+    spec: RunSpec,
+    layout: Layout,
+    show: bool,
+    folder: RunFolder,
+    workload: BaseWorkload | None = None,
+    rank_info: RankInfo | None = None,
 ) -> tuple[Path, Summary]:
-    """Train as the rank that the environment says; returns (run folder, summary), the same on every rank.
+    """Train as one rank; return (run folder, summary), the same on every rank.
 
-    `folder` is the run's, or what the main rank must do to get one where no process before it was asked. `workload` is
-    that of the spec, where this process has built it already.
+    `workload` is that of the spec, if this process has built it; `rank_info` is read from the
+    environment in ranks that Paceline has started.
     """
-    from paceline.launch.process_group import broadcast_from_main, join_ranks
+    from paceline.launch.process_group import broadcast_from_main
 
-    place = detect_rank(os.environ) or SINGLE_RANK
+    rank_info = rank_info or detect_rank(os.environ) or SINGLE_RANK
     if isinstance(workload := workload or build_workload(spec), OwnLoop):
-        with translate_failures(spec), record_failure(folder, place):
-            return cast("tuple[Path, Summary]", workload.drive(show, folder))
-    with translate_failures(spec), StopRequest(impatient=place is SINGLE_RANK) as stop, ExitStack() as held:
-        parallel = spec.parallel
+        with translate_failures(spec), record_failure(folder, rank_info):
+            return cast("tuple[Path, Summary]", workload.drive(layout, rank_info, show, folder))
+    with translate_failures(spec), StopRequest(impatient=rank_info is SINGLE_RANK) as stop, ExitStack() as held:
         with (
-            heartbeat_scope(folder.heartbeats, place, parallel.timeout_s)
+            heartbeat_scope(folder.heartbeats, rank_info, spec.parallel.timeout_s)
             if isinstance(folder, RunDir)
             else nullcontext()
         ):
-            with record_failure(folder, place):
-                held.enter_context(_start_workers(workload, place))
-            together = join_ranks(
-                place, resolve_device_kind(spec), parallel.threads, parallel.timeout_s, parallel.backend
-            )
-            device = held.enter_context(together)
-        speak = log_line if show and place.rank == 0 else ignore_line
-        run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(speak))
-        return run.path, train_rank(run, spec, workload, place, device, stop, show)
+            with record_failure(folder, rank_info):
+                held.enter_context(_start_workers(workload, layout, rank_info))
+            device = held.enter_context(join_run(spec, rank_info))
+        log = log_line if show and rank_info.rank == 0 else ignore_line
+        run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(log))
+        return run.path, train_rank(run, spec, layout, workload, rank_info, device, stop, show)
 
 
-def resolve_device_kind(spec: RunSpec) -> Literal["cpu", "cuda"]:
+def join_run(spec: RunSpec, rank_info: RankInfo) -> AbstractContextManager[torch.device]:
+    """Join the other ranks on the kind of device that the run asks for."""
     import torch
 
-    if spec.parallel.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return spec.parallel.device
+    from paceline.launch.process_group import join_ranks
+
+    parallel = spec.parallel
+    kind: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    if parallel.device != "auto":
+        kind = parallel.device
+    return join_ranks(rank_info, kind, parallel.threads, parallel.timeout_s, parallel.backend)
 
 
 @contextmanager
-def record_failure(folder: RunDir | Callable[[LogFn], RunDir], place: RankInfo) -> Iterator[None]:
-    """A failure before there is a job, in the folder of the run if it has one."""
+def record_failure(folder: RunFolder, rank_info: RankInfo) -> Iterator[None]:
+    """Record a failure before there is a job in the folder of the run, if it has one."""
     try:
         yield
     except Exception as error:
-        if place.rank == 0 and isinstance(folder, RunDir):
+        if rank_info.rank == 0 and isinstance(folder, RunDir):
             with EventWriter(folder.events_file(0)) as events:
                 _note_failure(folder, events, None, error)
         raise
 
 
-def _start_workers(workload: BaseWorkload, place: RankInfo) -> AbstractContextManager[None]:
-    """The processes that make samples are forks of this one, and so must be there before its device and threads."""
+def _start_workers(workload: BaseWorkload, layout: Layout, rank_info: RankInfo) -> AbstractContextManager[None]:
+    """Fork the processes that make samples, before this one has a device and threads."""
     from paceline.data.workers import start_workers
 
     if not isinstance(workload, Workload):
         return nullcontext()
-    layout = layout_of(workload.spec)
-    return start_workers(workload, place, -(-layout.global_batch // layout.data))
+    return start_workers(workload, rank_info, -(-layout.global_batch // layout.data))
 
 
 def train_rank(
     run: RunDir,
     spec: RunSpec,
+    layout: Layout,
     workload: BaseWorkload,
-    place: RankInfo,
+    rank_info: RankInfo,
     device: torch.device,
     stop: StopRequest,
     show: bool = False,
 ) -> Summary:
-    """Go on with a run, or begin it, as one of its ranks, which have joined."""
+    """Start or resume a run as one of its ranks, which have joined."""
     from paceline.trainer.setup import build_job
 
-    with open_rank_session(run, spec, place, device, stop, show) as work:
-        job = build_job(work.context, workload)
-        if work.begin(job):
-            work.end(job.run())
-    return cast(Summary, work.summary)
+    with open_rank_session(run, spec, layout, rank_info, device, stop, show) as session:
+        job = build_job(session.context, workload)
+        if session.begin(job):
+            session.end(job.run())
+    return cast(Summary, session.summary)
 
 
 @dataclass
@@ -152,7 +160,7 @@ class RankSession:
 
     @property
     def main(self) -> bool:
-        return self.context.place.rank == 0
+        return self.context.rank_info.rank == 0
 
     @property
     def say(self) -> LogFn:
@@ -169,7 +177,7 @@ class RankSession:
             self.summary = _summarize_finished(run, job, self.say) if self.main else None
             return False
         first = 0 if context.checkpoint is None else context.checkpoint.step
-        again = first > 0 or any(read_events(run.events_file(context.place.rank), "start"))
+        again = first > 0 or any(read_events(run.events_file(context.rank_info.rank), "start"))
         _note_start(job, first, again, self.say)
         if self.main:
             _prepare_folder(run, context.spec, job, self.say)
@@ -195,55 +203,61 @@ class RankSession:
 
 @contextmanager
 def open_rank_session(
-    run: RunDir, spec: RunSpec, place: RankInfo, device: torch.device, stop: StopRequest, show: bool
+    run: RunDir,
+    spec: RunSpec,
+    layout: Layout,
+    rank_info: RankInfo,
+    device: torch.device,
+    stop: StopRequest,
+    show: bool,
 ) -> Iterator[RankSession]:
-    """The run's folder held and its record open; a failure is noted there, an end is shown."""
+    """Lock the run's folder and open its events; record a failure there, and print the end."""
     from paceline.launch.process_group import broadcast_from_main, raise_on_all
     from paceline.trainer.checkpoint.reader import find_newest
     from paceline.trainer.checkpoint.writer import CheckpointWriter
     from paceline.trainer.context import RunContext
 
-    main, speak = place.rank == 0, log_line if show and place.rank == 0 else ignore_line
+    main, log = rank_info.rank == 0, log_line if show and rank_info.rank == 0 else ignore_line
     full = spec.train.checkpoint_format == "full"
     with (
-        heartbeat_scope(run.heartbeats, place, spec.parallel.timeout_s) as beat,
-        run.lock(speak) if main else nullcontext(),
-        EventWriter(run.events_file(place.rank)) as events,
+        heartbeat_scope(run.heartbeats, rank_info, spec.parallel.timeout_s) as beat,
+        run.lock(log) if main else nullcontext(),
+        EventWriter(run.events_file(rank_info.rank)) as events,
         closing(CheckpointWriter(run.checkpoints, spec.train.keep, full)) as checkpoints,
     ):
-        work: RankSession | None = None
+        session: RankSession | None = None
         try:
-            raise_on_all(check_shared_folder(run, place))
-            checkpoint = broadcast_from_main(lambda: find_newest(run.checkpoints, speak))
-            context = RunContext(spec, place, device, run.path, events, checkpoints, stop, checkpoint, beat)
-            work = RankSession(run, context, show)
-            with work.held:
-                yield work
-            mine = work.summary
-            work.summary = broadcast_from_main(lambda: mine)
+            raise_on_all(check_shared_folder(run, rank_info))
+            checkpoint = broadcast_from_main(lambda: find_newest(run.checkpoints, log))
+            context = RunContext(spec, layout, rank_info, device, run.path, events, checkpoints, stop, checkpoint, beat)
+            session = RankSession(run, context, show)
+            with session.held:
+                yield session
+            mine = session.summary
+            session.summary = broadcast_from_main(lambda: mine)
             beat.remove()
         except Exception as error:
-            told = name_silent_rank(error, run.heartbeats, place)
+            cause = name_silent_rank(error, run.heartbeats, rank_info)
             beat("failed", None)
             with suppress(RunFailed):
                 checkpoints.wait()  # if it fails as well, then for the same reason
             if main:
-                _note_failure(run, events, work.job if work is not None else None, told)
-            if told is error:
+                _note_failure(run, events, session.job if session is not None else None, cause)
+            if cause is error:
                 raise
-            raise told from error
-    if show and work.ended:
-        _show_end(run, work.ended, speak)
+            raise cause from error
+    if show and session.ended:
+        _show_end(run, session.ended, log)
 
 
-def check_shared_folder(run: RunDir, place: RankInfo) -> RunFailed | None:
-    """What is wrong where this rank does not see the folder that the main one has made."""
-    deadline = time.monotonic() + SEEN_S  # network file systems take their time
+def check_shared_folder(run: RunDir, rank_info: RankInfo) -> RunFailed | None:
+    """Return what is wrong if this rank does not see the folder that the main one has made."""
+    deadline = time.monotonic() + VISIBLE_WITHIN_S  # network file systems take their time
     while not run.spec_file.is_file():
         if time.monotonic() > deadline:
             return RunFailed(
-                f"rank {place.rank} on {socket.gethostname()} does not see {run.spec_file.resolve()}: all ranks must "
-                "share the run folder; type  --out FOLDER  with one that every machine has, or mount it there"
+                f"rank {rank_info.rank} on {socket.gethostname()} does not see {run.spec_file.resolve()}: all ranks "
+                "must share the run folder; type  --out FOLDER  with one that every machine has, or mount it there"
             )
         time.sleep(0.1)
     return None
@@ -297,7 +311,7 @@ def _note_start(job: Job, first: int, again: bool, say: LogFn) -> None:
 
     from paceline.runlog.machine import describe_environment, describe_load, get_load
 
-    events, place, facts = job.context.events, job.context.place, job.facts
+    events, place, facts = job.context.events, job.context.rank_info, job.facts
     where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
     data = job.workload.fingerprint()
     where |= {"local_ranks": place.local_world, **detect_scheduler_job(os.environ)}

@@ -13,7 +13,7 @@ from paceline.config import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build_spec
 from paceline.config.registry import find_entry
 from paceline.errors import UserError
 from paceline.launch.environment import RankInfo
-from paceline.layout import LAYOUT_FIELDS, Layout, layout_of
+from paceline.layout import LAYOUT_FIELDS, Layout
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary, read_summary
@@ -112,6 +112,7 @@ def build_follow_up_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
 
 def open_run(
     spec: RunSpec,
+    layout: Layout,
     out: Path,
     resume: str | Path | None,
     say: LogFn,
@@ -126,7 +127,6 @@ def open_run(
     """
     from paceline.runlog.loggers import check_loggers
 
-    layout = layout_of(spec)
     if spec.parallel.device == "cuda":
         import torch
 

@@ -15,7 +15,6 @@ from paceline.data.samples import load_training_samples, traits_of
 from paceline.data.workers import describe_workers, list_worker_facts
 from paceline.errors import UserError
 from paceline.execution import Execution, NoGraphReason, decide_execution, estimate_compiling
-from paceline.layout import layout_of
 from paceline.nn.keras_backend import has_keras
 from paceline.parallel.compress import LOCAL_MODES
 from paceline.parallel.parallelize import ModelSetup, ParallelModel, detect_target, parallelize
@@ -48,21 +47,21 @@ def build_job(context: RunContext, workload: BaseWorkload) -> Job:
 
 
 def build_fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
-    workload.folder = context.folder
+    workload.folder, workload.rank_info = context.folder, context.rank_info
     passes = workload.passes(context.device)
     order = Order(passes.samples, passes.samples, context.spec.train.seed)
-    lines = passes.equations(context.place.world)
+    lines = passes.equations(context.rank_info.world)
     facts = JobFacts(order, passes.most, passes.parameters, "; ".join(lines), lines)
     return FitJob(context, workload, facts, passes)
 
 
 def build_gradient_job(context: RunContext, workload: Workload) -> GradientJob:
-    spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
+    spec, train, layout = context.spec, context.spec.train, context.layout
     samples = load_training_samples(workload)
     order = Order.of(train, len(samples))
     steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
     reject_contradictions(workload, evaluates=held_out is not None)
-    timer, execution = build_timer(context.device.type), _decide_execution(context, workload, samples)
+    timer, execution = build_timer(context.device.type), _decide_execution(context, workload, samples, steps)
     setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
     if (start := build_initializer(workload, context)) is not None:
         setup = replace(setup, begin=start, begins_whole=start.gives_all)
@@ -76,7 +75,7 @@ def build_gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     if execution.recorded and not execution.compiled:
         writer.start_import()
     step.notice = lambda text: context.event("notice", text=text)
-    return build_job_around(step, execution, context, samples, start, held_out)
+    return build_job_around(step, execution, context, samples, order, start, held_out)
 
 
 def build_job_around(
@@ -84,14 +83,14 @@ def build_job_around(
     execution: Execution,
     context: RunContext,
     samples: Samples,
+    order: Order,
     start: WeightInitializer | None,
     held_out: HeldOut | None = None,
 ) -> GradientJob:
-    """The job of a step that is there: its samples in their order, its length and its schedule."""
-    spec, train, layout, workload = context.spec, context.spec.train, layout_of(context.spec), step.workload
-    order = Order.of(train, len(samples))
+    """Build the job of an existing step: its samples in their order, its length and its schedule."""
+    spec, train, layout, workload = context.spec, context.spec.train, context.layout, step.workload
     steps, collate = total_steps(train, order), step.collate(samples, layout)
-    loader = Loader(samples, order, layout, layout.data_rank(context.place.rank), collate, step.at_once)
+    loader = Loader(samples, order, layout, layout.data_rank(context.rank_info.rank), collate, step.at_once)
     said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
     said += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])
     facts = JobFacts(
@@ -100,8 +99,8 @@ def build_job_around(
         step.state.model.parameters,
         layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}",
         [
-            *list_equations(spec, order.samples, workload),
-            *describe_evaluation(workload, order.samples),
+            *list_equations(spec, layout, order, workload),
+            *describe_evaluation(workload, order),
             *step.state.model.groups.words(),
             *([start.match.sentence()] if start is not None and start.match is not None else []),
             *describe_workers(samples),
@@ -116,23 +115,22 @@ def build_job_around(
 
 def _describe_shared_devices(context: RunContext) -> str:
     """Said where ranks have fewer CUDA devices than they are; srun and mpirun may show each rank another one."""
-    place, devices = context.place, torch.cuda.device_count() if context.device.type == "cuda" else 0
+    place, devices = context.rank_info, torch.cuda.device_count() if context.device.type == "cuda" else 0
     unknown = place.launcher in ("srun", "mpirun") and devices == 1
     if unknown or not 0 < devices < place.local_world:
         return ""
     return f"{place.local_world} ranks share {devices} CUDA device{'s' * (devices > 1)}: {SHARED_DEVICE_NOTE}"
 
 
-def _decide_execution(context: RunContext, workload: Workload, samples: Samples) -> Execution:
-    """What can be decided before there is a model."""
-    spec, train, layout = context.spec, context.spec.train, layout_of(context.spec)
+def _decide_execution(context: RunContext, workload: Workload, samples: Samples, steps: int) -> Execution:
+    """Decide how a step runs, as far as that is known before there is a model."""
+    spec, train, layout = context.spec, context.spec.train, context.layout
     if spec.parallel.engine != "torch":
         return Execution(compiled_layers=train.compile == "on", reason=NoGraphReason.OTHER_ENGINE)
     target = detect_target(context.device)
     if target.kind == "cpu":
         return decide_execution(train, layout, target, Traits(workload.compile_layers))
     work = find_entry(spec.workload).work(spec, len(samples)) if train.compile == "auto" else None
-    steps = total_steps(train, Order.of(train, len(samples)))
     weighed = estimate_compiling(work, steps, layout) if work else None
     return decide_execution(train, layout, target, traits_of(workload, samples), weighed)
 

@@ -15,6 +15,7 @@ from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.launch.environment import SINGLE_RANK
 from paceline.launch.signals import StopRequest
+from paceline.layout import layout_of
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.context import RunContext
@@ -74,7 +75,7 @@ def spec_of(kind=Two, **fields):
 def begun(folder, kind=Two, **fields):
     """A job of one rank that has not made a step, and what was matched."""
     spec = spec_of(kind, **fields)
-    context = RunContext(spec, SINGLE_RANK, torch.device("cpu"), folder, None, None, StopRequest())
+    context = RunContext(spec, layout_of(spec), SINGLE_RANK, torch.device("cpu"), folder, None, None, StopRequest())
     job = build_gradient_job(context, build_workload(spec))
     return job.state.model.net, job.facts
 

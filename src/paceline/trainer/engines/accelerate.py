@@ -37,7 +37,7 @@ LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
 def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:
     """Gradients are summed where Accelerate would take their mean."""
-    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
+    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.rank_info
     model, groups = prepare_model(setup)
     model = model.to(device)
     parameters, blocks = count_parameters(model), workload.blocks(model)

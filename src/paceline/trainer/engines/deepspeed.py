@@ -41,7 +41,7 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_in
 
 def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
     """The model is built as for one rank; DeepSpeed divides it."""
-    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.place
+    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.rank_info
     if workload.has("optimizer"):
         raise UserError("workload: DeepSpeed takes no optimiser of the workload's own; use parallel.engine=torch")
     model, groups = prepare_model(setup)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from paceline.config import Train
 from paceline.data.cache import ignore_log
 from paceline.errors import UserError
-from paceline.launch.environment import SINGLE_RANK, detect_rank
+from paceline.launch.environment import SINGLE_RANK
 from paceline.layout import Layout
 from paceline.trainer.explain import describe_sharing
 from paceline.trainer.passes import FitEnd
@@ -216,7 +215,7 @@ class Trees(PassWorkload):
             table=self.table,
             target=self.target,
             seed=spec.train.seed,
-            place=detect_rank(os.environ) or SINGLE_RANK,
+            place=self.rank_info or SINGLE_RANK,
             threads=torch.get_num_threads(),
             timeout_s=spec.parallel.timeout_s,
             device=_device(self._model.library, device, spec.parallel.device == "cuda"),

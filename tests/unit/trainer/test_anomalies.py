@@ -19,7 +19,7 @@ def main(tmp_path):
     place = RankInfo(0, 3, 0, 3, "paceline", "127.0.0.1", 1)
     run = RunDir(tmp_path)
     with EventWriter(run.events_file(0)) as events, Heartbeat(run.heartbeats, place, 300.0) as beat:
-        context = SimpleNamespace(folder=tmp_path, place=place, beat=beat, event=events.write)
+        context = SimpleNamespace(folder=tmp_path, rank_info=place, beat=beat, event=events.write)
         yield AnomalyDetector(context), lambda: list(read_events(run.events_file(0), "notice"))
 
 
