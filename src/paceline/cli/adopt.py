@@ -1,4 +1,4 @@
-"""The verb `adopt` as a command: files in, a table and a run file out."""
+"""The command `paceline adopt`: files of other tools in, a table and a run file out."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from paceline.io.escape import to_one_line
 from paceline.io.files import print_json
 from paceline.io.terminal import build_console
 
-LONGEST = 40
+MAX_VALUE_CHARS = 40
 
 
 def add_adopt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="configurations, job scripts, scripts")
     parser.add_argument(
-        "--command", dest="line", default="", metavar="'torchrun …'", help="or after --: what starts it"
+        "--command", dest="line", default="", metavar="'torchrun …'", help="the command that starts it; or after --"
     )
     parser.add_argument("--out", type=Path, default=Path("run.yaml"), metavar="RUN.yaml", help="where to (run.yaml)")
-    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
 def run_adopt(arguments: argparse.Namespace) -> int:
     console = build_console()
     if arguments.line and arguments.command:
-        raise UserError("one command is given with --command and another after --; leave one of them out")
+        reason = "one command is given with --command and another after --; leave one of them out"
+        raise UserError(reason, code="conflict", key="--command")
     command = arguments.line or shlex.join(arguments.command)
     adopted = adopt(arguments.files, command=command, out=arguments.out, force=arguments.force)
     if arguments.json:
@@ -51,42 +52,37 @@ def build_adopt_table(adopted: Adopted) -> Any:
         shown.add_column(head, overflow="fold")
     source = ""
     for row in adopted.rows:
-        if _silent(row):
+        if _asks_for_nothing(row):
             continue
         if row.source != source:
             source = row.source
             shown.add_row(f"{to_one_line(source)}:", "", "", "")
-        shown.add_row(
-            f"  {to_one_line(row.key)}", to_one_line(_value(row)), row.outcome.value, to_one_line(_place(row))
-        )
+        place = ": ".join(part for part in (", ".join(row.run_keys), row.reason) if part)
+        cells = (f"  {row.key}", _format_value(row), row.outcome.value, place)
+        shown.add_row(*map(to_one_line, cells))
     return shown
 
 
 def summarize_adopted(adopted: Adopted) -> list[str]:
-    """What the table comes to, and what is to be done."""
+    """Return the lines below the table: counts, and what is left to do."""
     given = sum(row.given for row in adopted.rows)
     counts = ", ".join(f"{count} {name}" for name, count in adopted.counts().items())
-    silent = [row.key for row in adopted.rows if _silent(row)]
-    lines = ["", f"kept, as they ask for nothing: {', '.join(silent)}"] if silent else []
+    unset = [row.key for row in adopted.rows if _asks_for_nothing(row)]
+    lines = ["", f"kept, as they ask for nothing: {', '.join(unset)}"] if unset else []
     lines += ["", f"{given} key{'s' * (given != 1)}: {counts}"]
-    lines += [f"look at: {row.source}: {row.key} {_value(row)}: {row.why}" for row in adopted.rows if row.ask]
-    lines += [f"to fill in: {key}: {why}" for key, why in adopted.fill_in.items()]
+    review = [row for row in adopted.rows if row.review]
+    lines += [f"look at: {row.source}: {row.key} {_format_value(row)}: {row.reason}" for row in review]
+    lines += [f"to fill in: {key}: {reason}" for key, reason in adopted.fill_in.items()]
     if adopted.out is not None:
         lines.append(f"written: {adopted.out}; look at it with  paceline explain {adopted.out}")
     return lines
 
 
-def _silent(row: ConvertedKey) -> bool:
-    """Asks for nothing, and nothing is done."""
-    return row.outcome is Outcome.KEPT and not row.where and is_off(row.value)
+def _asks_for_nothing(row: ConvertedKey) -> bool:
+    return row.outcome is Outcome.KEPT and not row.run_keys and is_off(row.value)
 
 
-def _value(row: ConvertedKey) -> str:
+def _format_value(row: ConvertedKey) -> str:
     value = "" if row.value is None else str(row.value).lower() if isinstance(row.value, bool) else str(row.value)
-    value = value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
+    value = value if len(value) <= MAX_VALUE_CHARS else f"{value[: MAX_VALUE_CHARS - 1]}…"
     return value if row.given else f"({value or 'not given'})"
-
-
-def _place(row: ConvertedKey) -> str:
-    where = ", ".join(row.where)
-    return f"{where}: {row.why}" if where and row.why else where or row.why

@@ -1,1 +1,4 @@
-"""The verb `adopt`: what people already have for other tools becomes a run file, key by key, and nothing is run."""
+"""The verb `adopt`: convert configurations, job scripts and commands of other tools into a run file.
+
+May import config, hardware, io and the DeepSpeed sections of trainer.
+"""

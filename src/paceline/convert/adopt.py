@@ -1,31 +1,37 @@
-"""The verb `adopt`: files of other tools in, a run file and the fate of every key out."""
+"""The verb `adopt`: convert other tools' files into a run file, and report what became of every key."""
 
 from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.config import RunSpec, Train, build_spec
+import yaml
+
+from paceline.config import Parallel, Train, build_spec
 from paceline.config.registry import BUILT_IN
 from paceline.config.run_file import set_nested
-from paceline.convert import run_file
 from paceline.convert.derive import derive_run_file
 from paceline.convert.detect import read_command_line, read_sources
-from paceline.convert.draft import ConvertedKey, Draft
+from paceline.convert.draft import ConvertedKey, Draft, RunFileLine
 from paceline.convert.rules import Outcome
 from paceline.errors import UserError
+from paceline.io.escape import to_one_line
 from paceline.io.files import write_atomic
 from paceline.layout import layout_of
 
-MOST_FILES = 32
+MAX_FILES = 32
 PLACEHOLDER = "train.py"
-UNASKED = ("train.lr", "train.schedule", "train.clip")
-"""What a script often sets for itself, so that no other file says it. Its optimiser keeps its own learning rate."""
+SET_BY_SCRIPTS = ("train.lr", "train.schedule", "train.clip")
+"""What a script often sets itself, so that no other file has it. Its optimiser keeps its own learning rate."""
+SECTIONS = ("name", "workload", "cluster", "model", "data", "train", "parallel")
+COMMENT_COLUMN = 34
+WIDTH = 118
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,14 @@ class Adopted:
     """The run file, with comments."""
     rows: tuple[ConvertedKey, ...]
     fill_in: Mapping[str, str]
-    """Keys of the run file that the files did not say, with the reason."""
+    """Keys of the run file that no file gives, with the reason."""
     values: Mapping[str, Any]
     """The run file as plain values."""
     out: Path | None = None
     """Where it was written."""
 
     def counts(self) -> dict[str, int]:
-        """Keys by what became of them, of those that were given."""
+        """Count the given keys by what became of them."""
         found = Counter(row.outcome.value for row in self.rows if row.given)
         return {outcome.value: found[outcome.value] for outcome in Outcome if found[outcome.value]}
 
@@ -54,8 +60,8 @@ class Adopted:
                 "key": row.key,
                 "value": row.value,
                 "became": row.outcome.value,
-                "in_run_file": list(row.where),
-                "why": row.why,
+                "in_run_file": list(row.run_keys),
+                "why": row.reason,
                 "given": row.given,
             }
             for row in self.rows
@@ -71,109 +77,146 @@ def adopt(
     out: str | Path | None = None,
     force: bool = False,
 ) -> Adopted:
-    """One run file of all that is given: `adopt(["ds_config.json", "job.sbatch"], out="run.yaml")`.
+    """Convert all that is given into one run file: `adopt(["ds_config.json", "job.sbatch"], out="run.yaml")`.
 
-    Nothing in the files is run. Keys that contradict each other are a UserError, and nothing is written.
+    Nothing in the files is executed. Keys that contradict each other are a UserError, and nothing is written.
     """
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     target = None if out is None else Path(out)
     if not paths and not command:
-        raise UserError("adopt what? write it as  paceline adopt FILE… [--out run.yaml],  or  --command 'torchrun …'")
+        usage = "paceline adopt FILE… [--out run.yaml],  or  --command 'torchrun …'"
+        raise UserError(f"adopt what? write it as  {usage}", code="missing-value")
     if target is not None and target.exists() and not force:
-        raise UserError(f"{target} exists; type  --force  to write over it, or another  --out")
+        reason = f"{target} exists; type  --force  to write over it, or another  --out"
+        raise UserError(reason, code="conflict", key="--out")
     draft = Draft()
-    made_of = _read(draft, paths, command)
-    draft.add_unsaid()
+    names = _read_all(draft, paths, command)
+    draft.add_defaults()
     derive_run_file(draft)
     _complete(draft, target)
     _check(draft)
-    rows = tuple(_finished(draft, row) for row in draft.rows)
-    draft.rows = list(rows)
-    adopted = Adopted(run_file.format_run_file(draft, made_of), rows, dict(draft.fill_in), _values(draft), target)
+    draft.rows = [_resolve_keys(draft, row) for row in draft.rows]
+    text, values = format_run_file(draft, names), _build_values(draft)
     if target is not None:
         if not target.parent.is_dir():
-            raise UserError(f"--out: there is no folder {target.parent}")
-        write_atomic(target, adopted.text)
-    return adopted
+            raise UserError(f"--out: there is no folder {target.parent}", code="not-found", key="--out")
+        write_atomic(target, text)
+    return Adopted(text, tuple(draft.rows), dict(draft.fill_in), values, target)
 
 
-def _read(draft: Draft, paths: Sequence[Path], command: str) -> list[str]:
-    """All sources, and the files that these name; what they are called."""
-    if command:
-        for source in read_command_line(command):
-            draft.read(source)
+def _read_all(draft: Draft, paths: Sequence[Path], command: str) -> list[str]:
+    """Read all sources, and the files that these name; return what they are called."""
+    names = [" ".join(command.replace("\\\n", " ").split())] if command else []
+    for source in read_command_line(command) if command else ():
+        draft.add_source(source)
     waiting, seen = list(paths), set[Path]()
-    made_of = [" ".join(command.replace("\\\n", " ").split())] if command else []
     while waiting or draft.files:
         path = waiting.pop(0) if waiting else draft.files.pop(0)
         if path.resolve() in seen:
             continue
         seen.add(path.resolve())
-        if len(seen) > MOST_FILES:
-            raise UserError(f"more than {MOST_FILES} files name each other; give those of one run")
-        made_of.append(path.name)
+        if len(seen) > MAX_FILES:
+            raise UserError(f"more than {MAX_FILES} files name each other; give those of one run", code="unreadable")
+        names.append(path.name)
         for source in read_sources(path):
-            draft.read(source)
-    return made_of
+            draft.add_source(source)
+    return names
 
 
 def _complete(draft: Draft, target: Path | None) -> None:
-    """What every run file needs: a name, and work."""
-    workload = draft.lines.get("workload")
-    if workload is None:
-        draft.put("workload", PLACEHOLDER, "to fill in: your script, which calls paceline.run(), or file.py:Class")
-        draft.fill_in = {"workload": "nothing names the program that trains", **draft.fill_in}
-    elif str(workload.value).endswith(".py"):
-        file = Path(str(workload.value))
-        if target is not None and not file.is_absolute():
-            here = os.path.relpath(Path.cwd() / file, target.resolve().parent)
-            draft.lines["workload"] = replace(workload, value=Path(here).as_posix())
-    elif workload.value == "transformers" and not {"model.init_from", "model.config"} & draft.lines.keys():
+    """Add what every run file needs: a name, and a workload."""
+    named = "workload" in draft.lines
+    if not named:
+        draft.set_line("workload", PLACEHOLDER, "to fill in: your script, which calls paceline.run(), or file.py:Class")
+        draft.fill_in = {"workload": "no file names the program that trains", **draft.fill_in}
+    line = draft.lines["workload"]
+    workload = str(line.value)
+    script = workload.endswith(".py")
+    if named and script and target is not None and not Path(workload).is_absolute():
+        path = os.path.relpath(Path.cwd() / workload, target.resolve().parent)
+        draft.lines["workload"] = replace(line, value=Path(path).as_posix())
+    if workload == "transformers" and not {"model.init_from", "model.config"} & draft.lines.keys():
         draft.fill_in = {"model.init_from": "the folder of the model, as save_pretrained writes it", **draft.fill_in}
-    if str(draft.lines["workload"].value) in ("transformers", "classifier") and "data.path" not in draft.lines:
-        draft.fill_in.setdefault("data.path", "where the texts are; data.source says of which kind")
-    script = str(draft.lines["workload"].value).endswith(".py")
-    silent = [key for key in UNASKED if key not in draft.lines and not (script and key == "train.lr")]
-    if silent and not draft.has_run_file:
-        defaults = ", ".join(str(Train.model_fields[key.removeprefix("train.")].default) for key in silent)
-        draft.fill_in[", ".join(silent)] = f"not said here, and Paceline's defaults stand in: {defaults}"
+    if workload in ("transformers", "classifier") and "data.path" not in draft.lines:
+        draft.fill_in.setdefault("data.path", "where the texts are; data.source names their format")
+    missing = [key for key in SET_BY_SCRIPTS if key not in draft.lines and not (script and key == "train.lr")]
+    if missing and not draft.has_run_file:
+        defaults = ", ".join(str(Train.model_fields[key.removeprefix("train.")].default) for key in missing)
+        draft.fill_in[", ".join(missing)] = f"not given; Paceline's defaults are {defaults}"
     name = draft.lines.get("name")
-    words = str(name.value) if name else Path(str(draft.lines["workload"].value)).stem
+    words = str(name.value) if name else Path(workload).stem
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", words).strip("-._")[:100]
-    draft.put("name", clean or "run", name.comment if name else "of the run folder")
+    draft.set_line("name", clean or "run", name.comment if name else "of the run folder")
 
 
 def _check(draft: Draft) -> None:
-    """The run file must hold: what does not fit together is said before anything is written."""
-    spec = _spec(draft)
-    layout_of(spec)
-
-
-def _spec(draft: Draft) -> RunSpec:
-    """As far as it can be read without the user's own code."""
-    values = _values(draft)
+    """Build the run file as far as it can be read without the user's own code, so that it is valid when written."""
+    values = _build_values(draft)
     if values.get("workload") not in BUILT_IN:
         values = {key: value for key, value in values.items() if key not in ("workload", "model", "data")}
-    origins = {key: line.comment for key, line in draft.lines.items() if line.comment}
-    return build_spec(values, origins)
+    layout_of(build_spec(values, {key: line.comment for key, line in draft.lines.items() if line.comment}))
 
 
-def _values(draft: Draft) -> dict[str, Any]:
+def _build_values(draft: Draft) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for section in run_file.ORDER:
+    for section in SECTIONS:
         for key, line in draft.lines.items():
             if key.split(".")[0] == section:
                 set_nested(values, key, line.value)
     return values
 
 
-def _finished(draft: Draft, row: ConvertedKey) -> ConvertedKey:
-    """With the keys of the run file that it went into."""
-    where = tuple(
-        dict.fromkeys(
-            key for name in row.where for key in ([name] if name in draft.lines else draft.became.get(name, ()))
-        )
+def _resolve_keys(draft: Draft, row: ConvertedKey) -> ConvertedKey:
+    """Replace the names that a key claims by the keys of the run file that it went into."""
+    found = [key for name in row.run_keys for key in ([name] if name in draft.lines else draft.used.get(name, ()))]
+    run_keys = tuple(dict.fromkeys(found))
+    if row.run_keys and not run_keys and row.outcome in (Outcome.TRANSLATED, Outcome.DERIVED):
+        return replace(row, run_keys=(), outcome=Outcome.NOTED, reason=row.reason or "for the scheduler")
+    return replace(row, run_keys=run_keys)
+
+
+def format_run_file(draft: Draft, names: Sequence[str]) -> str:
+    """Return the text of the run file: each line with its origin, then what is left to do."""
+    order = [*(f"train.{name}" for name in Train.model_fields), *(f"parallel.{name}" for name in Parallel.model_fields)]
+    lines = _wrap(f"Written by  paceline adopt  from {', '.join(names)}.")
+    for section in SECTIONS:
+        inside = {key: line for key, line in draft.lines.items() if key.split(".")[0] == section}
+        if section in inside:
+            lines.append(_format_line(section, inside[section]))
+        elif inside:
+            lines.append(f"{section}:")
+            inside_order = sorted(inside, key=lambda key: order.index(key) if key in order else -1)
+            lines += [_format_line(f"  {key.partition('.')[2]}", inside[key]) for key in inside_order]
+    lines += _format_block("To fill in:", [f"{key}: {reason}" for key, reason in draft.fill_in.items()])
+    for head, outcome in (
+        ("For the scheduler, the shell and the script:", Outcome.NOTED),
+        ("Not carried over:", Outcome.NOT_SUPPORTED),
+    ):
+        lines += _format_block(head, [_format_row(row) for row in draft.rows if row.outcome is outcome])
+    return "\n".join(lines) + "\n"
+
+
+def _format_line(key: str, line: RunFileLine) -> str:
+    value = yaml.safe_dump(line.value, default_flow_style=True, width=1 << 20, allow_unicode=True)
+    text = f"{key}: {value.partition(chr(10) + '...')[0].strip()}"
+    return f"{text:<{COMMENT_COLUMN}}  # {to_one_line(line.comment)}" if line.comment else text
+
+
+def _format_row(row: ConvertedKey) -> str:
+    value = "" if row.value is True or row.value is None else f"={to_one_line(str(row.value))}"
+    return f"{row.origin}{value if row.given else ''}" + (f": {row.reason}" if row.reason else "")
+
+
+def _format_block(head: str, items: Sequence[str]) -> list[str]:
+    return [f"# {head}", *(line for item in items for line in _wrap(to_one_line(item), "#   "))] if items else []
+
+
+def _wrap(text: str, start: str = "# ") -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=f"{start}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    if row.where and not where and row.outcome in (Outcome.TRANSLATED, Outcome.DERIVED):
-        return replace(row, where=(), outcome=Outcome.NOTED, why=row.why or "for the scheduler")
-    return replace(row, where=where)

@@ -1,42 +1,30 @@
-"""Command lines as settings: which tool starts what, with which options. Nothing of them is run."""
+"""Read command lines as settings: which tool starts what, with which options. Nothing is executed."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.config.run_file import parse_overrides, set_nested
-from paceline.convert import shell
-from paceline.convert.rules import Outcome, Ruling, file_too
-from paceline.convert.sources import KeyTable, Settings
-from paceline.convert.tables.accelerate import ACCELERATE, FLAGS, OPTIONS
-from paceline.convert.tables.launchers import (
-    DEEPSPEED,
-    ENVIRONMENT,
-    HOROVODRUN,
-    MPIRUN,
-    SBATCH,
-    SRUN,
-    TORCHRUN,
-    Launcher,
-)
-from paceline.convert.tables.lightning import LIGHTNING
-from paceline.convert.tables.script_options import SCRIPT
-from paceline.convert.tables.trainer import TRAINER
+from paceline.config.run_file import parse_overrides
+from paceline.convert.key_tables import KeyTable, load_table
+from paceline.convert.rules import Outcome, Ruling, rule_of_file
+from paceline.convert.shell import SHELLS, ShellCommand, evaluate_script, is_unknown
+from paceline.convert.sources import Extra, Settings
 
 LAUNCHERS = {
-    "torchrun": TORCHRUN,
-    "deepspeed": DEEPSPEED,
-    "mpirun": MPIRUN,
-    "mpiexec": MPIRUN,
-    "horovodrun": HOROVODRUN,
-    "srun": SRUN,
-    "sbatch": SBATCH,
+    "torchrun": "torchrun",
+    "deepspeed": "deepspeed_launcher",
+    "mpirun": "mpirun",
+    "mpiexec": "mpirun",
+    "horovodrun": "horovodrun",
+    "srun": "slurm",
+    "sbatch": "slurm",
 }
+"""Commands that start others, and the tables of their options."""
 MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -44,43 +32,54 @@ MODULES = {
     "horovod.runner.launch": "horovodrun",
 }
 """Modules that are launchers, as in `python -m torch.distributed.run`."""
-OPAQUE = Launcher(KeyTable("accelerate launch", {}), frozenset((*FLAGS, "module", "m", "no_python")), {"m": "module"})
-BEFORE = ("exec", "time", "nohup", "sudo", "nice", "command", "then", "else", "do", "!", "{")
-"""Words before a command that change nothing of what it starts."""
-AROUND = frozenset(
+PREFIXES = ("exec", "time", "nohup", "sudo", "nice", "command")
+"""Words before a command that change nothing about what it starts."""
+WRAPPERS = frozenset(
     (
         *("env", "uv", "poetry", "pixi", "pdm", "conda", "mamba", "micromamba", "apptainer", "singularity", "docker"),
         *("podman", "shifter", "numactl", "taskset", "stdbuf", "timeout", "nsys", "ncu"),
     )
 )
-"""Programs that start another in an environment of its own, with options before it."""
-LAST_WORD = 1
-"""Options of `accelerate launch` replace what its YAML says, overrides what the run file says."""
-ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+"""Programs that start another one in some environment, with options before it."""
+SCRIPT_ARGUMENTS = ("$@", "$*", "${@}", "${*}")
+"""The words that a shell script itself was called with."""
+COMMAND_WEIGHT = 1
+"""Options of `accelerate launch` replace what its YAML has, overrides what the run file has."""
+PREPARES = ("module", "ml", "source", ".", "conda", "mamba", "spack", "cd")
+"""Commands that prepare the shell."""
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
 STARTS_RANKS = ("torchrun", "accelerate", "deepspeed")
 """Launchers of which one task per node is enough."""
-TOOLS = ("pip", "venv", "virtualenv", "ensurepip", "compileall", "site")
+SETUP_MODULES = ("pip", "venv", "virtualenv", "ensurepip", "compileall", "site")
 """Modules that prepare a machine, and train nothing."""
-HF_OPTIONS = 2
+MIN_TRAINER_OPTIONS = 2
 """So many names of TrainingArguments among the options of a script make it one of the Trainer."""
+AT_RUN_TIME = "known only when the job runs"
 
 
 @dataclass
-class Command:
-    """What is left of a command line, and what was found so far."""
+class _CommandLine:
+    """What is left of a command line, and the settings found so far."""
 
     words: list[str]
     folder: Path
+    environment: Mapping[str, str]
+    """What a shell within it sees."""
     sources: list[Settings] = field(default_factory=list)
 
-
-def tool_of(words: Sequence[str]) -> str:
-    """The launcher or Python that a command begins with; empty where it is neither."""
-    return _named(shell.inner(_without_prefix(list(words)), tool_of))
+    def add(self, name: str, table: str, values: Mapping[str, Any] | None = None, **options: Any) -> None:
+        self.sources.append(Settings(name, load_table(table), values or {}, self.folder, **options))
 
 
-def _named(words: Sequence[str]) -> str:
+def tool_of(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Return the launcher or Python that a command begins with; empty if it is neither."""
+    words = _strip_prefix(list(words))
+    inner = _read_inner_shell(words, environment or {})
+    return _tool_named(choose_command(inner).words if inner else words)
+
+
+def _tool_named(words: Sequence[str]) -> str:
     name = Path(words[0]).name if words else ""
     if name == "accelerate":
         return name if words[1:2] == ["launch"] else ""
@@ -89,236 +88,270 @@ def _named(words: Sequence[str]) -> str:
     return "python" if PYTHON.fullmatch(name) else ""
 
 
-def read_command(words: Sequence[str], folder: Path) -> list[Settings]:
-    """The settings of a command, one source per tool that takes part in it."""
-    command = Command(list(words), folder)
-    while command.words:
-        _read_environment(command)
-        command.words = shell.inner(_without_prefix(command.words), tool_of)
-        tool = tool_of(command.words)
+def read_command(command: ShellCommand, folder: Path) -> list[Settings]:
+    """Return the settings of a command, one source per tool that takes part in it."""
+    line = _CommandLine(command.words, folder, command.environment)
+    while line.words:
+        _read_environment(line)
+        line.words = _strip_prefix(line.words)
+        if inner := _read_inner_shell(line.words, line.environment):
+            line.words = choose_command(inner).words
+            if extra := list_preparations(inner):
+                line.add("the shell", "environment", extra=tuple(extra))
+        tool = tool_of(line.words, line.environment)
         if not tool:
             break
-        _read_tool(command, tool)
+        _read_tool(line, tool)
         if tool in ("python", "paceline", *STARTS_RANKS):
             break
-    return command.sources
+    return line.sources
 
 
-def _read_environment(command: Command) -> None:
-    """`NAME=value` before a command."""
-    own = command.words[: len(command.words) - len(_without_prefix(command.words))]
-    given = dict(word.split("=", 1) for word in own if ASSIGNED.fullmatch(word))
-    known = {key: value for key, value in given.items() if ENVIRONMENT.rule(key) is not None}
-    as_before = Ruling(Outcome.NOTED, why="for the shell: set it as before")
-    extra = tuple((key, value, as_before) for key, value in given.items() if key not in known)
-    around = next((i for i, word in enumerate(own) if Path(word).name in AROUND - {"env"}), len(own))
-    if others := [word for word in own[around:] if word not in given and not ASSIGNED.fullmatch(word)]:
-        ruling = Ruling(Outcome.NOTED, why="for the shell: put it before  paceline train")
-        extra = (*extra, (Path(others[0]).name, shlex.join(others), ruling))
-    if (given or extra) and tool_of(command.words):
-        command.sources.append(Settings("the shell", ENVIRONMENT, known, command.folder, extra=extra))
+def choose_command(commands: Sequence[ShellCommand]) -> ShellCommand:
+    """Return the first command that starts a known tool, as in `cd src && torchrun …`, or else the first one."""
+    known = (command for command in commands if tool_of(command.words, command.environment))
+    return next(known, commands[0] if commands else ShellCommand([], 1, {}))
 
 
-def _without_prefix(words: list[str]) -> list[str]:
+def _read_inner_shell(words: list[str], environment: Mapping[str, str]) -> list[ShellCommand]:
+    """Return the commands in `bash -c 'commands'`; none for another command."""
+    if len(words) > 2 and Path(words[0]).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[1]):
+        return evaluate_script(words[2], environment, words[4:]).commands
+    return []
+
+
+def list_preparations(commands: Sequence[ShellCommand]) -> list[Extra]:
+    """Return the commands that prepare the shell, such as `module load`."""
+    ruling = Ruling(Outcome.NOTED, reason="for the shell")
+    prepares = [command.words for command in commands if command.words[0] in PREPARES and not tool_of(command.words)]
+    return [(words[0], " ".join(words), ruling) for words in prepares]
+
+
+def _read_environment(line: _CommandLine) -> None:
+    """Read `NAME=value` and wrappers before a command."""
+    before = line.words[: len(line.words) - len(_strip_prefix(line.words))]
+    given = dict(word.split("=", 1) for word in before if ASSIGNMENT.fullmatch(word))
+    table = load_table("environment")
+    known = {key: value for key, value in given.items() if table.rule(key) is not None}
+    as_before = Ruling(Outcome.NOTED, reason="for the shell: set it as before")
+    extra = [(key, value, as_before) for key, value in given.items() if key not in known]
+    start = next((i for i, word in enumerate(before) if Path(word).name in WRAPPERS - {"env"}), len(before))
+    if wrapper := [word for word in before[start:] if not ASSIGNMENT.fullmatch(word)]:
+        ruling = Ruling(Outcome.NOTED, reason="for the shell: put it before  paceline train")
+        extra.append((Path(wrapper[0]).name, shlex.join(wrapper), ruling))
+    if (given or extra) and tool_of(line.words, line.environment):
+        line.add("the shell", "environment", known, extra=tuple(extra))
+
+
+def _strip_prefix(words: list[str]) -> list[str]:
     while words:
-        if words[0] in BEFORE or ASSIGNED.fullmatch(words[0]):
+        if words[0] in PREFIXES or ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
-        elif Path(words[0]).name in AROUND and (start := _start(words)):
+        elif Path(words[0]).name in WRAPPERS and (start := _find_wrapped(words)):
             words = words[start:]
         else:
             break
     return words
 
 
-def _start(words: list[str]) -> int:
-    """Where the command within another begins; 0 where there is none that we know."""
-    return next((i for i in range(1, len(words)) if _named(words[i:]) or Path(words[i]).name in shell.SHELLS), 0)
+def _find_wrapped(words: list[str]) -> int:
+    """Return where the command within another begins; 0 if no known one does."""
+    return next((i for i in range(1, len(words)) if _tool_named(words[i:]) or Path(words[i]).name in SHELLS), 0)
 
 
-def _read_tool(command: Command, tool: str) -> None:
-    rest = command.words[1:]
+def _read_tool(line: _CommandLine, tool: str) -> None:
+    rest = line.words[1:]
     if tool == "paceline":
-        _read_own(command, rest)
+        _read_paceline(line, rest)
     elif tool == "python":
-        rest = _after_interpreter(rest)
+        rest = _strip_interpreter_options(rest)
         if rest[:1] == ["-m"] and rest[1:2] and rest[1] in MODULES:
-            _read_launcher(command, MODULES[rest[1]], rest[2:])
+            _read_launcher(line, MODULES[rest[1]], rest[2:])
         else:
-            _read_program(command, "python", rest, alone=True)
+            _read_program(line, "python", rest, alone=True)
     elif tool == "accelerate":
-        _read_accelerate(command, rest[1:])
+        _read_accelerate(line, rest[1:])
     else:
-        _read_launcher(command, tool, rest)
+        _read_launcher(line, tool, rest)
 
 
-def _read_launcher(command: Command, tool: str, words: list[str]) -> None:
-    launcher = LAUNCHERS[tool]
-    if words[:1] and words[0] in shell.CALLED_WITH:
-        words = words[1:]
-    found, rest = parse_options(words, launcher)
+def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
+    table = load_table(LAUNCHERS[tool])
+    found, rest, extra = parse_options(words, table)
     module = found.pop("module", None)
     if tool == "sbatch" and isinstance(wrapped := found.pop("wrap", None), str):
-        rest = shell.first_command(wrapped, "sbatch --wrap", tool_of)
-    extra: list[tuple[str, Any, Ruling]] = []
+        rest = choose_command(evaluate_script(wrapped, line.environment).commands).words
     python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
-    if scheduled and rest and not python and not tool_of(rest):
-        extra.append(("script", rest[0], file_too()(rest[0])))
+    started = tool_of(rest, line.environment)
+    if scheduled and rest and not python and not started:
+        extra.append(("script", rest[0], rule_of_file(rest[0])))
         rest = []
-    elif tool == "srun" and tool_of(rest) not in STARTS_RANKS:
+    elif tool == "srun" and started not in STARTS_RANKS:
         extra.append(("tasks", "each", Ruling(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))
     if found or extra:
-        command.sources.append(Settings(tool, launcher.table, found, command.folder, prefix="--", extra=tuple(extra)))
+        line.add(tool, LAUNCHERS[tool], found, prefix="--", extra=tuple(extra))
     if tool in ("torchrun", "deepspeed") or python:
-        _read_program(command, tool, ["-m", *rest] if module else rest)
+        _read_program(line, tool, ["-m", *rest] if module else rest)
         rest = []
-    command.words = rest
+    line.words = rest
 
 
-def _read_accelerate(command: Command, words: list[str]) -> None:
-    found, rest = parse_options(words, OPAQUE)
+def _read_accelerate(line: _CommandLine, words: list[str]) -> None:
+    table = load_table("accelerate")
+    found, rest, extra = parse_options(words, table)
     module = found.pop("module", None)
     values: dict[str, Any] = {}
-    extra: list[tuple[str, Any, Ruling]] = []
     for name, value in found.items():
         if name == "config_file":
-            extra.append((name, value, file_too()(value)))
-        elif name in FLAGS and value is True:
-            _merge(values, FLAGS[name])
+            extra.append((name, value, rule_of_file(value)))
+        elif name in table.switches and value is True:
+            values |= table.switches[name]
         else:
-            set_nested(values, OPTIONS.get(name, name), value)
-    command.sources.append(
-        Settings("accelerate launch", ACCELERATE, values, command.folder, LAST_WORD, "--", tuple(extra))
-    )
-    _read_program(command, "accelerate launch", ["-m", *rest] if module else rest)
+            values[_key_of_option(table, name)] = value
+    line.add("accelerate launch", "accelerate", values, weight=COMMAND_WEIGHT, prefix="--", extra=tuple(extra))
+    _read_program(line, "accelerate launch", ["-m", *rest] if module else rest)
 
 
-def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
-    for key, value in more.items():
-        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+def _key_of_option(table: KeyTable, name: str) -> str:
+    """Return the key of Accelerate's YAML for an option of `accelerate launch`, which knows no sections."""
+    if name.startswith("dynamo_"):
+        return f"dynamo_config.{name}"
+    keys = (name, f"fsdp_config.{name}", f"deepspeed_config.{name}")
+    return next((key for key in keys if key in table.rules), name)
 
 
-def _after_interpreter(words: list[str]) -> list[str]:
-    """Without options of Python itself, such as -u."""
+def _strip_interpreter_options(words: list[str]) -> list[str]:
+    """Drop options of Python itself, such as -u."""
     while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
         words = words[2 if words[0] in ("-W", "-X") else 1 :]
     return words
 
 
-def _read_program(command: Command, tool: str, words: list[str], *, alone: bool = False) -> None:
-    """The script that ranks run, and its own options."""
-    words = _after_interpreter(words)
+def _read_program(line: _CommandLine, tool: str, words: list[str], *, alone: bool = False) -> None:
+    """Read the script that ranks run, and its own options."""
+    words = _strip_interpreter_options(words)
     module = words[:1] == ["-m"]
     words = words[1:] if module else words
-    if not words or words[0] == "-c" or (module and words[0] in TOOLS):
+    if not words or words[0] == "-c" or (module and words[0] in SETUP_MODULES):
         return
     if module and words[0] == "paceline":
-        _read_own(command, words[1:])
+        _read_paceline(line, words[1:])
         return
-    script, given = words[0], [word for word in words[1:] if word not in shell.CALLED_WITH]
+    script, given = words[0], [word for word in words[1:] if word not in SCRIPT_ARGUMENTS]
     claims: dict[str, Any] = {"started_alone": True} if alone else {}
     if module:
         ruling = Ruling(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
     elif script.endswith(".py"):
-        unknown = "$" in script
-        why = "its folder is known only when the job runs" if unknown else "once it calls paceline.run()"
+        unknown = is_unknown(script)
+        reason = f"its folder is {AT_RUN_TIME}" if unknown else "once it calls paceline.run()"
         file = Path(script).name if unknown else script
         claims |= {"workload": file, **({"data.arguments": given} if given else {})}
-        ruling = Ruling(Outcome.TRANSLATED, claims, why, ask=unknown)
+        ruling = Ruling(Outcome.TRANSLATED, claims, reason, review=unknown)
     else:
         ruling = Ruling(Outcome.NOTED, claims, "not a Python script")
-    extra: tuple[tuple[str, Any, Ruling], ...] = (("script", script, ruling),)
+    extra: list[Extra] = [("script", script, ruling)]
     if len(given) < len(words) - 1:
-        ruling = Ruling(Outcome.NOTED, why="what the shell script is called with; write it into data.arguments")
-        extra = (*extra, ("argument", "$@", ruling))
-    command.sources.append(Settings(tool, SCRIPT, {}, command.folder, extra=extra))
-    _read_script_options(command, Path(script).name, given)
+        reason = "the arguments of the shell script; write them into data.arguments"
+        extra.append(("argument", "$@", Ruling(Outcome.NOTED, reason=reason)))
+    line.add(tool, "script_options", extra=tuple(extra))
+    _read_script_options(line, Path(script).name, given)
 
 
-def _read_script_options(command: Command, script: str, words: list[str]) -> None:
-    found, rest = parse_options(words, Launcher(SCRIPT), loose=True)
+def _read_script_options(line: _CommandLine, script: str, words: list[str]) -> None:
+    trainer, own = load_table("training_arguments"), load_table("script_options")
+    found, rest, _ = parse_options(words, own, loose=True)
     if not found and not rest:
         return
-    if len(TRAINER.marks & found.keys()) >= HF_OPTIONS:
-        theirs = {key: value for key, value in found.items() if TRAINER.rule(key) is not None}
-        command.sources.append(Settings(script, TRAINER, theirs, command.folder, prefix="--"))
+    if len(trainer.marks & found.keys()) >= MIN_TRAINER_OPTIONS:
+        theirs = {key: value for key, value in found.items() if trainer.rule(key) is not None}
+        line.add(script, "training_arguments", theirs, prefix="--")
         found = {key: value for key, value in found.items() if key not in theirs}
     if theirs := {key: value for key, value in found.items() if key.startswith("trainer.")}:
-        command.sources.append(Settings(script, LIGHTNING, theirs, command.folder, LAST_WORD, "--"))
+        line.add(script, "lightning", theirs, weight=COMMAND_WEIGHT, prefix="--")
         found = {key: value for key, value in found.items() if key not in theirs}
-    extra = [(f"--{key}", value, _own(value)) for key, value in found.items() if SCRIPT.rule(key) is None]
-    extra += [("argument", word, _own(word)) for word in rest]
-    known = {key: value for key, value in found.items() if SCRIPT.rule(key) is not None}
-    command.sources.append(Settings(script, SCRIPT, known, command.folder, prefix="--", extra=tuple(extra)))
+    known = {key: value for key, value in found.items() if own.rule(key) is not None}
+    extra = [(f"--{key}", value, _judge_argument(value)) for key, value in found.items() if key not in known]
+    extra += [("argument", word, _judge_argument(word)) for word in rest]
+    line.add(script, "script_options", known, prefix="--", extra=tuple(extra))
 
 
-def _own(value: Any) -> Ruling:
-    """An argument that nobody but the script knows."""
-    if isinstance(value, str) and "$" in value:
-        return Ruling(Outcome.NOTED, why="known only when the job runs; write its value into data.arguments", ask=True)
+def _judge_argument(value: Any) -> Ruling:
+    """Judge an argument that only the script knows."""
+    if is_unknown(value):
+        return Ruling(Outcome.NOTED, reason=f"{AT_RUN_TIME}; write its value into data.arguments", review=True)
     return Ruling(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
 
 
-def _read_own(command: Command, words: list[str]) -> None:
-    """`paceline train RUN.yaml section.key=value …`, as launch files have it."""
+def _read_paceline(line: _CommandLine, words: list[str]) -> None:
+    """Read `paceline train RUN.yaml section.key=value …`, as launch files have it."""
     rest = [word for word in words[1:] if not word.startswith("-")]
     files = [word for word in rest if "=" not in word or Path(word).is_file()]
-    overrides = parse_overrides(word for word in rest if word not in files)
-    extra = [("RUN.yaml", file, file_too()(file)) for file in files[:1]]
-    for key, value in overrides.items():
+    extra: list[Extra] = [("RUN.yaml", file, rule_of_file(file)) for file in files[:1]]
+    for key, value in parse_overrides(word for word in rest if word not in files).items():
         claims = {} if value is None else {key: value}
-        extra.append((key, value, Ruling(Outcome.KEPT, claims, weight=LAST_WORD)))
-    command.sources.append(Settings("paceline train", SCRIPT, {}, command.folder, extra=tuple(extra)))
+        extra.append((key, value, Ruling(Outcome.KEPT, claims, weight=COMMAND_WEIGHT)))
+    line.add("paceline train", "script_options", extra=tuple(extra))
 
 
-def parse_options(words: list[str], launcher: Launcher, *, loose: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """(options by name, what follows). `loose`: of a script, whose options may stand anywhere."""
+def parse_options(
+    words: list[str], table: KeyTable, *, loose: bool = False
+) -> tuple[dict[str, Any], list[str], list[Extra]]:
+    """Return (options by name, what follows, words that are unknown). `loose`: options may be anywhere."""
     found: dict[str, Any] = {}
     rest: list[str] = []
+    unknown: list[Extra] = []
     position = 0
     while position < len(words):
         text = words[position]
         position += 1
         if text == "--" and not loose:
-            return found, words[position:]
+            return found, words[position:], unknown
         if not text.startswith("-") or text == "-" or _is_number(text):
-            if not loose:
-                return found, words[position - 1 :]
-            rest.append(text)
+            if loose:
+                rest.append(text)
+            elif is_unknown(text) and not text.endswith(".py") and _has_program(words[position:]):
+                unknown.append(("options", text, Ruling(Outcome.NOTED, reason=AT_RUN_TIME, review=True)))
+            else:
+                return found, words[position - 1 :], unknown
             continue
-        name, value, taken = _option(text, words[position : position + 1], launcher)
-        if name in launcher.pairs and taken:
+        following = words[position : position + 1]
+        if not loose and following and following[0].endswith(".py"):
+            following = []
+        name, value, taken = _parse_option(text, following, table)
+        if name in table.pairs and taken:
             value, taken = " ".join(words[position : position + 2]), 2
         position += taken
-        found[name] = value if name not in found else [*_listed(found[name]), value]
-    return found, rest
+        listed = found[name] if isinstance(found.get(name), list) else [found[name]] if name in found else []
+        found[name] = [*listed, value] if listed else value
+    return found, rest, unknown
 
 
-def _option(text: str, following: list[str], launcher: Launcher) -> tuple[str, Any, int]:
-    """(name, value, whether the next word was taken)."""
+def _parse_option(text: str, following: list[str], table: KeyTable) -> tuple[str, Any, int]:
+    """Return (name, value, how many of the following words were taken)."""
     name, equals, value = text.partition("=")
     short = name.lstrip("-")
     glued = None if equals or text.startswith("--") else re.fullmatch(r"([A-Za-z])(\d\S*)", short)
-    if glued and glued[1] in launcher.aliases and short not in launcher.aliases:  # -N2
-        return launcher.aliases[glued[1]], glued[2], 0
-    key = launcher.aliases.get(short, short.replace("-", "_"))
+    if glued and glued[1] in table.aliases and short not in table.aliases:  # -N2
+        return table.aliases[glued[1]], glued[2], 0
+    key = table.aliases.get(short, short.replace("-", "_"))
     if equals:
         return key, value, 0
-    known = launcher.table.rule(key) is not None
-    if key in launcher.flags or not following or (following[0].startswith("-") and not _is_number(following[0])):
+    if key in table.flags or not following or (following[0].startswith("-") and not _is_number(following[0])):
         return key, True, 0
-    if not known and following[0].endswith(".py"):
+    if table.rule(key) is None and following[0].endswith(".py"):
         return key, True, 0
     return key, following[0], 1
+
+
+def _has_program(words: Sequence[str]) -> bool:
+    """Whether a program to start is among the words."""
+    return any(word.endswith(".py") or _tool_named(words[i:]) or word in SHELLS for i, word in enumerate(words))
 
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"-\d+(\.\d*)?(e-?\d+)?", text) is not None
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def prefix_sources(sources: Sequence[Settings], name: str) -> list[Settings]:
-    """Sources of a file, named by it."""
+    """Return the sources with the name of their file before their own."""
     return [replace(source, name=f"{name}: {source.name}") for source in sources]

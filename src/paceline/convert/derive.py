@@ -1,7 +1,7 @@
-"""From what files say together to the values of a run file: ranks, the batch, the length, the machines.
+"""Derive the values of a run file from all claims together: ranks, batch, length, machines.
 
-Other tools count per device and per process; a run file counts over all ranks. Each number that is derived here comes
-with its equation, and numbers that cannot all be true are one error.
+Other tools count per device and per process; a run file counts over all ranks. Each derived number comes with its
+equation, and numbers that cannot all be true are one error.
 """
 
 from __future__ import annotations
@@ -16,252 +16,258 @@ from paceline.errors import UserError
 from paceline.hardware.catalogue import parse_cluster
 
 DEFAULT_BATCH: int = Train.model_fields["global_batch"].default
+BATCH = ("global_batch", "micro", "accumulation")
+RANKS = ("ranks", "nodes", "per_node", "tasks", "tasks_per_node")
+GATHERS_SHARDS = ("zero2", "zero3", "fsdp", "hsdp")
 
 
 def derive_run_file(draft: Draft) -> None:
-    """Every line of the run file, in `draft.lines`."""
-    ranks = _ranks(draft)
-    _batch(draft, ranks)
-    _schedule(draft)
-    _rhythm(draft)
-    _workers(draft)
-    _arguments(draft)
-    _machines(draft, ranks)
+    """Set every line of the run file in `draft.lines`."""
+    ranks = _derive_ranks(draft)
+    _derive_batch(draft, ranks)
+    _derive_schedule(draft)
+    _derive_intervals(draft)
+    _derive_workers(draft)
+    _derive_arguments(draft)
+    _derive_cluster(draft, ranks)
     for key, claim in draft.claims.items():
         if "." in key or key in ("name", "workload"):
-            draft.put(key, claim.value, draft.shown(key))
-    _offload(draft)
-    _sharded_only(draft)
+            draft.set_line(key, claim.value, draft.describe(key))
+    _check_offload(draft)
+    _check_sharded_options(draft)
 
 
-def _ranks(draft: Draft) -> int | None:
-    """Of all machines together; None where nothing says it."""
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}{'s' * (number > 1)}"
+
+
+def _derive_ranks(draft: Draft) -> int | None:
+    """Return the number of ranks on all machines; None if nothing tells it."""
     nodes, per_node = draft.value("nodes"), draft.value("per_node")
-    ranks, equation = draft.value("ranks"), ""
+    ranks: int | None = draft.value("ranks")
+    equation = ""
     if per_node and ranks and nodes is None and ranks % per_node == 0:
         nodes = ranks // per_node
     if per_node is not None:
-        made = (nodes or 1) * per_node
-        equation = f"{nodes or 1} node{'s' * ((nodes or 1) > 1)} × {per_node} processes"
-        if ranks is not None and ranks != made:
+        product = (nodes or 1) * per_node
+        equation = f"{_count(nodes or 1, 'node')} × {per_node} processes"
+        if ranks is not None and ranks != product:
             raise UserError(
-                f"{draft.shown('ranks')} is not {equation} = {made} ({draft.shown('per_node')}); change one of them"
+                f"{draft.describe('ranks')} is not {equation} = {product} ({draft.describe('per_node')}); "
+                "change one of them",
+                code="conflict",
+                key="parallel.ranks",
             )
-        ranks = made
+        ranks = product
     elif ranks is None:
-        ranks, equation = _ranks_of_the_scheduler(draft)
+        ranks, equation = _count_scheduled_ranks(draft)
     if ranks is None:
-        draft.fill_in["parallel.ranks"] = "nothing says on how many devices; the file is for one"
+        draft.fill_in["parallel.ranks"] = "no file gives the number of devices; the run file is for one"
         return None
     if ranks < 1:
         name = "ranks" if "ranks" in draft.claims else "per_node"
-        raise UserError(f"{draft.shown(name)}: a run has at least one process")
-    _enough_devices(draft, ranks, nodes or 1)
-    for name in ("ranks", "nodes", "per_node", "tasks", "tasks_per_node"):
-        if name in draft.claims:
-            draft.use(name, "parallel.ranks")
-    comment = equation or draft.shown("ranks")
-    draft.put("parallel.ranks", ranks, comment)
+        reason = f"{draft.describe(name)}: a run has at least one process"
+        raise UserError(reason, code="invalid-value", key="parallel.ranks")
+    _check_devices(draft, ranks, nodes or 1)
+    draft.mark_used(RANKS, "parallel.ranks")
+    draft.set_line("parallel.ranks", ranks, equation or draft.describe("ranks"))
     return ranks
 
 
-def _ranks_of_the_scheduler(draft: Draft) -> tuple[int | None, str]:
-    """One rank per task or, where tasks are not said or start something else, one per device."""
+def _count_scheduled_ranks(draft: Draft) -> tuple[int | None, str]:
+    """Return one rank per task or, where tasks are not given or start something else, one per device."""
     nodes, tasks, each = draft.value("nodes") or 1, draft.value("tasks"), draft.value("tasks_per_node")
     gpus, all_gpus = draft.value("gpus_per_node"), draft.value("gpus")
     if draft.value("starts_tasks") and (tasks or each):
-        return (tasks, draft.shown("tasks")) if tasks else (nodes * each, f"{nodes} × {each} tasks")
+        return (tasks, draft.describe("tasks")) if tasks else (nodes * each, f"{nodes} × {each} tasks")
     if gpus:
-        return nodes * gpus, f"one per device: {nodes} node{'s' * (nodes > 1)} × {gpus}"
+        return nodes * gpus, f"one per device: {_count(nodes, 'node')} × {gpus}"
     if all_gpus:
-        return all_gpus, f"one per device: {draft.shown('gpus')}"
-    return (1, draft.shown("started_alone")) if "started_alone" in draft.claims else (None, "")
+        return all_gpus, f"one per device: {draft.describe('gpus')}"
+    return (1, draft.describe("started_alone")) if "started_alone" in draft.claims else (None, "")
 
 
-def _enough_devices(draft: Draft, ranks: int, nodes: int) -> None:
+def _check_devices(draft: Draft, ranks: int, nodes: int) -> None:
     gpus = draft.value("gpus_per_node") or ((draft.value("gpus") or 0) // nodes)
     if gpus and ranks > gpus * nodes:
-        name = "gpus_per_node" if "gpus_per_node" in draft.claims else "gpus"
-        asked = next(n for n in ("per_node", "ranks", "tasks", "tasks_per_node") if n in draft.claims)
+        devices = "gpus_per_node" if "gpus_per_node" in draft.claims else "gpus"
+        asked = next(name for name in ("per_node", "ranks", "tasks", "tasks_per_node") if name in draft.claims)
         raise UserError(
-            f"{draft.shown(asked)} starts {ranks} processes, and {draft.shown(name)} gives them {gpus * nodes} "
-            "devices; each needs one of its own"
+            f"{draft.describe(asked)} starts {ranks} processes, and {draft.describe(devices)} gives them "
+            f"{gpus * nodes} devices; each process needs its own",
+            code="conflict",
+            key="parallel.ranks",
         )
 
 
-def _batch(draft: Draft, ranks: int | None) -> None:
+def _derive_batch(draft: Draft, ranks: int | None) -> None:
     """global = micro × accumulated × ranks: three of them give the fourth, and four must agree."""
-    batch, micro, passes = (draft.value(name) for name in ("global_batch", "micro", "accumulation"))
-    for name in ("global_batch", "micro", "accumulation"):
+    batch, micro, passes = (draft.value(name) for name in BATCH)
+    for name in BATCH:
         if draft.value(name) is not None and draft.value(name) < 1:
-            raise UserError(f"{draft.shown(name)}: it must be 1 or more")
+            reason = f"{draft.describe(name)}: it must be 1 or more"
+            raise UserError(reason, code="invalid-value", key="train.global_batch")
     if batch and micro and passes and ranks is None:
-        ranks = _divided(draft, batch, micro * passes, "micro", "accumulation")
+        ranks = _divide_batch(draft, batch, micro * passes, "micro", "accumulation")
         draft.fill_in.pop("parallel.ranks", None)
-        comment = f"{batch} global / ({micro} per pass × {passes} accumulated)"
-        draft.put("parallel.ranks", ranks, comment)
-        draft.use("global_batch", "parallel.ranks")
+        equation = f"{batch} global / ({micro} per pass × {passes} accumulated)"
+        draft.set_line("parallel.ranks", ranks, equation)
+        draft.mark_used(("global_batch",), "parallel.ranks")
     world = ranks or 1
     if batch and micro and passes and batch != micro * passes * world:
         raise UserError(
-            f"{draft.shown('global_batch')} is not {micro} per pass × {passes} accumulated × {world} "
-            f"rank{'s' * (world > 1)} = {micro * passes * world}; write that, or change the others"
+            f"{draft.describe('global_batch')} is not {micro} per pass × {passes} accumulated × "
+            f"{_count(world, 'rank')} = {micro * passes * world}; write that, or change the others",
+            code="conflict",
+            key="train.global_batch",
         )
     if batch:
         if micro is None and passes:
-            micro = _divided(draft, batch, passes * world, "accumulation")
+            micro = _divide_batch(draft, batch, passes * world, "accumulation")
         elif micro and passes is None:
-            passes = _divided(draft, batch, micro * world, "micro")
-        said = draft.shown("global_batch")
+            passes = _divide_batch(draft, batch, micro * world, "micro")
+        comment = draft.describe("global_batch")
     elif micro:
         passes = passes or 1
         batch = micro * passes * world
-        said = f"{micro} per pass × {world} rank{'s' * (world > 1)} × {passes} accumulated"
+        comment = f"{micro} per pass × {_count(world, 'rank')} × {passes} accumulated"
     elif passes:
         micro = max(1, DEFAULT_BATCH // (passes * world))
         batch = micro * passes * world
-        said = f"to fill in: batch of your loader × {world} ranks × {passes} accumulated"
+        comment = f"to fill in: batch of your loader × {world} ranks × {passes} accumulated"
         draft.fill_in["train.global_batch"] = f"the batch size is in your script; write it × {world} × {passes} here"
     elif world > DEFAULT_BATCH:
-        batch, said = world, "to fill in: one sample per rank, until your batch is here"
+        batch, comment = world, "to fill in: one sample per rank, until your batch is here"
         draft.fill_in["train.global_batch"] = f"the batch size is in your script; write it × {world} ranks here"
     else:
         return
-    _write_batch(draft, batch, micro if passes and passes > 1 else None, passes, said)
+    draft.set_line("train.global_batch", batch, comment)
+    draft.mark_used(BATCH, "train.global_batch")
+    if micro is not None and passes and passes > 1:
+        draft.set_line("parallel.micro_batch", micro, f"so that a step takes {passes} passes")
+        draft.mark_used(BATCH, "parallel.micro_batch")
 
 
-def _write_batch(draft: Draft, batch: int, micro: int | None, passes: int | None, said: str) -> None:
-    draft.put("train.global_batch", batch, said)
-    keys = ["train.global_batch"]
-    if micro is not None:
-        draft.put("parallel.micro_batch", micro, f"so that a step takes {passes} passes")
-        keys.append("parallel.micro_batch")
-    for name in ("global_batch", "micro", "accumulation"):
-        if name in draft.claims:
-            draft.use(name, *keys)
-
-
-def _divided(draft: Draft, batch: int, by: int, *names: str) -> int:
-    size, left = divmod(batch, by)
-    if left or not size:
-        others = " and ".join(draft.shown(name) for name in names)
+def _divide_batch(draft: Draft, batch: int, by: int, *names: str) -> int:
+    size, rest = divmod(batch, by)
+    if rest or not size:
+        others = " and ".join(draft.describe(name) for name in names)
         ranks = draft.lines.get("parallel.ranks")
         on = f" on {ranks.value} ranks" if ranks else ""
-        raise UserError(f"{draft.shown('global_batch')} is not a multiple of {by}, which {others} make{on}")
+        raise UserError(
+            f"{draft.describe('global_batch')} is not a multiple of {by}, which {others} make{on}",
+            code="conflict",
+            key="train.global_batch",
+        )
     return size
 
 
-def _schedule(draft: Draft) -> None:
+def _derive_schedule(draft: Draft) -> None:
     """One length, and a warm-up that is a part of it."""
+    lengths = {"train.steps", "train.epochs"}
     total = draft.value("total_steps")
-    if "train.steps" in draft.claims and "train.epochs" in draft.claims:
+    if lengths <= draft.claims.keys():
         draft.overrule("train.epochs", "train.steps")
-    if total is not None:
-        if not {"train.steps", "train.epochs"} & draft.claims.keys():
-            draft.put("train.steps", total, draft.shown("total_steps"))
-            draft.use("total_steps", "train.steps")
-        else:
-            draft.reject("total_steps", "a schedule ends with the run")
-    if not {"train.steps", "train.epochs"} & {*draft.claims, *draft.lines}:
-        draft.fill_in["train.steps"] = "nothing says how long to train; without it the run has one epoch"
+    if total is not None and lengths & draft.claims.keys():
+        draft.reject("total_steps", "a schedule ends with the run")
+    elif total is not None:
+        draft.set_line("train.steps", total, draft.describe("total_steps"))
+        draft.mark_used(("total_steps",), "train.steps")
+    if not lengths & {*draft.claims, *draft.lines}:
+        draft.fill_in["train.steps"] = "no file gives the length of the run; without it the run has one epoch"
     if draft.value("train.warmup_steps") is not None and "train.warmup" in draft.claims:
         draft.overrule("train.warmup", "train.warmup_steps")
-    steps, warm = draft.value("train.steps") or total, draft.value("train.warmup_steps")
-    if steps and warm and warm >= steps:
-        draft.fill_in["train.warmup_steps"] = f"{warm} is the whole run of {steps} steps, which never gets to train.lr"
+    steps, warmup = draft.value("train.steps") or total, draft.value("train.warmup_steps")
+    if steps and warmup and warmup >= steps:
+        draft.fill_in["train.warmup_steps"] = f"{warmup} is the whole run of {steps} steps: train.lr is never reached"
 
 
-def _rhythm(draft: Draft) -> None:
+def _derive_intervals(draft: Draft) -> None:
     """How often a run is evaluated and saved: in steps, or at the end of each epoch."""
     for by, steps, key in (
         ("evaluate_by", "evaluate_steps", "train.evaluate_every"),
         ("save_by", "save_steps", "train.checkpoint_every"),
     ):
         how, every = draft.value(by), draft.value(steps)
-        in_steps = every and (how == "steps" or (how is None and by == "save_by"))
-        if in_steps:
-            draft.put(key, every, draft.shown(steps))
-        for name in (name for name in (by, steps) if name in draft.claims):
-            if in_steps:
-                draft.use(name, key)
-            else:
+        if every and (how == "steps" or (how is None and by == "save_by")):
+            draft.set_line(key, every, draft.describe(steps))
+            draft.mark_used((by, steps), key)
+            continue
+        for name in (by, steps):
+            if name in draft.claims:
                 draft.keep(name, "it is done at the end of each epoch")
 
 
-def _arguments(draft: Draft) -> None:
-    """What a script is given after its name, as long as it is the script that runs."""
+def _derive_arguments(draft: Draft) -> None:
+    """Pass the arguments of a script on to it, as long as it is the script that runs."""
     if "data.arguments" not in draft.claims:
         return
     if str(draft.value("workload")).endswith(".py"):
-        draft.use("arguments", "data.arguments")
+        draft.used["arguments"] = ("data.arguments",)
         return
     del draft.claims["data.arguments"]
-    why = f"the script that reads it gives way to  workload: {draft.value('workload')}"
+    reason = f"for the script, which is replaced by  workload: {draft.value('workload')}"
     for i, row in enumerate(draft.rows):
-        if row.where == ("arguments",):
-            draft.rows[i] = replace(row, outcome=Outcome.NOT_SUPPORTED, where=(), why=why)
+        if row.run_keys == ("arguments",):
+            draft.rows[i] = replace(row, outcome=Outcome.NOT_SUPPORTED, run_keys=(), reason=reason)
 
 
-def _workers(draft: Draft) -> None:
-    """Processes that make samples: a key where the work has one."""
-    workers = draft.value("workers")
+def _derive_workers(draft: Draft) -> None:
+    """Set the number of loader processes, where the workload has such a key."""
+    workers, workload = draft.value("workers"), str(draft.value("workload") or "")
     if workers is None:
         return
-    workload = str(draft.value("workload") or "")
-    if workload in BUILT_IN:
-        if "workers" in find_entry(workload).sections()["data"].model_fields:
-            draft.put("data.workers", workers, draft.shown("workers"))
-            draft.use("workers", "data.workers")
-        else:
-            draft.reject("workers", "texts are tokenised once and read from a memory map; workers have nothing to do")
+    if workload not in BUILT_IN:
+        draft.reject("workers", f"set it in the script: run.batches(…, workers={workers})", noted=True)
+    elif "workers" in find_entry(workload).sections()["data"].model_fields:
+        draft.set_line("data.workers", workers, draft.describe("workers"))
+        draft.mark_used(("workers",), "data.workers")
     else:
-        draft.reject("workers", f"the script says it: run.batches(…, workers={workers})", noted=True)
+        draft.reject("workers", "texts are tokenised once and read from a memory map; workers have nothing to do")
 
 
-def _machines(draft: Draft, ranks: int | None) -> None:
-    """The key `cluster`, where the kind of device is said and known."""
+def _derive_cluster(draft: Draft, ranks: int | None) -> None:
+    """Set the key `cluster`, if the kind of device is given and known."""
     device, nodes = draft.value("device_name"), draft.value("nodes") or 1
     gpus = draft.value("gpus_per_node") or (draft.value("gpus") or 0) // nodes
     each = gpus or (ranks or 0) // nodes
-    if device is not None and each:
-        text = f"{nodes}x{each}x{device}"
-        try:
-            parse_cluster(text)
-        except UserError:
-            draft.reject("device_name", f"no device of the catalogue is called {device}; plan with --cluster FILE.yaml")
-        else:
-            draft.put("cluster", text, draft.shown("device_name"))
-            for name in ("device_name", "nodes", "gpus_per_node", "gpus"):
-                if name in draft.claims:
-                    draft.use(name, "cluster")
-            if "parallel.strategy" not in draft.claims:
-                draft.put("parallel.strategy", "ddp" if (ranks or 1) > 1 else "single", "nothing else is said")
+    if device is None or not each:
+        return
+    text = f"{nodes}x{each}x{device}"
+    try:
+        parse_cluster(text)
+    except UserError:
+        draft.reject("device_name", f"no device of the catalogue is called {device}; plan with --cluster FILE.yaml")
+        return
+    draft.set_line("cluster", text, draft.describe("device_name"))
+    draft.mark_used(("device_name", "nodes", "gpus_per_node", "gpus"), "cluster")
+    if "parallel.strategy" not in draft.claims:
+        draft.set_line("parallel.strategy", "ddp" if (ranks or 1) > 1 else "single", "nothing else is given")
 
 
-def _sharded_only(draft: Draft) -> None:
-    """What says how shards are gathered and summed, where there are none."""
-    strategy, gathers = draft.value("parallel.strategy"), ("zero2", "zero3", "fsdp", "hsdp")
-    if draft.value("parallel.wrap") is not None and strategy not in gathers:
-        del draft.lines["parallel.wrap"]
-        draft.reject("parallel.wrap", "nothing is sharded, so nothing is gathered")
-    if draft.value("parallel.reduce") in ("bf16", "fp16") and strategy == "zero1":
-        del draft.lines["parallel.reduce"]
-        draft.reject("parallel.reduce", "with ZeRO 1 gradients are summed in fp32")
-
-
-def _offload(draft: Draft) -> None:
-    """Who can keep state in host memory."""
+def _check_offload(draft: Draft) -> None:
+    """Drop the offload where state cannot be kept in host memory."""
     strategy = draft.value("parallel.strategy")
-    if not draft.value("parallel.offload") or strategy in ("zero2", "zero3", "fsdp", "hsdp"):
+    if not draft.value("parallel.offload") or strategy in GATHERS_SHARDS:
         return
     if strategy == "zero1" and draft.value("workload") in BUILT_IN:
-        draft.put("parallel.engine", "deepspeed", "offload with ZeRO 1 is DeepSpeed's alone")
+        draft.set_line("parallel.engine", "deepspeed", "only DeepSpeed offloads with ZeRO 1")
         return
-    del draft.lines["parallel.offload"]
-    nothing = "nothing is sharded, so nothing is offloaded; DeepSpeed ignores it too"
-    why = (
-        "ZeRO 1 keeps its state on the device here; parallel.strategy=zero2 offloads"
-        if strategy == "zero1"
-        else nothing
-    )
-    draft.reject("parallel.offload", why)
+    reason = "nothing is sharded, so nothing is offloaded; DeepSpeed ignores it too"
+    if strategy == "zero1":
+        reason = "ZeRO 1 keeps its state on the device here; parallel.strategy=zero2 offloads"
+    _drop(draft, "parallel.offload", reason)
+
+
+def _check_sharded_options(draft: Draft) -> None:
+    """Drop options about gathering and summing shards where there are no shards."""
+    strategy = draft.value("parallel.strategy")
+    if draft.value("parallel.wrap") is not None and strategy not in GATHERS_SHARDS:
+        _drop(draft, "parallel.wrap", "nothing is sharded, so nothing is gathered")
+    if draft.value("parallel.reduce") in ("bf16", "fp16") and strategy == "zero1":
+        _drop(draft, "parallel.reduce", "with ZeRO 1 gradients are summed in fp32")
+
+
+def _drop(draft: Draft, key: str, reason: str) -> None:
+    del draft.lines[key]
+    draft.reject(key, reason)

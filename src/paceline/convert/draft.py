@@ -1,4 +1,4 @@
-"""A run file in the making: what each key claims, where two contradict each other, and what became of each key."""
+"""Collect what each key claims for the run file, and detect contradictions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.convert.key_tables import PacelineTable
 from paceline.convert.rules import Outcome, Ruling, UnreadableValue
+from paceline.convert.shell import is_unknown
 from paceline.convert.sources import Settings, flatten_keys
 from paceline.errors import UserError
 
 SECRET = re.compile(r"(^|[_. ])(token|secret|password|api_key)$", re.IGNORECASE)
 """Keys whose values are repeated nowhere."""
-SAME = {"zero3": "fsdp"}
+SYNONYMS = {"zero3": "fsdp"}
 """Two names of one strategy."""
 
 
@@ -26,18 +28,24 @@ class ConvertedKey:
     key: str
     value: Any
     outcome: Outcome
-    where: tuple[str, ...] = ()
-    """Keys of the run file; before all is settled, what it claims."""
-    why: str = ""
+    run_keys: tuple[str, ...] = ()
+    """Keys of the run file; while the draft is incomplete, the names that it claims."""
+    reason: str = ""
     given: bool = True
-    """False for what a tool does unasked and Paceline would not."""
-    ask: bool = False
-    """See `Ruling.ask`."""
+    """False for a default of the tool that Paceline does not share."""
+    review: bool = False
+    """See `Ruling.review`."""
 
     @property
-    def said(self) -> str:
-        """As a person would point at it."""
+    def origin(self) -> str:
+        """Where the key is, for a message."""
         return f"{self.source} {self.key}" + ("" if self.given else ", not given")
+
+    @property
+    def assignment(self) -> str:
+        """The same with its value: `ds.json train_batch_size=256`."""
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"{self.origin}={value}" if self.given else self.origin
 
 
 @dataclass(frozen=True)
@@ -63,146 +71,135 @@ class Draft:
     claims: dict[str, Claim] = field(default_factory=dict)
     lines: dict[str, RunFileLine] = field(default_factory=dict)
     """The run file by dotted keys."""
-    became: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """For quantities without a key of their own: the keys they went into."""
+    used: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The keys of the run file that each quantity went into."""
     fill_in: dict[str, str] = field(default_factory=dict)
     """Keys of the run file that the user must look at, with the reason."""
     files: list[Path] = field(default_factory=list)
-    """Named by what was read, and there: to be read as well."""
+    """Existing files that a source names: to be read as well."""
 
-    def read(self, source: Settings) -> None:
-        """Every key of a source."""
-        values = dict(flatten_keys(source.values))
-        together = _together(source, values)
+    def add_source(self, source: Settings) -> None:
+        """Judge every key of a source."""
+        values = flatten_keys(source.values)
+        try:
+            together = source.table.judge_together(values)
+        except ValueError as error:
+            raise UserError(f"{source.name}: {error}", code="invalid-value") from None
         for key, value in values.items():
             shown = key.replace("_", "-") if source.table.dashed else key
-            ruling = together[key] if key in together else _judged(source, key, value)
+            ruling = together[key] if key in together else _judge(source, key, value)
             self.add(source, f"{source.prefix}{shown}", value, ruling)
         for key, value, ruling in source.extra:
             self.add(source, key, value, ruling)
         self.sources.append(source)
 
-    def add_unsaid(self) -> None:
-        """What the tools do where nothing is said, once all is read; a run file among it has defaults of its own."""
-        if self.has_run_file:
-            return
-        for source in self.sources:
-            unsaid = source.table.unsaid
-            for key, value, ruling in unsaid(dict(flatten_keys(source.values))) if unsaid else ():
+    def add_defaults(self) -> None:
+        """Add what the tools do unless they are asked, once all is read; a run file among it has its own defaults."""
+        for source in () if self.has_run_file else self.sources:
+            for key, value, ruling in source.table.judge_defaults(flatten_keys(source.values)):
                 self.add(source, key, value, ruling, given=False)
 
     @property
     def has_run_file(self) -> bool:
-        return any(source.table.ours for source in self.sources)
+        return any(isinstance(source.table, PacelineTable) for source in self.sources)
 
     def add(self, source: Settings, key: str, value: Any, ruling: Ruling, *, given: bool = True) -> None:
         if ruling.file:
-            ruling = self._file(source, ruling)
+            ruling = self._find_file(source, ruling)
         outcome = ruling.outcome
-        if outcome is Outcome.TRANSLATED and _unchanged(key, value, ruling.claims):
+        if outcome is Outcome.TRANSLATED and _is_unchanged(key, value, ruling.claims):
             outcome = Outcome.KEPT
         value = "…" if SECRET.search(key) and value else value
-        row = ConvertedKey(source.name, key, value, outcome, tuple(ruling.claims), ruling.why, given, ruling.ask)
+        row = ConvertedKey(source.name, key, value, outcome, tuple(ruling.claims), ruling.reason, given, ruling.review)
         self.rows.append(row)
         for name, claimed in ruling.claims.items():
             self._claim(name, Claim(claimed, len(self.rows) - 1, ruling.weight + source.weight))
 
     def _claim(self, name: str, new: Claim) -> None:
-        old = self.claims.get(name)
-        if old is None or _same(old.value, new.value):
-            self.claims.setdefault(name, new)
+        old = self.claims.setdefault(name, new)
+        if old is new or _is_same(old.value, new.value):
             return
         if old.weight == new.weight:
-            first, second = self.rows[old.row], self.rows[new.row]
+            first, second = self.rows[old.row].assignment, self.rows[new.row].assignment
+            shown = name if "." in name else name.replace("_", " ")
             raise UserError(
-                f"{_shown(first)} and {_shown(second)} contradict each other ({_as_key(name)} would be {old.value} "
-                f"and {new.value}); leave one of them out"
+                f"{first} and {second} contradict each other ({shown} would be {old.value} and {new.value}); "
+                "leave one of them out",
+                code="conflict",
+                key=name,
             )
         winner, loser = (new, old) if new.weight > old.weight else (old, new)
         self.claims[name] = winner
-        why = f"{self.rows[winner.row].said} has the last word"
-        self.rows[loser.row] = replace(self.rows[loser.row], outcome=Outcome.REPLACED, where=(), why=why)
+        self._replace_row(loser, winner)
 
-    def _file(self, source: Settings, ruling: Ruling) -> Ruling:
+    def _replace_row(self, loser: Claim, winner: Claim) -> None:
+        reason = f"{self.rows[winner.row].origin} takes precedence"
+        self._update(loser, outcome=Outcome.REPLACED, run_keys=(), reason=reason)
+
+    def _update(self, claim: Claim, **changes: Any) -> None:
+        self.rows[claim.row] = replace(self.rows[claim.row], **changes)
+
+    def _find_file(self, source: Settings, ruling: Ruling) -> Ruling:
         for folder in (source.folder, Path()):
             if (path := folder / ruling.file).is_file():
                 self.files.append(path)
-                return replace(ruling, why="read as well", file="")
-        why = "there is no such file here; give it to adopt as well"
-        return Ruling(Outcome.NOT_SUPPORTED, why=why, ask=True)
+                return replace(ruling, reason="read as well", file="")
+        reason = "the file does not exist here; give it to adopt as well"
+        return Ruling(Outcome.NOT_SUPPORTED, reason=reason, review=True)
 
     def value(self, name: str) -> Any:
-        """What is claimed under a name; None where nothing is."""
+        """Return what is claimed under a name; None if nothing is."""
         return self.claims[name].value if name in self.claims else None
 
-    def shown(self, name: str) -> str:
-        """Who claims it, for a message: `ds.json train_batch_size=256`."""
-        return _shown(self.rows[self.claims[name].row])
+    def describe(self, name: str) -> str:
+        """Return who claims it, for a message."""
+        return self.rows[self.claims[name].row].assignment
 
-    def put(self, key: str, value: Any, comment: str) -> None:
+    def set_line(self, key: str, value: Any, comment: str) -> None:
         self.lines[key] = RunFileLine(value, comment)
 
-    def use(self, name: str, *keys: str) -> None:
-        """A quantity went into these keys of the run file."""
-        self.became[name] = (*self.became.get(name, ()), *keys)
+    def mark_used(self, names: tuple[str, ...], *keys: str) -> None:
+        """Record that quantities, those of them that are claimed, went into these keys of the run file."""
+        for name in names:
+            if name in self.claims:
+                self.used[name] = (*self.used.get(name, ()), *keys)
 
-    def reject(self, name: str, why: str, *, noted: bool = False) -> None:
-        """What was claimed is no value of a run file after all."""
+    def reject(self, name: str, reason: str, *, noted: bool = False) -> None:
+        """Drop a claim that cannot be a value of the run file after all."""
         claim = self.claims.pop(name)
-        row = self.rows[claim.row]
         outcome = Outcome.NOTED if noted else Outcome.NOT_SUPPORTED
-        left = tuple(other for other in row.where if other != name)
-        self.rows[claim.row] = (
-            replace(row, where=left, why=why) if left else replace(row, outcome=outcome, where=(), why=why)
-        )
+        others = tuple(other for other in self.rows[claim.row].run_keys if other != name)
+        changes = {"run_keys": others} if others else {"run_keys": (), "outcome": outcome}
+        self._update(claim, reason=reason, **changes)
 
-    def keep(self, name: str, why: str) -> None:
-        """What was claimed is so in any case."""
-        claim = self.claims.pop(name)
-        self.rows[claim.row] = replace(self.rows[claim.row], outcome=Outcome.KEPT, where=(), why=why)
+    def keep(self, name: str, reason: str) -> None:
+        """Drop a claim that is met in any case."""
+        self._update(self.claims.pop(name), outcome=Outcome.KEPT, run_keys=(), reason=reason)
 
     def overrule(self, name: str, by: str) -> None:
-        """Of two keys for one thing the second counts."""
-        claim = self.claims.pop(name)
-        why = f"{self.rows[self.claims[by].row].said} has the last word"
-        self.rows[claim.row] = replace(self.rows[claim.row], outcome=Outcome.REPLACED, where=(), why=why)
+        """Drop a claim in favour of another one about the same thing."""
+        self._replace_row(self.claims.pop(name), self.claims[by])
 
 
-def _together(source: Settings, values: Mapping[str, Any]) -> Mapping[str, Ruling]:
-    try:
-        return source.table.together(values) if source.table.together else {}
-    except ValueError as error:
-        raise UserError(f"{source.name}: {error}") from None
-
-
-def _judged(source: Settings, key: str, value: Any) -> Ruling:
+def _judge(source: Settings, key: str, value: Any) -> Ruling:
     rule = source.table.rule(key)
     if rule is None:
-        tool = source.table.tool
-        return Ruling(Outcome.NOT_SUPPORTED, why=f"{tool} has no such key{source.table.near(key)}", ask=True)
+        reason = f"{source.table.tool} has no such key{source.table.suggest(key)}"
+        return Ruling(Outcome.NOT_SUPPORTED, reason=reason, review=True)
     try:
         return rule(value)
     except UnreadableValue as kind:
-        if isinstance(value, str) and "$" in value:
-            return Ruling(Outcome.NOTED, why="known only when the job runs", ask=True)
-        raise UserError(f"{source.name}: {key}: {value!r} is not {kind}") from None
+        if is_unknown(value):
+            return Ruling(Outcome.NOTED, reason="known only when the job runs", review=True)
+        raise UserError(f"{source.name}: {key}: {value!r} is not {kind}", code="invalid-value", key=key) from None
 
 
-def _shown(row: ConvertedKey) -> str:
-    value = str(row.value).lower() if isinstance(row.value, bool) else row.value
-    return f"{row.said}={value}" if row.given else row.said
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(SYNONYMS.get(str(one), one) == SYNONYMS.get(str(other), other))
 
 
-def _as_key(name: str) -> str:
-    return name if "." in name else name.replace("_", " ")
-
-
-def _same(one: Any, other: Any) -> bool:
-    return bool(SAME.get(str(one), one) == SAME.get(str(other), other))
-
-
-def _unchanged(key: str, value: Any, claims: Mapping[str, Any]) -> bool:
-    """Whether a key has its own name and value in the run file."""
+def _is_unchanged(key: str, value: Any, claims: Mapping[str, Any]) -> bool:
+    """Whether a key has the same name and value in the run file."""
     if len(claims) != 1:
         return False
     ((name, claimed),) = claims.items()

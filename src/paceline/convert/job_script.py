@@ -1,26 +1,24 @@
-"""Shell scripts and files of commands: the `#SBATCH` lines, what is exported, and the command that starts ranks."""
+"""Read shell scripts: the `#SBATCH` lines, what is exported, and the command that starts ranks."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.convert import commands, shell
+from paceline.convert.commands import list_preparations, parse_options, prefix_sources, read_command, tool_of
+from paceline.convert.key_tables import load_table
 from paceline.convert.rules import Outcome, Ruling
-from paceline.convert.sources import Settings
-from paceline.convert.tables.launchers import ENVIRONMENT, SBATCH
+from paceline.convert.shell import ShellCommand, evaluate_script
+from paceline.convert.sources import Extra, Settings
 from paceline.errors import UserError
 
-ASKED = re.compile(r"^#SBATCH[ \t]+(.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
-PREPARES = re.compile(r"^\s*((?:module|ml|source|\.|conda|mamba|spack|cd)\s+\S.*)$", re.MULTILINE)
-STARTS = re.compile(
-    r"\b(torchrun|accelerate|deepspeed|horovodrun|mpirun|mpiexec|srun|sbatch|paceline|python[\d.]*|bash|sh)\b"
-)
-OTHER_SCHEDULERS = re.compile(r"^#(PBS|BSUB|COBALT|OAR|SGE|\$)[ \t]+(-.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
-GIVEN_BY_SLURM = {
+SBATCH_LINE = re.compile(r"^#SBATCH[ \t]+(.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
+OTHER_SCHEDULER_LINE = re.compile(r"^#(PBS|BSUB|COBALT|OAR|SGE|\$)[ \t]+(-.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
+NODE_OPTION = re.compile(r"--?(node|machine)[-_]rank(=.*)?")
+SLURM_VARIABLES = {
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
     "SLURM_NTASKS": "ntasks",
     "SLURM_NTASKS_PER_NODE": "ntasks_per_node",
@@ -29,96 +27,95 @@ GIVEN_BY_SLURM = {
 
 
 def is_shell_script(text: str) -> bool:
-    """A job script, a shell script, or a text that begins with a command that we know."""
-    if ASKED.search(text) or re.match(r"#!.*\b(ba|z|da|k)?sh\b", text):
+    """Whether it is a job script, a shell script, or a text that begins with a known command."""
+    if SBATCH_LINE.search(text) or re.match(r"#!.*\b(ba|z|da|k)?sh\b", text):
         return True
-    lines = [
-        line for line in text.replace("\\\n", " ").splitlines() if line.strip() and not line.strip().startswith("#")
-    ]
-    first = lines[0].strip().lstrip("$ ") if lines else ""
-    return first.startswith("export ") or bool(commands.tool_of(re.split(r"\s+", first)))
+    lines = [line.strip().removeprefix("$ ") for line in text.replace("\\\n", " ").splitlines()]
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return first.startswith("export ") or bool(tool_of(first.split()))
 
 
 def has_launch_command(text: str) -> bool:
-    """Any line that starts ranks, in a text that is neither YAML nor Python."""
-    starts = (re.split(r"\s+", line.strip()) for line in text.splitlines())
-    return any(commands.tool_of(words) for words in starts)
+    """Whether any line starts ranks, in a text that is neither YAML nor Python."""
+    return any(tool_of(line.split()) for line in text.splitlines())
 
 
 def read_job(text: str, name: str, folder: Path) -> list[Settings]:
-    """All that a script says; one command that starts ranks, or the same one for several nodes."""
-    asked = _asked(text, name)
-    sources = [Settings(name, SBATCH.table, asked, folder, prefix="--")] if asked else []
-    body = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
-    given = _slurm(asked)
-    variables = shell.assigned(body, given)
-    sources += _environment(body, variables, name, folder)
-    sources += _other_scheduler(text, name, folder)
-    found = list(_commands(shell.expanded(body, {**given, **variables}), name))
-    ranks = [(line, words) for line, words in found if commands.tool_of(words) != "python"] or found
-    different = {shell.node_free(words) for _, words in ranks}
+    """Return all settings of a script that starts ranks with one command, or with the same one for several nodes."""
+    asked = _read_sbatch_lines(text, name)
+    sources = [Settings(name, load_table("slurm"), asked, folder, prefix="--")] if asked else []
+    script = evaluate_script(text, _predict_slurm_variables(asked))
+    started = [command for command in script.commands if _starts_program(command)]
+    ranks = [command for command in started if tool_of(command.words, command.environment) != "python"] or started
+    different = {_strip_node_options(command.words) for command in ranks}
     if len(different) > 1:
-        lines = ", ".join(str(line) for line, _ in ranks)
-        last = " ".join(shlex.join(ranks[-1][1]).split())[:60]
+        lines = ", ".join(str(command.line) for command in ranks)
+        last = " ".join(shlex.join(ranks[-1].words).split())[:60]
         raise UserError(
             f"{name} starts {len(different)} different commands (lines {lines}); give the one to adopt as "
-            f'--command "{last}…"'
+            f'--command "{last}…"',
+            code="conflict",
         )
+    table, as_before = load_table("environment"), _note("for the shell: export it as before")
+    extra = [(f"export {key}", value, as_before) for key, value in script.exports.items() if key not in table.rules]
+    extra += [*list_preparations(script.commands), *_list_other_schedulers(text)]
+    extra += [(f"line {line}", error[:60], _note("it is not valid bash", review=True)) for line, error in script.errors]
+    beside = _note("it does not start the ranks: run it as before")
+    extra += [("command", shlex.join(command.words), beside) for command in started if command not in ranks]
+    exports = {key: value for key, value in script.exports.items() if key in table.rules}
+    if exports or extra:
+        sources.append(Settings(name, table, exports, folder, extra=tuple(extra)))
     if ranks:
-        sources += commands.prefix_sources(commands.read_command(ranks[0][1], folder), name)
-        sources += _beside([words for number, words in found if (number, words) not in ranks], name, folder)
+        sources += prefix_sources(read_command(ranks[0], folder), name)
     if not sources:
-        raise UserError(f"{name} asks a scheduler for nothing and starts no command that adopt knows")
+        reason = f"{name} requests nothing from a scheduler and starts no command that adopt knows"
+        raise UserError(reason, code="invalid-format", key=name)
     return sources
 
 
-def _asked(text: str, name: str) -> dict[str, Any]:
-    words = [word for match in ASKED.findall(text) for word in shell.split(match, name)]
-    found, rest = commands.parse_options(words, SBATCH)
+def _note(reason: str, *, review: bool = False) -> Ruling:
+    return Ruling(Outcome.NOTED, reason=reason, review=review)
+
+
+def _read_sbatch_lines(text: str, name: str) -> dict[str, Any]:
+    lines = [evaluate_script(f"sbatch {line}").commands for line in SBATCH_LINE.findall(text)]
+    found, rest, _ = parse_options([word for line in lines for word in line[0].words[1:]], load_table("slurm"))
     if rest:
-        raise UserError(f"{name}: {rest[0]!r} is not an option of sbatch; write it as  #SBATCH --{rest[0]}")
+        reason = f"{name}: {rest[0]!r} is not an option of sbatch; write it as  #SBATCH --{rest[0]}"
+        raise UserError(reason, code="unknown-key", key=rest[0])
     return found
 
 
-def _commands(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, words) of what starts a program or ranks: not `python -c`, and not a look at the machine."""
-    for number, line in shell.lines_of(text):
-        if STARTS.search(line):
-            words = shell.first_command(line, name, commands.tool_of)
-            if commands.tool_of(words) and commands.read_command(words, Path()):
-                yield number, words
+def _starts_program(command: ShellCommand) -> bool:
+    """Whether it starts a program or ranks: not `python -c`, and not a look at the machine."""
+    return bool(tool_of(command.words, command.environment)) and bool(read_command(command, Path()))
 
 
-def _slurm(asked: Mapping[str, Any]) -> dict[str, str]:
-    """What Slurm will set, as far as the script asks for it."""
-    known = {variable: str(asked[option]) for variable, option in GIVEN_BY_SLURM.items() if option in asked}
+def _strip_node_options(words: Sequence[str]) -> tuple[str, ...]:
+    """Return a command without what differs between the nodes of one run."""
+    kept, skip = list[str](), False
+    for word in words:
+        if NODE_OPTION.fullmatch(word):
+            skip = "=" not in word
+        elif skip:
+            skip = False
+        else:
+            kept.append(word)
+    return tuple(kept)
+
+
+def _predict_slurm_variables(asked: Mapping[str, Any]) -> dict[str, str]:
+    """Return what Slurm will set, as far as the script asks for it."""
+    known = {variable: str(asked[option]) for variable, option in SLURM_VARIABLES.items() if option in asked}
     if "gres" in asked and (count := re.fullmatch(r"gpu(?::\w+)?:(\d+)", str(asked["gres"]))):
         known |= {"SLURM_GPUS_ON_NODE": count[1], "SLURM_GPUS_PER_NODE": count[1]}
-    if "SLURM_NTASKS" not in known and {"nodes", "ntasks_per_node"} <= asked.keys():
-        nodes, each = str(asked["nodes"]), str(asked["ntasks_per_node"])
-        if nodes.isdecimal() and each.isdecimal():
-            known["SLURM_NTASKS"] = str(int(nodes) * int(each))
+    nodes, each = str(asked.get("nodes", "")), str(asked.get("ntasks_per_node", ""))
+    if "SLURM_NTASKS" not in known and nodes.isdecimal() and each.isdecimal():
+        known["SLURM_NTASKS"] = str(int(nodes) * int(each))
     return known
 
 
-def _other_scheduler(text: str, name: str, folder: Path) -> list[Settings]:
-    """What is asked of PBS, LSF and others, which adopt does not read."""
-    ruling = Ruling(Outcome.NOTED, why="for the scheduler; parallel.ranks says on how many devices")
-    extra = tuple((f"#{scheduler}", value, ruling) for scheduler, value in OTHER_SCHEDULERS.findall(text))
-    return [Settings(name, ENVIRONMENT, {}, folder, extra=extra)] if extra else []
-
-
-def _beside(others: Sequence[Sequence[str]], name: str, folder: Path) -> list[Settings]:
-    """Programs that a script runs before or after the ranks."""
-    ruling = Ruling(Outcome.NOTED, why="not what starts the ranks: run it as before")
-    extra = tuple(("command", shlex.join(words), ruling) for words in others)
-    return [Settings(name, ENVIRONMENT, {}, folder, extra=extra)] if extra else []
-
-
-def _environment(body: str, variables: Mapping[str, str], name: str, folder: Path) -> list[Settings]:
-    exported = re.findall(r"^\s*export\s+([A-Za-z_]\w*)=", body, re.MULTILINE)
-    known = {key: variables.get(key) for key in exported if ENVIRONMENT.rule(key) is not None}
-    as_before = Ruling(Outcome.NOTED, why="for the shell: export it as before")
-    extra = [(f"export {key}", variables.get(key, "…"), as_before) for key in exported if key not in known]
-    extra += [(match.split()[0], match, Ruling(Outcome.NOTED, why="for the shell")) for match in PREPARES.findall(body)]
-    return [Settings(name, ENVIRONMENT, known, folder, extra=tuple(extra))] if known or extra else []
+def _list_other_schedulers(text: str) -> list[Extra]:
+    """Return what is asked of PBS, LSF and others, which adopt does not read."""
+    ruling = _note("for the scheduler; parallel.ranks sets the number of devices")
+    return [(f"#{scheduler}", value, ruling) for scheduler, value in OTHER_SCHEDULER_LINE.findall(text)]

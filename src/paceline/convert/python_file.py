@@ -1,4 +1,4 @@
-"""Python scripts as text: configurations that they write as literals. No line of them is run."""
+"""Read Python scripts as text: configurations that they write as literals. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -8,107 +8,102 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.convert.key_tables import KeyTable, load_table
 from paceline.convert.rules import Outcome, Ruling
-from paceline.convert.sources import KeyTable, Settings
-from paceline.convert.tables.accelerate import ACCELERATE
-from paceline.convert.tables.deepspeed import DEEPSPEED
-from paceline.convert.tables.lightning import LIGHTNING
-from paceline.convert.tables.lightning import TRAINER as LIGHTNING_TRAINER
-from paceline.convert.tables.torch_calls import CALLS, TORCH, claims_of_call
-from paceline.convert.tables.trainer import TRAINER
+from paceline.convert.sources import Extra, Settings, flatten_keys
 
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
-CALLS_RUN = "once it calls paceline.run()"
-LATER = "known only when the script runs"
+NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 
 def parse_python(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except NOT_LITERAL:
         return None
 
 
 def read_python(tree: ast.Module, name: str, folder: Path) -> list[Settings]:
-    """Dictionaries that are DeepSpeed's, and calls whose arguments are settings."""
+    """Return dictionaries that are DeepSpeed's, and calls whose arguments are settings."""
     found: list[Settings] = []
+    deepspeed, torch = load_table("deepspeed"), load_table("torch")
     calls = 0
     for node in ast.walk(tree):
-        if isinstance(node, ast.Dict) and (values := _dictionary(node)) and DEEPSPEED.likeness(values):
-            found.append(Settings(name, DEEPSPEED, values, folder))
-        elif isinstance(node, ast.Call) and (node.keywords or claims_of_call(_function(node))):
-            function = _function(node)
-            found += _call(node, function, Settings(name, TORCH, {}, folder, -calls))
+        if isinstance(node, ast.Dict) and deepspeed.marks & {
+            *(values := _read_dictionary(node)),
+            *flatten_keys(values),
+        }:
+            found.append(Settings(name, deepspeed, values, folder))
+        elif isinstance(node, ast.Call) and (node.keywords or _function_of(node) in torch.calls):
+            found += _read_call(node, Settings(name, torch, folder=folder, weight=-calls))
             calls += 1  # a second loader is for evaluation, a second optimiser for another case: the first counts
     if found and name.endswith(".py"):
-        claims = {"workload": str(folder / name)}
-        found.append(
-            Settings(
-                name, TORCH, {}, folder, -1, extra=(("script", name, Ruling(Outcome.TRANSLATED, claims, CALLS_RUN)),)
-            )
-        )
+        ruling = Ruling(Outcome.TRANSLATED, {"workload": str(folder / name)}, "once it calls paceline.run()")
+        found.append(Settings(name, torch, folder=folder, weight=-1, extra=(("script", name, ruling),)))
     return found
 
 
-def _dictionary(node: ast.Dict) -> dict[str, Any] | None:
-    """Of literals alone."""
+def _read_dictionary(node: ast.Dict) -> dict[str, Any]:
+    """Return a dictionary of literals with text keys; any other is empty."""
     try:
         value = ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return None
-    return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else None
+    except NOT_LITERAL:
+        return {}
+    return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else {}
 
 
-def _function(node: ast.Call) -> str:
-    """The name of what is called, or of what `partial` will call."""
-    name = _name(node.func).split(".")[-1]
-    return _name(node.args[0]).split(".")[-1] if name == "partial" and node.args else name
+def _function_of(node: ast.Call) -> str:
+    """Return the name of what is called, or of what `partial` will call."""
+    name = _name_of(node.func).split(".")[-1]
+    return _name_of(node.args[0]).split(".")[-1] if name == "partial" and node.args else name
 
 
-def _call(node: ast.Call, function: str, around: Settings) -> Iterator[Settings]:
+def _read_call(node: ast.Call, source: Settings) -> Iterator[Settings]:
+    function = _function_of(node)
     given = {word.arg: word.value for word in node.keywords if word.arg is not None}
-    table, above = _table(function, given)
+    table, section = _choose_table(function, given)
     if table is None:
         return
     values: dict[str, Any] = {}
-    extra: list[tuple[str, Any, Ruling]] = []
+    extra: list[Extra] = []
+    if claims := source.table.calls.get(function):
+        extra.append((function, "…", Ruling(Outcome.TRANSLATED, claims, weight=-1)))
     for key, value in given.items():
-        literal = _literal(value)
+        literal = _read_literal(value)
         if literal is None and not (isinstance(value, ast.Constant) and value.value is None):
-            text = ast.unparse(value)
-            if not isinstance(value, ast.Call):  # which is read where it stands
-                extra.append((f"{function}({key})", text[:60], Ruling(Outcome.NOTED, why=LATER)))
+            if not isinstance(value, ast.Call):  # which is visited itself
+                ruling = Ruling(Outcome.NOTED, reason="known only when the script runs")
+                extra.append((f"{function}({key})", ast.unparse(value)[:60], ruling))
         elif isinstance(literal, dict):
-            values |= {f"{above}{key}.{inner}": item for inner, item in literal.items()}
+            values |= {f"{section}{key}.{inner}": item for inner, item in literal.items()}
         else:
-            values[f"{above}{key}"] = literal
-    if claims := claims_of_call(function):
-        extra.insert(0, (function, "…", Ruling(Outcome.TRANSLATED, claims, weight=-1)))
-    yield replace(around, table=table, values=values, extra=tuple(extra))
+            values[f"{section}{key}"] = literal
+    yield replace(source, table=table, values=values, extra=tuple(extra))
 
 
-def _table(function: str, given: dict[str, Any]) -> tuple[KeyTable | None, str]:
-    """Whose settings the arguments of a call are, and what stands before their names in the table."""
+def _choose_table(function: str, given: dict[str, ast.expr]) -> tuple[KeyTable | None, str]:
+    """Return the table for the arguments of a call, and the section that they have in it."""
     if function == "Accelerator":
-        return ACCELERATE, ""
+        return load_table("accelerate"), ""
     if function in ARGUMENTS:
-        return TRAINER, ""
-    if function == "Trainer" and LIGHTNING_TRAINER.keys() & given.keys() - {"callbacks"}:
-        return LIGHTNING, "trainer."
-    return (TORCH, f"{function}.") if function in CALLS else (None, "")
+        return load_table("training_arguments"), ""
+    lightning, torch = load_table("lightning"), load_table("torch")
+    if function == "Trainer" and any(f"trainer.{key}" in lightning.marks for key in given if key != "callbacks"):
+        return lightning, "trainer."
+    return (torch, f"{function}.") if torch.has_section(function) else (None, "")
 
 
-def _literal(node: ast.expr) -> Any:
-    """A literal, or a dotted name as text (torch.bfloat16, ShardingStrategy.FULL_SHARD); None for the rest."""
+def _read_literal(node: ast.expr) -> Any:
+    """Return a literal, or a dotted name as text (torch.bfloat16, ShardingStrategy.FULL_SHARD); None for the rest."""
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+    except NOT_LITERAL:
         pass
-    name = _name(node)
+    name = _name_of(node)
     return name if name.startswith("torch.") or (name[:1].isupper() and "." in name) else None
 
 
-def _name(node: ast.expr) -> str:
+def _name_of(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
-        return f"{_name(node.value)}.{node.attr}".lstrip(".")
+        return f"{_name_of(node.value)}.{node.attr}".lstrip(".")
     return node.id if isinstance(node, ast.Name) else ""

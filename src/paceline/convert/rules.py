@@ -1,14 +1,15 @@
-"""What can become of a key of another tool, and the rules that tables of keys are made of."""
+"""Rules for keys of other tools: what a value of such a key becomes in a run file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+Entry = Mapping[str, Any]
+"""A rule as the tables in `tables/*.yaml` write it."""
 
 
 class Outcome(Enum):
@@ -20,7 +21,7 @@ class Outcome(Enum):
     NOTED = "noted"
     """A comment in the run file: for the scheduler, for the shell, or for the script."""
     REPLACED = "replaced"
-    """Another key has the last word, as it had in the tool that both are of."""
+    """Another key takes precedence, as it did in the tool that both belong to."""
     NOT_SUPPORTED = "not supported"
 
 
@@ -30,31 +31,33 @@ class Ruling:
 
     outcome: Outcome
     claims: Mapping[str, Any] = field(default_factory=dict)
-    why: str = ""
+    reason: str = ""
     weight: int = 0
     """Of two claims that differ, the heavier one counts; of equals, neither: that is a contradiction."""
     file: str = ""
     """Another file that is named here, and is to be read as well."""
-    ask: bool = False
-    """The user must look at it: a word that is not known, a file that is not there."""
+    review: bool = False
+    """The user must look at it: an unknown word, a missing file."""
 
 
 Rule = Callable[[Any], Ruling]
-"""From the value of a key; ValueError where the value cannot be read."""
+"""From the value of a key; UnreadableValue where the value cannot be read."""
+OFF = Ruling(Outcome.KEPT, reason="off")
+NOT_SET = Ruling(Outcome.KEPT, reason="not set")
 
 
 class UnreadableValue(ValueError):
     """A value that is not of the kind that its key takes; the text says what it must be."""
 
 
-def whole(value: Any) -> int:
-    found = number(value)
+def parse_int(value: Any) -> int:
+    found = parse_number(value)
     if not math.isfinite(found) or found != int(found):
         raise UnreadableValue("a whole number")
     return int(found)
 
 
-def number(value: Any) -> float:
+def parse_number(value: Any) -> float:
     try:
         if not isinstance(value, bool | None):
             found = float(value)  # also of a whole number: no setting is too large for it
@@ -64,7 +67,7 @@ def number(value: Any) -> float:
     raise UnreadableValue("a number")
 
 
-def truth(value: Any) -> bool:
+def parse_bool(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if (text := str(value).lower()) in ("true", "yes", "1", "false", "no", "0"):
@@ -72,125 +75,125 @@ def truth(value: Any) -> bool:
     raise UnreadableValue("true or false")
 
 
-def word(value: Any) -> str:
+def parse_word(value: Any) -> str:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
     raise UnreadableValue("a word")
 
 
+PARSERS: dict[str, Callable[[Any], Any]] = {
+    "int": parse_int,
+    "number": parse_number,
+    "word": parse_word,
+    "text": str,
+}
+
+
 def is_off(value: Any) -> bool:
-    """Asks for nothing: null, false, an empty text or list, or one of the words for none."""
-    return value is None or value is False or value in ("", "no", "none", "None", "NO", "off") or value in ([], {}, ())
+    """Whether a value asks for nothing: null, false, an empty text or list, or one of the words for none."""
+    return value is None or value is False or value in ("", "no", "none", "off", "false", "None", "NO", [], {}, ())
 
 
-def to(key: str, convert: Callable[[Any], Any] = lambda value: value, why: str = "") -> Rule:
-    """A value of the run file; null leaves the default."""
+def build_rule(entry: Entry, functions: Mapping[str, Rule]) -> Rule:
+    """Return the rule that an entry of a table describes; `call` names one of the functions."""
+    if "call" in entry:
+        return functions[entry["call"]]
+    build = next(build for name, build in KINDS.items() if name in entry)
+    judge = build(entry)
+
+    def rule(value: Any) -> Ruling:
+        if any(value == other and type(value) is type(other) for other in entry.get("ignored", ())):
+            return OFF
+        try:
+            return judge(value)
+        except UnreadableValue:
+            if "unreadable" not in entry:
+                raise
+            return Ruling(Outcome.NOTED, reason=entry["unreadable"])
+
+    return rule
+
+
+def _build_claim(entry: Entry) -> Rule:
+    """`to` a key of the run file, or to a `quantity` that others are derived from; null leaves the default."""
+    translated = "to" in entry
+    name = entry["to"] if translated else entry["quantity"]
+    parse = PARSERS[entry.get("as", "int")]
+    outcome = Outcome.TRANSLATED if translated else Outcome.DERIVED
 
     def rule(value: Any) -> Ruling:
         if value is None:
-            return Ruling(Outcome.KEPT, why="not set")
-        return Ruling(Outcome.TRANSLATED, {key: convert(value)}, why)
+            return NOT_SET
+        if "at_least" in entry and parse_number(value) < entry["at_least"]:
+            return Ruling(Outcome.NOT_SUPPORTED, reason=entry["otherwise"])
+        parsed = parse(value)
+        if "off_below" in entry and parsed < entry["off_below"]:
+            return OFF
+        return Ruling(outcome, {name: parsed}, entry.get("reason", ""), entry.get("weight", 0))
 
     return rule
 
 
-def quantity(name: str, convert: Callable[[Any], Any] = whole, why: str = "") -> Rule:
-    """Something that values of the run file are derived from."""
+def _build_choice(entry: Entry) -> Rule:
+    """One of several words, or a dotted name that ends with it; each with what it claims."""
+    options = {str(word).lower(): dict(claims) for word, claims in entry["choice"].items()}
 
     def rule(value: Any) -> Ruling:
-        if value is None:
-            return Ruling(Outcome.KEPT, why="not set")
-        return Ruling(Outcome.DERIVED, {name: convert(value)}, why)
+        text = str(value).lower()
+        if isinstance(value, str) and text[:1].isalpha() and text not in options:
+            text = text.rpartition(".")[2]
+        if text not in options:
+            return Ruling(Outcome.NOT_SUPPORTED, reason=entry["reason"])
+        claims = {key: claim for key, claim in options[text].items() if key != "reason"}
+        if not claims:
+            return Ruling(Outcome.KEPT, reason=entry.get("kept", ""))
+        return Ruling(Outcome.TRANSLATED, claims, options[text].get("reason", ""), entry.get("weight", 0))
 
     return rule
 
 
-def choice(options: Mapping[Any, Mapping[str, Any]], why: str, outcome: Outcome = Outcome.TRANSLATED) -> Rule:
-    """One of several words, each with what it claims; `why` the others are not supported."""
+def _build_switch(entry: Entry) -> Rule:
+    """True or false: on, it claims something; off, nothing or what `otherwise` has."""
+    on = Ruling(Outcome.TRANSLATED, entry["switch"], entry.get("reason", ""), entry.get("weight", 0))
+    off = replace(on, claims=entry["otherwise"]) if "otherwise" in entry else OFF
+    return lambda value: NOT_SET if value is None else on if parse_bool(value) else off
+
+
+def _build_keep(entry: Entry) -> Rule:
+    """What Paceline does in any case, if the value is one of `values`, or whatever it is without these."""
+    values, reason = entry.get("values", ()), entry["keep"]
+    words = {text for value in values for text in (str(value).lower(), repr(value))}
 
     def rule(value: Any) -> Ruling:
-        for known, claims in options.items():
-            if str(value).lower() == str(known).lower():
-                return Ruling(outcome if claims else Outcome.KEPT, claims)
-        return Ruling(Outcome.NOT_SUPPORTED, why=why)
+        equal = isinstance(value, int | float) and any(value == known for known in values)
+        if not values or value is None or equal or str(value).lower() in words:
+            return Ruling(Outcome.KEPT, reason=reason)
+        return Ruling(Outcome.NOT_SUPPORTED, reason=entry.get("otherwise", f"here {reason}"))
 
     return rule
 
 
-def when(claims: Mapping[str, Any], why: str = "", weight: int = 0) -> Rule:
-    """A switch: where it is on, it claims something; off is as things are without it."""
-
-    def rule(value: Any) -> Ruling:
-        if value is None or not truth(value):
-            return Ruling(Outcome.KEPT, why="off")
-        return Ruling(Outcome.TRANSLATED, claims, why, weight)
-
-    return rule
-
-
-def always(why: str, *values: Any, otherwise: str = "") -> Rule:
-    """What Paceline does in any case, where the value is one of these, or whatever it is if none are named."""
-
-    def rule(value: Any) -> Ruling:
-        known = [str(v).lower() for v in values] + [repr(v) for v in values]
-        same = isinstance(value, int | float) and any(value == v for v in values)
-        if not values or value is None or same or str(value).lower() in known:
-            return Ruling(Outcome.KEPT, why=why)
-        return Ruling(Outcome.NOT_SUPPORTED, why=otherwise or f"here {why}")
-
-    return rule
-
-
-def no(why: str) -> Rule:
+def _build_reject(entry: Entry) -> Rule:
     """Not supported, unless it asks for nothing."""
-
-    def rule(value: Any) -> Ruling:
-        return Ruling(Outcome.KEPT, why="off") if is_off(value) else Ruling(Outcome.NOT_SUPPORTED, why=why)
-
-    return rule
+    return lambda value: OFF if is_off(value) else Ruling(Outcome.NOT_SUPPORTED, reason=entry["reject"])
 
 
-def noted(why: str) -> Rule:
-    return lambda value: Ruling(Outcome.KEPT, why="not set") if value is None else Ruling(Outcome.NOTED, why=why)
+def _build_note(entry: Entry) -> Rule:
+    return lambda value: NOT_SET if value is None else Ruling(Outcome.NOTED, reason=entry["note"])
 
 
-def backend(value: Any) -> Ruling:
-    """What carries messages. NCCL is taken for CUDA devices anyway, and a run file without it runs on CPUs too."""
-    if value is None or str(value).lower() in ("nccl", "auto", ""):
-        return Ruling(Outcome.KEPT, why="NCCL for CUDA devices, gloo for CPUs")
-    if str(value).lower() in ("gloo", "mpi"):
-        return Ruling(Outcome.TRANSLATED, {"parallel.backend": str(value).lower()})
-    return Ruling(Outcome.NOT_SUPPORTED, why="parallel.backend is nccl, gloo or mpi")
-
-
-def sums_in(value: Any) -> Ruling:
-    """The type in which gradients are summed over ranks."""
-    names = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-    text = str(value).removeprefix("torch.").lower()
-    found = names.get(text, text)
-    if value is None or found == "fp32":
-        return Ruling(Outcome.KEPT, why="gradients are summed in fp32")
-    if found in ("bf16", "fp16"):
-        return Ruling(Outcome.TRANSLATED, {"parallel.reduce": found})
-    return Ruling(Outcome.NOT_SUPPORTED, why="gradients are summed in fp32, bf16 or fp16")
-
-
-def workers(value: Any) -> Ruling:
-    """Processes that make samples."""
-    if value is None or whole(value) == 0:
-        return Ruling(Outcome.KEPT, why="off")
-    return Ruling(Outcome.DERIVED, {"workers": whole(value)})
-
-
-def file_too(why: str = "") -> Rule:
+def rule_of_file(value: Any) -> Ruling:
     """Another file with settings."""
-
-    def rule(value: Any) -> Ruling:
-        return Ruling(Outcome.KEPT, why="off") if is_off(value) else Ruling(Outcome.KEPT, why=why, file=str(value))
-
-    return rule
+    return OFF if is_off(value) else Ruling(Outcome.KEPT, file=str(value))
 
 
-def all_of(keys: Iterable[str], what: T) -> dict[str, T]:
-    """Several names of one thing: a part of a table."""
-    return dict.fromkeys(keys, what)
+KINDS: dict[str, Callable[[Entry], Rule]] = {
+    "to": _build_claim,
+    "quantity": _build_claim,
+    "choice": _build_choice,
+    "switch": _build_switch,
+    "keep": _build_keep,
+    "reject": _build_reject,
+    "note": _build_note,
+    "file": lambda entry: rule_of_file,
+}

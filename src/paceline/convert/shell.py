@@ -1,151 +1,394 @@
-"""Shell as far as it is needed to find commands: words, continued lines, quotes, `bash -c`. Nothing of it is run."""
+"""Evaluate shell scripts with tree-sitter-bash, as far as their text alone determines the result. Nothing is executed.
+
+A word that depends on anything else (the output of a command, a variable of the caller, a branch that may not run)
+keeps the text of its expansion, such as `$LR` or `$(…)`, by which `is_unknown` recognises it.
+"""
 
 from __future__ import annotations
 
-import math
+import functools
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.errors import UserError
 
-CALLED_WITH = ("$@", "$*", "${@}", "${*}")
-"""The words that a shell script itself was called with."""
-OUTPUT = "\ue000"
-"""A sign that no script has, while a text is searched."""
-LONGEST = 80
-"""Signs of a command that a message repeats."""
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+Value = str | list[str]
+"""Of a variable, or of an array."""
+
 SHELLS = ("sh", "bash", "zsh", "dash")
-ENDS = ("|", "&&", "||", ";", "&")
-Known = Callable[[Sequence[str]], object]
-"""Whether words are a command that adopt knows."""
-QUOTES = ("'", '"')
-ASSIGNMENT = re.compile(
-    r"^\s*(?:export\s+|declare\s+-a\s+|local\s+)?([A-Za-z_]\w*)="
-    r"(?:\(([^()]*)\)|(\"[^\"]*\"|'[^']*'|\$\(\([^()]*\)\)|[^\s;#]*))",
-    re.MULTILINE,
-)
-USUALLY = re.compile(r"^\$\{\w+:?-([^}$]*)\}$")
-"""`${NODES:-1}`: what a variable is unless the user sets it."""
-PER_NODE = re.compile(r"--?(node|machine)[-_]rank(=.*)?")
+OUTPUT = "$(…)"
+"""In place of what a command prints."""
+ARGUMENTS = "@"
+"""The name under which the positional arguments are kept."""
+DEFAULTS = (":-", "-", ":=", "=")
+SETS_VARIABLES = ("read", "mapfile", "readarray", "getopts", "let")
+SCOPES = ("subshell", "pipeline")
+LOOPS = ("while_statement", "for_statement", "c_style_for_statement")
+SKIPPED = ("comment", "test_command", "file_redirect", "herestring_redirect")
+MAX_VALUE_CHARS = 1 << 16
+MAX_NODES = 100_000
+"""Visited in one script: functions that call each other twice could take for ever."""
 
 
-def split(text: str, name: str) -> list[str]:
-    """The words of a command."""
+@dataclass(frozen=True)
+class ShellCommand:
+    words: list[str]
+    """With the assignments `NAME=value` before the command."""
+    line: int
+    environment: Mapping[str, str]
+    """Exported variables, as a shell that this command starts sees them."""
+
+
+@dataclass
+class ShellScript:
+    commands: list[ShellCommand] = field(default_factory=list)
+    """In their order, those of functions where these are called."""
+    exports: dict[str, str] = field(default_factory=dict)
+    errors: list[tuple[int, str]] = field(default_factory=list)
+    """Line and text of what is not valid bash."""
+
+
+def evaluate_script(
+    text: str, variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> ShellScript:
+    """Return the commands of a script with their words expanded; `variables` are those that its caller exports."""
+    known: dict[str, Value] = dict(variables or {})
+    if arguments:
+        known[ARGUMENTS] = list(arguments)
+    evaluator = _Evaluator(known, dict.fromkeys(variables or (), True), line=1)
     try:
-        return shlex.split(_closed(text.replace("\\\n", " ").rstrip().rstrip("\\")), comments=True)
-    except ValueError as error:
-        start = " ".join(text.split())
-        start = start if len(start) <= LONGEST else f"{start[: LONGEST - 1]}…"
-        raise UserError(f"{name}: {start!r} is not a command: {str(error).lower()}") from None
+        evaluator.run(_normalize(text))
+    except RecursionError:
+        raise UserError("the shell script is nested too deeply", code="unreadable") from None
+    environment = evaluator.environment()
+    evaluator.script.exports = {
+        name: environment[name] for name, inherited in evaluator.exported.items() if not inherited
+    }
+    return evaluator.script
 
 
-def _closed(text: str) -> str:
-    """With `$(…)` for each command whose output is a part of a word, whatever spaces and quotes it has."""
-    while (start := text.find("$(")) >= 0:
-        depth, end = 0, len(text)
-        for place in range(start + 1, len(text)):
-            depth += {"(": 1, ")": -1}.get(text[place], 0)
-            if not depth:
-                end = place + 1
-                break
-        text = f"{text[:start]}{OUTPUT}{text[end:]}"
-    return re.sub(r"`[^`]*`", OUTPUT, text).replace(OUTPUT, "$(…)")
+def is_unknown(word: object) -> bool:
+    """Whether the word depends on something that is known only when the script runs."""
+    return isinstance(word, str) and "$" in word
 
 
-def inner(words: list[str], is_known: Known) -> list[str]:
-    """The command in `bash -c 'command'`; of several, one that is known."""
-    if len(words) > 2 and Path(words[0]).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[1]):
-        found = (first_command(line, words[0], is_known) for _, line in lines_of(words[2]))
-        return next((command for command in found if is_known(command)), split(words[2], words[0]))
-    return words
+def _normalize(text: str) -> str:
+    """Drop the prompts of a guide, and separate the parentheses of `$(((A)) && …)`, which is not a sum."""
+    return re.sub(r"\$\(\(\((?=[^()]*\)\)[^)])", "$( ((", re.sub(r"(?m)^[ \t]*\$ ", "", text))
 
 
-def lines_of(text: str) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line, with those that it goes on in: after a backslash, or within quotes."""
-    lines = text.splitlines()
-    number = 0
-    while number < len(lines):
-        start, line = number, lines[number]
-        while number + 1 < len(lines) and _goes_on(line):
-            number += 1
-            joint = " " if line.endswith("\\") else "\n"
-            line = f"{line.removesuffix(chr(92))}{joint}{lines[number].strip()}"
-        number += 1
-        if line.strip() and not line.strip().startswith("#"):
-            yield start + 1, line.strip().removeprefix("$ ").strip()
+@functools.cache
+def _parser() -> Parser:
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
 
 
-def _goes_on(line: str) -> bool:
-    if line.endswith("\\"):
-        return True
-    try:
-        shlex.split(_closed(line), comments=True)
-    except ValueError:
-        return not line.strip().startswith("#")
-    return False
+class _Evaluator:
+    def __init__(self, variables: dict[str, Value], exported: dict[str, bool], line: int) -> None:
+        """`exported` variables are true if they are inherited, and false if the script itself exports them."""
+        self.variables, self.exported, self.line = variables, exported, line
+        self.functions: dict[str, Node] = {}
+        self.script = ShellScript()
+        self.nodes = 0
 
+    def run(self, text: str) -> None:
+        self.visit(_parser().parse(text.encode(errors="replace")).root_node)
 
-def first_command(line: str, name: str, is_known: Known) -> list[str]:
-    """The first of a line that is known, as in `cd src && torchrun …`, up to where its output goes elsewhere."""
-    commands: list[list[str]] = [[]]
-    for word in split(line, name):
-        if word in ENDS:
-            commands.append([])
-        elif word.endswith(";"):
-            commands[-1].append(word.removesuffix(";"))
-            commands.append([])
+    def environment(self) -> dict[str, str]:
+        values = {name: self.variables.get(name, f"${name}") for name in self.exported}
+        return {name: value if isinstance(value, str) else " ".join(value) for name, value in values.items()}
+
+    def visit(self, node: Node) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise UserError(f"the shell script takes more than {MAX_NODES:,} steps to read", code="unreadable")
+        children = node.named_children
+        match node.type:
+            case "variable_assignment":
+                self.assign(node)
+            case "declaration_command":
+                self.declare(node)
+            case "function_definition":
+                self.functions[_text(children[0])] = children[-1]
+            case "command":
+                self.call(node)
+            case "redirected_statement":
+                self.call_with_redirects(node)
+            case "if_statement":
+                clauses = [child for child in children if child.type in ("elif_clause", "else_clause")]
+                first = [child for child in children if child not in clauses]
+                complete = any(clause.type == "else_clause" for clause in clauses)
+                self.try_branches([first, *([clause] for clause in clauses)], complete=complete)
+            case "case_statement":
+                self.try_branches(child.named_children[1:] for child in children if child.type == "case_item")
+            case "list" if len(children) == 2:
+                self.visit(children[0])
+                certain = node.children[1].type == "&&" and children[0].type != "test_command"
+                self.try_branches([children[1:]], complete=certain)
+            case "compound_statement" | "unset_command" if _text(node).startswith(("((", "unset")):
+                self.forget(re.findall(r"[A-Za-z_]\w*", _text(node)))
+            case "ERROR":
+                self.add_error(node)
+            case kind if kind in LOOPS:
+                if kind == "for_statement":
+                    self.variables[_text(children[0])] = f"${_text(children[0])}"
+                self.try_branches([children])
+            case kind if kind in SCOPES:
+                before = dict(self.variables)
+                self.visit_all(children)
+                self.variables = before
+            case kind if kind not in SKIPPED:
+                self.visit_all(children)
+
+    def visit_all(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self.visit(node)
+
+    def try_branches(self, branches: Iterable[Sequence[Node]], *, complete: bool = False) -> None:
+        """Visit branches of which one runs or, unless they are `complete`, none; keep what they agree on."""
+        before = dict(self.variables)
+        outcomes = [] if complete else [before]
+        for branch in branches:
+            self.variables = dict(before)
+            self.visit_all(branch)
+            outcomes.append(self.variables)
+        names = dict.fromkeys(name for outcome in outcomes for name in outcome)
+        self.variables = {name: _agreed_value(name, [outcome.get(name) for outcome in outcomes]) for name in names}
+
+    def forget(self, names: Iterable[str]) -> None:
+        self.variables.update({name: f"${name}" for name in names})
+
+    def declare(self, node: Node) -> None:
+        """`export`, `declare`, `local` and their like."""
+        exports = node.children[0].type == "export" or any(_text(child) == "-x" for child in node.named_children)
+        for child in node.named_children:
+            self.visit(child)
+            if exports and child.type in ("variable_assignment", "variable_name"):
+                self.exported[_text(child).partition("=")[0].rstrip("+")] = False
+
+    def assign(self, node: Node) -> None:
+        name, value = self.assigned(node)
+        self.variables[name] = value
+
+    def assigned(self, node: Node) -> tuple[str, Value]:
+        """The name and the new value of an assignment."""
+        target, source = node.child_by_field_name("name"), node.child_by_field_name("value")
+        name = _text(target) if target else ""
+        if target is None or target.type == "subscript":  # A[0]=x
+            name = name.partition("[")[0]
+            return name, f"${name}"
+        new: Value
+        if source is not None and source.type == "array":
+            new = [word for part in source.named_children if part.type != "comment" for word in self.expand(part)]
         else:
-            commands[-1].append(word)
-    found = next((words for words in commands if is_known(words)), commands[0])
-    ends = [i for i, word in enumerate(found) if re.match(r"[\d&]?>{1,2}", word)]
-    return found[: ends[0]] if ends else found
+            new = " ".join(self.expand(source, quoted=True)) if source else ""
+        if node.children[1].type == "+=":
+            new = _append(self.variables.get(name, "" if isinstance(new, str) else []), new)
+        return name, new if sum(map(len, new)) <= MAX_VALUE_CHARS else f"${name}"
 
+    def call_with_redirects(self, node: Node) -> None:
+        """A command with redirections; a heredoc for a shell or for sbatch is a script itself."""
+        before = len(self.script.commands)
+        heredocs = [child for child in node.named_children if child.type == "heredoc_redirect"]
+        extra = [
+            word for child in node.named_children if child.type == "file_redirect" for word in _arguments_after(child)
+        ]
+        for child in node.named_children:
+            if child.type == "command":
+                self.call(child, extra)
+            elif child.type not in ("heredoc_redirect", "file_redirect"):
+                self.visit(child)
+        reader = [Path(word).name for command in self.script.commands[before:] for word in command.words]
+        for heredoc in heredocs:
+            for child in heredoc.named_children:
+                if child.type == "heredoc_body" and {*SHELLS, "sbatch"} & {*reader[:1], *reader[-1:]}:
+                    self.run_inner(_text(child), self.line_of(child), _is_quoted(heredoc))
+                elif not child.type.startswith("heredoc"):  # `cat <<EOF | python -`: the pipe is within the heredoc
+                    self.visit(child)
 
-def assigned(text: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Variables and arrays that a script sets to a text, one after the other; not to what a command prints."""
-    found = dict(known)
-    for match in ASSIGNMENT.finditer(text):
-        name, array, value = match.groups()
-        if array is not None:
-            value = " ".join(line.split(" #")[0].strip() for line in array.splitlines())
-        elif value[:1] not in QUOTES and ("`" in value or re.search(r"\$\((?!\()", value)):
-            continue
-        elif value[:1] in QUOTES:
-            value = value[1:-1]
-        value = " ".join(value.replace("\\\n", " ").split())
-        found[name] = USUALLY.sub(r"\1", expanded(value, found))
-    return {name: value for name, value in found.items() if name not in known or known[name] != value}
+    def run_inner(self, text: str, line: int, quoted: bool) -> None:
+        """Run the script in a heredoc, which sees exported variables or, unless it is quoted, all of them."""
+        variables = dict[str, Value](self.environment()) if quoted else dict(self.variables)
+        inner = _Evaluator(variables, dict.fromkeys(self.exported, True), line)
+        inner.run(text)
+        self.script.commands += inner.script.commands
+        self.script.errors += inner.script.errors
 
-
-def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """With the variables, arrays and sums that are known; others stay as they are written."""
-    text = re.sub(r'"?\$\{(\w+)\[[@*]\]\}"?', lambda match: variables.get(match[1], match[0]), text)
-    text = re.sub(r"\$\(\(([^()]*)\)\)", lambda match: _sum(match[1], variables) or match[0], text)
-    return re.sub(
-        r"\$(?:\{([A-Za-z_]\w*)(?::-[^}]*)?\}|([A-Za-z_]\w*))",
-        lambda match: variables.get(match[1] or match[2], match[0]),
-        text,
-    )
-
-
-def _sum(text: str, variables: Mapping[str, str]) -> str:
-    """`NODES * GPUS + 1` as a number; empty where it is more than sums and products."""
-    plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: variables.get(match[1], match[0]), text)
-    if not re.fullmatch(r"\s*\d{1,9}\s*([*+]\s*\d{1,9}\s*){0,9}", plain):
-        return ""
-    return str(sum(math.prod(int(factor) for factor in part.split("*")) for part in plain.split("+")))
-
-
-def node_free(words: Sequence[str]) -> tuple[str, ...]:
-    """A command without what differs between the nodes of one run."""
-    kept, skip = list[str](), False
-    for word in words:
-        if skip:
-            skip = False
-        elif PER_NODE.fullmatch(word):
-            skip = "=" not in word
+    def call(self, node: Node, extra: Sequence[Node] = ()) -> None:
+        if node.has_error:
+            self.add_error(node)
+            return
+        own, words = dict[str, str](), list[str]()
+        for child in (*node.named_children, *extra):
+            if child.type == "variable_assignment":
+                name, value = self.assigned(child)
+                own[name] = value if isinstance(value, str) else " ".join(value)
+            elif not child.type.endswith("redirect"):
+                words += self.expand(child)
+        if not words:
+            self.variables |= own
+            return
+        name, arguments = words[0], words[1:]
+        if name in self.functions:
+            self.call_function(name, arguments)
+        elif name == "eval":
+            self.run(" ".join(arguments))
+        elif name == "shift":
+            given = self.variables.get(ARGUMENTS)
+            if isinstance(given, list):
+                self.variables[ARGUMENTS] = given[int(arguments[0]) if arguments and arguments[0].isdecimal() else 1 :]
+        elif name == "set" and arguments[:1] == ["--"]:
+            self.variables[ARGUMENTS] = arguments[1:]
+        elif name in SETS_VARIABLES:
+            self.forget(found for word in arguments for found in re.findall(r"[A-Za-z_]\w*", word))
         else:
-            kept.append(word)
-    return tuple(kept)
+            assignments = [f"{key}={value}" for key, value in own.items()]
+            environment = {**self.environment(), **own}
+            self.script.commands.append(ShellCommand([*assignments, *words], self.line_of(node), environment))
+
+    def call_function(self, name: str, arguments: list[str]) -> None:
+        body, outer = self.functions.pop(name), self.variables.get(ARGUMENTS)  # without it, recursion ends
+        self.variables[ARGUMENTS] = arguments
+        self.visit(body)
+        self.functions[name] = body
+        if outer is None:
+            self.variables.pop(ARGUMENTS, None)
+        else:
+            self.variables[ARGUMENTS] = outer
+
+    def add_error(self, node: Node) -> None:
+        self.script.errors.append((self.line_of(node), " ".join(_text(node).split())))
+
+    def line_of(self, node: Node) -> int:
+        return self.line + node.start_point[0]
+
+    def expand(self, node: Node, *, quoted: bool = False) -> list[str]:
+        """Return the words that a node becomes: usually one, several for an array or an unquoted text with blanks."""
+        text = _text(node)
+        blank = text[: len(text) - len(text.lstrip())] if quoted else ""  # in "$A $B" it belongs to the second node
+        match node.type:
+            case "string":
+                return self.join(node.children[1:-1], quoted=True)
+            case "concatenation" | "command_name":
+                if re.search(r"\{[^{}\s]*,[^{}\s]*\}", text) and not re.search(r"['\"$]", text):
+                    return [OUTPUT]  # braces that expand to several words
+                return [word for word in self.join(node.children, quoted=quoted) if word or quoted or len(text) > 1]
+            case "raw_string":
+                return [text[1:-1]]
+            case "simple_expansion" | "expansion":
+                value = self.value_of(node)
+                if isinstance(value, list):
+                    return [blank + value[0], *value[1:]] if value else []
+                return [blank + value] if quoted else value.split()
+            case "arithmetic_expansion":
+                return [blank + self.compute(node)]
+            case "command_substitution" | "process_substitution" | "brace_expression":
+                return [blank + OUTPUT]
+            case "ansi_c_string":
+                return [_mark(node)]
+            case "string_content" | "heredoc_content":
+                return [re.sub(r'\\([$`"\\])', r"\1", text.replace("\\\n", ""))]
+        return [re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))]
+
+    def join(self, nodes: Iterable[Node], *, quoted: bool) -> list[str]:
+        """Return adjacent parts as one word, or as several where an array among them ends one and begins another."""
+        words, end = [""], None
+        for node in nodes:
+            lines = 0 if end is None else node.start_byte - end  # ends of lines in a string have no node
+            first, *rest = self.expand(node, quoted=quoted) or [""]
+            words[-1] += "\n" * lines + first
+            words += rest
+            end = node.end_byte
+        return words
+
+    def value_of(self, node: Node) -> Value:
+        """Return the value of `$A`, `${A}`, `${A[@]}`, `${A[0]}`, `${A:-b}` and `${A:+b}`, or its text if unknown."""
+        base, *rest = node.named_children or [node]
+        match = re.fullmatch(r"(\w+|[@*#?!$-])(?:\[(.+)\])?", _text(base).strip())
+        if match is None or (node.type == "expansion" and node.children[1] != base):  # ${#A}, ${!A}
+            return _mark(node)
+        name, index = ARGUMENTS if match[1] == "*" else match[1], match[2]
+        operator = node.children[2].type if node.type == "expansion" else "}"
+        value = self.argument(int(name)) if name.isdecimal() else self.variables.get(name)
+        if operator in DEFAULTS and (value is None or (value in ("", []) and ":" in operator)):
+            value = " ".join(word for part in rest for word in self.expand(part, quoted=True))
+            if "=" in operator:
+                self.variables[name] = value
+        elif operator not in ("}", ":?", "?", *DEFAULTS):  # ${A%.py}, ${A/x/y}, ${A:1:2}
+            return _mark(node)
+        if isinstance(value, list) and index not in ("@", "*") and name != ARGUMENTS:
+            at = int(index or 0) if (index or "0").isdecimal() else len(value)
+            value = value[at] if at < len(value) else None
+        return _mark(node) if value is None else value
+
+    def argument(self, number: int) -> str | None:
+        given = self.variables.get(ARGUMENTS)
+        return given[number - 1] if isinstance(given, list) and 1 <= number <= len(given) else None
+
+    def compute(self, node: Node) -> str:
+        """Return the number that `$(( … ))` is, or its text if it is unknown."""
+        try:
+            number = self.number_of(node.named_children[0])
+        except (KeyError, ValueError, IndexError, ZeroDivisionError):
+            return _mark(node)
+        return str(number) if abs(number) < 1 << 63 else _mark(node)
+
+    def number_of(self, node: Node) -> int:
+        if node.type == "binary_expression":
+            left, right = self.number_of(node.children[0]), self.number_of(node.children[2])
+            return OPERATORS[_text(node.children[1])](left, right)
+        if node.type == "parenthesized_expression":
+            return self.number_of(node.named_children[0])
+        if node.type == "variable_name":
+            return int(str(self.variables[_text(node)]))
+        return int(self.expand(node, quoted=True)[0])
+
+
+OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__, "%": int.__mod__}
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode(errors="replace")
+
+
+def _mark(node: Node) -> str:
+    """Return the text of an expansion whose value is unknown, without blanks, at which words are split."""
+    text = _text(node).strip()
+    return OUTPUT if re.search(r"\s", text) else text
+
+
+def _is_quoted(heredoc: Node) -> bool:
+    start = next((child for child in heredoc.named_children if child.type == "heredoc_start"), heredoc)
+    return _text(start)[:1] in ("'", '"', "\\")
+
+
+def _agreed_value(name: str, values: Sequence[Value | None]) -> Value:
+    """Return the value that all branches leave, the beginning that they share of an array, or the name as unknown."""
+    first = values[0]
+    if first is not None and all(value == first for value in values):
+        return first
+    lists = [value for value in values if isinstance(value, list)]
+    if len(lists) < len(values):
+        return f"${name}"
+    shortest = min(lists, key=len)
+    shared = next((i for i, word in enumerate(shortest) if any(other[i] != word for other in lists)), len(shortest))
+    return [*shortest[:shared], f"${{{name}[@]}}"]
+
+
+def _append(old: Value, new: Value) -> Value:
+    if isinstance(old, str) and isinstance(new, str):
+        return old + new
+    return [*([old] if isinstance(old, str) else old), *([new] if isinstance(new, str) else new)]
+
+
+def _arguments_after(redirect: Node) -> list[Node]:
+    """Return the words behind a redirection, which belong to its command: `train.py > log --lr 1`."""
+    return redirect.children_by_field_name("destination")[1:]

@@ -48,7 +48,7 @@ def test_launch_files_come_back_as_the_planned_layout(tmp_path_factory, kind, wh
     assert (spec.name, spec.workload) == ("lm", "lm")
     assert spec.train == paceline.load(run_file, words).train
     assert spec.parallel.engine == (kind if kind in ("accelerate", "deepspeed") else "torch")
-    assert not [row for row in adopted.rows if row.ask]
+    assert not [row for row in adopted.rows if row.review]
 
 
 @pytest.mark.parametrize("layout", ["ddp:4", "zero2:4", "fsdp:4"])

@@ -88,7 +88,7 @@ def test_a_file_of_a_guide_trains(name, tmp_path, monkeypatch, trains):
     (tmp_path / file).write_text(block(seed, *marks))
     adopted = paceline.adopt(file, out="run.yaml")
     assert {key: value(adopted, key) for key in EXPECTED[name]} == EXPECTED[name]
-    assert all(row.why for row in adopted.rows if row.outcome.value == "not supported")
+    assert all(row.reason for row in adopted.rows if row.outcome.value == "not supported")
     overrides = []
     if name == "project":
         (tmp_path / "rows.csv").write_text("text,label\n" + "red sun,warm\nblue ice,cold\n" * 20)

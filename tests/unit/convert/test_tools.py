@@ -1,4 +1,4 @@
-"""Each tool's own words: what its usual files and commands become."""
+"""What the usual files and commands of each tool become."""
 
 import json
 
@@ -171,7 +171,7 @@ def became(adopted, key):
 def test_a_configuration(tmp_path, text, expected):
     adopted = adopted_of(tmp_path, "any.name", text)
     assert flat(adopted) | expected == flat(adopted)
-    assert not [row for row in adopted.rows if row.ask]
+    assert not [row for row in adopted.rows if row.review]
 
 
 def test_training_arguments(tmp_path):
@@ -271,7 +271,7 @@ def test_a_command(command, expected):
     adopted = paceline.adopt(command=command)
     assert flat(adopted) | expected == flat(adopted)
     assert command.endswith("paceline train") or adopted.values["workload"] == "t.py"
-    assert not [row for row in adopted.rows if row.ask]
+    assert not [row for row in adopted.rows if row.review]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_nothing_of_a_job_is_dropped_in_silence(tmp_path):
     adopted = adopted_of(tmp_path, "job.pbs", text)
     assert became(adopted, "#PBS") == "noted"
     assert [row.value for row in adopted.rows if row.key == "command"] == ["python prepare.py", "python test.py"]
-    assert [row.key for row in adopted.rows if row.ask] == ["--lr"]
+    assert [row.key for row in adopted.rows if row.review] == ["--lr"]
 
 
 def test_arguments_of_a_script_that_gives_way_are_not_kept():
@@ -338,7 +338,7 @@ def test_a_warm_up_longer_than_the_run_is_pointed_out(tmp_path):
     scheduler = {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}
     config = {"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}, "scheduler": scheduler}
     adopted = adopted_of(tmp_path, "ds.json", json.dumps(config))
-    assert "never gets to train.lr" in adopted.fill_in["train.warmup_steps"]
+    assert "train.warmup_steps" in adopted.fill_in
     assert became(adopted, "optimizer.params.lr") == "replaced"
 
 
@@ -387,5 +387,6 @@ def test_an_adopted_file_agrees_with_deepspeeds_own(tmp_path, optimizer, schedul
 
 def test_keys_of_another_kind_are_one_line(tmp_path):
     (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "fp16": {"enabled": true, "initial_scale_power": 4000}}')
-    with pytest.raises(UserError, match=r"ds\.json: fp16\.initial_scale_power: 2 to the power of 4000 is no"):
+    with pytest.raises(UserError, match="initial_scale_power") as error:
         paceline.adopt(tmp_path / "ds.json")
+    assert error.value.code == "invalid-value"

@@ -1,0 +1,182 @@
+"""Tables of other tools' keys, loaded from `tables/*.yaml` when they are first needed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.config import Parallel, RunSpec, Train
+from paceline.config.run_file import set_nested
+from paceline.convert.rules import Entry, Outcome, Rule, Ruling, build_rule
+from paceline.convert.value_rules import FUNCTIONS
+from paceline.errors import did_you_mean
+from paceline.trainer.engines.deepspeed_sections import AUTO, SECTIONS, Meaning, translate_sections
+
+TABLES = Path(__file__).with_name("tables")
+AUTO_RULING = Ruling(Outcome.DERIVED, reason="auto: as the other files have it, or Paceline's default")
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """The keys of one tool. A key that ends with `.*` stands for all below it."""
+
+    tool: str
+    rules: Mapping[str, Rule]
+    marks: frozenset[str] = frozenset()
+    """Keys by which a file of this tool is recognised: top-level ones, or dotted."""
+    dashed: bool = False
+    """Its options are written with `-`, where tables have `_`."""
+    flags: frozenset[str] = frozenset()
+    """Options without a value."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Short forms of options."""
+    pairs: frozenset[str] = frozenset()
+    """Options with two values."""
+    switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options without a value, and the keys that they set."""
+    calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What a call in a script claims by being made at all."""
+    defaults: tuple[Entry, ...] = ()
+    """What the tool does unless a key is given, and Paceline would not."""
+
+    def rule(self, key: str) -> Rule | None:
+        """Return the rule for a dotted key: its own, or that of a section above it."""
+        parts = key.split(".")
+        above = [".".join(parts[:n]) + ".*" for n in range(len(parts) - 1, 0, -1)]
+        return next((self.rules[name] for name in (key, f"{key}.*", *above) if name in self.rules), None)
+
+    def has_section(self, name: str) -> bool:
+        return any(key.startswith(f"{name}.") for key in self.rules)
+
+    def suggest(self, key: str) -> str:
+        """Return the end of a sentence about an unknown key."""
+        return did_you_mean(key, [name.removesuffix(".*") for name in self.rules], cutoff=0.75)
+
+    def judge_together(self, values: Mapping[str, Any]) -> Mapping[str, Ruling]:
+        """Judge keys whose meaning depends on others; ValueError, with the key, for a value that cannot be read."""
+        return {}
+
+    def judge_defaults(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
+        """Yield (key, value, ruling) for each default that no given key replaces."""
+        for entry in self.defaults:
+            names = entry.get("unless", [entry["key"]])
+            given = [value for key, value in values.items() if any(_is_under(key, name) for name in names)]
+            if not any(value or (value is not None and "or_zero" not in entry) for value in given):
+                ruling = Ruling(Outcome.DERIVED, entry["claims"], entry["reason"], entry.get("weight", -1))
+                yield entry["key"], entry.get("value"), ruling
+
+
+def _is_under(key: str, name: str) -> bool:
+    return key == name or key.startswith(f"{name}.") or key.endswith(f".{name}")
+
+
+class DeepSpeedTable(KeyTable):
+    """`optimizer`, `scheduler` and `fp16` are read as parallel.engine=deepspeed reads them."""
+
+    def judge_together(self, values: Mapping[str, Any]) -> Mapping[str, Ruling]:
+        auto = {key: AUTO_RULING for key, value in values.items() if value == AUTO and key.split(".")[0] in SECTIONS}
+        return {**{one.name: _judge_meaning(one) for one in _read_sections(values) if one.given}, **auto}
+
+    def judge_defaults(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
+        yield from super().judge_defaults(values)
+        for one in _read_sections(values):
+            if not one.given:
+                ruling = _judge_meaning(one)
+                outcome = Outcome.DERIVED if ruling.claims else ruling.outcome
+                reason = ruling.reason or "DeepSpeed's default"
+                yield one.name, one.value, replace(ruling, outcome=outcome, reason=reason, weight=-1)
+
+
+def _read_sections(values: Mapping[str, Any]) -> list[Meaning]:
+    config: dict[str, Any] = {}
+    for key, value in values.items():
+        if key.split(".")[0] in SECTIONS:
+            set_nested(config, key, value)
+    return translate_sections(config)
+
+
+def _judge_meaning(one: Meaning) -> Ruling:
+    if one.refusal:
+        return Ruling(Outcome.NOT_SUPPORTED, reason=one.refusal)
+    if not one.keys:
+        other = Outcome.REPLACED if one.name == "optimizer.params.lr" else Outcome.NOT_SUPPORTED
+        return Ruling(other if one.own_way else Outcome.KEPT, reason=one.note)
+    claims = {"total_steps" if key == "train.steps" else key: value for key, value in one.keys.items()}
+    return Ruling(Outcome.TRANSLATED, claims)
+
+
+class TrainingArgumentsTable(KeyTable):
+    def judge_together(self, values: Mapping[str, Any]) -> Mapping[str, Ruling]:
+        """Judge the sections of a DeepSpeed configuration that is given in place of its file."""
+        start = "deepspeed."
+        inner = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
+        return {f"{start}{key}": ruling for key, ruling in load_table("deepspeed").judge_together(inner).items()}
+
+
+class PacelineTable(KeyTable):
+    """Run files: every key stays as it is. Sections `model` and `data` have the keys of their workload."""
+
+    def rule(self, key: str) -> Rule | None:
+        if key not in self.rules and key.partition(".")[0] not in ("model", "data"):
+            return None
+        return lambda value: Ruling(Outcome.KEPT, {} if value is None else {key: value})
+
+
+CLASSES = {"deepspeed": DeepSpeedTable, "training_arguments": TrainingArgumentsTable}
+
+
+@functools.cache
+def load_table(name: str) -> KeyTable:
+    """Read the table of a tool."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
+    content = yaml.load((TABLES / f"{name}.yaml").read_text(encoding="utf-8"), loader)
+    rules, marks = dict[str, Rule](), set(content.get("marks", ()))
+    for group in content["groups"]:
+        own = _build_group(group)
+        for section in group.get("under", [""]):
+            named = {f"{section}.{key}" if section else key: rule for key, rule in own.items()}
+            rules |= named
+            marks |= named.keys() if "marks" in group else set()
+    if "auto" in content:
+        rules = {key: _unless_auto(rule) for key, rule in rules.items()}
+    return CLASSES.get(name, KeyTable)(
+        content["tool"],
+        rules,
+        frozenset(marks),
+        content.get("dashed", False),
+        frozenset((*content.get("flags", ()), *content.get("switches", ()))),
+        content.get("aliases", {}),
+        frozenset(content.get("pairs", ())),
+        content.get("switches", {}),
+        content.get("calls", {}),
+        tuple(content.get("defaults", ())),
+    )
+
+
+def _build_group(group: Entry) -> dict[str, Rule]:
+    """Build the rules that a group lists, or takes from another table."""
+    if "from" in group:
+        return {key.removeprefix(group.get("strip", "")): rule for key, rule in load_table(group["from"]).rules.items()}
+    return {key: rule for entry in group["rules"] for rule in [build_rule(entry, FUNCTIONS)] for key in entry["keys"]}
+
+
+def _unless_auto(rule: Rule) -> Rule:
+    """`auto` means: as the Trainer's or Accelerate's own settings have it."""
+    return lambda value: AUTO_RULING if isinstance(value, str) and value == AUTO else rule(value)
+
+
+@functools.cache
+def paceline_table() -> PacelineTable:
+    """Return the table of Paceline's own run files."""
+    keys = (
+        *(name for name in RunSpec.model_fields if name not in ("model", "data", "train")),
+        *(f"train.{name}" for name in Train.model_fields),
+        *(f"parallel.{name}" for name in Parallel.model_fields),
+    )
+    kept = Ruling(Outcome.KEPT)
+    return PacelineTable("Paceline", dict.fromkeys(keys, lambda value: kept), frozenset(keys) - {"name"})

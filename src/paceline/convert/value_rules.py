@@ -1,0 +1,226 @@
+"""Rules that a table cannot express: `call` in `tables/*.yaml` names a function of FUNCTIONS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.convert.rules import (
+    OFF,
+    Outcome,
+    Rule,
+    Ruling,
+    UnreadableValue,
+    is_off,
+    parse_bool,
+    parse_int,
+    parse_number,
+    parse_word,
+)
+
+LOGGERS = ("tensorboard", "wandb", "mlflow")
+SHARDS = {"full_shard": "fsdp", "shard_grad_op": "zero2", "no_shard": "ddp", "hybrid_shard": "hsdp"}
+STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp", "deepspeed": "zero2", "ddp_sharded": "zero2"}
+FOR_SCHEDULER = Ruling(Outcome.NOTED, reason="for the scheduler")
+
+
+def _reject(reason: str) -> Ruling:
+    return Ruling(Outcome.NOT_SUPPORTED, reason=reason)
+
+
+def _translate(claims: Mapping[str, Any], reason: str = "", weight: int = 0) -> Ruling:
+    return Ruling(Outcome.TRANSLATED, claims, reason, weight)
+
+
+def judge_offload(value: Any) -> Ruling:
+    if is_off(value):
+        return OFF
+    if value is True or value in ("cpu", "true"):
+        return _translate({"parallel.offload": True}, "parameters and optimiser go together")
+    return _reject(f"state can live in host memory, not on {value}")
+
+
+def judge_backend(value: Any) -> Ruling:
+    """The library for collectives. NCCL is the default on CUDA devices; without it a run file runs on CPUs too."""
+    if value is None or str(value).lower() in ("nccl", "auto", ""):
+        return Ruling(Outcome.KEPT, reason="NCCL for CUDA devices, gloo for CPUs")
+    if str(value).lower() in ("gloo", "mpi"):
+        return _translate({"parallel.backend": str(value).lower()})
+    return _reject("parallel.backend is nccl, gloo or mpi")
+
+
+def judge_loggers(value: Any) -> Ruling:
+    """A name, a class path, or a list of names."""
+    if value is not None and not isinstance(value, str | list | bool):
+        raise UnreadableValue("a name or a list of names")
+    names = value if isinstance(value, list) else [value]
+    if all(isinstance(name, bool) or is_off(name) or name == "all" for name in names):
+        return Ruling(Outcome.KEPT, reason="events are in the run folder")
+    known = [next((logger for logger in LOGGERS if logger in str(name).lower()), None) for name in names]
+    if None in known:
+        return _reject(f"loggers are tensorboard, wandb and mlflow, not {names[known.index(None)]}")
+    return _translate({"train.loggers": known})
+
+
+def judge_visible_devices(value: Any) -> Ruling:
+    if value in (None, "all"):
+        return Ruling(Outcome.KEPT, reason="all devices")
+    return Ruling(Outcome.NOTED, reason=f"export CUDA_VISIBLE_DEVICES={value}")
+
+
+def judge_bucket_size(value: Any) -> Ruling:
+    """Elements of 4 bytes: gradients are fp32 here."""
+    return _translate({"parallel.bucket_mb": parse_number(value) * 4 / 1e6}, "as MB of fp32")
+
+
+def judge_nodes(value: Any) -> Ruling:
+    """A number of machines, or a range `2:4` of them."""
+    if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)[:-](\d+)", value)):
+        if ends[1] != ends[2]:
+            return _reject(f"{ends[1]} to {ends[2]} nodes: a run has one number of ranks, and resumes on any other")
+        value = ends[1]
+    return Ruling(Outcome.DERIVED, {"nodes": parse_int(value)})
+
+
+def judge_devices_per_node(value: Any) -> Ruling:
+    if value in ("gpu", "cpu", "auto", "-1", -1, None):
+        return _reject("write how many as parallel.ranks")
+    if isinstance(value, list):
+        export = f"export CUDA_VISIBLE_DEVICES={','.join(map(str, value))}"
+        return Ruling(Outcome.DERIVED, {"per_node": len(value)}, export)
+    return Ruling(Outcome.DERIVED, {"per_node": parse_int(value)})
+
+
+def judge_hosts(value: Any) -> Ruling:
+    """`one:4,two:4`: nodes, with slots; the number of ranks is another option."""
+    return Ruling(Outcome.DERIVED, {"nodes": len(parse_word(value).split(","))})
+
+
+def _judge_gpus(claim: str) -> Rule:
+    """`gpu:a100:2`, `a100:2`, `gpu:2` or `2`."""
+
+    def rule(value: Any) -> Ruling:
+        parts = [part for part in parse_word(value).split("(")[0].split(":") if part]
+        if parts[:1] == ["gpu"]:
+            parts = parts[1:] or ["1"]
+        if "," in parse_word(value) or len(parts) > 2 or not parts:
+            return FOR_SCHEDULER
+        if len(parts) == 1 and not parts[0].isdecimal():
+            parts.append("1")
+        claims: dict[str, Any] = {claim: parse_int(parts[-1])}
+        if len(parts) == 2:
+            claims["device_name"] = parts[0]
+        return Ruling(Outcome.DERIVED, claims)
+
+    return rule
+
+
+def judge_gres(value: Any) -> Ruling:
+    return _judge_gpus("gpus_per_node")(value) if parse_word(value).startswith("gpu") else FOR_SCHEDULER
+
+
+def judge_strategy(value: Any) -> Ruling:
+    """A strategy of Lightning, by its name or its class."""
+    text = str(value).lower().removesuffix("strategy").split(".")[-1]
+    if stage := re.fullmatch(r"deepspeed_stage_([123])(_offload)?", text):
+        claims: dict[str, Any] = {"parallel.strategy": f"zero{stage[1]}"}
+        return _translate({**claims, "parallel.offload": True} if stage[2] else claims)
+    if text in ("auto", "singledevice", "single_device"):
+        return Ruling(Outcome.KEPT, reason="auto is ddp above one rank")
+    name = re.sub(r"_(spawn|fork|notebook|find_unused_parameters_(true|false))", "", text)
+    if name in STRATEGIES:
+        return _translate({"parallel.strategy": STRATEGIES[name]}, weight=-1)
+    return _reject("the strategies are ddp, fsdp and deepspeed's stages")
+
+
+def judge_evaluate_every(value: Any) -> Ruling:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        return _translate({"train.evaluate_every": value})
+    at_the_end = "the run is evaluated at the end of each epoch"
+    return Ruling(Outcome.KEPT, reason=at_the_end) if value in (1, None, "1", "1.0") else _reject(at_the_end)
+
+
+def judge_betas(value: Any) -> Ruling:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return _reject("it must be two numbers, as in [0.9, 0.999]")
+    beta1, beta2 = map(parse_number, value)
+    return _translate({"train.beta1": beta1, "train.beta2": beta2})
+
+
+def judge_weight_decay(value: Any) -> Ruling:
+    """torch decays every parameter; a run file, unless it is set otherwise, matrices alone."""
+    claims: dict[str, Any] = {"train.weight_decay": parse_number(value)}
+    return _translate({**claims, "train.decay": "all"} if parse_number(value) else claims)
+
+
+def judge_epochs(value: Any) -> Ruling:
+    if parse_number(value) % 1:  # infinity too
+        return _reject("a run has whole epochs; give its length as train.steps")
+    if parse_number(value) < 1:
+        return _reject("a run has at least one epoch")
+    return _translate({"train.epochs": int(parse_number(value))})
+
+
+def judge_warmup_steps(value: Any) -> Ruling:
+    """A number of steps or, below 1, a share of the run."""
+    if parse_number(value) == 0:
+        return OFF
+    if parse_number(value) < 1:
+        return _translate({"train.warmup": parse_number(value)})
+    return _translate({"train.warmup_steps": parse_int(value)}, weight=1)
+
+
+def judge_fsdp_words(value: Any) -> Ruling:
+    """`full_shard auto_wrap offload`, or a list of these words, or true."""
+    if is_off(value):
+        return OFF
+    if value is True:
+        return _translate({"parallel.strategy": "fsdp"}, weight=-1)
+    if not isinstance(value, str | list):
+        raise UnreadableValue("words such as 'full_shard auto_wrap'")
+    words = value.split() if isinstance(value, str) else [str(part) for part in value]
+    ways = [SHARDS[part] for part in words if part in SHARDS]
+    claims: dict[str, Any] = {"parallel.strategy": ways[0]} if ways else {}
+    if "offload" in words:
+        claims["parallel.offload"] = True
+    return _translate(claims) if claims else _reject("no known word")
+
+
+def judge_dataset(value: Any) -> Ruling:
+    name = parse_word(value).lower().replace("-", "_").removeprefix("fancyzhx/")
+    if name in ("ag_news", "agnews"):
+        return _translate({"data.source": "ag_news"})
+    return _reject("give the texts as data.source: csv, jsonl or parquet, and data.path")
+
+
+def judge_autocast(value: Any) -> Ruling:
+    if isinstance(value, str) and value.lower() in ("bf16", "fp16", "fp32"):
+        return _translate({"train.precision": value.lower()})
+    if is_off(value) or not parse_bool(value):
+        return OFF
+    return _translate({"train.precision": "fp16"}, "the default of torch's autocast")
+
+
+FUNCTIONS: dict[str, Callable[[Any], Ruling]] = {
+    "autocast": judge_autocast,
+    "backend": judge_backend,
+    "betas": judge_betas,
+    "bucket_size": judge_bucket_size,
+    "dataset": judge_dataset,
+    "decay_of_all": judge_weight_decay,
+    "devices_per_node": judge_devices_per_node,
+    "evaluate_every": judge_evaluate_every,
+    "fsdp_words": judge_fsdp_words,
+    "gpus": _judge_gpus("gpus"),
+    "gpus_per_node": _judge_gpus("gpus_per_node"),
+    "gres": judge_gres,
+    "hosts": judge_hosts,
+    "loggers": judge_loggers,
+    "nodes": judge_nodes,
+    "offload": judge_offload,
+    "strategy": judge_strategy,
+    "visible_devices": judge_visible_devices,
+    "warmup_steps": judge_warmup_steps,
+    "whole_epochs": judge_epochs,
+}
