@@ -61,7 +61,7 @@ def test_ranks_that_do_not_stop_before_the_limit_go_on_from_their_checkpoint(lab
     Path("enough").touch()
     assert until_ended(lab, job) == "COMPLETED"
     assert endings() == ["again", "done"]
-    assert ended()[0]["why"] == "the time limit came before the ranks had stopped; the next one goes on from step 10"
+    assert ended()[0]["why"] == "the time limit came before the ranks had stopped; the next one resumes from step 10"
     assert differ(weights(), undisturbed(run_file(steps=30), 2)) == 0
 
 

@@ -61,7 +61,7 @@ def test_padding_does_not_count_and_what_never_occurs_divides_nothing():
 def test_a_model_that_always_says_the_same_is_named():
     event = {"accuracy": 0.646, "majority": 0.646, "classes": ["bad", "good"], "support": [646, 354]}
     event |= {"precision": [0.646, None], "recall": [1.0, 0.0], "f1": [0.785, 0.0]}
-    assert describe_baseline(event) == "accuracy no better than always saying bad (0.646)"
+    assert describe_baseline(event) == "accuracy no better than always predicting bad (0.646)"
     assert describe_baseline({**event, "accuracy": 0.7}) == ""
     assert read_class_results(event)[1].cells() == ("good", "–", "0.000", "0.000", "354")
     assert [r.name for r in read_class_results({**event, "classes": ["bad"]})] == ["0", "1"], "none is lost"

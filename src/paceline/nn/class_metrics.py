@@ -71,7 +71,7 @@ def compute_class_metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics of all samples, and arrays with those of each class; nothing where the sums are not of classes.
 
     Macro-F1 is the mean over the classes that occur, AUC that over the classes that some samples have and some do not
-    (one against the rest, from log-odds rounded to 1/64). "majority" is the accuracy of always saying the most
+    (one against the rest, from log-odds rounded to 1/64). "majority" is the accuracy of always predicting the most
     frequent class.
     """
     if CONFUSION in sums:

@@ -1,4 +1,4 @@
-"""What happened, as lines of JSON that are only ever added: one file per rank, one event per line.
+"""Events of a run: append-only lines of JSON, one file per rank.
 
 A "step" event is numbered by the steps done once it is over (the first is 1) and holds
 
@@ -25,19 +25,18 @@ from paceline.errors import RunFailed, UserError
 from paceline.io.files import replace_nonfinite, to_json_value
 from paceline.io.safe_open import open_regular
 
-HELD = 1000
-"""Steps that are kept in memory at most."""
+MAX_BUFFERED = 1000
+"""Step events buffered in memory at most."""
 LONGEST = 1 << 24
-"""Bytes of a line; what goes on for longer is no event, nor is what comes after it."""
+"""Longest line in bytes; reading stops at a longer one."""
 NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "of", "count", "evaluate_s", "seconds")
 
 COUNTS = frozenset(("step", "epoch", "samples", "tokens", "ranks", "local_ranks", "workers", "threads", "memory_bytes"))
-"""Values that are whole numbers."""
 AMOUNTS = COUNTS.union(
     ("t", "loss", "grad_norm", "lr", "batch", "cores"),
     (f"{name}_s" for name in ("load", "step", "data", "compute", "comm", "exposed")),
 )
-"""Values that are numbers, or not known."""
+"""Values that are numbers or None."""
 LARGEST = 1e300
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=to_json_value).encode
@@ -49,20 +48,19 @@ class RunStatus(StrEnum):
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    """As asked, after a checkpoint."""
+    """On request, after a checkpoint."""
     FAILED = "failed"
 
 
 class EventWriter:
-    """Adds events to a file, in whole lines.
+    """Append events to a file in whole lines.
 
-    Steps are held in memory until `flush`; an event of any other kind is rare and goes out at once, with all that
-    came before it.
+    Step events are buffered until `flush`; an event of any other kind is written at once, with all before it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._held: list[str] = []
+        self._buffer: list[str] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -78,16 +76,16 @@ class EventWriter:
     def write(self, kind: str, **values: Any) -> None:
         event = {"kind": kind, "t": round(time.time(), 6), **values}
         try:
-            self._held.append(_encode(event))
+            self._buffer.append(_encode(event))
         except ValueError:
-            self._held.append(_encode(replace_nonfinite(event)))
-        if kind != "step" or len(self._held) >= HELD:
+            self._buffer.append(_encode(replace_nonfinite(event)))
+        if kind != "step" or len(self._buffer) >= MAX_BUFFERED:
             self.flush()
 
     def flush(self) -> None:
-        """Hand the events held so far to the system: a kill does not undo that."""
-        lines = "".join(f"{line}\n" for line in self._held)
-        self._held.clear()
+        """Pass buffered events to the operating system, so that a kill cannot lose them."""
+        lines = "".join(f"{line}\n" for line in self._buffer)
+        self._buffer.clear()
         self._append(lines.encode(errors="replace"))
 
     def close(self) -> None:
@@ -102,7 +100,7 @@ class EventWriter:
         try:
             while lines:
                 lines = lines[os.write(self._file, lines) :]
-            removed = not os.fstat(self._file).st_nlink  # what is written to it now is nowhere
+            removed = not os.fstat(self._file).st_nlink
         except OSError as error:
             raise RunFailed(f"cannot write {self.path}: {error.strerror}") from error
         if removed:
@@ -116,20 +114,17 @@ class EventWriter:
 
 
 def read_events(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
-    """The events of a file, in the order in which they were written; of one kind, if given.
-
-    A line torn by a kill or damaged by a disk is passed over. A rank that never came to write has no events.
-    """
+    """Yield the events of a file in order, of one kind if given; torn or damaged lines are skipped."""
     for _, event in read_event_lines(path):
         if event is not None and (kind is None or event["kind"] == kind):
             yield event
 
 
 def read_event_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(number of the line from 1, its event); None for a line that cannot be read."""
+    """Yield (line number from 1, event); the event is None if the line cannot be read."""
     if not os.path.isfile(path):
         return
-    with _readable(path) as file:
+    with _open_events(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
             event = parse_event(line)
             if event is not None or line.strip():
@@ -138,7 +133,7 @@ def read_event_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
                 return
 
 
-def _readable(path: Path) -> BinaryIO:
+def _open_events(path: Path) -> BinaryIO:
     try:
         return open_regular(path)
     except OSError as error:
@@ -146,7 +141,7 @@ def _readable(path: Path) -> BinaryIO:
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; None where it was torn by a kill or damaged, and values are not of the kind they must be."""
+    """Return the event of a line, or None if it is torn, damaged or has values of a wrong type."""
     try:
         event = _decode(line.decode())
     except (ValueError, RecursionError):
@@ -169,10 +164,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def drop_undone_steps(events: Iterable[dict[str, Any]], kind: str = "step") -> list[dict[str, Any]]:
-    """The events of a kind that has a step, once each and in order.
-
-    A run that was resumed has gone back, so what an earlier attempt did after that point is left out.
-    """
+    """Return the events of a kind by step, without those that were repeated after a resume."""
     found: list[dict[str, Any]] = []
     for event in events:
         number = event.get("step")
@@ -187,7 +179,7 @@ def drop_undone_steps(events: Iterable[dict[str, Any]], kind: str = "step") -> l
 
 
 def extract_metrics(event: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of an "evaluate" event: its numbers, without those that say when and on how much."""
+    """Return the metrics of an "evaluate" event: its numbers, without step, counts and times."""
     values = event.get("metrics", event)
     values = values if isinstance(values, Mapping) else event
     return {
@@ -199,7 +191,7 @@ def extract_metrics(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 def sum_wall_seconds(path: Path) -> float:
-    """Wall time of all attempts of a run: each from its "start" to the last event before the next."""
+    """Return the wall time of all attempts, each from its "start" to its last event."""
     total = began = last = 0.0
     for event in read_events(path):
         if event["kind"] == "start":

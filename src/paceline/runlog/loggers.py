@@ -1,9 +1,6 @@
-"""Everyone who is told of the main rank's events: the person at the terminal, and the loggers of the run file.
+"""Send events of the main rank to the terminal and to the loggers of the run file: TensorBoard, W&B and MLflow.
 
-These are TensorBoard, Weights & Biases and MLflow; the run folder stays the record.
-
-A logger that cannot be had is refused before a run starts; one that fails later is dropped with a warning, since no
-run should end for a picture of itself.
+A logger that is not installed is rejected before a run starts; one that fails later is dropped with a warning.
 """
 
 from __future__ import annotations
@@ -35,10 +32,10 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    def __init__(self, run: RunDir, spec: RunSpec, known_as: str | None) -> None:
+    def __init__(self, run: RunDir, spec: RunSpec, run_id: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.known_as = "tensorboard"
+        self.run_id = "tensorboard"
         self._writer = SummaryWriter(str(run.path / "tensorboard"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -50,15 +47,15 @@ class TensorBoard:
 
 
 class Wandb:
-    """Its own environment decides whether it is online; a resumed run goes on under the same id."""
+    """Online or offline as its own environment says; a resumed run keeps its id."""
 
-    def __init__(self, run: RunDir, spec: RunSpec, known_as: str | None) -> None:
+    def __init__(self, run: RunDir, spec: RunSpec, run_id: str | None) -> None:
         import wandb
 
         self._run = wandb.init(
-            dir=str(run.path), project=PROJECT, name=run.name, config=spec.dump(), id=known_as, resume="allow"
+            dir=str(run.path), project=PROJECT, name=run.name, config=spec.dump(), id=run_id, resume="allow"
         )
-        self.known_as = str(self._run.id)
+        self.run_id = str(self._run.id)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -70,30 +67,30 @@ class Wandb:
 class Mlflow:
     """Written to the run folder, unless MLFLOW_TRACKING_URI names a server."""
 
-    def __init__(self, run: RunDir, spec: RunSpec, known_as: str | None) -> None:
+    def __init__(self, run: RunDir, spec: RunSpec, run_id: str | None) -> None:
         from mlflow import MlflowClient
 
         here = (run.path / "mlflow").resolve().as_uri()
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions refuse files without it
         self._client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or here)
-        if known_as is None:
+        if run_id is None:
             found = self._client.get_experiment_by_name(PROJECT)
             experiment = found.experiment_id if found else self._client.create_experiment(PROJECT)
-            known_as = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
+            run_id = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
             for key, value, _, _ in spec.fields():
-                self._client.log_param(known_as, key, value)
+                self._client.log_param(run_id, key, value)
         else:
-            self._client.update_run(known_as, status="RUNNING")
-        self.known_as = known_as
+            self._client.update_run(run_id, status="RUNNING")
+        self.run_id = run_id
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        self._client.log_batch(self.known_as, [Metric(name, value, now_ms, step) for name, value in values.items()])
+        self._client.log_batch(self.run_id, [Metric(name, value, now_ms, step) for name, value in values.items()])
 
     def close(self, status: str = "finished") -> None:
-        self._client.set_terminated(self.known_as, {"failed": "FAILED", "stopped": "KILLED"}.get(status, "FINISHED"))
+        self._client.set_terminated(self.run_id, {"failed": "FAILED", "stopped": "KILLED"}.get(status, "FINISHED"))
 
 
 KINDS: dict[str, Callable[[RunDir, RunSpec, str | None], Any]] = {
@@ -104,7 +101,7 @@ KINDS: dict[str, Callable[[RunDir, RunSpec, str | None], Any]] = {
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse loggers that are not known or not installed; costs nothing and is done before a run starts."""
+    """Raise UserError for loggers that are unknown or not installed."""
     for name in names:
         if name not in KINDS:
             raise UserError(f"train.loggers has {name!r}, which is not known; use some of {', '.join(KINDS)}")
@@ -112,47 +109,47 @@ def check_loggers(names: Sequence[str]) -> None:
             raise UserError(f"train.loggers has {name!r}, which is not installed: pip install 'paceline[{name}]'")
 
 
-def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, say: LogFn | None = None) -> list[Logger]:
-    """Open each logger, or go on where an earlier attempt of the same run left off. Warnings go to `say`."""
+def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn | None = None) -> list[Logger]:
+    """Open each logger, resuming the ids of an earlier attempt of the run."""
     check_loggers(names)
     file = run.path / "loggers.json"
-    say = say or warn
-    known = _known(file, say)
+    log = log or warn
+    ids = _read_ids(file, log)
     loggers: list[Logger] = []
     for name in dict.fromkeys(names):
         try:
-            opened = KINDS[name](run, spec, known.get(name))
+            opened = KINDS[name](run, spec, ids.get(name))
         except Exception as error:
             problem = f"train.loggers has {name!r}, which cannot be opened: {_first_line(error)}"
-            if name not in known:
+            if name not in ids:
                 raise UserError(problem) from error
-            say(f"warning: {problem}; the run goes on without it")
+            log(f"warning: {problem}; training continues without it")
             continue
-        known[name] = opened.known_as
-        loggers.append(_Guarded(name, opened, say))
+        ids[name] = opened.run_id
+        loggers.append(_Guarded(name, opened, log))
     if loggers:
-        write_json(file, known)
+        write_json(file, ids)
     return loggers
 
 
-def _known(file: Path, say: LogFn) -> dict[str, str]:
-    """What each logger calls this run; nothing where the file is damaged, and then they begin anew."""
+def _read_ids(file: Path, log: LogFn) -> dict[str, str]:
+    """Return the id of this run in each logger; nothing if the file is damaged."""
     if not file.exists():
         return {}
     try:
         return {name: called for name, called in read_json(file).items() if isinstance(called, str)}
     except UserError as error:
-        say(f"warning: {error}; loggers begin anew")
+        log(f"warning: {error}; loggers start anew")
         return {}
 
 
 class _Guarded:
     """A logger that warns once and falls silent instead of ending the run."""
 
-    def __init__(self, name: str, logger: Logger, say: LogFn) -> None:
+    def __init__(self, name: str, logger: Logger, log: LogFn) -> None:
         self.name = name
         self._logger: Logger | None = logger
-        self._say = say
+        self._warn = log
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         logged = {k: float(v) for k, v in values.items() if k not in NOT_LOGGED and isinstance(v, (int, float))}
@@ -169,7 +166,7 @@ class _Guarded:
             do(self._logger)
         except Exception as error:
             self._logger = None
-            self._say(f"warning: logger {self.name!r} failed and is dropped, the run goes on: {_first_line(error)}")
+            self._warn(f"warning: logger {self.name!r} failed and is dropped, training continues: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:
@@ -181,12 +178,12 @@ def _first_line(error: Exception) -> str:
 def open_event_sink(
     spec: RunSpec, run: RunDir, total_samples: int, done_samples: int, show: bool, pauses: PauseSchedule | None = None
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function to call with each event, until the run ends."""
+    """Yield a function to call with each event until the run ends."""
     loggers = open_loggers(spec.train.loggers, run, spec)
     progress = Progress(total_samples, done_samples, pauses=pauses)
     ended = "failed"
 
-    def tell(event: dict[str, Any]) -> None:
+    def send(event: dict[str, Any]) -> None:
         nonlocal ended
         kind, step = event["kind"], event.get("step", 0)
         if kind == "end":
@@ -209,7 +206,7 @@ def open_event_sink(
 
     with progress:
         try:
-            yield tell
+            yield send
         finally:
             for logger in loggers:
                 logger.close(ended)

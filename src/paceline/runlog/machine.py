@@ -18,19 +18,19 @@ from typing import Any
 from paceline import __version__
 
 BUSY = 1.25
-"""Load over cores, from which on a machine is called busy."""
+"""Load per core above which a machine counts as busy."""
 PACKAGES = ("torch", "numpy", "tokenizers")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, host, processor, memory, GPUs and the commit of the current folder. Starts no device."""
+    """Return versions, host, processor, memory, GPUs and the current commit, without initialising a device."""
     return {
         "paceline": __version__,
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()}",
-        "cpu": _named("model name", Path("/proc/cpuinfo")) or platform.processor() or platform.machine(),
+        "cpu": _read_field("model name", Path("/proc/cpuinfo")) or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "gpus": list_gpu_names(),
@@ -39,14 +39,14 @@ def describe_environment() -> dict[str, Any]:
 
 
 def describe_load(load: float, cores: int) -> str:
-    """A warning where other work fills the machine already; empty where it does not."""
+    """Return a warning if other work fills the machine, else an empty string."""
     if not cores or load <= BUSY * cores:
         return ""
     return f"this machine is busy: a load of {load:.1f} on {cores} cores, so steps take longer than they need to"
 
 
 def get_load() -> float:
-    """Processes that wanted a core in the last minute, on average."""
+    """Return the one-minute load average."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
@@ -61,15 +61,15 @@ def _version(package: str) -> str | None:
 
 
 def list_gpu_names() -> list[str]:
-    """As the driver lists them; asked of torch only where it holds the devices already."""
+    """Return GPU names from the driver, or from torch if CUDA is initialised already."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    return [name for file in files if (name := _named("Model", file))]
+    return [name for file in files if (name := _read_field("Model", file))]
 
 
-def _named(key: str, file: Path) -> str | None:
+def _read_field(key: str, file: Path) -> str | None:
     try:
         found = re.search(rf"^{key}\s*:\s*(.+)$", file.read_text(), re.MULTILINE)
     except OSError:
@@ -78,23 +78,22 @@ def _named(key: str, file: Path) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit checked out here, with "-dirty" behind it where files were changed since.
+    """Return the current commit, with "-dirty" if files have changed, without running commands of the repository.
 
-    A repository's own settings can name commands, and it may have come from anywhere: none of them is run. Where it has
-    filters of its own, without which no file can be compared, nothing is said of changes.
+    A local filter is such a command, and files cannot be compared without it: then "-dirty" is left out.
     """
     filters = _git("config", "--includes", "--show-scope", "--get-regexp", r"^filter\.")
     if filters is None:
         return None
-    its_own = any(line.split("\t")[0] in ("local", "worktree") for line in filters.splitlines())
-    return _git("describe", "--always", *([] if its_own else ["--dirty"]), "--abbrev=40", "--exclude=*") or None
+    has_filters = any(line.split("\t")[0] in ("local", "worktree") for line in filters.splitlines())
+    return _git("describe", "--always", *([] if has_filters else ["--dirty"]), "--abbrev=40", "--exclude=*") or None
 
 
 NO_COMMANDS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "diff.ignoreSubmodules=all", "protocol.allow=never")
 
 
 def _git(*words: str) -> str | None:
-    """What git says; empty where it finds nothing, None where it fails."""
+    """Return the output of git, empty if it found nothing, or None if it failed."""
     try:
         done = subprocess.run(
             ["git", *(word for setting in NO_COMMANDS for word in ("-c", setting)), *words],
@@ -112,23 +111,21 @@ def _git(*words: str) -> str | None:
 
 EVERY_S = 5.0
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-"""The variables that say what ranks send through."""
 LOOPBACK = "lo"
 INFINIBAND = Path("/sys/class/infiniband")
 WORD_BYTES = 4
-"""In which InfiniBand counts what it carries."""
+"""Unit of InfiniBand's traffic counters."""
 
 
 class RankUsage:
-    """Asked at most every few seconds: no thread, and what nobody knows is left out."""
+    """Sample what a rank uses of its device, cores, memory and network, at most every few seconds."""
 
     def __init__(self, uuid: str = "", nvml: Any = None) -> None:
-        """Of the device with this UUID, as torch knows it; `nvml` is nvidia-ml-py."""
+        """Watch the device with this UUID through `nvml` (nvidia-ml-py)."""
         self._nvml = nvml
         self._device: Any = None
         self._asked = monotonic() - EVERY_S
         self._counted: dict[str, float] = {}
-        """At the last time: seconds of cores and bytes of the network, which grow."""
         if nvml is not None:
             with suppress(Exception):
                 nvml.nvmlInit()
@@ -136,7 +133,7 @@ class RankUsage:
 
     @classmethod
     def of(cls, device: Any) -> RankUsage:
-        """Of a torch device, and of this process."""
+        """Watch a torch device and this process."""
         if device.type != "cuda":
             return cls()
         with suppress(Exception):
@@ -147,23 +144,23 @@ class RankUsage:
         return cls()
 
     def now(self) -> dict[str, float]:
-        """Empty where it was asked a moment ago. The network is that of the machine: ranks on one share it."""
+        """Return current usage, or nothing if sampled a moment ago. Network traffic is that of the whole machine."""
         since_s = monotonic() - self._asked
         if since_s < EVERY_S:
             return {}
         self._asked += since_s
-        found = self._of_device()
+        found = self._read_device()
         import psutil
 
         with suppress(psutil.Error, OSError):
             found["resident_bytes"] = float(psutil.Process().memory_info().rss)
-        counted = {"cores": _core_s(), "network_bytes_s": count_network_bytes(os.environ)}
+        counted = {"cores": sum(os.times()[:2]), "network_bytes_s": count_network_bytes(os.environ)}
         if self._counted:
             found |= {name: (value - self._counted[name]) / since_s for name, value in counted.items()}
         self._counted = counted
         return found
 
-    def _of_device(self) -> dict[str, float]:
+    def _read_device(self) -> dict[str, float]:
         found: dict[str, float] = {}
         if self._device is None:
             return found
@@ -176,14 +173,8 @@ class RankUsage:
         return found
 
 
-def _core_s() -> float:
-    """That this process has had."""
-    times = os.times()
-    return times.user + times.system
-
-
 def count_network_bytes(environ: Mapping[str, str], infiniband: Path = INFINIBAND) -> float:
-    """Sent and received so far, through the interfaces that ranks were given, or all but the loopback."""
+    """Return bytes sent and received through the interfaces that ranks use, or all but the loopback."""
     import psutil
 
     named = next((environ[name] for name in INTERFACES if environ.get(name)), "")

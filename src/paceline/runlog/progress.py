@@ -1,7 +1,4 @@
-"""Progress of a running training: one live line on a terminal, a few plain lines in a log, and the time left.
-
-The plan, the live line and the time that is left count with the same numbers.
-"""
+"""Progress of a run: one live line on a terminal, a few plain lines in a log, and the time left."""
 
 from __future__ import annotations
 
@@ -32,46 +29,46 @@ if TYPE_CHECKING:
 
 
 FORWARD_SHARE = 1 / 3
-"""Time of a sample that is evaluated over that of one that is trained on: there is no backward pass."""
+"""Cost of evaluating a sample relative to training on it: there is no backward pass."""
 COPY_BYTES_S = 4e9
-"""At which each rank copies its part of a checkpoint aside, while training waits."""
+"""Rate at which a rank copies its part of a checkpoint aside, while training waits."""
 WRITE_BYTES_S = 1e9
-"""At which the copy then goes to the disk, with its checksums, while training goes on; the run waits for the last."""
+"""Rate at which the copy is written with its checksums, in the background; the run waits for the last one."""
 
 
 @dataclass(frozen=True)
 class PauseSchedule:
-    """Of a whole run."""
+    """Evaluations and checkpoints of a run, as the plan and the live line count them."""
 
     steps: int
     evaluate_every: int
-    """Steps; the last step is followed by an evaluation and a checkpoint too."""
+    """Steps; the last step is followed by both."""
     checkpoint_every: int
     evaluated: int = 0
-    """Samples of each evaluation; 0 where there is none."""
+    """Samples of each evaluation; 0 without evaluation."""
 
     @classmethod
     def of(cls, train: Train, steps: int, steps_per_epoch: int, evaluated: int) -> PauseSchedule:
         return cls(steps, train.evaluate_every or steps_per_epoch, train.checkpoint_every or steps_per_epoch, evaluated)
 
     def evaluations(self, done: int = 0) -> int:
-        """How many are to come after so many steps."""
-        return _due(done, self.steps, self.evaluate_every) if self.evaluated else 0
+        """Return how many are left after `done` steps."""
+        return _count_due(done, self.steps, self.evaluate_every) if self.evaluated else 0
 
     def checkpoints(self, done: int = 0) -> int:
-        """The same, without those that are made because an evaluation was the best so far."""
-        return _due(done, self.steps, self.checkpoint_every)
+        """Return how many are left after `done` steps, not counting those for a best evaluation."""
+        return _count_due(done, self.steps, self.checkpoint_every)
 
     def evaluate_s(self, sample_s: float) -> float:
-        """Of one evaluation, where a sample of the training takes that long over all ranks."""
+        """Return the seconds of an evaluation, given those of a training sample over all ranks."""
         return self.evaluated * sample_s * FORWARD_SHARE
 
     def checkpoints_s(self, bytes_per_rank: float) -> float:
-        """Of all checkpoints, of which each rank writes so much."""
+        """Return the seconds of all checkpoints."""
         return self.checkpoints() * bytes_per_rank / COPY_BYTES_S + bytes_per_rank / WRITE_BYTES_S
 
 
-def _due(done: int, steps: int, every: int) -> int:
+def _count_due(done: int, steps: int, every: int) -> int:
     if done >= steps:
         return 0
     return steps // every - done // every + (steps % every > 0)
@@ -91,7 +88,7 @@ PLAIN = (
     (0, "percent short_rate loss when shares"),
     (0, "percent short_rate loss when"),
 )
-"""The line in several lengths: columns of its bar at least, and parts."""
+"""Forms of the line from long to short: least columns of its bar, and parts."""
 LIVE = (
     (LEAST_BAR, "percent step epoch rate loss when shares"),
     (LEAST_BAR, "percent step epoch short_rate loss when shares"),
@@ -105,11 +102,11 @@ LIVE = (
     (0, "percent"),
 )
 Part = tuple[str, str]
-"""A piece of the line and its style."""
+"""Text and style."""
 
 
 class Progress:
-    """Shows steps, messages and evaluations. `with Progress(total) as progress: progress.step(event)`."""
+    """Show steps, messages and evaluations: `with Progress(total) as progress: progress.step(event)`."""
 
     def __init__(
         self,
@@ -118,7 +115,6 @@ class Progress:
         stream: TextIO | None = None,
         pauses: PauseSchedule | None = None,
     ) -> None:
-        """`pauses`: what is done between steps, so that the time that is left counts it."""
         self.total = total_samples
         self.pauses = pauses
         self._evaluate_s: float | None = None
@@ -130,7 +126,7 @@ class Progress:
         self._loss: float | None = None
         self._began = self._drawn = time.monotonic()
         self._shown: Mapping[str, Any] | None = None
-        self._live = _live_line(self.stream)
+        self._live = _open_live(self.stream)
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
@@ -140,24 +136,24 @@ class Progress:
         if self._event is not self._shown:
             self._draw(time.monotonic())
         if self._live is not None and self._live.is_started:
-            with self._nobody_listening():
+            with self._ignore_closed_stream():
                 self._live.stop()
 
     def step(self, event: Mapping[str, Any]) -> None:
-        """Take the latest "step" event; drawn at once or, when they come fast, with one of the next."""
+        """Show a "step" event, at once or, when steps are fast, with a later one."""
         now = time.monotonic()
         self._pace.add(now, event)
         self._event = event
         self._loss = event.get("loss", self._loss)
-        self.total = event.get("of_samples", self.total)  # a fit that converges knows its length by and by
+        self.total = event.get("of_samples", self.total)  # a fit learns its length as it converges
         log_s = min(LINE_MOST_S, max(LINE_S, (now - self._began) / 50))  # the log of a long run stays readable
         if self._shown is None or now - self._drawn >= (log_s if self._live is None else REDRAW_S):
             self._draw(now)
 
     def say(self, text: str) -> None:
-        """Show a message that stays."""
+        """Print a message above the live line."""
         text = to_encodable(escape_hidden(text), self.stream.encoding)
-        with self._nobody_listening():
+        with self._ignore_closed_stream():
             if self._live is None:
                 self.stream.write(f"{text}\n")
                 self.stream.flush()
@@ -178,16 +174,16 @@ class Progress:
         )
 
     def saved(self, event: Mapping[str, Any]) -> None:
-        """Take a "checkpoint" event: how long training waited for it."""
+        """Note how long training waited for a checkpoint."""
         self._checkpoint_s = event.get("checkpoint_s") or 0.0
         self._pace.paused_s += self._checkpoint_s
 
     def ended(self) -> None:
-        """The run is over, though not all that was planned may be done."""
+        """Note that the run ends, possibly before all steps are done."""
         self._ended, self._shown = True, None
 
     def _left_s(self, step: int) -> float:
-        """Steps to come, and the evaluations and checkpoints between them, each as long as the last one took."""
+        """Estimate the seconds left: steps, and evaluations and checkpoints as long as the last ones."""
         seconds = (self.total - self._pace.samples) / self._pace.rate
         if self.pauses is not None:
             one = self.pauses.evaluate_s(1 / self._pace.rate) if self._evaluate_s is None else self._evaluate_s
@@ -204,22 +200,22 @@ class Progress:
         when = f"eta {left}" if rest > 0 and not self._ended else f"took {clock(now - self._began)}"
         done = min(1.0, pace.samples / self.total) if self.total > 0 else 1.0
         place = int(event.get("step", 0)), event.get("epoch") if "of_samples" not in event else None
-        parts = _parts(done, place, pace.rate, self._loss, when, pace.shares())
+        parts = _format_parts(done, place, pace.rate, self._loss, when, pace.shares())
         if self._live is None:
-            self.say("  ".join(text for text, _ in _chosen(parts, PLAIN, _columns(self.stream))[1]))
+            self.say("  ".join(text for text, _ in _choose_form(parts, PLAIN, _get_width(self.stream))[1]))
             return
         console = self._live.console
         signs = "━─" if console.encoding.lower().startswith("utf") else "=-"
-        text = _styled(parts, done, min(COLUMNS, console.width - 1), signs)
-        with self._nobody_listening():
+        text = _render_line(parts, done, min(COLUMNS, console.width - 1), signs)
+        with self._ignore_closed_stream():
             if not self._live.is_started:
                 self._live.start()
                 console.show_cursor(True)  # a killed run must not leave a terminal without one
             self._live.update(text, refresh=True)
 
     @contextlib.contextmanager
-    def _nobody_listening(self) -> Iterator[None]:
-        """A pipe that was closed or a terminal that has gone: the run goes on, unseen."""
+    def _ignore_closed_stream(self) -> Iterator[None]:
+        """Stop showing progress when the pipe or terminal is closed."""
         try:
             yield
         except (OSError, ValueError):
@@ -227,16 +223,15 @@ class Progress:
 
 
 class _Pace:
-    """Rate and shares over the last half minute, so that they follow the run as it is now."""
+    """Rate and shares of time over the last half minute."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
         self.rate = 0.0
         self.paused_s = 0.0
-        """Spent between steps so far, which no rate counts."""
         self._sums = dict.fromkeys(TIMES, 0.0)
         self._marks: deque[tuple[float, int, dict[str, float]]] = deque()
-        """(when, less pauses, samples by then, sums of the times until then), at most one for each 0.1 s."""
+        """(time without pauses, samples, sums of times), at most one per 0.1 s."""
 
     def add(self, now: float, event: Mapping[str, Any]) -> None:
         now -= self.paused_s
@@ -257,17 +252,16 @@ class _Pace:
             self.rate = (event.get("batch") or 0) / event["step_s"]
 
     def shares(self) -> dict[str, float]:
-        """Of the time of a step; exposed is left out where ranks have nothing to say to each other."""
+        """Return shares of the step time; exposed is left out without communication."""
         before = self._marks[0][2]
         spent = {name: self._sums[name] - before[name] for name in TIMES}
         names = SHARES if spent["comm_s"] > 0 or spent["exposed_s"] > 0 else SHARES[:-1]
         return {name: spent[f"{name}_s"] / spent["step_s"] for name in names} if spent["step_s"] > 0 else {}
 
 
-def _parts(
+def _format_parts(
     done: float, place: tuple[int, int | None], rate: float, loss: float | None, when: str, shares: Mapping[str, float]
 ) -> dict[str, Part]:
-    """`place` is the step, and the epoch from 0 where that is another number."""
     step, epoch = place
     return {
         "percent": (f"{math.floor(100 * done):3} %", "bold"),
@@ -281,8 +275,8 @@ def _parts(
     }
 
 
-def _chosen(parts: Mapping[str, Part], choices: Iterable[tuple[int, str]], width: int) -> tuple[int, list[Part]]:
-    """The least bar and the parts of the first choice that fits; of the last, where none does."""
+def _choose_form(parts: Mapping[str, Part], choices: Iterable[tuple[int, str]], width: int) -> tuple[int, list[Part]]:
+    """Return the least bar and the parts of the first form that fits, or of the last."""
     bar, found = 0, []
     for bar, names in choices:
         found = [parts[name] for name in names.split() if parts[name][0]]
@@ -291,10 +285,10 @@ def _chosen(parts: Mapping[str, Part], choices: Iterable[tuple[int, str]], width
     return bar, found
 
 
-def _styled(parts: Mapping[str, Part], done: float, width: int, signs: str) -> Text:
+def _render_line(parts: Mapping[str, Part], done: float, width: int, signs: str) -> Text:
     from rich.text import Text
 
-    least_bar, (percent, *rest) = _chosen(parts, LIVE, width - 1)
+    least_bar, (percent, *rest) = _choose_form(parts, LIVE, width - 1)
     text = Text(no_wrap=True, overflow="crop")
     text.append(*percent)
     if least_bar:
@@ -310,13 +304,13 @@ def _length(parts: list[Part]) -> int:
     return sum(len(text) + 2 for text, _ in parts) - 2
 
 
-def _columns(stream: TextIO) -> int:
-    """A log has 100; a terminal too simple for a live line has what it has."""
+def _get_width(stream: TextIO) -> int:
+    """Return the width of a terminal without a live line, or of a log."""
     return min(COLUMNS, shutil.get_terminal_size().columns) if stream.isatty() else COLUMNS
 
 
-def _live_line(stream: TextIO) -> Live | None:
-    """A line that can be drawn over, where the stream is a terminal that can do so."""
+def _open_live(stream: TextIO) -> Live | None:
+    """Return a line that can be redrawn, or None if the stream is not a capable terminal."""
     if not stream.isatty() or os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
         return None
     from rich.live import Live

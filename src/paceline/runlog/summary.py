@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 FEW = 12
-"""Classes that are all shown; of more, those with the lowest F1."""
+"""With more classes, only those with the lowest F1 are shown."""
 EACH = ("precision", "recall", "f1", "support")
 
 
 @dataclass(frozen=True)
 class ClassResult:
-    """One class; None where nothing was there to divide by."""
+    """Results of one class; None where there was nothing to divide by."""
 
     name: str
     precision: float | None
@@ -55,7 +55,7 @@ def read_class_results(event: Mapping[str, Any]) -> list[ClassResult]:
 
 
 def select_class_results(event: Mapping[str, Any]) -> tuple[Sequence[ClassResult], int]:
-    """Those worth a line each, and how many are left out."""
+    """Return the classes to show, and how many are left out."""
     results = read_class_results(event)
     if len(results) <= FEW:
         return results, 0
@@ -64,22 +64,22 @@ def select_class_results(event: Mapping[str, Any]) -> tuple[Sequence[ClassResult
 
 
 def describe_baseline(event: Mapping[str, Any]) -> str:
-    """Where a constant answer would be right as often; empty otherwise."""
+    """Return a sentence if always predicting one class would be as accurate, else an empty string."""
     accuracy, majority = event.get("accuracy"), event.get("majority")
     if accuracy is None or majority is None or accuracy > majority:
         return ""
     results = read_class_results(event)
     name = max(results, key=lambda result: result.support).name if results else "the most frequent class"
-    return f"accuracy no better than always saying {name} ({majority:.3f})"
+    return f"accuracy no better than always predicting {name} ({majority:.3f})"
 
 
 LAST = 10
-"""Steps at the end whose losses are averaged, in a run of 50 and more; a fifth of a shorter one."""
+"""Last steps whose losses are averaged; a fifth of a run of fewer than 50."""
 BAR = 30
 AVERAGED = (*TIMES, "load_s", "batch", "tokens")
 FEW_STEPS = 5
 SHARES = ("compute", "data", "exposed", "other", "comm")
-"""Parts of a step; the last is beside the others."""
+"""Parts of a step; comm overlaps the others."""
 Step = Mapping[str, Any]
 
 
@@ -99,19 +99,18 @@ class Evaluation:
 
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated: int | None = None
-    """Samples."""
     held_out: int | None = None
-    """Samples, of which those were evaluated."""
+    """Samples in the held-out split."""
     arrays: dict[str, Any] = field(default_factory=dict)
-    """Results that are not single numbers, of the last evaluation: those of each class, the confusion matrix."""
+    """Per-class results and the confusion matrix of the last evaluation."""
     best: dict[str, Any] | None = None
     score: str = ""
-    """The metric that says which evaluation is best; with a minus, less of it is better."""
+    """Metric that decides which evaluation is best; with a minus, lower is better."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run that ended. What is not known, or not measured, is None."""
+    """Results of a run; None where unknown or not measured."""
 
     name: str = ""
     status: str = "not finished"
@@ -126,9 +125,9 @@ class Summary:
     in_steps_s: float = 0.0
     compiled_steps: int = 0
     compiled_s: float = 0.0
-    """Time of the steps in which something was compiled or recorded; no speed and no median counts them."""
+    """Time of steps in which something was compiled or recorded; excluded from speed and medians."""
     samples_per_s: float | None = None
-    """Speed and times are medians over the steps after the warm-up."""
+    """Speed and times are medians after the warm-up."""
     tokens_per_s: float | None = None
     loss_first: float | None = None
     loss_last: float | None = None
@@ -136,18 +135,18 @@ class Summary:
     loss_last_steps: int = 1
     evaluation: Evaluation = field(default_factory=Evaluation)
     differs_from: dict[str, Any] | None = None
-    """Where the answer is not that of plain data parallelism: why, and by how much."""
+    """Set if the answer is not that of plain data parallelism: why, and by how much."""
     median: dict[str, float | None] = field(default_factory=dict)
     """Seconds, by the names in TIMES."""
     mean: dict[str, float | None] = field(default_factory=dict)
-    """The same, on average: these add up, as medians do not."""
+    """Means, which add up as medians do not."""
     share: dict[str, float | None] = field(default_factory=dict)
     """Parts of the mean step, see `_shares`."""
     peak_bytes_per_rank: tuple[int, ...] = ()
 
 
 def read_summary(file: Path) -> Summary:
-    """What a run wrote when it ended; UserError where there is none, or it is damaged."""
+    """Read summary.json; raise UserError if it is missing or damaged."""
     values = {name: value for name, value in read_json(file).items() if value is not None}
     try:
         return from_flat(Summary, values)
@@ -163,7 +162,7 @@ def compute_summary(
     epoch_samples: int | None = None,
     workers: int = 1,
 ) -> Summary:
-    """All that follows from the "step" events of a run; the caller adds the rest with `dataclasses.replace`."""
+    """Compute a summary from "step" events; the caller adds the rest with `dataclasses.replace`."""
     apart = spec.parallel.reduce in ("local_sgd", "diloco")
     compiled = [step for step in steps if step.get("compiled")]
     steady = average_rounds(drop_warmup_steps(steps), max(workers, spec.parallel.local_steps if apart else 1))
@@ -198,7 +197,7 @@ def compute_summary(
 
 
 def build_evaluation(last: Mapping[str, Any], best: Mapping[str, Any] | None = None, score: str = "") -> Evaluation:
-    """From "evaluate" events."""
+    """Build an evaluation from the last and the best "evaluate" event."""
     arrays = {name: value for name, value in last.items() if isinstance(value, list | tuple)}
     numbers = {name: value for name, value in (best or {}).items() if not isinstance(value, list | tuple)}
     return Evaluation(extract_metrics(last), last.get("n"), last.get("of"), arrays, numbers or None, score)
@@ -229,39 +228,39 @@ def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
     yield "layout", summary.layout
     if summary.parameters is not None:
         yield "model", f"{summary.parameters:,} parameters"
-    yield "trained", _say_trained(summary.trained)
+    yield "trained", _describe_trained(summary.trained)
     if summary.loss_first is not None:
         first, last = number(summary.loss_first), number(summary.loss_last)
         of = f"on average of the last {summary.loss_last_steps}" if summary.loss_last_steps > 1 else "in the last"
         yield "loss", f"{first} in the first step, {last} {of}"
     evaluation = summary.evaluation
     if evaluation.metrics:
-        yield "evaluation", format_metrics(evaluation.metrics) + _say_evaluated(evaluation)
+        yield "evaluation", format_metrics(evaluation.metrics) + _describe_evaluated(evaluation)
         yield from _class_rows({**evaluation.metrics, **evaluation.arrays})
     if best := evaluation.best:
         at = f"  (step {best['step']:,})" if "step" in best else ""
         yield "best", format_metrics(extract_metrics(best)) + at
     if summary.differs_from:
-        yield "answer", _say_difference(summary.differs_from)
+        yield "answer", _describe_difference(summary.differs_from)
     rates = {"samples": summary.samples_per_s, "tokens": summary.tokens_per_s}
-    if told := [f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate]:
-        yield "speed", ", ".join(told) + "  (median)"
+    if speeds := [f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate]:
+        yield "speed", ", ".join(speeds) + "  (median)"
     yield from _time_rows(summary, bar)
     if summary.compiled_steps:
         steps = f"{summary.compiled_steps} step{'s' * (summary.compiled_steps > 1)}"
-        yield "compiling", f"{steps} took {duration(summary.compiled_s)}, which no speed and no median counts"
+        yield "compiling", f"{steps} took {duration(summary.compiled_s)}, excluded from speed and medians"
     if peaks := summary.peak_bytes_per_rank:
         of = f", the most of {len(peaks)} ranks" if len(peaks) > 1 else ""
         yield "memory", f"{size(max(peaks))} at its peak{of}"
 
 
-def _say_trained(trained: TrainingTotals) -> str:
+def _describe_trained(trained: TrainingTotals) -> str:
     epochs = f", {number(trained.epochs)} epoch{'s' * (trained.epochs != 1)}" if trained.epochs is not None else ""
     skipped = f", {trained.skipped_steps:,} steps skipped, not finite" if trained.skipped_steps else ""
     return f"{trained.samples:,} samples, {trained.steps:,} steps{epochs}{skipped}"
 
 
-def _say_evaluated(evaluation: Evaluation) -> str:
+def _describe_evaluated(evaluation: Evaluation) -> str:
     if not evaluation.evaluated:
         return ""
     of = f" of {evaluation.held_out:,}" if evaluation.held_out and evaluation.held_out > evaluation.evaluated else ""
@@ -284,7 +283,7 @@ def _class_rows(event: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
-    """The median step, and the parts of the mean one, which add up."""
+    """Yield the median step, and the parts of the mean step, which add up."""
     step_s, share = summary.median.get("step_s"), {**dict.fromkeys(SHARES), **summary.share}
     if step_s is None:
         return
@@ -310,7 +309,7 @@ def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
         yield "  comm", f"{row('comm', share['comm'])}  in flight, {hidden} of it hidden"
 
 
-def _say_difference(differs: Mapping[str, Any]) -> str:
+def _describe_difference(differs: Mapping[str, Any]) -> str:
     try:
         tried = differs["on_test_task"]
         every = f" with local_steps={tried['local_steps']}" if tried["local_steps"] else ""
@@ -319,14 +318,15 @@ def _say_difference(differs: Mapping[str, Any]) -> str:
             f"differed by {tried['loss']:+.2%} (at most {tried['most']:.2%}), accuracy by "
             f"{100 * tried['accuracy']:+.1f} points (docs/saving_communication.md)"
         )
-    except (KeyError, TypeError, ValueError):  # what a damaged file says of it
+    except (KeyError, TypeError, ValueError):  # a damaged file
         return "not the answer of plain DDP"
 
 
 def average_rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping[str, Any]]:
-    """Means over so many steps at a time, where one of them waits for all: a median over single steps would not see it.
+    """Average groups of `length` steps, where one step of each group waits for all of it.
 
-    Ranks that train apart are joined every so many steps, and the batches of several workers come at the same time.
+    Ranks under local SGD synchronise every `length` steps, and batches of several workers arrive together: a median
+    over single steps would miss that.
     """
     if length <= 1 or not steps:
         return steps
@@ -339,17 +339,17 @@ def average_rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[
 
 
 def count_warmup_steps(steps: int) -> int:
-    """How many of so many steps come first and do not count: 5 or a tenth, whichever is more, but half at most."""
+    """Return how many first steps are warm-up: 5 or a tenth, whichever is more, but at most half."""
     return min(max(FEW_STEPS, steps // 10), steps // 2)
 
 
 def drop_warmup_steps(steps: Sequence[Step]) -> list[Step]:
-    """Those after the warm-up in which nothing was compiled or recorded."""
+    """Return the steps after the warm-up in which nothing was compiled or recorded."""
     return [step for step in steps[count_warmup_steps(len(steps)) :] if not step.get("compiled")]
 
 
 def _shares(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Parts of the time of all these steps. compute + data + exposed + other is 1; comm runs beside them."""
+    """Return shares of the total step time: compute + data + exposed + other is 1; comm overlaps them."""
     total = math.fsum(_numbers(steps, "step_s"))
     names = ("compute", "data", "exposed", "comm")
     if total <= 0:

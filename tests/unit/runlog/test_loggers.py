@@ -23,9 +23,9 @@ def run(tmp_path: Path) -> RunDir:
 
 
 class Broken:
-    known_as = "x"
+    run_id = "x"
 
-    def __init__(self, run: RunDir, spec: Any, known_as: str | None) -> None:
+    def __init__(self, run: RunDir, spec: Any, run_id: str | None) -> None:
         self.calls = 0
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -36,7 +36,7 @@ class Broken:
         raise ConnectionError("server gone")
 
 
-def unopenable(run: RunDir, spec: Any, known_as: str | None) -> None:
+def unopenable(run: RunDir, spec: Any, run_id: str | None) -> None:
     raise ConnectionError("no route to host")
 
 
@@ -59,7 +59,7 @@ def test_a_logger_that_fails_is_dropped_with_one_warning(run: RunDir, monkeypatc
         logger.log(step, {"loss": 1.0})
     logger.close()
     assert said == [
-        "warning: logger 'tensorboard' failed and is dropped, the run goes on: ConnectionError: server gone"
+        "warning: logger 'tensorboard' failed and is dropped, training continues: ConnectionError: server gone"
     ]
 
 
@@ -72,7 +72,7 @@ def test_a_logger_that_cannot_be_opened(run: RunDir, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(module.KINDS, "tensorboard", unopenable)
     said: list[str] = []
     assert open_loggers(("tensorboard",), run, SPEC, said.append) == []
-    assert said[0].endswith("no route to host; the run goes on without it")
+    assert said[0].endswith("no route to host; training continues without it")
 
 
 def test_tensorboard(run: RunDir) -> None:
@@ -116,11 +116,9 @@ def test_mlflow(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
         for step in (first, first + 1):
             logger.log(step, {"loss": step / 4, "note": "not a number"})
         logger.close(status)
-    known_as = read_json(run.path / "loggers.json")["mlflow"]
+    run_id = read_json(run.path / "loggers.json")["mlflow"]
     client = MlflowClient(tracking_uri=(run.path / "mlflow").as_uri())
-    found = client.get_run(known_as)
+    found = client.get_run(run_id)
     assert found.info.status == "FINISHED"
     assert found.data.params["train.lr"] == "0.25"
-    assert [(m.step, m.value) for m in client.get_metric_history(known_as, "loss")] == [
-        (i, i / 4) for i in (1, 2, 3, 4)
-    ]
+    assert [(m.step, m.value) for m in client.get_metric_history(run_id, "loss")] == [(i, i / 4) for i in (1, 2, 3, 4)]

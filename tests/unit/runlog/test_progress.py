@@ -131,9 +131,9 @@ def test_going_back_starts_a_new_window(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_live_line_fits(rate: float, width: int) -> None:
     shares = {"compute": 0.9, "data": 0.01, "exposed": 1.0}
     for done in (0.0, 0.5, 1.0):
-        parts = module._parts(done, (1_234_567, 12), rate, 123.4567, "eta 23:59:59", shares)
-        assert module._styled(parts, done, width, "━─").cell_len <= max(width, 5)
-        assert len("  ".join(text for text, _ in module._chosen(parts, module.PLAIN, 100)[1])) <= 100
+        parts = module._format_parts(done, (1_234_567, 12), rate, 123.4567, "eta 23:59:59", shares)
+        assert module._render_line(parts, done, width, "━─").cell_len <= max(width, 5)
+        assert len("  ".join(text for text, _ in module._choose_form(parts, module.PLAIN, 100)[1])) <= 100
 
 
 def test_an_unusual_stream_does_not_end_the_run() -> None:
