@@ -46,14 +46,15 @@ def test_what_ranks_say_is_heard_in_whole_lines(unbuffered, capfd, monkeypatch):
 
 
 def test_ranks_that_have_done_their_work_do_not_need_the_process_they_came_from(tmp_path):
-    assert run_ranks(stop_the_server, (), 2, preload=(), watch=ProcessMonitor(tmp_path, 0.5)) == [0, 1]
+    assert run_ranks(stop_the_server, (), 2, preload=(), monitor=ProcessMonitor(tmp_path, 0.5)) == [0, 1]
 
 
 def test_the_process_that_starts_ranks_is_named_where_it_was_stopped_and_a_rank_waited_in_vain(tmp_path):
-    with pytest.raises(RunFailed, match=r"^the process that starts the ranks \(pid \d+\) was stopped by a signal"):
+    with pytest.raises(RunFailed, match="SIGSTOP") as error:
         run_ranks(
-            stop_the_server, ("timed out waiting for clients",), 2, preload=(), watch=ProcessMonitor(tmp_path, 60.0)
+            stop_the_server, ("timed out waiting for clients",), 2, preload=(), monitor=ProcessMonitor(tmp_path, 60.0)
         )
+    assert error.value.code == "rank-unresponsive"
 
 
 # From here on they come from a process that has imported torch already: what is new is how they end.
@@ -100,7 +101,7 @@ def test_peers_that_do_not_notice_are_ended(work):
 
 
 def test_modules_that_cannot_be_imported_are_a_bug_of_ours():
-    with pytest.raises(RunFailed, match="ModuleNotFoundError: No module named 'nowhere'"):
+    with pytest.raises(RunFailed, match="ModuleNotFoundError"):
         run_ranks(speak, (), 2, preload=("nowhere",))
 
 
@@ -226,7 +227,7 @@ def test_stopped_before_the_ranks_are_there(tmp_path):
     assert launcher.stdout.readline() == "importing\n"
     os.killpg(launcher.pid, signal.SIGINT)
     _, err = launcher.communicate(timeout=QUICK_S)
-    assert err.splitlines()[-1].endswith("stopped by SIGINT before the ranks were ready to stop by themselves")
+    assert err.splitlines()[-1].endswith("stopped by SIGINT before the ranks could save and stop")
     assert "KeyboardInterrupt" not in err
 
 
@@ -240,7 +241,8 @@ def test_what_is_defined_in_the_script_is_refused(tmp_path, call):
     file = tmp_path / "job.py"
     file.write_text(f"from paceline.launch.local import run_ranks\ndef mine(): ...\nclass Mine: ...\n{call}\n")
     _, err = script(file).communicate(timeout=QUICK_S)
-    assert re.search("UserError: [mM]ine is defined in the script or notebook that is running", err)
+    assert "UserError: " in err
+    assert "ine is defined in the running script" in err
 
 
 # Ranks that somebody else started.
@@ -288,17 +290,17 @@ def test_alone_there_is_no_group():
 def test_a_peer_that_never_comes():
     with reserve_port() as port:
         place = RankInfo(0, 2, 0, 2, "torchrun", "127.0.0.1", port)
-        words = rf"^could not join the 2 ranks at 127.0.0.1:{port} within 1 s: timed out waiting for rank 1$"
-        with pytest.raises(RunFailed, match=words), join_ranks(place, "cpu", 1, 1.0):
+        with pytest.raises(RunFailed, match="waiting for rank 1") as error, join_ranks(place, "cpu", 1, 1.0):
             pass
+    assert error.value.code == "rank-unresponsive"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has the devices")
 def test_more_ranks_than_devices():
     place = RankInfo(0, 2, 0, 2, "paceline", "127.0.0.1", 29688)
-    words = r"each of the 2 ranks on .* needs a CUDA device of its own, and [01] can be seen; type  "
-    with pytest.raises(UserError, match=words), join_ranks(place, "cuda", 1, 1.0):
+    with pytest.raises(UserError) as error, join_ranks(place, "cuda", 1, 1.0):
         pass
+    assert (error.value.code, error.value.key) == ("unavailable", "parallel.ranks")
 
 
 def test_cores_are_divided_among_those_who_share_them():

@@ -5,7 +5,6 @@ Here is one of each kind; tests/cluster/test_silent_ranks.py has every phase and
 
 import json
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import train
-from paceline.errors import RankUnresponsive, RunFailed
+from paceline.errors import RankUnresponsive
 from paceline.launch.environment import detect_rank
 from paceline.launch.hang_diagnosis import ProcessMonitor
 from paceline.launch.hang_traces import dump_own_calls, enable_flight_recorder
@@ -37,8 +36,9 @@ def freeze_one():
 
 
 def test_a_launcher_ends_a_run_of_which_a_process_stays_stopped(tmp_path):
-    with pytest.raises(RunFailed, match=r"^rank 1 \(pid \d+\) did not answer in time: a signal such as SIGSTOP has"):
-        run_ranks(freeze_one, (), 2, preload=(), watch=ProcessMonitor(tmp_path, 0.3, 0.2))
+    with pytest.raises(RankUnresponsive, match="SIGSTOP") as error:
+        run_ranks(freeze_one, (), 2, preload=(), monitor=ProcessMonitor(tmp_path, 0.3, 0.2))
+    assert error.value.rank == 1
 
 
 def freeze_before_it_is_heard():
@@ -50,8 +50,9 @@ def freeze_before_it_is_heard():
 
 def test_a_rank_that_was_stopped_before_it_was_heard_is_named_by_the_launcher(tmp_path):
     """The other one waited for it in vain, and knows of nobody."""
-    with pytest.raises(RunFailed, match=r"^rank 0 \(pid \d+\) did not answer in time: .* while it started"):
-        run_ranks(freeze_before_it_is_heard, (), 2, preload=(), watch=ProcessMonitor(tmp_path, 60.0))
+    with pytest.raises(RankUnresponsive, match="while it started") as error:
+        run_ranks(freeze_before_it_is_heard, (), 2, preload=(), monitor=ProcessMonitor(tmp_path, 60.0))
+    assert error.value.rank == 0
 
 
 def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place(small, tmp_path, monkeypatch):
@@ -60,12 +61,11 @@ def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place
     changes = {"workload": f"{file}:Freezing", "train.steps": 2, "model.layers": 1, "parallel.ranks": 2}
     spec = small.replace({**changes, "parallel.timeout_s": 6})
     began = time.monotonic()
-    with pytest.raises(RunFailed) as caught:
+    with pytest.raises(RankUnresponsive) as caught:
         train(spec, tmp_path, show=False)
     assert time.monotonic() - began < 900, "not for half an hour"
-    said = str(caught.value)
-    assert said.startswith("rank 1 on ")
-    assert re.search("has stopped it (in the checkpoint of|at the end, after) step 2; its stack, the newest", said)
+    assert caught.value.rank == 1
+    assert "step 2; its stack" in str(caught.value)
     (run,) = tmp_path.iterdir()
     assert "rank.py" in (run / "heartbeats" / "rank1.asked").read_text()
     (end,) = read_events(RunDir(run).events_file(0), "end")
@@ -83,13 +83,13 @@ def be_aborted(folder):
 
 
 def test_behind_a_rank_that_was_aborted_is_the_one_that_it_waited_for(tmp_path, capfd):
-    with pytest.raises(RunFailed) as caught:
-        run_ranks(be_aborted, (str(tmp_path),), 2, preload=(), watch=ProcessMonitor(tmp_path, 0.4))
+    with pytest.raises(RankUnresponsive) as caught:
+        run_ranks(be_aborted, (str(tmp_path),), 2, preload=(), monitor=ProcessMonitor(tmp_path, 0.4))
     said = str(caught.value)
-    assert said.startswith("rank 1 on ")
+    assert caught.value.rank == 1
     assert "it is waiting for the samples of step 4; its stack" in said
     assert "in be_aborted" in said
-    assert re.search(r"rank 0 waited in be_aborted \(test_silent\.py:\d+\), in step 4$", said)
+    assert "rank 0 waited in be_aborted (test_silent.py:" in said
 
 
 def calls_while_one_waits(folder):

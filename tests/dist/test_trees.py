@@ -1,11 +1,8 @@
 """Boosted trees on several ranks: the same bytes on any number of them, after a kill, and under the other verbs."""
 
-import os
-import socket
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from dying_trees import MARK
 
@@ -13,12 +10,8 @@ import paceline
 from paceline import train
 from paceline.config import build_spec
 from paceline.errors import RunFailed
-from paceline.launch.environment import detect_rank
-from paceline.launch.local import run_ranks
-from paceline.launch.process_group import join_ranks
 from paceline.reports.report import report
 from paceline.trials.check import check
-from paceline.workloads.trees.xgboost_rounds import XGBoostNetwork
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 DYING = f"{Path(__file__).with_name('dying_trees.py')}:DyingTrees"
@@ -80,27 +73,6 @@ def test_a_stopped_rank_is_named(spec, tmp_path, monkeypatch):
     stopped = DYING.replace(":Dying", ":Stopped")
     with pytest.raises(RunFailed, match=r"^rank 1 on .* did not answer in time: a signal such as SIGSTOP has"):
         train(spec.replace({"workload": stopped, "parallel.ranks": 2, "parallel.timeout_s": 2}), tmp_path, show=False)
-
-
-def interfaces_of_listening_sockets():
-    """Of a rank that XGBoost has joined: address, or the interface that a socket for all addresses is bound to."""
-    place = detect_rank(os.environ)
-    with join_ranks(place, "cpu", 1, 60.0):
-        network = XGBoostNetwork(place, 60.0)
-        network.join()
-        found = set()
-        for one in psutil.Process().net_connections("tcp"):
-            if one.status == psutil.CONN_LISTEN:
-                with socket.socket(fileno=os.dup(one.fd)) as opened:
-                    name = opened.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0").decode()
-                found.add(name or one.laddr.ip)
-        network.any(False)
-        network.leave()
-    return found
-
-
-def test_on_one_machine_xgboost_is_open_to_the_loopback_alone():
-    assert run_ranks(interfaces_of_listening_sockets, (), 2) == [{"127.0.0.1", "lo"}] * 2
 
 
 def test_the_report_shows_which_columns_are_used(runs, tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pickle
 import sys
 import zipfile
 from functools import partial
@@ -17,7 +18,7 @@ from paceline.data.tables import iter_columns
 from paceline.errors import InternalError, RunFailed, UserError
 from paceline.io import terminal
 from paceline.io.files import read_json
-from paceline.launch.root_cause import RankFailure, to_error
+from paceline.launch.root_cause import describe_exception
 from paceline.reports.report import report
 from paceline.runlog.events import EventWriter, parse_event, read_steps
 from paceline.runlog.run_dir import RunDir
@@ -231,13 +232,10 @@ def test_a_panic_of_a_library_is_one_line_too(tmp_path, monkeypatch, capsys):
 
 
 def test_a_bug_of_ours_in_a_rank_keeps_its_traceback_for_the_file():
-    error = to_error(RankFailure(3, "bug", "KeyError: 'x'", "Traceback: all of it", 0.0, False))
+    error = pickle.loads(pickle.dumps(describe_exception(3, KeyError("x")))).error
     assert isinstance(error, InternalError)
-    assert (error.exit_code, str(error), error.traceback) == (
-        70,
-        "rank 3 failed with KeyError: 'x'",
-        "Traceback: all of it",
-    )
+    assert (error.exit_code, str(error)) == (70, "rank 3 failed with KeyError: 'x'")
+    assert error.traceback == "KeyError: 'x'\n"
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), MemoryError(), PermissionError(13, "Permission denied", "/x/y")])

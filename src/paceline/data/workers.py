@@ -35,9 +35,9 @@ from paceline.data.samples import load_samples
 from paceline.data.shared_memory import Message, pack_message, receive_message, send_message
 from paceline.errors import PacelineError, RunFailed
 from paceline.io.format import duration
-from paceline.launch import root_cause
 from paceline.launch.environment import RankInfo
 from paceline.launch.hang_traces import enable_stack_dump
+from paceline.launch.root_cause import describe_exit
 from paceline.launch.signals import STOP_SIGNALS
 from paceline.workload import Samples, Workload
 
@@ -74,7 +74,7 @@ class Worker:
             code = self.process.exitcode
             if code is None:
                 raise WorkerDied(f"{who} does not answer") from None
-            raise WorkerDied(root_cause.describe_exit(who, code, time.time(), echo=False).message) from None
+            raise WorkerDied(str(describe_exit(who, code, time.time(), secondary=False).error)) from None
 
     def ask_no_more(self) -> None:
         """The worker sees the end of its questions. The pipe stays open for a thread that waits for an answer."""

@@ -2,17 +2,16 @@
 
     paceline launch --ranks 4 -- python train.py --lr 0.1
 
-Each rank finds its place in the variables that torchrun sets, or in TF_CONFIG, and writes to our standard output and
-error as it is; none reads from the terminal. Each rank is the head of its own process group, so that what it starts
-ends with it.
+Each rank gets the variables that torchrun sets, and TF_CONFIG. It writes to our standard output and error, and reads
+nothing from the terminal. Each rank leads its own process group, so that its child processes end with it.
 
-    a rank fails          its peers get a few seconds to end by themselves, then they are killed; the first is named,
-                          and its exit code is ours (128 + the signal, if one killed it)
-    any signal to stop    passed on as it is, once of each kind; the exit code is then what the ranks make of it
-    second Ctrl-C         the ranks are killed at once
-    launcher killed       the ranks get SIGTERM and, half a minute later, SIGKILL (`orphans.py`)
+    a rank fails       its peers get a few seconds to end, then they are killed; the exit code is that of the first
+                       failed rank (128 + the signal, if one killed it)
+    stop signals       each is forwarded once, unchanged; the ranks decide the exit code
+    second Ctrl-C      the ranks are killed at once
+    launcher killed    the ranks get SIGTERM and, half a minute later, SIGKILL (`orphans.py`)
 
-Under torchrun, srun or mpirun this process is a rank already: it becomes the command, with the same variables set.
+Under torchrun, srun or mpirun this process is a rank already: the command replaces it, with the same variables set.
 """
 
 from __future__ import annotations
@@ -34,49 +33,53 @@ from typing import IO, Any
 from paceline.errors import UserError
 from paceline.io.files import print_json
 from paceline.io.terminal import warn
-from paceline.launch import root_cause
-from paceline.launch.environment import LOCALHOST, RankInfo, detect_rank
+from paceline.launch.environment import LOCALHOST, RANK_VARIABLES, RankInfo, detect_rank
 from paceline.launch.local import POLL_S, build_rank_environment, reserve_port, supervise_ranks
+from paceline.launch.root_cause import RankFailure, describe_exit, find_root_cause
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
 
 PrintFn = Callable[[str], None]
+TF_CONFIG = "TF_CONFIG"
 LAUNCH_EXAMPLE = "paceline launch --ranks 2 -- python train.py"
-MAX_LOCAL_RANKS = 1024  # on one machine; more is a slip of the hand
+MAX_LOCAL_RANKS = 1024
+"""More on one machine is a typo."""
 
 
 def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0, as_json: bool = False) -> int:
-    """The verb: start the ranks, or become one where another launcher has started this process.
+    """Start the ranks, or become one if another launcher has started this process; return the exit code.
 
-    `as_json` prints how it ended; what the ranks print then goes to standard error.
+    `as_json` prints how it ended; the ranks then print to standard error.
     """
     if not command:
-        raise UserError(f"which command? write it after  --  as in  {LAUNCH_EXAMPLE}")
+        raise UserError(f"which command? write it after  --  as in  {LAUNCH_EXAMPLE}", code="missing-value")
     if ranks is not None and not 1 <= ranks <= MAX_LOCAL_RANKS:
-        raise UserError(f"--ranks: {ranks} is not a number of ranks of one machine; use 1 to {MAX_LOCAL_RANKS}")
+        raise _option_error("--ranks", f"{ranks} is not a number of ranks of one machine; use 1 to {MAX_LOCAL_RANKS}")
     if restarts < 0:
-        raise UserError(f"--restarts: {restarts} is not a number of restarts; use 0 or more")
-    place = detect_rank(os.environ)
-    if place is None and as_json:
+        raise _option_error("--restarts", f"{restarts} is not a number of restarts; use 0 or more")
+    rank_info = detect_rank(os.environ)
+    if rank_info is None and as_json:
         return _launch_as_json(command, ranks or 1, restarts)
-    if place is None:
+    if rank_info is None:
         return run_command_ranks(command, ranks or 1, restarts=restarts)
-    if ranks not in (None, place.world):
-        raise UserError(
-            f"--ranks {ranks}: {place.launcher} has started this process as one of {place.world} already; "
-            "leave --ranks out"
-        )
+    launcher = rank_info.launcher
+    if ranks not in (None, rank_info.world):
+        raise _option_error("--ranks", f"{launcher} has started {rank_info.world} ranks already; leave it out")
     if as_json:
-        raise UserError(f"--json: {place.launcher} started the ranks and alone knows how they end; leave it out")
+        raise _option_error("--json", f"{launcher} started the ranks and alone knows how they end; leave it out")
     if restarts:
-        raise UserError(f"--restarts {restarts}: {place.launcher} started the ranks and must start them again itself")
-    replace_process(command, place)
+        raise _option_error("--restarts", f"{launcher} started the ranks and must restart them itself")
+    replace_process(command, rank_info)
     return 0
 
 
+def _option_error(option: str, reason: str) -> UserError:
+    return UserError(f"{option}: {reason}", code="invalid-value", key=option)
+
+
 def _launch_as_json(command: Sequence[str], ranks: int, restarts: int) -> int:
-    began, said = time.monotonic(), list[str]()
-    code = run_command_ranks(command, ranks, restarts=restarts, say=said.append, output=sys.stderr)
-    print_json({"exit_code": code, "ranks": ranks, "seconds": time.monotonic() - began, "said": said})
+    started_s, messages = time.monotonic(), list[str]()
+    code = run_command_ranks(command, ranks, restarts=restarts, log=messages.append, output=sys.stderr)
+    print_json({"exit_code": code, "ranks": ranks, "seconds": time.monotonic() - started_s, "said": messages})
     return code
 
 
@@ -85,63 +88,65 @@ def run_command_ranks(
     ranks: int,
     environ: Mapping[str, str] | None = None,
     restarts: int = 0,
-    say: PrintFn = warn,
+    log: PrintFn = warn,
     output: IO[str] | None = None,
 ) -> int:
-    """Run `command` in `ranks` processes; 0, or the exit code of the rank that failed first, which `say` names.
+    """Run `command` in `ranks` processes and return 0, or the exit code of the rank that failed first.
 
-    After a failure all of them are started again, at most `restarts` times. `environ` is what they inherit (ours), and
-    `output` where they print (as we do).
+    After a failure all ranks are restarted, at most `restarts` times. `log` receives what failed, `environ` is what the
+    ranks inherit (default: ours), and `output` is their standard output.
     """
     inherited = os.environ if environ is None else environ
     program = _find_program(command[0], inherited)
     with StopRequest() as stop:
-        for tried in range(restarts + 1):
-            with ExitStack() as held:
-                ports = [held.enter_context(reserve_port()) for _ in range(1 + ranks)]
-                all_ = held.enter_context(
-                    _start_command_ranks(program, command, build_rank_environments(inherited, ports), output)
-                )
-                supervise_ranks(all_, stop)
-                failures = all_.failures()
+        for attempt in range(1, restarts + 2):
+            with ExitStack() as stack:
+                ports = [stack.enter_context(reserve_port()) for _ in range(1 + ranks)]
+                environs = build_rank_environments(inherited, ports)
+                started = stack.enter_context(_start_command_ranks(program, command, environs, output))
+                supervise_ranks(started, stop)
+                failures = started.failures()
             if not failures:
                 return 0
-            first = root_cause.find_root_cause(failures)
-            code = 128 + first.signal if first.signal else all_.ranks[first.rank].process.returncode
-            if stop.insisted:
-                say("paceline: killed by the second Ctrl-C")
+            first = find_root_cause(failures)
+            code = 128 + first.signal if first.signal else started.ranks[first.rank].process.returncode
+            if stop.interrupted_twice:
+                log("paceline: killed by the second Ctrl-C")
                 return code
             if stop.requested and first.signal in STOP_SIGNALS:
-                say(f"paceline: stopped by {stop.signal_name}")
+                log(f"paceline: stopped by {stop.signal_name}")
                 return code
-            again = not stop.requested and tried < restarts
-            more = f"; all ranks start again, {tried + 1} of {restarts} times" if again else ""
-            say(f"paceline: {first.message}{more}")
-            if not again:
+            restart = not stop.requested and attempt <= restarts
+            log(f"paceline: {first.error}{f'; restart {attempt} of {restarts}' if restart else ''}")
+            if not restart:
                 return code
-    raise AssertionError("the last try returns")
+    raise AssertionError("the last attempt returns")
 
 
 def build_rank_environments(inherited: Mapping[str, str], ports: Sequence[int]) -> list[dict[str, str]]:
-    """The variables of each rank: torchrun's, which take one port, and TensorFlow's, which take one for each rank."""
-    meeting, *own = ports
-    shared = build_rank_environment(inherited, len(own), meeting)
+    """Return the variables of each rank: torchrun's, with the first port, and TensorFlow's, with one port per rank."""
+    main_port, *own = ports
+    shared = build_rank_environment(inherited, len(own), main_port)
     return [
         shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), TF_CONFIG: config}
         for rank, config in enumerate(build_tf_configs(LOCALHOST, own))
     ]
 
 
-def replace_process(command: Sequence[str], place: RankInfo) -> None:
-    """Replace this process by the command, as the rank that its launcher made it. Never returns."""
-    environ = os.environ | {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world),
-        "MASTER_ADDR": place.address,
-        "MASTER_PORT": str(place.port),
-    }
+def build_tf_configs(host: str, ports: Sequence[int]) -> list[str]:
+    """Return TF_CONFIG of each rank: all are workers, rank 0 is the chief, rank n listens on the n-th port."""
+    workers = [f"{host}:{port}" for port in ports]
+    return [
+        json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
+        for rank in range(len(workers))
+    ]
+
+
+def replace_process(command: Sequence[str], rank_info: RankInfo) -> None:
+    """Replace this process by the command, with torchrun's variables for its rank. Never returns."""
+    numbers = (rank_info.rank, rank_info.world, rank_info.local_rank, rank_info.local_world)
+    environ = os.environ | {name: str(number) for name, number in zip(RANK_VARIABLES, numbers, strict=True)}
+    environ |= {"MASTER_ADDR": rank_info.address, "MASTER_PORT": str(rank_info.port)}
     program = _find_program(command[0], environ)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -156,28 +161,31 @@ def _find_program(name: str, environ: Mapping[str, str]) -> str:
     if found is not None:
         return found
     if name.endswith(".py") and Path(name).is_file():
-        raise UserError(f"{name} is not a program; type  {LAUNCH_EXAMPLE.replace('train.py', shlex.quote(name))}")
-    if Path(name).is_file():
-        raise UserError(f"{name} cannot be run; type  chmod +x {shlex.quote(name)}")
-    words = f"; a command is given word by word, without quotes around it: {LAUNCH_EXAMPLE}" if " " in name else ""
-    raise UserError(f"the command {name!r} is not found{words}")
+        message = f"{name} is not a program; type  {LAUNCH_EXAMPLE.replace('train.py', shlex.quote(name))}"
+    elif Path(name).is_file():
+        message = f"{name} cannot be run; type  chmod +x {shlex.quote(name)}"
+    else:
+        hint = f"; write the command word by word, without quotes around it: {LAUNCH_EXAMPLE}" if " " in name else ""
+        message = f"the command {name!r} is not found{hint}"
+    raise UserError(message, code="not-found", key=name)
 
 
 def _start_error(program: str, error: OSError) -> UserError:
-    return UserError(f"{program} cannot be started: {error.strerror}")
+    return UserError(f"{program} cannot be started: {error.strerror}", code="unavailable", key=program)
 
 
 @dataclass
 class _CommandRank:
     number: int
     process: subprocess.Popen[bytes]
-    killed: bool = False  # by us
-    failure: root_cause.RankFailure | None = None
+    killed: bool = False
+    """By the launcher."""
+    failure: RankFailure | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self.failure is None and self.process.poll():
             code = self.process.returncode
-            self.failure = root_cause.describe_exit(self.number, code, time.time(), echo=self.killed, ours=False)
+            self.failure = describe_exit(self.number, code, time.time(), secondary=self.killed, ours=False)
 
 
 @dataclass
@@ -190,15 +198,15 @@ class _CommandRanks:
 
     @property
     def leaving(self) -> bool:
-        return False  # a command says nothing before it ends
+        return False  # a command sends no result before it ends
 
-    def failures(self) -> list[root_cause.RankFailure]:
+    def failures(self) -> list[RankFailure]:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def listen(self) -> None:
         time.sleep(POLL_S)
         for rank in self.ranks:
-            rank.look()
+            rank.poll()
 
     def forward_signal(self, received: signal.Signals) -> None:
         self.signal(received)
@@ -215,7 +223,7 @@ class _CommandRanks:
 def _start_command_ranks(
     program: str, command: Sequence[str], environs: Sequence[dict[str, str]], output: IO[str] | None
 ) -> Iterator[_CommandRanks]:
-    """The ranks, and a process that ends them if we are killed."""
+    """Start the ranks, and a process that ends them if this one is killed."""
     started = _CommandRanks([])
     script = Path(__file__).with_name("orphans.py")
     guard = subprocess.Popen([sys.executable, "-I", "-S", script], stdin=subprocess.PIPE, start_new_session=True)
@@ -244,15 +252,3 @@ def _start_command_rank(
         return subprocess.Popen(list(command), executable=program, env=environ, start_new_session=True, **streams)
     except OSError as error:
         raise _start_error(program, error) from None
-
-
-TF_CONFIG = "TF_CONFIG"
-
-
-def build_tf_configs(host: str, ports: Sequence[int]) -> list[str]:
-    """The variable of each rank: all are workers, rank 0 is the chief, and rank n listens on the n-th port."""
-    workers = [f"{host}:{port}" for port in ports]
-    return [
-        json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
-        for rank in range(len(workers))
-    ]

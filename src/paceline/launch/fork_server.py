@@ -1,14 +1,14 @@
-"""The process that becomes the ranks: import once what they all need, then fork.
+"""Import once what all ranks need, then fork the ranks.
 
-Importing torch takes more than a second of CPU. On two cores, eight ranks that each import it begin after five
-seconds; eight forks of a process that has imported it begin after one, and share its memory. Nothing here touches a
+Importing torch takes more than a second of CPU. On two cores, eight ranks that each import it start after five
+seconds; eight forks of a process that has imported it start after one, and share its memory. Nothing here touches a
 GPU before the fork, which CUDA would not survive.
 
 The launcher holds the other end of one pipe to this process and of one pipe to each rank. The work comes through the
 first, each outcome goes back through its own. When the launcher dies the kernel closes them all: that is how a rank
-learns that nobody waits for it any more.
+learns that its launcher is gone.
 
-This file runs as a script, before the package can be imported: at the top it uses the standard library alone.
+This file runs as a script, before the package can be imported: its top-level imports are the standard library alone.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-ORPHAN_GRACE_S = 30.0  # for a rank without launcher to stop by itself
+ORPHAN_GRACE_S = 30.0
+"""For a rank without a launcher to save and stop."""
 
 
 def serve_forks(launcher: Connection, pipes: list[Connection]) -> int:
+    """Receive the work from the launcher, fork a rank for each pipe, and report how each ends."""
     faulthandler.enable()
-    # Until the work listens to signals there is nothing to save: Ctrl-C ends the process without a KeyboardInterrupt.
+    # Until the work handles signals there is nothing to save: Ctrl-C ends the process without a KeyboardInterrupt.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the launcher blocked it
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignored it, we want to know how ranks end
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or an inherited SIG_IGN would hide how ranks end
     sys.path[:], preload, work = pickle.loads(launcher.recv_bytes())
     try:
         for module in preload:
@@ -47,25 +49,27 @@ def serve_forks(launcher: Connection, pipes: list[Connection]) -> int:
         launcher.send(_describe_failure(0, error))
         return 1
 
-    gc.freeze()  # what is here now stays, and stays shared
+    from paceline.launch.signals import ignore_stop_signals
+
+    gc.freeze()  # what is loaded now stays shared between the forks
     pids: dict[int, int] = {}
     for rank, pipe in enumerate(pipes):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: numpy's pool knows how
+            warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
             pid = os.fork()
         if pid == 0:
             for other in (launcher, *pipes[:rank], *pipes[rank + 1 :]):
                 other.close()
             _run_worker(rank, pipe, worker, args)
         pids[pid] = rank
-    _ignore_stop_signals()  # they are meant for the ranks; we stay to report how those end
+    ignore_stop_signals()  # they are meant for the ranks; this process stays to report how those end
     for pipe in pipes:
         pipe.close()
     return _report_exits(launcher, pids)
 
 
 def _report_exits(launcher: Connection, pids: dict[int, int]) -> int:
-    """Tell the launcher the process id of each rank, and then how and when each ends."""
+    """Send the launcher the process id of each rank, and then how and when each ends."""
     with contextlib.suppress(OSError):
         launcher.send(list(pids))
     while pids:
@@ -78,8 +82,8 @@ def _report_exits(launcher: Connection, pids: dict[int, int]) -> int:
 
 
 def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoReturn:
-    """Be one rank, until its worker returns or fails."""
-    from paceline.launch.signals import exit_immediately, exit_rank
+    """Run the worker as one rank, and send its result or failure."""
+    from paceline.launch.signals import exit_immediately, exit_rank, ignore_stop_signals
 
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     _buffer_lines()
@@ -92,7 +96,7 @@ def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...])
             exit_immediately(error.code or 0)
         outcome = pickle.dumps(_describe_failure(rank, error))
         code = 1
-    _ignore_stop_signals()  # the work is done: a late one must not take its outcome away
+    ignore_stop_signals()
     with contextlib.suppress(OSError):
         pipe.send_bytes(outcome)
     if code:
@@ -101,29 +105,25 @@ def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...])
 
 
 def _buffer_lines() -> None:
-    """The ranks share one terminal. Under PYTHONUNBUFFERED `print` writes a line and its end in two calls, and another
-    rank's line may come between them; one write per line keeps lines whole."""
+    """Write whole lines, since the ranks share a terminal.
+
+    Under PYTHONUNBUFFERED `print` writes a line and its end in two calls, between which another rank may write.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def _ignore_stop_signals() -> None:
-    from paceline.launch.signals import STOP_SIGNALS
-
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _describe_failure(rank: int, error: BaseException) -> Any:
-    from paceline.launch import root_cause
+    from paceline.launch.root_cause import describe_exception
 
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-        error = error.with_traceback(error.__traceback__.tb_next)  # begin with the work, not with this file
-    return root_cause.describe_exception(rank, error)
+        error = error.with_traceback(error.__traceback__.tb_next)  # start at the work, not at this file
+    return describe_exception(rank, error)
 
 
 def _exit_with_launcher(pipe: Connection) -> None:
+    """Wait until the launcher is gone, then stop this rank."""
     with contextlib.suppress(OSError, EOFError):
         pipe.recv_bytes()  # nothing is ever sent to a rank: this returns when the launcher is gone
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,12 +1,12 @@
-"""A rank that does not answer: which one, where it is, and who waited for it in what.
+"""Find the rank that the others wait for, and describe what it is doing.
 
-Those that waited fail with an error of their own connection, which is true and of no use. What each rank was at stands
-in its heartbeat, and the state of its process in /proc, if that is on this machine:
+Ranks that wait too long fail with a timeout of their own connection, which does not name the cause. The heartbeat of
+each rank tells what it was doing, and /proc the state of its process, if that is on this machine:
 
-    stopped by a signal              that one
-    behind the others                the one furthest behind, with the line that it is at
-    waiting, but somewhere else      ranks that called different collectives: both lines
-    waiting in the same place        nobody: the network between them
+    stopped by a signal              that rank
+    behind the others                the rank furthest behind, with its current line
+    waiting in another collective    both ranks, with the lines that called different collectives
+    waiting in the same collective   no rank: the network between them
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import RankUnresponsive
-from paceline.launch import root_cause
 from paceline.launch.environment import RankInfo
 from paceline.launch.hang_traces import (
     Calls,
@@ -38,66 +37,65 @@ from paceline.launch.hang_traces import (
     stack_file,
 )
 from paceline.launch.heartbeat import STOPPED, Beat, Heartbeat, read_beats, read_process_state
+from paceline.launch.root_cause import is_secondary, iter_causes
 
 COLLECTIVES_FILE = "torch/distributed/distributed_c10d.py"
-CHECKPOINT_WRITER_FILE = "checkpoints/writer.py"
+WORKER_CALL = ("_answer", "workers.py")
+PREFETCH_CALL = ("load", "prefetch.py")
+WAIT_FOR_WRITER_CALL = ("wait", "checkpoint/writer.py")
+WRITER_CALL = ("_write", "checkpoint/writer.py")
 BACKWARD = "backward"
-STOPPED_TEXT = "a signal such as SIGSTOP has stopped it"
+STOPPED_TEXT = "a signal such as SIGSTOP has stopped"
 NO_STACK_TEXT = "; it left no stack: its process did not run, or its machine cannot be reached"
 SHOWN_FRAMES = 6
-"""Frames of a stack in a message; its file has them all."""
+"""Frames of a stack in a message; its file has all of them."""
 ABORTED_SHARE = 0.9
-"""Of the time that a collective may take: who was silent for longer before it was aborted had waited for another."""
+"""Of the collective timeout: a rank that was silent for longer before its abort had waited for another."""
 POLL_EVERY_S = 0.25
 GAP_S = 5.0
-"""If we did not look for so long, we were stopped ourselves, with all the others: Ctrl-Z."""
+"""A launcher that did not poll for so long was stopped itself, together with its ranks: Ctrl-Z."""
 STACK_TIMEOUT_S = 2.0
-"""For a rank to leave its stack when it is asked."""
+"""For a rank to write its stack on request."""
 RECENT_S = 10.0
 TIMEOUT_PATTERN = re.compile(r"time[d ]? ?out", re.IGNORECASE)
 
 
 @contextmanager
-def heartbeat_scope(folder: Path, place: RankInfo, timeout_s: float) -> Iterator[Heartbeat]:
-    """While entered this rank leaves heartbeats; at the end, if it waited for another in vain, it says for whom."""
-    with Heartbeat(folder, place, timeout_s) as beat:
+def heartbeat_scope(folder: Path, rank_info: RankInfo, timeout_s: float) -> Iterator[Heartbeat]:
+    """Write heartbeats of this rank while entered; replace a timeout by an error that names the silent rank."""
+    with Heartbeat(folder, rank_info, timeout_s) as beat:
         try:
             yield beat
         except Exception as error:
-            if (told := name_silent_rank(error, folder, place)) is error:
+            if (named := name_silent_rank(error, folder, rank_info)) is error:
                 raise
-            raise told from error
+            raise named from error
 
 
-def name_silent_rank(error: Exception, folder: Path, place: RankInfo) -> Exception:
-    """The error of a rank that waited in vain, as one that names whom it waited for; any other error as it is."""
-    if (
-        place.world == 1
-        or isinstance(error, RankUnresponsive)
-        or not (root_cause.is_secondary(error) and _is_timeout(error))
-    ):
+def name_silent_rank(error: Exception, folder: Path, rank_info: RankInfo) -> Exception:
+    """Return an error that names the rank for which this one waited too long; any other error unchanged."""
+    if rank_info.world == 1 or isinstance(error, RankUnresponsive):
         return error
-    beats = {beat.rank: beat for beat in read_beats(folder) if beat.rank < place.world}
-    if (mine := beats.pop(place.rank, None)) is None or _was_asked_recently(folder, place.rank):
+    if not (is_secondary(error) and _is_timeout(error)) or _was_asked_recently(folder, rank_info.rank):
         return error
-    waiting = WaitingRank(mine, describe_position(_extract_stack(error)))
-    return find_silent_rank(folder, [beat for beat in beats.values() if beat.phase != "failed"], waiting) or error
+    waiting_in = describe_position(_extract_stack(error))
+    return _find_awaited(folder, rank_info.rank, waiting_in, rank_info.world) or error
 
 
 @dataclass(frozen=True)
 class WaitingRank:
-    """A rank that gave up, and where it waited: the collective and the line that called it, in words."""
+    """A rank that gave up, and where it waited: the collective and the line that called it."""
 
     beat: Beat
     where: str
 
     def __str__(self) -> str:
-        return f"rank {self.beat.rank} waited{f' in {self.where}' if self.where else ''}, {self.beat.place}"
+        return f"rank {self.beat.rank} waited{f' in {self.where}' if self.where else ''}, {self.beat.description}"
 
 
 @dataclass(frozen=True)
 class RankPosition:
-    """Where a rank that did not give up is, by what it has left."""
+    """Where a rank that did not give up is, by its stack and its last collectives."""
 
     beat: Beat
     file: Path
@@ -107,7 +105,6 @@ class RankPosition:
 
     @property
     def in_collective(self) -> bool:
-        """Whether it is in a collective itself."""
         return bool(find_collective(self.stack)) or find_pending_call(self.calls) is not None
 
     @property
@@ -116,43 +113,54 @@ class RankPosition:
         return describe_position(self.stack) if call is None or find_collective(self.stack) else str(call)
 
 
+def _find_awaited(folder: Path, rank: int, waiting_in: str | None, world: int | None = None) -> RankUnresponsive | None:
+    """Return the rank that `rank` waited for; `waiting_in` is read from its stack file if it is None."""
+    beats = {beat.rank: beat for beat in read_beats(folder) if world is None or beat.rank < world}
+    if (mine := beats.pop(rank, None)) is None:
+        return None
+    waiting = WaitingRank(mine, _locate_rank(folder, mine).where if waiting_in is None else waiting_in)
+    return find_silent_rank(folder, [beat for beat in beats.values() if beat.phase != "failed"], waiting)
+
+
 def find_silent_rank(folder: Path, others: Sequence[Beat], mine: WaitingRank) -> RankUnresponsive | None:
-    """Of the ranks that did not give up, the one that the run waited for."""
+    """Return the rank that the run waited for, of the ranks that did not give up; None if it cannot be told."""
     if stopped := [beat for beat in others if beat.state == STOPPED]:
         return describe_stopped_rank(folder, stopped[0], f"\n  {mine}")
-    there = [beat for beat in others if beat.state or beat.host != mine.beat.host]  # else it died: another story
-    if not there:
+    alive = [beat for beat in others if beat.state or beat.host != mine.beat.host]  # a dead rank is reported as such
+    if not alive:
         return None
-    last = _find_furthest_behind(folder, there, mine.beat.host)
+    last = _find_furthest_behind(folder, alive, mine.beat.host)
     beat, stack = last.beat, last.stack
     who = f"rank {beat.rank} on {beat.host} (pid {beat.pid})"
-    called, far = _describe_calls(folder, beat, mine.beat), beat.host != mine.beat.host
-    same = _in_same_collective(last, mine, read_calls(folder, mine.beat.rank), far)
-    if not (same and far) and (beat.position < mine.beat.position or (stack and not last.in_collective)):
+    calls, remote = _describe_calls(folder, beat, mine.beat), beat.host != mine.beat.host
+    same = _in_same_collective(last, mine, read_calls(folder, mine.beat.rank), remote)
+    if not (same and remote) and (beat.position < mine.beat.position or (stack and not last.in_collective)):
         at = _describe_worker(beat) or _format_stack(last.file, stack) or NO_STACK_TEXT
-        return RankUnresponsive(beat.rank, f"{who} did not answer in time: it is {beat.place}{at}\n  {mine}{called}")
-    if not same and last.where and mine.where:
-        said = f"the ranks wait for each other in different collectives: {who} in {last.where}, {beat.place}; {mine}"
-        return RankUnresponsive(
-            beat.rank, f"{said}{_format_stack(last.file, stack, f'the stack of rank {beat.rank}')}{called}"
-        )
-    if not far:
+        message = f"{who} did not answer in time: it is {beat.description}{at}\n  {mine}{calls}"
+    elif not same and last.where and mine.where:
+        stacks = _format_stack(last.file, stack, f"the stack of rank {beat.rank}")
+        message = "the ranks wait for each other in different collectives: "
+        message += f"{who} in {last.where}, {beat.description}; {mine}{stacks}{calls}"
+    elif remote:
+        message = f"nothing came from {who} within the timeout of a collective, and both wait in the same one: "
+        message += f"look at the network between {beat.host} and {mine.beat.host}\n  {mine}"
+    else:
         return None
-    said = f"nothing came from {who} for as long as a collective may take, and both wait in the same place"
-    return RankUnresponsive(
-        beat.rank, f"{said}: look at the network between {beat.host} and {mine.beat.host}\n  {mine}"
-    )
+    return RankUnresponsive(beat.rank, message)
 
 
-def _find_furthest_behind(folder: Path, beats: Sequence[Beat], near: str) -> RankPosition:
-    """Of ranks that are equally far, one that waits for nobody, then one that called fewer collectives, and of those
-    that wait in the same place one on another machine than `near`: what lies between may be the cause."""
+def _find_furthest_behind(folder: Path, beats: Sequence[Beat], host: str) -> RankPosition:
+    """Return the rank that is furthest behind.
+
+    Of ranks in the same step: one outside a collective, then one that called fewer collectives, then one of another
+    machine than `host`, since the network between them may be the cause.
+    """
 
     def order(one: RankPosition) -> tuple[object, ...]:
-        return one.beat.position, one.in_collective, count_calls(one.calls), one.beat.host == near
+        return one.beat.position, one.in_collective, count_calls(one.calls), one.beat.host == host
 
     last = min((_locate_rank(folder, beat) for beat in beats), key=order)
-    if last.beat.state and not _file_size(last.file):  # not silent for as long as the others waited
+    if last.beat.state and not _file_size(last.file):  # it was not silent long enough to write its stack
         return _locate_rank(folder, last.beat, request_stack_file(folder, last.beat))
     return last
 
@@ -162,35 +170,38 @@ def _locate_rank(folder: Path, beat: Beat, file: Path | None = None) -> RankPosi
     return RankPosition(beat, file, _select_thread(read_stacks(file), beat), read_calls(folder, beat.rank))
 
 
-def _in_same_collective(last: RankPosition, mine: WaitingRank, calls: Calls, far: bool) -> bool:
-    """Whether both wait in the same collective; from afar, also in two that follow each other: where a link is cut, the
-    last message may have come through in one direction alone."""
+def _in_same_collective(last: RankPosition, mine: WaitingRank, calls: Calls, remote: bool) -> bool:
+    """Return whether both ranks wait in the same collective.
+
+    On two machines, also in two consecutive ones: on a cut link the last message may have passed in one direction only.
+    """
     theirs, ours = find_pending_call(last.calls), find_pending_call(calls)
     if theirs is None or ours is None:
         return last.where == mine.where
-    follows = far and theirs.group == ours.group and abs(theirs.number - ours.number) == 1
-    return theirs == ours or follows
+    consecutive = remote and theirs.group == ours.group and abs(theirs.number - ours.number) == 1
+    return theirs == ours or consecutive
 
 
 def _describe_calls(folder: Path, *beats: Beat) -> str:
-    """The last collectives of two ranks, in words, where torch has kept them and they differ."""
+    """Return the last collectives of two ranks, if torch recorded them and they differ."""
     one, other = (read_calls(folder, beat.rank) for beat in beats)
     for group in sorted(one.keys() & other.keys()):
         if (one[group].number, one[group].name) != (other[group].number, other[group].name):
-            said = (f"rank {beat.rank} {calls[group]}" for beat, calls in zip(beats, (one, other), strict=True))
-            return f"\n  the last that they called: {'; '.join(said)}"
+            calls = (f"rank {beat.rank} {known[group]}" for beat, known in zip(beats, (one, other), strict=True))
+            return f"\n  the last that they called: {'; '.join(calls)}"
     return ""
 
 
 def describe_stopped_rank(folder: Path, beat: Beat, waited: str = "") -> RankUnresponsive:
-    """A rank that a signal has stopped. The run ends for it, so it may run again: that is how it leaves its stack."""
+    """Return the error for a rank that a signal has stopped; it is continued to write its stack, as the run ends."""
     file = request_stack_file(folder, beat)
-    said = f"rank {beat.rank} on {beat.host} (pid {beat.pid}) did not answer in time: {STOPPED_TEXT} {beat.place}"
-    return RankUnresponsive(beat.rank, f"{said}{_format_stack(file, _select_thread(read_stacks(file), beat))}{waited}")
+    stack = _format_stack(file, _select_thread(read_stacks(file), beat))
+    message = f"rank {beat.rank} on {beat.host} (pid {beat.pid}) did not answer in time: {STOPPED_TEXT} it "
+    return RankUnresponsive(beat.rank, f"{message}{beat.description}{stack}{waited}")
 
 
 def request_stack_file(folder: Path, beat: Beat) -> Path:
-    """Where a rank of this machine writes its stack, if it can, now that it is asked to."""
+    """Ask a rank of this machine for its stack, and return the file that it writes it to."""
     file = stack_file(folder, beat.rank, asked=True)
     if not file.is_file():
         return file
@@ -206,47 +217,44 @@ def request_stack_file(folder: Path, beat: Beat) -> Path:
 
 @dataclass
 class ProcessMonitor:
-    """The launcher's eye on the processes of its ranks: one that stays stopped ends the run, whatever the others do."""
+    """Watch the processes of the ranks for the launcher: one that stays stopped ends the run."""
 
     folder: Path
     timeout_s: float
     after_s: float = 2.0
-    """The others come first, if they wait for it: they can say in what."""
+    """Wait so much longer: peers that wait for the rank report it first, and know in which collective."""
     _since: dict[int, float] = field(default_factory=dict)
-    _looked: float = 0.0
+    _polled_s: float = 0.0
 
-    def stopped(self, pids: Mapping[int, int]) -> list[int]:
-        """Those of the processes that have been stopped for longer than a collective may take."""
+    def find_stopped(self, pids: Mapping[int, int]) -> list[int]:
+        """Return the processes that have been stopped for longer than the timeout of a collective."""
         now = time.monotonic()
-        if now - self._looked < POLL_EVERY_S:
+        if now - self._polled_s < POLL_EVERY_S:
             return []
-        if now - self._looked > GAP_S:
+        if now - self._polled_s > GAP_S:
             self._since.clear()
-        self._looked = now
-        still = {number: pid for number, pid in pids.items() if read_process_state(pid)[0] == STOPPED}
-        self._since = {number: self._since.get(number, now) for number in still}
+        self._polled_s = now
+        stopped = [number for number, pid in pids.items() if read_process_state(pid)[0] == STOPPED]
+        self._since = {number: self._since.get(number, now) for number in stopped}
         return [number for number, since in self._since.items() if now - since >= self.timeout_s + self.after_s]
 
-    def waited_for(self, rank: int) -> RankUnresponsive | None:
-        """Whom a rank waited for that has ended without a word: NCCL aborts a process whose time is over."""
-        beats = {beat.rank: beat for beat in read_beats(self.folder)}
-        mine = beats.pop(rank, None)
+    def find_awaited(self, rank: int) -> RankUnresponsive | None:
+        """Return the rank that an aborted one waited for: NCCL aborts a process after the timeout."""
+        mine = next((beat for beat in read_beats(self.folder) if beat.rank == rank), None)
         if mine is None or time.time() - mine.t < ABORTED_SHARE * self.timeout_s:
             return None
-        waiting = WaitingRank(mine, _locate_rank(self.folder, mine).where)
-        return find_silent_rank(self.folder, [beat for beat in beats.values() if beat.phase != "failed"], waiting)
+        return _find_awaited(self.folder, rank, None)
 
-    def why(self, rank: int, pid: int) -> RankUnresponsive:
+    def describe_stopped(self, rank: int, pid: int) -> RankUnresponsive:
         for beat in read_beats(self.folder):
             if beat.rank == rank and beat.pid == pid:
                 return describe_stopped_rank(self.folder, beat)
-        return RankUnresponsive(
-            rank, f"rank {rank} (pid {pid}) did not answer in time: {STOPPED_TEXT} while it started"
-        )
+        message = f"rank {rank} (pid {pid}) did not answer in time: {STOPPED_TEXT} it while it started"
+        return RankUnresponsive(rank, message)
 
 
 def describe_position(stack: Stack) -> str:
-    """The collective that a stack is in, if it is, and the line of ours or the user's that came to it."""
+    """Return the collective that a stack is in, if any, and the line of our or the user's code that called it."""
     own = next((frame for frame in stack if not frame.library), None)
     called = find_collective(stack)
     if own is None:
@@ -256,7 +264,7 @@ def describe_position(stack: Stack) -> str:
 
 
 def find_collective(stack: Stack) -> str:
-    """The outermost function of torch.distributed that the newest calls went through; empty outside of any."""
+    """Return the outermost function of torch.distributed among the newest calls; "" outside a collective."""
     found = ""
     for frame in stack:
         if not frame.library:
@@ -268,30 +276,30 @@ def find_collective(stack: Stack) -> str:
 
 
 def _select_thread(threads: Sequence[Stack], beat: Beat) -> Stack:
-    """The thread that the rank waits for: its main one, or the one that makes its samples or writes its checkpoint."""
+    """Return the thread that the rank waits for: its main one, or the one that loads data or writes a checkpoint."""
     main = threads[0] if threads else ()
+    call = None
     if beat.phase == "data":
-        helpers = [stack for stack in threads[1:] if _contains_call(stack, "load", "prefetch.py")]
-    elif _contains_call(main, "wait", CHECKPOINT_WRITER_FILE):
-        helpers = [stack for stack in threads[1:] if _contains_call(stack, "_write", CHECKPOINT_WRITER_FILE)]
-    else:
-        helpers = []
-    return helpers[0] if helpers else main
+        call = PREFETCH_CALL
+    elif _contains_call(main, WAIT_FOR_WRITER_CALL):
+        call = WRITER_CALL
+    return next((stack for stack in threads[1:] if call and _contains_call(stack, call)), main)
 
 
-def _contains_call(stack: Stack, function: str, file: str) -> bool:
+def _contains_call(stack: Stack, call: tuple[str, str]) -> bool:
+    function, file = call
     return any(frame.function == function and frame.file.endswith(file) for frame in stack)
 
 
 def _describe_worker(beat: Beat) -> str:
-    """The data worker that keeps a rank of this machine waiting, in words; empty where there is none."""
+    """Return what the data worker does that keeps a rank of this machine waiting; "" if there is none."""
     if not beat.state or beat.phase not in ("start", "data", "evaluation"):
         return ""
     for pid in list_children(beat.pid):
         if read_process_state(pid)[0] == STOPPED:
-            return f"; {STOPPED_TEXT.replace('it', f'its data worker (pid {pid})')}"
+            return f"; {STOPPED_TEXT} its data worker (pid {pid})"
         for stack in fetch_stacks(pid):
-            if _contains_call(stack, "_answer", "workers.py"):
+            if _contains_call(stack, WORKER_CALL):
                 return f"; its data worker (pid {pid}) is at, the newest call first:{_format_frames(stack)}"
     return ""
 
@@ -308,18 +316,18 @@ def _format_frames(stack: Stack) -> str:
 
 
 def _extract_stack(error: BaseException) -> Stack:
-    """Of where it began."""
-    found = traceback.extract_tb([*root_cause.iter_causes(error)][-1].__traceback__)
+    """Return the stack of the first error of a chain."""
+    found = traceback.extract_tb([*iter_causes(error)][-1].__traceback__)
     return tuple(Frame(one.filename, one.lineno or 0, one.name) for one in reversed(found))
 
 
 def _is_timeout(error: BaseException) -> bool:
-    return any(TIMEOUT_PATTERN.search(str(one)) for one in root_cause.iter_causes(error))
+    return any(TIMEOUT_PATTERN.search(str(one)) for one in iter_causes(error))
 
 
 def _was_asked_recently(folder: Path, rank: int) -> bool:
-    """Whether another rank wanted to know where this one is: then it was this one that did not answer, and what it
-    finds broken now that it goes on is no news."""
+    """Return whether another rank asked this one for its stack: then this one was the silent one, and the broken
+    connections that it finds after it continues are a consequence."""
     file = stack_file(folder, rank, asked=True)
     return _file_size(file) > 0 and time.time() - file.stat().st_mtime < RECENT_S
 

@@ -1,7 +1,8 @@
 """What a hanging process leaves for diagnosis: Python stacks, and its last collectives.
 
-The file of a rank lies in the run folder. A data worker is a fork from before that is known: it keeps room for its
-stack in memory without a name in any folder, where another process of the same user on its machine reads it.
+A rank writes them to files of the run folder. A data worker, which is forked before the folder is known, writes its
+stack to an anonymous memory file that other processes of the same user read through /proc. On GPUs a collective runs
+after its call has returned, so only torch's flight recorder tells which rank has called which.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ PACKAGE = str(Path(__file__).parents[1])
 MEMFD_NAME = "paceline-stack"
 ANSWER_TIMEOUT_S = 0.5
 MAX_STACK_BYTES = 1 << 18
+BUFFER_VARIABLE, OLD_BUFFER_VARIABLE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""How many calls the flight recorder keeps: the variable, and its older name."""
+BUFFER_CALLS = "2000"
+RECORDER_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""Of NCCL, and of the other backends."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Frame:
 
     @property
     def library(self) -> bool:
-        """Whether the file is of the interpreter or of an installed package, and not ours or the user's."""
+        """Whether the file belongs to the interpreter or an installed package other than Paceline."""
         if self.file.startswith(PACKAGE):
             return False
         return "/site-packages/" in self.file or "/lib/python" in self.file or self.file.startswith("<")
@@ -55,14 +61,14 @@ Stack = tuple[Frame, ...]
 
 
 def stack_file(folder: Path, rank: int, asked: bool = False) -> Path:
-    """Where a rank writes its stack: by itself when it is silent for long, or when it is asked."""
+    """Return the file of a rank's stack: of a long silence, or (`asked`) on request."""
     return folder / f"rank{rank}.{'asked' if asked else 'stack'}"
 
 
 def read_stacks(file: Path) -> list[Stack]:
-    """Those of the threads of a process, the main one first; nothing where nothing was written.
+    """Return the stacks of the threads of a process, the main one first.
 
-    There may be more than one writing, and the process may have gone on after the first, which is what counts.
+    Of several dumps the first counts: the process may have continued after it.
     """
     try:
         with open_regular(file) as stream:
@@ -84,27 +90,26 @@ def _parse_frames(text: str) -> Iterator[Frame]:
 
 
 def dump_own_stacks() -> str:
-    """Those of the threads of this process but for the one that asks, in faulthandler's format, the main one last."""
-    main, asking = threading.main_thread().ident, threading.get_ident()
-    written = []
+    """Return the stacks of all other threads of this process in faulthandler's format, the main one last."""
+    main, this = threading.main_thread().ident, threading.get_ident()
+    stacks = []
     for thread, newest in sorted(sys._current_frames().items(), key=lambda item: item[0] == main):
-        if thread != asking:
+        if thread != this:
             calls = (
                 f'  File "{f.f_code.co_filename}", line {at} in {f.f_code.co_name}' for f, at in walk_stack(newest)
             )
-            written.append("\n".join([f"Thread {thread:#x} (most recent call first):", *calls]))
-    return "\n\n".join(written) + "\n"
+            stacks.append("\n".join([f"Thread {thread:#x} (most recent call first):", *calls]))
+    return "\n\n".join(stacks) + "\n"
 
 
 def enable_stack_dump(file: int | None = None) -> bool:
-    """From now on its main thread writes its stack when it gets SIGUSR2, unless that means something else to it."""
+    """Dump the main thread's stack on SIGUSR2 from now on; return False if the program uses that signal itself."""
     if signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL:
         return False
-    with suppress(OSError, AttributeError):  # a kernel without such memory
-        room = os.memfd_create(MEMFD_NAME) if file is None else file
-        faulthandler.register(
-            STACK_SIGNAL, room, all_threads=False
-        )  # the frames of others may just be left: it would crash
+    with suppress(OSError, AttributeError):  # a kernel without memory files
+        file = os.memfd_create(MEMFD_NAME) if file is None else file
+        # Not of all threads: reading frames that another thread is just leaving would crash.
+        faulthandler.register(STACK_SIGNAL, file, all_threads=False)
         return True
     return False
 
@@ -114,25 +119,28 @@ def disable_stack_dump() -> None:
 
 
 def request_stack(pid: int) -> None:
-    """Its main thread is asked, where the system can name one: when a process that was stopped goes on, that thread
-    answers before it takes another step, while other threads may answer after it has."""
+    """Signal the main thread of a process to dump its stack.
+
+    When a stopped process continues, its main thread handles the signal before anything else; another thread may
+    handle it too late.
+    """
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
     if tgkill is None or tgkill(pid, pid, STACK_SIGNAL):
         os.kill(pid, STACK_SIGNAL)
 
 
 def fetch_stacks(pid: int) -> list[Stack]:
-    """The stacks of a process that gives them; nothing of any other, to which the signal would be the end."""
-    room = _find_memfd(pid)
-    if room is None:
+    """Return the stacks of a process that dumps them; [] for any other, which the signal would kill."""
+    file = _find_memfd(pid)
+    if file is None:
         return []
     with suppress(OSError):
         request_stack(pid)
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        while time.monotonic() < deadline and not read_stacks(room):
+        while time.monotonic() < deadline and not read_stacks(file):
             time.sleep(0.01)
         time.sleep(0.01)  # for the rest of it
-        return read_stacks(room)
+        return read_stacks(file)
     return []
 
 
@@ -146,7 +154,6 @@ def _find_memfd(pid: int) -> Path | None:
 
 
 def list_children(pid: int) -> list[int]:
-    """The processes that a process has started."""
     import psutil
 
     with suppress(psutil.Error):
@@ -154,21 +161,14 @@ def list_children(pid: int) -> list[int]:
     return []
 
 
-BUFFER_VARIABLE, OLD_BUFFER_VARIABLE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""How many calls are kept: the variable, and its older name."""
-BUFFER_CALLS = "2000"
-RECORDER_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""Of NCCL, and of the other backends."""
-
-
 @dataclass(frozen=True)
 class CollectiveCall:
     """The last collective of a group that a rank has called."""
 
     group: str
-    """The backend and torch's name for it."""
+    """Its backend and torch's name for it."""
     number: int
-    """How many it has called by then."""
+    """Collectives of the group so far, this one included."""
     name: str
     done: bool
 
@@ -181,13 +181,13 @@ Calls = Mapping[str, CollectiveCall]
 
 
 def enable_flight_recorder(environ: MutableMapping[str, str]) -> None:
-    """Before ranks join; what the user has set stays."""
+    """Make torch record collectives, unless the user has set how many; call it before the ranks join."""
     if OLD_BUFFER_VARIABLE not in environ:
         environ.setdefault(BUFFER_VARIABLE, BUFFER_CALLS)
 
 
 def dump_own_calls() -> str:
-    """The last call of this process in each group, for `read_calls`; nothing where none are kept."""
+    """Return the last call of this process in each group for `read_calls`; "" if none are recorded."""
     found: dict[str, CollectiveCall] = {}
     for entry in _read_recorder():
         call = _parse_call(entry)
@@ -205,11 +205,11 @@ def _read_recorder() -> Iterator[Any]:
 
 
 def _parse_call(entry: Any) -> CollectiveCall | None:
-    """None for what lies between two ranks alone, and for what another version of torch writes."""
+    """Return a recorded collective; None for point-to-point messages and unknown formats of torch."""
     with suppress(KeyError, TypeError, IndexError, ValueError, AttributeError):
         if not entry["is_p2p"]:
             backend, _, name = entry["profiling_name"].partition(":")
-            group = f"{backend} {entry['process_group'][0]}"  # the backends of a group count by themselves
+            group = f"{backend} {entry['process_group'][0]}"  # each backend of a group counts its own calls
             done = entry["retired"] or entry["state"] == "completed"
             return CollectiveCall(group, int(entry["collective_seq_id"]), name, bool(done))
     return None
@@ -220,7 +220,7 @@ def calls_file(folder: Path, rank: int) -> Path:
 
 
 def read_calls(folder: Path, rank: int) -> Calls:
-    """What a rank has left; nothing where it left none, or somebody else wrote the file."""
+    """Return the last calls of a rank by group; {} if it left none."""
     with suppress(UserError, OSError, KeyError, TypeError, ValueError, AttributeError):
         return {
             group: from_flat(CollectiveCall, values) for group, values in read_json(calls_file(folder, rank)).items()
@@ -229,10 +229,10 @@ def read_calls(folder: Path, rank: int) -> Calls:
 
 
 def find_pending_call(calls: Calls) -> CollectiveCall | None:
-    """The one that a rank waits in, if it does."""
+    """Return the collective that a rank waits in, if any."""
     return next((call for call in calls.values() if not call.done), None)
 
 
 def count_calls(calls: Calls) -> int:
-    """How many there were, of all groups."""
+    """Return the number of collectives in all groups."""
     return sum(call.number for call in calls.values())

@@ -1,7 +1,7 @@
-"""The process that ends ranks whose launcher was killed: a command of the user's does not notice by itself.
+"""End the ranks of a user's command whose launcher was killed.
 
-The launcher writes the process id of each rank to our standard input. It kills us when all have ended; if it dies
-itself, the kernel closes the pipe. This file runs as a script, and uses the standard library alone.
+The launcher writes the process id of each rank to our standard input. It kills this process when all have ended; if
+it dies itself, the kernel closes the pipe. This file runs as a script, and uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Iterable
 
-GRACE_S = 30.0  # for a rank to save what it has
+GRACE_S = 30.0
+"""For a rank to save."""
 POLL_EVERY_S = 0.1
 
 
 def kill_orphans(lines: Iterable[str]) -> None:
-    ranks = [int(line) for line in lines]  # until the pipe is closed
+    """Read process ids until the pipe closes, then end these process groups."""
+    ranks = [int(line) for line in lines]
     alive = _signal_groups(ranks, signal.SIGTERM)
     deadline_s = time.monotonic() + GRACE_S
     while alive and time.monotonic() < deadline_s:
@@ -28,7 +30,7 @@ def kill_orphans(lines: Iterable[str]) -> None:
 
 
 def _signal_groups(groups: list[int], number: int) -> list[int]:
-    """Those process groups that were there to receive it."""
+    """Send a signal and return the process groups that still exist."""
     reached = []
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):

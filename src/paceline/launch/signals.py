@@ -1,8 +1,7 @@
 """Turn stop signals into a request that the training loop reads, and end a rank's process cleanly.
 
 Slurm warns before it takes a node away (SIGUSR1, SIGTERM), people press Ctrl-C (SIGINT) or close a terminal (SIGHUP).
-All of them mean the same: stop after saving. A signal that comes twice, or to the launcher and to the rank, is still
-one request.
+All of them mean: save, then stop. A signal that arrives twice, or at both the launcher and the rank, is one request.
 """
 
 from __future__ import annotations
@@ -18,23 +17,25 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+KEPT_IF_IGNORED = (signal.SIGINT, signal.SIGHUP)
+"""`nohup` and `command &` ignore these on purpose; an ignored SIGUSR1 is an accident."""
 SECOND_INTERRUPT_S = 1.0
-KEPT_IF_IGNORED = (
-    signal.SIGINT,
-    signal.SIGHUP,
-)  # `nohup` and `command &` ask for this; an ignored SIGUSR1 is an accident
 
 
 class StopRequest:
-    """While entered, the stop signals only set `requested`. Enter it first and leave it last: a signal that comes
-    before or after ends the process as usual. Outside the main thread Python allows no handlers: the flag stays False.
+    """Context manager in which the stop signals only set `requested`.
+
+    Enter it first and leave it last: a signal before or after ends the process as usual. Outside the main thread, where
+    Python allows no handlers, the flag stays False.
     """
 
-    def __init__(self, impatient: bool = False) -> None:
-        """`impatient`: nobody else looks after this process, so a second Ctrl-C ends it at once."""
-        self.impatient = impatient
-        self.received: list[signal.Signals] = []  # each kind once, in the order in which they came
-        self.interrupted_at: list[float] = []  # of each Ctrl-C
+    def __init__(self, unsupervised: bool = False) -> None:
+        """`unsupervised`: no launcher watches this process, so a second Ctrl-C ends it at once."""
+        self.unsupervised = unsupervised
+        self.received: list[signal.Signals] = []
+        """Each signal once, in order of arrival."""
+        self._interrupts: list[float] = []
+        """Times of each Ctrl-C."""
         self._previous: dict[signal.Signals, Any] = {}
 
     @property
@@ -43,15 +44,20 @@ class StopRequest:
 
     @property
     def signal_name(self) -> str | None:
-        """Of the one that came first."""
+        """Name of the first signal."""
         return self.received[0].name if self.received else None
+
+    @property
+    def interrupted_twice(self) -> bool:
+        """Whether Ctrl-C was pressed again, and not just forwarded twice by a wrapper."""
+        return bool(self._interrupts) and self._interrupts[-1] - self._interrupts[0] > SECOND_INTERRUPT_S
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 if number in KEPT_IF_IGNORED and signal.getsignal(number) == signal.SIG_IGN:
                     continue
-                self._previous[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -59,32 +65,32 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if number not in self.received:
             self.received.append(signal.Signals(number))
         if number != signal.SIGINT:
             return
-        self.interrupted_at.append(time.monotonic())
-        if self.impatient and self.insisted:
+        self._interrupts.append(time.monotonic())
+        if self.unsupervised and self.interrupted_twice:
             raise KeyboardInterrupt
-        if self.impatient and len(self.interrupted_at) == 1:
+        if self.unsupervised and len(self._interrupts) == 1:
             os.write(2, b"SIGINT: the run stops when it has saved (Ctrl-C again ends it at once)\n")
 
-    @property
-    def insisted(self) -> bool:
-        """Ctrl-C came again, and not as an echo of the first: a wrapper may pass one on twice."""
-        return bool(self.interrupted_at) and self.interrupted_at[-1] - self.interrupted_at[0] > SECOND_INTERRUPT_S
+
+def ignore_stop_signals() -> None:
+    """Ignore stop signals from now on: the work is done, and a late one must not take away its outcome."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def exit_rank(code: int) -> NoReturn:
-    """End this process once its threads and exit functions are through, without the interpreter's farewell.
+    """End this process after its threads and exit functions, but without finalising the interpreter.
 
-    Threads of gloo may still hold tensors of the last collective. One that lets go of them while the interpreter is
-    taken down asks for a lock that is gone, and the process aborts after all is saved ("terminate called without an
-    active exception").
+    Threads of gloo may still hold tensors of the last collective. Releasing one while the interpreter is finalised
+    takes a lock that is gone, and the process aborts after all is saved ("terminate called without an active
+    exception").
     """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the work is done: a late one must not take its outcome away
+    ignore_stop_signals()
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -93,8 +99,7 @@ def exit_rank(code: int) -> NoReturn:
 
 
 def exit_immediately(code: int) -> NoReturn:
-    """The interpreter's farewell takes a tenth of a second, and after a failure it would wait for collectives that the
-    peers never join."""
+    """End this process now: after a failure, finalising would wait for collectives that the peers never join."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -265,7 +265,7 @@ def _describe_usage(usage: dict[str, Any]) -> str:
 def _describe_silent_rank(beat: Beat) -> str:
     """What a rank of a run without news was at, and what became of its process."""
     stopped = ", stopped by a signal" if beat.state == STOPPED else ""
-    return f"{beat.place} for {duration(max(0.0, time.time() - beat.t))}{stopped}"
+    return f"{beat.description} for {duration(max(0.0, time.time() - beat.t))}{stopped}"
 
 
 def _draw_bar(main: EventFollower, step_s: float) -> str:

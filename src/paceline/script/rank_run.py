@@ -79,7 +79,7 @@ class RankRunFactory:
         if self.used:
             raise UserError("paceline.run was called a second time; a script that paceline starts has one run")
         self.used, spec, rank_info = True, self.spec, self.rank_info
-        with StopRequest(impatient=rank_info is SINGLE_RANK) as stop, join_run(spec, rank_info) as device:
+        with StopRequest(unsupervised=rank_info is SINGLE_RANK) as stop, join_run(spec, rank_info) as device:
             speak = log_line if self.show and rank_info.rank == 0 else ignore_line
             folder = self.folder
             run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(speak))

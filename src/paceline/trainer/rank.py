@@ -76,7 +76,7 @@ def run_rank(
     if isinstance(workload := workload or build_workload(spec), OwnLoop):
         with translate_failures(spec), record_failure(folder, rank_info):
             return cast("tuple[Path, Summary]", workload.drive(layout, rank_info, show, folder))
-    with translate_failures(spec), StopRequest(impatient=rank_info is SINGLE_RANK) as stop, ExitStack() as held:
+    with translate_failures(spec), StopRequest(unsupervised=rank_info is SINGLE_RANK) as stop, ExitStack() as held:
         with (
             heartbeat_scope(folder.heartbeats, rank_info, spec.parallel.timeout_s)
             if isinstance(folder, RunDir)

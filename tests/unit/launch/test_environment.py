@@ -3,15 +3,8 @@
 import pytest
 
 from paceline.errors import OutOfMemory, RunFailed, UserError
-from paceline.launch.environment import RankInfo, detect_rank, parse_node_list, parse_task_counts
-from paceline.launch.root_cause import (
-    RankFailure,
-    describe_exception,
-    describe_exit,
-    find_root_cause,
-    is_secondary,
-    to_error,
-)
+from paceline.launch.environment import RankInfo, detect_rank, parse_first_host, parse_task_counts
+from paceline.launch.root_cause import RankFailure, describe_exception, describe_exit, find_root_cause, is_secondary
 
 TORCHRUN = {
     "RANK": "3",
@@ -87,33 +80,34 @@ PLACES = {
 }
 
 CONTRADICTIONS = {
-    "no world": ({"RANK": "0"}, "RANK=0 is set, but WORLD_SIZE is not"),
-    "no local world": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not"),
-    "no address": ({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"}, "MASTER_ADDR is not"),
-    "a world without rank": ({"WORLD_SIZE": "4"}, "unset WORLD_SIZE"),
-    "a word": (TORCHRUN | {"RANK": "first"}, "RANK=first is not a number"),
-    "negative": (TORCHRUN | {"RANK": "-1"}, "RANK=-1 is not a number"),
-    "rank beyond": (TORCHRUN | {"RANK": "4"}, "RANK=4, WORLD_SIZE=4"),
-    "local rank beyond": (TORCHRUN | {"LOCAL_RANK": "2"}, "LOCAL_RANK=2, LOCAL_WORLD_SIZE=2"),
-    "local world beyond": (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE=8"),
-    "no port": (TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT=http is not a port"),
-    "port too large": (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port"),
-    "slurm counts": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_TASKS_PER_NODE=2(x2)"),
-    "slurm rank beyond": (STEP | {"SLURM_PROCID": "3"}, "SLURM_PROCID=3"),
-    "slurm arbitrary": (STEP | {"SLURM_DISTRIBUTION": "arbitrary"}, "export MASTER_ADDR="),
-    "mpi rank beyond": (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK=2"),
-    "mpi without size": ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not"),
-    "mpi somewhere": (SPREAD_MPI, "mpirun -x MASTER_ADDR="),
-    "mpich somewhere": (MPICH | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "mpirun -genv MASTER_ADDR "),
+    "no world": ({"RANK": "0"}, "WORLD_SIZE"),
+    "no local world": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE"),
+    "no address": ({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"}, "MASTER_ADDR"),
+    "a world without rank": ({"WORLD_SIZE": "4"}, "WORLD_SIZE"),
+    "a word": (TORCHRUN | {"RANK": "first"}, "RANK"),
+    "negative": (TORCHRUN | {"RANK": "-1"}, "RANK"),
+    "rank beyond": (TORCHRUN | {"RANK": "4"}, "RANK"),
+    "local rank beyond": (TORCHRUN | {"LOCAL_RANK": "2"}, "RANK"),
+    "local world beyond": (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, "RANK"),
+    "no port": (TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT"),
+    "port too large": (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT"),
+    "slurm counts": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_NUM_TASKS"),
+    "slurm rank beyond": (STEP | {"SLURM_PROCID": "3"}, "SLURM_PROCID"),
+    "slurm arbitrary": (STEP | {"SLURM_DISTRIBUTION": "arbitrary"}, "MASTER_ADDR"),
+    "mpi rank beyond": (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK"),
+    "mpi without size": ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
+    "mpi somewhere": (SPREAD_MPI, "MASTER_ADDR"),
+    "mpich somewhere": (MPICH | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "MASTER_ADDR"),
 }
 
-HOSTS = {
-    "n1": ["n1"],
-    "n[1-3,7],m2": ["n1", "n2", "n3", "n7", "m2"],
-    "gpu[008-011]": ["gpu008", "gpu009", "gpu010", "gpu011"],
-    "a,b[1,03],c": ["a", "b1", "b03", "c"],
-    "r[1-2]n[1-2].cluster": ["r1n1.cluster", "r1n2.cluster", "r2n1.cluster", "r2n2.cluster"],
-    "node-7,node[10-11]-ib": ["node-7", "node10-ib", "node11-ib"],
+FIRST_HOSTS = {
+    "n1": "n1",
+    "n[1-3,7],m2": "n1",
+    "gpu[008-011]": "gpu008",
+    "a,b[1,03],c": "a",
+    "r[1-2]n[3-4].cluster": "r1n3.cluster",
+    "node-7,node[10-11]-ib": "node-7",
+    "n[07]": "n07",
 }
 
 
@@ -125,10 +119,10 @@ def test_place(name):
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_contradiction_names_the_variable(name):
-    environ, words = CONTRADICTIONS[name]
-    with pytest.raises(UserError) as caught:
+    environ, variable = CONTRADICTIONS[name]
+    with pytest.raises(UserError) as error:
         detect_rank(environ)
-    assert words in str(caught.value)
+    assert error.value.key == variable
 
 
 def test_ports_differ_between_steps_and_jobs():
@@ -137,15 +131,16 @@ def test_ports_differ_between_steps_and_jobs():
     assert len({place.port for place in places if place}) == len(jobs)
 
 
-@pytest.mark.parametrize("text", HOSTS)
-def test_hosts(text):
-    assert parse_node_list(text) == HOSTS[text]
+@pytest.mark.parametrize("text", FIRST_HOSTS)
+def test_first_host_of_a_node_list(text):
+    assert parse_first_host(text) == FIRST_HOSTS[text]
 
 
-@pytest.mark.parametrize("text", ["", "n[", "n]1", "n[1-", "n[a-b]", "n[3-1]", "n[]", "n[1-99999999]", ",n1"])
-def test_unreadable_hosts(text):
-    with pytest.raises(UserError, match="node list"):
-        parse_node_list(text)
+@pytest.mark.parametrize("text", ["", "n[", "n]1", "n[1-", "n[a-b]", "n[]", ",n1"])
+def test_unreadable_node_lists(text):
+    with pytest.raises(UserError) as error:
+        parse_first_host(text)
+    assert error.value.code == "unavailable"
 
 
 def test_task_counts():
@@ -178,23 +173,30 @@ def test_echo(error, echo):
     assert is_secondary(error) is echo
 
 
-def test_cause_is_the_earliest_failure_that_is_no_echo():
-    echo = RankFailure(0, "bug", "closed by peer", "", 1.0, echo=True)
-    late = RankFailure(2, "bug", "ValueError", "", 3.0, echo=False)
+def test_root_cause_is_the_earliest_failure_that_is_not_secondary():
+    echo = RankFailure(0, RunFailed("closed by peer"), 1.0, secondary=True)
+    late = RankFailure(2, RunFailed("ValueError"), 3.0, secondary=False)
     assert find_root_cause([echo, late]) is late
     assert find_root_cause([echo]) is echo
-    early = RankFailure(1, "run", "disk full", "", 2.0, echo=False)
+    early = RankFailure(1, RunFailed("disk full"), 2.0, secondary=False)
     assert find_root_cause([echo, late, early]) is early
-    killed = describe_exit(3, -9, 2.1, echo=False)  # noticed after the complaint of a peer that we could not read
+    killed = describe_exit(3, -9, 2.1, secondary=False)  # noticed after the complaint of a peer that we could not read
     assert find_root_cause([echo, late, early, killed]) is killed
 
 
-def test_errors_for_people():
-    assert str(to_error(describe_exception(1, UserError("train.lr: no")))) == "train.lr: no"
-    assert str(to_error(describe_exit(1, -9, 0.0, False))) == "rank 1 was killed by SIGKILL (out of memory?)"
-    assert isinstance(to_error(describe_exit(1, -9, 0.0, False)), OutOfMemory)
-    assert isinstance(to_error(describe_exception(1, OutOfMemory("there is no memory"))), OutOfMemory)
-    assert not isinstance(to_error(describe_exception(1, RunFailed("another rank failed"))), OutOfMemory)
-    assert str(to_error(describe_exit(0, -15, 0.0, False))) == "rank 0 was killed by SIGTERM"
-    assert str(to_error(describe_exit(0, -60, 0.0, False))) == "rank 0 was killed by signal 60"
-    assert str(to_error(describe_exit(2, 3, 0.0, False))) == "rank 2 ended with exit code 3 and left no message"
+def test_errors_that_the_launcher_raises():
+    wrong = describe_exception(1, UserError("train.lr: no", code="invalid-value", key="train.lr")).error
+    assert (type(wrong), str(wrong), wrong.code, wrong.key) == (UserError, "train.lr: no", "invalid-value", "train.lr")
+    failed = describe_exception(1, RunFailed("another rank failed")).error
+    assert (type(failed), str(failed)) == (RunFailed, "rank 1: another rank failed")
+    assert isinstance(describe_exception(1, OutOfMemory("there is no memory")).error, OutOfMemory)
+    killed = describe_exit(1, -9, 0.0, False).error
+    assert isinstance(killed, OutOfMemory)
+    assert not killed.certain
+    messages = {
+        (1, -9): "rank 1 was killed by SIGKILL (out of memory?)",
+        (0, -15): "rank 0 was killed by SIGTERM",
+        (0, -60): "rank 0 was killed by signal 60",
+        (2, 3): "rank 2 ended with exit code 3 and left no message",
+    }
+    assert {ended: str(describe_exit(*ended, 0.0, False).error) for ended in messages} == messages

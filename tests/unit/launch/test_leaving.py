@@ -6,7 +6,7 @@ import sys
 RANK = """
 import atexit, os, signal, threading, time
 import torch
-from paceline.launch.leaving import leave
+from paceline.launch.signals import exit_rank
 
 def compute():  # a thread that is in torch when the interpreter ends makes it abort
     a = torch.ones(300, 300)
@@ -16,7 +16,7 @@ def compute():  # a thread that is in torch when the interpreter ends makes it a
 threading.Thread(target=compute, daemon=True).start()
 threading.Thread(target=lambda: (time.sleep(0.2), print("a thread")), daemon=False).start()
 atexit.register(lambda: (os.kill(os.getpid(), signal.SIGUSR1), print("an exit function")))
-leave(3)
+exit_rank(3)
 """
 
 

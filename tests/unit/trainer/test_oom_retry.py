@@ -4,7 +4,7 @@ import pytest
 
 from paceline.config import build_spec
 from paceline.errors import OutOfMemory
-from paceline.launch.root_cause import describe_exit, to_error
+from paceline.launch.root_cause import describe_exit
 from paceline.layout import layout_of
 from paceline.planner.advice import suggest_memory_savings
 from paceline.trainer.oom_retry import halve_micro_batch
@@ -27,7 +27,7 @@ def test_passes_are_halved_until_there_is_one_sample_left():
     ("spec", "error"),
     [
         (SPEC.replace({"train.on_oom": "stop"}), OutOfMemory("no memory")),
-        (SPEC, to_error(describe_exit(1, -9, 0.0, echo=False))),
+        (SPEC, describe_exit(1, -9, 0.0, secondary=False).error),
     ],
     ids=["not asked for", "killed by somebody"],
 )

@@ -21,7 +21,7 @@ import xgboost
 
 from paceline.data.order import derive_key, mix
 from paceline.launch.environment import LOCALHOST, RankInfo, pin_cores
-from paceline.launch.network import find_local_address, restrict_to_loopback
+from paceline.launch.network import find_local_address
 from paceline.launch.process_group import broadcast_from_main, gather_objects
 from paceline.workloads.trees.boosting import BoostingJob
 from paceline.workloads.trees.scoring import sum_losses
@@ -39,15 +39,14 @@ class XGBoostNetwork:
         self._tracker: Any = None
 
     def join(self) -> None:
-        """Each rank listens for word that another failed, and ends when told so, by whomever: on all interfaces, if it
-        were left to XGBoost."""
+        """Join XGBoost's own network, whose sockets listen on all interfaces for the failure of another rank."""
         if self.place.world == 1:
             return
         from xgboost import collective
 
         meeting = broadcast_from_main(self._meeting)
         own = {"dmlc_task_id": f"{self.place.rank:08d}", "dmlc_timeout": max(1, round(self.timeout_s))}
-        with _mute_stdout(), self.failures(), restrict_to_loopback(self.place):
+        with _mute_stdout(), self.failures():
             self._up.enter_context(collective.CommunicatorContext(**meeting, **own))
         assert collective.get_rank() == self.place.rank
 

@@ -9,9 +9,14 @@ import time
 
 import pytest
 
+from conftest import REPOSITORY
 from paceline.errors import RankUnresponsive, RunFailed
 from paceline.launch.environment import RankInfo
 from paceline.launch.hang_diagnosis import (
+    PREFETCH_CALL,
+    WAIT_FOR_WRITER_CALL,
+    WORKER_CALL,
+    WRITER_CALL,
     ProcessMonitor,
     WaitingRank,
     describe_position,
@@ -21,16 +26,16 @@ from paceline.launch.hang_diagnosis import (
 )
 from paceline.launch.hang_traces import Frame, calls_file, fetch_stacks, list_children, read_stacks, stack_file
 from paceline.launch.heartbeat import Beat, Heartbeat, read_beats, read_process_state
-from paceline.launch.root_cause import describe_exception, to_error
+from paceline.launch.root_cause import describe_exception
 
 TWO = RankInfo(0, 2, 0, 2, "paceline", "127.0.0.1", 1)
 TOO_LONG_S = 60.0
 PATIENT = """
 import os, sys, time
 from pathlib import Path
-from paceline.launch.environment import Place
+from paceline.launch.environment import RankInfo
 from paceline.launch.heartbeat import Heartbeat
-from paceline.launch.stacks import give_when_asked
+from paceline.launch.hang_traces import enable_stack_dump
 
 def _answer():
     return wait_for_a_lock()
@@ -39,12 +44,12 @@ def wait_for_a_lock():
     time.sleep(300)
 
 def be_a_worker():
-    give_when_asked()
+    enable_stack_dump()
     sys.stdout.write("ready\\n")
     sys.stdout.flush()
     _answer()
 
-beat = Heartbeat(Path(sys.argv[1]), Place(1, 2, 1, 2, "paceline", "127.0.0.1", 1), float(sys.argv[2]))
+beat = Heartbeat(Path(sys.argv[1]), RankInfo(1, 2, 1, 2, "paceline", "127.0.0.1", 1), float(sys.argv[2]))
 beat("data", 3)
 if os.fork() == 0:
     be_a_worker()
@@ -96,7 +101,7 @@ def test_a_heartbeat_says_where_a_rank_is_and_is_one_line_however_often_it_beats
         (found,) = read_beats(tmp_path / "heartbeats")
         assert (found.rank, found.pid, found.step, found.phase) == (0, os.getpid(), 7, "evaluation")
         assert found.state in ("R", "S")
-        assert found.place == "in the evaluation after step 7"
+        assert found.description == "in the evaluation after step 7"
         beat("end", None)
         (text,) = (tmp_path / "heartbeats" / "rank0.json").read_text().splitlines()
         assert (json.loads(text)["phase"], json.loads(text)["step"]) == ("end", 7)
@@ -152,7 +157,7 @@ def test_who_is_behind_is_named_with_the_line_its_data_worker_is_at(patient):
     assert f"(pid {worker})" in said
     assert "in wait_for_a_lock" in said
     assert said.endswith("rank 0 waited in all_reduce, called by finish (step.py:1), in step 4")
-    assert str(to_error(describe_exception(0, found))) == said, "the survivor is not named as the culprit"
+    assert str(describe_exception(0, found).error) == said, "the survivor is not named as the culprit"
 
 
 def test_a_stopped_data_worker_is_named(patient):
@@ -168,12 +173,14 @@ def test_a_stopped_rank_is_named_whatever_it_was_at(patient):
     folder, pid, _ = patient
     os.kill(pid, signal.SIGSTOP)
     until(lambda: read_process_state(pid)[0] == "T")
-    watch = ProcessMonitor(folder, timeout_s=0.0, after_s=0.0)
-    assert watch.stopped({1: pid, 0: os.getpid()}) == [1]
+    monitor = ProcessMonitor(folder, timeout_s=0.0, after_s=0.0)
+    assert monitor.find_stopped({1: pid, 0: os.getpid()}) == [1]
     said = str(find_silent_rank(folder, [read_beats(folder)[1]], waiting(folder, "start", 0)))
     assert "has stopped it waiting for the samples of step 4; its stack" in said
     until(lambda: read_process_state(pid)[0] != "T")
-    assert str(watch.why(7, os.getpid())).endswith("has stopped it while it started"), "before its first heartbeat"
+    assert str(monitor.describe_stopped(7, os.getpid())).endswith("has stopped it while it started"), (
+        "before its first heartbeat"
+    )
 
 
 def test_ranks_in_different_collectives_are_both_named(patient, tmp_path):
@@ -275,3 +282,10 @@ def test_where_a_stack_is():
     gathering = (Frame(torch, 1, "all_gather"), Frame(torch, 2, "all_gather_object"), own)
     assert describe_position(gathering) == "all_gather_object, called by batch (own.py:3)"
     assert find_collective((own,)) == ""
+
+
+@pytest.mark.parametrize("call", [WORKER_CALL, PREFETCH_CALL, WAIT_FOR_WRITER_CALL, WRITER_CALL])
+def test_functions_that_are_looked_for_in_stacks_exist(call):
+    function, file = call
+    (source,) = [path for path in (REPOSITORY / "src/paceline").rglob("*.py") if path.match(f"*/{file}")]
+    assert f"def {function}(" in source.read_text()
