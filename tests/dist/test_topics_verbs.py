@@ -32,7 +32,7 @@ def spec(tmp_path_factory):
 def test_a_fit_is_measured_and_reported_in_its_own_words(spec, tmp_path):
     found = measure(spec, (1, 2), repeats=1, steps=12, price=2.0, out=tmp_path / "sweep")
     one, two = found.rows
-    assert (one.batched, one.batch.global_batch, one.resources.mfu) == (False, DOCUMENTS, None)
+    assert (one.fits, one.batch.global_batch, one.resources.mfu) == (True, DOCUMENTS, None)
     assert two.batch.layout == "90 samples = 45 per rank × 2 ranks"
     assert found.total_samples == 12 * DOCUMENTS
     assert one.cost.cost_usd == pytest.approx(2 * 12 * DOCUMENTS / one.samples_per_s / 3600)

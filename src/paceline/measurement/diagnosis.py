@@ -1,7 +1,7 @@
-"""Why a row is as fast as it is, and which row to take. What is found is said in `paceline.measurement.messages`.
+"""Diagnose where the time of a row goes, and decide which row to recommend.
 
-A row is held against an ideal one: the work of the reference, divided by the ranks. What is lost has four parts, which
-add up: communication that nothing hides, waiting for a slower rank, waiting for input, and compute that did not divide.
+A row is compared with an ideal one: the work of the reference, divided by the ranks. The lost time is the sum of four
+parts: exposed communication, waiting for a slower rank, waiting for input, and compute that did not divide.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from paceline.measurement.rows import (
 )
 
 NOTABLE = 0.1
-"""Of a step: a part that is smaller is not named as a cause."""
+"""Share of a step below which a part is not named as a cause."""
 UNEVEN = 1.15
-"""A rank that works so many times as long as the others is named."""
+"""Work relative to the other ranks, from which on a slow rank is named."""
 FEW_SAMPLES = 8
 PAYS = 1.2
-"""A speed-up of a single repeat from which a row may pay, whatever the others say."""
+"""Speed-up of a single repeat from which on a row may pay, whatever the other repeats say."""
 CONTRADICTORY = 2.0
-"""The highest speed-up of the repeats over the lowest: from here on there is no verdict."""
+"""Highest / lowest speed-up of the repeats from which on nothing is decided."""
 SUPERLINEAR = 1.05
-"""Of the ranks: a speed-up that ranks alone cannot give."""
+"""Speed-up / ranks that more ranks alone cannot explain."""
 
 
 class Cause(StrEnum):
-    """What a row lost most by; compute that did not divide has four causes."""
+    """Where most of the lost time goes; compute that did not divide has four causes."""
 
     COMMUNICATION = "communication"
     SLOW_RANK = "slow rank"
@@ -52,24 +52,23 @@ class Cause(StrEnum):
 class Diagnosis:
     row: MeasuredRow
     base: MeasuredRow
-    """The reference."""
     cause: Cause
     share: float
     """Of the step."""
     cores: int
-    """Of the machine that all ranks were on; 0 where they were not on one."""
+    """Of the one machine that all ranks were on; else 0."""
 
 
 def diagnose(rows: Sequence[MeasuredRow | FailedRow], cores: int = 0) -> list[Diagnosis]:
-    """One diagnosis for each row that was measured: its heaviest cause."""
+    """Diagnose each measured row: its largest cause."""
     base = find_reference(rows)
     return [] if base is None else [_diagnose_row(row, base, cores) for row in drop_failed(rows)]
 
 
 def split_lost_time(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict[Cause, float]:
-    """Seconds of a step of this row beyond the ideal, by part; that of compute has one of its four causes.
+    """Return the seconds of a step beyond the ideal, by cause.
 
-    Where one rank is slower than the rest, the compute that counts is that of the rest; the remainder is its own.
+    If one rank is slower than the rest, the compute of the rest counts as compute, and what it has more as slow rank.
     """
     scale = compute_ideal_step_s(row, base) / base.step_s
     parts = row.parts
@@ -88,7 +87,7 @@ def split_lost_time(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict
 
 
 def compute_ideal_step_s(row: MeasuredRow, base: MeasuredRow) -> float:
-    """The step of the reference, divided by the ranks and multiplied by the batch."""
+    """Return the step of the reference, divided by the ranks and scaled to the batch."""
     own, alone = row.batch.global_batch, base.batch.global_batch
     return base.step_s * (own / alone if own and alone else 1.0) * base.ranks / row.ranks
 
@@ -115,16 +114,18 @@ def _find_compute_cause(row: MeasuredRow, cores: int) -> Cause:
 
 @dataclass(frozen=True)
 class WorkerSuggestion:
-    """What another number of worker processes would do for a row that waits for input."""
+    """Another number of worker processes for a row that waits for input, and what it would gain."""
 
     workers: int
     step_s: float
-    """At best: where the samples do not take cores from the model."""
+    """At best: if the workers take no cores from the model."""
 
 
 def suggest_workers(row: MeasuredRow, cores: int) -> WorkerSuggestion | None:
-    """As many as make the samples of a step while it computes, or as the cores of a rank allow; None where that is no
-    more than there are, or nobody knows."""
+    """Suggest as many workers as load the samples of a step while it computes, within the cores of a rank.
+
+    None if that is not more than now, or not known.
+    """
     now, load_s = row.resources.workers, row.resources.load_s
     rest_s = row.step_s - row.parts.data_s
     if now is None or not load_s or rest_s <= 0:
@@ -150,12 +151,12 @@ class Decision:
 
     choice: RankChoice
     row: TimedRow
-    """The one to take, or to measure again; where nothing pays, the fastest beside the reference."""
+    """The one to take, or to measure again; if nothing pays, the fastest besides the reference."""
     base: TimedRow
 
 
 def decide_ranks(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
-    """None where nothing was measured."""
+    """Decide whether more ranks pay; None if nothing was measured."""
     measured, base = drop_failed(rows), find_reference(rows)
     best = recommend_row(measured)
     if base is None or best is None:
@@ -171,7 +172,7 @@ def decide_ranks(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
 
 
 def mark_recommended(rows: Sequence[RowT | FailedRow]) -> list[RowT | FailedRow]:
-    """The rows, with a mark at the one to take, or to stay on; at none where the measurement does not decide."""
+    """Mark the row to take or to stay on; none if the measurement does not decide."""
     found = decide_ranks(rows)
     chosen = {RankChoice.TAKE: found.row, RankChoice.STAY: found.base}.get(found.choice) if found is not None else None
     label = chosen.label if chosen is not None else None
@@ -179,12 +180,12 @@ def mark_recommended(rows: Sequence[RowT | FailedRow]) -> list[RowT | FailedRow]
 
 
 def _is_doubtful(row: TimedRow, base: TimedRow) -> bool:
-    """Whether some repeats say that a row pays, and others that it does not; or they say anything at all."""
+    """Return whether repeats disagree on whether a row pays, or differ too much."""
     low, high = row.scaling.speedup_low, row.scaling.speedup_high
     pays = high > PAYS * base.ranks or row.speedup >= LEAST_GAIN * base.ranks
     return (low <= base.ranks and pays) or high > CONTRADICTORY * low
 
 
 def is_superlinear(row: TimedRow) -> bool:
-    """Whether a row is faster than its ranks can make it by themselves."""
+    """Return whether a row is faster than more ranks alone can explain."""
     return row.ranks > 1 and row.scaling.speedup_low > SUPERLINEAR * row.ranks

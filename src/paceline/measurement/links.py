@@ -1,10 +1,10 @@
-"""`paceline measure --links`: how long collectives take by size, and the latency and bandwidth that follow.
+"""Measure links: time collectives by size, and derive latency and bandwidth.
 
     all_reduce   2 (n - 1)/n · bytes cross each link    (a ring)
     all_gather     (n - 1)/n · bytes                    (bytes of the gathered whole)
     broadcast                  bytes
 
-Under torchrun, srun or mpirun the ranks are there already, and every pair of hosts is measured by itself as well.
+Under torchrun, srun or mpirun the existing ranks are used, and every pair of hosts is measured as well.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
 ALL_RANKS = "all ranks"
 TIMEOUT_S = 300.0
 ENOUGH_S = 0.4
-"""How long one size of one collective is repeated, at least three times."""
+"""Time for which one size of one collective is repeated, at least three times."""
 MOST_TIMES = 50
 LONG_S = 4.0
-"""A size that would take longer than this is left out, with all larger ones."""
+"""Sizes that would take longer are left out."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Link:
     seconds: tuple[float, ...]
     """Median of each size."""
     latency_s: float
-    """Of the smallest sizes."""
+    """Of the smallest size."""
     bandwidth_bits_s: float
-    """Through one link, from the largest sizes, latency taken off."""
+    """Through one link: the slope between the largest sizes."""
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class Link:
 
 
 def measure_links(ranks: int = 2, sizes_bytes: Sequence[int] = SIZES_BYTES, threads: int = 1) -> list[Link]:
-    """Measure between `ranks` new processes of this machine, or between those that a launcher started."""
+    """Measure between `ranks` new processes on this machine, or between those of a launcher."""
     if detect_rank(os.environ) is not None:
         return time_collectives(tuple(sizes_bytes), threads)
     from paceline.launch.local import run_ranks
@@ -73,7 +73,7 @@ def measure_links(ranks: int = 2, sizes_bytes: Sequence[int] = SIZES_BYTES, thre
 
 
 def compute_link_factor(collective: str, ranks: int) -> float:
-    """Bytes through one link for each byte of the message."""
+    """Return the bytes through one link for each byte of the message."""
     return {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks, "broadcast": 1.0}[collective]
 
 
@@ -90,16 +90,16 @@ def time_collectives(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
         found = [_measure_collective(name, ALL_RANKS, sizes_bytes, None, device) for name in COLLECTIVES]
         for pair, members in _list_host_pairs(place.world):
             group = create_subgroup(members)
-            told: list[Any] = [None]
+            shared: list[Any] = [None]
             if place.rank in members:
-                told = [_measure_collective("all_reduce", pair, sizes_bytes, group, device)]
-            dist.broadcast_object_list(told, members[0])  # rank 0 writes them all down
-            found += told
+                shared = [_measure_collective("all_reduce", pair, sizes_bytes, group, device)]
+            dist.broadcast_object_list(shared, members[0])  # rank 0 writes all of them
+            found += shared
     return found
 
 
 def _list_host_pairs(world: int) -> list[tuple[str, tuple[int, int]]]:
-    """The first ranks of every two hosts, where there are more than two hosts."""
+    """Return the first ranks of every two hosts, if there are more than two hosts."""
     import socket
 
     import torch.distributed as dist
@@ -146,7 +146,7 @@ def _build_collective(name: str, size: int, group: Any, device: Any) -> Callable
 
 
 def _time_median(work: Callable[[], object], group: Any, device: Any) -> float:
-    """Of the slowest rank: a message has arrived when it has arrived everywhere."""
+    """Return the median time of the slowest rank: a message has arrived when it has arrived everywhere."""
     import torch
     import torch.distributed as dist
 
@@ -167,7 +167,7 @@ def _time_median(work: Callable[[], object], group: Any, device: Any) -> float:
 
 
 def _compute_bandwidth(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """The slope between the largest size and one of about a quarter of it: latency and bursts drop out."""
+    """Return the slope between the largest size and one of about a quarter of it, without latency and bursts."""
     last = len(sizes) - 1
     before = max((i for i in range(last) if sizes[i] <= sizes[last] / 4), default=0)
     slope = (seconds[last] - seconds[before]) / (sizes[last] - sizes[before]) if last else 0.0
@@ -177,22 +177,22 @@ def _compute_bandwidth(name: str, ranks: int, sizes: Sequence[int], seconds: Seq
 
 
 def compute_rates_by_size(link: Link) -> list[tuple[int, float]]:
-    """(bytes of the message, bits per second through one link), latency and all."""
+    """Return (bytes of the message, bits per second through one link), latency included."""
     crossing = 8 * compute_link_factor(link.collective, link.ranks)
     return [(sent, crossing * sent / took) for sent, took in zip(link.sizes_bytes, link.seconds, strict=True)]
 
 
 def read_links(file: Path) -> list[Link]:
-    """What `--links --out` wrote; UserError where it is damaged."""
+    """Read what `--links --out` wrote; raise UserError if it is damaged."""
     values = read_json(file)
     if values.get("format") != FORMAT:
-        raise UserError(f"{file} is not a measurement of links of format {FORMAT}")
+        raise UserError(f"{file} is not a measurement of links of format {FORMAT}", code="invalid-format")
     try:
         found = [from_flat(Link, link) for link in values["links"]]
         if not found or not all(_is_possible(link) for link in found):
-            raise ValueError("it has no links, or such as cannot be")
+            raise ValueError("it has no links, or impossible ones")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{file} is damaged: {type(error).__name__} {error}") from None
+        raise UserError(f"{file} is damaged: {type(error).__name__} {error}", code="damaged") from None
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a measurement says in sentences: diagnoses with advice, the verdict, the laws, and notes for the reader."""
+"""Describe a measurement in sentences: diagnoses with advice, the verdict, the laws and notes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from paceline.runlog.machine import BUSY
 PARAMETERS = {"serial": "serial share", "contention": "contention", "crosstalk": "cross-talk"}
 LEAST_COUNTS = 1 + min(law.needs for law in LAWS.values())
 NOTHING_MEASURED = "Nothing could be measured."
-NOT_SLOWER = "look for what else runs on these machines; nothing here is slower than the rest all the time"
+NOT_SLOWER = "look for other processes on these machines; no rank is slower than the rest all the time"
 ADVICE = {
     Cause.NONE: "",
     Cause.COMMUNICATION: (
@@ -41,15 +41,15 @@ ADVICE = {
     ),
     Cause.INPUT: "make batch() of the data cheaper: prepare the samples once, keep them in memory or memory-mapped",
     Cause.SHARED_CORES: (
-        "ranks on one machine only pay where each has cores or a device of its own; "
+        "ranks on one machine pay only if each has its own cores or device; "
         "to count a core as a device, measure with parallel.threads=1"
     ),
-    Cause.SHARED_DEVICE: "ranks that share a device only try a layout; they pay where each has one of its own",
+    Cause.SHARED_DEVICE: "ranks that share a device only test a layout; they pay if each has its own device",
     Cause.SMALL_PASSES: "use a larger train.global_batch, a larger parallel.micro_batch, or fewer ranks",
     Cause.FIXED_WORK: "give each rank more samples, or on a CUDA device let train.compile=auto record the step",
 }
 ADVICE_FOR_PASSES = {
-    Cause.COMMUNICATION: "use fewer ranks: what they sum in a pass is as large, however few samples each has",
+    Cause.COMMUNICATION: "use fewer ranks: the sums of a pass are as large, however few samples each rank has",
     Cause.SLOW_RANK: (
         "look at its device and host, and at the lengths of its samples: ranks get equal numbers of them"
     ),
@@ -60,26 +60,26 @@ ADVICE_FOR_PASSES = {
     Cause.SMALL_PASSES: "use fewer ranks: these are few samples",
     Cause.FIXED_WORK: "use fewer ranks: sums and updates take as long on each of them, whatever its samples",
 }
-"""Where each step is a pass over all samples, in place of what helps training."""
+"""Advice if each step is a pass over all samples."""
 ADVICE_FOR_COMMANDS = {
     Cause.COMMUNICATION: (
         "send less (a communication hook such as bf16_compress_hook), sum gradients less often (no_sync() while they "
         "are accumulated), give each rank more samples in a step, or use fewer ranks"
     ),
     Cause.SHARED_CORES: (
-        "ranks on one machine only pay where each has cores or a device of its own; "
+        "ranks on one machine pay only if each has its own cores or device; "
         "to count a core as a device, set OMP_NUM_THREADS=1"
     ),
     Cause.SMALL_PASSES: "give each rank more samples in a step, or use fewer ranks",
     Cause.FIXED_WORK: "give each rank more samples in a step, or use fewer ranks",
 }
-"""Where a command was measured from outside: what its script can do."""
+"""Advice for the script of a measured command."""
 FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A diagnosis as it is written down."""
+    """A diagnosis in words."""
 
     label: str
     cause: Cause
@@ -97,8 +97,8 @@ def build_finding(found: Diagnosis) -> Finding:
     return Finding(row.label, cause, found.share, text, _advise(found))
 
 
-def _list_other_shares(row: MeasuredRow, told: Cause) -> str:
-    """The shares of the parts that were not spoken of."""
+def _list_other_shares(row: MeasuredRow, named: Cause) -> str:
+    """Return the shares of the parts that are not the cause."""
     parts = row.parts
     shares = {
         Cause.COMMUNICATION: ("exposed communication", parts.exposed_s - parts.waiting_s),
@@ -107,7 +107,7 @@ def _list_other_shares(row: MeasuredRow, told: Cause) -> str:
     }
     if row.ranks == 1:
         return f" (input {percent(parts.data_s / row.step_s)})"
-    others = [f"{name} {percent(s / row.step_s)}" for cause, (name, s) in shares.items() if cause is not told]
+    others = [f"{name} {percent(s / row.step_s)}" for cause, (name, s) in shares.items() if cause is not named]
     return f" ({', '.join(others)})"
 
 
@@ -164,7 +164,7 @@ def _advise(found: Diagnosis) -> str:
         return ADVICE_FOR_COMMANDS[cause]
     if cause is Cause.INPUT and row.resources.workers is not None:
         return _advise_on_workers(found)
-    if not row.batched and cause in ADVICE_FOR_PASSES:
+    if row.fits and cause in ADVICE_FOR_PASSES:
         return ADVICE_FOR_PASSES[cause]
     if cause is not Cause.SLOW_RANK:
         return ADVICE[cause]
@@ -190,7 +190,7 @@ def _advise_on_workers(found: Diagnosis) -> str:
 def describe_verdict(
     rows: Sequence[MeasuredRow | FailedRow], findings: Sequence[Finding], laws: Sequence[LawFit]
 ) -> list[str]:
-    """Three lines: does it pay, why, and what would more ranks do."""
+    """Return three lines: does it pay, why, and what would more ranks do."""
     base = find_reference(rows)
     if base is None or decide_ranks(rows) is None:
         return [NOTHING_MEASURED]
@@ -205,7 +205,7 @@ def _explain_verdict(base: TimedRow, findings: Sequence[Finding]) -> str:
 
 
 def describe_decision(rows: Sequence[TimedRow | FailedRow]) -> str:
-    """Whether more ranks pay."""
+    """Return in one sentence whether more ranks pay."""
     found = decide_ranks(rows)
     if found is None:
         return NOTHING_MEASURED
@@ -246,7 +246,7 @@ def _plural_ending(row: TimedRow) -> str:
 
 
 def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[LawFit]) -> str:
-    """What twice the ranks would do, where a law says so."""
+    """Return what twice the ranks would do, by the last law that fits."""
     counts = {row.ranks for row in drop_failed(rows)}
     if not laws and len(counts) < LEAST_COUNTS:
         return f"Beyond: a law of scaling takes {LEAST_COUNTS} numbers of ranks or more; {len(counts)} measured."
@@ -266,26 +266,26 @@ def describe_law(law: LawFit, most: int) -> str:
     values = ", ".join(f"{PARAMETERS[name]} {number(value, 3)}" for name, value in law.parameters.items())
     further = [point for point in law.curve if point.ranks in (2 * most, 4 * most)]
     bands = ", ".join(f"{n}: {number(s, 3)}× ({number(low, 3)} to {number(high, 3)})" for n, s, low, high in further)
-    told = f"; on {bands}" if bands else ""
+    extended = f"; on {bands}" if bands else ""
     ends = f"; never more than {number(law.ceiling_high, 3)}×" if law.ceiling_high else ""
     if law.peak_ranks and law.ceiling:
         ends = f"; best at {number(round(law.peak_ranks))} ranks with {number(law.ceiling, 3)}×"
-    return f"{law.name}: {values}, off by {percent(law.error)} at most{told}{ends}"
+    return f"{law.name}: {values}, off by {percent(law.error)} at most{extended}{ends}"
 
 
 def collect_notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> list[str]:
-    """What a reader should know before believing the numbers."""
+    """Return what a reader should know before trusting the numbers."""
     found, measured = [], drop_failed(rows)
     if cores and load > BUSY * cores:
         found.append(
-            f"The machine was busy with other work: a load of {number(load, 3)} on {cores} cores when this began. "
-            "Ratios are of neighbours in time, but measure again when it is quiet."
+            f"The machine was busy with other work: a load of {number(load, 3)} on {cores} cores at the start. "
+            "Speed-ups compare runs that are adjacent in time, but measure again on an idle machine."
         )
     threads = {row.label: row.resources.threads for row in measured if row.resources.threads}
     if len(set(threads.values())) > 1:
-        told = ", ".join(f"{label}: {count}" for label, count in threads.items())
+        by_label = ", ".join(f"{label}: {count}" for label, count in threads.items())
         paid = ", and the machine counts as one device" if share_cores(measured) else ""
-        found.append(f"Ranks shared the cores of a machine, so threads per rank differ ({told}){paid}.")
+        found.append(f"Ranks shared the cores of a machine, so threads per rank differ ({by_label}){paid}.")
     found += [
         f"{row.label}: {row.compiled_steps} step{'s' * (row.compiled_steps > 1)} of a run compiled or recorded, "
         f"{duration(row.compiled_s)} in all; no median counts them."
@@ -293,8 +293,8 @@ def collect_notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: flo
         if row.compiled_steps
     ]
     return found + [
-        f"{row.label}: {number(row.speedup, 3)}× is more than {row.ranks} ranks can give by themselves; caches, or "
-        "other work on the machine, took part in it."
+        f"{row.label}: {number(row.speedup, 3)}× is more than {row.ranks} ranks alone can give; caches, or other work "
+        "on the machine, took part in it."
         for row in measured
         if is_superlinear(row)
     ]

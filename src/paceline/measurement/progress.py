@@ -157,19 +157,19 @@ def load_state(
 
 
 def collect_rates(times: Mapping[str, Mapping[str, RunTimes]]) -> dict[str, list[float]]:
-    """Samples per second of each run, by row."""
+    """Return samples per second of each run, by row."""
     return {label: [run.samples_per_s for run in runs.values()] for label, runs in times.items()}
 
 
 def forget_failures(state: MeasureState, trials: Sequence[AnyTrial]) -> None:
-    """Try again what failed before."""
+    """Remove the failures of these trials, so that they run again."""
     state.pop("out_of_memory", None)
     for trial in trials:
         state["failed"].pop(trial.label, None)
 
 
 def select_usage(usage: UsageSampler, times: RunTimes) -> dict[str, float]:
-    """While steps were done: starting takes longer than those of many a sweep. Devices, where the run was on them."""
+    """Return the usage during the steps, as starting may take longer; of devices only if the run was on them."""
     if times.began is None or times.ended is None:
         return {}
     found = usage.between(times.began, times.ended)
@@ -177,7 +177,7 @@ def select_usage(usage: UsageSampler, times: RunTimes) -> dict[str, float]:
 
 
 def collect_times(trials: Sequence[AnyTrial], state: MeasureState) -> dict[str, dict[str, RunTimes]]:
-    """All runs that were ever done here, by row and name; rows that are trials first, some of them empty."""
+    """Return all runs of this folder by row and name; rows of `trials` first, some of them empty."""
     found: dict[str, dict[str, RunTimes]] = {trial.label: {} for trial in trials}
     for name, run in state["done"].items():
         found.setdefault(run["label"], {})[name] = from_flat(RunTimes, run["times"])
@@ -187,7 +187,7 @@ def collect_times(trials: Sequence[AnyTrial], state: MeasureState) -> dict[str, 
 def build_rows(
     trials: Sequence[AnyTrial], state: MeasureState, times: Mapping[str, Mapping[str, RunTimes]]
 ) -> list[MeasuredRow | FailedRow]:
-    """One for each label, fewest ranks first."""
+    """Build a row for each label, fewest ranks first."""
     known = {trial.label: trial for trial in trials}
     rows = [
         _build_row(label, known.get(label), state, found)
@@ -206,20 +206,20 @@ def _build_row(label: str, trial: AnyTrial | None, state: MeasureState, times: M
     return combine_repeats(label, ranks, runs, batch, tuple(times), means)
 
 
-def _build_failed_row(trial: AnyTrial, why: str, out_of_memory: bool) -> FailedRow:
-    short = "out of memory" if out_of_memory else trim_reason(why)
-    return FailedRow(label=trial.label, ranks=trial.ranks, failed=short, why=why, batch=trial.batch)
+def _build_failed_row(trial: AnyTrial, reason: str, out_of_memory: bool) -> FailedRow:
+    short = "out of memory" if out_of_memory else trim_reason(reason)
+    return FailedRow(label=trial.label, ranks=trial.ranks, failed=short, why=reason, batch=trial.batch)
 
 
-def trim_reason(why: str) -> str:
-    """A reason in the few words that a cell has room for: up to what can be done about it."""
-    return why.partition("\n")[0].partition(";")[0]
+def trim_reason(reason: str) -> str:
+    """Return the first clause of a reason, for a cell."""
+    return reason.partition("\n")[0].partition(";")[0]
 
 
 def write_measurement(found: Measurement, state: MeasureState) -> Measurement:
-    """The same, once it is in its file; RunFailed where it has no row with numbers."""
+    """Write measure.json; raise RunFailed if no row has numbers."""
     write_json(found.file, {**state, **found.to_json()})
     rows = found.rows
     if not drop_failed(rows) and isinstance(rows[0], FailedRow):
-        raise RunFailed(f"no row could be measured; the first failed so: {rows[0].why.splitlines()[0]}")
+        raise RunFailed(f"no row could be measured; the first failed: {rows[0].why.splitlines()[0]}")
     return found

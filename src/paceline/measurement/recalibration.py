@@ -1,8 +1,7 @@
-"""What a measurement says about the calibration of its machine: `paceline calibrate --from runs/NAME-measure`.
+"""Correct a calibration by a measurement: `paceline calibrate --from runs/NAME-measure`.
 
-The probes of a calibration work alone; a training has a loader, a loop and other kernels beside it. For each number of
-ranks, two factors make the plan of a measured row take as long as the row did: one on all that computes, one on all
-that travels.
+The probes of a calibration run alone; training has a loader, a loop and other kernels too. For each number of ranks,
+two factors make the plan of a measured row take as long as the row did: one on compute, one on communication.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from paceline.runlog.run_dir import RunDir
 
 ROUNDS = 30
 LEAST, MOST = 1e-6, 1e6
-"""Of a factor."""
+"""Limits of a factor."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A measured row, and all that it takes to plan it."""
+    """A measured row, and what is needed to plan it."""
 
     row: MeasuredRow
     spec: RunSpec
@@ -45,7 +44,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class CorrectedRow:
-    """A measured row, and its plan before and after."""
+    """A measured row, and its plan before and after the correction."""
 
     label: str
     step_s: float
@@ -54,23 +53,28 @@ class CorrectedRow:
 
 
 def update_calibration(folder: Path, file: Path) -> tuple[Correction, list[CorrectedRow]]:
-    """Write what the measurement in `folder` says into the calibration `file`, beside what was probed."""
+    """Write the factors of the measurement in `folder` into the calibration `file`, beside the probes."""
     if not file.is_file():
-        raise UserError(f"{file} does not exist, so there is nothing to correct; make it with  paceline calibrate")
+        raise UserError(f"{file} does not exist; make it with  paceline calibrate", code="not-found")
     probed = replace(read_calibration(file), correction=None)
     found = read_measurement(folder)
     if found.command:
         raise UserError(
-            f"{folder} is of a command, which cannot be planned; calibrate from the measurement of a run file"
+            f"{folder} measured a command, which cannot be planned; calibrate from the measurement of a run file",
+            code="not-supported",
         )
     host = found.environment.get("host")
     if host != probed.host:
-        raise UserError(f"{folder} was measured on {host}, and {file} is of {probed.host}; both must be of one machine")
+        raise UserError(
+            f"{folder} was measured on {host}, and {file} on {probed.host}; both must be of one machine",
+            code="conflict",
+        )
     specs = [(row, _read_cpu_spec(RunDir.open(folder / row.runs[0]))) for row in drop_failed(found.rows) if row.runs]
     rows = [MeasuredRun(row, spec, build_cost_model(spec)) for row, spec in specs if _is_usable(spec)]
     if not rows:
         raise UserError(
-            f"{folder} has no row to calibrate from: it takes data parallelism with exact sums, as in  --ranks 1,2"
+            f"{folder} has no row to calibrate from: it needs data parallelism with exact sums, as in  --ranks 1,2",
+            code="not-supported",
         )
     correction = Correction(str(folder), datetime.date.today().isoformat(), tuple(_average_factors(probed, rows)))
     write_json(file, {**read_json(file), "correction": asdict(correction)})
@@ -88,12 +92,12 @@ def _read_cpu_spec(run: RunDir) -> RunSpec:
 
 
 def _is_usable(spec: RunSpec) -> bool:
-    """What `tensor` and `pipeline` exchange is measured as compute, and local steps send only now and then."""
+    """Return whether communication was timed: `tensor` and `pipeline` have it in compute, local steps rarely send."""
     return spec.parallel.tensor * spec.parallel.pipeline == 1 and spec.parallel.reduce == "exact"
 
 
 def _average_factors(probed: Calibration, rows: Sequence[MeasuredRun]) -> list[RankCorrection]:
-    """One pair of factors for each number of ranks; of several layouts, their geometric mean."""
+    """Return a pair of factors for each number of ranks; of several layouts, their geometric mean."""
     by_ranks: dict[int, list[tuple[float, float]]] = {}
     for run in rows:
         by_ranks.setdefault(run.row.ranks, []).append(solve_factors(probed, run))
@@ -104,7 +108,7 @@ def _average_factors(probed: Calibration, rows: Sequence[MeasuredRun]) -> list[R
 
 
 def solve_factors(probed: Calibration, measured: MeasuredRun) -> tuple[float, float]:
-    """(compute, communication): with them, the plan has the measured times. What is between the parts is compute."""
+    """Return the factors (compute, communication) with which the plan has the measured times; the rest is compute."""
     row = measured.row
     compute_s = row.parts.compute_s + row.other_s
     compute = communication = 1.0

@@ -33,33 +33,33 @@ TERM_ASSUMPTIONS = {
 NOTABLE_DIFFERENCE = 0.1
 """Of the measured step: a term that is off by less is not named."""
 PEAK_OF = {"fp8": "bf16"}
-"""fp8 is held against the peak of bf16, in which all but the products of layers are computed."""
+"""fp8 is relative to the peak of bf16, in which all but the products of layers are computed."""
 
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A row as it was foreseen, in the terms that were measured."""
+    """A row as it was planned, in the terms that are measured."""
 
     label: str
     step_s: float
     data_s: float
     compute_s: float
-    """With the update and the launches around it: the loop does not tell them apart."""
+    """With the update and the launches, which the loop does not time separately."""
     comm_s: float
     exposed_s: float
     """With waiting for the slowest rank."""
     memory_bytes: float
-    """As the peak is measured: of the process on cores, of torch's allocator on a device."""
+    """Peak of the process on cores, of torch's allocator on a device."""
     speedup: float | None
     calibrated: bool
     residual: float
-    """MeasuredRow step over planned, less 1."""
+    """Measured step / planned step - 1."""
     off: str
-    """The term that is most to blame, and the assumption behind it; empty where the plan was right."""
+    """The term that is off most, and the assumption behind it; empty if the plan was right."""
 
 
 def compare_with_plan(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[PlannedRow]:
-    """Each measured row beside its plan. Nothing where there is no plan."""
+    """Return the plan of each measured row that the planner can price."""
     from paceline.planner.cost_model import build_cost_model
 
     measured = [row for row in drop_failed(rows) if row.label in specs]
@@ -68,12 +68,12 @@ def compare_with_plan(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[st
     try:
         site: Any = _find_site(measured, specs) if measured else None
         for row in measured:
-            subject = build_cost_model(specs[row.label])
+            model = build_cost_model(specs[row.label])
             try:
-                where = site.at(row.ranks)
+                cluster = site.at(row.ranks)
             except PacelineError:
                 continue
-            found = subject.price(subject.layout(specs[row.label]), where)
+            found = model.price(model.layout(specs[row.label]), cluster)
             if alone is None and row.ranks == 1:
                 alone = found.samples_s
             calibrated = bool(site.calibrated) or not site.shared
@@ -84,7 +84,7 @@ def compare_with_plan(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[st
 
 
 def _find_site(measured: Sequence[MeasuredRow], specs: Mapping[str, RunSpec]) -> Any:
-    """Where the rows were measured. A container may hide its devices from the planner, but not from the run."""
+    """Return where the rows were measured; a container may hide its devices from the planner, but not from the run."""
     from paceline.hardware.catalogue import match_driver_name
     from paceline.planner.target import resolve_target
 
@@ -95,7 +95,7 @@ def _find_site(measured: Sequence[MeasuredRow], specs: Mapping[str, RunSpec]) ->
 
 
 def group_step_terms(time: Any) -> dict[str, float]:
-    """A planned step in the terms that are measured."""
+    """Return a planned step in the terms that are measured."""
     return {
         "data_s": time.data_s,
         "compute_s": time.compute_s + time.update_s + time.overhead_s + time.bubble_s + time.offload_s,
@@ -126,7 +126,7 @@ def _build_planned_row(row: MeasuredRow, found: Any, speedup: float | None, cali
 
 
 def add_mfu(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[MeasuredRow | FailedRow]:
-    """Rows with the share of their devices' peak that the arithmetic of the model reaches, where both are known."""
+    """Add the model FLOPs utilisation, if the arithmetic and the peak of the device are known."""
     return [
         replace(row, resources=replace(row.resources, mfu=_compute_mfu(row, specs[row.label])))
         if isinstance(row, MeasuredRow) and row.label in specs
@@ -141,7 +141,7 @@ def _compute_mfu(row: MeasuredRow, spec: RunSpec) -> float | None:
 
     kind = match_driver_name(row.resources.device) if row.resources.device else None
     peak = kind.flops_s.get(PEAK_OF.get(spec.train.precision, spec.train.precision)) if kind is not None else None
-    if not peak or not row.batched:
+    if not peak or row.fits:
         return None
     try:
         return build_cost_model(spec).flops_per_sample * row.samples_per_s / row.ranks / peak
@@ -154,7 +154,7 @@ PLAIN_KEYS = (
     *("name", "workload", "kind", "steps", "total_samples", "usd_per_device_hour", "notes", "verdict"),
     *("environment", "spec"),
 )
-"""Values of the file that are as they are."""
+"""Keys of measure.json whose values are taken as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class Conclusions:
 
     name: str
     kind: str
-    """strong (the same batch on all ranks), weak (the batch grows with them), or times (where only those are known)."""
+    """strong (the same batch on all ranks), weak (the batch grows with them), or times (nothing else is known)."""
     rows: tuple[TimedRow | FailedRow, ...]
     laws: tuple[LawFit, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -180,7 +180,7 @@ class Conclusions:
 
     @property
     def measured(self) -> list[MeasuredRow]:
-        """The rows of which the parts of a step are known."""
+        """Rows with the parts of a step."""
         return [row for row in self.rows if isinstance(row, MeasuredRow)]
 
     @property
@@ -190,7 +190,7 @@ class Conclusions:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Measurement(Tabular, Conclusions):
-    """A run file or a command on several layouts: how long a step took, what follows, and where it is written."""
+    """A run file or a command, measured on several layouts."""
 
     folder: Path
     workload: str
@@ -198,9 +198,8 @@ class Measurement(Tabular, Conclusions):
     rows: tuple[MeasuredRow | FailedRow, ...]
     environment: dict[str, Any]
     spec: dict[str, Any]
-    """Empty where a command was measured."""
     command: tuple[str, ...] = ()
-    """What was measured from outside, word by word, in place of a spec."""
+    """The words of a measured command, in place of a spec."""
 
     @property
     def headline(self) -> str:
@@ -218,7 +217,7 @@ class Measurement(Tabular, Conclusions):
         return self.folder / "measure.json"
 
     def to_json(self) -> dict[str, Any]:
-        """What is derived; the runs that were done stand beside it in the file."""
+        """Return what follows from the runs; measure.json has the runs too."""
         return {
             "workload": self.workload,
             "total_samples": self.total_samples,
@@ -241,7 +240,7 @@ def build_measurement(
     price: float | None,
     specs: Mapping[str, RunSpec],
 ) -> Measurement:
-    """From rows with times to all that can be said of them."""
+    """Draw all conclusions from rows with times."""
     rows = add_mfu(add_costs(add_speedups(rows, rates), total_samples, price), specs)
     cores = int(state["environment"].get("cores") or 0)
     return Measurement(
@@ -261,19 +260,19 @@ def build_measurement(
 
 
 def draw_conclusions(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: int) -> dict[str, Any]:
-    """The conclusions that follow from compared rows alone."""
+    """Return the conclusions that follow from rows with speed-ups alone."""
     rows = mark_recommended(rows)
     on_cores = cores and not any(row.resources.device for row in drop_failed(rows) if isinstance(row, MeasuredRow))
     laws = fit_row_laws(rows, weak=kind == "weak", most=cores if on_cores else None)
     findings = tuple(map(build_finding, diagnose(rows, cores)))
-    said = tuple(describe_verdict(rows, findings, laws))
-    return {"kind": kind, "rows": tuple(rows), "laws": laws, "findings": findings, "verdict": said}
+    verdict = tuple(describe_verdict(rows, findings, laws))
+    return {"kind": kind, "rows": tuple(rows), "laws": laws, "findings": findings, "verdict": verdict}
 
 
 def fit_row_laws(
     rows: Sequence[TimedRow | FailedRow], weak: bool = False, most: int | None = None
 ) -> tuple[LawFit, ...]:
-    """The laws through the best layout of each number of ranks."""
+    """Fit the laws to the best layout of each number of ranks."""
     best: dict[int, TimedRow] = {}
     for row in drop_failed(rows):
         if row.ranks not in best or row.speedup > best[row.ranks].speedup:
@@ -283,13 +282,13 @@ def fit_row_laws(
 
 
 def read_measurement(folder: Path) -> Measurement:
-    """A measurement from its folder; UserError where it is damaged or not finished."""
+    """Read a measurement from its folder; raise UserError if it is damaged or not finished."""
     file = folder / "measure.json"
     values = read_json(file)
     if values.get("format") != FORMAT:
-        raise UserError(f"{file} is not a measurement of format {FORMAT}")
+        raise UserError(f"{file} is not a measurement of format {FORMAT}", code="invalid-format")
     if "rows" not in values:
-        raise UserError(f"{file} is not finished; go on with the same  paceline measure  command")
+        raise UserError(f"{file} is not finished; run the same  paceline measure  command again")
     try:
         if values["kind"] not in ("strong", "weak"):
             raise ValueError(f"kind is {values['kind']!r:.40}")
@@ -308,4 +307,4 @@ def read_measurement(folder: Path) -> Measurement:
             planned=planned,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{file} is damaged: {type(error).__name__} {error}") from None
+        raise UserError(f"{file} is damaged: {type(error).__name__} {error}", code="damaged") from None

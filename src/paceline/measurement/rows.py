@@ -1,19 +1,19 @@
-"""The rows of a measurement: each layout with its medians over repeats, its speed-up, and what it costs."""
+"""Rows of a measurement: a layout with its medians over repeats, its speed-up and its cost."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from paceline.io.files import from_flat, to_flat
 from paceline.measurement.run_times import ObservedScript, RunTimes, StepParts
 
 LEAST_EFFICIENCY = 0.5
-"""Efficiency below which more ranks are not recommended: half of what is paid for would be lost."""
+"""Efficiency below which more ranks are not recommended."""
 LEAST_GAIN = 1.1
-"""Times the speed of fewer ranks, below which more of them are not recommended."""
+"""Speed relative to fewer ranks, below which more of them are not recommended."""
 GRADIENT_BYTES = 4.0
 
 
@@ -25,7 +25,7 @@ class BatchLayout:
     global_batch: int | None = None
     passes: int = 1
     only_gradients: bool = field(default=True, compare=False)
-    """Whether nothing else travels between ranks. Not written down."""
+    """Whether nothing else is sent between ranks; not kept in measure.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,26 +35,26 @@ class FailedRow:
     label: str
     ranks: int
     failed: str
-    """Why, in a few words."""
+    """The reason, in a few words."""
     why: str = ""
-    """The same in full."""
+    """The reason in full."""
     batch: BatchLayout = BatchLayout()
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """Over the reference, as a number of ranks: 1 where that is one rank."""
+    """Speed relative to the reference, times the ranks of the reference."""
 
     speedup: float
     speedup_low: float
     speedup_high: float
     speedups: tuple[float, ...] = ()
-    """Of each repeat, over the run of the reference beside it in time."""
+    """Of each repeat, relative to the run of the reference that is adjacent in time."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the whole run; None where its length or the price is not known."""
+    """Cost of the whole run; None if its length or the price is not known."""
 
     hours: float | None = None
     device_hours: float | None = None
@@ -64,7 +64,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRow:
-    """A layout of which it is known how long a step takes, or the whole."""
+    """A layout with the time of a step, or of a whole run."""
 
     label: str
     ranks: int
@@ -74,10 +74,8 @@ class TimedRow:
     step_s_high: float
     samples_per_s: float
     scaling: Speedup = Speedup(1.0, 1.0, 1.0)
-    """Once it was compared, see `add_speedups`."""
     cost: Cost = Cost()
     recommended: bool = False
-    """Once it was decided, see `settled`."""
 
     @property
     def speedup(self) -> float:
@@ -91,7 +89,7 @@ class TimedRow:
 class SlowestRank(NamedTuple):
     rank: int
     over_others: float
-    """Its work over the mean of the others."""
+    """Its work, relative to the mean of the others."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,6 @@ class RankLoads:
 
     @property
     def slowest(self) -> SlowestRank | None:
-        """None on one rank."""
         busy = self.busy_s_by_rank
         if len(busy) < 2:
             return None
@@ -112,80 +109,57 @@ class RankLoads:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a rank ran on, and how much of it was used."""
+    """What a rank ran on, and how much of it was used; see `RunTimes` for most of them."""
 
     threads: int | None = None
     device: str | None = None
-    """As its driver calls it; None on CPU cores."""
     mfu: float | None = None
-    """Share of the peak of the devices that the arithmetic of the model reaches."""
+    """Model FLOPs utilisation: share of the peak of the devices."""
     usage: dict[str, float] = field(default_factory=dict)
     workers: int | None = None
-    """Processes that made samples for a rank; None where there can be none."""
     load_s: float | None = None
-    """What the samples of a step take one process to make."""
     device_ranks: int = 1
-    """Ranks that share a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow(TimedRow):
-    """A layout that was trained: the parts of a step, and what it took. A step is a batch and its gradients."""
+    """A layout that was trained."""
 
     batch: BatchLayout = BatchLayout()
     runs: tuple[str, ...] = ()
-    """Folders of the repeats, below that of the measurement."""
+    """Run folders of the repeats."""
     parts: StepParts
     tokens_per_s: float | None = None
     loads: RankLoads = RankLoads()
     compiled_steps: int = 0
     compiled_s: float = 0.0
-    """Time of the steps that compiled or recorded, which no median counts."""
     parameters: int | None = None
     resources: Resources = field(default_factory=Resources)
-
-    batched: ClassVar[bool] = True
-    outside: ClassVar[bool] = False
+    fits: bool = False
+    """Whether each step is a pass over all samples, without gradients."""
+    outside: bool = False
+    """Whether a command was measured: what it sends, and its passes in a step, are not known."""
 
     @property
     def compute_over_comm(self) -> float | None:
-        """R: time of the arithmetic over time that collectives are in flight."""
+        """R: compute time relative to the time that collectives are in flight."""
         return self.parts.compute_s / self.parts.comm_s if self.parts.comm_s else None
 
     @property
     def other_s(self) -> float:
-        """What the medians of the parts leave of the median step."""
+        """The rest of the median step, without the medians of its parts."""
         return max(0.0, self.step_s - self.parts.compute_s - self.parts.data_s - self.parts.exposed_s)
 
     def link_bits_s(self) -> float | None:
-        """Bits per second through each rank's link, where plain gradients travel by ring all-reduce."""
+        """Return the bits per second through each rank's link, if plain gradients are sent by ring all-reduce."""
         flight = self.parts.comm_s - self.parts.waiting_s
-        if not self.parameters or flight <= 0 or self.ranks < 2 or not self.batch.only_gradients:
+        plain = self.batch.only_gradients and not self.fits and not self.outside
+        if not self.parameters or flight <= 0 or self.ranks < 2 or not plain:
             return None
         return 8 * 2 * (self.ranks - 1) / self.ranks * self.parameters * GRADIENT_BYTES / flight
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredPassesRow(MeasuredRow):
-    """Each step was a pass over all samples, without gradients."""
-
-    batched: ClassVar[bool] = False
-
-    def link_bits_s(self) -> None:
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredCommandRow(MeasuredRow):
-    """A command was measured from outside: what it sends is not known, nor how many passes a step has."""
-
-    outside: ClassVar[bool] = True
-
-    def link_bits_s(self) -> None:
-        return None
-
-
-RowT = TypeVar("Done", bound=TimedRow)
+RowT = TypeVar("RowT", bound=TimedRow)
 
 ROW_KEYS = (
     *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "outside", "threads", "device"),
@@ -197,7 +171,7 @@ ROW_KEYS = (
     *("usd_per_million_samples", "recommended", "efficiency", "compute_over_comm", "slowest_rank"),
     "slowest_over_others",
 )
-"""Of a row in measure.json."""
+"""Keys of a row in measure.json."""
 EMPTY_VALUES: dict[str, Any] = {
     **dict.fromkeys(("failed", "why"), ""),
     **dict.fromkeys(("runs", "peak_bytes_per_rank", "busy_s_by_rank", "speedups"), ()),
@@ -205,7 +179,7 @@ EMPTY_VALUES: dict[str, Any] = {
     **dict.fromkeys(("repeats", "compiled_steps", "compiled_s"), 0),
     "usage": {},
 }
-"""What is written where a row has no such thing; of all else, null."""
+"""Values of keys that a row does not have; of all others, null."""
 
 
 def dump_measured_row(row: MeasuredRow | FailedRow) -> dict[str, Any]:
@@ -213,8 +187,6 @@ def dump_measured_row(row: MeasuredRow | FailedRow) -> dict[str, Any]:
     if isinstance(row, MeasuredRow):
         slow = row.loads.slowest
         known |= {
-            "fits": not row.batched,
-            "outside": row.outside,
             "efficiency": row.efficiency,
             "compute_over_comm": row.compute_over_comm,
             "slowest_rank": slow and slow.rank,
@@ -224,20 +196,17 @@ def dump_measured_row(row: MeasuredRow | FailedRow) -> dict[str, Any]:
 
 
 def parse_measured_row(values: Mapping[str, Any]) -> MeasuredRow | FailedRow:
-    if values.get("step_s") is None:
-        return from_flat(FailedRow, values)
-    kind = MeasuredPassesRow if values.get("fits") else MeasuredCommandRow if values.get("outside") else MeasuredRow
-    return from_flat(kind, values)
+    return from_flat(FailedRow if values.get("step_s") is None else MeasuredRow, values)
 
 
 def drop_failed(rows: Iterable[RowT | FailedRow]) -> list[RowT]:
-    """The rows that have numbers."""
+    """Return the rows that have numbers."""
     return [row for row in rows if not isinstance(row, FailedRow)]
 
 
 def has_passes(rows: Iterable[TimedRow | FailedRow]) -> bool:
-    """Whether each step of these rows is a pass over all samples."""
-    return any(isinstance(row, MeasuredRow) and not row.batched for row in rows)
+    """Return whether each step of these rows is a pass over all samples."""
+    return any(isinstance(row, MeasuredRow) and row.fits for row in rows)
 
 
 def combine_repeats(
@@ -248,17 +217,16 @@ def combine_repeats(
     runs: Sequence[str] = (),
     usage: Mapping[str, float] | None = None,
 ) -> MeasuredRow:
-    """A row with the numbers of its middle repeat: they belong together, as medians of each by itself would not."""
+    """Build a row with the numbers of its median repeat: they belong together, as single medians would not."""
     middle = sorted(times, key=lambda t: t.step_s)[(len(times) - 1) // 2]  # of an even number, the faster one
-    kind = MeasuredRow
     if middle.seen.from_outside:
-        kind, batch = MeasuredCommandRow, _describe_batch(middle.seen)
+        batch = _describe_batch(middle.seen)
     if middle.documents:
         each = -(-middle.documents // ranks)
-        told = f"{middle.documents:,} samples = {each:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
-        kind, batch = MeasuredPassesRow, BatchLayout(told, middle.documents)
+        equation = f"{middle.documents:,} samples = {each:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
+        batch = BatchLayout(equation, middle.documents)
     peaks = max((t.peak_bytes_per_rank for t in times), key=lambda peaks: max(peaks, default=0))
-    return kind(
+    return MeasuredRow(
         label=label,
         ranks=ranks,
         repeats=len(times),
@@ -274,6 +242,8 @@ def combine_repeats(
         compiled_steps=middle.compiled_steps,
         compiled_s=middle.compiled_s,
         parameters=middle.parameters,
+        fits=bool(middle.documents),
+        outside=middle.seen.from_outside,
         resources=Resources(
             middle.threads,
             middle.device,
@@ -290,14 +260,14 @@ def _describe_batch(seen: ObservedScript) -> BatchLayout:
         return BatchLayout("samples of a step not known")
     total, ranks = sum(seen.rank_batches), len(seen.rank_batches)
     each = f"{seen.rank_batches[0]:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
-    told = each if len(set(seen.rank_batches)) == 1 else " + ".join(map(str, seen.rank_batches))
-    return BatchLayout(f"{total:,} samples = {told}", total)
+    terms = each if len(set(seen.rank_batches)) == 1 else " + ".join(map(str, seen.rank_batches))
+    return BatchLayout(f"{total:,} samples = {terms}", total)
 
 
 def add_speedups(rows: Sequence[RowT | FailedRow], rates: Mapping[str, Sequence[float]]) -> list[RowT | FailedRow]:
-    """Speed-ups against the one-rank row, or against the fewest ranks that worked.
+    """Add speed-ups relative to the reference. `rates` are samples per second of each repeat, by label.
 
-    `rates` are samples per second of each repeat, by label. The spread is that of pairs of neighbours in time.
+    The spread is that of pairs of runs that are adjacent in time.
     """
     base = find_reference(rows)
     if base is None:
@@ -315,14 +285,14 @@ def _compute_speedup(row: TimedRow, base: TimedRow, rates: Mapping[str, Sequence
 
 
 def find_reference(rows: Iterable[RowT | FailedRow]) -> RowT | None:
-    """The row that speed-ups are counted from: one rank, or the fewest that worked."""
+    """Return the row that speed-ups are relative to: one rank, or the fewest that worked."""
     return min(drop_failed(rows), key=lambda row: row.ranks, default=None)
 
 
 def add_costs(
     rows: Sequence[RowT | FailedRow], total_samples: int | None, usd_per_device_hour: float | None
 ) -> list[RowT | FailedRow]:
-    """Time, device-hours and cost of the whole run on each row; cores or a device that ranks share count once."""
+    """Add time, device-hours and cost of the whole run; cores or a device that ranks share count once."""
     shared = share_cores(rows)
     return [
         row
@@ -335,7 +305,7 @@ def add_costs(
 
 
 def share_cores(rows: Iterable[TimedRow | FailedRow]) -> bool:
-    """Whether the ranks of each row divide the same cores among them, and so cost the same however many there are."""
+    """Return whether the ranks of each row divide the same cores, and so cost the same however many there are."""
     on_cores = (row for row in drop_failed(rows) if isinstance(row, MeasuredRow) and row.resources.device is None)
     return len({row.resources.threads for row in on_cores if row.resources.threads}) > 1
 
@@ -353,7 +323,7 @@ def _compute_cost(row: TimedRow, devices: int, total_samples: int | None, price:
 
 
 def recommend_row(rows: Iterable[RowT | FailedRow]) -> RowT | None:
-    """The fastest at an efficiency of a half or more; the fewest ranks that are as fast within their spread, or nearly.
+    """Return the fastest row that is efficient enough, or one of fewer ranks that is nearly as fast.
 
     Ranks that share cores cost nothing more, so their efficiency does not matter.
     """

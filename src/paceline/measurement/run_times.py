@@ -1,4 +1,4 @@
-"""One run in numbers: the four times of its steady steps, its rate, its memory, and how evenly its ranks worked."""
+"""Read the times of one run: medians over its steady steps, its rate, its memory, and the work of each rank."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from paceline.runlog.summary import average_rounds, drop_warmup_steps, read_summ
 from paceline.runlog.timers import TIMES
 
 MOST_STEPS = 2000
-"""Of a long run, the last so many count."""
+"""Steps that count of a long run: the last ones."""
 ROUNDS = 4
-"""Groups of steps that a median takes at least."""
+"""Rounds of all workers that a median needs at least."""
 MOST_RANKS = 64
-"""Ranks whose events are read to judge how evenly the work is spread."""
+"""Ranks whose events are read."""
 Step = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """Seconds of a step, by what a rank does; `comm_s` runs beside the others, and its exposed part is one of them."""
+    """Seconds of a step by what a rank does; `comm_s` overlaps the others, and its exposed part is one of them."""
 
     data_s: float
     compute_s: float
     comm_s: float
     exposed_s: float
     waiting_s: float
-    """The part of `exposed_s` in which a rank waits for a slower one, and nothing travels."""
+    """The part of `exposed_s` in which a rank waits for a slower one."""
 
     @property
     def travelling_s(self) -> float:
-        """The part of `exposed_s` in which something travels."""
+        """The part of `exposed_s` in which something is sent."""
         return max(0.0, self.exposed_s - self.waiting_s)
 
 
 @dataclass(frozen=True)
 class ObservedScript:
-    """What is known of a command that was measured from outside, where a spec would say it."""
+    """What was observed of a measured command, in place of a spec."""
 
     from_outside: bool = False
     rank_batches: tuple[int, ...] = ()
-    """Samples of a step of each rank; empty where no DataLoader was seen."""
+    """Samples of a step of each rank; empty if no DataLoader was seen."""
     aside: bool = False
-    """Whether collectives had a stream of their own, where it is not seen how much of them is exposed."""
+    """Whether collectives ran in their own stream, so that it is not known how much of them is exposed."""
 
 
 @dataclass(frozen=True)
@@ -66,30 +66,30 @@ class RunTimes:
     peak_bytes_per_rank: tuple[int, ...]
     compiled_steps: int = 0
     compiled_s: float = 0.0
-    """Time of the main rank's steps in which something was compiled or recorded; nothing else counts them."""
+    """Time of the main rank's steps that compiled or recorded something; no median counts them."""
     loss_last: float | None = None
     parameters: int | None = None
     threads: int | None = None
     workers: int | None = None
-    """Processes that made samples for each rank; None where there can be none."""
+    """Worker processes of each rank; None if there can be none."""
     load_s: float | None = None
-    """What the samples of a step take one process to make; None where nobody noted it."""
+    """What one worker takes for the samples of a step."""
     documents: int | None = None
-    """Samples of every step of a fit, which passes over all of them; None for training."""
+    """Samples of every pass of a fit; None for training."""
     device: str | None = None
-    """As its driver calls it; None on CPU cores."""
+    """Name that its driver gives it; None on CPU cores."""
     device_ranks: int = 1
-    """Ranks on each device: more than one where they share it."""
+    """Ranks that share a device."""
     began: float | None = None
     ended: float | None = None
-    """Seconds of the clock between which those steps were done."""
+    """Unix times of the first and the last of those steps."""
     seen: ObservedScript = ObservedScript()
 
 
 def read_run_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
-    """The times of a finished run; UserError where there are too few steps to say anything.
+    """Read the times of a finished run; raise UserError if it has too few steps.
 
-    `of_main` are the steps of the main rank, where they have been read already.
+    `of_main` are the steps of the main rank, if they have been read already.
     """
     summary = read_summary(run.summary_file)
     files = [run.events_file(rank) for rank in range(min(summary.ranks or 1, MOST_RANKS))]
@@ -101,7 +101,7 @@ def read_run_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTim
 def compute_run_times(
     run: RunDir, steps_by_rank: Sequence[Sequence[Step]], peak_bytes_per_rank: tuple[int, ...]
 ) -> RunTimes:
-    """The times of steps, given by rank; the "batch" of the main rank's is that of all ranks."""
+    """Compute the times of steps, given by rank; the "batch" of the main rank's steps is that of all ranks."""
     by_rank: list[Sequence[Step]] = [found for steps in steps_by_rank if (found := select_steady_steps(steps))] or [[]]
     start = run.start()
     workers = start.get("workers")
@@ -138,7 +138,7 @@ def compute_run_times(
 
 
 def find_cuda_device(start: Mapping[str, Any]) -> str | None:
-    """The CUDA device of the rank whose start this is."""
+    """Return the name of the CUDA device of the rank with this start event."""
     kind, _, index = str(start.get("device") or "").partition(":")
     names = start.get("gpus") or []
     place = int(index) if re.fullmatch("[0-9]{1,9}", index) else 0
@@ -152,19 +152,19 @@ def _count_device_ranks(start: Mapping[str, Any]) -> int:
 
 
 def select_steady_steps(steps: Sequence[Step]) -> list[Step]:
-    """The steps after the warm-up that compiled nothing; of many, the last."""
+    """Return the steps after the warm-up that compiled nothing; of many, the last."""
     return [s for s in drop_warmup_steps(steps)[-MOST_STEPS:] if None not in [s.get(name) for name in TIMES]]
 
 
 def _align_ranks(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
-    """For each step that all ranks have, its events by rank."""
+    """Return the events by rank of each step that all ranks have."""
     numbered = [{step["step"]: step for step in steps} for steps in by_rank]
     shared = sorted(set.intersection(*(set(steps) for steps in numbered)))
     return [[steps[number] for steps in numbered] for number in shared] or [[step] for step in by_rank[0]]
 
 
 def _compute_parts(common: Sequence[Sequence[Step]]) -> StepParts:
-    """A rank that is done early waits for the others inside its collective: what all ranks see is communication."""
+    """A rank that is early waits for the others in its collective: the time that all ranks spend there is sending."""
     waits = [
         mean - min(event["exposed_s"] for event in events)
         for mean, events in zip(_average_ranks(common, "exposed_s"), common, strict=True)
@@ -174,7 +174,7 @@ def _compute_parts(common: Sequence[Sequence[Step]]) -> StepParts:
 
 
 def _average_ranks(common: Sequence[Sequence[Step]], name: str) -> list[float]:
-    """Over the ranks; as `statistics.fmean`, which takes three times as long for a few values."""
+    """Return the mean over the ranks of each step; `statistics.fmean` takes three times as long for a few values."""
     if len(common[0]) == 1:
         return [float(event[name]) for (event,) in common]
     return [math.fsum(event[name] for event in events) / len(events) for events in common]

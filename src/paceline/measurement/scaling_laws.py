@@ -1,4 +1,4 @@
-"""How a rate grows with the number of ranks: the laws of Amdahl, Gustafson and universal scalability, and their bands.
+"""Fit the laws of Amdahl, Gustafson and universal scalability to speed-ups, with bands.
 
 With S the speed-up on n ranks:
 
@@ -6,8 +6,8 @@ With S the speed-up on n ranks:
     Gustafson     S = s + (1 - s) n                   the same where the batch grows with the ranks
     universal   n/S = 1 + a (n - 1) + b n (n - 1)     a: what ranks queue for; b: what each pair of ranks costs
 
-Each is linear in its unknowns, so a fit is exact. The band comes from fits to redrawn repeats. A law is fitted to more
-points than it has unknowns, or it would go through anything, and is believed where it meets them.
+Each is linear in its unknowns, so a fit is exact. The band comes from fits to bootstrap samples of the repeats. A law
+is fitted only to more points than it has unknowns, and shown only if it meets them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 DRAWS = 400
 LOW, HIGH = 0.1, 0.9
 REACH = 4
-"""A curve is drawn to so many times the most ranks that were measured."""
+"""How many times the most measured ranks a curve is extended to."""
 LEAST_NOISE = 0.01
 MOST_ERROR = 0.15
-"""A law that misses a measured speed-up by more is not shown."""
+"""Relative error of a measured speed-up above which a law is not shown."""
 Points = Mapping[int, float]
 """Speed-up by number of ranks."""
 
 
 class CurvePoint(NamedTuple):
-    """A speed-up by the law, and the band that holds four in five redrawn fits."""
+    """A speed-up by the law, and the band of four in five bootstrap fits."""
 
     ranks: int
     speedup: float
@@ -45,21 +45,21 @@ class LawFit:
     """amdahl, gustafson or universal."""
     parameters: dict[str, float]
     error: float
-    """Largest relative difference between the law and what was measured."""
+    """Largest relative difference to what was measured."""
     ceiling: float | None
-    """The speed-up that no number of ranks passes, by the fit; None where there is none."""
+    """The speed-up that no number of ranks passes, if there is one."""
     peak_ranks: float | None
-    """The number of ranks beyond which the law gets slower; None where it does not."""
+    """The number of ranks beyond which the speed-up falls, if it does."""
     curve: tuple[CurvePoint, ...]
     ceiling_high: float | None = None
-    """The same by nine in ten redrawn fits: no band of the curve goes beyond it."""
+    """The ceiling of nine in ten bootstrap fits: no band of the curve exceeds it."""
 
     @property
     def name(self) -> str:
         return LAWS[self.law].name
 
     def beyond(self, ranks: int) -> CurvePoint | None:
-        """The first point of the curve at so many ranks or more; None where it ends before."""
+        """Return the first point of the curve at so many ranks or more; None if it ends before."""
         return next((point for point in self.curve if point.ranks >= ranks), None)
 
 
@@ -77,13 +77,13 @@ class Law:
 
 
 def _solve_serial(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """The share s in [0, 1] that solves a·s = b best, over all pairs (a, b)."""
+    """Return the share s in [0, 1] that solves a·s = b best, over all pairs (a, b)."""
     square = sum(a * a for a, _ in pairs)
     return {"serial": min(1.0, max(0.0, sum(a * b for a, b in pairs) / square)) if square else 0.0}
 
 
 def _solve_universal(points: Points) -> dict[str, float]:
-    """Least squares with both parameters at 0 or more; relative, so that no point outweighs another."""
+    """Solve relative least squares with both parameters at 0 or more."""
     rows = [(s * (n - 1) / n, s * (n - 1), 1 - s / n) for n, s in points.items() if n > 1]
     aa, bb = sum(a * a for a, _, _ in rows), sum(b * b for _, b, _ in rows)
     ab = sum(a * b for a, b, _ in rows)
@@ -124,10 +124,10 @@ def fit_laws(
     middles: Mapping[int, float] | None = None,
     most: int | None = None,
 ) -> list[LawFit]:
-    """The laws that so many numbers of ranks can decide between; `repeats` are speed-ups by number of ranks.
+    """Fit the laws that there are enough numbers of ranks for; `repeats` are speed-ups by number of ranks.
 
-    A law goes by the `middles`, or without them by the medians; the repeats make the band. `most` is the number of
-    ranks beyond which they have no cores of their own, so that no law holds.
+    A law is fitted to the `middles`, or without them to the medians; the repeats make the band. `most` is the number of
+    ranks beyond which they would share cores, so that no law holds.
     """
     positive = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
     given = {n: found for n, found in positive.items() if found}
@@ -136,7 +136,7 @@ def fit_laws(
     reach = REACH * max(points, default=1)
     reach = reach if most is None else max(*points, min(reach, most)) if points else 1
     found = [_fit_law(name, given, points, reach) for name in names if len(given) >= LAWS[name].needs]
-    if most is not None:  # what no number of ranks passes is not known where more of them have no cores
+    if most is not None:  # with more ranks than cores no ceiling is known
         found = [replace(law, ceiling=None, peak_ranks=None, ceiling_high=None) for law in found]
     return [law for law in found if law.error <= MOST_ERROR]
 
@@ -160,13 +160,13 @@ def _fit_law(name: str, repeats: Mapping[int, Sequence[float]], points: Points, 
 
 
 def _resample(found: Sequence[float], dice: random.Random) -> float:
-    """The median of as many repeats drawn again, with the noise that even equal repeats have."""
+    """Return the median of a bootstrap sample, with the noise that even equal repeats have."""
     drawn = median([dice.choice(found) for _ in found])
     return drawn * math.exp(dice.gauss(0.0, LEAST_NOISE))
 
 
 def _find_limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float | None]:
-    """(ceiling, peak) of a `LawFit`."""
+    """Return the (ceiling, peak) of a `LawFit`."""
     if p.get("crosstalk", 0.0) > 1e-9:
         peak = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
         return LAWS[name].speedup(p, peak), peak
@@ -175,7 +175,7 @@ def _find_limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float
 
 
 def list_rank_counts(most: int) -> list[int]:
-    """1, 2, 3, … while few, then in steps that keep a curve smooth."""
+    """Return 1, 2, 3, …, then growing steps that keep a curve smooth."""
     found, n = [], 1
     while n < most:
         found.append(n)

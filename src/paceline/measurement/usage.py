@@ -1,4 +1,4 @@
-"""Device and network use while something runs, sampled by a thread: psutil for the host, NVML for NVIDIA devices."""
+"""Sample the use of cores, network and devices in a thread: psutil for the host, NVML for NVIDIA devices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 EVERY_S = 0.25
 PEAKS = ("device_bytes",)
-"""What counts is the most of it; of all else, the mean."""
+"""The maximum of these counts; of all others, the mean."""
 
 
 class UsageSampler:
-    """`with Usage(ranks) as usage: …`, then `usage.between(begin, end)`, in seconds of the clock."""
+    """`with UsageSampler(ranks) as usage: …`, then `usage.between(begin, end)`, in Unix times."""
 
     def __init__(self, ranks: int = 1, every_s: float = EVERY_S) -> None:
         self._every_s = every_s
@@ -39,7 +39,7 @@ class UsageSampler:
         self._thread.join()
 
     def between(self, begin: float, end: float) -> dict[str, float]:
-        """Shares of the cores and devices, bytes per second sent and bytes in use; nothing where no sample fell."""
+        """Return shares of the cores and devices, bytes per second sent and bytes in use; {} without a sample."""
         taken = [values for t, values in self._samples if begin <= t <= end]
         found = {name: [v[name] for v in taken if name in v] for name in (taken[-1] if taken else {})}
         return {name: max(vs) if name in PEAKS else math.fsum(vs) / len(vs) for name, vs in found.items()}
@@ -58,7 +58,7 @@ class UsageSampler:
         return found | self._of_devices()
 
     def _of_devices(self) -> dict[str, float]:
-        """Some drivers tell one of them and not the other."""
+        """Some drivers report one of them and not the other."""
         shares, used = [], []
         for device in self._devices:
             with suppress(self._nvml.NVMLError):
@@ -70,7 +70,7 @@ class UsageSampler:
 
 
 def load_nvml() -> Any:
-    """NVML, where nvidia-ml-py and a driver are there."""
+    """Return the NVML module; None without nvidia-ml-py or a driver."""
     try:
         import pynvml
 
@@ -81,7 +81,7 @@ def load_nvml() -> Any:
 
 
 def find_device_handles(nvml: Any, ranks: int, environ: Mapping[str, str]) -> list[Any]:
-    """The devices that so many ranks take: the first of those that CUDA may see. NVML itself sees all."""
+    """Return the devices of so many ranks: the first of those that CUDA can see. NVML itself sees all."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     found: list[Any] = []
     with suppress(nvml.NVMLError, ValueError):

@@ -1,7 +1,7 @@
 """Devices of a measurement: a driver's names in the catalogue, the share of the peak, and what NVML is asked."""
 
 import io
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,7 @@ from paceline.hardware.catalogue import load_catalogue, match_driver_name
 from paceline.measurement import usage
 from paceline.measurement.progress import select_usage
 from paceline.measurement.result import add_mfu, compare_with_plan
-from paceline.measurement.rows import MeasuredPassesRow, MeasuredRow, Resources
+from paceline.measurement.rows import MeasuredRow, Resources
 from paceline.measurement.run_times import StepParts, find_cuda_device
 from paceline.measurement.usage import UsageSampler, find_device_handles
 from paceline.planner.cost_model import build_cost_model
@@ -91,8 +91,7 @@ def test_mfu_is_arithmetic_over_the_peak_of_the_device_at_hand(lm):
 def test_without_a_device_or_its_peak_there_is_no_mfu(lm):
     assert mfu_of(on(None), lm) is None
     assert mfu_of(on("NVIDIA H100 NVL"), lm) is None
-    passes = MeasuredPassesRow(**{field.name: getattr(ROW, field.name) for field in fields(ROW)})
-    assert mfu_of(passes, lm) is None
+    assert mfu_of(replace(ROW, fits=True), lm) is None
     assert mfu_of(ROW, lm.replace({"train.precision": "fp64"})) is None
 
 

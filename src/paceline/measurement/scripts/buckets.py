@@ -1,4 +1,4 @@
-"""The gradient buckets of DistributedDataParallel: when each is in flight, and to which backward pass it belongs.
+"""Record the gradient buckets of DistributedDataParallel: when each is in flight, and its backward pass.
 
 Its reducer sums them in the script's process group. A group around that one takes its place, notes the moments and
 hands everything on. A communication hook would tell as much and cost more: with any hook set, the reducer no longer
@@ -21,13 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.measurement.scripts.step_recorder import BUCKET, StepRecorder
 
 CallScope = Callable[[], AbstractContextManager[None]]
-"""Around a collective whose own calls of others belong to it."""
+"""Context of a collective: calls inside it belong to it."""
 PASSES = count()
-"""Backward passes are numbered, over all models."""
+"""Numbers of backward passes, over all models."""
 
 
 class TimedGroup(dist.ProcessGroup):
-    """The process group of a reducer, in which it sums its buckets and, once, agrees on their order."""
+    """The process group of a reducer, which sums its buckets and, once, broadcasts their order."""
 
     def __init__(self, group: dist.ProcessGroup, notes: StepRecorder) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
@@ -56,13 +56,13 @@ GROUPS: WeakKeyDictionary[DistributedDataParallel, TimedGroup] = WeakKeyDictiona
 
 
 def swap_groups(watching: bool) -> None:
-    """Put our groups into all reducers, or the script's own again."""
+    """Give all reducers our groups, or the script's own again."""
     for model, group in GROUPS.items():
         model.reducer._update_process_group(group if watching else model.process_group)
 
 
 def watch_buckets(notes: StepRecorder, entered: CallScope) -> None:
-    """Those of all models that are built from now on."""
+    """Record the buckets of all models that are built from now on."""
     build, register, register_builtin = (
         getattr(DistributedDataParallel, name)
         for name in ("__init__", "register_comm_hook", "_register_builtin_comm_hook")
@@ -81,7 +81,7 @@ def watch_buckets(notes: StepRecorder, entered: CallScope) -> None:
 
     @functools.wraps(register_builtin)
     def register_unseen(model: Any, *args: Any, **kwargs: Any) -> None:
-        """It sums buckets of its own, of which nobody knows to which pass they belong."""
+        """Stop recording: the hook sums its own buckets, whose backward pass is not known."""
         if GROUPS.pop(model, None) is not None:
             model.reducer._update_process_group(model.process_group)
         register_builtin(model, *args, **kwargs)

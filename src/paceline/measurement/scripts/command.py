@@ -22,18 +22,17 @@ from paceline.launch.signals import StopRequest
 
 REQUEST_VARIABLE = "PACELINE_OUTSIDE"
 ON_PATH = Path(__file__).with_name("on_path")
-"""Holds the file that Python runs when it starts, and nothing else."""
+"""Folder of sitecustomize.py, which Python runs when it starts."""
 
 
 @dataclass(frozen=True)
 class RecordRequest:
     folder: str
-    """For events/rankN.jsonl."""
     steps: int
-    """After so many the process ends."""
+    """Steps after which the process ends."""
     ranks: int
     steps_by: str = ""
-    """The optimiser whose steps count, where there are several."""
+    """The optimiser whose steps count, if there are several."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> RecordRequest | None:
@@ -41,7 +40,7 @@ class RecordRequest:
         return cls(**json.loads(text)) if text else None
 
     def environ(self, given: Mapping[str, str]) -> dict[str, str]:
-        """An environment in which every Python process notes its steps."""
+        """Return an environment in which every Python process records its steps."""
         path = os.pathsep.join(filter(None, (str(ON_PATH), given.get("PYTHONPATH"))))
         return {**given, "PYTHONPATH": path, REQUEST_VARIABLE: json.dumps(asdict(self))}
 
@@ -60,7 +59,7 @@ LAUNCHERS = {
     "srun": ("--ntasks", "-n"),
     "horovodrun": ("-np", "--num-proc"),
 }
-"""Programs that start processes, and the options by which they are told how many; the first is the usual one."""
+"""Programs that start processes, and the options for their number; the first is the usual one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class MeasuredCommand:
 
     @property
     def name(self) -> str:
-        """Of the script, or of the program where there is none."""
+        """Name of the script, or of the program."""
         script = next((word for word in self.words if word.endswith(".py")), self.words[0])
         return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).name.removesuffix(".py")) or "command"
 
@@ -87,14 +86,14 @@ class MeasuredCommand:
         return module if module in LAUNCHERS else None
 
     def on(self, ranks: int) -> list[str]:
-        """The words to start, where they start that many ranks."""
+        """Return the words that start so many ranks."""
         words = [word.replace(RANKS, str(ranks)) for word in self.words]
         if self.starts_its_ranks:
             return words
         return [sys.executable, "-m", "paceline", "launch", "--ranks", str(ranks), "--", *words]
 
     def with_ranks(self) -> str:
-        """As it would be typed with {ranks} where its launcher reads how many processes to start."""
+        """Return the command with {ranks} as the number of processes of its launcher."""
         launcher = self.launcher
         if launcher is None:
             return shlex.join(self.words)
@@ -120,33 +119,36 @@ def _find_script(words: Sequence[str]) -> int:
 def check_command(
     words: Sequence[str], ranks: Sequence[int], environ: Mapping[str, str] = os.environ
 ) -> MeasuredCommand:
-    """The command, if it can be measured on these numbers of ranks."""
+    """Return the command; raise UserError if it cannot be measured on these numbers of ranks."""
     if not words:
-        raise UserError(f"which command? write it after  --  as in  {EXAMPLE}")
+        raise UserError(f"no command is given; write it after  --  as in  {EXAMPLE}", code="missing-value")
     command = MeasuredCommand(tuple(words))
     if shutil.which(words[0], path=environ.get("PATH")) is None:
-        python = f"; type  python {words[0]}  in its place" if words[0].endswith(".py") else ""
-        raise UserError(f"the command {words[0]!r} is not found, or is no program{python}")
+        python = f"; use  python {words[0]}" if words[0].endswith(".py") else ""
+        raise UserError(f"the command {words[0]!r} is not found, or not executable{python}", code="not-found")
     if len(ranks) > 1 and command.starts_its_ranks and not any(RANKS in word for word in words):
         raise UserError(
-            f"{command.launcher} starts the same number of processes each time; write {RANKS} in its place:  paceline "
-            f"measure --ranks {','.join(map(str, ranks))} -- {command.with_ranks()}"
+            f"{command.launcher} starts the same number of processes each time; write {RANKS} instead:  paceline "
+            f"measure --ranks {','.join(map(str, ranks))} -- {command.with_ranks()}",
+            code="conflict",
+            key="--ranks",
         )
-    if (place := detect_rank(environ)) is not None:
+    if (rank := detect_rank(environ)) is not None:
         raise UserError(
-            f"{place.launcher} has started this process as one of {place.world} ranks, and a command is measured "
-            f"with ranks of its own; type  {EXAMPLE}  outside of it"
+            f"{rank.launcher} has started this process as one of {rank.world} ranks, and a command is measured with "
+            f"its own ranks; run  {EXAMPLE}  outside of it",
+            code="not-supported",
         )
     return command
 
 
 POLL_S = 0.05
 GRACE_S = 10.0
-"""For a command that was asked to stop."""
+"""Time for a command to stop before it is killed."""
 
 
 def run_recorded(words: Sequence[str], request: RecordRequest, output: Path) -> int:
-    """Run a command whose processes note their steps; its exit code, negative where a signal ended it."""
+    """Run a command whose processes record their steps; return its exit code, negative if a signal ended it."""
     with open(output, "wb") as file, StopRequest() as stop:
         process = subprocess.Popen(
             words,
@@ -167,7 +169,7 @@ def run_recorded(words: Sequence[str], request: RecordRequest, output: Path) -> 
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """A launcher ends its ranks when it is asked to; what is left of them after a while is killed."""
+    """Let a launcher end its ranks, and kill what is left of them after a while."""
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""Hooks on torch that tell `StepRecorder` what a script does: its steps, its waits for batches, its collectives.
+"""Hook torch, so that a `StepRecorder` records the steps of a script, its waits for batches and its collectives.
 
 The steps of optimisers have public hooks; for the iterators of DataLoaders and the functions of torch.distributed,
 functions around them take their places; for gradient buckets see `buckets`. The script's own results do not change.
@@ -35,7 +35,7 @@ COLLECTIVES = (
 
 
 def install_hooks() -> None:
-    """Set all hooks in this process, if it was asked for."""
+    """Install all hooks in this process, if its environment has a request."""
     request = RecordRequest.of(os.environ)
     if request is None:
         return
@@ -78,7 +78,7 @@ def _hook_dataloader(notes: StepRecorder) -> None:
 
 
 def count_batch_samples(batch: Any, batch_size: int | None = None) -> int:
-    """The length of the first tensor or array of a batch; 0 where there is none.
+    """Return the length of the first tensor or array of a batch; 0 if there is none.
 
     A list with a thing for each sample is as long as the loader's `batch_size`.
     """
@@ -93,7 +93,7 @@ def count_batch_samples(batch: Any, batch_size: int | None = None) -> int:
 
 
 def _check_process_group(notes: StepRecorder) -> None:
-    """A script that asks for another number of ranks than there are would wait for them for half an hour."""
+    """Refuse a script that joins another number of ranks: it would wait for them for half an hour."""
     import torch.distributed as dist
 
     join = dist.init_process_group
@@ -116,7 +116,7 @@ def _replace_function(name: str, function: Callable[..., Any]) -> None:
 
 
 class _CollectiveCalls:
-    """Calls of collectives: those that are made inside another belong to it."""
+    """Calls of collectives: those inside another belong to it."""
 
     def __init__(self, notes: StepRecorder) -> None:
         self.notes = notes
@@ -181,7 +181,7 @@ def _time_call(calls: _CollectiveCalls, collective: Callable[..., Any]) -> Calla
 
 
 def _is_in_own_stream() -> bool:
-    """As FSDP does on CUDA devices: what computes then does not wait for it here."""
+    """Return whether the current stream is not the default one, as with FSDP: compute does not wait for it here."""
     import torch
 
     return torch.cuda.is_initialized() and torch.cuda.current_stream() != torch.cuda.default_stream()

@@ -36,15 +36,15 @@ OUTPUT = "output.txt"
 SHOWN_LINES = 15
 OF_LAUNCHERS = "ChildFailedError|CalledProcessError"
 ERROR = re.compile(rf"(\[rank\d+\]: *)?(?!.*({OF_LAUNCHERS}))[\w.]*(Error|Exception|Interrupt)(: |$)")
-"""The last line of a traceback, but not of those that launchers add."""
+"""The last line of a traceback, except of those that launchers add."""
 OF_OUR_LAUNCHER = "paceline: rank "
 ENDED_EARLY = 5
-"""Steps that a script must have made, if it ended before those that were asked for."""
+"""Steps that a script must have made, if it ended early."""
 Event = Mapping[str, Any]
 
 
 def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes:
-    """The times of a command that ended with `code`."""
+    """Read the times of a command that ended with `code`."""
     run = RunDir(path)
     by_rank = [list(read_events(run.events_file(rank))) for rank in range(min(request.ranks, MOST_RANKS))]
     main = by_rank[0]
@@ -72,19 +72,18 @@ def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes
 
 
 def _count_rank_batches(steps: Sequence[Sequence[Event]]) -> tuple[int, ...]:
-    """Samples of a usual step of each rank: gradients may be accumulated over several batches, which add up."""
+    """Return the samples of a median step of each rank; gradients may be accumulated over several batches."""
     found = tuple(round(statistics.median(event["rank_batch"] for event in of_rank)) for of_rank in steps)
     return found if any(found) else ()
 
 
 def _add_batch(steps: Sequence[Event], rank_batches: Sequence[int], ranks: int) -> list[Event]:
-    """The step of a rank counts as one sample where nobody knows."""
+    """Add the batch of all ranks; if it is not known, the step of a rank counts as one sample."""
     return [{**event, "batch": sum(rank_batches) or ranks} for event in steps]
 
 
 def extract_error_lines(output: Path) -> list[str]:
-    """What a command printed up to the error that it ended with: its launcher may have said more after it, and so may
-    ranks that only lost a peer."""
+    """Return the last lines up to the error that a command ended with; launchers and peers may print more after it."""
     lines = output.read_text(encoding="utf-8", errors="replace").rstrip().splitlines() or ["it printed nothing"]
     errors = [i for i, line in enumerate(lines) if ERROR.match(line)]
     causes = [i for i in errors if not SECONDARY_ERROR_PATTERN.search(lines[i])]
@@ -97,13 +96,13 @@ def _explain_no_steps(request: RecordRequest, end: Event) -> str:
     if names := end.get("optimizers"):
         return f"--steps-by {request.steps_by}: no optimiser of that name made two steps; there are {', '.join(names)}"
     return (
-        "no optimiser of torch made two steps in any process of the command: either the script makes none, or its "
+        "no optimiser of torch made two steps in any process of the command: either the script has none, or its "
         "Python does not read PYTHONPATH (python -I, -E or -S, a container)"
     )
 
 
 SAME_BATCH = 0.02
-"""Batches that differ by less are the same: the last one of an epoch may be shorter."""
+"""Relative difference of equal batches: the last one of an epoch may be shorter."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,8 @@ def measure_command(
 ) -> Measurement:
     """Start a command on each number of ranks, several times, end it after some steps, and sum up what was seen.
 
-    `{ranks}` in a word stands for the number of ranks; a command without it is started once for each rank. Options:
-    `steps_by`, the optimiser whose steps count where there are several; `price` in USD per device and hour; `retry`
+    `{ranks}` in a word becomes the number of ranks; a command without it is started once for each rank. Options:
+    `steps_by`, the optimiser whose steps count if there are several; `price` in USD per device and hour; `retry`
     what failed before. The folder `out` (runs/NAME-measure) holds measure.json and what the script printed.
     """
     command = check_command(words, ranks)
@@ -163,7 +162,7 @@ def _select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def detect_scaling_kind(rows: Sequence[MeasuredRow]) -> str:
-    """Whether the script does the same work in a step on all rows, or more with more ranks."""
+    """Return "strong" if a step has the same samples on all rows, else "weak"."""
     if len(rows) < 2:
         return "strong"
     batches = [row.batch.global_batch for row in rows]
@@ -174,7 +173,7 @@ def detect_scaling_kind(rows: Sequence[MeasuredRow]) -> str:
 
 
 def collect_script_notes(runs: Sequence[RunTimes], steps: int) -> list[str]:
-    """What a reader should know of numbers that were seen from outside."""
+    """Return what a reader should know of numbers that were measured from outside."""
     found = [f"{FROM_OUTSIDE} Loss, layout and evaluations are not known, and runs are ended after {steps} steps."]
     if not all(run.seen.rank_batches for run in runs):
         found.append(
@@ -184,11 +183,9 @@ def collect_script_notes(runs: Sequence[RunTimes], steps: int) -> list[str]:
         )
     if any(len(run.busy_s_by_rank) > 1 and not run.parts.comm_s for run in runs):
         found.append(
-            "Several ranks ran, and no communication of theirs was seen: each trains by itself, or gradients are "
+            "Several ranks ran, and no communication between them was seen: each trains alone, or gradients are "
             "exchanged in a way that cannot be seen, as in compiled graphs. A speed-up means little then."
         )
     if any(run.seen.aside for run in runs):
-        found.append(
-            "Collectives ran in streams of their own, as those of FSDP do: what is exposed of them counts as compute."
-        )
+        found.append("Collectives ran in their own streams, as those of FSDP do: their exposed part counts as compute.")
     return found

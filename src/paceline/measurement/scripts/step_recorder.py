@@ -1,7 +1,9 @@
 """Record the steps of a script as the events that our own runs write.
 
-A note is a plain tuple, and all sums wait until steps are written: a line of Python that runs between two layers of a
-model finds the caches of the processor full of it, and takes several times as long as among others of its kind.
+A step lasts from the end of one `optimizer.step()` to the end of the next; the first only starts the clock. Times are
+marks of one clock: the host's, or on a CUDA device events in its streams, which are read much later. A note is a plain
+tuple, and sums are taken when steps are written: Python between two layers of a model runs with cold caches, several
+times slower than in one go.
 """
 
 from __future__ import annotations
@@ -26,39 +28,38 @@ from paceline.runlog.events import EventWriter
 from paceline.runlog.timers import Interval, build_timer, count_compilations, subtract_waiting, sum_union
 
 FLIGHT = "flight"
-"""A collective, from the call until the result is there."""
+"""A collective, from the call to its result."""
 WAIT = "wait"
-"""For a collective: this rank could do nothing else."""
+"""Waiting for a collective."""
 BLOCKING = "blocking"
-"""A collective that was waited for from its start."""
+"""A synchronous collective."""
 BUCKET = "bucket"
-"""The flight of gradients; with it stands which backward pass they belong to."""
+"""A gradient bucket in flight, with the number of its backward pass."""
 INPUT = "input"
-"""Waiting for a batch; with it stands how many samples it has."""
+"""Waiting for a batch, with the number of its samples."""
 Note = tuple[str, Any, Any, Any]
-"""What, the marks of its begin and end, and what belongs to it."""
+"""(kind, mark of the start, mark of the end, detail)"""
 Seconds = Callable[[list[tuple[Any, Any]]], list[Interval]]
-"""Reads pairs of marks."""
+"""Converts pairs of marks to seconds."""
 
 
 @dataclass(slots=True)
 class RecordedStep:
     number: int
     t: float
-    """When it ended, since 1970."""
+    """Unix time of its end."""
     begin: Any
     end: Any
     compiled: bool
-    """Whether something was compiled during it."""
     watched: bool
-    """Whether buckets were noted."""
+    """Whether buckets were recorded."""
     notes: list[Note]
 
     def times(self, seconds: Seconds, comm_s: float, exposed_s: float) -> dict[str, Any]:
-        """As the event of a step has them, given its communication."""
+        """Return the values of the step event, given its communication."""
         ((begin_s, end_s),) = seconds([(self.begin, self.end)])
         step_s = end_s - begin_s
-        data_s = sum_union(self._of(seconds, INPUT))
+        data_s = sum_union(self._select(seconds, INPUT))
         comm_s, exposed_s = min(comm_s, step_s), min(exposed_s, step_s)
         return {
             "step_s": step_s,
@@ -70,23 +71,22 @@ class RecordedStep:
         }
 
     def communication(self, seconds: Seconds) -> tuple[float, float]:
-        """(comm_s, exposed_s)"""
-        comm_s = sum_union(self._of(seconds, FLIGHT, BLOCKING, BUCKET))
-        return comm_s, min(comm_s, sum_union([*self._of(seconds, WAIT, BLOCKING), *self._tails(seconds)]))
+        """Return (comm_s, exposed_s)."""
+        comm_s = sum_union(self._select(seconds, FLIGHT, BLOCKING, BUCKET))
+        return comm_s, min(comm_s, sum_union([*self._select(seconds, WAIT, BLOCKING), *self._tails(seconds)]))
 
     @property
     def with_buckets(self) -> bool:
         return any(note[0] == BUCKET for note in self.notes)
 
-    def _of(self, seconds: Seconds, *kinds: str) -> list[Interval]:
-        """Without those that began by another clock, that of the host, before the device was known."""
+    def _select(self, seconds: Seconds, *kinds: str) -> list[Interval]:
+        """Return the notes of some kinds, without those that started before the device was known."""
         return seconds(
             [(begin, end) for kind, begin, end, _ in self.notes if kind in kinds and _is_same_clock(begin, end)]
         )
 
     def _tails(self, seconds: Seconds) -> list[Interval]:
-        """After the last bucket of a backward pass there is nothing left to compute: what is in flight from then on is
-        waited for."""
+        """Return the exposed intervals: after the last bucket of a backward pass nothing is left to compute."""
         passes: defaultdict[Any, list[tuple[Any, Any]]] = defaultdict(list)
         for kind, begin, end, backward in self.notes:
             if kind == BUCKET and _is_same_clock(begin, end):
@@ -100,14 +100,14 @@ def _is_same_clock(begin: Any, end: Any) -> bool:
 
 
 class SeveralOptimizers(Exception):
-    """Two optimisers step in turn, and nobody said which of them ends a step."""
+    """Two optimisers step in turn, and it is not known which of them ends a step."""
 
     def __init__(self, names: list[str], last: str) -> None:
         self.names, self.last = names, last
 
 
 class StepTracker:
-    """Follows the calls of `step`, of which some are made inside others: an optimiser may wrap another."""
+    """Track calls of `optimizer.step`, of which some are nested: an optimiser may wrap another."""
 
     def __init__(self, steps_by: str = "") -> None:
         self.steps_by = steps_by
@@ -117,16 +117,16 @@ class StepTracker:
         self._last = ""
         self._inside: list[Any] = []
 
-    def begins(self, optimizer: Any) -> None:
-        self._leave(optimizer)  # it may be there still: a step that raised an exception has no end
+    def start(self, optimizer: Any) -> None:
+        self._leave(optimizer)  # a step that raised an exception has no end
         self._inside.append(optimizer)
 
-    def ends(self, optimizer: Any) -> bool:
-        """Whether a step of the script ends with this call."""
+    def finish(self, optimizer: Any) -> bool:
+        """Return whether a step of the script ends with this call."""
         self._leave(optimizer)
         if self._inside:
             return False
-        name = self._name_of.get(ref(optimizer)) or self._named(optimizer)
+        name = self._name_of.get(ref(optimizer)) or self._add_name(optimizer)
         if self.steps_by:
             return name == self.steps_by
         again = name != self._last and self._stepped_before(name)
@@ -142,7 +142,7 @@ class StepTracker:
         if optimizer in self._inside:
             del self._inside[self._inside.index(optimizer) :]
 
-    def _named(self, optimizer: Any) -> str:
+    def _add_name(self, optimizer: Any) -> str:
         kind = type(optimizer).__name__
         same = sum(name.partition("-")[0] == kind for name in self.names)
         self.names.append(f"{kind}-{same + 1}" if same else kind)
@@ -151,35 +151,32 @@ class StepTracker:
 
 
 READ_LATER = 50
-"""Steps after which the marks of one are read on a device."""
+"""Steps after which the marks of a step are read on a device."""
 TOGETHER = 50
-"""Steps that are written at once: one by one, with a processor whose caches hold the model, each would take three times
-as long."""
+"""Steps that are written at once: with cold caches each takes three times as long."""
 WATCHED = 4
-"""After the first few, one step in so many has its gradient buckets noted, which makes a step of 20 ms longer by 2 to
-4 %. Those between stay as they are."""
+"""One step in so many has its gradient buckets recorded, which makes a step of 20 ms longer by 2 to 4 %."""
 PEERS_S = 10.0
-"""For which a rank that is done waits for the others: they may still need its answers."""
-REFUSED = 3
-"""Exit code."""
+"""Time for which a rank that is done waits for its peers, which may still need it."""
+REFUSED_EXIT_CODE = 3
 
 
 class StepRecorder:
     def __init__(self, request: RecordRequest) -> None:
         self.request = request
         self.workers: int | None = None
-        """Processes that made the last batch."""
+        """Of the DataLoader that made the last batch."""
         self.aside = False
-        """Whether collectives were seen in a stream of their own, where their waits cannot be told."""
+        """Whether collectives were seen in their own stream, where waiting for them is not visible."""
         self.watching = True
-        """Whether gradient buckets are noted in the present step."""
+        """Whether gradient buckets are recorded in this step."""
         self.watchers: list[Callable[[bool], None]] = []
-        """Called when that changes."""
+        """Called when `watching` changes."""
         self.noted: list[Note] = []
-        """In the present step, from any thread."""
+        """Notes of this step, from any thread."""
         self._clock = build_timer("cpu")
         self.mark = self._clock.now
-        self._ends = StepTracker(request.steps_by)
+        self._tracker = StepTracker(request.steps_by)
         self._begin: Any = None
         self._compilations = 0
         self._done: deque[RecordedStep] = deque()
@@ -189,21 +186,21 @@ class StepRecorder:
         self._device = "cpu"
 
     def note(self, kind: str, begin: Any, detail: Any = None) -> None:
-        """Something that began at a mark is over."""
+        """Record something that started at a mark and ends now."""
         self.noted.append((kind, begin, self.mark(), detail))
 
     def optimizer_begins(self, optimizer: Any, *call: Any) -> None:
-        self._ends.begins(optimizer)
+        self._tracker.start(optimizer)
 
     def optimizer_ended(self, optimizer: Any, *call: Any) -> None:
         try:
-            if not self._ends.ends(optimizer):
+            if not self._tracker.finish(optimizer):
                 return
         except SeveralOptimizers as several:
             names = " and ".join(several.names)
             self.refuse(
-                f"the script steps with {len(several.names)} optimisers in turn, {names}; say which of them ends a "
-                f"step, as in  --steps-by {several.last}",
+                f"the script steps with {len(several.names)} optimisers in turn, {names}; name the one that "
+                f"ends a step, as in  --steps-by {several.last}",
                 on_any_ranks=True,
             )
         if self._events is None:
@@ -221,16 +218,16 @@ class StepRecorder:
         if len(self._done) >= leave + TOGETHER:
             self._write(leave)
         if self._steps >= self.request.steps:
-            self._end_here()
+            self._exit_early()
 
     def _watch(self, watching: bool) -> None:
         if watching != self.watching:
             self.watching = watching
-            for tell in self.watchers:
-                tell(watching)
+            for notify in self.watchers:
+                notify(watching)
 
     def _start(self, optimizer: Any) -> None:
-        """At the first step it is known where the model is, and who else takes part."""
+        """Write the start event: at the first step the device of the model and the other ranks are known."""
         import torch
 
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -238,7 +235,7 @@ class StepRecorder:
         if self.request.ranks > 1 and not joined:
             self.refuse(
                 "the ranks had not joined a process group of torch.distributed at their first step: each of them "
-                "trains by itself, or they exchange gradients in a way that cannot be seen"
+                "trains alone, or they exchange gradients in a way that cannot be seen"
             )
         if world != self.request.ranks:
             self.refuse(describe_rank_mismatch(self.request.ranks, world))
@@ -263,7 +260,7 @@ class StepRecorder:
         return EventWriter(Path(self.request.folder) / "events" / f"rank{rank}.jsonl")
 
     def _write(self, leave: int) -> None:
-        """Write all steps but so many, whose marks the device may not have passed."""
+        """Write all steps but the last `leave`, whose marks the device may not have passed."""
         while self._events is not None and len(self._done) > leave:
             step = self._done.popleft()
             times = step.times(self._clock.seconds, *self._communication(step))
@@ -271,7 +268,7 @@ class StepRecorder:
             self._events.write("step", t=round(step.t, 6), step=step.number, **times, **compiled)
 
     def _communication(self, step: RecordedStep) -> tuple[float, float]:
-        """Of a step whose buckets were not watched: as that of the last one whose were."""
+        """Return (comm_s, exposed_s); a step whose buckets were not watched has those of the last one that was."""
         if not step.watched and self._of_buckets:
             return self._of_buckets
         found = step.communication(self._clock.seconds)
@@ -279,8 +276,8 @@ class StepRecorder:
         return found
 
     def close(self, status: str = "ended") -> None:
-        """The process ends, by itself or because the steps are done."""
-        if self._events is None and self._ends.names:
+        """Write what is left, and the end event."""
+        if self._events is None and self._tracker.names:
             self._events = self._writer(find_rank_and_world()[0])
         if self._events is None:
             return
@@ -289,7 +286,7 @@ class StepRecorder:
 
             torch.cuda.synchronize()
         self._write(0)
-        seen = {"optimizers": self._ends.names, "aside": self.aside}
+        seen = {"optimizers": self._tracker.names, "aside": self.aside}
         self._events.write("end", status=status, steps=self._steps, peak_bytes=self._peak_bytes(), **seen)
         self._events.close()
         self._events = None
@@ -301,8 +298,8 @@ class StepRecorder:
             return int(torch.cuda.max_memory_allocated())
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def _end_here(self) -> NoReturn:
-        """The steps that were asked for are done. The script is not left to go on, nor to clean up behind itself."""
+    def _exit_early(self) -> NoReturn:
+        """End the process after the requested steps, without the rest of the script and its clean-up."""
         rank, world = find_rank_and_world()
         self.close("measured")
         ended = Path(self.request.folder) / "ended"
@@ -311,11 +308,11 @@ class StepRecorder:
         wait_for_files([ended / str(peer) for peer in range(world)], PEERS_S)
         exit_process(0)
 
-    def refuse(self, why: str, on_any_ranks: bool = False) -> NoReturn:
-        """This cannot be measured; the command that measures says so."""
+    def refuse(self, reason: str, on_any_ranks: bool = False) -> NoReturn:
+        """Record why this cannot be measured, for the measuring command to report, and end the process."""
         with self._writer(find_rank_and_world()[0]) as events:
-            events.write("refused", why=why, on_any_ranks=on_any_ranks)
-        exit_process(REFUSED)
+            events.write("refused", why=reason, on_any_ranks=on_any_ranks)
+        exit_process(REFUSED_EXIT_CODE)
 
 
 def describe_rank_mismatch(asked: int, found: int) -> str:
@@ -326,7 +323,7 @@ def describe_rank_mismatch(asked: int, found: int) -> str:
 
 
 def find_rank_and_world() -> tuple[int, int]:
-    """(rank, world), as the process group says or, before there is one, as the launcher did."""
+    """Return (rank, world) of the process group or, before there is one, of the launcher."""
     dist = sys.modules["torch"].distributed
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -343,7 +340,7 @@ def wait_for_files(files: Sequence[Path], most_s: float) -> None:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process and its data workers now, whatever its other threads do."""
+    """End this process and its data workers at once, whatever other threads do."""
     for child in multiprocessing.active_children():
         child.terminate()
     for stream in (sys.stdout, sys.stderr):

@@ -47,7 +47,7 @@ def _attach() -> None:
 
 
 def _find_paceline() -> None:
-    """The script may run in an environment without Paceline: the parts that are needed here stand on nothing else."""
+    """Make paceline importable: the script may run in an environment without it, and hooks need nothing else."""
     if importlib.util.find_spec("paceline") is not None:
         return
     spec = importlib.util.spec_from_file_location(
@@ -59,7 +59,7 @@ def _find_paceline() -> None:
 
 
 def _run_the_next_one() -> None:
-    """Another file of this name further down the path, which this one hides, has its turn too."""
+    """Run the next file of this name on the path, which this one hides."""
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]
     ours = sys.modules.pop("sitecustomize")
     try:

@@ -41,26 +41,19 @@ def test_a_launcher_with_its_own_number_is_told_what_to_type(given, typed, monke
     assert check_command(given.split(), [2], {}).starts_its_ranks
 
 
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+
+
 @pytest.mark.parametrize(
-    ("words", "environ", "said"),
+    ("words", "environ", "code"),
     [
-        ([], {}, "which command"),
-        (["train.py"], {}, "type  python train.py"),
-        (["no-such-program"], {}, "'no-such-program' is not found"),
-        (
-            [sys.executable, "train.py"],
-            {
-                "RANK": "0",
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "2",
-                "MASTER_ADDR": "h",
-                "MASTER_PORT": "1",
-            },
-            "torchrun has started this process as one of 2 ranks",
-        ),
+        ([], {}, "missing-value"),
+        (["train.py"], {}, "not-found"),
+        (["no-such-program"], {}, "not-found"),
+        ([sys.executable, "train.py"], {**LAUNCHED, "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "not-supported"),
     ],
 )
-def test_what_cannot_be_started_is_said(words, environ, said):
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_started_is_said(words, environ, code):
+    with pytest.raises(UserError) as error:
         check_command(words, [1, 2], environ)
+    assert error.value.code == code

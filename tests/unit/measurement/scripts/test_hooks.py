@@ -39,8 +39,8 @@ class Adam:
 def stepped(ends, *optimizers):
     found = []
     for optimizer in optimizers:
-        ends.begins(optimizer)
-        found.append(ends.ends(optimizer))
+        ends.start(optimizer)
+        found.append(ends.finish(optimizer))
     return found
 
 
@@ -61,8 +61,8 @@ def test_a_named_optimizer_ends_steps():
 def test_a_step_that_was_not_ended_is_forgotten():
     outer, inner = Adam(), Adam()
     ends = StepTracker()
-    ends.begins(outer)
-    ends.begins(inner)  # and an exception, which the script caught
+    ends.start(outer)
+    ends.start(inner)  # and an exception, which the script caught
     assert stepped(ends, outer) == [True]
 
 
