@@ -496,9 +496,8 @@ class Site:
 @target("calibration.json")
 class CalibrationFile:
     def make(folder: Path) -> None:
-        from unit.planning.calibrating.test_calibration import made_up
-
         from paceline.planner.calibration.calibration import CALIBRATION_FORMAT
+        from unit.planner.calibration.test_calibration import made_up
 
         facts = {"host": "desk", "cpu": "made up", "cores": 2, "memory_bytes": 16e9, "date": "2026-01-01", "torch": "2"}
         values = {"format": CALIBRATION_FORMAT, **facts, "measured": [made_up(1), made_up(2)]}

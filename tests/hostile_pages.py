@@ -63,9 +63,9 @@ def hostile_plan(folder):
 
     def ask(spec, devices=()):
         found = plan(spec, "2x4xA10", devices, 3.29)
-        device = replace(found.site.whole.device, name=text, source=text, date=text)
-        site = replace(found.site, name=text, note=text, whole=replace(found.site.whole, device=device))
-        return replace(found, site=site, subject=replace(found.subject, name=text, assumptions=tuple(EVIL)))
+        device = replace(found.target.whole.device, name=text, source=text, date=text)
+        site = replace(found.target, name=text, note=text, whole=replace(found.target.whole, device=device))
+        return replace(found, target=site, cost_model=replace(found.cost_model, name=text, assumptions=tuple(EVIL)))
 
     fixed = ["parallel.strategy=ddp", "parallel.activation_checkpointing=none"]
     found = ask(paceline.load(RECIPES / "lm_gpt2.yaml", fixed), (1, 2))

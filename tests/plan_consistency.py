@@ -15,7 +15,8 @@ from paceline.config import COMMAND_LINE, build_spec
 from paceline.errors import UserError
 from paceline.io.format import duration, format_short_duration, size
 from paceline.planner.advice import format_speedup
-from paceline.planner.candidates import constraints_of, family_name
+from paceline.planner.candidates import family_name
+from paceline.planner.layout_space import constraints_of
 from paceline.planner.plan import Plan, plan
 from paceline.planner.rows import HourlyRates, Requirements
 from paceline.planner.show import format_cell_amount, format_multiple, render_plan
@@ -41,7 +42,7 @@ class Question:
         written = {f"parallel.{name}": COMMAND_LINE for name in parallel}
         spec = build_spec({**self.values, "parallel": parallel}, written)
         tokens = {"tokens": 100.0} if self.values["workload"] == "classifier" else {}
-        given = {"cluster": self.cluster, "price": self.rates, "wishes": self.wishes, "samples": 20_000, **tokens}
+        given = {"cluster": self.cluster, "price": self.rates, "requirements": self.wishes, "samples": 20_000, **tokens}
         given |= {"what_if": self.what_if}
         return plan(spec, **{**given, **changed})
 
@@ -94,17 +95,17 @@ def check_plan(asked: Question) -> None:
 
 
 def insists_on_what_is_written(asked: Question, found: Plan) -> None:
-    said = dict(word.split("=") for word in found.limits.words().split())
+    said = dict(word.split("=") for word in found.constraints.describe().split())
     for key, value in said.items():
         assert str(asked.parallel[key.removeprefix("parallel.")]).lower() == value
-    assert constraints_of(found.spec.replace({"parallel": "auto"})).words() == ""
+    assert constraints_of(found.spec.replace({"parallel": "auto"})).describe() == ""
     free = {name for name, value in asked.parallel.items() if value in ("auto", "exact")}
     assert {f"parallel.{name}" for name in asked.parallel if name not in free} == set(said)
 
 
 def marks_one_row(found: Plan, text: str) -> None:
     """One choice: its mark, its verdict, the wishes and the lines to type."""
-    chosen, choice = found.chosen, found.choice
+    chosen, choice = found.chosen, found.ranking
     verdicts = {row.devices: choice.verdict(row) for row in found.rows}
     marked = re.findall(r"^✓ +([\d,]+) ", text, re.MULTILINE)
     assert set(marked) == ({f"{chosen.devices:,}"} if chosen else set())  # twice where the table is too wide for a page
@@ -113,10 +114,10 @@ def marks_one_row(found: Plan, text: str) -> None:
         return
     assert chosen.devices == found.as_json()["chosen"]["devices"]
     assert found.what_if or found.overrides()["parallel.ranks"] == chosen.devices
-    assert bool(choice.kept) != ("no row keeps to" in " ".join(text.split()))
-    if choice.kept:
-        assert not found.wishes.violation_of(chosen)
-    if found.wishes == Requirements():
+    assert bool(choice.accepted) != ("No row meets" in " ".join(text.split()))
+    if choice.accepted:
+        assert not found.requirements.violation_of(chosen)
+    if found.requirements == Requirements():
         assert chosen.run_s <= 1.05 * min(row.run_s for row in found.rows)
     dear = {row.cost_usd for row in found.rows if "cheapest" in verdicts[row.devices]}
     assert not dear or min(row.cost_usd or 0 for row in found.rows) == min(cost or 0 for cost in dear)
@@ -135,7 +136,7 @@ def adds_up(found: Plan) -> None:
         assert row.devices > 1 or not row.price.time.comm_s
         assert row.price.fits
         if row.hours is not None and found.rates.usd is not None:
-            paid = 1 if found.site.shared else row.devices
+            paid = 1 if found.target.shared else row.devices
             assert abs(row.cost_usd - paid * row.hours * found.rates.usd) <= 1e-9 * row.cost_usd
         layout = row.price.layout
         gathers = layout.strategy in ("fsdp", "hsdp") and (row.devices > 1 or layout.offload)
@@ -145,7 +146,7 @@ def adds_up(found: Plan) -> None:
 def tree_is_right(found: Plan) -> None:
     """Where the tree is said to agree, the choice is of the kind that it names."""
     for row in found.rows:
-        words, layout = row.found.usual.words(), row.price.layout
+        words, layout = row.found.verdict.describe(), row.price.layout
         kind = "tensor, pipeline or both" if layout.tensor * layout.pipeline > 1 else "ddp" if layout.plain else "fsdp"
         if "agrees" in words and row.devices > 1:
             assert f"→ {kind}" in words
@@ -154,18 +155,21 @@ def tree_is_right(found: Plan) -> None:
 
 
 def sentences_are_in_the_tables(found: Plan, text: str) -> None:
-    known = [text.partition("\n→ ")[0], str(found.subject.global_batch)]
+    known = [text.partition("\n→ ")[0], str(found.cost_model.global_batch)]
     for price in {id(p): p for p in (found.base, *(row.price for row in found.rows)) if p}.values():
         parts, held = price.time, price.memory
         fixed = parts.update_s + parts.overhead_s
-        seconds = [getattr(parts, name) for name in found.subject.wording.times]
+        seconds = [getattr(parts, name) for name in found.cost_model.wording.times]
         known += [duration(s) for s in (*seconds, parts.comm_s, fixed, price.step_s)]
         hidden = (parts.comm_s - parts.exposed_s) / parts.comm_s if parts.comm_s else 0.0
         known += [f"{hidden:.0%}".replace("%", " %"), size(held.total_bytes), size(price.capacity_bytes)]
         known += [size(held.host_bytes), str(price.devices), family_name(price.layout)]
     known += [format_speedup(row.speedup) for row in found.rows]
-    states = found.subject.stored_params * found.subject.numbers.weight_bytes
-    states += found.subject.trained_params * (found.subject.numbers.gradient_bytes + found.subject.numbers.state_bytes)
+    numbers = found.cost_model.numbers
+    states = found.cost_model.stored_params * numbers.weight_bytes
+    states += found.cost_model.trained_params * (
+        found.cost_model.numbers.gradient_bytes + found.cost_model.numbers.state_bytes
+    )
     said = [WAYS.sub(".", line) for line in found.advice if "would make" not in line]
     assert not unfounded(said, " ".join([*known, size(states), "13 %"])), text
     longest = found.rows and found.rows[-1].price
@@ -198,6 +202,6 @@ def does_what_it_says(asked: Question, found: Plan) -> None:
     if found.chosen is None or found.what_if:
         return
     typed = {key.removeprefix("parallel."): value for key, value in found.overrides().items()}
-    again = asked.answered({**asked.parallel, **typed}, devices=[found.chosen.devices], wishes=Requirements())
+    again = asked.answered({**asked.parallel, **typed}, devices=[found.chosen.devices], requirements=Requirements())
     (row,) = again.rows
     assert abs(row.price.step_s - found.chosen.price.step_s) <= 1e-9 * row.price.step_s

@@ -14,8 +14,9 @@ from typing import Any
 from paceline.config import Parallel, RunSpec
 from paceline.errors import UserError
 
-SHARDING = {"zero1", "zero2", "zero3", "fsdp", "hsdp"}
-"""Strategies under which a data-parallel rank keeps a part of the state."""
+ZERO_STAGES = {"single": 0, "ddp": 0, "fsdp": 3, "hsdp": 3, "zero1": 1, "zero2": 2, "zero3": 3}
+"""Strategies in the order in which people try them, and what each shards among data-parallel ranks, as ZeRO counts:
+1 optimiser states, 2 gradients too, 3 weights too. zero3 is another name for fsdp."""
 TWO_STAGE_SCHEDULES = {"interleaved", "zero_bubble"}
 """Schedules under which a pipeline rank holds two stages."""
 LAYOUT_FIELDS = (
@@ -84,7 +85,6 @@ class Layout:
         return self.strategy in ("single", "ddp") and self.tensor * self.pipeline == 1
 
 
-STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")
 EXAMPLES = "single, ddp:2, fsdp:4, hsdp:2x2, tensor:2+sequence, pipeline:2:gpipe, fsdp:2+tensor:2+pipeline:2"
 
 
@@ -92,7 +92,7 @@ def parse_layout(text: str) -> dict[str, Any]:
     """A short form such as `fsdp:2+tensor:2` as values of the section `parallel`."""
     found: dict[str, Any] = {"strategy": "auto", "ranks": 1}
     words = text.split("+")
-    kinds = ["strategy" if word.split(":")[0] in STRATEGIES else word.split(":")[0] for word in words]
+    kinds = ["strategy" if word.split(":")[0] in ZERO_STAGES else word.split(":")[0] for word in words]
     for word, kind in zip(words, kinds, strict=True):
         name, *rest = word.split(":")
         if kinds.count(kind) > 1:
@@ -186,7 +186,7 @@ def _divided(parallel: Parallel, strategy: str, data: int) -> tuple[int, int]:
             "leave it out, or use parallel.strategy=hsdp"
         )
     if strategy != "hsdp":
-        return (1, data) if strategy in SHARDING else (data, 1)
+        return (1, data) if ZERO_STAGES[strategy] else (data, 1)
     fits = [n for n in range(2, data) if data % n == 0]
     if not fits:
         raise UserError(
@@ -211,17 +211,17 @@ def _check_options(parallel: Parallel, strategy: str) -> None:
         raise UserError(
             "parallel.sequence=true divides what tensor parallelism leaves whole; use it with parallel.tensor=2"
         )
-    if parallel.offload and strategy not in ("zero2", "fsdp", "hsdp") and parallel.engine == "torch":
+    if parallel.offload and ZERO_STAGES[strategy] < 2 and parallel.engine == "torch":
         raise UserError(f"parallel.offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp")
     saving = parallel.reduce != "exact"
-    gathers = ("zero2", "fsdp", "hsdp")
+    gathers = ZERO_STAGES[strategy] >= 2
     rounds = parallel.reduce in ("bf16", "fp16")
-    if saving and (beside or strategy not in ("ddp", "single", *(gathers if rounds else ()))):
+    if saving and (beside or strategy == "zero1" or (gathers and not rounds)):
         others = ", zero2, fsdp or hsdp" if rounds else ""
         raise UserError(
             f"parallel.reduce={parallel.reduce} is for data parallelism; use parallel.strategy=ddp{others} alone"
         )
-    if parallel.wrap != "layers" and parallel.engine != "torch" and strategy in gathers:
+    if parallel.wrap != "layers" and parallel.engine != "torch" and gathers:
         raise UserError(
             f"parallel.wrap={parallel.wrap}: parallel.engine={parallel.engine} has its own way to choose what is "
             "gathered together; leave it out, or use parallel.engine=torch"

@@ -37,9 +37,9 @@ def test_nothing_outside_of_a_workload_imports_it(layers):
 
 
 def test_planted_imports_are_found(layers, tmp_path):
-    for name in ("planning", "launch"):
+    for name in ("planner", "launch"):
         (tmp_path / name).mkdir()
-    (tmp_path / "planning" / "plan.py").write_text("def f():\n    from paceline.launch import local\n")
+    (tmp_path / "planner" / "plan.py").write_text("def f():\n    from paceline.launch import local\n")
     (tmp_path / "launch" / "local.py").write_text("from paceline.planner.plan import f\n")
     (tmp_path / "launch" / "nodes.py").write_text("import paceline.workloads.lm.decoder\n")
     with pytest.raises(CycleError):

@@ -156,12 +156,12 @@ def run_recalibrate(arguments: argparse.Namespace) -> int:
     file = arguments.out or default_calibration_path()
     correction, rows = update_calibration(arguments.measured, file)
     if arguments.json:
-        print_json({"rows": [asdict(row) for row in rows], "correction": correction.words(), "file": file})
+        print_json({"rows": [asdict(row) for row in rows], "correction": correction.describe(), "file": file})
         return 0
     for row in rows:
         before, after = duration(row.before_s), duration(row.after_s)
         console.print(f"{row.label}: {duration(row.step_s)} per step; planned {before} before, {after} now")
-    console.print(correction.words(), soft_wrap=True)
+    console.print(correction.describe(), soft_wrap=True)
     console.print(describe_calibration_file(file), soft_wrap=True)
     return 0
 

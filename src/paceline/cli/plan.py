@@ -85,13 +85,13 @@ def run_plan(arguments: argparse.Namespace) -> int:
             samples=arguments.samples,
             tokens=arguments.tokens,
             calibration=arguments.calibration,
-            wishes=wishes,
+            requirements=requirements,
             what_if=what_if,
         )
 
     what_if = parse_what_if(arguments.what_if) if arguments.what_if is not None else None
     deadline = parse_hours(arguments.deadline, "--deadline") if arguments.deadline else None
-    wishes = Requirements(deadline, arguments.budget, arguments.min_efficiency)
+    requirements = Requirements(deadline, arguments.budget, arguments.min_efficiency)
     if arguments.page is not None and (arguments.page.is_dir() or not arguments.page.parent.is_dir()):
         raise UserError(f"--page: {arguments.page} cannot be a file; give one in a folder that exists, as  plan.html")
     found = ask(spec, parse_numbers(arguments.devices, "--devices") if arguments.devices else ())

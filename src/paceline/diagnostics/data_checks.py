@@ -77,4 +77,4 @@ def _plan_samples_s(spec: RunSpec) -> float | None:
         found = plan(spec, devices=(1,))
     except PacelineError:
         return None
-    return found.subject.global_batch / found.base.step_s if found.base is not None else None
+    return found.cost_model.global_batch / found.base.step_s if found.base is not None else None

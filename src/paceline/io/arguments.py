@@ -27,7 +27,8 @@ def parse_numbers(text: str, option: str, *, different: bool = False) -> list[in
 def check_price(usd: float | None, option: str = "--price") -> float | None:
     """What `--price` was given, if it is an amount of money."""
     if usd is not None and not (math.isfinite(usd) and usd >= 0):
-        raise UserError(f"{option} {usd:g} is not an amount of USD per device and hour; use 0 or more")
+        message = f"{option} {usd:g} is not an amount of USD per device and hour; use 0 or more"
+        raise UserError(message, code="invalid-value", key=option)
     return usd
 
 

@@ -10,54 +10,55 @@ from paceline.config import RunSpec
 from paceline.config.registry import find_entry
 from paceline.errors import PacelineError
 from paceline.io.format import duration, number, percent, size
-from paceline.layout import Layout, layout_of
-from paceline.planner.candidates import MEMORY_ERROR, LayoutConstraints, PricedLayout
+from paceline.layout import layout_of
+from paceline.planner.candidates import MEMORY_ERROR, PricedLayout
 from paceline.planner.cost_model import CostModel, build_cost_model
 from paceline.planner.formulas.placement import Reduction
+from paceline.planner.layout_space import LayoutConstraints
 from paceline.planner.search import search_layouts
 from paceline.planner.target import resolve_target
 
 if TYPE_CHECKING:
-    from paceline.planner.cost_model import CostModel
-    from paceline.planner.plan import Plan, PlanRow
+    from paceline.planner.plan import Plan
+    from paceline.planner.rows import PlanRow
     from paceline.planner.training_cost import TrainingCostModel
 
-
 WORTHWHILE_SPEEDUP = 1.1
-"""Speed-up from which more devices are said to pay."""
+"""Speed-up from which more devices pay."""
 BATCH_FACTORS = (2, 4, 8, 16, 32)
 LOCAL_STEPS = 8
+MAX_SUGGESTIONS = 4
 
 
 def explain_misfit(plan: Plan) -> Iterator[str]:
-    last = plan.out[-1] if plan.out else None
-    device = plan.site.whole.device
-    if last is None or not last.refused:
+    """Say by how much the nearest layout misses the memory, if nothing fits."""
+    last = plan.misfits[-1] if plan.misfits else None
+    if last is None or not last.rejected:
         yield "No layout is possible on these devices."
         return
-    near = min((r for r in last.refused if r.over_bytes), key=lambda r: r.over_bytes, default=last.refused[0])
-    yield f"Nothing fits on {last.devices} × {device.name}. Nearest is {near.family}: {near.reason}."
-    yield plan.subject.wording.to_fit
+    near = min((r for r in last.rejected if r.over_bytes), key=lambda r: r.over_bytes, default=last.rejected[0])
+    yield f"Nothing fits on {last.devices} × {plan.target.whole.device.name}. Nearest is {near.family}: {near.reason}."
+    yield plan.cost_model.wording.to_fit
 
 
-def advise_training(subject: TrainingCostModel, plan: Plan) -> Iterator[str]:
-    """Whether more devices pay, and what would be faster or give room."""
+def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
+    """Say whether more devices pay, and what would be faster or need less memory."""
     assert plan.chosen is not None
     assert plan.base is not None
     chosen, most = plan.chosen, plan.rows[-1]
-    if _exceeds_one_device(subject, plan):
+    if _exceeds_one_device(cost_model, plan):
         yield _explain_size(plan, plan.base)
     if most.devices == 1:
-        yield f"One device: a step of {subject.global_batch:,} samples takes {duration(most.price.step_s)}."
+        yield f"One device: a step of {cost_model.global_batch:,} samples takes {duration(most.price.step_s)}."
     elif most.efficiency < 0.5:
-        yield _describe_loss(subject, plan, most)
+        yield _describe_loss(cost_model, plan, most)
     else:
-        yield _describe_gain(subject, chosen, plan.base)
-    yield from _explain_longer_compute(subject, plan.base, most.price, plan.site.shared)
+        yield _describe_gain(cost_model, chosen, plan.base)
+    yield from _explain_longer_compute(cost_model, plan.base, most.price, plan.target.shared)
     if chosen.price.tight:
         yield (
             f"Memory is tight: {size(chosen.price.memory.total_bytes)} of {size(chosen.price.capacity_bytes)} are "
-            f"foreseen, and the estimate may be {percent(MEMORY_ERROR)} off. "
+            f"expected, and the estimate may be {percent(MEMORY_ERROR)} off. "
             "parallel.micro_batch or parallel.activation_checkpointing give room."
         )
     if chosen.price.waits_for_data:
@@ -65,31 +66,52 @@ def advise_training(subject: TrainingCostModel, plan: Plan) -> Iterator[str]:
             f"Input is the bottleneck: a step waits {duration(chosen.price.time.data_s)} for it. "
             "Store samples smaller, or keep them in memory."
         )
-    yield from _suggest_precision(subject, chosen.price)
+    yield from _suggest_precision(cost_model, chosen.price)
 
 
-def describe_base(subject: CostModel, base: PricedLayout) -> str:
-    """What speed-ups are counted from, by its name."""
-    layout = subject.layout_name(base).replace(" *", ", states in host memory")
+def describe_base(cost_model: CostModel, base: PricedLayout) -> str:
+    """Name what speed-ups are counted from."""
+    layout = cost_model.layout_name(base).replace(" *", ", states in host memory")
     return "one device" if layout == "single" else f"{_count_devices(base.devices)} ({layout})"
 
 
-def _layout_name(subject: CostModel, price: PricedLayout) -> str:
-    return subject.layout_name(price).removesuffix(" *")
+def _layout_name(cost_model: CostModel, price: PricedLayout) -> str:
+    return cost_model.layout_name(price).removesuffix(" *")
 
 
-def _exceeds_one_device(subject: TrainingCostModel, plan: Plan) -> bool:
-    """Whether one device is too small, and not only other than what the run file insists on."""
+def _count_devices(devices: int) -> str:
+    return "one device" if devices == 1 else f"{devices:,} devices"
+
+
+def _exceeds_one_device(cost_model: TrainingCostModel, plan: Plan) -> bool:
+    """Whether one device is too small, whatever the run file fixes."""
     assert plan.base is not None
     if plan.base.devices == 1 and not plan.base.layout.offload:
         return False
-    alone = search_layouts(replace(subject, context=1), 1, plan.site.at(1), LayoutConstraints()).chosen
+    alone = search_layouts(replace(cost_model, context=1), 1, plan.target.at(1), LayoutConstraints()).chosen
     return alone is None or alone.layout.offload
 
 
-def _describe_gain(subject: TrainingCostModel, chosen: PlanRow, base: PricedLayout) -> str:
+def _explain_size(plan: Plan, base: PricedLayout) -> str:
+    numbers, cost_model = plan.cost_model.numbers, plan.cost_model
+    states = cost_model.stored_params * numbers.weight_bytes
+    states += cost_model.trained_params * (numbers.gradient_bytes + numbers.state_bytes)
+    device = plan.target.at(1).cluster.device
+    verdict = f"It does not fit on one {device.name}"
+    if plan.rows[0].devices == 1:
+        verdict = f"It fits on one {device.name} only with its states in host memory"
+    room = f"; the device has {size(device.memory_bytes)}"
+    if states <= device.memory_bytes:
+        room = ", and activations do not fit beside them"
+    host = f" and {size(base.memory.host_bytes)} of host memory" if base.layout.offload else ""
+    name = f"{_layout_name(cost_model, base)} on {_count_devices(base.devices)}"
+    least = f"{name} needs {size(base.memory.total_bytes)}{host} on each."
+    return f"{verdict}: weights, gradients and optimiser states need {size(states)}{room}. {least}"
+
+
+def _describe_gain(cost_model: TrainingCostModel, chosen: PlanRow, base: PricedLayout) -> str:
     p, n = chosen.price, chosen.devices
-    name = _layout_name(subject, p)
+    name = _layout_name(cost_model, p)
     if n == 1:
         return f"Take one device: a step takes {duration(p.step_s)}."
     if n == base.devices:
@@ -97,23 +119,49 @@ def _describe_gain(subject: TrainingCostModel, chosen: PlanRow, base: PricedLayo
     hidden = p.time.comm_s - p.time.exposed_s
     travel = f"communicates {duration(p.time.comm_s)}"
     if hidden > 0.1 * p.time.comm_s:
-        travel += f", of which {hidden / p.time.comm_s:.0%} hide behind the arithmetic".replace("%", " %")
+        travel += f", of which {hidden / p.time.comm_s:.0%} is hidden behind compute".replace("%", " %")
     return (
         f"{name} on {n} devices will run at {format_speedup(chosen.speedup)} the speed of "
-        f"{describe_base(subject, base)}: "
-        f"each step computes {duration(p.time.compute_s)} and {travel}."
+        f"{describe_base(cost_model, base)}: each step computes {duration(p.time.compute_s)} and {travel}."
     )
 
 
+def _describe_loss(cost_model: TrainingCostModel, plan: Plan, most: PlanRow) -> str:
+    """Say what devices that do not pay would run at, why, and what would help instead."""
+    p, n, base, chosen, knee = most.price, most.devices, plan.base, plan.chosen, plan.ranking.knee
+    assert base is not None
+    assert chosen is not None
+    text = f"{_layout_name(cost_model, p)} on {n} devices will run at {format_speedup(most.speedup)} the speed of "
+    text += f"{describe_base(cost_model, base)}: each step computes {duration(p.time.compute_s)}"
+    fixed = p.time.update_s + p.time.overhead_s
+    if p.time.exposed_s >= fixed:
+        text += f" and communicates {duration(p.time.comm_s)}"
+    else:
+        text += f", communicates {duration(p.time.comm_s)} and spends {duration(fixed)} on launches and the update"
+    if base.step_s < p.time.compute_s:
+        text += f"; {_count_devices(base.devices)} need{'s' * (base.devices == 1)} {duration(base.step_s)} in all"
+    ways = list[str]()
+    if chosen.devices == 1:
+        ways = ["stay on one device"]
+    elif chosen.devices < n:
+        ways = [f"use {chosen.devices} devices ({format_speedup(chosen.speedup)})"]
+    elif knee is not None and knee.devices < n:
+        least = f"{_count_devices(knee.devices)} ({format_speedup(knee.speedup)})"
+        text += f". That is the fastest; {least} have the least time × money"
+    ways += [*_suggest_larger_batch(cost_model, most, base), *_suggest_less_communication(cost_model, base, most)]
+    do = ", or ".join(ways)
+    return f"{text}. {do[0].upper()}{do[1:]}." if do else f"{text}."
+
+
 def _explain_longer_compute(
-    subject: TrainingCostModel, base: PricedLayout, most: PricedLayout, shared: bool
+    cost_model: TrainingCostModel, base: PricedLayout, most: PricedLayout, shared: bool
 ) -> Iterator[str]:
-    """Why more devices compute for longer, where they do."""
+    """Say why more devices compute for longer, if they do."""
     if most.devices == base.devices or most.time.compute_s <= base.time.compute_s:
         return
-    alone, together = (subject.placement(p.layout, p.where.cluster.device).runtime for p in (base, most))
+    alone, together = (cost_model.placement(p.layout, p.where.cluster.device).runtime for p in (base, most))
     longer = f"Each of {most.devices} devices computes {duration(most.time.compute_s)} in a step, and "
-    longer += f"{describe_base(subject, base)} {duration(base.time.compute_s)}"
+    longer += f"{describe_base(cost_model, base)} {duration(base.time.compute_s)}"
     if shared:
         yield f"{longer}: ranks share the cores of one machine."
     elif alone.one_graph and not together.one_graph:
@@ -125,51 +173,13 @@ def _explain_longer_compute(
         yield f"{longer}: so small a part of the batch is mostly launches, which do not shrink with it."
 
 
-def _describe_loss(subject: TrainingCostModel, plan: Plan, most: PlanRow) -> str:
-    """The case that people find out by burning hours: what it would run at, why, and what would help instead."""
-    p, n = most.price, most.devices
-    name = _layout_name(subject, p)
-    assert plan.base is not None
-    said = (
-        f"{name} on {n} devices will run at {format_speedup(most.speedup)} the speed of "
-        f"{describe_base(subject, plan.base)}: "
-    )
-    said += f"each step computes {duration(p.time.compute_s)}"
-    fixed = p.time.update_s + p.time.overhead_s
-    if p.time.exposed_s >= fixed:
-        said += f" and communicates {duration(p.time.comm_s)}"
-    else:
-        said += f", communicates {duration(p.time.comm_s)} and spends {duration(fixed)} on launches and the update"
-    if plan.base.step_s < p.time.compute_s:
-        said += f"; {_count_devices(plan.base.devices)} need{'s' * (plan.base.devices == 1)} "
-        said += f"{duration(plan.base.step_s)} in all"
-    assert plan.chosen is not None
-    chosen, knee, ways = plan.chosen, plan.choice.knee, list[str]()
-    if chosen.devices < n:
-        alone = chosen.devices == 1
-        ways = ["stay on one device" if alone else f"use {chosen.devices} devices ({format_speedup(chosen.speedup)})"]
-    elif knee is not None and knee.devices < n:
-        said += (
-            f". That is the fastest; {_count_devices(knee.devices)} ({format_speedup(knee.speedup)}) "
-            "have the least time × money"
-        )
-    ways += [*_suggest_larger_batch(subject, most, plan.base), *_suggest_less_communication(subject, plan.base, most)]
-    do = ", or ".join(ways)
-    return f"{said}. {do[0].upper()}{do[1:]}." if do else f"{said}."
-
-
-def _count_devices(devices: int) -> str:
-    return "one device" if devices == 1 else f"{devices:,} devices"
-
-
-def _suggest_larger_batch(subject: TrainingCostModel, most: PlanRow, base: PricedLayout) -> Iterator[str]:
-    """The smallest larger batch with which as many devices are worth it, else the best of those tried."""
+def _suggest_larger_batch(cost_model: TrainingCostModel, most: PlanRow, base: PricedLayout) -> Iterator[str]:
+    """Suggest the smallest larger batch with which as many devices pay, else the best of those tried."""
     tried = []
     for factor in BATCH_FACTORS:
-        batch = subject.global_batch * factor
-        larger = replace(subject, global_batch=batch, reduction=Reduction())
-        together = _price_at_batch(larger, most.price, batch)
-        alone = _price_at_batch(larger, base, batch)
+        batch = cost_model.global_batch * factor
+        larger = replace(cost_model, global_batch=batch, reduction=Reduction())
+        together, alone = (_price_at_batch(larger, price, batch) for price in (most.price, base))
         if not together.fits or not alone.fits:
             break
         tried.append((alone.step_s / together.step_s, batch))
@@ -179,53 +189,34 @@ def _suggest_larger_batch(subject: TrainingCostModel, most: PlanRow, base: Price
         yield f"raise the batch to {best[1]:,} ({format_speedup(best[0])})"
 
 
-def _price_at_batch(subject: TrainingCostModel, of: PricedLayout, batch: int) -> PricedLayout:
-    """The same kind of layout with another batch, in as many passes as fit."""
-    layout: Layout = replace(of.layout, global_batch=batch, micro_batch=-(-batch // of.layout.data))
-    found = subject.price(layout, of.where)
+def _price_at_batch(cost_model: TrainingCostModel, price: PricedLayout, batch: int) -> PricedLayout:
+    """Price the same kind of layout with another batch, in the largest micro-batches that fit."""
+    layout = replace(price.layout, global_batch=batch, micro_batch=-(-batch // price.layout.data))
+    found = cost_model.price(layout, price.where)
     while not found.fits and layout.micro_batch > 1:
         layout = replace(layout, micro_batch=-(-layout.micro_batch // 2))
-        found = subject.price(layout, of.where)
+        found = cost_model.price(layout, price.where)
     return found
 
 
-def _suggest_less_communication(subject: TrainingCostModel, base: PricedLayout, most: PlanRow) -> Iterator[str]:
-    """Ways to send less, where ranks hold the whole model; they change the answer, and say so."""
+def _suggest_less_communication(cost_model: TrainingCostModel, base: PricedLayout, most: PlanRow) -> Iterator[str]:
+    """Suggest ways to send less, if ranks hold the whole model."""
     whole = [p for p in most.found.prices if p.layout.plain]
     if not whole:
         return
-    layout, where = whole[0].layout, most.price.where
     for reduction, words in (
         (Reduction("local_sgd", LOCAL_STEPS), f"use local SGD every {LOCAL_STEPS} steps"),
         (Reduction("bf16"), "send gradients in bf16"),
     ):
-        speedup = base.step_s / replace(subject, reduction=reduction).price(layout, where).step_s
+        price = replace(cost_model, reduction=reduction).price(whole[0].layout, most.price.where)
+        speedup = base.step_s / price.step_s
         if speedup > max(WORTHWHILE_SPEEDUP, 1.15 * most.speedup):
             yield f"{words} ({format_speedup(speedup)})"
 
 
-def _explain_size(plan: Plan, base: PricedLayout) -> str:
-    numbers = plan.subject.numbers
-    states = plan.subject.stored_params * numbers.weight_bytes
-    states += plan.subject.trained_params * (numbers.gradient_bytes + numbers.state_bytes)
-    where, n = plan.site.at(1).cluster.device, base.devices
-    said = f"It does not fit on one {where.name}"
-    if plan.rows[0].devices == 1:  # its states in host memory
-        said = f"It fits on one {where.name} only with its states in host memory"
-    rest = f" of {size(where.memory_bytes)}"
-    if states <= where.memory_bytes:
-        rest = ", and activations do not fit beside them"
-    host = f" and {size(base.memory.host_bytes)} of host memory" if base.layout.offload else ""
-    least = (
-        f"{_layout_name(plan.subject, base)} on {_count_devices(n)} needs "
-        f"{size(base.memory.total_bytes)}{host} on each."
-    )
-    return f"{said}: weights, gradients and optimiser states take {size(states)}{rest}. {least}"
-
-
-def _suggest_precision(subject: TrainingCostModel, chosen: PricedLayout) -> Iterator[str]:
-    """Another type of the products, where the device is much faster in it or lacks the one asked for."""
-    device, precision = chosen.where.cluster.device, subject.train.precision
+def _suggest_precision(cost_model: TrainingCostModel, chosen: PricedLayout) -> Iterator[str]:
+    """Suggest another precision if the device is much faster in it or lacks the one asked for."""
+    device, precision = chosen.where.cluster.device, cost_model.train.precision
     if device.synchronous:
         return
     if precision == "bf16" and "bf16" not in device.flops_s and "fp16" in device.flops_s:
@@ -234,7 +225,7 @@ def _suggest_precision(subject: TrainingCostModel, chosen: PricedLayout) -> Iter
     half = "bf16" if "bf16" in device.flops_s else "fp16"
     if precision not in ("fp32", "fp64") or half not in device.flops_s:
         return
-    other = replace(subject.with_precision(half), reduction=Reduction())
+    other = replace(cost_model.with_precision(half), reduction=Reduction())
     gain = chosen.step_s / other.price(chosen.layout, chosen.where).step_s
     if gain > 1.15:
         yield f"train.precision={half} would make a step {format_speedup(gain)} as fast."
@@ -244,22 +235,19 @@ def format_speedup(ratio: float) -> str:
     return f"{ratio:.2g}×" if ratio < 9.95 else f"{ratio:.0f}×"
 
 
-MAX_SUGGESTIONS = 4
-
-
 def suggest_memory_savings(spec: RunSpec) -> str:
-    """Lines for people; empty where such a run cannot be priced."""
+    """Say, after an out-of-memory error, what the plan counts and what would need less; "" if it cannot be priced."""
     if not find_entry(spec.workload).batched:
         return ""
     try:
-        subject = build_cost_model(spec)
-        now = _price_spec(subject, spec)
-    except Exception:  # a model of one's own is tried out, and may find no memory once more: what was said stays
+        cost_model = build_cost_model(spec)
+        now = _price_spec(cost_model, spec)
+    except Exception:  # tracing the user's model may run out of memory again: the first error counts
         return ""
     less = []
     for changes in _list_memory_changes(spec):
         try:
-            price = _price_spec(subject, spec.replace(changes))
+            price = _price_spec(cost_model, spec.replace(changes))
         except PacelineError:  # not for this model, or more devices than there are
             continue
         saves = price.memory.total_bytes < now.memory.total_bytes
@@ -267,8 +255,8 @@ def suggest_memory_savings(spec: RunSpec) -> str:
             less.append((price, "  ".join(f"{key}={value}" for key, value in changes.items())))
     memory = now.memory
     lines = [
-        f"the plan counts {size(memory.total_bytes)} per rank, most of it {memory.largest_term()}, of "
-        f"{size(now.capacity_bytes)}" + ("; what takes less:" if less else "")
+        f"the plan counts {size(memory.total_bytes)} per rank, most of it {memory.largest_term()}; the device has "
+        f"{size(now.capacity_bytes)}" + ("; what needs less:" if less else "")
     ]
     width = max((len(words) for _, words in less), default=0)
     for price, words in sorted(less, key=lambda way: way[0].step_s)[:MAX_SUGGESTIONS]:
@@ -277,19 +265,19 @@ def suggest_memory_savings(spec: RunSpec) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-def _price_spec(subject: CostModel, spec: RunSpec) -> PricedLayout:
+def _price_spec(cost_model: CostModel, spec: RunSpec) -> PricedLayout:
     layout = layout_of(spec)
-    return subject.price(layout, resolve_target(spec.cluster).at(layout.ranks))
+    return cost_model.price(layout, resolve_target(spec.cluster).at(layout.ranks))
 
 
 def _list_memory_changes(spec: RunSpec) -> Iterator[dict[str, Any]]:
-    """What may help, one thing at a time."""
+    """Yield settings that may help, one at a time."""
     layout, parallel = layout_of(spec), spec.parallel
     if layout.micro_batch > 1:
         yield {"parallel.micro_batch": layout.micro_batch // 2}
     if parallel.activation_checkpointing != "full":
         yield {"parallel.activation_checkpointing": "full"}
-    if layout.strategy not in ("fsdp", "hsdp") and layout.plain:
+    if layout.plain:
         yield {"parallel.strategy": "fsdp", "parallel.ranks": max(2, layout.ranks)}
     if not parallel.offload:
         yield {"parallel.strategy": "fsdp", "parallel.offload": "true"}

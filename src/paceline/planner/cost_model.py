@@ -1,8 +1,7 @@
-"""What a run file asks to be priced, whatever kind of work it is: the questions that a plan asks of it.
+"""The interface between a plan and a workload: what a run of any kind costs, under a layout and on a cluster.
 
-Two kinds answer them: a fit by passes over all of its data (here) and a training by gradient descent (`training.py`).
-Each workload says in its own folder what it is. What the run file does not say, and the data are not there to say, is
-assumed and listed.
+There are two kinds: fits that pass over all of their data (`PassCostModel`, here) and trainings by gradient descent
+(`training_cost.py`). Each workload builds its own. What neither the run file nor the data say is assumed, and listed.
 """
 
 from __future__ import annotations
@@ -18,23 +17,17 @@ from paceline.config.sections import MOST
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout
-from paceline.planner.candidates import (
-    LayoutConstraints,
-    LayoutFamily,
-    PricedLayout,
-    RejectedFamily,
-    RejectReason,
-    constraints_of,
-)
+from paceline.planner.candidates import PricedLayout, RejectedFamily, RejectReason
 from paceline.planner.formulas.memory import DeviceMemory
 from paceline.planner.formulas.placement import DtypeSizes
+from paceline.planner.layout_space import LayoutConstraints, constraints_of
 from paceline.planner.target import PricedCluster
 
 if TYPE_CHECKING:
     from paceline.planner.plan import Plan
 
 TRACED_COST_MODEL = "paceline.planner.tracing:build_traced_cost_model"
-"""The subject of a workload that has no formulas of its own: its model is tried out."""
+"""Builder for workloads that name none: their model is traced."""
 TIME_TERMS = {
     "data_s": "waiting for input",
     "compute_s": "forward and backward",
@@ -45,7 +38,7 @@ TIME_TERMS = {
     "offload_s": "to the host and back",
     "waiting_s": "for the slowest rank",
 }
-"""What the terms of a step are."""
+"""The terms of a step, for people."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +49,17 @@ class PlanWording:
     """Head of the column that tells rows apart."""
     step: str = "step"
     total: str = "hours"
-    """Head of the column of the whole run's length."""
+    """Head of the column with the length of the whole run."""
     durations: bool = False
-    """That column has its own units, as runs may be short."""
+    """That column has units of its own, as runs may be short."""
     batch: str = "this batch"
     times: Mapping[str, str] = field(default_factory=lambda: TIME_TERMS)
     several_layouts: bool = True
-    """There are layouts to choose from on a number of devices, so they are shown."""
+    """There are layouts to choose from on a number of devices."""
     to_fit: str = (
         "Take more devices or larger ones, a smaller train.global_batch, or leave more of `parallel` to the search."
     )
-    """What to do where nothing fits."""
+    """What to do if nothing fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +69,10 @@ class CostModel(ABC):
     name: str
     workload: str
     global_batch: int
-    """Samples that a step works on."""
+    """Samples of a step."""
     numbers: DtypeSizes
     steps: int | None
-    """Of the whole run; None where the number of samples is not known."""
+    """Of the whole run; None if the number of samples is not known."""
     samples: int | None = None
     unit: str = "samples"
     units_per_sample: float = 1.0
@@ -93,12 +86,12 @@ class CostModel(ABC):
 
     @property
     def trained_params(self) -> float:
-        """Those that are updated; others are frozen."""
+        """Parameters that are updated; the others are frozen."""
         return self.params
 
     @property
     def stored_params(self) -> float:
-        """By the bytes they take, in full ones: frozen ones may be kept in 16 bits."""
+        """Parameters by the bytes they take: frozen ones in 16 bits count half."""
         return self.params
 
     @property
@@ -108,67 +101,66 @@ class CostModel(ABC):
 
     @property
     def divides_samples_only(self) -> bool:
-        """Every rank needs a sample: there cannot be more ranks than samples in a step."""
+        """Every rank needs a sample, so there cannot be more ranks than samples in a step."""
         return True
 
     @abstractmethod
     def headline(self) -> str:
-        """What it is, in one line."""
+        """Describe the run in one line."""
 
     @abstractmethod
     def layout_name(self, price: PricedLayout) -> str:
-        """What tells a row of the plan from others, in few columns."""
+        """Name what tells a row of the plan from others, in few columns."""
 
-    def limits(self, spec: RunSpec) -> LayoutConstraints:
+    def constraints(self, spec: RunSpec) -> LayoutConstraints:
         return constraints_of(spec)
 
     @abstractmethod
     def layout(self, spec: RunSpec) -> Layout:
-        """The layout that a run file asks for."""
+        """Return the layout that a run file asks for."""
 
     @abstractmethod
     def families(
-        self, devices: int, cluster: Cluster, limits: LayoutConstraints
-    ) -> Iterator[LayoutFamily | RejectedFamily]:
-        """The families of layouts on that many devices, possible and not."""
+        self, devices: int, cluster: Cluster, constraints: LayoutConstraints
+    ) -> Iterator[Layout | RejectedFamily]:
+        """Yield one layout of each family on that many devices, and the families that are impossible."""
 
     @abstractmethod
-    def members(self, family: LayoutFamily, limits: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
-        """Layouts of a family in lists, each from the one that needs the most memory to the one that needs least."""
+    def members(self, family: Layout, constraints: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
+        """Yield the layouts of a family in lists, each from the one that needs the most memory to the least."""
 
-    def schedules(self, layout: Layout, limits: LayoutConstraints) -> Iterator[Layout]:
-        """Variants of a layout that take as much memory."""
+    def schedules(self, layout: Layout, constraints: LayoutConstraints) -> Iterator[Layout]:
+        """Yield variants of a layout that need as much memory."""
         yield layout
 
     @abstractmethod
     def memory(self, layout: Layout, where: PricedCluster) -> DeviceMemory:
-        """Of the fullest device."""
+        """Estimate the memory of the fullest device."""
 
     @abstractmethod
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout: ...
 
     def pauses_s(self, price: PricedLayout) -> dict[str, float]:
-        """Seconds of the whole run between its steps, by what is done in them."""
+        """Return the seconds of the whole run between its steps, by what is done in them."""
         return {}
 
     def describe_pauses(self, price: PricedLayout) -> str:
-        """The same, for people."""
         return ""
 
     @abstractmethod
     def overrides(self, layout: Layout) -> dict[str, Any]:
-        """The dotted values of the run file that lead to a layout."""
+        """Return the dotted values of the run file that lead to a layout."""
 
     @abstractmethod
     def advice(self, plan: Plan) -> Iterator[str]:
-        """What to do, where something fits."""
+        """Say what to do, given that something fits."""
 
     def engine_obstacle(self, engine: str) -> str:
-        """Why an engine that is not torch cannot do this kind of work; empty where it can."""
+        """Return why an engine other than torch cannot do this kind of work, or ""."""
         return ""
 
     def details(self) -> dict[str, Any]:
-        """What only some kinds of work have, for JSON."""
+        """Return what only some kinds of work have, for JSON."""
         return {"counts": None}
 
     def as_json(self) -> dict[str, Any]:
@@ -185,19 +177,27 @@ class CostModel(ABC):
 
 
 def build_cost_model(spec: RunSpec, samples: int | None = None, tokens: float | None = None) -> CostModel:
-    """The subject of a run file; `samples` and `tokens` (mean, per sample) replace what is read or assumed."""
-    for name, value in (("samples", samples), ("tokens", tokens)):
+    """Build the cost model of a run file; `samples` and `tokens` (mean, per sample) replace what is read or assumed."""
+    for option, value in (("--samples", samples), ("--tokens", tokens)):
         if value is not None and not 0 < value <= MOST:
             shown = f"{value:g}" if value < MOST else "so many"
-            raise UserError(f"--{name}: {shown} is not possible; give more than 0 and at most {MOST:,}")
+            raise UserError(
+                f"{option}: {shown} is not possible; give more than 0 and at most {MOST:,}",
+                code="invalid-value",
+                key=option,
+            )
     if spec.entry is RECORDED_ENTRY:
-        raise UserError(f"workload: {spec.workload} is of a run that is only looked at; its code is not executed")
+        raise UserError(
+            f"workload: {spec.workload} is of a run that is only looked at; its code is not executed",
+            code="not-trusted",
+            key="workload",
+        )
     found: CostModel = import_object(spec.entry.subject or TRACED_COST_MODEL)(spec, samples, tokens)
     return found
 
 
 def split_rows(rows: int, ranks: int) -> Layout:
-    """A rank has the next part of the rows, and passes over it whole."""
+    """Give each rank the next part of the rows, which it passes over whole."""
     return Layout("ddp" if ranks > 1 else "single", ranks, rows, -(-rows // ranks))
 
 
@@ -214,24 +214,24 @@ class PassCostModel(CostModel):
     model: ClassVar[str]
     """What is fitted, with its article."""
 
-    def limits(self, spec: RunSpec) -> LayoutConstraints:
+    def constraints(self, spec: RunSpec) -> LayoutConstraints:
         return LayoutConstraints()
 
     def layout(self, spec: RunSpec) -> Layout:
         return split_rows(self.global_batch, spec.parallel.ranks)
 
     def families(
-        self, devices: int, cluster: Cluster, limits: LayoutConstraints
-    ) -> Iterator[LayoutFamily | RejectedFamily]:
+        self, devices: int, cluster: Cluster, constraints: LayoutConstraints
+    ) -> Iterator[Layout | RejectedFamily]:
         if devices > self.global_batch:
-            facts = {"batch": self.global_batch}
-            yield RejectedFamily(devices, f"{devices} data-parallel ranks", RejectReason.NO_SAMPLE, facts)
+            name, facts = f"{devices} data-parallel ranks", {"batch": self.global_batch}
+            yield RejectedFamily(devices, name, RejectReason.NO_SAMPLE, facts)
         else:
-            yield LayoutFamily(split_rows(self.global_batch, devices))
+            yield split_rows(self.global_batch, devices)
 
-    def members(self, family: LayoutFamily, limits: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
+    def members(self, family: Layout, constraints: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
         if not offload:
-            yield [family.base]
+            yield [family]
 
     def overrides(self, layout: Layout) -> dict[str, Any]:
         return {"parallel.ranks": layout.ranks}

@@ -1,6 +1,7 @@
-"""Launch files for the chosen layout: torchrun, Slurm, Kubernetes, SkyPilot, Accelerate, DeepSpeed.
+"""Build launch files for the chosen layout: torchrun, Slurm, Kubernetes, SkyPilot, Accelerate, DeepSpeed.
 
-Every word of the user's is quoted.
+Every word of the user's is quoted. On Kubernetes a JobSet gives pods stable names and restarts all of them when one
+fails; SkyPilot starts machines again elsewhere when they are preempted. Either way the run resumes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,34 +18,37 @@ from typing import Any
 
 from paceline.config import COMMAND_LINE, DEFAULT, RunSpec
 from paceline.config.registry import is_script
-from paceline.errors import UserError
+from paceline.errors import UserError, join_names
 from paceline.hardware.catalogue import Cluster
 from paceline.io.format import duration
 from paceline.io.safe_open import read_text
-from paceline.layout import Layout, layout_of
+from paceline.layout import ZERO_STAGES, Layout, layout_of
 from paceline.planner.candidates import PROCESS_BYTES, family_name
-from paceline.planner.emit_cloud import POD_RUN_FILE as POD_FILE
-from paceline.planner.emit_cloud import PORT, PodSpec, SkyTask, build_manifest, build_sky_file
-from paceline.planner.emit_slurm import MIN_JOB_H, BatchJob, build_batch_script
-from paceline.planner.plan import Plan, PlanRow
-from paceline.planner.training_cost import ZERO_STAGES
+from paceline.planner.emit_slurm import MIN_JOB_H, BatchJob, build_batch_script, render_launch_template
+from paceline.planner.plan import Plan
+from paceline.planner.rows import PlanRow
 
 TIME_MARGIN = 1.3
 """Times the planned hours are asked of a scheduler."""
 RUNS = "runs"
 """Where run folders go, as under `train`."""
+POD_RUN_FILE = "/paceline/run.yaml"
+PORT = 29500
+SKYPILOT_MEMORY_NAMES = ("A100-80GB", "V100-32GB")
+"""SkyPilot names the memory of these devices, and not of smaller ones of the same model."""
 
 
 def build_launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[str] = ()) -> dict[str, str]:
-    """File name to content; `kind` is a method of `LaunchWriter`, `words` are the overrides that the plan was made
-    with."""
+    """Return file names with their content.
+
+    `kind` is a method of `LaunchWriter`; `words` are the overrides that the plan was made with.
+    """
     if plan.chosen is None:
-        raise UserError(f"there is nothing to launch: {' '.join(plan.advice)}")
+        raise UserError(f"there is nothing to launch: {' '.join(plan.advice)}", code="does-not-fit", key="--emit")
     overrides = plan.overrides()
     own = [word for word in words if word.partition("=")[0] not in overrides]
     chosen = [f"{key}={str(value).lower()}" for key, value in overrides.items()]
-    launch = LaunchWriter(plan, plan.chosen, run_file, (*own, *chosen))
-    files: dict[str, str] = getattr(launch, kind)()
+    files: dict[str, str] = getattr(LaunchWriter(plan, plan.chosen, run_file, (*own, *chosen)), kind)()
     return files
 
 
@@ -74,7 +79,7 @@ class LaunchWriter:
 
     @property
     def on_gpu(self) -> bool:
-        return not self.plan.site.whole.device.synchronous
+        return not self.plan.target.whole.device.synchronous
 
     def torchrun(self) -> dict[str, str]:
         return {f"{self.name}.sh": self._script(f"{self._torchrun()} -m paceline", self.command)}
@@ -94,34 +99,48 @@ class LaunchWriter:
         return {f"{self.name}.sbatch": build_batch_script(job)}
 
     def kubernetes(self) -> dict[str, str]:
-        price = self.row.price
-        host = price.host_node_bytes if self.on_gpu else self.cluster.per_node * price.memory.total_bytes * TIME_MARGIN
-        pods = PodSpec(
-            name=self.name,
+        price, nodes, per_node, name = self.row.price, self.cluster.nodes, self.cluster.per_node, to_dns_name(self.name)
+        requests: dict[str, Any] = {"nvidia.com/gpu": per_node} if self.on_gpu else {"cpu": str(per_node)}
+        if memory := price.host_node_bytes if self.on_gpu else per_node * price.memory.total_bytes * TIME_MARGIN:
+            requests["memory"] = f"{(memory + per_node * PROCESS_BYTES) / 2**20:.0f}Mi"
+        where = f"--standalone --nproc-per-node {per_node}"
+        if nodes > 1:
+            where = (
+                f"--nnodes {nodes} --nproc-per-node {per_node} --node-rank $JOB_COMPLETION_INDEX "
+                f"--master-addr {name}-node-0-0.{name} --master-port {PORT}"
+            )
+        words = shlex.join(["train", POD_RUN_FILE, *self.words, "--out", "/runs", "--resume-or-start"])
+        text = render_launch_template(
+            "kubernetes.yaml.j2",
+            name=name,
             note=self.note,
-            run_file=self._text(),
-            command=self.words,
-            nodes=self.cluster.nodes,
-            per_node=self.cluster.per_node,
-            gpus=self.cluster.per_node if self.on_gpu else 0,
-            memory_bytes=host and host + self.cluster.per_node * PROCESS_BYTES,
-            reads=self._reads(posixpath.dirname(POD_FILE)),
+            run_file=self._read_run_file(),
+            reads=self._name_inputs(posixpath.dirname(POD_RUN_FILE)),
+            nodes=nodes,
+            command=f"exec torchrun {where} -m paceline {words}",
+            requests=requests,
+            limits={key: value for key, value in requests.items() if key != "cpu"},
         )
-        return {f"{self.name}.yaml": build_manifest(pods)}
+        return {f"{self.name}.yaml": text}
 
     def skypilot(self) -> dict[str, str]:
-        self._text()
-        task = SkyTask(
-            name=self.name,
+        device = {"cpus": "8+"}
+        if self.on_gpu:
+            model = to_skypilot_name(self.plan.target.whole.device.name)
+            device = {"accelerators": f"{model}:{self.cluster.per_node}"}
+        text = render_launch_template(
+            "skypilot.yaml.j2",
+            name=to_dns_name(self.name),
             note=self.note,
             run_file=str(self.run_file),
-            command=self.words,
+            reads=self._name_inputs("~"),
             nodes=self.cluster.nodes,
             per_node=self.cluster.per_node,
-            device=self.plan.site.whole.device.name if self.on_gpu else "",
-            reads=self._reads("~"),
+            device=device,
+            command=shlex.join([*self.words, "--out", "/paceline-runs", "--resume-or-start"]),
+            port=PORT,
         )
-        return {f"{self.name}_sky.yaml": build_sky_file(task)}
+        return {f"{self.name}_sky.yaml": text}
 
     def accelerate(self) -> dict[str, str]:
         """What `accelerate launch` starts and Paceline drives through Accelerate: data parallelism, sharded or not."""
@@ -129,29 +148,27 @@ class LaunchWriter:
 
         from paceline.trainer.engines.accelerate_config import build_accelerate_config, check_accelerate
 
-        spec = self._under("accelerate")
-        check_accelerate(spec, layout_of(spec), {})
-        values = {
-            **build_accelerate_config(spec, layout_of(spec), spec.parallel.device),
-            "num_machines": self.cluster.nodes,
-        }
+        spec = self._spec_for_engine("accelerate")
+        layout = layout_of(spec)
+        check_accelerate(spec, layout, {})
+        values = build_accelerate_config(spec, layout, spec.parallel.device) | {"num_machines": self.cluster.nodes}
         name = f"{self.name}_accelerate.yaml"
         launcher, head = f"accelerate launch --config_file {name}", ""
         if self.cluster.nodes > 1:
-            values.pop("machine_rank", None)  # each node is told its own
+            values.pop("machine_rank", None)  # each node gives its own
             head = 'NODE="${NODE:?the number of this node, from 0}"\n'
             launcher += f' \\\n  --machine_rank "$NODE" --main_process_ip "$HEAD" --main_process_port {PORT}'
-        if not self.on_gpu:  # accelerate launch starts one process on CPUs, whatever it is asked for
+        if not self.on_gpu:  # on CPUs, accelerate launch always starts one process
             launcher = self._torchrun()
-        script = self._script(f"{launcher} \\\n  -m paceline", self._with_engine("accelerate", name), head)
+        script = self._script(f"{launcher} \\\n  -m paceline", self._command_for_engine("accelerate", name), head)
         return {name: yaml.safe_dump(values, sort_keys=False), f"{self.name}.sh": script}
 
     def deepspeed(self) -> dict[str, str]:
         from paceline.trainer.engines.deepspeed_config import check_deepspeed
 
-        spec = self._under("deepspeed")
+        spec = self._spec_for_engine("deepspeed")
         check_deepspeed(spec, layout_of(spec))
-        stage = ZERO_STAGES.get(self.layout.strategy, 0)
+        stage = ZERO_STAGES[self.layout.strategy]
         zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
         if self.layout.offload:
             parts = ("offload_optimizer", "offload_param") if stage == 3 else ("offload_optimizer",)
@@ -164,33 +181,32 @@ class LaunchWriter:
             "zero_optimization": zero,
         }
         name = f"{self.name}_deepspeed.json"
-        script = self._script(f"{self._torchrun()} -m paceline", self._with_engine("deepspeed", name))
+        script = self._script(f"{self._torchrun()} -m paceline", self._command_for_engine("deepspeed", name))
         return {name: json.dumps(values, indent=2) + "\n", f"{self.name}.sh": script}
 
     @property
     def note(self) -> str:
         hours = "" if self.row.hours is None else f", {duration(self.row.hours * 3600)} planned"
-        devices = f"{self.row.devices} × {self.plan.site.whole.device.name}"
+        devices = f"{self.row.devices} × {self.plan.target.whole.device.name}"
         return f"{self.name}: {family_name(self.layout)} on {devices}{hours}"
 
-    def _text(self) -> str:
-        """The run file, for machines that do not have it. What it names must be there in the same places."""
+    def _read_run_file(self) -> str:
+        """Read the run file, for machines that do not have it. What it names must be there in the same places."""
         if is_script(str(self.run_file)):
-            raise UserError(f"{self.run_file} is a script, which must be in the image; write a run file that names it")
+            message = f"{self.run_file} is a script, which must be in the image; write a run file that names it"
+            raise UserError(message, code="not-supported", key="--emit")
         return read_text(self.run_file)
 
-    def _reads(self, folder: str) -> tuple[str, ...]:
-        """Code and data of the user's that the run file names, as a machine sees them that has the file in `folder`."""
-        spec, here, text = self.plan.spec, self.run_file.resolve().parent, self._text()
+    def _name_inputs(self, folder: str) -> str:
+        """Name the user's code and data in the run file, as seen by a machine that has the file in `folder`."""
+        spec, here, text = self.plan.spec, self.run_file.resolve().parent, self._read_run_file()
         parts = {"model": spec.model, "data": spec.data}
         keys = [(f"{name}.{key}", getattr(part, key)) for name, part in parts.items() for key in part.paths()]
-        own = spec.workload.rpartition(":")[0]
-        named = [
-            str(path) for key, path in keys if path is not None and spec.origin(key) not in (DEFAULT, COMMAND_LINE)
-        ]
-        found = [*([own] if own.endswith(".py") else []), *named]
-        seen = (path if path in text else posixpath.join(folder, os.path.relpath(path, here)) for path in found)
-        return tuple(posixpath.normpath(path) if path.startswith("/") else path for path in seen)
+        code = spec.workload.rpartition(":")[0]
+        paths = [code] if code.endswith(".py") else []
+        paths += [str(path) for key, path in keys if path and spec.origin(key) not in (DEFAULT, COMMAND_LINE)]
+        seen = (path if path in text else posixpath.join(folder, os.path.relpath(path, here)) for path in paths)
+        return join_names([repr(posixpath.normpath(path) if path.startswith("/") else path) for path in seen])
 
     def _script(self, launcher: str, command: Sequence[str], head: str = "") -> str:
         if self.cluster.nodes > 1:
@@ -207,18 +223,30 @@ class LaunchWriter:
             f'--rdzv-id {self.name} \\\n  --rdzv-endpoint "$HEAD:{PORT}"'
         )
 
-    def _with_engine(self, engine: str, config: str) -> tuple[str, ...]:
+    def _command_for_engine(self, engine: str, config: str) -> tuple[str, ...]:
         return (*self.command, f"parallel.engine={engine}", f"parallel.engine_config={config}")
 
-    def _under(self, engine: str) -> RunSpec:
-        """The run in the chosen layout under an engine, on the planned devices, which need not be here.
-
-        What the engine cannot do is said now.
-        """
-        why = self.plan.subject.engine_obstacle(engine)
-        if not why and self.layout.tensor * self.layout.pipeline > 1:
-            why = f"the chosen layout is {family_name(self.layout)}, which {engine} does not spread"
-        if why:
-            raise UserError(f"{why}; use  --emit torchrun  or  slurm")
+    def _spec_for_engine(self, engine: str) -> RunSpec:
+        """Return the run in the chosen layout under an engine, on the planned devices, which need not exist here."""
+        obstacle = self.plan.cost_model.engine_obstacle(engine)
+        if not obstacle and self.layout.tensor * self.layout.pipeline > 1:
+            obstacle = f"the chosen layout is {family_name(self.layout)}, which {engine} does not support"
+        if obstacle:
+            raise UserError(f"{obstacle}; use  --emit torchrun  or  slurm", code="not-supported", key="--emit")
         device = "cuda" if self.on_gpu else "cpu"
         return self.plan.spec.replace({**self.plan.overrides(), "parallel.engine": engine, "parallel.device": device})
+
+
+def to_dns_name(name: str) -> str:
+    """Convert a name for Kubernetes: lower-case letters, digits and dashes, with room for its suffixes."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
+    return plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
+
+
+def to_skypilot_name(device: str) -> str:
+    """Convert the name of a device of the catalogue: A100-SXM4-80GB to A100-80GB, RTX-3090 to RTX3090."""
+    words = [word for word in device.split("-") if not re.fullmatch(r"(SXM\d?|PCIe|NVL)", word, re.IGNORECASE)]
+    if words[0] == "RTX":
+        return "".join(words[:2])
+    whole = "-".join(words[:2])
+    return whole if whole in SKYPILOT_MEMORY_NAMES else words[0]

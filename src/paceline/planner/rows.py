@@ -1,4 +1,4 @@
-"""One row of a plan for each number of devices, what the person who asks wants of it, and which row that is."""
+"""The rows of a plan, one for each number of devices: what they cost, what they must meet, and which is best."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from paceline.errors import UserError
 from paceline.io.arguments import check_price
 from paceline.io.format import percent
 from paceline.planner.candidates import PricedLayout
-from paceline.planner.cost_model import CostModel
 from paceline.planner.search import SearchResult
 
 EQUALLY_FAST = 1.05
@@ -20,30 +19,70 @@ EQUALLY_FAST = 1.05
 
 
 @dataclass(frozen=True)
+class HourlyRates:
+    """USD per device and hour; None where not known."""
+
+    usd: float | None = None
+    spot_usd: float | None = None
+    """Of spot devices, which can be preempted."""
+    take_spot: bool = False
+    """Count with the spot price."""
+
+    def resolve(self, defaults: HourlyRates) -> HourlyRates:
+        """Check these rates and fill in the default ones; the default spot price only beside the default price."""
+        for option, value in (("--price", self.usd), ("--spot-price", self.spot_usd)):
+            check_price(value, option)
+        rates = self
+        if self.usd is None:
+            rates = replace(self, usd=defaults.usd, spot_usd=self.spot_usd or defaults.spot_usd)
+        if not self.take_spot:
+            return rates
+        if rates.spot_usd is None:
+            raise UserError(
+                "--spot: the spot price of these devices is not known; give it with  --spot-price USD",
+                code="missing-value",
+                key="--spot-price",
+            )
+        return replace(rates, usd=rates.spot_usd, spot_usd=None)
+
+
+@dataclass(frozen=True)
 class PlanRow:
     """One number of devices under its best layout."""
 
-    devices: int
     found: SearchResult
     price: PricedLayout
-    speedup: float
-    """Samples per second over those of the base."""
-    base_devices: int
-    """Of what speed-ups are counted from."""
-    hours: float | None
-    cost_usd: float | None
-    energy_kwh: float | None
-    spot_usd: float | None = None
-    """The same hours at the price of devices that may be taken away."""
+    """The layout that was chosen."""
+    base: PricedLayout
+    """Which speed-ups are counted from."""
+    rates: HourlyRates
+    steps: int | None
+    """Of the whole run; None if not known."""
     pauses_s: Mapping[str, float] = field(default_factory=dict)
-    """Of the whole run, between its steps; `hours` has them in it."""
+    """Of the whole run, between its steps."""
     one_machine: bool = False
     """The devices are ranks that share one machine, which is paid for once."""
 
     @property
+    def devices(self) -> int:
+        return self.found.devices
+
+    @property
+    def speedup(self) -> float:
+        """Samples per second over those of the base."""
+        return self.base.step_s / self.price.step_s
+
+    @property
     def efficiency(self) -> float:
-        """Speed-up over that of as many devices that lose nothing."""
-        return self.speedup * self.base_devices / self.devices
+        """Speed-up over that of as many devices without any loss."""
+        return self.speedup * self.base.devices / self.devices
+
+    @functools.cached_property
+    def hours(self) -> float | None:
+        """Of the whole run, with its start and its pauses."""
+        if self.steps is None:
+            return None
+        return (self.price.start_s + self.steps * self.price.step_s + sum(self.pauses_s.values())) / 3600
 
     @property
     def device_hours(self) -> float | None:
@@ -54,8 +93,25 @@ class PlanRow:
         return 1 if self.one_machine else self.devices
 
     @property
+    def cost_usd(self) -> float | None:
+        return self._cost(self.rates.usd)
+
+    @property
+    def spot_usd(self) -> float | None:
+        """The cost of the same hours on spot devices."""
+        return self._cost(self.rates.spot_usd)
+
+    def _cost(self, usd: float | None) -> float | None:
+        return None if self.device_hours is None or usd is None else self.device_hours * usd
+
+    @property
+    def energy_kwh(self) -> float | None:
+        watts = self.price.where.cluster.device.watts * self.devices
+        return None if self.hours is None else self.hours * watts / 1e3
+
+    @property
     def run_s(self) -> float:
-        """Of the whole run or, where its length is not known, of a step: what rows are compared by."""
+        """What rows are compared by: the time of the whole run or, if its length is not known, of a step."""
         return self.price.step_s if self.hours is None else 3600 * self.hours
 
     def as_json(self) -> dict[str, Any]:
@@ -64,57 +120,15 @@ class PlanRow:
             **{name: getattr(self, name) for name in names},
             **self.price.as_json(),
             "pauses_s": dict(self.pauses_s),
-            "usual_tree": self.found.usual.words() if self.found.usual else "",
+            "usual_tree": self.found.verdict.describe() if self.found.verdict else "",
             "candidates": [p.as_json() for p in self.found.prices],
-            "refused": [r.as_json() for r in self.found.refused],
+            "refused": [r.as_json() for r in self.found.rejected],
         }
 
 
 @dataclass(frozen=True)
-class HourlyRates:
-    """USD per device and hour; None where nobody said."""
-
-    usd: float | None = None
-    spot_usd: float | None = None
-    """Of devices that may be taken away."""
-    take_spot: bool = False
-    """Count with that one."""
-
-    def checked(self) -> HourlyRates:
-        for option, value in (("--price", self.usd), ("--spot-price", self.spot_usd)):
-            check_price(value, option)
-        return self
-
-    def over(self, usual: HourlyRates) -> HourlyRates:
-        """What is said, else the usual ones; beside a price of one's own, other people's spot price means nothing."""
-        said = self if self.usd is not None else replace(self, usd=usual.usd, spot_usd=self.spot_usd or usual.spot_usd)
-        if not self.take_spot:
-            return said
-        if said.spot_usd is None:
-            raise UserError("--spot: nobody said what such devices cost as spot; say it with  --spot-price USD")
-        return replace(said, usd=said.spot_usd, spot_usd=None)
-
-
-def build_plan_row(
-    found: SearchResult, base: PricedLayout, subject: CostModel, rates: HourlyRates, one_machine: bool
-) -> PlanRow:
-    assert found.chosen is not None
-    chosen, n = found.chosen, found.devices
-    pauses_s = subject.pauses_s(chosen)
-    hours = None
-    if subject.steps is not None:
-        hours = (chosen.start_s + subject.steps * chosen.step_s + sum(pauses_s.values())) / 3600
-    kwh = None if hours is None else hours * (chosen.where.cluster.device.watts * n) / 1e3
-    speedup = base.step_s / chosen.step_s
-    row = PlanRow(n, found, chosen, speedup, base.devices, hours, None, kwh, None, pauses_s, one_machine)
-    paid_h = row.device_hours
-    usd, spot = (None if paid_h is None or rate is None else paid_h * rate for rate in (rates.usd, rates.spot_usd))
-    return replace(row, cost_usd=usd, spot_usd=spot)
-
-
-@dataclass(frozen=True)
 class Requirements:
-    """What a row must keep to; None leaves it open."""
+    """What a row must meet; None leaves it open."""
 
     deadline_h: float | None = None
     budget_usd: float | None = None
@@ -128,20 +142,21 @@ class Requirements:
         ):
             if value is not None and not 0 < value <= most:
                 upto = f" and at most {most:g}" if most < math.inf else ""
-                raise UserError(f"{option}: {value:g} is not possible; give more than 0{upto}")
+                message = f"{option}: {value:g} is not possible; give more than 0{upto}"
+                raise UserError(message, code="invalid-value", key=option)
 
-    def check_answerable(self, hours: bool, priced: bool) -> None:
-        """A wish about what is not known is refused: nothing could be said of it."""
-        if self.deadline_h is not None and not hours:
-            raise UserError(
-                "--deadline: how long the run is, is not known; say it with  train.steps=N  or  --samples N"
-            )
-        if self.budget_usd is not None and not (hours and priced):
-            missing = "--price USD" if hours else "train.steps=N  or  --samples N"
-            raise UserError(f"--budget: what the run costs is not known; say  {missing}")
+    def check_answerable(self, has_hours: bool, has_price: bool) -> None:
+        """Raise UserError for a requirement on hours or costs that are not known."""
+        length = "train.steps=N  or  --samples N"
+        if self.deadline_h is not None and not has_hours:
+            message = f"--deadline: the length of the run is not known; give  {length}"
+            raise UserError(message, code="missing-value", key="--deadline")
+        if self.budget_usd is not None and not (has_hours and has_price):
+            message = f"--budget: the cost of the run is not known; give  {'--price USD' if has_hours else length}"
+            raise UserError(message, code="missing-value", key="--budget")
 
     def violation_of(self, row: PlanRow) -> str:
-        """What a row does not keep to, in few words; empty where it keeps to everything."""
+        """Return what a row does not meet, in few words, or ""."""
         if self.deadline_h is not None and row.hours is not None and row.hours > self.deadline_h:
             return "too late"
         if self.budget_usd is not None and row.cost_usd is not None and row.cost_usd > self.budget_usd:
@@ -157,41 +172,40 @@ class RowRanking:
 
     rows: tuple[PlanRow, ...]
     """Fewest devices first."""
-    wishes: Requirements = field(default_factory=Requirements)
+    requirements: Requirements = field(default_factory=Requirements)
 
     @property
     def one_machine(self) -> bool:
         return any(row.one_machine for row in self.rows)
 
     def paid_s(self, row: PlanRow) -> float:
-        """What money is proportional to."""
+        """Device-seconds, which the cost is proportional to."""
         return row.paid_devices * row.run_s
 
     @functools.cached_property
-    def kept(self) -> tuple[PlanRow, ...]:
-        """Rows that keep to all wishes."""
-        return tuple(row for row in self.rows if not self.wishes.violation_of(row))
+    def accepted(self) -> tuple[PlanRow, ...]:
+        """Rows that meet all requirements."""
+        return tuple(row for row in self.rows if not self.requirements.violation_of(row))
 
     @property
     def chosen(self) -> PlanRow | None:
-        """With a deadline the cheapest that meets it, else the fastest; of rows as fast, the one with fewest devices.
+        """With a deadline the cheapest row that meets it, else the fastest; of equally fast ones, the smallest.
 
-        Where none keeps to the wishes, the one that comes nearest to the first of them.
+        If none meets the requirements, the row that comes nearest to the first of them.
         """
-        wishes = self.wishes
+        asked = self.requirements
         if not self.rows:
             return None
-        if not self.kept and wishes.deadline_h is None:
-            return self.cheapest if wishes.budget_usd is not None else self.most_efficient
-        if self.kept and wishes.deadline_h is not None:
-            return self._least(self.paid_s, self.kept)
-        pool = self.kept or self.rows
+        if not self.accepted and asked.deadline_h is None:
+            return self.cheapest if asked.budget_usd is not None else self.most_efficient
+        if self.accepted and asked.deadline_h is not None:
+            return self._least(self.paid_s, self.accepted)
+        pool = self.accepted or self.rows
         best = min(row.run_s for row in pool)
         return next(row for row in pool if row.run_s <= best * EQUALLY_FAST)
 
     @property
     def cheapest(self) -> PlanRow | None:
-        """The fewest device-hours, and so the least money."""
         return self._least(self.paid_s)
 
     @property
@@ -215,20 +229,20 @@ class RowRanking:
         assert self.cheapest is not None
         return self.paid_s(row) / self.paid_s(self.cheapest)
 
-    def gains_nothing(self, row: PlanRow) -> bool:
-        """Another row is at least as fast and costs less."""
+    def is_dominated(self, row: PlanRow) -> bool:
+        """Whether another row is at least as fast and costs less."""
         return any(other.run_s <= row.run_s and self.paid_s(other) < self.paid_s(row) for other in self.rows)
 
     def verdict(self, row: PlanRow) -> str:
-        """A few words on a row, beside the others; one alone needs none."""
-        if (missed := self.wishes.violation_of(row)) or len(self.rows) == 1:
-            return missed
+        """Compare a row with the others in a few words; a single row needs none."""
+        if (violation := self.requirements.violation_of(row)) or len(self.rows) == 1:
+            return violation
         best = {"fastest": self.fastest}
         if not self.one_machine:
             best |= {"cheapest": self.cheapest, "knee": self.knee}
         if names := [name for name, of in best.items() if of is row]:
             return ", ".join(names[:2])  # what is fastest and cheapest is the knee too
-        if self.gains_nothing(row):
+        if self.is_dominated(row):
             return "slower" if self.one_machine else "gains nothing"
         assert self.knee is not None
         return "past the knee" if row.devices > self.knee.devices else "pays"

@@ -1,7 +1,7 @@
-"""Where a run would go: a cluster at any number of its devices, and the physics that hold there.
+"""The cluster that a plan is for, at any number of its devices, with the physics that hold there.
 
 Devices of a catalogue are whole and equal. The ranks of one CPU machine are not: they share its cores, its memory and
-its bandwidth, so each added rank makes the others slower. A calibration says by how much.
+its bandwidth, so each added rank makes the others slower. A calibration measures by how much.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOMINAL_CORES = 8
 
 @dataclass(frozen=True)
 class PricedCluster:
-    """A cluster with as many devices as a layout has ranks."""
+    """A cluster with as many devices as a layout has ranks, and its physics."""
 
     cluster: Cluster
     physics: Physics
@@ -37,6 +37,8 @@ class PricedCluster:
 
 @dataclass(frozen=True)
 class TargetCluster:
+    """What `cluster` in a run file or `--cluster` names."""
+
     name: str
     """As the user wrote it."""
     whole: Cluster
@@ -69,36 +71,40 @@ class TargetCluster:
         }
 
     def at(self, devices: int) -> PricedCluster:
-        """The site with that many devices; a number that is not possible is said."""
-        if devices < 1:
-            raise UserError(f"{devices} devices cannot train; give 1 or more")
-        if devices > self.devices and not self.shared:
-            raise UserError(f"{self.name} has {self.devices} devices, and {devices} are asked for")
+        """Return that many of the devices."""
+        if devices < 1 or (devices > self.devices and not self.shared):
+            message = f"{self.name} has {self.devices} devices, and {devices} are asked for"
+            raise UserError(message, code="invalid-value", key="--devices")
         if self.calibration is not None and self.shared:
             return PricedCluster(*self.calibration.at(devices, self.whole))
         if self.calibration is not None and self.calibration.gpu is not None:
-            return PricedCluster(*self.calibration.gpu.applied(self.whole.resized(devices)))
+            return PricedCluster(*self.calibration.gpu.apply(self.whole.resized(devices)))
         physics = CPU_PHYSICS if self.whole.device.synchronous else Physics()
         if not self.shared:
             return PricedCluster(self.whole.resized(devices), physics)
-        kind = self.whole.device
-        part = replace(kind.slower(devices), memory_bytes=kind.memory_bytes / devices, watts=kind.watts / devices)
+        device = self.whole.device
+        part = replace(device.slower(devices), memory_bytes=device.memory_bytes / devices, watts=device.watts / devices)
         return PricedCluster(replace(self.whole, device=part, nodes=1, per_node=devices), physics)
 
 
 def resolve_target(text: str, calibration: str | Path | None = None) -> TargetCluster:
-    """The site that `cluster` in a run file or `--cluster` names: local, a short form, or a file."""
+    """Resolve `local`, a short form such as `2x8xH100`, or a cluster file."""
     if text == LOCAL:
         return _resolve_local(calibration)
-    where = parse_cluster(text)
-    if calibration is not None and where.device.name != LOCAL:
-        raise UserError(f"--calibration is of the machine it was made on, and {text} is another; leave one of them out")
-    if where.device.name == LOCAL:
-        found = _read_calibration_if_any(calibration)
-        if found is None or not found.measured:
-            raise UserError("there is no calibration of this machine yet; make one with  paceline calibrate")
-        return TargetCluster(text, where, shared=True, calibration=found)
-    return TargetCluster(text, where)
+    cluster = parse_cluster(text)
+    if cluster.device.name != LOCAL:
+        if calibration is not None:
+            raise UserError(
+                f"--calibration is of the machine it was made on, and {text} is another; leave one of them out",
+                code="conflict",
+                key="--calibration",
+            )
+        return TargetCluster(text, cluster)
+    found = _read_calibration_if_any(calibration)
+    if found is None or not found.measured:
+        message = "there is no calibration of this machine yet; make one with  paceline calibrate"
+        raise UserError(message, code="not-found", key="--calibration")
+    return TargetCluster(text, cluster, shared=True, calibration=found)
 
 
 def _read_calibration_if_any(file: str | Path | None) -> Calibration | None:
@@ -107,23 +113,20 @@ def _read_calibration_if_any(file: str | Path | None) -> Calibration | None:
 
 
 def _resolve_local(file: str | Path | None) -> TargetCluster:
-    """This machine: its CUDA devices where it has any, else its cores, as calibrated or by rule of thumb."""
+    """Take this machine's CUDA devices if it has any, else its cores, as calibrated or by rule of thumb."""
     gpus, found = list_gpu_names(), _read_calibration_if_any(file)
     gpu = found.gpu if found is not None else None
     notes = []
     if found is not None and gpu is not None:
         if _is_same_device(gpu.name, gpus[0]) if gpus else file is not None:
-            name, count = find_catalogue_device(gpu).name, max(1, len(gpus))
-            return TargetCluster(f"local ({count}x{name})", _local_gpu_cluster(count, name), calibration=found)
+            return _local_gpus(max(1, len(gpus)), find_catalogue_device(gpu).name, found)
         unseen = "no GPU can be seen here; --calibration with that file plans it"
         here = f"this machine has {gpus[0]}" if gpus else unseen
         notes.append(f"calibration of {gpu.name} not used ({found.file}): {here}")
     if gpus and (file is None or gpu is not None):
-        kind = match_driver_name(gpus[0])
-        if kind is not None:
-            return TargetCluster(
-                f"local ({len(gpus)}x{kind.name})", _local_gpu_cluster(len(gpus), kind.name), note="; ".join(notes)
-            )
+        known = match_driver_name(gpus[0])
+        if known is not None:
+            return _local_gpus(len(gpus), known.name, note="; ".join(notes))
         notes.append(f"{gpus[0]} is not in the catalogue, so this plans the cores")
     note = "; ".join(notes)
     if found is not None and found.measured:
@@ -132,16 +135,16 @@ def _resolve_local(file: str | Path | None) -> TargetCluster:
     nominal = find_device("CPU")
     rates = {name: rate * cores / NOMINAL_CORES for name, rate in nominal.flops_s.items()}
     memory, watts = _host_memory_bytes() or nominal.memory_bytes, nominal.watts * cores / NOMINAL_CORES
-    kind = replace(nominal, name=f"{cores} CPU cores", memory_bytes=memory, flops_s=rates, watts=watts)
+    device = replace(nominal, name=f"{cores} CPU cores", memory_bytes=memory, flops_s=rates, watts=watts)
     ranks = max(1, min(cores, MAX_LOCAL_RANKS))
-    return TargetCluster(
-        LOCAL, Cluster(kind, 1, ranks, kind.link_bytes_s, kind.node_bits_s / 8), shared=True, note=note
-    )
+    machine = Cluster(device, 1, ranks, device.link_bytes_s, device.node_bits_s / 8)
+    return TargetCluster(LOCAL, machine, shared=True, note=note)
 
 
-def _local_gpu_cluster(count: int, name: str) -> Cluster:
+def _local_gpus(count: int, name: str, calibration: Calibration | None = None, note: str = "") -> TargetCluster:
     """Devices of the catalogue in this machine, whose host memory is known."""
-    return replace(parse_cluster(f"1x{count}x{name}"), host_bytes=_host_memory_bytes() or None)
+    machine = replace(parse_cluster(f"1x{count}x{name}"), host_bytes=_host_memory_bytes() or None)
+    return TargetCluster(f"local ({count}x{name})", machine, calibration=calibration, note=note)
 
 
 def _host_memory_bytes() -> float:

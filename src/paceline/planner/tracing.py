@@ -165,7 +165,7 @@ def build_traced_cost_model(
         sample_bytes=float(sample_bytes) * outline.times,
         held_out=outline.held_out,
         evaluation_chunk=workload.evaluation_chunk,
-        divisible=SplitOptions(recomputes=bool(layers), weights=not of_keras),
+        splits=SplitOptions(recomputes=bool(layers), weights=not of_keras),
         lengths=LengthStats(float(costs.max()) / mean, float(costs.std()) / mean) if mean else LengthStats(),
         assumptions=(
             f"shape measured {how}, {total:,} parameters",
@@ -177,14 +177,16 @@ def build_traced_cost_model(
 
 def _read_outline(workload: Workload) -> Outline | None:
     """What a workload says of its data, with the samples in the one form."""
-    found, said = workload.outline(), "workload: outline()"
+    found, what = workload.outline(), "workload: outline()"
     if found is None:
         return None
     if not isinstance(found, Outline):
-        raise UserError(f"{said} returned {type(found).__name__}; it must return paceline.Outline(samples, held_out)")
-    samples = as_samples(found.samples, workload.collate, said)
+        message = f"{what} returned {type(found).__name__}; it must return paceline.Outline(samples, held_out)"
+        raise UserError(message, code="invalid-workload", key="workload")
+    samples = as_samples(found.samples, workload.collate, what)
     if not len(samples):
-        raise UserError(f"{said} returned no samples; there must be one to train on")
+        message = f"{what} returned no samples; there must be one to train on"
+        raise UserError(message, code="invalid-workload", key="workload")
     return replace(found, samples=samples)
 
 
@@ -212,8 +214,10 @@ def _trace_model(
             continue
         except Exception as error:
             failures[how] = describe_error(error)
-    said = "; ".join(f"{how}: {why}" for how, why in failures.items())
-    raise UserError(f"workload: the model of {spec.workload} cannot be tried out, {said}") from None
+    causes = "; ".join(f"{how}: {cause}" for how, cause in failures.items())
+    raise UserError(
+        f"workload: the model of {spec.workload} cannot be traced, {causes}", code="user-code-failed", key="workload"
+    ) from None
 
 
 def _list_trace_modes(workload: Workload, batches: Sequence[Any]) -> Iterator[tuple[str, TraceMode]]:

@@ -1,4 +1,4 @@
-"""A training by gradient descent, priced by the blocks of its model: how a step is placed, its time and its memory."""
+"""The cost model of a training by gradient descent: its step is placed on devices and priced by blocks of the model."""
 
 from __future__ import annotations
 
@@ -13,53 +13,49 @@ from paceline.config.registry import StepWork, Traits
 from paceline.execution import CPU, CUDA, decide_execution, estimate_compiling
 from paceline.hardware.catalogue import Cluster, Device
 from paceline.io.format import format_quantity, number, percent, size
-from paceline.layout import Layout, layout_of
+from paceline.layout import ZERO_STAGES, Layout, layout_of
 from paceline.planner.advice import advise_training
-from paceline.planner.candidates import (
-    LayoutConstraints,
-    LayoutFamily,
-    PricedLayout,
-    RejectedFamily,
-    RejectReason,
-    family_name,
-)
+from paceline.planner.candidates import PricedLayout, RejectedFamily, RejectReason, family_name
 from paceline.planner.cost_model import CostModel
 from paceline.planner.formulas.memory import TrainingMemory, estimate_memory
-from paceline.planner.formulas.physics import Physics
 from paceline.planner.formulas.placement import DTYPE_SIZES, DtypeSizes, Placement, Reduction, Runtime
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, find_repeated_block
 from paceline.planner.formulas.step_time import price_step
-from paceline.planner.layout_space import LayoutSpace, SplitOptions, enumerate_layouts, layout_overrides
+from paceline.planner.layout_space import (
+    LayoutConstraints,
+    LayoutSpace,
+    SplitOptions,
+    enumerate_layouts,
+    layout_overrides,
+)
 from paceline.planner.target import PricedCluster
 from paceline.runlog.progress import PauseSchedule
 
 if TYPE_CHECKING:
     from paceline.planner.plan import Plan
 
-ZERO_STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 3, "hsdp": 3}
-"""States that a strategy divides, as ZeRO counts them."""
 MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1}
 """Optimiser states per parameter."""
 DTYPE_NAMES = {"fp32": "fp32", "tf32": "tf32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
 WORKSPACE_BYTES, THREADS = float(32 << 20), 2
-"""Of the library of products, for each thread that uses it: one goes forward, one backward."""
-UNKNOWN_SAMPLES = "the number of samples is not known, so no hours; say it with  --samples N"
+"""Of cuBLAS, for each thread that uses it: one runs the forward pass, one the backward pass."""
+UNKNOWN_SAMPLES = "the number of samples is not known, so no hours; give it with  --samples N"
 LAYER_BY_LAYER = "what is gathered is priced layer by layer, as with parallel.wrap=layers"
 OPERATIONS_PER_LENGTH = 2
-"""For each distinct length in a batch, where attention goes length by length."""
+"""For each distinct length in a batch, where attention runs length by length."""
 SPREAD_SIGMAS = 3.0
-"""How far the fullest batch of a run is above the mean one."""
+"""Standard deviations between the fullest batch of a run and the mean one."""
 
 
 def dtype_sizes_of(train: Train) -> DtypeSizes:
-    """Types as the loop uses them: weights in fp32 (fp64), cast for the products; shards travel as they are kept."""
-    kind = DTYPE_SIZES[DTYPE_NAMES[train.precision]]
+    """Types as the training loop uses them: weights in fp32 (fp64), cast for products; shards are sent as stored."""
+    sizes = DTYPE_SIZES[DTYPE_NAMES[train.precision]]
     moments, averages = moments_of(train)
-    return replace(kind, state_bytes=(moments + averages) * kind.weight_bytes, gathered_bytes=kind.weight_bytes)
+    return replace(sizes, state_bytes=(moments + averages) * sizes.weight_bytes, gathered_bytes=sizes.weight_bytes)
 
 
 def moments_of(train: Train) -> tuple[int, int]:
-    """Numbers per parameter that the optimiser keeps, and averages of the weights beside them."""
+    """Values per parameter that the optimiser keeps, and averages of the weights beside them."""
     moments = 0 if train.optimizer == "sgd" and not train.momentum else MOMENTS[train.optimizer]
     return moments, 1 if train.ema else 0
 
@@ -77,12 +73,12 @@ class LengthStats:
     longest_ratio: float = 1.0
     """Longest sample over the mean one."""
     varies: float = 0.0
-    """Standard deviation over the mean; 0 where unknown or constant."""
+    """Standard deviation over the mean; 0 if unknown or constant."""
     distinct: float = 1.0
-    """Different ones in a very large batch, where attention goes length by length in fp32; 1 where it does not."""
+    """Distinct lengths in a very large batch, where attention runs length by length in fp32; else 1."""
 
     def fullest_batch_ratio(self, micro_batch: float) -> float:
-        """The largest of all batches over the mean one: samples differ in length, and batches less than samples."""
+        """The largest of all batches over the mean one; batches differ less than samples do."""
         if not self.varies:
             return self.longest_ratio
         return min(self.longest_ratio, 1 + SPREAD_SIGMAS * self.varies / math.sqrt(max(1.0, micro_batch)))
@@ -97,22 +93,22 @@ class TrainingCostModel(CostModel):
     train: Train
     traits: Traits = field(default_factory=Traits)
     reduction: Reduction = field(default_factory=Reduction)
-    divisible: SplitOptions = field(default_factory=SplitOptions)
+    splits: SplitOptions = field(default_factory=SplitOptions)
     lengths: LengthStats = field(default_factory=LengthStats)
     sample_bytes: float = 0.0
     """Read from storage or host memory for each sample."""
     held_out: int | None = None
-    """Samples to evaluate on; None where that is not known."""
+    """Samples to evaluate on; None if not known."""
     evaluation_chunk: int = 256
     """As `Workload.evaluation_chunk`."""
     narrow_gathers: bool = False
     """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
     context: int = 1
-    """Devices that divide each sequence: priced, and not run."""
+    """Devices that divide each sequence: priced, but not supported by training."""
 
     @classmethod
     def of(cls, spec: RunSpec, samples: int | None, **facts: Any) -> Self:
-        """A subject with what the run file says of every training."""
+        """Build one from what the run file says of every training, and `facts` of this one."""
         unknown = samples is None and not spec.train.steps
         given = {
             "name": spec.name,
@@ -142,7 +138,7 @@ class TrainingCostModel(CostModel):
 
     @functools.cached_property
     def work(self) -> StepWork:
-        """What compiling could make shorter."""
+        """The work that compiling could shorten."""
         compiled = [find_repeated_block(self.blocks)] if self.traits.equal_layers else self.blocks
         times = [1 if self.traits.equal_layers else b.repeat for b in compiled]
         operations = sum(n * b.kernels for n, b in zip(times, compiled, strict=True)) / LAUNCHES_PER_OPERATION
@@ -156,7 +152,7 @@ class TrainingCostModel(CostModel):
 
     @property
     def divides_samples_only(self) -> bool:
-        return not self.divisible.splits
+        return not self.splits.splits
 
     def headline(self) -> str:
         each = f" × {number(self.units_per_sample, 3)} {self.unit}" if self.unit != "samples" else ""
@@ -173,22 +169,23 @@ class TrainingCostModel(CostModel):
         return layout_of(spec)
 
     def families(
-        self, devices: int, cluster: Cluster, limits: LayoutConstraints
-    ) -> Iterator[LayoutFamily | RejectedFamily]:
+        self, devices: int, cluster: Cluster, constraints: LayoutConstraints
+    ) -> Iterator[Layout | RejectedFamily]:
         fp8 = self.numbers.matmul == "fp8"
         groups, left = divmod(devices, self.context)
         if left:
             facts = {"context": self.context}
             return iter([RejectedFamily(devices, f"{devices} devices", RejectReason.NO_CONTEXT, facts)])
-        return LayoutSpace(self.workload, self.global_batch, self.divisible, fp8, groups, cluster, limits).families()
+        batch = self.global_batch
+        return LayoutSpace(self.workload, batch, self.splits, fp8, groups, cluster, constraints).families()
 
-    def members(self, family: LayoutFamily, limits: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
-        return enumerate_layouts(family, limits, offload, self.divisible.recomputes)
+    def members(self, family: Layout, constraints: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
+        return enumerate_layouts(family, constraints, offload, self.splits.recomputes)
 
-    def schedules(self, layout: Layout, limits: LayoutConstraints) -> Iterator[Layout]:
-        """Where a pipeline may choose: one stage per rank, or two in turn, which makes the bubble smaller."""
+    def schedules(self, layout: Layout, constraints: LayoutConstraints) -> Iterator[Layout]:
+        """Yield a pipeline with one stage per rank, then with two, which makes the bubble smaller."""
         yield layout
-        if layout.pipeline > 1 and limits.schedule is None and self.divisible.layers % (2 * layout.pipeline) == 0:
+        if layout.pipeline > 1 and constraints.schedule is None and self.splits.layers % (2 * layout.pipeline) == 0:
             yield replace(layout, schedule="interleaved")
 
     def overrides(self, layout: Layout) -> dict[str, Any]:
@@ -199,7 +196,7 @@ class TrainingCostModel(CostModel):
 
     @property
     def pauses(self) -> PauseSchedule | None:
-        """What is done between the steps; a held-out split of unknown size is taken for a large one."""
+        """Evaluations and checkpoints; a held-out split of unknown size is taken for a large one."""
         if self.samples is None or self.steps is None:
             return None
         from paceline.data.order import Order, count_evaluated
@@ -227,25 +224,24 @@ class TrainingCostModel(CostModel):
         taken = self.pauses_s(price)
         total = price.start_s + pauses.steps * price.step_s + sum(taken.values())
         evaluations, checkpoints = pauses.evaluations(), pauses.checkpoints()
-        said = [f"{checkpoints:,} checkpoint{'s' * (checkpoints > 1)} of {size(self.checkpoint_bytes)}"]
+        words = [f"{checkpoints:,} checkpoint{'s' * (checkpoints > 1)} of {size(self.checkpoint_bytes)}"]
         if evaluations:
-            said.insert(0, f"{evaluations:,} evaluation{'s' * (evaluations > 1)} on {pauses.evaluated:,} samples")
-        return f"hours include {' and '.join(said)}, {percent(sum(taken.values()) / total)} of the run"
-
-    def placement(self, layout: Layout, device: Device) -> Placement:
-        """A layout as the formulas see it. The slowest rank counts: the one with the most samples."""
-        known = (layout, device.synchronous)
-        if known not in self._placements:
-            self._placements[known] = self._placed(layout, device)
-        return self._placements[known]
+            words.insert(0, f"{evaluations:,} evaluation{'s' * (evaluations > 1)} on {pauses.evaluated:,} samples")
+        return f"hours include {' and '.join(words)}, {percent(sum(taken.values()) / total)} of the run"
 
     @functools.cached_property
-    def _placements(self) -> dict[tuple[Layout, bool], Placement]:
+    def _cache(self) -> dict[Any, Any]:
         return {}
 
-    def _placed(self, layout: Layout, device: Device) -> Placement:
-        passes = layout.passes(layout.global_batch)
-        zero = ZERO_STAGES.get(layout.strategy, 0)
+    def placement(self, layout: Layout, device: Device) -> Placement:
+        """Translate a layout for the formulas. The slowest rank counts: the one with the most samples."""
+        key = (layout, device.synchronous)
+        if key not in self._cache:
+            self._cache[key] = self._place(layout, device)
+        return cast(Placement, self._cache[key])
+
+    def _place(self, layout: Layout, device: Device) -> Placement:
+        passes, zero = layout.passes(layout.global_batch), ZERO_STAGES[layout.strategy]
         return Placement(
             *(layout.replicate, layout.shard, layout.tensor, layout.pipeline, self.context),
             micro_batch=-(-layout.global_batch // layout.data) / passes,
@@ -261,7 +257,7 @@ class TrainingCostModel(CostModel):
         )
 
     def _runtime(self, layout: Layout, device: Device, sharded: bool) -> Runtime:
-        """What is compiled on a device, and what stays in its memory."""
+        """Decide what is compiled on a device, and what stays in its memory."""
         weighed = estimate_compiling(self.work, self.steps, layout) if self.train.compile == "auto" else None
         execution = decide_execution(self.train, layout, CPU if device.synchronous else CUDA, self.traits, weighed)
         one_pass = layout.passes(layout.global_batch) == 1 and layout.pipeline == 1
@@ -278,17 +274,13 @@ class TrainingCostModel(CostModel):
         )
 
     def memory(self, layout: Layout, where: PricedCluster) -> TrainingMemory:
-        """Of the fullest device, with the longest samples in one pass."""
-        known = (layout, where.cluster.device.synchronous, where.physics)
-        if known not in self._memories:
-            self._memories[known] = self._memory(layout, where)
-        return self._memories[known]
+        """Estimate the memory of the fullest device, with the longest samples in one pass."""
+        key = (layout, where.cluster.device.synchronous, where.physics)
+        if key not in self._cache:
+            self._cache[key] = self._estimate_memory(layout, where)
+        return cast(TrainingMemory, self._cache[key])
 
-    @functools.cached_property
-    def _memories(self) -> dict[tuple[Layout, bool, Physics], TrainingMemory]:
-        return {}
-
-    def _memory(self, layout: Layout, where: PricedCluster) -> TrainingMemory:
+    def _estimate_memory(self, layout: Layout, where: PricedCluster) -> TrainingMemory:
         device = where.cluster.device
         placement = self.placement(layout, device)
         fullest = self.lengths.fullest_batch_ratio(placement.micro_batch)
@@ -303,15 +295,15 @@ class TrainingCostModel(CostModel):
 
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
         placement = self.placement(layout, where.cluster.device)
-        blocks = self._launched(placement.micro_batch, where.cluster.device)
+        blocks = self._add_length_launches(placement.micro_batch, where.cluster.device)
         time = price_step(blocks, placement, where.cluster, self.numbers, where.physics)
         read_s = placement.micro_batch * placement.accumulate * self.sample_bytes / where.physics.input_bytes_s
-        if read_s > time.step_s:  # batches are made ahead, beside the step
+        if read_s > time.step_s:  # batches are prefetched during the step
             time = replace(time, data_s=read_s - time.step_s)
         return PricedLayout(layout, where, time, self.memory(layout, where))
 
-    def _launched(self, micro_batch: float, device: Device) -> tuple[BlockShape, ...]:
-        """The blocks with the kernels that a batch of this size launches."""
+    def _add_length_launches(self, micro_batch: float, device: Device) -> tuple[BlockShape, ...]:
+        """Add the kernels that a batch with samples of different lengths launches."""
         half_on_gpu = self.numbers.element_bytes == 2 and not device.synchronous
         if self.lengths.distinct <= 1 or half_on_gpu:
             return self.blocks
@@ -320,7 +312,7 @@ class TrainingCostModel(CostModel):
         return tuple(replace(b, kernels=b.kernels + more) if b.attention else b for b in self.blocks)
 
     def with_precision(self, precision: str) -> Self:
-        """The same training with products in another type."""
+        """Return the same training with products in another type."""
         kind = DTYPE_SIZES[DTYPE_NAMES[precision]]
         numbers = replace(kind, state_bytes=self.numbers.state_bytes, gathered_bytes=kind.weight_bytes)
         return replace(self, numbers=numbers, train=self.train.model_copy(update={"precision": precision}))

@@ -1,8 +1,8 @@
-"""Ways to train that a plan can price and training does not do (yet): said as such wherever they are shown."""
+"""Options that a plan can price although training does not support them (yet)."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import UserError, did_you_mean
@@ -17,7 +17,6 @@ WHAT_IF_OPTIONS = {
     "8bit-states": "optimiser states in 8 bits",
     "context=N": "each sequence divided among N devices",
 }
-WHAT_IF_EXAMPLE = "--what-if pure-bf16,8bit-states,context=4"
 
 
 @dataclass(frozen=True)
@@ -30,43 +29,44 @@ class WhatIf:
     def __bool__(self) -> bool:
         return self != WhatIf()
 
-    def words(self) -> str:
-        said = [WHAT_IF_OPTIONS["pure-bf16"]] * self.pure_bf16 + [WHAT_IF_OPTIONS["8bit-states"]] * self.states_8bit
-        said += [f"each sequence divided among {self.context} devices"] * (self.context > 1)
-        return "; ".join(said)
+    def describe(self) -> str:
+        chosen = {"pure-bf16": self.pure_bf16, "8bit-states": self.states_8bit, "context=N": self.context > 1}
+        words = (text for option, text in WHAT_IF_OPTIONS.items() if chosen[option])
+        return "; ".join(words).replace(" N ", f" {self.context} ")
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def applied(self, subject: CostModel) -> CostModel:
+    def apply(self, cost_model: CostModel) -> CostModel:
+        """Return the cost model with these options."""
         if not self:
-            return subject
-        if not isinstance(subject, TrainingCostModel):
-            raise UserError(f"--what-if: {subject.workload} is not trained by gradients; leave it out")
-        train, numbers, blocks = subject.train, subject.numbers, subject.blocks
+            return cost_model
+        if not isinstance(cost_model, TrainingCostModel):
+            raise _reject("", f"{cost_model.workload} is not trained by gradients; leave it out")
+        train, numbers, blocks = cost_model.train, cost_model.numbers, cost_model.blocks
         if self.pure_bf16:
             if train.precision != "bf16":
-                raise UserError(
-                    f"--what-if pure-bf16: train.precision is {train.precision}; type  train.precision=bf16"
-                )
+                raise _reject("pure-bf16", f"train.precision is {train.precision}; type  train.precision=bf16")
             numbers = DTYPE_SIZES["pure_bf16"]
             blocks = tuple(replace(block, half_params=0.0) for block in blocks)  # all are, and none more than others
         moments, averages = moments_of(train)
         each = 1 + 4 / STATE_BLOCK if self.states_8bit else numbers.weight_bytes
         numbers = replace(numbers, state_bytes=moments * each + averages * numbers.weight_bytes)
         if self.context > 1 and not any(block.attention for block in blocks):
-            raise UserError(f"--what-if context={self.context}: {subject.workload} has no sequences to divide")
-        return replace(subject, blocks=blocks, numbers=numbers, context=self.context)
+            raise _reject(f"context={self.context}", f"{cost_model.workload} has no sequences to divide")
+        return replace(cost_model, blocks=blocks, numbers=numbers, context=self.context)
+
+
+def _reject(option: str, reason: str) -> UserError:
+    return UserError(f"{f'--what-if {option}'.strip()}: {reason}", code="not-supported", key="--what-if")
 
 
 def parse_what_if(text: str) -> WhatIf:
-    """`pure-bf16,8bit-states,context=4`."""
+    """Parse `pure-bf16,8bit-states,context=4`."""
     found: dict[str, Any] = {}
     for word in filter(None, (word.strip().lower() for word in text.split(","))):
         name, _, value = word.partition("=")
         if name == "context":
             if not value.isdecimal() or int(value) < 2:
-                raise UserError(f"--what-if: {word!r} is not possible; give a number of 2 or more, as  context=4")
+                message = f"--what-if: {word!r} is not possible; give a number of 2 or more, as  context=4"
+                raise UserError(message, code="invalid-value", key="--what-if")
             found["context"] = int(value)
         elif word == "pure-bf16":
             found["pure_bf16"] = True
@@ -74,7 +74,8 @@ def parse_what_if(text: str) -> WhatIf:
             found["states_8bit"] = True
         else:
             hint = did_you_mean(word, WHAT_IF_OPTIONS) or f"; known: {', '.join(WHAT_IF_OPTIONS)}"
-            raise UserError(f"--what-if: {word!r} is not known{hint}")
+            raise UserError(f"--what-if: {word!r} is not known{hint}", code="invalid-value", key="--what-if")
     if not found:
-        raise UserError(f"--what-if: nothing was said; write it as  {WHAT_IF_EXAMPLE}")
+        message = "--what-if: no option is given; write it as  --what-if pure-bf16,8bit-states,context=4"
+        raise UserError(message, code="missing-value", key="--what-if")
     return WhatIf(**found)

@@ -166,7 +166,7 @@ def build_job_request(
     made = JobRequest(
         ready, str(most) if least == most else f"{least}-{most}", per_node, 0.0, plan=found, overrides=overrides
     )
-    made.usd_per_device_hour = found.usd_per_device_hour if found is not None else site.price
+    made.usd_per_device_hour = found.rates.usd if found is not None else site.price
     ways = f"{made.nodes} node{'s' * (made.nodes != '1')} × {per_node} rank{'s' * (per_node > 1)}"
     made.reasons.append(f"{ways}: {_describe_choice(machines, asked, spec)}{_describe_layout(found)}")
     if machines.on_gpu:

@@ -15,7 +15,7 @@ from paceline.planner.calibration.calibration import CALIBRATION_FORMAT, Correct
 from paceline.planner.plan import plan
 from paceline.runlog.run_dir import RunDir
 from report_runs import make_measurement
-from unit.planner.calibrating.test_calibration import made_up
+from unit.planner.calibration.test_calibration import made_up
 
 
 @pytest.fixture(scope="module")

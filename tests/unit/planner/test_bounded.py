@@ -151,7 +151,7 @@ def test_a_walk_gives_up_where_very_many_files_are(tmp_path):
     for k in range(20):
         (tmp_path / f"{k}.txt").touch()
     walk = FileWalk(10)
-    with pytest.raises(TooManyFiles, match="more than 10 files and folders"):
+    with pytest.raises(TooManyFiles, match="more than 10 files"):
         list(walk.iter_below(tmp_path))
     assert walk.seen == 11
     assert len(list(FileWalk(20).iter_below(tmp_path))) == 20
@@ -202,9 +202,9 @@ def test_folders_nested_without_end_are_a_line(tmp_path):
         handle = inner
     os.close(handle)
     try:
-        with pytest.raises(UserError, match="the folder has no text files"):
+        with pytest.raises(UserError, match="has no text files"):
             find_text_files(tmp_path)
-        with pytest.raises(UserError, match=r"a folder without counts.json and without .txt files"):
+        with pytest.raises(UserError, match=r"without counts\.json"):
             build_cost_model(build_spec({"name": "x", "workload": "topics", **STEPS, "data": {"path": str(tmp_path)}}))
     finally:
         subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # Python's own way goes no deeper than its calls

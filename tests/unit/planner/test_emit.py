@@ -123,9 +123,9 @@ def test_accelerate_is_for_data_parallelism(folder):
     own = f"parallel.engine_config={folder / 'own.yaml'}"
     _, files = emitted(folder, "accelerate", "2x4xA100", "parallel.strategy=ddp", "train.global_batch=4096", own)
     assert yaml.safe_load(files["lm_accelerate.yaml"])["debug"] is True
-    with pytest.raises(paceline.UserError, match="which accelerate does not spread; use  --emit torchrun"):
+    with pytest.raises(paceline.UserError, match="does not support"):
         emitted(folder, "accelerate", "4xA100", "parallel.tensor=2")
-    with pytest.raises(paceline.UserError, match="zero1 is not offered; use ddp, fsdp or zero2"):
+    with pytest.raises(paceline.UserError, match="zero1"):
         emitted(folder, "accelerate", "4xA100", "parallel.strategy=zero1")
 
 
@@ -151,5 +151,5 @@ def test_what_accelerate_makes_of_its_file_is_what_the_run_asks_for(folder, stra
 def test_an_engine_says_what_it_cannot_do(folder):
     with pytest.raises(paceline.UserError, match=r"train\.precision=fp64"):
         emitted(folder, "deepspeed", "4xA100", "train.precision=fp64", "parallel.strategy=ddp")
-    with pytest.raises(paceline.UserError, match="there is nothing to launch"):
+    with pytest.raises(paceline.UserError, match="nothing to launch"):
         emitted(folder, "torchrun", "1xK80", "parallel.strategy=ddp", "model.preset=7b")

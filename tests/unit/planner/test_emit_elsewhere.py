@@ -9,8 +9,7 @@ import yaml
 
 import paceline
 from paceline.cli.main import build_parser
-from paceline.planner.emit import build_launch_files
-from paceline.planner.emit_cloud import accelerator_name, to_dns_name
+from paceline.planner.emit import build_launch_files, to_dns_name, to_skypilot_name
 from paceline.planner.plan import plan
 
 LM = """name: LM_1.b
@@ -40,7 +39,7 @@ def trained(command, file):
     """The words after `-m paceline`, which the command line must understand."""
     words = shlex.split(command.replace("\\\n", " "))
     arguments = build_parser(["train"]).parse_args(words[words.index("paceline") + 1 :])
-    assert arguments.again
+    assert arguments.resume_or_start
     assert WORDS[0] in arguments.words
     assert arguments.words[0] == file
     return words
@@ -122,7 +121,7 @@ def test_what_the_run_reads_is_named_as_the_machines_see_it(tmp_path, text, pod,
 def test_names_become_what_others_can_take():
     assert [to_dns_name(name) for name in ("LM_7.b", "7b", "a" * 90, "x-")] == ["lm-7-b", "run-7b", "a" * 40, "x"]
     names = {"A100-SXM4-40GB": "A100", "V100-SXM2-32GB": "V100-32GB", "H100-SXM5-80GB": "H100", "RTX-3090": "RTX3090"}
-    assert {name: accelerator_name(name) for name in names} == names
+    assert {name: to_skypilot_name(name) for name in names} == names
 
 
 def test_a_script_must_be_in_the_image(tmp_path):
@@ -130,5 +129,5 @@ def test_a_script_must_be_in_the_image(tmp_path):
     file.write_text("")
     (tmp_path / "run.yaml").write_text(LM)
     found = plan(paceline.load(tmp_path / "run.yaml"), "1xH100")
-    with pytest.raises(paceline.UserError, match=r"train\.py is a script, which must be in the image"):
+    with pytest.raises(paceline.UserError, match=r"train\.py is a script"):
         build_launch_files(found, file, "kubernetes")

@@ -247,6 +247,6 @@ def test_other_verbs_say_what_they_can(trained, folder):
 
 def test_a_plan_prices_the_passes_of_the_loop(by_epochs):
     found = paceline.plan(by_epochs, "2xV100")
-    assert found.subject.params == 6 * 16 + 16 + 16 * 2 + 2
-    sides = [(m.rows, m.inner, m.outer) for block in found.subject.blocks for m in block.matmuls]
+    assert found.cost_model.params == 6 * 16 + 16 + 16 * 2 + 2
+    sides = [(m.rows, m.inner, m.outer) for block in found.cost_model.blocks for m in block.matmuls]
     assert sides == [(1.0, 6, 16), (1.0, 16, 2)]

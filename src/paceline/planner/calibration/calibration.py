@@ -81,7 +81,7 @@ class AcceleratorRates:
             seconds += took_s
         return flops / (rate * max(seconds - each_s, 0.1 * seconds))
 
-    def applied(self, where: Cluster) -> tuple[Cluster, Physics]:
+    def apply(self, where: Cluster) -> tuple[Cluster, Physics]:
         """The cluster with devices as they were measured, and the physics that were."""
         kind, physics = self._parts(where.device)
         layer = build_decoder_blocks(GPU_LAYER, GPU_LAYER.context)[1]
@@ -215,7 +215,7 @@ class Correction:
         near = sorted(self.rows, key=lambda row: _rank_distance(row.ranks, ranks))
         return near[0].compute, next((row.communication for row in near if row.communication is not None), 1.0)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         told = []
         for row in self.rows:
             link = f", communication ×{row.communication:.3g}" if row.communication is not None else ""
@@ -310,9 +310,8 @@ def _layer_parts_s(kind: Device, physics: Physics) -> float:
 def read_calibration(path: Path) -> Calibration:
     values = read_json(path)
     if values.get("format") != CALIBRATION_FORMAT:
-        raise UserError(
-            f"{path} is not a calibration of format {CALIBRATION_FORMAT}; make one with  paceline calibrate"
-        )
+        message = f"{path} is not a calibration of format {CALIBRATION_FORMAT}; make one with  paceline calibrate"
+        raise UserError(message, code="invalid-format", key="--calibration")
     try:
         rows = tuple(_parse_rank_rates(row) for row in values["measured"])
         facts = {name: values[name] for name in ("host", "cpu", "cores", "memory_bytes", "date", "torch")}
@@ -322,7 +321,8 @@ def read_calibration(path: Path) -> Calibration:
             raise ValueError("nothing was measured")
         rows = tuple(sorted(rows, key=lambda row: row.ranks))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path} is damaged: {error}; make it again with  paceline calibrate") from None
+        message = f"{path} is damaged: {error}; make it again with  paceline calibrate"
+        raise UserError(message, code="damaged", key="--calibration") from None
     return Calibration(str(path), **facts, measured=rows, correction=correction, gpu=gpu)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -22,28 +22,6 @@ from paceline.planner.show import format_cell_amount, format_multiple
 from paceline.planner.training_cost import TrainingCostModel
 
 ASSETS = Path(__file__).parent / "assets"
-
-
-def render_plan_page(plan: Plan, ask: PlanFn, command: list[str]) -> str:
-    """`command` are the words that made the plan, from which the page makes those of each setting."""
-    from markupsafe import Markup
-
-    data: dict[str, Any] = {**build_page_grid(plan, ask), "command": shlex.join(command), "memory_error": MEMORY_ERROR}
-    whole = plan.site.whole
-    script = (ASSETS / "plan.js").read_text(encoding="utf-8")
-    return compile_template((ASSETS / "plan.html.j2").read_text(encoding="utf-8")).render(
-        plan=plan,
-        where=f"{plan.site.name} = {f'{whole.nodes} × ' * (whole.nodes > 1)}{whole.per_node} × {whole.device.name}",
-        source=whole.device,
-        assumptions=plan.subject.assumptions,
-        insisted=plan.limits.words(),
-        data=Markup(dump_page_data(data)),
-        script=Markup(script),
-        policy=build_content_policy(script),
-        style=Markup((ASSETS / "plan.css").read_text(encoding="utf-8")),
-    )
-
-
 LENGTH_KEYS = ("data.sequence", "data.max_length")
 """Keys of a sample's length, where a workload has one."""
 PAGE_BATCH_FACTORS = (0.25, 0.5, 1, 2, 4)
@@ -54,6 +32,27 @@ MAX_REASONS = 6
 
 PlanFn = Callable[[RunSpec, list[int]], Plan]
 """Plans a spec on numbers of devices, on the cluster and with the prices of the command."""
+
+
+def render_plan_page(plan: Plan, ask: PlanFn, command: list[str]) -> str:
+    """Render the page; it shows `command`, which made the plan, with the overrides of each setting."""
+    from markupsafe import Markup
+
+    data: dict[str, Any] = {**build_page_grid(plan, ask), "command": shlex.join(command), "memory_error": MEMORY_ERROR}
+    whole = plan.target.whole
+    shape = f"{f'{whole.nodes} × ' * (whole.nodes > 1)}{whole.per_node} × {whole.device.name}"
+    html, script, style = ((ASSETS / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html.j2", "js", "css"))
+    return compile_template(html).render(
+        plan=plan,
+        where=f"{plan.target.name} = {shape}",
+        source=whole.device,
+        assumptions=plan.cost_model.assumptions,
+        fixed=plan.constraints.describe(),
+        data=Markup(dump_page_data(data)),
+        script=Markup(script),
+        policy=build_content_policy(script),
+        style=Markup(style),
+    )
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ class SliderAxis:
 
 
 def build_axes(plan: Plan) -> list[SliderAxis]:
-    """Of a training; a fit by passes has nothing of the kind."""
-    if not isinstance(plan.subject, TrainingCostModel):
+    """Build the sliders of a training; a fit by passes has none."""
+    if not isinstance(plan.cost_model, TrainingCostModel):
         return []
     spec, train = plan.spec, plan.spec.train
     batch = train.global_batch
@@ -79,18 +78,18 @@ def build_axes(plan: Plan) -> list[SliderAxis]:
     found = [SliderAxis("train.global_batch", "batch", "samples in a step", batches, batch)]
     for key in LENGTH_KEYS:
         length = getattr(spec.data, key.partition(".")[2], None)
-        if length and plan.subject.unit == "tokens":
+        if length and plan.cost_model.unit == "tokens":
             lengths = tuple(sorted({max(1, round(length * times)) for times in PAGE_LENGTH_FACTORS}))
             found.append(SliderAxis(key, "sequence", "tokens in a sample", lengths, length))
             break
     known = get_args(Train.model_fields["precision"].annotation)
-    rates = plan.site.whole.device.flops_s
+    rates = plan.target.whole.device.flops_s
     kinds = [p for p in SHOWN_PRECISIONS if p in known and (p == train.precision or p in rates)]
     return [*found, SliderAxis("train.precision", "precision", "", tuple(kinds) or (train.precision,), train.precision)]
 
 
 def setting_overrides(plan: Plan, axes: list[SliderAxis], values: tuple[Any, ...]) -> dict[str, Any]:
-    """The lines of the run file that lead to a setting; a run of so many steps keeps its number of tokens."""
+    """Return the overrides that lead to a setting; a run with `train.steps` keeps its number of tokens."""
     changed = {axis.key: value for axis, value in zip(axes, values, strict=True) if value != axis.now}
     steps = plan.spec.train.steps
     sizes = [(a.now, v) for a, v in zip(axes, values, strict=True) if isinstance(v, int) and a.key in changed]
@@ -103,19 +102,19 @@ def setting_overrides(plan: Plan, axes: list[SliderAxis], values: tuple[Any, ...
 
 
 def build_page_grid(plan: Plan, ask: PlanFn) -> dict[str, Any]:
-    """All that the page shows, as plain data."""
+    """Return all that the page shows, as plain data."""
     axes = build_axes(plan)
-    counts = sorted({*(r.devices for r in plan.rows), *(f.devices for f in plan.out)})
-    wording = plan.subject.wording
+    counts = sorted({*(r.devices for r in plan.rows), *(f.devices for f in plan.misfits)})
+    wording = plan.cost_model.wording
     return {
         "axes": [vars(axis) for axis in axes],
         "devices": counts,
-        "deadlines_h": sorted({*DEADLINES_H, *filter(None, (plan.wishes.deadline_h,))}),
+        "deadlines_h": sorted({*DEADLINES_H, *filter(None, (plan.requirements.deadline_h,))}),
         "price": plan.rates.usd,
         "spot": plan.rates.spot_usd,
         "take_spot": plan.rates.take_spot,
-        "one_machine": plan.site.shared,
-        "wishes": vars(plan.wishes),
+        "one_machine": plan.target.shared,
+        "wishes": vars(plan.requirements),
         "chosen": plan.chosen.devices if plan.chosen else counts[-1],
         "step": wording.step,
         "times": dict(wording.times),
@@ -134,26 +133,26 @@ def _plan_setting(
         found = ask(plan.spec.replace(changed), counts)
     except UserError as error:
         return {"words": words, "impossible": str(error)}
-    reasons = {f.devices: list(_select_reasons(f.refused)) for f in (*(r.found for r in found.rows), *found.out)}
+    reasons = {f.devices: _select_reasons(f.rejected) for f in (*(r.found for r in found.rows), *found.misfits)}
     return {
         "words": words,
-        "headline": found.subject.headline(),
-        "base": describe_base(found.subject, found.base) if found.base else "",
+        "headline": found.cost_model.headline(),
+        "base": describe_base(found.cost_model, found.base) if found.base else "",
         "rows": {row.devices: _row_json(found, row) for row in found.rows},
-        "reasons": reasons | {refused.devices: [refused.reason] for refused in found.impossible},
-        "nearest": {f.devices: _find_nearest(f) for f in found.out},
+        "reasons": reasons | {rejected.devices: [rejected.reason] for rejected in found.impossible},
+        "nearest": {f.devices: _find_nearest(f) for f in found.misfits},
         "advice": list(found.advice),
     }
 
 
 def _find_nearest(found: SearchResult) -> dict[str, Any] | None:
-    """What misses the memory by least, where nothing fits."""
-    tried = [r.nearest for r in found.refused if r.nearest is not None and r.nearest.over_bytes > 0]
+    """Return what exceeds the memory by least, if nothing fits."""
+    tried = [r.nearest for r in found.rejected if r.nearest is not None and r.nearest.over_bytes > 0]
     return _memory_json(min(tried, key=lambda p: p.over_bytes)) if tried else None
 
 
 def _memory_json(price: PricedLayout) -> dict[str, Any]:
-    """The memory of a device, against what it has."""
+    """Return what a device needs of its memory, by term."""
     memory, terms = price.memory, price.memory.terms.items()
     return {
         "layout": family_name(price.layout) + ", states in host memory" * price.layout.offload,
@@ -165,13 +164,14 @@ def _memory_json(price: PricedLayout) -> dict[str, Any]:
 
 
 def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
-    """Amounts as they are compared, and as the tables print them."""
-    price, wording = row.price, plan.subject.wording
-    applied = plan.subject.overrides(price.layout)
+    """Return the amounts of a row as they are compared, and as the tables print them."""
+    price = row.price
+    times = ((name, getattr(price.time, name)) for name in plan.cost_model.wording.times)
+    applied = plan.cost_model.overrides(price.layout)
     return {
         **_memory_json(price),
-        "layout": plan.subject.layout_name(price).replace(" *", ", states in host memory"),
-        "apply": "priced only: training does not do this"
+        "layout": plan.cost_model.layout_name(price).replace(" *", ", states in host memory"),
+        "apply": "priced only: training does not support this"
         if plan.what_if
         else " ".join(f"{key}={str(value).lower()}" for key, value in applied.items()),
         "step_s": price.step_s,
@@ -184,17 +184,13 @@ def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
         "efficient": percent(row.efficiency),
         "kwh": format_cell_amount(row.energy_kwh),
         "tight": price.tight,
-        "time": [
-            [name, value, format_short_duration(value)]
-            for name in wording.times
-            if (value := getattr(price.time, name)) > 0
-        ],
+        "time": [[name, value, format_short_duration(value)] for name, value in times if value > 0],
     }
 
 
-def _select_reasons(refused: tuple[RejectedFamily, ...]) -> Iterator[str]:
-    """Why layouts are out: the plainest first, one of each kind."""
-    told: dict[tuple[object, ...], str] = {}
-    for one in sorted(refused, key=lambda r: (r.parts, r.over_bytes)):
-        told.setdefault((*one.group, one.axes), f"{one.family}: {one.reason}")
-    yield from list(told.values())[:MAX_REASONS]
+def _select_reasons(rejected: tuple[RejectedFamily, ...]) -> list[str]:
+    """Say why layouts were rejected: the simplest first, one of each kind."""
+    kinds: dict[tuple[object, ...], str] = {}
+    for one in sorted(rejected, key=lambda r: (r.parts, r.over_bytes)):
+        kinds.setdefault((*one.group, one.axes), f"{one.family}: {one.reason}")
+    return list(kinds.values())[:MAX_REASONS]

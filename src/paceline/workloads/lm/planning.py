@@ -38,7 +38,7 @@ def build_lm_cost_model(spec: RunSpec, samples: int | None, tokens: float | None
         ),
         numbers=replace(numbers, gathered_bytes=2) if narrow else numbers,
         traits=ENTRY.traits,
-        divisible=SplitOptions(
+        splits=SplitOptions(
             splits=(sizes.heads, sizes.kv_heads, sizes.ffn),
             sequence=length if sizes.positions == "rotary" else 0,
             layers=0 if sizes.tied else sizes.layers,

@@ -62,7 +62,7 @@ class TopicsCostModel(PassCostModel):
         return 6.0 * self.counts.k * round(self.counts.per_document)
 
     def headline(self) -> str:
-        return f"{self.name}: {self.counts.words()}; {self.steps:,} passes, fewer if converged before"
+        return f"{self.name}: {self.counts.describe()}; {self.steps:,} passes, fewer if converged before"
 
     def layout_name(self, price: PricedLayout) -> str:
         """Where its counts come from."""

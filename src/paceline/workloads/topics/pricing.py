@@ -75,7 +75,7 @@ class CountsShape:
             return sizes.POINTER_BYTES + self.per_document * (sizes.INDEX_BYTES + self.element_bytes)
         return float(self.terms * self.element_bytes)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         kept = (
             f"{format_quantity(self.nonzeros, 'G')} nonzeros"
             if self.sparse

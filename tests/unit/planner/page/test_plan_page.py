@@ -22,8 +22,8 @@ SETTINGS = 200
 FIXED = ["parallel.strategy=ddp", "parallel.activation_checkpointing=none"]
 
 
-def ask(spec, devices=(), wishes=None, price=PRICE):
-    return plan(spec, "2x4xA10", devices, price, wishes=wishes)
+def ask(spec, devices=(), requirements=None, price=PRICE):
+    return plan(spec, "2x4xA10", devices, price, requirements=requirements)
 
 
 @pytest.fixture(scope="module")
@@ -95,28 +95,28 @@ def test_every_number_is_the_one_that_python_plans(browser, planned, file):
             kinds.add("impossible")
             continue
         hours = DEADLINES_H[setting["deadline"]] if setting["deadline"] < len(DEADLINES_H) else None
-        choice = plan_choice(expected, Requirements(deadline_h=hours))
+        ranking = rank(expected, Requirements(deadline_h=hours))
         price, n = setting["price"], (1, 2, 4, 8)[setting["devices"]]
         assert [row["devices"] for row in seen["rows"]] == [row.devices for row in expected.rows]
         for row, mine in zip(expected.rows, seen["rows"], strict=True):
             assert mine["step_s"] == row.price.step_s
             assert mine["bytes"] == row.price.memory.total_bytes
             assert mine["usd"] == pytest.approx(row.device_hours * price, rel=1e-12)
-            assert mine["verdict"] == choice.verdict(row)
-            assert mine["chosen"] == (row is choice.chosen)
+            assert mine["verdict"] == ranking.verdict(row)
+            assert mine["chosen"] == (row is ranking.chosen)
         here = next((row for row in expected.rows if row.devices == n), None)
         assert seen["fit"] == ("No" if here is None else "Just" if here.price.tight else "Yes")
         kinds.add(seen["fit"])
         if here is not None:
             assert seen["money"] == f"{format_cell_amount(here.device_hours * price)} USD"
         else:
-            assert next(f for f in expected.out if f.devices == n).refused[0].reason in seen["reasons"]
+            assert next(f for f in expected.misfits if f.devices == n).rejected[0].reason in seen["reasons"]
         assert f"--devices {n}" in seen["command"]
     assert kinds >= {"impossible", "No", "Yes"}
 
 
-def plan_choice(found, wishes):
-    return type(found.choice)(found.rows, wishes)
+def rank(found, requirements):
+    return type(found.ranking)(found.rows, requirements)
 
 
 def test_the_command_that_a_page_shows_plans_the_same(browser, planned, file, capsys):

@@ -196,9 +196,9 @@ def test_launch_files_of_engines_with_gradients_are_refused(counts_file, tmp_pat
 
 def test_counts_are_planned_without_torch(counts_file):
     code = (
-        "import sys; from paceline.config import build; from paceline.planner.plan import plan; "
+        "import sys; from paceline.config import build_spec; from paceline.planner.plan import plan; "
         f"run = {{'workload': 'topics', 'model': {{'k': 5}}, 'data': {{'path': {str(counts_file)!r}}}}}; "
-        "plan(build(run), '2xH100'); "
+        "plan(build_spec(run), '2xH100'); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -107,7 +107,7 @@ def test_frozen_weights_have_neither_gradients_nor_states(tmp_path):
 
     half = spec.replace({"model.lora_rank": 8, "train.precision": "bf16"})
     wide = plan(half, cluster="8xH200", devices=[1])
-    assert any("frozen weights in fp32" in line for line in wide.subject.assumptions)
+    assert any("frozen weights in fp32" in line for line in wide.cost_model.assumptions)
     file.write_text(json.dumps({**LLAMA_7B, "dtype": "bfloat16"}))
     kept = plan(half, cluster="8xH200", devices=[1])
     products = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008) + 32000 * 4096

@@ -35,7 +35,7 @@ def test_two_ranks_pay_on_long_tables_alone():
 
 def test_a_plan_reads_the_table_that_is_there(tmp_path):
     found = plan(spec(**{"data.rows": 2000, "data.cache": str(tmp_path)}))
-    assert found.subject.headline().endswith("12 columns, 50 rounds of 6 levels")
+    assert found.cost_model.headline().endswith("12 columns, 50 rounds of 6 levels")
     assert found.chosen.devices == 1
     assert "Stay on one rank" in " ".join(found.advice) or found.rows[-1].devices == 1
 

@@ -48,8 +48,8 @@ def test_what_takes_a_moment_is_computed():
 def test_torch_does_not_import_its_compiler_for_it():
     """That takes as long as all else that a plan does."""
     code = (
-        "import sys, torch; from paceline.planner.op_budget import Moment\n"
-        "with Moment(): torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()\n"
+        "import sys, torch; from paceline.planner.op_budget import OpBudget\n"
+        "with OpBudget(): torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()\n"
         "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

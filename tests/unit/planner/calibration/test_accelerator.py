@@ -1,6 +1,5 @@
 """A measured CUDA device: fits of made-up measurements, plans that use them, and the probes themselves on a core."""
 
-import io
 import math
 from argparse import Namespace
 from dataclasses import replace
@@ -80,9 +79,9 @@ def test_fits_find_what_was_put_in():
 
 def test_a_plan_of_this_machine_uses_the_measured_device(file):
     found = plan(lm(), "local", [1], calibration=file)
-    assert found.site.calibrated == str(file)
-    assert "H200" in found.site.whole.device.name
-    assert found.site.at(1).cluster.device.memory_bytes == 150e9
+    assert found.target.calibrated == str(file)
+    assert "H200" in found.target.whole.device.name
+    assert found.target.at(1).cluster.device.memory_bytes == 150e9
     assert found.rows[0].price.where.physics.launch_s == 1e-6
 
 
@@ -139,12 +138,12 @@ def test_the_verb_measures_ranks_and_the_device(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_probes, "measure_gpu", lambda _: made_up())
     path = tmp_path / "new" / "calibration.json"
     asked = Namespace(measured=None, out=path, ranks="1", threads=0, json=False)
-    assert verb.run_calibrate(asked, Console(file=io.StringIO())) == 0
+    assert verb.run_calibrate(asked) == 0
     assert read_calibration(path).gpu == parse_accelerator_rates(made_up())
 
 
 def test_ranks_of_cores_are_not_planned_from_a_device_alone(file):
-    with pytest.raises(paceline.UserError, match="no calibration of this machine yet"):
+    with pytest.raises(paceline.UserError, match="no calibration"):
         resolve_target("2x1xlocal+1Gb", file)
 
 
@@ -159,14 +158,15 @@ def test_rates_that_cannot_be_are_refused(tmp_path, wrong):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"layer_kernels": "rubbish"}, "layer_kernels is 'rubbish', and not one of eager, fused, compiled"),
-        ({"layer_s": 1e-9}, "layer_s is 1e-09, less than the products of that layer take"),
+        ({"layer_kernels": "rubbish"}, "layer_kernels"),
+        ({"layer_s": 1e-9}, "layer_s is 1e-09"),
     ],
 )
 def test_a_damaged_device_is_refused_when_it_is_read(tmp_path, wrong, said):
     path = write(tmp_path / "damaged.json", **wrong)
-    with pytest.raises(paceline.UserError, match=f"damaged.json is damaged: {said}; make it again"):
+    with pytest.raises(paceline.UserError, match=said) as error:
         plan(lm(), "local", calibration=path)
+    assert error.value.code == "damaged"
 
 
 def test_starts_that_take_longer_than_the_layer_leave_rates_above_zero(tmp_path):
@@ -193,8 +193,8 @@ def test_a_calibration_is_used_for_its_own_device(usual):
 def test_a_calibration_of_another_device_is_not_used_and_that_is_said(usual, tmp_path, named):
     usual("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB")
     found = plan(lm(), "local", calibration=tmp_path / "calibration.json" if named else None)
-    assert found.site.name == "local (2xA100-SXM4-40GB)"
-    assert not found.site.calibrated
+    assert found.target.name == "local (2xA100-SXM4-40GB)"
+    assert not found.target.calibrated
     said = f"calibration of NVIDIA H200 not used ({tmp_path}/calibration.json): this machine has NVIDIA A100-SXM4-40GB"
     assert found.as_json()["cluster"]["note"] == said
     assert said in render_plan(found)
@@ -213,7 +213,7 @@ def test_a_device_that_nobody_knows_is_not_taken_for_another(usual, tmp_path):
     found = resolve_target("local")
     assert found.shared
     assert found.note == "NVIDIA GeForce RTX 4070 is not in the catalogue, so this plans the cores"
-    with pytest.raises(paceline.UserError, match="RTX 4070 was calibrated, but its links and power are not"):
+    with pytest.raises(paceline.UserError, match="RTX 4070 was calibrated"):
         resolve_target("local", write(tmp_path / "own.json", name="NVIDIA GeForce RTX 4070"))
 
 
@@ -235,10 +235,10 @@ def test_a_file_without_any_measurement_is_refused(tmp_path):
 
 def test_the_probes_run(monkeypatch):
     """On a core, on next to nothing: what they measure is of no use, but all of it is there and can be planned with."""
-    small = {"MATMULS": ((64, 64, 64),), "ATTENTIONS": ((1, 2, 32, 16),), "MOVED": 1 << 12, "UPDATED": (100,)}
+    small = {"GPU_MATMULS": ((64, 64, 64),), "ATTENTIONS": ((1, 2, 32, 16),), "MOVED": 1 << 12, "UPDATED": (100,)}
     small["PACKED"] = ((4, 2, 8, 16),)
     whole = replace(GPU_LAYER, width=32, heads=2, kv_heads=2, ffn=64, context=16)
-    for name, value in {**small, "DEVICE": "cpu", "COPIED_BYTES": 1 << 10, "WHOLE": whole}.items():
+    for name, value in {**small, "DEVICE": "cpu", "COPIED_BYTES": 1 << 10, "GPU_LAYER": whole}.items():
         monkeypatch.setattr(gpu_probes, name, value)
     monkeypatch.setattr(calibration, "GPU_LAYER", whole)
     monkeypatch.setattr(calibration, "MAX_OVER_PRODUCTS", 1e9)  # on a busy machine no time of this size fits another
