@@ -115,7 +115,7 @@ def test_after_a_failure_training_goes_on_where_it_was_committed(tmp_path, capfd
     with pytest.raises(RunFailed, match="the power is gone"):
         run_ranks(elastic_run, (str(tmp_path / "broken"), 6), 2)
     assert (tmp_path / "broken" / "elastic-elastic_script.safetensors").exists()
-    with pytest.raises(UserError, match=r"does not fit this script \(.*\); remove it to begin anew"):
+    with pytest.raises(UserError, match="does not fit this script"):
         run_ranks(elastic_run, (str(tmp_path / "broken"), None, 2), 2)
     ((again, resets, other),) = run_ranks(elastic_run, (str(tmp_path / "broken"),), 1)
     assert again == seen
@@ -123,9 +123,9 @@ def test_after_a_failure_training_goes_on_where_it_was_committed(tmp_path, capfd
     assert other == pytest.approx(weight, rel=1e-5)
     assert not list((tmp_path / "broken").iterdir())
     line = (
-        r"paceline.horovod: goes on from elastic-elastic_script.safetensors, committed \d+ s ago by  elastic_script.py"
+        r"paceline.horovod: resuming from elastic-elastic_script.safetensors, committed \d+ s ago by  elastic_script.py"
     )
-    assert re.search(line + " --lr 1; remove it to begin anew", capfd.readouterr().err)
+    assert re.search(line + " --lr 1; remove it to start anew", capfd.readouterr().err)
 
 
 def test_the_example_prints_the_same_losses_before_and_after_and_on_any_number_of_ranks(capfd):

@@ -1,7 +1,6 @@
-"""PyTorch scripts written for Horovod, over torch.distributed: `import paceline.horovod as hvd` in place of its import.
+"""Horovod's PyTorch interface over torch.distributed: `import paceline.horovod as hvd`.
 
-The names and what they answer are those of Horovod's PyTorch interface. `python -m paceline.horovod train.py` runs a
-script without any change. What is not carried over says so when it is called (`refused.py`).
+`python -m paceline.horovod train.py` runs an unmodified script. Unsupported parts raise an error (`unsupported.py`).
 """
 
 from paceline.horovod import elastic as elastic

@@ -1,15 +1,54 @@
-"""The collectives themselves, under way over torch.distributed, without gradients."""
+"""Start collectives over torch.distributed, without gradients, and wait for their handles."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.horovod.compression import Compression, Compressor
-from paceline.horovod.handles import Handle
-from paceline.horovod.reduction import OPERATIONS, ReduceRule
+from paceline.horovod.reduction import OPERATIONS, Compression, Compressor, ReduceRule
 from paceline.horovod.world import rank, size
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """A collective in flight; the result is computed once, on the first `wait`."""
+
+    def __init__(self, works: Sequence[Any], finish: Callable[[], T]) -> None:
+        """Hold the `works` of torch.distributed: none in a world of one."""
+        self.works = works
+        self._finish: Callable[[], T] | None = finish
+        self._result: list[T] = []
+
+    def done(self) -> bool:
+        return all(work.is_completed() for work in self.works)
+
+    def wait(self) -> T:
+        if self._finish is not None:
+            for work in self.works:
+                work.wait()
+            self._result.append(self._finish())
+            self._finish = None
+        return self._result[0]
+
+    __call__ = wait
+
+
+def poll(handle: Handle[Any]) -> bool:
+    return handle.done()
+
+
+def synchronize(handle: Handle[T]) -> T:
+    return handle.wait()
+
+
+def combine_handles(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
+    return Handle([work for handle in handles for work in handle.works], lambda: [handle.wait() for handle in handles])
+
 
 SENT_AS = {torch.int16: torch.int32}  # neither gloo nor NCCL sends this type
 DIMENSIONS = 8  # of the tensors whose shapes are compared
@@ -18,18 +57,18 @@ DIMENSIONS = 8  # of the tensors whose shapes are compared
 def start_reduce(
     tensor: torch.Tensor, rule: ReduceRule, compression: type[Compressor] = Compression.none
 ) -> Handle[torch.Tensor]:
-    """A reduction under way; `tensor` is copied, and not touched."""
+    """Start reducing a copy of the tensor."""
     if tensor.is_sparse:
         return start_sparse_reduce(tensor, rule)
     return start_reduce_buffer(tensor.detach().clone(memory_format=torch.contiguous_format), rule, compression)
 
 
 def start_reduce_buffer(buffer: torch.Tensor, rule: ReduceRule, compression: type[Compressor]) -> Handle[torch.Tensor]:
-    """The same, of a tensor in one piece that may be overwritten: without a copy where it is not compressed."""
-    sent, context = compression.compress(_sendable(rule.scaled(buffer)))
+    """Start reducing a contiguous buffer, which may be overwritten."""
+    sent, context = compression.compress(_sendable(rule.scale(buffer)))
     works = [dist.all_reduce(sent, OPERATIONS[rule.op], async_op=True)] if size() > 1 else []
     ranks, dtype = size(), buffer.dtype
-    return Handle(works, lambda: rule.finished(compression.decompress(sent, context), ranks).to(dtype))
+    return Handle(works, lambda: rule.finish(compression.decompress(sent, context), ranks).to(dtype))
 
 
 def start_sparse_reduce(tensor: torch.Tensor, rule: ReduceRule) -> Handle[torch.Tensor]:
@@ -37,11 +76,11 @@ def start_sparse_reduce(tensor: torch.Tensor, rule: ReduceRule) -> Handle[torch.
         raise UserError(f"op=hvd.{rule.op.value}: sparse tensors are summed or averaged; use hvd.Sum or hvd.Average")
     mine = tensor.detach().coalesce()
     shape, ranks = mine.shape, size()
-    indices, values = start_gather(mine.indices().t().contiguous()), start_gather(rule.scaled(mine.values().clone()))
+    indices, values = start_gather(mine.indices().t().contiguous()), start_gather(rule.scale(mine.values().clone()))
 
     def finish() -> torch.Tensor:
         summed = torch.sparse_coo_tensor(indices.wait().t(), values.wait(), shape, check_invariants=False).coalesce()
-        finished = rule.finished(summed.values(), ranks)
+        finished = rule.finish(summed.values(), ranks)
         return torch.sparse_coo_tensor(summed.indices(), finished, shape, is_coalesced=True, check_invariants=False)
 
     return Handle([*indices.works, *values.works], finish)
@@ -64,7 +103,7 @@ def start_gather(tensor: torch.Tensor) -> Handle[torch.Tensor]:
 
 
 def gather_row_counts(mine: torch.Tensor) -> list[int]:
-    """How many rows each rank has. Ranks whose tensors do not fit together are told so instead of waiting for ever."""
+    """Return the rows of each rank; raise on ranks whose tensors do not match, instead of hanging."""
     if mine.dim() > DIMENSIONS:
         raise UserError(f"a tensor of {mine.dim()} dimensions cannot be gathered; use at most {DIMENSIONS}")
     kind = torch.empty(0, dtype=mine.dtype).element_size() * (1 if mine.is_floating_point() else -1)
@@ -72,12 +111,12 @@ def gather_row_counts(mine: torch.Tensor) -> list[int]:
     sent = torch.tensor([*about, *[0] * (DIMENSIONS + 2 - len(about))], device=mine.device)
     everyone = [torch.empty_like(sent) for _ in range(size())]
     dist.all_gather(everyone, sent)
-    told = [other.tolist() for other in everyone]
-    if any(other[1:] != told[0][1:] for other in told):
+    shapes = [other.tolist() for other in everyone]
+    if any(other[1:] != shapes[0][1:] for other in shapes):
         raise RuntimeError(
             f"the tensors differ between ranks in type or beyond the first dimension; here {list(mine.shape)}"
         )
-    return [other[0] for other in told]
+    return [other[0] for other in shapes]
 
 
 def start_broadcast(tensor: torch.Tensor, root_rank: int) -> Handle[torch.Tensor]:

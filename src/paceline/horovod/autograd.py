@@ -1,4 +1,4 @@
-"""What the backward pass sends where the forward pass sent something.
+"""Collectives with gradients.
 
 As in Horovod, the gradient of what every rank holds a copy of (gathered or broadcast) is averaged over ranks, so that
 a loss that all of them compute from it counts once.
@@ -11,18 +11,17 @@ from typing import Any
 import torch
 
 from paceline.horovod import async_ops
-from paceline.horovod.compression import Compressor
-from paceline.horovod.reduction import Average, ReduceRule, Sum, scale_buffer
+from paceline.horovod.reduction import Average, Compressor, ReduceRule, Sum, scale_buffer
 from paceline.horovod.world import rank, size
 
 
-def _linear(rule: ReduceRule) -> ReduceRule:
+def _require_linear(rule: ReduceRule) -> ReduceRule:
     if rule.op not in (Average, Sum):
         raise RuntimeError(f"op=hvd.{rule.op.value} has no gradient; detach the tensor, or use hvd.Sum or hvd.Average")
     return rule
 
 
-class Reduced(torch.autograd.Function):
+class AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, rule: ReduceRule, compression: type[Compressor]) -> torch.Tensor:
         ctx.rule, ctx.compression = rule, compression
@@ -30,10 +29,10 @@ class Reduced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return async_ops.start_reduce(grads[0], _linear(ctx.rule), ctx.compression).wait(), None, None
+        return async_ops.start_reduce(grads[0], _require_linear(ctx.rule), ctx.compression).wait(), None, None
 
 
-class Gathered(torch.autograd.Function):
+class AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         ctx.shape = tensor.shape
@@ -59,7 +58,7 @@ class Broadcast(torch.autograd.Function):
         return (averaged if rank() == ctx.root_rank else torch.zeros_like(averaged)), None
 
 
-class Exchanged(torch.autograd.Function):
+class AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, to: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         received, counts = async_ops.start_alltoall(tensor, to).wait()
@@ -72,7 +71,7 @@ class Exchanged(torch.autograd.Function):
         return async_ops.start_alltoall(grads[0], ctx.counts).wait()[0], None
 
 
-class Scattered(torch.autograd.Function):
+class ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, rule: ReduceRule, compression: type[Compressor]) -> torch.Tensor:
         ctx.rule = rule
@@ -80,6 +79,6 @@ class Scattered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        rule = _linear(ctx.rule)
+        rule = _require_linear(ctx.rule)
         factor = rule.before * rule.after * (1 if rule.op is Average else size())
         return scale_buffer(async_ops.start_gather(grads[0]).wait(), factor), None, None

@@ -1,7 +1,6 @@
-"""Reducing, gathering, broadcasting and exchanging tensors, each at once or under way; gradients go through the former.
+"""Horovod's collectives, blocking (differentiable), asynchronous and grouped.
 
-Names of operations are taken and not used: torch.distributed pairs collectives by their order, which must be the same
-on every rank, where Horovod pairs them by name.
+`name=` is accepted and ignored: torch.distributed matches collectives by order, which must be the same on every rank.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ import torch.distributed as dist
 from paceline.errors import UserError
 from paceline.horovod import autograd
 from paceline.horovod.async_ops import (
+    Handle,
+    combine_handles,
     start_alltoall,
     start_broadcast,
     start_gather,
@@ -22,22 +23,20 @@ from paceline.horovod.async_ops import (
     start_reduce_scatter,
     start_sparse_reduce,
 )
-from paceline.horovod.compression import Compression, Compressor
-from paceline.horovod.handles import Handle
-from paceline.horovod.reduction import Average, Operation, ReduceRule, resolve_rule
+from paceline.horovod.reduction import Average, Compression, Compressor, Operation, ReduceRule, resolve_rule
 from paceline.horovod.unsupported import ProcessSet, require_global_set
 from paceline.horovod.world import size
 
 
 class Factors(TypedDict, total=False):
-    """What the reductions take by name only."""
+    """Keyword arguments of the reductions."""
 
     prescale_factor: float
     postscale_factor: float
     process_set: ProcessSet
 
 
-def _rule(op: Operation | None, average: bool | None, factors: Factors) -> ReduceRule:
+def _resolve_rule(op: Operation | None, average: bool | None, factors: Factors) -> ReduceRule:
     require_global_set(factors.get("process_set"))
     return resolve_rule(op, average, factors.get("prescale_factor", 1.0), factors.get("postscale_factor", 1.0))
 
@@ -50,10 +49,10 @@ def allreduce(
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> torch.Tensor:
-    """The average over ranks, or what `op` says."""
-    rule = _rule(op, average, factors)
+    """Return the average over ranks, or the reduction `op`."""
+    rule = _resolve_rule(op, average, factors)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return autograd.Reduced.apply(tensor, rule, compression)
+        return autograd.AllReduce.apply(tensor, rule, compression)
     return start_reduce(tensor, rule, compression).wait()
 
 
@@ -74,7 +73,7 @@ def allreduce_async(
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[torch.Tensor]:
-    return start_reduce(tensor, _rule(op, average, factors))
+    return start_reduce(tensor, _resolve_rule(op, average, factors))
 
 
 def allreduce_async_(
@@ -84,23 +83,23 @@ def allreduce_async_(
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[torch.Tensor]:
-    handle = start_reduce(tensor, _rule(op, average, factors))
-    return _into(tensor, handle)
+    handle = start_reduce(tensor, _resolve_rule(op, average, factors))
+    return _copy_into(tensor, handle)
 
 
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None = None, op: Operation = Average, process_set: ProcessSet | None = None
 ) -> Handle[torch.Tensor]:
-    """Of a sparse tensor: rows are gathered instead of summed."""
+    """Reduce a sparse tensor by gathering its rows."""
     require_global_set(process_set)
     return start_sparse_reduce(tensor, resolve_rule(op, None))
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> torch.Tensor:
-    """All ranks' tensors along the first dimension, which alone may differ between them."""
+    """Concatenate the tensors of all ranks along the first dimension, which may differ between ranks."""
     require_global_set(process_set)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return autograd.Gathered.apply(tensor)
+        return autograd.AllGather.apply(tensor)
     return start_gather(tensor).wait()
 
 
@@ -114,7 +113,7 @@ def allgather_async(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> torch.Tensor:
-    """What the root has, as a new tensor."""
+    """Return the tensor of the root."""
     require_global_set(process_set)
     if tensor.requires_grad and torch.is_grad_enabled():
         return autograd.Broadcast.apply(tensor, root_rank)
@@ -138,7 +137,7 @@ def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[torch.Tensor]:
     require_global_set(process_set)
-    return _into(tensor, start_broadcast(tensor, root_rank))
+    return _copy_into(tensor, start_broadcast(tensor, root_rank))
 
 
 def alltoall(
@@ -147,11 +146,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Rows to each rank and from each: with `splits`, how many to whom, also how many came from whom."""
+    """Exchange rows between all ranks; with `splits` (rows per receiver), also return rows per sender."""
     require_global_set(process_set)
-    to = _splits(tensor, splits)
+    to = _resolve_splits(tensor, splits)
     if tensor.requires_grad and torch.is_grad_enabled():
-        received, counts = autograd.Exchanged.apply(tensor, to)
+        received, counts = autograd.AllToAll.apply(tensor, to)
     else:
         received, counts = start_alltoall(tensor, to).wait()
     if splits is None:
@@ -166,11 +165,11 @@ def alltoall_async(
     process_set: ProcessSet | None = None,
 ) -> Handle[torch.Tensor] | Handle[tuple[torch.Tensor, torch.Tensor]]:
     require_global_set(process_set)
-    under_way = start_alltoall(tensor, _splits(tensor, splits))
+    under_way = start_alltoall(tensor, _resolve_splits(tensor, splits))
     return under_way if splits is not None else Handle(under_way.works, lambda: under_way.wait()[0])
 
 
-def _splits(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None) -> list[int]:
+def _resolve_splits(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None) -> list[int]:
     if splits is None:
         if len(tensor) % size():
             raise UserError(f"{len(tensor)} rows cannot be divided evenly over {size()} ranks; give splits=")
@@ -190,17 +189,17 @@ def reducescatter(
     op: Operation = Average,
     **factors: Unpack[Factors],
 ) -> torch.Tensor:
-    """This rank's part of the reduced tensor, along the first dimension; the first ranks have one row more."""
-    rule = _rule(op, None, factors)
+    """Return this rank's rows of the reduced tensor; the first ranks have one more."""
+    rule = _resolve_rule(op, None, factors)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return autograd.Scattered.apply(tensor, rule, compression)
+        return autograd.ReduceScatter.apply(tensor, rule, compression)
     return start_reduce_scatter(tensor, rule, compression).wait()
 
 
 def reducescatter_async(
     tensor: torch.Tensor, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
 ) -> Handle[torch.Tensor]:
-    return start_reduce_scatter(tensor, _rule(op, None, factors))
+    return start_reduce_scatter(tensor, _resolve_rule(op, None, factors))
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
@@ -209,11 +208,85 @@ def barrier(process_set: ProcessSet | None = None) -> None:
         dist.barrier()
 
 
-def _into(tensor: torch.Tensor, handle: Handle[torch.Tensor]) -> Handle[torch.Tensor]:
-    """The result put in the place of what was sent."""
+def _copy_into(tensor: torch.Tensor, handle: Handle[torch.Tensor]) -> Handle[torch.Tensor]:
+    """Copy the result over the tensor that was sent."""
     return Handle(handle.works, lambda: _copied(tensor, handle.wait()))
 
 
 def _copied(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return tensor.copy_(value)
+
+
+Tensors = Sequence[torch.Tensor]
+
+
+def grouped_allreduce(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Operation | None = None,
+    **factors: Unpack[Factors],
+) -> list[torch.Tensor]:
+    if compression is not Compression.none or any(tensor.requires_grad for tensor in tensors):
+        return [allreduce(tensor, average, name, compression, op, **factors) for tensor in tensors]
+    return grouped_allreduce_async(tensors, average, name, op, **factors).wait()
+
+
+def grouped_allreduce_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Operation | None = None,
+    **factors: Unpack[Factors],
+) -> list[torch.Tensor]:
+    return grouped_allreduce_async_(tensors, average, name, op, **factors).wait()
+
+
+def grouped_allreduce_async(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Operation | None = None,
+    **factors: Unpack[Factors],
+) -> Handle[list[torch.Tensor]]:
+    return combine_handles([allreduce_async(tensor, average, name, op, **factors) for tensor in tensors])
+
+
+def grouped_allreduce_async_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Operation | None = None,
+    **factors: Unpack[Factors],
+) -> Handle[list[torch.Tensor]]:
+    return combine_handles([allreduce_async_(tensor, average, name, op, **factors) for tensor in tensors])
+
+
+def grouped_allgather(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet | None = None
+) -> list[torch.Tensor]:
+    return [allgather(tensor, name, process_set) for tensor in tensors]
+
+
+def grouped_allgather_async(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet | None = None
+) -> Handle[list[torch.Tensor]]:
+    return combine_handles([allgather_async(tensor, name, process_set) for tensor in tensors])
+
+
+def grouped_reducescatter(
+    tensors: Tensors,
+    compression: type[Compressor] = Compression.none,
+    name: str | None = None,
+    op: Operation = Average,
+    **factors: Unpack[Factors],
+) -> list[torch.Tensor]:
+    return [reducescatter(tensor, compression, name, op, **factors) for tensor in tensors]
+
+
+def grouped_reducescatter_async(
+    tensors: Tensors, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
+) -> Handle[list[torch.Tensor]]:
+    return combine_handles([reducescatter_async(tensor, name, op, **factors) for tensor in tensors])

@@ -1,4 +1,4 @@
-"""Bringing all ranks to what one of them has: parameters, the state of an optimiser, any object."""
+"""Broadcast parameters, optimiser state and objects from one rank to all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.launch.process_group import gather_objects
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
-    """What the root has; it must be picklable."""
+    """Return the object of the root, which must be picklable."""
     require_global_set(process_set)
     box = [obj]
     if size() > 1:
@@ -34,7 +34,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0, process_set: ProcessSet | None = None
 ) -> None:
-    """`model.state_dict()`, `model.named_parameters()` or tensors, overwritten by those of the root."""
+    """Overwrite `model.state_dict()`, `model.named_parameters()` or tensors by those of the root."""
     require_global_set(process_set)
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise UserError(f"broadcast_parameters: give model.state_dict(), not a {type(params).__name__}")
@@ -46,7 +46,7 @@ def broadcast_parameters(
 
 
 class _Tensor(NamedTuple):
-    """In place of a tensor that travels by itself."""
+    """Placeholder of a tensor that is sent separately."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -59,39 +59,39 @@ class _Tensor(NamedTuple):
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
 ) -> None:
-    """State and settings of the root's optimiser, on all ranks; there they replace whatever was there before."""
+    """Replace state and settings of the optimiser on all ranks by those of the root."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UserError("the state of torch.optim.LBFGS cannot be broadcast; use another optimiser")
     if size() == 1:
         return
     tensors: list[torch.Tensor] = []
     if rank() == root_rank:
-        broadcast_object(_without_tensors(optimizer.state_dict(), tensors), root_rank)
+        broadcast_object(_extract_tensors(optimizer.state_dict(), tensors), root_rank)
     else:
-        received = _with_tensors(broadcast_object(None, root_rank), tensors)
+        received = _insert_tensors(broadcast_object(None, root_rank), tensors)
     broadcast_parameters(tensors, root_rank)
     if rank() != root_rank:
         optimizer.load_state_dict(received)
 
 
-def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _extract_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Tensor(value.shape, value.dtype, value.device.type)
     if isinstance(value, dict):
-        return {key: _without_tensors(inner, tensors) for key, inner in value.items()}
+        return {key: _extract_tensors(inner, tensors) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_without_tensors(inner, tensors) for inner in value)
+        return type(value)(_extract_tensors(inner, tensors) for inner in value)
     return value
 
 
-def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The value with an empty tensor, to be filled, for each placeholder."""
+def _insert_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Replace each placeholder by an empty tensor to receive into."""
     if isinstance(value, _Tensor):
         tensors.append(value.empty())
         return tensors[-1]
     if isinstance(value, dict):
-        return {key: _with_tensors(inner, tensors) for key, inner in value.items()}
+        return {key: _insert_tensors(inner, tensors) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_with_tensors(inner, tensors) for inner in value)
+        return type(value)(_insert_tensors(inner, tensors) for inner in value)
     return value

@@ -1,11 +1,9 @@
-"""An optimiser whose gradients are those of all ranks: summed in buckets while the backward pass goes on.
+"""`DistributedOptimizer`: gradients reduced over all ranks, in buckets and during the backward pass.
 
-Buckets are filled from the last parameter to the first and leave in that order on every rank, whatever the order in
-which gradients come. Behind the gradients, each carries one number per parameter that says whether this rank has a
-gradient for it: a parameter that no rank has used keeps none, as it would in one process.
+Buckets are filled from the last parameter to the first and sent in that order on every rank. Each also carries a flag
+per parameter, whether this rank has a gradient for it: a parameter that no rank has used keeps none.
 
-Which parameters have sparse gradients (`nn.Embedding(sparse=True)`) is agreed on after the first backward pass; these
-are gathered instead.
+Ranks agree on sparse gradients (`nn.Embedding(sparse=True)`) after the first backward pass; these are gathered.
 """
 
 from __future__ import annotations
@@ -20,20 +18,18 @@ from typing import Any, TypedDict, Unpack
 import torch
 
 from paceline.errors import UserError, join_names
-from paceline.horovod.async_ops import start_reduce, start_reduce_buffer, start_sparse_reduce
-from paceline.horovod.compression import Compression, Compressor
-from paceline.horovod.handles import Handle
-from paceline.horovod.reduction import Average, Max, Operation, ReduceRule, Sum, resolve_rule
+from paceline.horovod.async_ops import Handle, start_reduce, start_reduce_buffer, start_sparse_reduce
+from paceline.horovod.reduction import Average, Compression, Compressor, Max, Operation, ReduceRule, Sum, resolve_rule
 from paceline.horovod.unsupported import ProcessSet, require_global_set
 from paceline.horovod.world import size
 
 BUCKET_BYTES = 25_000_000
-FIRST_BYTES = 1_000_000  # that one may leave while most of the backward pass is still ahead
+FIRST_BYTES = 1_000_000  # so that the first is sent early in the backward pass
 Parameters = list[torch.nn.Parameter]
 
 
 class Grouping(TypedDict, total=False):
-    """What `DistributedOptimizer` takes by name only."""
+    """Keyword arguments of `DistributedOptimizer`."""
 
     num_groups: int
     groups: int | Sequence[Sequence[torch.nn.Parameter]] | None
@@ -50,9 +46,9 @@ def DistributedOptimizer(
     gradient_predivide_factor: float = 1.0,
     **grouping: Unpack[Grouping],
 ) -> Any:
-    """The optimiser, as an object of a class derived from its own, with the same groups and state.
+    """Return an optimiser of a class derived from that of `optimizer`, with the same groups and state.
 
-    `gradient_predivide_factor` divides the averaging: by it before the sum, by the rest after it.
+    `gradient_predivide_factor` splits the averaging: divide by it before the sum, by the rest after.
     """
     require_global_set(grouping.get("process_set"))
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -60,7 +56,7 @@ def DistributedOptimizer(
     if isinstance(optimizer, _Distributed):
         raise UserError("this optimiser is a DistributedOptimizer already; give it the one of torch, once")
     if op not in (Average, Sum):
-        resolve_rule(op, None)  # which refuses what is no reduction
+        resolve_rule(op, None)  # rejects what is not a reduction
         raise UserError(f"op=hvd.{op.value}: gradients are summed or averaged; use hvd.Sum or hvd.Average")
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise UserError("gradient_predivide_factor= divides an average; use it with op=hvd.Average")
@@ -70,7 +66,7 @@ def DistributedOptimizer(
     rule = ReduceRule(op, 1 / gradient_predivide_factor, gradient_predivide_factor)
     kind: Any = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     new = kind.__new__(kind)
-    # A schedule that was made before has put its own `step` into the old object, bound to it.
+    # An existing scheduler has replaced `step` of the old object by one that is bound to it.
     new.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     groups = grouping.get("groups") or grouping.get("num_groups") or 0
     new.exchange = GradientExchange(
@@ -82,7 +78,7 @@ def DistributedOptimizer(
 def _check_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> None:
-    """Names are not needed here; a wrong list of them is a mistake all the same."""
+    """Raise UserError if the names are incomplete or not unique; they are not used otherwise."""
     if named_parameters is None:
         return
     pairs = list(named_parameters)
@@ -101,16 +97,16 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Parameters:
 
 
 @dataclass
-class _Sent:
-    """A bucket under way: the gradients end to end, and whether this rank had each of them."""
+class _BucketInFlight:
+    """A bucket in flight: its flat gradients, and which of them this rank had."""
 
     bucket: Parameters
     handle: Handle[torch.Tensor]
     had: list[bool]
-    sparse: set[torch.nn.Parameter]  # those that are dense on the way only
+    sparse: set[torch.nn.Parameter]  # dense while in flight only
 
     @torch.no_grad()
-    def put_back(self) -> None:
+    def unpack(self) -> None:
         summed = self.handle.wait()
         sizes = [parameter.numel() for parameter in self.bucket]
         *pieces, used = summed.split([*sizes, len(self.bucket)])
@@ -127,7 +123,7 @@ class _Sent:
 
 
 class GradientExchange:
-    """The gradients of one optimiser on their way between the ranks."""
+    """Exchange the gradients of one optimiser between ranks."""
 
     def __init__(
         self,
@@ -146,18 +142,18 @@ class GradientExchange:
         self.sparse: set[torch.nn.Parameter] = set()
         self.buckets: list[Parameters] = []
         self.agreed = False  # on which gradients are sparse
-        self.sent: list[_Sent] = []
+        self.sent: list[_BucketInFlight] = []
         if size() > 1:
-            ready = _weakly(self._ready)  # an optimiser that is given up must not go on answering
+            ready = _hold_weakly(self._ready)  # so that hooks do not keep a discarded optimiser alive
             for parameter in every:
                 parameter.register_post_accumulate_grad_hook(ready)
 
     @property
     def begun(self) -> bool:
-        """There was a backward pass since the last exchange."""
+        """Whether there was a backward pass since the last exchange."""
         return any(left != self.passes for left in self.left.values())
 
-    def again(self, passes: int) -> None:
+    def reset(self, passes: int) -> None:
         self.passes = passes
         self.left = dict.fromkeys(self.left, passes)
 
@@ -182,12 +178,12 @@ class GradientExchange:
             gathered = [] if self.sparse_as_dense else [p for p in self.left if p in self.sparse]
             handles = [start_sparse_reduce(_sparse_gradient(parameter), self.rule) for parameter in gathered]
             for sent in self.sent:
-                sent.put_back()
+                sent.unpack()
             for parameter, handle in zip(gathered, handles, strict=True):
                 gradient = handle.wait()
                 parameter.grad = gradient if parameter.grad is not None or gradient._nnz() else None
             self.sent.clear()
-            self.again(self.passes)
+            self.reset(self.passes)
         self.fresh = True
 
     def _agree(self) -> None:
@@ -204,7 +200,9 @@ class GradientExchange:
         had = [parameter.grad is not None for parameter in bucket]
         used = bucket[0].new_ones(len(had)) if all(had) else bucket[0].new_tensor(had)
         flat = torch.cat([*(self._flat(parameter) for parameter in bucket), used])
-        self.sent.append(_Sent(bucket, start_reduce_buffer(flat, self.rule, self.compression), had, self.sparse))
+        self.sent.append(
+            _BucketInFlight(bucket, start_reduce_buffer(flat, self.rule, self.compression), had, self.sparse)
+        )
 
     def _flat(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         if parameter.grad is None:
@@ -218,7 +216,7 @@ class GradientExchange:
 
 
 def _sparse_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A rank that did not use the parameter sends no rows."""
+    """Return the sparse gradient, with no rows if this rank did not use the parameter."""
     if parameter.grad is not None:
         return parameter.grad
     rows = torch.empty(1, 0, dtype=torch.long, device=parameter.device)
@@ -226,7 +224,7 @@ def _sparse_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
 
 
-def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
+def _hold_weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
     reference = weakref.WeakMethod(method)
 
     def call(argument: Any) -> None:
@@ -237,21 +235,21 @@ def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def group_into_buckets(every: Parameters, groups: int | Sequence[Sequence[torch.nn.Parameter]]) -> list[Parameters]:
-    """From the last parameter to the first: the groups that were asked for, or as many as fit into a bucket."""
+    """Group parameters, last first, by the given groups or up to the bucket size."""
     backwards = every[::-1]
     if isinstance(groups, int):
         each = -(-len(backwards) // groups) if groups else 0
-        return _alike(backwards, lambda bucket: groups and len(bucket) >= each)
+        return _split_by_type(backwards, lambda bucket: groups and len(bucket) >= each)
     asked = {id(parameter): number for number, group in enumerate(groups) for parameter in group}
     parts: dict[int, Parameters] = {}
     for parameter in backwards:
         parts.setdefault(asked.get(id(parameter), -1), []).append(parameter)
-    rest = _alike(parts.pop(-1, []), lambda bucket: False)
-    return [bucket for part in parts.values() for bucket in _alike(part, None)] + rest
+    rest = _split_by_type(parts.pop(-1, []), lambda bucket: False)
+    return [bucket for part in parts.values() for bucket in _split_by_type(part, None)] + rest
 
 
-def _alike(parameters: Parameters, full: Callable[[Parameters], Any] | None) -> list[Parameters]:
-    """In buckets of one type and device each; without `full`, however large."""
+def _split_by_type(parameters: Parameters, full: Callable[[Parameters], Any] | None) -> list[Parameters]:
+    """Split into buckets of one dtype and device each, of any size without `full`."""
     buckets: list[Parameters] = []
     held = 0
     for parameter in parameters:
@@ -268,7 +266,7 @@ def _alike(parameters: Parameters, full: Callable[[Parameters], Any] | None) -> 
 
 
 class _Distributed(torch.optim.Optimizer):
-    """Put before the class of the user's optimiser."""
+    """Mixin in front of the class of the user's optimiser."""
 
     exchange: GradientExchange
     _skip = False
@@ -278,10 +276,10 @@ class _Distributed(torch.optim.Optimizer):
         return self.exchange.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        self.exchange.again(passes)
+        self.exchange.reset(passes)
 
     def synchronize(self) -> None:
-        """Wait until the gradients are those of all ranks, to clip them, say, before `step`."""
+        """Wait for the reduced gradients, for example to clip them before `step`."""
         self.exchange.finish()
 
     @contextmanager
@@ -293,7 +291,7 @@ class _Distributed(torch.optim.Optimizer):
             self._skip = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Gradients that were synchronised already are not reduced a second time."""
+        """Reduce gradients unless `synchronize` did so already, then update."""
         if closure is not None:
             return super().step(self._synchronised(closure))
         if not self._skip and not self.exchange.fresh:
@@ -312,7 +310,7 @@ class _Distributed(torch.optim.Optimizer):
         return call
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
-        """Gradients that are given up may be on their way already: the exchange is completed first, on every rank."""
+        """Complete a started exchange on every rank, then discard the gradients."""
         if self.exchange.begun:
             self.exchange.finish()
         self.exchange.fresh = False

@@ -1,15 +1,55 @@
-"""How values of several ranks become one: the operations, and the factors before and after them."""
+"""How gradients are sent and combined: compression, operations, and factors before and after them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
 from paceline.horovod.unsupported import raise_no_adasum
+
+
+class Compressor(Protocol):
+    """Interface of compressors; scripts may bring their own."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]: ...
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor: ...
+
+
+class NoCompressor:
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor
+
+
+class FP16Compressor:
+    """Send floating-point tensors in 16 bits."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+class Compression:
+    """Values of `compression=`."""
+
+    none = NoCompressor
+    fp16 = FP16Compressor
 
 
 class Operation(Enum):
@@ -40,19 +80,19 @@ class ReduceRule:
     before: float = 1.0
     after: float = 1.0
 
-    def scaled(self, buffer: torch.Tensor) -> torch.Tensor:
-        """What is sent; floating-point buffers are changed in place."""
+    def scale(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Scale the buffer before it is sent, in place if it is floating point."""
         return scale_buffer(buffer, self.before)
 
-    def finished(self, buffer: torch.Tensor, ranks: int) -> torch.Tensor:
-        """What came back, likewise."""
+    def finish(self, buffer: torch.Tensor, ranks: int) -> torch.Tensor:
+        """Scale the received buffer, in place if it is floating point."""
         if self.op is Average:
             buffer = buffer.div_(ranks) if _in_place(buffer) else (buffer.double() / ranks).to(buffer.dtype)
         return scale_buffer(buffer, self.after)
 
 
 def scale_buffer(buffer: torch.Tensor, factor: float) -> torch.Tensor:
-    """In the type of the buffer; whole numbers by way of 64-bit floating point."""
+    """Scale in the type of the buffer; integers go through float64."""
     if factor == 1.0:
         return buffer
     return buffer.mul_(factor) if _in_place(buffer) else (buffer.double() * factor).to(buffer.dtype)
@@ -63,7 +103,7 @@ def _in_place(buffer: torch.Tensor) -> bool:
 
 
 def resolve_rule(op: Operation | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> ReduceRule:
-    """`average` is the older way to ask for a sum."""
+    """Resolve `op` and its older form `average`."""
     if op is not None and average is not None:
         raise UserError("average= is the older name of op=; give one of them, op=hvd.Sum or op=hvd.Average")
     if op is None:

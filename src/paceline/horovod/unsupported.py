@@ -1,4 +1,4 @@
-"""What is not carried over from Horovod: each says so in one sentence, with what to do instead."""
+"""Parts of Horovod that are not supported: each raises an error that names the alternative."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from paceline.errors import PacelineError
 
 
 class UnsupportedHorovodFeature(PacelineError, NotImplementedError):
-    """A part of Horovod that we do not have."""
+    """A part of Horovod that is not supported."""
 
     exit_code = 2
 
 
 class UnsupportedHorovodModule(UnsupportedHorovodFeature, ModuleNotFoundError):
-    """A module of Horovod; a script that tries to import it may go on without."""
+    """A module of Horovod that is not supported; an ImportError, so that scripts may catch it."""
 
 
 def raise_unsupported(what: str, instead: str) -> NoReturn:
@@ -22,7 +22,7 @@ def raise_unsupported(what: str, instead: str) -> NoReturn:
 
 
 class ProcessSet:
-    """Ranks that communicate among themselves. Ours is that of all ranks."""
+    """The set of all ranks; no other is supported."""
 
     process_set_id = 0
 
@@ -47,7 +47,6 @@ global_process_set: ProcessSet = object.__new__(ProcessSet)
 
 
 def require_global_set(process_set: ProcessSet | None) -> None:
-    """All ranks take part in everything."""
     if process_set not in (None, global_process_set):
         raise_no_process_sets()
 

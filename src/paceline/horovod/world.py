@@ -1,4 +1,4 @@
-"""Joining the other ranks and leaving them, and what each rank may ask about its place."""
+"""Join and leave the process group, and ask for rank, size and build options."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TIMEOUT_S = 1800.0  # peers wait while the main rank evaluates or downloads: as 
 
 
 class HorovodInternalError(RuntimeError):
-    """The name under which scripts expect a failed collective. Here torch's own error is raised, and ends the rank."""
+    """Raised by Horovod when a collective fails; here torch's own error is raised instead."""
 
 
 class _Membership:
-    """Of this process: where it stands, since `init`; and the group, which stays until the process ends.
+    """The rank of this process since `init`, and its process group, which stays until the process ends.
 
-    `shutdown` leaves the group alone because it could not be joined again: its meeting point is used up.
+    `shutdown` keeps the group: its rendezvous could not be joined a second time.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class _Membership:
             place = replace(place, rank=dist.get_rank(), world=dist.get_world_size())
         elif self.held is None:
             held = ExitStack()
-            held.enter_context(join_ranks(place, _device_kind(place), 0, TIMEOUT_S))
+            held.enter_context(join_ranks(place, _detect_device_kind(place), 0, TIMEOUT_S))
             self.held = held
             atexit.register(self.leave)
-            _introduce(place)
+            _print_banner(place)
         self.place = place
 
     def leave(self) -> None:
-        """At the end of the process: after a failure without waiting for what the peers may never send."""
+        """Leave the group at exit; after a failure, without waiting for the peers."""
         error = getattr(sys, "last_value", None)
         if self.held is not None:
             with suppress(BaseException):
@@ -100,7 +100,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """The number of this machine among those that have a rank with this local rank."""
+    """Return the index of this machine."""
     return rank() // local_size()
 
 
@@ -108,14 +108,14 @@ def cross_size() -> int:
     return -(-size() // local_size())
 
 
-def _device_kind(place: RankInfo) -> Literal["cpu", "cuda"]:
-    """A GPU of its own for every rank, or none: a script on CPUs may start more ranks than there are GPUs."""
+def _detect_device_kind(place: RankInfo) -> Literal["cpu", "cuda"]:
+    """Return "cuda" if every local rank has its own GPU, else "cpu"."""
     visible = torch.cuda.device_count()
     own = visible >= place.local_world or (visible == 1 and place.launcher in ("srun", "mpirun"))
     return "cuda" if own and visible else "cpu"
 
 
-def _introduce(place: RankInfo) -> None:
+def _print_banner(place: RankInfo) -> None:
     if place.rank == 0:
         ranks = "1 rank" if place.world == 1 else f"{place.world} ranks"
         started = "" if place is SINGLE_RANK else f", started by {place.launcher}"
@@ -126,7 +126,7 @@ def _introduce(place: RankInfo) -> None:
 
 
 def nccl_built() -> int:
-    """The version of NCCL as one number; 0 without it."""
+    """Return the version of NCCL as one number, or 0."""
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
@@ -150,7 +150,7 @@ def gloo_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Ranks that mpirun started are joined by gloo or NCCL all the same."""
+    """Return False: ranks started by mpirun use gloo or NCCL."""
     return False
 
 

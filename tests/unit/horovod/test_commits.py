@@ -59,5 +59,5 @@ def test_what_cannot_be_written_is_refused_before_the_work_begins(value, kind):
 def test_another_file_is_not_taken_for_a_state(tmp_path, content):
     file = tmp_path / "elastic-train.safetensors"
     file.write_bytes(content)
-    with pytest.raises(UserError, match=r"is not a committed state .*; remove it to begin anew"):
+    with pytest.raises(UserError, match="is not a committed state"):
         commits.read_commit(file)

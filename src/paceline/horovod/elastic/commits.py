@@ -1,7 +1,4 @@
-"""A committed state as one file: tensors as safetensors, all else as JSON beside them. Nothing is pickled.
-
-The file is whole or not there: it is written aside and renamed.
-"""
+"""Committed states as files: tensors as safetensors, all else as JSON in their metadata. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ NUMBERS = "biufc"  # the kinds of numpy that torch has too
 
 
 def default_commit_file() -> Path:
-    """Of the script that is running, in the folder it was started in."""
+    """Return the file of the running script, in the current folder."""
     return Path(f"elastic-{Path(sys.argv[0]).stem or 'state'}.safetensors")
 
 
@@ -38,13 +35,13 @@ def write_commit(file: Path, state: dict[str, Any]) -> None:
 
 
 def check_commit(state: dict[str, Any]) -> None:
-    """That all of it can be written, before an hour of work depends on it."""
+    """Raise UserError if a value of the state cannot be written."""
     for name, value in state.items():
         _pack(value, f"state.{name}", {})
 
 
 def read_commit(file: Path) -> tuple[dict[str, Any], str]:
-    """The state, and in words where it comes from."""
+    """Return the state and a description of its origin."""
     try:
         check_regular(file)
         with safe_open(file, framework="pt") as opened:
@@ -62,11 +59,11 @@ def read_commit(file: Path) -> tuple[dict[str, Any], str]:
         AttributeError,
         RecursionError,
     ) as error:
-        raise UserError(f"{file} is not a committed state ({error}); remove it to begin anew") from None
+        raise UserError(f"{file} is not a committed state ({error}); remove it to start anew") from None
 
 
 def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """As JSON, with tensors aside; what JSON has no word for becomes a list that begins with one."""
+    """Return the value as JSON; types that JSON lacks become lists that begin with their name."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:

@@ -1,4 +1,4 @@
-"""What is left of an epoch, dealt out over the ranks there are."""
+"""Divide the rest of an epoch over the current ranks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from paceline.horovod import world
 
 
 class ElasticSampler(Sampler[int]):
-    """Samples that were recorded as processed do not come again after a restart, on any number of ranks.
+    """Skip samples that were processed before a restart, on any number of ranks.
 
-    Each rank records its own; what all ranks have processed is known when the state is synchronised, and what is left
-    is dealt out anew then.
+    Each rank records its own; counts are summed and the rest is divided anew when the state is synchronised.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
         self.epoch = 0
-        self.before = 0  # processed by all ranks when the rest was dealt out
+        self.before = 0  # processed by all ranks at the last reset
         self.since = 0  # processed by this rank since then
         self.reset()
 
@@ -30,7 +29,7 @@ class ElasticSampler(Sampler[int]):
         return self.before + self.since
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. Call it at the end of the one before, or the rest of that one is lost after a failure."""
+        """Start an epoch. Call it at the end of the one before, so that a failure does not lose its rest."""
         self.epoch, self.before = epoch, 0
         self.reset()
 
@@ -41,11 +40,9 @@ class ElasticSampler(Sampler[int]):
         self.since += len(indices)
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """Of one batch of this rank."""
         return self.mine[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, int]:
-        """As this rank knows it."""
         return {"epoch": self.epoch, "before": self.before, "since": self.since}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -54,7 +51,7 @@ class ElasticSampler(Sampler[int]):
         self.since = state["since"]
 
     def reset(self) -> None:
-        """Deal out what is left over the ranks that are here now; the last few come twice where they do not divide."""
+        """Divide the rest over the current ranks; the first few repeat if it does not divide evenly."""
         ranks = world.size()
         indices = list(range(len(self.dataset)))
         if self.shuffle:

@@ -1,4 +1,4 @@
-"""What has to survive a failure, by name: committed every few steps, read back when the ranks start again."""
+"""Elastic state: committed every few steps, and read back when ranks are restarted."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ WRITING_SHARE = 0.1  # of the time, at most
 
 
 class ElasticState:
-    """Values by name, as attributes. A copy of them is kept in memory by `save`, and on disk by `commit`."""
+    """Named values as attributes, copied in memory by `save` and on disk by `commit`."""
 
     def __init__(self, **values: Any) -> None:
         self._values = values
         self._saved: dict[str, Any] = {}
         self._callbacks: list[Callable[[], None]] = []
-        self._file: Path | None = None  # outside of `run` nobody would read it
+        self._file: Path | None = None  # set by `run`
         self._next_write_s = 0.0
         self.save()
 
@@ -48,7 +48,7 @@ class ElasticState:
             self._values[name] = value
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Called when the ranks go on after a restart: to fit the learning rate to their number, say."""
+        """Register functions to call after a restart, for example to scale the learning rate."""
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -56,22 +56,22 @@ class ElasticState:
             call()
 
     def check_host_updates(self) -> None:
-        """Machines come and go between restarts only."""
+        """Do nothing: hosts change between restarts only."""
 
     def commit(self) -> None:
-        """Keep the state as it is now; the main rank writes it at most every two seconds, and a tenth of the time."""
+        """Save the state; the main rank writes it at most every two seconds and a tenth of the time."""
         self.save()
         if self._file is not None and world.rank() == 0 and time.monotonic() >= self._next_write_s:
             began_s = time.monotonic()
-            commits.write_commit(self._file, _for_all_ranks(self._saved))
+            commits.write_commit(self._file, _scale_sampler_counts(self._saved))
             ended_s = time.monotonic()
             self._next_write_s = ended_s + max(WRITE_EVERY_S, (ended_s - began_s) / WRITING_SHARE)
 
     def save(self) -> None:
-        self._saved = {name: _copy(value) for name, value in self._values.items()}
+        self._saved = {name: _copy_value(value) for name, value in self._values.items()}
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Restore what was saved last."""
         for name, saved in self._saved.items():
             now: Any = self._values.get(name)
             if _stateful(now):
@@ -82,7 +82,7 @@ class ElasticState:
                 self._values[name] = copy.deepcopy(saved)
 
     def sync(self) -> None:
-        """Everything as the main rank has it; of samplers, what all ranks have processed."""
+        """Broadcast the main rank's values, and sum what samplers have processed."""
         plain = {name: value for name, value in self._values.items() if not _stateful(value)}
         self._values.update(functions.broadcast_object(plain))
         for value in self._values.values():
@@ -99,7 +99,7 @@ class ElasticState:
         self.save()
 
     def _resume(self, file: Path) -> bool:
-        """On the main rank, take over what an earlier start committed; False if there is nothing."""
+        """Restore an earlier commit on the main rank; return False if there is none."""
         self._file = file
 
         def read() -> str | None:
@@ -110,17 +110,17 @@ class ElasticState:
                 self.restore()
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 why = str(error).strip().splitlines()[0]
-                raise UserError(f"{file} does not fit this script ({why}); remove it to begin anew") from None
+                raise UserError(f"{file} does not fit this script ({why}); remove it to start anew") from None
             return whence
 
         whence = broadcast_from_main(read)
         if whence is not None and world.rank() == 0:
-            warn(f"paceline.horovod: goes on from {whence}; remove it to begin anew")
+            warn(f"paceline.horovod: resuming from {whence}; remove it to start anew")
         return whence is not None
 
 
 class ObjectState(ElasticState):
-    """Values that are copied as they are; Horovod's first two arguments are taken and not needed."""
+    """Plain values; Horovod's first two arguments are accepted and ignored."""
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **values: Any) -> None:
         super().__init__(**values)
@@ -133,7 +133,7 @@ class TorchState(ElasticState):
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Of `func(state, …)`: it begins with what was committed before a failure, or with the main rank's state."""
+    """Wrap `func(state, …)` to start from the last commit, or from the main rank's state."""
 
     @functools.wraps(func)
     def call(state: ElasticState, *args: Any, **options: Any) -> T:
@@ -155,12 +155,12 @@ def _stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def _copy(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     return copy.deepcopy(value.state_dict() if _stateful(value) else value)
 
 
-def _for_all_ranks(saved: dict[str, Any]) -> dict[str, Any]:
-    """The main rank writes for all of them: each has processed as many samples as it has."""
+def _scale_sampler_counts(saved: dict[str, Any]) -> dict[str, Any]:
+    """Count samples for all ranks: each has processed as many as the main rank."""
     return {
         name: {**value, "before": value["before"] + value["since"] * world.size(), "since": 0}
         if isinstance(value, dict) and value.keys() == {"epoch", "before", "since"}

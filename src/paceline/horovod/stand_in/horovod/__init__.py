@@ -7,7 +7,7 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 import paceline.horovod as torch
-from paceline.horovod import compression, elastic, functions, optimizer, sync_batch_norm
+from paceline.horovod import elastic, functions, optimizer, reduction, sync_batch_norm
 from paceline.horovod.elastic import sampler, state
 from paceline.horovod.unsupported import UnsupportedHorovodModule, run
 
@@ -31,7 +31,7 @@ sys.modules |= {
     f"{__name__}.torch.elastic.state": state,
     f"{__name__}.torch.optimizer": optimizer,
     f"{__name__}.torch.sync_batch_norm": sync_batch_norm,
-    f"{__name__}.torch.compression": compression,
+    f"{__name__}.torch.compression": reduction,
     f"{__name__}.torch.functions": functions,
     f"{__name__}.torch.mpi_ops": torch,
 }
