@@ -162,7 +162,7 @@ def test_a_line_without_end_is_not_read(kind, tmp_path, monkeypatch):
         file.truncate(1 << 40)
     with pytest.raises(UserError) as refused:
         list(read(tmp_path / f"t.{kind}"))
-    assert refused.value.code == "unreadable"
+    assert refused.value.code == "invalid-format"
 
 
 def test_parquet_text_that_is_not_utf8(tmp_path, monkeypatch, capsys):

@@ -24,8 +24,7 @@ from paceline.io.files import write_atomic
 from paceline.io.safe_open import check_regular, open_regular, read_text
 
 GZIP_MAGIC = b"\x1f\x8b"
-MAX_LINE_CHARACTERS = 1 << 27
-"""A line is in memory as a whole."""
+MAX_LINE_CHARACTERS = 1 << 27  # a line is in memory as a whole
 MAX_LOOKED_AT_FILES = 10_000
 """Names of files and folders that a plan looks at: it answers at once, whatever a path leads to."""
 MAX_LOOKED_AT_BYTES = 64 << 20
@@ -46,16 +45,12 @@ def check_file(path: Path, key: str) -> Path:
     given = f"{key}={path}"
     try:
         if path.is_dir():
-            raise UserError(
-                f"{given}: this is a folder, expected a file; type  {key}={path}/FILE", code="unreadable", key=key
-            )
+            raise invalid_data(f"{given}: this is a folder, expected a file; type  {key}={path}/FILE", key)
         if not path.exists():
             raise missing_path_error(path, key, "file")
         check_regular(path)
         if path.stat().st_size == 0:
-            raise UserError(
-                f"{given}: the file is empty; at least two rows of two classes are needed", code="invalid-data", key=key
-            )
+            raise invalid_data(f"{given}: the file is empty; at least two rows of two classes are needed", key)
     except OSError as error:
         raise unreadable_error(given, error, key) from None
     return path
@@ -67,6 +62,14 @@ def missing_path_error(path: Path, key: str, expected: str) -> UserError:
     missing = "" if exists else f" (the folder {path.parent} does not exist either)"
     hint = did_you_mean(path.name, (sibling.name for sibling in path.parent.iterdir())) if exists else ""
     return UserError(f"{key}={path}: no such {expected}{missing}{hint}", code="not-found", key=key)
+
+
+def invalid_data(message: str, key: str = "") -> UserError:
+    return UserError(message, code="invalid-data", key=key)
+
+
+def invalid_format(message: str, key: str = "") -> UserError:
+    return UserError(message, code="invalid-format", key=key)
 
 
 def unreadable_error(given: object, error: OSError, key: str = "") -> UserError:
@@ -88,18 +91,16 @@ def find_files(path: Path, key: str, suffixes: tuple[str, ...], looking: bool = 
             files = sorted(file for file in walk.iter_below(path, _is_visible) if file.name.endswith(suffixes))
             if not files:
                 kinds = " ".join(suffix for suffix in suffixes if not suffix.endswith(".gz"))
-                raise UserError(
-                    f"{given}: the folder has no text files ({kinds}, or the same with .gz)", code="not-found", key=key
-                )
+                raise invalid_data(f"{given}: the folder has no text files ({kinds}, or the same with .gz)", key)
         elif glob.has_magic(str(path)):
             files = sorted(walk.iter_matches(path))
             if not files:
-                raise UserError(f"{given}: no file matches this pattern", code="not-found", key=key)
+                raise invalid_data(f"{given}: no file matches this pattern", key)
         else:
             raise missing_path_error(path, key, "file or folder")
         if not any(file.stat().st_size for file in files):
             which = "the file is" if len(files) == 1 else f"all {len(files)} files are"
-            raise UserError(f"{given}: {which} empty", code="invalid-data", key=key)
+            raise invalid_data(f"{given}: {which} empty", key)
     except OSError as error:
         raise unreadable_error(given, error, key) from None
     return files
@@ -185,11 +186,8 @@ def open_text(path: Path) -> Iterator[TextIO]:
         with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
             yield text
     except UnicodeDecodeError:
-        raise UserError(
-            f"{path} {_find_invalid_line(path)}: the text is not UTF-8; "
-            f"convert it with  iconv -f {_guess_encoding(path)} -t UTF-8 {path.name} > utf8-{path.name}",
-            code="invalid-format",
-        ) from None
+        command = f"iconv -f {_guess_encoding(path)} -t UTF-8 {path.name} > utf8-{path.name}"
+        raise invalid_format(f"{path} {_find_invalid_line(path)}: not UTF-8; convert it with  {command}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _gzip_error(path, error) from None
     except OSError as error:
@@ -201,9 +199,7 @@ def iter_lines(path: Path) -> Iterator[str]:
     with open_text(path) as file:
         for number, line in enumerate(iter(partial(file.readline, MAX_LINE_CHARACTERS), ""), 1):
             if len(line) == MAX_LINE_CHARACTERS:
-                raise UserError(
-                    f"{path} line {number} has more than {len(line):,} characters; is this text?", code="unreadable"
-                )
+                raise invalid_format(f"{path} line {number} has more than {len(line):,} characters; is this text?")
             yield line
 
 
@@ -229,7 +225,7 @@ def _open_bytes(path: Path) -> BinaryIO:
 
 
 def _gzip_error(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: the gzip data is broken ({error}); copy the file again", code="invalid-format")
+    return invalid_format(f"{path}: the gzip data is broken ({error}); copy the file again")
 
 
 def _guess_encoding(path: Path) -> str:

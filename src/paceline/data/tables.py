@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import check_file, iter_lines
+from paceline.data.files import check_file, invalid_data, invalid_format, iter_lines
 from paceline.errors import UserError, did_you_mean, join_names
 from paceline.io.safe_open import check_regular
 
 TABLE_KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-MAX_FIELD_CHARACTERS = 1 << 24
-"""A longer field of a csv file means that a quote was left open."""
+MAX_FIELD_CHARACTERS = 1 << 24  # a longer field of a csv file means that a quote was left open
 PARQUET_BATCH_ROWS = 1024
-JSON_EXAMPLE = '{"text": "some words", "label": "news"}'
 STREAMED_BYTES = 1 << 16
+JSON_EXAMPLE = '{"text": "some words", "label": "news"}'
 
 
 def table_kind(path: Path) -> str:
@@ -34,32 +33,22 @@ def table_kind(path: Path) -> str:
 def check_table(path: Path, key: str) -> tuple[Path, str]:
     """Return (path, kind) of a table that exists. `key` is the field of the run file that named it."""
     file = check_file(path, key)
-    kind = table_kind(file)
-    if not kind:
-        raise UserError(
-            f"{key}={file}: the name must end in one of {', '.join(TABLE_KINDS)}; .gz may follow",
-            code="invalid-format",
-            key=key,
-        )
-    return file, kind
+    if kind := table_kind(file):
+        return file, kind
+    raise invalid_format(f"{key}={file}: the name must end in one of {', '.join(TABLE_KINDS)}; .gz may follow", key)
 
 
 def check_columns(wanted: Mapping[str, str], columns: Iterable[str], where: object) -> None:
-    """Raise UserError (code unknown-name) if a wanted column is missing, and suggest the nearest.
+    """Raise UserError if a wanted column is missing, and suggest the nearest.
 
     `wanted` maps the option that names a column ("data.text", "--column") to the column.
     """
-    columns = columns if isinstance(columns, Mapping) else list(columns)
     for option, name in wanted.items():
         if name not in columns:
             names = [str(column) for column in columns]
             change = f"; type  {option}{' ' if option.startswith('-') else '='}COLUMN" if option else ""
-            raise UserError(
-                f"{where}: no column {name!r}{did_you_mean(name, names)} "
-                f"(columns: {join_names(names, 12) or 'none'}){change}",
-                code="unknown-name",
-                key=option,
-            )
+            found = f"{did_you_mean(name, names)} (columns: {join_names(names, 12) or 'none'})"
+            raise UserError(f"{where}: no column {name!r}{found}{change}", code="unknown-name", key=option)
 
 
 def locate_row(file: Path, kind: str, number: int) -> str:
@@ -86,26 +75,25 @@ def iter_rows(file: Path, kind: str, names: Sequence[str] | None = None) -> Iter
 def iter_columns(
     file: Path, kind: str, wanted: Mapping[str, str], allow_repeated_header: bool = False
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield (row number, values of the wanted columns) of every row; only these columns of a Parquet file are read.
+    """Yield (row number as in `locate_row`, values of the wanted columns) of every row.
 
-    `wanted` is as in `check_columns`. Rows are numbered as `locate_row` prints them.
+    `wanted` is as in `check_columns`.
     """
+    names = list(wanted.values())
     if kind == "parquet":
         with open_parquet(file) as opened:
             check_columns(wanted, opened.schema_arrow.names, file)
-            number, names = 0, list(wanted.values())
-            for batch in opened.iter_batches(PARQUET_BATCH_ROWS, columns=names, use_threads=False):
-                for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
-                    number += 1
-                    yield number, values
+            batches = opened.iter_batches(PARQUET_BATCH_ROWS, columns=names, use_threads=False)
+            columns = ([batch.column(name).to_pylist() for name in names] for batch in batches)
+            yield from enumerate((row for some in columns for row in zip(*some, strict=True)), 1)
     elif kind == "jsonl":
         for number, row in iter_json_objects(file):
             check_columns(wanted, row, f"{file} line {number}")
-            yield number, tuple(row[name] for name in wanted.values())
+            yield number, tuple(row[name] for name in names)
     else:
         header, records = open_csv(file, kind, allow_repeated_header=allow_repeated_header)
         check_columns(wanted, header, file)
-        places = [header.index(name) for name in wanted.values()]
+        places = [header.index(name) for name in names]
         for number, fields in records:
             if len(fields) <= max(places):
                 raise _row_length_error(file, number, fields, header)
@@ -117,27 +105,23 @@ def iter_json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(iter_lines(file), 1):
         if not line.strip():
             continue
+        row, reason = None, "not an object"
         try:
-            row, reason = json.loads(line), "not an object"
+            row = json.loads(line)
         except json.JSONDecodeError as error:
-            row, reason = None, f"{error.msg} at column {error.colno}"
+            reason = f"{error.msg} at column {error.colno}"
         except (ValueError, RecursionError):
-            row, reason = None, "a number of thousands of digits, or nested too deeply"
+            reason = "a number of thousands of digits, or nested too deeply"
         if not isinstance(row, dict):
-            raise UserError(
-                f"{file} line {number}: not JSON ({reason}); write one object per line, as in  {JSON_EXAMPLE}",
-                code="invalid-format",
-            )
-        yield number, _replace_surrogates(row) if "\\u" in line else row
+            expected = f"write one object per line, as in  {JSON_EXAMPLE}"
+            raise invalid_format(f"{file} line {number}: not JSON ({reason}); {expected}")
+        if "\\u" in line:  # an escape can spell half a character, which cannot be encoded
+            row = {_replace_surrogates(name): _replace_surrogates(value) for name, value in row.items()}
+        yield number, row
 
 
-def _replace_surrogates(row: dict[str, Any]) -> dict[str, Any]:
-    """An escape can spell half a character, which cannot be encoded."""
-
-    def repair(value: Any) -> Any:
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value
-
-    return {repair(name): repair(value) for name, value in row.items()}
+def _replace_surrogates(value: Any) -> Any:
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value
 
 
 def open_csv(
@@ -161,11 +145,8 @@ def _iter_csv_records(file: Path, delimiter: str) -> Iterator[list[str]]:
     try:
         yield from (fields for fields in reader if fields)
     except csv.Error as error:
-        raise UserError(
-            f"{file} near line {reader.line_num}: not valid csv ({error}); "
-            'write a quote inside a quoted field twice:  "say ""yes"" now"',
-            code="invalid-format",
-        ) from None
+        hint = 'write a quote inside a quoted field twice:  "say ""yes"" now"'
+        raise invalid_format(f"{file} near line {reader.line_num}: not valid csv ({error}); {hint}") from None
 
 
 def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str], file: Path) -> Iterator[list[str]]:
@@ -173,19 +154,13 @@ def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str],
     for number, fields in enumerate(records, 1):
         if fields == header:
             awk, name = "awk 'NR == 1 { h = $0 } NR == 1 || $0 != h'", shlex.quote(file.name)
-            raise UserError(
-                f"{file} row {number} repeats the header; remove it:  {awk} {name} > joined-{name}",
-                code="invalid-format",
-            )
+            raise invalid_format(f"{file} row {number} repeats the header; remove it:  {awk} {name} > joined-{name}")
         yield fields
 
 
 def _row_length_error(file: Path, number: int, fields: Sequence[str], header: Sequence[str]) -> UserError:
-    return UserError(
-        f"{file} row {number} has {len(fields)} column{'s' * (len(fields) != 1)}, expected {len(header)} "
-        f"({join_names(header, 12)}); quote a text that contains separators or line breaks",
-        code="invalid-format",
-    )
+    found = f"{len(fields)} column{'s' * (len(fields) != 1)}, expected {len(header)} ({join_names(header, 12)})"
+    return invalid_format(f"{file} row {number} has {found}; quote a text that contains separators or line breaks")
 
 
 @contextmanager
@@ -197,25 +172,20 @@ def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
+        hint = "type  pip install 'paceline[parquet]'"
         raise UserError(
-            f"{path}: Parquet needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'",
-            code="not-installed",
+            f"{path}: Parquet needs pyarrow, which is not installed; {hint}", code="not-installed"
         ) from None
     try:
         check_regular(path)
         with pyarrow.parquet.ParquetFile(path, buffer_size=STREAMED_BYTES if streamed else 0) as file:
             yield file
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: a text in it is not UTF-8 (byte {error.object[error.start]:#04x}); decode its columns and write "
-            "them as strings",
-            code="invalid-format",
-        ) from None
+        byte = f"byte {error.object[error.start]:#04x}"
+        raise invalid_format(f"{path}: a text in it is not UTF-8 ({byte}); write its columns as strings") from None
     except (pyarrow.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or ["damaged"])[0]
-        raise UserError(
-            f"{path}: not a readable Parquet file ({reason}); write or copy it again", code="unreadable"
-        ) from None
+        raise UserError(f"{path}: not a readable Parquet file ({reason}); copy it again", code="unreadable") from None
 
 
 class Columns:
@@ -251,12 +221,8 @@ class Columns:
         texts = self.texts(name)
         for row, text in enumerate(texts, 1):
             if text not in index:
-                raise UserError(
-                    f"{self.path} row {row}: {name!r} is {text!r}, which is not among the {len(index)} categories"
-                    f"{did_you_mean(text, index)}; add it, or remove the row",
-                    code="invalid-data",
-                    key=name,
-                )
+                unknown = f"not one of {len(index)} categories{did_you_mean(text, index)}"
+                raise invalid_data(f"{self.path} row {row}: {name!r} is {text!r}, {unknown}", name)
         return np.array([index[text] for text in texts], np.int64)
 
     def _numbers(self, name: str) -> np.ndarray:
@@ -268,12 +234,8 @@ class Columns:
                 number = math.nan
             if not math.isfinite(number):
                 given = "missing" if value in (None, "") else f"{value!r:.60}"
-                raise UserError(
-                    f"{self.path} row {row + 1}: {name!r} is {given}, expected a number; read it with  "
-                    f"texts({name!r})  or remove the row",
-                    code="invalid-data",
-                    key=name,
-                )
+                hint = f"read it with  texts({name!r})  or remove the row"
+                raise invalid_data(f"{self.path} row {row + 1}: {name!r} is {given}, expected a number; {hint}", name)
             found[row] = number
         return found
 
@@ -295,7 +257,7 @@ def read_table(path: str | Path, names: Sequence[str] | None = None) -> Columns:
         for name, column in columns.items():
             column.append(row.get(name))
     if not columns:
-        raise UserError(f"{file}: there are no rows", code="invalid-data")
+        raise invalid_data(f"{file}: there are no rows")
     return Columns(file, columns)
 
 

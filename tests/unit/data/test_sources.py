@@ -213,14 +213,14 @@ def test_an_unknown_test_label_is_named(tmp_path: Path) -> None:
 
 MISPLACED: list[tuple[dict[str, Any], str, str]] = [
     ({"source": "csv"}, "missing-value", "data.path"),
-    ({"source": "csv", "path": "."}, "unreadable", "data.path"),
+    ({"source": "csv", "path": "."}, "invalid-data", "data.path"),
     ({"source": "csv", "path": "row.csv"}, "not-found", "data.path"),
     ({"source": "csv", "path": "nowhere/rows.csv"}, "not-found", "data.path"),
     ({"source": "csv", "path": "rows.csv", "test_path": "tset.csv"}, "not-found", "data.test_path"),
     ({"source": "docstrings", "path": "rows.csv"}, "conflict", "data.path"),
     ({"source": "ag_news"}, "missing-value", "data.path"),
     ({"source": "ag_news", "path": "nowhere"}, "not-found", "data.path"),
-    ({"source": "ag_news", "path": "rows.csv"}, "unreadable", "data.path"),
+    ({"source": "ag_news", "path": "rows.csv"}, "not-found", "data.path"),
     ({"source": "ag_news", "path": "."}, "not-found", "data.path"),
     ({"source": "ag_news", "path": ".", "test_path": "rows.csv"}, "conflict", "data.test_path"),
 ]

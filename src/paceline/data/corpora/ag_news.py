@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.data.files import check_file, open_text
+from paceline.data.files import check_file, invalid_data, invalid_format, iter_lines
 from paceline.data.tables import open_csv
-from paceline.errors import Code, UserError
+from paceline.errors import UserError
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 COLUMNS = ("class", "title", "description")
@@ -32,69 +32,52 @@ SPACE_BEFORE_APOSTROPHE = re.compile(r"(?<=\w) (?=&#39;(?:s|t|d|m|re|ve|ll)\b)")
 
 
 def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
-    """(training file, test file) in the folder."""
+    """Return (training file, test file) of the folder."""
     if path is None:
-        raise _folder_error("data.path: not given", "missing-value")
+        raise UserError(f"data.path: not given; {EXPECTED}", code="missing-value", key="data.path")
     folder = path.expanduser()
-    if folder.is_file():
-        raise _folder_error(f"data.path={folder}: this is a file", "unreadable")
-    if not folder.is_dir():
-        raise _folder_error(f"data.path={folder}: no such folder", "not-found")
-    return _find(folder, TRAIN_NAMES), _find(folder, TEST_NAMES)
+    found = []
+    for names in (TRAIN_NAMES, TEST_NAMES):
+        file = next((folder / name for name in names if (folder / name).exists()), None)
+        if file is None:
+            problem = "not a folder" if not folder.is_dir() else f"there is no {names[0]}"
+            raise UserError(f"data.path={folder}: {problem}; {EXPECTED}", code="not-found", key="data.path")
+        found.append(check_file(file, "data.path"))
+    return found[0], found[1]
 
 
 def read_topics(folder: Path) -> tuple[str, ...]:
-    """The names of the classes: classes.txt where there is one."""
+    """Return the names of the classes: those of classes.txt, if it exists."""
     file = folder / "classes.txt"
     if not file.is_file():
         return TOPICS
-    with open_text(file) as lines:
-        names = tuple(line.strip() for line in lines if line.strip())
+    names = tuple(line.strip() for line in iter_lines(file) if line.strip())
     if len(names) < 2 or len(set(names)) < len(names):
-        raise UserError(
-            f"{file}: {len(set(names))} distinct class names, one per line was expected: {', '.join(TOPICS)}"
-        )
+        raise invalid_data(f"{file}: {len(set(names))} distinct names, expected one per line: {', '.join(TOPICS)}")
     return names
 
 
 def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """(text, label) of every row, the label from 0."""
+    """Yield (text, label) of every row, the label from 0."""
     empty = True
     for number, fields in open_csv(path, names=COLUMNS)[1]:
         empty = False
         if len(fields) != len(COLUMNS):
-            raise UserError(
-                f"{path} row {number} has {len(fields)} columns; AG News has 3: {', '.join(COLUMNS)}",
-                code="invalid-format",
-            )
+            raise invalid_format(f"{path} row {number} has {len(fields)} columns; AG News has 3: {', '.join(COLUMNS)}")
         given, title, description = fields
         label = int(given) if given.strip().isdecimal() else 0
         if not 1 <= label <= len(classes):
             hint = "; AG News has no header row" if number == 1 else ""
-            raise UserError(
-                f"{path} row {number}: class {given!r} is not known; expected 1 to {len(classes)}{hint}",
-                code="invalid-data",
-            )
+            raise invalid_data(f"{path} row {number}: class {given!r} is not one of 1 to {len(classes)}{hint}")
         yield clean_text(f"{title} {description}"), label - 1
     if empty:
-        raise UserError(f"{path}: there are no rows; {EXPECTED}", code="invalid-data")
+        raise invalid_data(f"{path}: there are no rows; {EXPECTED}")
 
 
 def clean_text(text: str) -> str:
-    """The text with its line breaks (written as backslashes) and its character entities restored."""
+    """Restore line breaks (written as backslashes) and character entities."""
     text = text.replace("\\", " ")
     if ";" in text:
         text = DROPPED_AMPERSAND.sub(r"&\1;", text)
         text = html.unescape(SPACE_BEFORE_APOSTROPHE.sub("", text))
     return " ".join(text.split())
-
-
-def _find(folder: Path, names: tuple[str, ...]) -> Path:
-    for name in names:
-        if (folder / name).exists():
-            return check_file(folder / name, "data.path")
-    raise _folder_error(f"data.path={folder}: there is no {names[0]}", "not-found")
-
-
-def _folder_error(problem: str, code: Code) -> UserError:
-    return UserError(f"{problem}; {EXPECTED}", code=code, key="data.path")

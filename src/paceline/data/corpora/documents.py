@@ -30,7 +30,7 @@ from paceline.data.corpora.tokenised import (
     token_dtype,
 )
 from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
-from paceline.data.files import find_files, hash_files_cached, hash_text, hash_value, open_text
+from paceline.data.files import find_files, hash_files_cached, hash_text, hash_value, invalid_data, open_text
 from paceline.errors import UserError
 from paceline.workload import LogFn
 
@@ -63,24 +63,18 @@ def open_documents(data: CorpusSettings, looking: bool = False) -> DocumentSourc
 
 def _open_docstrings(data: CorpusSettings) -> DocumentSource:
     if data.path is not None:
-        raise UserError(
-            f"data.path={data.path}: source docstrings does not read it; drop it, or type  data.source=text",
-            code="conflict",
-            key="data.path",
-        )
+        hint = "drop it, or type  data.source=text"
+        raise UserError(f"data.path={data.path}: source docstrings does not read it; {hint}", code="conflict")
 
     @cache
-    def splits() -> tuple[list[str], list[str]]:
+    def parts() -> list[DocumentPart]:
         train, test = docstrings.extract_samples(data.test_fraction, inspect.cleandoc)
         n_test = max(1, round(data.limit * data.test_fraction)) if data.limit else len(test)
         n_train = max(1, data.limit - n_test) if data.limit else len(train)
-        return [text for text, _ in train[:n_train]], [text for text, _ in test[:n_test]]
+        splits = (train[:n_train], test[:n_test])
+        return [DocumentPart(text, split is splits[1], True) for split in splits for text, _ in split]
 
-    def parts() -> Iterator[DocumentPart]:
-        for held_out, texts in enumerate(splits()):
-            yield from (DocumentPart(text, bool(held_out), ends=True) for text in texts)
-
-    return DocumentSource(parts, lambda: _fingerprint(data, docstrings.list_source_versions()))
+    return DocumentSource(lambda: iter(parts()), lambda: _fingerprint(data, docstrings.list_source_versions()))
 
 
 def _open_text_files(data: CorpusSettings, looking: bool) -> DocumentSource:
@@ -95,15 +89,11 @@ def _open_text_files(data: CorpusSettings, looking: bool) -> DocumentSource:
         for _, text in texts():
             hashes.add(text)
         if hashes.is_empty:
-            raise UserError(f"data.path={data.path}: there is no text in it", code="invalid-data", key="data.path")
+            raise invalid_data(f"data.path={data.path}: there is no text in it", "data.path")
         if hashes.is_single:
-            raise UserError(
-                f"data.path={data.path}: all text is in one document, so none can be held out; "
-                f"give several files, or one of more than {PART_CHARACTERS // 1024} KiB"
-                + (f" (data.limit={data.limit})" if data.limit else ""),
-                code="invalid-data",
-                key="data.path",
-            )
+            limit = f" (data.limit={data.limit})" if data.limit else ""
+            hint = f"give several files, or one of more than {PART_CHARACTERS // 1024} KiB{limit}"
+            raise invalid_data(f"data.path={data.path}: one document, so none can be held out; {hint}", "data.path")
         return hashes.threshold(data.test_fraction)
 
     def parts() -> Iterator[DocumentPart]:
@@ -118,11 +108,8 @@ def _open_text_files(data: CorpusSettings, looking: bool) -> DocumentSource:
 def find_text_files(path: Path | None, looking: bool = False) -> list[Path]:
     """Return the files of `data.path`, sorted by name. `looking`: raise TooManyFiles rather than walk through many."""
     if path is None:
-        raise UserError(
-            "data.path: not given; source text reads a file, a folder or a pattern; type  data.path=FILE",
-            code="missing-value",
-            key="data.path",
-        )
+        hint = "source text reads a file, a folder or a pattern; type  data.path=FILE"
+        raise UserError(f"data.path: not given; {hint}", code="missing-value", key="data.path")
     return find_files(path, "data.path", READ_SUFFIXES, looking)
 
 
@@ -204,11 +191,7 @@ def _write_streams(
             log_progress(f"corpus: {writers[0].length:,} training tokens written")
         for split, writer in zip(SPLITS, writers, strict=True):
             if writer.length < 2:
-                raise UserError(
-                    f"the {split} split has no text; give more, or another data.test_fraction",
-                    code="invalid-data",
-                    key="data.test_fraction",
-                )
+                raise invalid_data(f"the {split} split has no text; give more, or another data.test_fraction")
     return {
         split: WrittenSplit({"tokens": writer.length, "documents": count}, [writer])
         for split, writer, count in zip(SPLITS, writers, documents, strict=True)

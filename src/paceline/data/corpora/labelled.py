@@ -31,7 +31,7 @@ from paceline.data.corpora.tokenised import (
     token_dtype,
 )
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, group_texts, load_tokenizer
-from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value
+from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value, invalid_data
 from paceline.data.tables import iter_columns, locate_row
 from paceline.errors import UserError, did_you_mean, join_names
 from paceline.workload import LogFn
@@ -71,12 +71,11 @@ def open_source(data: LabelledTextSettings, looking: bool = False) -> LabelledSo
 def _open_docstrings(data: LabelledTextSettings, looking: bool) -> LabelledSource:
     _reject_keys(data, "path", "test_path")
     splits = cache(lambda: docstrings.extract_samples(data.test_fraction))
+    versions = docstrings.list_source_versions
     return LabelledSource(
         train=lambda: islice(iter(splits()[0]), data.limit or None),
         test=lambda: iter(splits()[1]),
-        fingerprint=lambda: _fingerprint_source(
-            data, docstrings.list_source_versions(), test_fraction=data.test_fraction
-        ),
+        fingerprint=lambda: _fingerprint_source(data, versions(), test_fraction=data.test_fraction),
         classes=lambda: docstrings.CLASSES,
     )
 
@@ -85,12 +84,15 @@ def _open_ag_news(data: LabelledTextSettings, looking: bool) -> LabelledSource:
     _reject_keys(data, "test_path")
     train, test = ag_news.find_ag_news_files(data.path)
     classes = ag_news.read_topics(train.parent)
+
+    def fingerprint() -> str:
+        content = hash_files_cached([train, test], data.cache.expanduser(), looking)
+        return _fingerprint_source(data, content, classes=classes, cleaning=ag_news.CLEANING)
+
     return LabelledSource(
         train=lambda: islice(ag_news.iter_ag_news(train, classes), data.limit or None),
         test=lambda: ag_news.iter_ag_news(test, classes),
-        fingerprint=lambda: _fingerprint_source(
-            data, _hash_source_files(data, [train, test], looking), classes=classes, cleaning=ag_news.CLEANING
-        ),
+        fingerprint=fingerprint,
         classes=lambda: classes,
     )
 
@@ -113,20 +115,13 @@ class LabelledTable:
     def rows(self) -> Iterator[LabelledRow]:
         wanted = {"data.text": self.text, "data.label": self.label}
         for number, (text, label) in iter_columns(self.path, self.kind, wanted):
-            yield LabelledRow(number, self._check_text(text, number), self._check_label(label, number))
+            if not isinstance(text, str):
+                given = f"{self.where(number)}: {self.text!r} is {text!r:.40}"
+                raise invalid_data(f'{given}, expected a text; write "" or remove the row', "data.text")
+            yield LabelledRow(number, text, self._check_label(label, number))
 
     def where(self, number: int) -> str:
         return locate_row(self.path, self.kind, number)
-
-    def _check_text(self, value: Any, number: int) -> str:
-        if isinstance(value, str):
-            return value
-        raise UserError(
-            f"{self.where(number)}: {self.text!r} is {_describe_value(value)}, expected a text; "
-            'write an empty text as "" or remove the row',
-            code="invalid-data",
-            key="data.text",
-        )
 
     def _check_label(self, value: Any, number: int) -> str:
         """Labels are compared as texts, so that 3 means the same in every kind of file."""
@@ -134,40 +129,28 @@ class LabelledTable:
             value = int(value)
         if isinstance(value, str | int) and str(value).strip():
             return str(value).strip()
-        given = "empty" if isinstance(value, str) else _describe_value(value)
-        raise UserError(
-            f"{self.where(number)}: {self.label!r} is {given}; a label is a whole number or a word; "
-            "type  data.label=COLUMN  or remove the row",
-            code="invalid-data",
-            key="data.label",
-        )
-
-
-def _describe_value(value: Any) -> str:
-    return f"the number {value}" if isinstance(value, int | float) else f"of type {type(value).__name__}"
+        expected = "expected a whole number or a word; type  data.label=COLUMN  or remove the row"
+        raise invalid_data(f"{self.where(number)}: {self.label!r} is {value!r:.40}; {expected}", "data.label")
 
 
 def _open_table(data: LabelledTextSettings, looking: bool) -> LabelledSource:
     if data.path is None:
-        raise UserError(
-            f"data.path: not given; source {data.source} reads a file; type  data.path=FILE.{data.source}",
-            code="missing-value",
-            key="data.path",
-        )
+        given = f"data.path: not given; source {data.source} reads a file"
+        raise UserError(f"{given}; type  data.path=FILE.{data.source}", code="missing-value", key="data.path")
     given, path = data.path, check_file(data.path, "data.path")
     test_path = None if data.test_path is None else check_file(data.test_path, "data.test_path")
     table = LabelledTable(path, data.source, data.text, data.label)
-    survey = cache(lambda: _scan_labels(table, data.test_fraction if test_path is None else None))
+    scan = cache(lambda: _scan_labels(table, data.test_fraction if test_path is None else None))
 
     def side(held_out: bool) -> Iterator[Sample]:
-        numbers, held_out_below = survey()
+        numbers, held_out_below = scan()
         rows = (row for row in table.rows() if (hash_text(row.text) < held_out_below) == held_out)
         return ((row.text, numbers[row.label]) for row in rows)
 
     def test() -> Iterator[Sample]:
         if test_path is None:
             return side(held_out=True)
-        return _iter_test_samples(replace(table, path=test_path), given, survey()[0])
+        return _iter_test_samples(replace(table, path=test_path), given, scan()[0])
 
     fields = {"text": data.text, "label": data.label}
     if test_path is None:
@@ -176,8 +159,10 @@ def _open_table(data: LabelledTextSettings, looking: bool) -> LabelledSource:
     return LabelledSource(
         train=lambda: islice(side(held_out=False), data.limit or None),
         test=test,
-        fingerprint=lambda: _fingerprint_source(data, _hash_source_files(data, files, looking), **fields),
-        classes=lambda: tuple(survey()[0]),
+        fingerprint=lambda: _fingerprint_source(
+            data, hash_files_cached(files, data.cache.expanduser(), looking), **fields
+        ),
+        classes=lambda: tuple(scan()[0]),
     )
 
 
@@ -187,30 +172,18 @@ def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dic
     for row in table.rows():
         labels.add(row.label)
         if len(labels) > MAX_CLASSES:
-            raise UserError(
-                f"{path}: column {table.label!r} has more than {MAX_CLASSES:,} distinct values "
-                f"(such as {row.label!r:.40}), so it does not name classes; type  data.label=COLUMN",
-                code="invalid-data",
-                key="data.label",
-            )
+            many = f"column {table.label!r} has more than {MAX_CLASSES:,} distinct values (such as {row.label!r:.40})"
+            raise invalid_data(f"{path}: {many}, so it does not name classes; type  data.label=COLUMN", "data.label")
         if test_fraction is not None:
             hashes.add(row.text)
     if not labels:
-        raise UserError(f"{path}: there are no rows; at least two rows of two classes are needed", code="invalid-data")
+        raise invalid_data(f"{path}: there are no rows; at least two rows of two classes are needed")
     if len(labels) == 1:
-        raise UserError(
-            f"{path}: every row has the same {table.label!r}, {labels.pop()!r}; at least two classes are needed "
-            "(data.label=COLUMN)",
-            code="invalid-data",
-            key="data.label",
-        )
+        same = f"every row has the same {table.label!r}, {labels.pop()!r}"
+        raise invalid_data(f"{path}: {same}; at least two classes are needed (data.label=COLUMN)", "data.label")
     if hashes.is_single:
-        raise UserError(
-            f"{path}: every row has the same {table.text!r}, so none can be held out; "
-            "type  data.test_path=FILE  or  data.text=COLUMN",
-            code="invalid-data",
-            key="data.test_path",
-        )
+        same = f"every row has the same {table.text!r}, so none can be held out"
+        raise invalid_data(f"{path}: {same}; type  data.test_path=FILE  or  data.text=COLUMN", "data.test_path")
     numeric = all(WHOLE_NUMBER.fullmatch(label) for label in labels)
     ordered = sorted(labels, key=lambda label: (int(label) if numeric else 0, label))
     held_out_below = hashes.threshold(test_fraction) if test_fraction is not None else 0
@@ -223,38 +196,25 @@ def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int
     for row in table.rows():
         empty = False
         if row.label not in numbers:
-            raise UserError(
-                f"{table.where(row.number)}: label {row.label!r} is not in the training file "
-                f"{train}{did_you_mean(row.label, numbers)} (labels: {join_names(list(numbers), 12)})",
-                code="invalid-data",
-                key="data.test_path",
-            )
+            known = f"{did_you_mean(row.label, numbers)} (labels: {join_names(list(numbers), 12)})"
+            unknown = f"{table.where(row.number)}: label {row.label!r} is not in the training file {train}"
+            raise invalid_data(f"{unknown}{known}", "data.test_path")
         yield row.text, numbers[row.label]
     if empty:
-        raise UserError(
-            f"data.test_path={table.path}: there are no rows; leave it out to hold out data.test_fraction of the rows",
-            code="invalid-data",
-            key="data.test_path",
-        )
+        hint = "leave it out to hold out data.test_fraction of the rows"
+        raise invalid_data(f"data.test_path={table.path}: there are no rows; {hint}", "data.test_path")
 
 
 def _fingerprint_source(data: LabelledTextSettings, content: object, **fields: object) -> str:
     return hash_value({"source": data.source, "limit": data.limit, "content": content, **fields})
 
 
-def _hash_source_files(data: LabelledTextSettings, files: list[Path], looking: bool) -> str:
-    return hash_files_cached(files, data.cache.expanduser(), looking)
-
-
 def _reject_keys(data: LabelledTextSettings, *keys: str) -> None:
     for key in keys:
         if (value := getattr(data, key)) is not None:
-            raise UserError(
-                f"data.{key}={value}: source {data.source} does not read it; drop it, "
-                "or type  data.source=csv  (or jsonl, parquet)",
-                code="conflict",
-                key=f"data.{key}",
-            )
+            unused = f"data.{key}={value}: source {data.source} does not read it"
+            hint = "drop it, or type  data.source=csv  (or jsonl, parquet)"
+            raise UserError(f"{unused}; {hint}", code="conflict", key=f"data.{key}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,11 +314,7 @@ def _write_split(
             empty += batch.empty_texts
             log_progress(f"corpus: {labels.length:,} {split} texts tokenised, {ids.length:,} tokens")
     if not labels.length:
-        raise UserError(
-            f"the {split} split has no rows; give more rows, or another data.test_fraction",
-            code="invalid-data",
-            key="data.test_fraction",
-        )
+        raise invalid_data(f"the {split} split has no rows; give more rows, or another data.test_fraction")
     counts = {"samples": labels.length, "tokens": ids.length, "cut": cut, "empty": empty}
     return WrittenSplit({**counts, "per_class": per_class.tolist()}, (ids, offsets, labels))
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.files import hash_files, missing_path_error, unreadable_error
-from paceline.errors import UserError
+from paceline.data.files import hash_files, invalid_data, invalid_format, missing_path_error, unreadable_error
 from paceline.io.safe_open import read_text
 
 if TYPE_CHECKING:
@@ -225,16 +224,14 @@ def read_tokenizer(path: Path) -> Tokenizer:
     with _translate_tokenizer_errors(path):
         tokenizer = parse_tokenizer(read_text(path, MAX_TOKENIZER_BYTES))
     if not tokenizer.get_vocab_size():
-        raise UserError(f"{KEY}={path}: its vocabulary is empty", code="invalid-data", key=KEY)
+        raise invalid_data(f"{KEY}={path}: its vocabulary is empty", KEY)
     return tokenizer
 
 
 @contextmanager
 def _translate_tokenizer_errors(path: Path) -> Iterator[None]:
     if path.is_dir():
-        raise UserError(
-            f"{KEY}={path}: this is a folder; type  {KEY}={path / 'tokenizer.json'}", code="unreadable", key=KEY
-        )
+        raise invalid_data(f"{KEY}={path}: this is a folder; type  {KEY}={path / 'tokenizer.json'}", KEY)
     if not path.exists():
         raise missing_path_error(path, KEY, "file")
     try:
@@ -242,12 +239,8 @@ def _translate_tokenizer_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise unreadable_error(f"{KEY}={path}", error, KEY) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{KEY}={path}: this is not a tokenizer.json ({error}); write one with  tokenizer.save('tokenizer.json')  "
-            "of the library tokenizers, or take that of a Hugging Face model",
-            code="invalid-format",
-            key=KEY,
-        ) from None
+        hint = "write one with  tokenizer.save('tokenizer.json')  or take that of a Hugging Face model"
+        raise invalid_format(f"{KEY}={path}: this is not a tokenizer.json ({error}); {hint}", KEY) from None
 
 
 def hash_tokenizer(data: Any) -> str:
@@ -279,9 +272,5 @@ def _find_special(tokenizer: Tokenizer, special: SpecialToken, path: Path) -> tu
     for token in (*special.names, *special.instead):
         if (number := tokenizer.token_to_id(token)) is not None:
             return token, number
-    raise UserError(
-        f"{KEY}={path}: it has no token that {special.purpose}; add one of {', '.join(special.names)}, as in  "
-        f"tokenizer.add_special_tokens(['{special.names[1]}'])",
-        code="invalid-data",
-        key=KEY,
-    )
+    hint = f"add one of {', '.join(special.names)}, as in  tokenizer.add_special_tokens(['{special.names[1]}'])"
+    raise invalid_data(f"{KEY}={path}: it has no token that {special.purpose}; {hint}", KEY)
