@@ -1,4 +1,4 @@
-"""Random generators that a user's data set draws from: those of the process, and those that it keeps itself."""
+"""Random generators that a user's data set draws from: those of the process, and its own."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from torch import Tensor
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 HOLDS_NONE = (Tensor, np.ndarray, str, bytes, int, float, complex, type, ModuleType)
-FEW = 64
-"""Members of a list or dict in which a generator is looked for: transforms, not samples."""
-MOST = 10_000
-"""Things that are looked at in all."""
+MAX_MEMBERS = 64  # of a list or dict in which a generator is searched: transforms, not samples
+MAX_VISITED = 10_000
 EMPTY = CellType()
 
 Seed = Callable[[int], object]
 
 
 def seed_generators(key: int) -> None:
-    """The generators of the process: a few microseconds, where `torch.manual_seed` alone takes a hundred."""
+    """Seed the generators of the process, in a few microseconds; `torch.manual_seed` alone takes a hundred."""
     random.seed(key)
     np.random.seed(key)  # noqa: NPY002 - it is what users' data sets draw from
     torch.default_generator.manual_seed(key)
@@ -35,7 +33,7 @@ def seed_generators(key: int) -> None:
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """The generators of the process go on afterwards as if nothing had drawn from them."""
+    """Restore the generators of the process afterwards, as if nothing had drawn from them."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
     try:
         yield
@@ -46,12 +44,15 @@ def preserve_generators() -> Iterator[None]:
 
 
 def find_seeders(dataset: Any) -> list[Seed]:
-    """Of the generators that a data set keeps: in its attributes, in the data sets and transforms that these hold, and
-    as variables of the classes and modules in which they are defined. No code of the user's is run to find them."""
+    """Return the seed functions of the generators that a data set keeps, without running its code.
+
+    They are searched in its attributes, in the data sets and transforms that these have, and in the variables of the
+    classes and modules that define them.
+    """
     found: dict[int, Seed] = {}
-    seen: dict[int, Any] = {}  # the things too: the number of one that is gone could come back
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is used again
     waiting = deque([dataset])
-    while waiting and len(seen) < MOST:
+    while waiting and len(seen) < MAX_VISITED:
         thing = waiting.popleft()
         if id(thing) in seen or isinstance(thing, HOLDS_NONE):
             continue
@@ -66,7 +67,7 @@ def find_seeders(dataset: Any) -> list[Seed]:
 
 def _iter_members(thing: Any) -> Iterator[Any]:
     match thing:
-        case Mapping() | list() | tuple() | set() | frozenset() if len(thing) > FEW:
+        case Mapping() | list() | tuple() | set() | frozenset() if len(thing) > MAX_MEMBERS:
             return
         case dict():
             yield from thing.values()
@@ -87,18 +88,13 @@ def _iter_members(thing: Any) -> Iterator[Any]:
 
 
 def _find_generators(names: Mapping[str, Any]) -> list[Any]:
-    """Of a class or module."""
     return [value for value in names.values() if isinstance(value, GENERATORS)]
 
 
 def _make_seeder(generator: Any) -> Seed:
     match generator:
         case np.random.Generator():
-            return partial(_seed_numpy, generator)
+            return lambda key: setattr(generator.bit_generator, "state", type(generator.bit_generator)(key).state)
         case torch.Generator():
             return generator.manual_seed
     return generator.seed
-
-
-def _seed_numpy(generator: np.random.Generator, key: int) -> None:
-    generator.bit_generator.state = type(generator.bit_generator)(key).state

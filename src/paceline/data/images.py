@@ -1,4 +1,4 @@
-"""A folder of images as a data set: the name of a sub-folder is the class of the images in it."""
+"""A folder of images as a data set: the name of a sub-folder is the class of its images."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.data.files import missing_path_error
-from paceline.errors import RunFailed, UserError
+from paceline.data.files import invalid_data, missing_path_error
+from paceline.errors import RunFailed
 from paceline.io.safe_open import check_regular
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
-CHECKED = 500
-"""Images whose sizes are compared, where none is asked for."""
+CHECKED = 500  # images whose sizes are compared
 
-Pixels = tuple[int, int]
-"""Height and width."""
+Pixels = tuple[int, int]  # height and width
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Item i is (image, class): a tensor of channels × height × width from 0 to 1, or what `transform` makes of it."""
+    """Item i is (image, class): a tensor of channels × height × width from 0 to 1, or the result of `transform`."""
 
     files: Sequence[Path]
     labels: Sequence[int]
@@ -46,7 +44,7 @@ class ImageFolder:
                 image = opened.convert(self.mode)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             reason = str(error).splitlines()[0].split(" '")[0]
-            raise RunFailed(f"{file}: not a readable image ({reason}); copy it again or take it away") from None
+            raise RunFailed(f"{file}: not a readable image ({reason}); copy it again or remove it") from None
         if self.size is not None:
             image = ImageOps.fit(image, self.size[::-1])
         if self.transform is not None:
@@ -63,11 +61,11 @@ def image_folder(
     transform: Callable[[Any], Any] | None = None,
     classes: Sequence[str] | None = None,
 ) -> ImageFolder:
-    """The images below a folder, each in a sub-folder with the name of its class.
+    """Return the images below a folder as a data set; each is in a sub-folder with the name of its class.
 
-    `size` (pixels of a side, or height and width) scales images and cuts what stands out; without it they must have
-    one size. `mode` is Pillow's: "RGB", or "L" for grey. `transform` gets the Pillow image. `classes` are those of
-    another split, so that both give a class the same number.
+    `size` (pixels of a side, or height and width) scales and crops images; without it they must have one size. `mode`
+    is Pillow's: "RGB", or "L" for grey. `transform` gets the Pillow image. `classes` are those of another split, so
+    that both number them alike.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -75,16 +73,14 @@ def image_folder(
     found = sorted(child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     names = list(found if classes is None else classes)
     if unknown := [name for name in found if name not in names]:
-        raise UserError(f"image_folder={folder}: {unknown[0]!r} is none of the classes {', '.join(names)}")
+        raise invalid_data(f"image_folder={folder}: {unknown[0]!r} is not one of the classes {', '.join(names)}")
     files = [(file, number) for number, name in enumerate(names) for file in _images(folder / name)]
     if not files:
-        raise UserError(
-            f"image_folder={folder}: there are no images in its {len(found)} sub-folders; "
-            f"put them in one folder per class, as  {folder}/cat/1.png"
-        )
+        hint = f"put them in one folder per class, as  {folder}/cat/1.png"
+        raise invalid_data(f"image_folder={folder}: no images in its {len(found)} sub-folders; {hint}")
     sides = (size, size) if isinstance(size, int) else size
     if sides is None and transform is None:
-        _refuse_sizes([file for file, _ in files])
+        _check_sizes([file for file, _ in files])
     return ImageFolder([file for file, _ in files], [number for _, number in files], names, mode, sides, transform)
 
 
@@ -92,8 +88,8 @@ def _images(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
 
 
-def _refuse_sizes(files: list[Path]) -> None:
-    """Images of different sizes make no batch. Their headers say so, and are read for a part of them."""
+def _check_sizes(files: list[Path]) -> None:
+    """Raise UserError if the headers of some images have different sizes, which cannot be batched."""
     from PIL import Image
 
     first: tuple[Path, Pixels] | None = None
@@ -103,10 +99,8 @@ def _refuse_sizes(files: list[Path]) -> None:
             with Image.open(file) as image:
                 size = image.size
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            raise UserError(f"{file}: not a readable image; copy it again or take it away") from None
+            raise invalid_data(f"{file}: not a readable image; copy it again or remove it") from None
         first = first or (file, size)
         if size != first[1]:
-            raise UserError(
-                f"{first[0]} has {first[1][0]} × {first[1][1]} pixels and {file} {size[0]} × {size[1]}; "
-                f"bring them to one size with  image_folder(…, size={min(size)})"
-            )
+            sizes = f"{first[0]} has {first[1][0]} × {first[1][1]} pixels and {file} {size[0]} × {size[1]}"
+            raise invalid_data(f"{sizes}; use one size with  image_folder(…, size={min(size)})")

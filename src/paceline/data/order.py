@@ -15,20 +15,19 @@ import numpy as np
 from paceline.config import Train
 
 ROUNDS = 6
-AT_ONCE = 64
-"""Global batches whose samples are looked up in one go."""
+AT_ONCE = 64  # global batches whose samples are computed together
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of each element (the splitmix64 finaliser)."""
+    """Hash each element to 64 bits (the splitmix64 finaliser)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def derive_key(*words: int) -> np.uint64:
-    """One 64-bit key from several numbers."""
+    """Derive one 64-bit key from several numbers."""
     key = np.zeros(1, np.uint64)
     for word in words:
         key = mix(key + _GOLDEN + np.uint64(word & 0xFFFFFFFFFFFFFFFF))
@@ -36,16 +35,16 @@ def derive_key(*words: int) -> np.uint64:
 
 
 def draw_fractions(key: np.uint64, first: int, count: int) -> np.ndarray:
-    """Numbers from 0 to 1: those from `first` on of a stream that depends on the key alone."""
+    """Return numbers from 0 to 1: those from `first` on of a stream that depends on the key alone."""
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GOLDEN
     return (mix(key + steps) >> np.uint64(11)) / 2.0**53
 
 
 def permute(positions: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """The samples at these positions of a shuffled epoch of n: a keyed bijection on 0 … n - 1, with no list kept.
+    """Return the samples at these positions of a shuffled epoch of n: a keyed bijection on 0 … n - 1, without a list.
 
-    A Feistel network permutes the next even power of two; what falls outside is sent through again until it is
-    inside, which keeps it a bijection.
+    A Feistel network permutes the next even power of two; what falls outside is permuted again until it is inside,
+    which keeps it a bijection.
     """
     half = np.uint64(max(1, (int(n - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
@@ -62,7 +61,7 @@ def permute(positions: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def derive_sample_keys(ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """One 31-bit random number per sample and epoch, for dropout that does not depend on the layout."""
+    """Return a 31-bit random number per sample and epoch, for dropout that does not depend on the layout."""
     return (mix(ids.astype(np.uint64) + derive_key(seed, epoch, 1)) >> np.uint64(33)).astype(np.int64)
 
 
@@ -95,12 +94,12 @@ class Order:
         return -(-self.samples // self.batch)
 
     def seen(self, step: int) -> int:
-        """Samples trained on before a step."""
+        """Return the number of samples trained on before a step."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch * self.samples + min(index * self.batch, self.samples)
 
     def global_batches(self, first: int, last: int) -> Iterator[GlobalBatch]:
-        """Those of steps first … last - 1, worked out for many at a time."""
+        """Yield the batches of steps first … last - 1."""
         while first < last:
             epoch, index = divmod(first, self.steps_per_epoch)
             count = min(last - first, self.steps_per_epoch - index, AT_ONCE)
@@ -122,12 +121,12 @@ def total_steps(train: Train, order: Order) -> int:
 
 
 def split_by_cost(cost: np.ndarray, shares: int) -> list[np.ndarray]:
-    """Divide samples into shares of equal size (within one) and nearly equal cost, each from cheap to dear.
+    """Divide samples into shares of equal size (within one) and nearly equal cost, each sorted by rising cost.
 
-    They are given out from dear to cheap, back and forth, so that no share is favoured.
+    They are dealt out from the most expensive on, back and forth, so that no share is favoured.
     """
     if shares == 1 and len(cost) and (cost == cost[0]).all():
-        return [np.arange(len(cost))[::-1]]  # as below, and much sooner
+        return [np.arange(len(cost))[::-1]]  # the same result, much faster
     order = np.argsort(-cost, kind="stable")
     rows = -(-len(order) // shares)
     table = np.full((rows, shares), -1, dtype=np.int64)
@@ -136,17 +135,15 @@ def split_by_cost(cost: np.ndarray, shares: int) -> list[np.ndarray]:
     return [share[share >= 0][::-1] for share in table.T]
 
 
-MIN_CHUNKS = 4
-"""Chunks (`Workload.evaluation_chunk`) that are always evaluated."""
+MIN_CHUNKS = 4  # chunks (`Workload.evaluation_chunk`) that are always evaluated
 EVALUATED_SHARE = 0.5
-"""Samples evaluated for each one trained on since the last evaluation, at most. Without a backward pass a sample takes
+"""Samples evaluated per sample trained on since the last evaluation, at most. Without a backward pass a sample takes
 about a third of the time, so that an evaluation takes about a sixth of the time of the training before it."""
-SUBSET_SEED, SUBSET_EPOCH = 0, -1
-"""Of the part that is drawn: the same for every seed of the training, so that runs can be compared."""
+SUBSET_SEED, SUBSET_EPOCH = 0, -1  # the same for every seed of the training, so that runs can be compared
 
 
 def count_evaluated(train: Train, order: Order, held_out: int, chunk: int) -> int:
-    """How many of the held-out samples an evaluation uses, where those of a chunk are computed in one pass."""
+    """Return how many held-out samples an evaluation during a run uses; a chunk is computed in one pass."""
     if train.evaluate_on == "all":
         return held_out
     if train.evaluate_on != "auto":
@@ -157,16 +154,15 @@ def count_evaluated(train: Train, order: Order, held_out: int, chunk: int) -> in
 
 
 def select_evaluated(held_out: int, count: int) -> np.ndarray:
-    """Which ones, in their order: all, or a part that depends on nothing but the two numbers."""
+    """Return the ids of these samples: all, or a subset that depends on the two numbers alone."""
     if count >= held_out:
         return np.arange(held_out)
     return np.sort(permute(np.arange(count), held_out, SUBSET_SEED, SUBSET_EPOCH))
 
 
 def describe_subset(train: Train, order: Order, held_out: int, chunk: int) -> str:
-    """For people: the number, and where it comes from."""
     count = count_evaluated(train, order, held_out, chunk)
     if count == held_out:
         return f"evaluated on all {held_out:,} held-out samples"
-    why = "" if train.evaluate_on != "auto" else "; all of them with train.evaluate_on=all"
-    return f"evaluated on {count:,} of {held_out:,} held-out samples, the same ones each time{why}"
+    hint = "" if train.evaluate_on != "auto" else "; all of them with train.evaluate_on=all"
+    return f"evaluated on {count:,} of {held_out:,} held-out samples, the same ones each time{hint}"

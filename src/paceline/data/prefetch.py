@@ -1,7 +1,7 @@
-"""A rank's part of each global batch, divided into micro-batches and made ahead.
+"""A rank's share of each global batch, divided into micro-batches and prefetched.
 
-A thread does it, or worker processes that a thread each asks; samples that draw from the generators of the process
-are made between two steps, if there are no workers for them.
+A thread does it, or worker processes, each asked by a thread. Samples that draw from the generators of the process are
+made between two steps, if there are no workers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ SMALL_BYTES = 1 << 18
 Wanted = TypeVar("Wanted")
 Made = TypeVar("Made")
 
-IdsAndKeys = tuple[np.ndarray, np.ndarray]
-"""The samples of one micro-batch and their keys."""
-Collate = Callable[[list[IdsAndKeys]], list[Any]]
-"""Turns samples into batches, several at a time where that is quicker."""
+IdsAndKeys = tuple[np.ndarray, np.ndarray]  # of one micro-batch
+Collate = Callable[[list[IdsAndKeys]], list[Any]]  # makes several batches at a time, if that is faster
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one rank computes in one forward and backward pass. A rank that has nothing left gets one of weight 0."""
+    """What a rank computes in one forward and backward pass; weight 0 if it has no samples left."""
 
     batch: Any
     weight: int
@@ -53,14 +51,10 @@ class RankBatch:
 
     global_batch: GlobalBatch
     micro_batches: list[MicroBatch]
-    cost: int
-    """Of the global batch, over all ranks: its tokens, for texts."""
-    rank: int
-    """Among the data-parallel ones."""
-    load_s: float = 0.0
-    """How long it took to make, in one thread or worker process."""
-    data_s: float = 0.0
-    """How long the loop waited for it."""
+    cost: int  # of the whole global batch: its tokens, for texts
+    rank: int  # among the data-parallel ones
+    load_s: float = 0.0  # how long it took to make, in one thread or worker process
+    data_s: float = 0.0  # how long the loop waited for it
 
     @property
     def samples(self) -> int:
@@ -77,11 +71,10 @@ class Loader:
     layout: Layout
     rank: int
     collate: Collate
-    at_once: int = 1
-    """Steps whose batches are made together."""
+    at_once: int = 1  # steps whose batches are made together
 
     def load(self, batches: Sequence[GlobalBatch]) -> list[RankBatch]:
-        """This rank's share of each: as many micro-batches as every other rank has, of nearly the same cost."""
+        """Return this rank's share of each: as many micro-batches as other ranks have, of nearly the same cost."""
         wanted: list[IdsAndKeys] = []
         weights: list[list[int]] = []
         totals: list[int] = []
@@ -103,7 +96,7 @@ class Loader:
         ]
 
     def prefetch(self, first: int, last: int) -> Generator[RankBatch]:
-        """The batches of steps first … last - 1, made ahead while the loop computes, where that can be."""
+        """Yield the batches of steps first … last - 1, made while the loop computes, if possible."""
         batches = self.order.global_batches(first, last)
         groups = iter(lambda: list(islice(batches, self.at_once)), [])
         if not getattr(self.samples, "beside_the_loop", True):
@@ -125,7 +118,7 @@ class Loader:
                     offer(some)
                     if stop.is_set():
                         return
-            except BaseException as error:  # handed to the loop, which raises it
+            except BaseException as error:  # the loop raises it
                 offer(error)
 
         thread = threading.Thread(target=produce, name="paceline-data", daemon=True)
@@ -146,17 +139,16 @@ class Loader:
 
 
 def count_workers(samples: Samples) -> int:
-    """The worker processes that make them; 0 without any."""
     return getattr(samples, "workers", 0)
 
 
 def iter_batches(samples: Samples, wanted: Iterable[IdsAndKeys]) -> Iterator[Any]:
-    """The batches of these samples and keys, one by one; made ahead where there are worker processes."""
+    """Yield the batches of these samples and keys; worker processes make them ahead."""
     return map_in_order(lambda one: samples.batch(*one), wanted, count_workers(samples))
 
 
 def map_in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threads: int) -> Iterator[Made]:
-    """What `make` makes of each, in their order: ahead and side by side in so many threads, or when it is asked for."""
+    """Yield `make(x)` of each in order: ahead, in so many threads, or lazily without threads."""
     if not threads:
         yield from map(make, wanted)
         return
@@ -173,12 +165,11 @@ def map_in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threa
 
 
 def make_collate(make: Callable[..., Any], pin: bool = False) -> Collate:
-    """Batches made one by one, from ids and keys."""
     return lambda wanted: [pin_batch(make(*one)) if pin else make(*one) for one in wanted]
 
 
 def pin_batch(batch: Any) -> Any:
-    """In memory from which a device can copy by itself; a small tensor is copied sooner than it is pinned."""
+    """Pin large tensors; a small one is copied faster than it is pinned."""
     return tree_map_only(Tensor, lambda tensor: tensor.pin_memory() if tensor.nbytes > SMALL_BYTES else tensor, batch)
 
 

@@ -1,7 +1,7 @@
 """Batches from one process to another: their tensors through shared memory, the rest through a pipe.
 
-All tensors of a message lie in one anonymous file, of which the descriptor is sent. It has no name that could be left
-behind, takes no room in /dev/shm, and is gone when the last tensor of it is.
+All tensors of a message are in one anonymous file, whose descriptor is sent. It leaves no name behind, uses nothing of
+/dev/shm, and is freed with its last tensor.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from torch import Tensor
 
 ALIGNMENT = 64
 
-TensorSlot = tuple[int, torch.dtype, torch.Size]
-"""Of a tensor in the file: where it begins, its type, its shape."""
+TensorSlot = tuple[int, torch.dtype, torch.Size]  # begin in the file, dtype, shape of a tensor
 
 
 class _TensorPickler(ForkingPickler):
-    """Leaves plain tensors out of the pickle, and notes where in the file they belong."""
+    """Leaves plain tensors out of the pickle, and records their slots in the file."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -55,7 +54,7 @@ class _TensorUnpickler(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class Message:
-    """A message: its pickle, and where its tensors belong in a file of so many bytes."""
+    """A pickle, and the slots of its tensors in a file of so many bytes."""
 
     pickle: bytes
     tensors: list[tuple[TensorSlot, Tensor]]
@@ -70,7 +69,7 @@ def pack_message(thing: Any) -> Message:
 
 
 def send_message(pipe: Connection, message: Message) -> None:
-    """To the process at the other end of a pipe that is a pair of sockets."""
+    """Send to the process at the other end of a pipe, which is a pair of sockets."""
     pipe.send_bytes(message.bytes.to_bytes(8, "little"))
     pipe.send_bytes(message.pickle)
     if not message.bytes:
@@ -87,7 +86,7 @@ def send_message(pipe: Connection, message: Message) -> None:
 
 
 def receive_message(pipe: Connection) -> Any:
-    """What `send` sent; from a process of ours, so that it may be unpickled."""
+    """Receive what `send_message` sent; it may be unpickled, as it comes from our own process."""
     size = int.from_bytes(pipe.recv_bytes(), "little")
     content = io.BytesIO(pipe.recv_bytes())
     if not size:
@@ -101,7 +100,7 @@ def receive_message(pipe: Connection) -> Any:
 
 
 def _map_file(descriptor: int, size: int) -> Tensor:
-    """The file as bytes; the mapping outlives the descriptor."""
+    """Map the file as bytes; the mapping outlives the descriptor."""
     return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
 
 

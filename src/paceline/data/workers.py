@@ -1,8 +1,8 @@
-"""Worker processes that make a rank's samples, and how many of them pay.
+"""Worker processes that make a rank's samples, and the choice of their number.
 
-They are forks of the rank, made before it touches a device or starts threads, and have its data without a copy. Which
-samples come when is not theirs to decide: they are asked for batches by sample numbers and keys, so that any number of
-them gives the same answer. A thread per worker asks and waits (paceline.data.prefetch).
+They are forks of the rank, made before it uses a device or starts threads, and share its data. They are asked for
+batches by sample numbers and keys, so that any number of them gives the same result. A thread per worker asks and waits
+(paceline.data.prefetch).
 """
 
 from __future__ import annotations
@@ -42,12 +42,9 @@ from paceline.launch.signals import STOP_SIGNALS
 from paceline.workload import Samples, Workload
 
 SPLITS = ("train", "test")
-REMOTE = ("padded", "fixed_shape_batches")
-"""What samples may be asked to make beside `batch`."""
-MAX_AUTO_WORKERS = 16
-"""Workers that `auto` starts on a rank; whoever wants more says how many."""
-TOLERATED_WAIT_S = 0.002
-"""A step waits so long for its samples without anybody noticing. A worker that idles costs next to nothing."""
+REMOTE = ("padded", "fixed_shape_batches")  # methods of samples that workers call, beside `batch`
+MAX_AUTO_WORKERS = 16  # that `auto` starts on a rank
+TOLERATED_WAIT_S = 0.002  # a step may wait so long for its samples
 MEASURED_S = 0.1
 ROUNDS = 3
 EXIT_TIMEOUT_S = 0.5
@@ -64,9 +61,9 @@ class Worker:
     process: Any
     pipe: Connection
 
-    def ask(self, *question: Any) -> Any:
+    def ask(self, *request: Any) -> Any:
         try:
-            self.pipe.send(question)
+            self.pipe.send(request)
             return receive_message(self.pipe)
         except (EOFError, OSError):
             self.process.join(EXIT_TIMEOUT_S)
@@ -76,14 +73,14 @@ class Worker:
                 raise WorkerDied(f"{who} does not answer") from None
             raise WorkerDied(str(describe_exit(who, code, time.time(), secondary=False).error)) from None
 
-    def ask_no_more(self) -> None:
-        """The worker sees the end of its questions. The pipe stays open for a thread that waits for an answer."""
+    def close_requests(self) -> None:
+        """Tell the worker that there are no more requests. A thread can still wait for an answer."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.pipe.fileno())) as ours:
             ours.shutdown(socket.SHUT_WR)
 
 
 class Workers:
-    """The worker processes of one rank; each is asked by one thread at a time."""
+    """The worker processes of one rank; one thread at a time asks each of them."""
 
     def __init__(self, splits: Mapping[str, Samples | None], reference: str) -> None:
         self.splits, self.reference = splits, reference
@@ -91,27 +88,27 @@ class Workers:
         self.free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
 
     def start(self, count: int) -> None:
-        """Until there are so many."""
+        """Start workers until there are so many."""
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # or a fork would write once more what is in their buffers
+            stream.flush()  # a fork would write their buffers once more
         while len(self.all) < count:
             ours, theirs = multiprocessing.Pipe()
-            not_its_own = [worker.pipe for worker in self.all] + [ours]
+            inherited = [worker.pipe for worker in self.all] + [ours]
             process = multiprocessing.get_context("fork").Process(
-                target=_serve, args=(theirs, self.splits, self.reference, not_its_own, os.getpid()), daemon=True
+                target=_serve, args=(theirs, self.splits, self.reference, inherited, os.getpid()), daemon=True
             )
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: no lock of theirs is used
+                warnings.simplefilter("ignore", DeprecationWarning)  # about threads: none of their locks is used
                 process.start()
             theirs.close()
             self.all.append(Worker(len(self.all), process, ours))
             self.free.put(self.all[-1])
 
-    def ask(self, *question: Any) -> Any:
-        """What a free worker answers; what it raised is raised here."""
+    def ask(self, *request: Any) -> Any:
+        """Return the answer of a free worker, or raise what it raised."""
         worker = self.free.get()
         try:
-            answer = worker.ask(*question)
+            answer = worker.ask(*request)
         finally:
             self.free.put(worker)
         if isinstance(answer, PacelineError):
@@ -119,9 +116,9 @@ class Workers:
         return answer
 
     def close(self) -> None:
-        """They have nothing to save: one that does not leave at once is ended."""
+        """Stop the workers; one that does not exit in time is killed, as it has nothing to save."""
         for worker in self.all:
-            worker.ask_no_more()
+            worker.close_requests()
         deadline = time.monotonic() + EXIT_TIMEOUT_S
         for worker in self.all:
             worker.process.join(max(0.0, deadline - time.monotonic()))
@@ -137,8 +134,8 @@ class WorkerSamples:
 
     beside_the_loop = True
 
-    def __init__(self, split: str, samples: Samples, workers: Workers, why: str) -> None:
-        self.split, self.samples, self._workers, self.why = split, samples, workers, why
+    def __init__(self, split: str, samples: Samples, workers: Workers, reason: str) -> None:
+        self.split, self.samples, self._workers, self.reason = split, samples, workers, reason
 
     @property
     def workers(self) -> int:
@@ -160,7 +157,7 @@ class WorkerSamples:
 
 @contextmanager
 def start_workers(workload: Workload, place: RankInfo, samples_per_step: int) -> Iterator[None]:
-    """While entered, the workload's samples are those that worker processes make, as many as its run file asks for.
+    """Serve the workload's samples from worker processes, as many as its run file asks for.
 
     `samples_per_step` are those of this rank.
     """
@@ -168,13 +165,13 @@ def start_workers(workload: Workload, place: RankInfo, samples_per_step: int) ->
     asked = getattr(workload.spec.data, "workers", 0)
     workers = Workers(splits, workload.spec.workload)
     try:
-        why = (
+        reason = (
             "" if splits["train"] is None else _start_as_asked(workers, splits["train"], asked, place, samples_per_step)
         )
         workload.served = splits
         if workers.all:
             workload.served = {
-                split: samples if samples is None else WorkerSamples(split, samples, workers, why)
+                split: samples if samples is None else WorkerSamples(split, samples, workers, reason)
                 for split, samples in splits.items()
             }
         yield
@@ -184,19 +181,19 @@ def start_workers(workload: Workload, place: RankInfo, samples_per_step: int) ->
 
 
 def describe_workers(samples: Samples) -> list[str]:
-    """Who makes the samples, where it is not a thread of the rank."""
+    """Return a line for the log, if it is not a thread of the rank that makes the samples."""
     if isinstance(samples, WorkerSamples):
-        return [f"{samples.workers} worker process{'es' * (samples.workers > 1)} for samples{samples.why}"]
+        return [f"{samples.workers} worker process{'es' * (samples.workers > 1)} for samples{samples.reason}"]
     return [] if getattr(samples, "beside_the_loop", True) else ["samples are made between steps: data.workers=0"]
 
 
 def list_worker_facts(spec: RunSpec, samples: Samples) -> dict[str, int]:
-    """For the record: how many there are, where a run file can say so."""
+    """Return the number of workers for the record, if the run file can set it."""
     return {"workers": getattr(samples, "workers", 0)} if hasattr(spec.data, "workers") else {}
 
 
 def cores_of(place: RankInfo) -> int:
-    """Of this rank. srun and mpirun bind ranks to cores of their own; ranks of other launchers share those they see."""
+    """Return the cores of this rank. srun and mpirun bind ranks to cores; ranks of other launchers share theirs."""
     seen = len(os.sched_getaffinity(0))
     return seen if place.launcher in ("srun", "mpirun") else max(1, seen // place.local_world)
 
@@ -204,13 +201,13 @@ def cores_of(place: RankInfo) -> int:
 def _start_as_asked(
     workers: Workers, samples: Samples, asked: int | str, place: RankInfo, samples_per_step: int
 ) -> str:
-    """Start as many as were asked for, or as pay; returns why, for people."""
+    """Start as many as were asked for, or as are worthwhile; return the reason for the log."""
     if isinstance(asked, int):
         workers.start(asked)
         return ""
-    if hasattr(samples, "resident"):  # rows of memory: a thread picks them faster than a process sends them
+    if hasattr(samples, "resident"):  # rows in memory: a thread gathers them faster than a process sends them
         return ""
-    workers.start(1)  # a measurement in this process could open what must not be open when it forks
+    workers.start(1)  # measuring in this process could open what must not be open when it forks
     sample_s = workers.ask("train", MEASURE, samples_per_step)
     step_s, cores = sample_s * samples_per_step, cores_of(place)
     count = choose_worker_count(step_s, cores)
@@ -223,7 +220,7 @@ def _start_as_asked(
 
 
 def choose_worker_count(step_s: float, cores: int) -> int:
-    """Workers, for samples of a step that take one process so long."""
+    """Return the number of workers for a step whose samples take one process so long."""
     return max(1, min(cores, MAX_AUTO_WORKERS, math.ceil(step_s / TOLERATED_WAIT_S)))
 
 
@@ -233,20 +230,20 @@ MEASURE = "measure"
 
 
 def _serve(
-    pipe: Connection, splits: Mapping[str, Samples], reference: str, not_ours: list[Connection], parent: int
+    pipe: Connection, splits: Mapping[str, Samples], reference: str, inherited: list[Connection], parent: int
 ) -> None:
-    """Answer until the rank closes its end, or dies."""
+    """Answer requests until the rank closes its end, or dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    for number in STOP_SIGNALS:  # they are meant for the rank
+    for number in STOP_SIGNALS:  # meant for the rank
         signal.signal(number, signal.SIG_IGN)
-    for other in not_ours:
+    for other in inherited:
         other.close()
     enable_stack_dump()
     gc.freeze()
     torch.set_num_threads(1)
-    with suppress(EOFError, OSError):  # the rank is gone, or wants no more
+    with suppress(EOFError, OSError):  # the rank is gone, or closed the pipe
         while True:
             split, what, *arguments = pipe.recv()
             send_message(pipe, _answer(splits[split], what, arguments, reference))
@@ -261,11 +258,11 @@ def _answer(samples: Samples, what: str, arguments: list[Any], reference: str) -
 
 
 def _to_error(error: Exception, reference: str) -> PacelineError:
-    """What the rank raises for it: a traceback object does not leave its process, its text does."""
+    """Convert an error for the rank, with its traceback as text: the object cannot leave the process."""
     if isinstance(error, PacelineError):
         return type(error)(str(error))
     trace = format_user_trace(error, reference)
-    if not trace:  # a data set from elsewhere: all that lies below this file
+    if not trace:  # a data set of another library: all frames below this file
         lower = error.__traceback__
         while lower is not None and lower.tb_frame.f_code.co_filename == __file__:
             lower = lower.tb_next
@@ -274,11 +271,11 @@ def _to_error(error: Exception, reference: str) -> PacelineError:
 
 
 def _measure_sample_s(samples: Samples, most: int) -> float:
-    """Seconds that a sample takes in a batch, at best. Batches double up to that of a step, for a moment at most."""
+    """Return the least seconds per sample in a batch. Batches double up to that of a step."""
     began, found = time.perf_counter(), math.inf
     sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most] + [most] * ROUNDS
     for size in sizes:
-        ids = np.linspace(0, len(samples) - 1, size).astype(np.int64)  # from the whole of the data
+        ids = np.linspace(0, len(samples) - 1, size).astype(np.int64)  # spread over all data
         first = time.perf_counter()
         samples.batch(ids, np.zeros_like(ids))
         found = min(found, (time.perf_counter() - first) / size)

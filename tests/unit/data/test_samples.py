@@ -83,7 +83,7 @@ def test_a_hugging_face_data_set():
     assert found["label"].tolist() == [4, 1]
     assert found["word"] == ["e", "b"]
     ragged = datasets.Dataset.from_dict({"ids": [[0] * (1 + i) for i in range(6)]})
-    with pytest.raises(UserError, match=r"sample 4 is a tensor of shape \[5\] at \['ids'\] and sample 1 a tensor of"):
+    with pytest.raises(UserError, match=r"sample 4 .* sample 1"):
         batch(ragged)
     assert batch(ragged, collate=lambda self, rows: [len(row["ids"]) for row in rows]) == [5, 2]
 
@@ -154,18 +154,18 @@ def test_generators_of_transforms_classes_and_modules_are_seeded_too():
 
 REFUSED = {
     "nothing to train on": (None, "returned None"),
-    "no samples": (Items(0), "data('train') is empty; there must be a sample to train on"),
+    "no samples": (Items(0), "data('train') is empty"),
     "no rows": ((X[:0], Y[:0]), "data('train') is empty"),
     "no columns": ((), "data('train') is empty"),
-    "rows that do not match": ((X, Y[:4]), "data('train')[1] has 4 rows and data('train')[0] 6"),
-    "words": ({"x": np.array(["a", "b"])}, "data('train')['x'] is an array of <U1 of shape [2]; give words and dates"),
+    "rows that do not match": ((X, Y[:4]), "data('train')[1] has 4 rows"),
+    "words": ({"x": np.array(["a", "b"])}, "data('train')['x'] is an array of <U1"),
     "a number among columns": ((X, 3), "data('train')[1] is an int"),
-    "lists": (([[1.0]] * 6, [0] * 6), "data('train')[0] is a list; make an array of it"),
-    "a stream": (Stream(), "a stream, Stream, whose samples have no numbers"),
+    "lists": (([[1.0]] * 6, [0] * 6), "data('train')[0] is a list"),
+    "a stream": (Stream(), "a stream, Stream"),
     "a generator": ((i for i in range(3)), "a stream, generator"),
-    "a loader": (DataLoader(Items()), "returned a DataLoader; return its dataset"),
-    "a number": (7, "returned int, which has no __len__ and no __getitem__"),
-    "a text": ("train.csv", "returned str; it may return a tuple or dict"),
+    "a loader": (DataLoader(Items()), "returned a DataLoader"),
+    "a number": (7, "returned int"),
+    "a text": ("train.csv", "returned str"),
 }
 
 
@@ -173,6 +173,7 @@ REFUSED = {
 def test_what_cannot_be_samples(data, said):
     with pytest.raises(UserError) as refused:
         count_samples(workload(data))
+    assert refused.value.code == "invalid-workload"
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -181,7 +182,7 @@ UNLIKE = {
     "shapes": (lambda i: X[: i + 1], "sample 4 is an array of float32 of shape [5, 2] and sample 1 an array of"),
     "parts": (lambda i: (X[i],) * (1 + i % 2), "sample 4 is nothing at [1] and sample 1 an array"),
     "types": (lambda i: {"x": None if i == 1 else 2.0}, "sample 4 is a float at ['x'] and sample 1 None"),
-    "never": (lambda i: (X[i], object()), "sample 4 holds an object, which does not fit in a batch"),
+    "never": (lambda i: (X[i], object()), "sample 4 has an object"),
 }
 
 
@@ -199,12 +200,12 @@ def test_a_data_frame_is_a_dict_of_its_columns():
     assert {name: column.tolist() for name, column in found.items()} == frame.iloc[IDS].to_dict("list")
     x, y = batch((frame[["a", "b"]], frame["y"]))
     assert (x.tolist(), y.tolist()) == (X[IDS].tolist(), Y[IDS].tolist())
-    with pytest.raises(UserError, match="give words and dates numbers"):
+    with pytest.raises(UserError, match=r"\['word'\]"):
         batch(frame.assign(word="red"))
 
 
 def test_a_cost_that_is_not_one_number_per_sample_is_refused():
     data = Items()
     data.cost = lambda ids: 3
-    with pytest.raises(UserError, match=r"cost\(ids\) gave an array of int64 of shape \[\] for 2 samples"):
+    with pytest.raises(UserError, match=r"cost\(ids\)"):
         cost_of(samples_of(workload(data)), IDS)

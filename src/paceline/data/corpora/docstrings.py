@@ -19,7 +19,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.data.files import hash_text
+from paceline.data.files import hash_text, invalid_data
 from paceline.errors import UserError
 
 CLASSES = ("numpy", "scipy", "torch", "standard library")
@@ -43,15 +43,18 @@ Clean = Callable[[str], str]
 
 
 def list_source_versions() -> dict[str, str]:
-    """What the texts depend on: the installed versions and the version of the extraction."""
-    found = {name: _version(name) for name in CLASSES[:3]}
+    """Return what the texts depend on: the installed versions and the version of the extraction."""
+    try:
+        found = {name: metadata.version(name) for name in CLASSES[:3]}
+    except metadata.PackageNotFoundError as missing:
+        raise _not_installed(str(missing.name)) from None
     return {**found, "python": platform.python_version(), "extraction": str(EXTRACTION)}
 
 
 def extract_samples(test_fraction: float, clean: Clean | None = None) -> tuple[list[Sample], list[Sample]]:
-    """(training, test) samples: as many of each class, and all docstrings of a module on the same side.
+    """Return (training, test) samples: as many of each class, and all docstrings of a module on the same side.
 
-    Each docstring goes through `clean`, which is `mask` unless told otherwise.
+    `clean` is applied to each docstring; the default is `mask_names`.
     """
     seen: set[str] = set()
     with _no_garbage_collection():
@@ -62,15 +65,12 @@ def extract_samples(test_fraction: float, clean: Clean | None = None) -> tuple[l
     wanted = round(train_per_class * test_fraction / (1 - test_fraction))
     test_per_class = min(wanted, *(len(test) for _, test in splits))
     if not train_per_class or not test_per_class:
-        raise UserError(
-            f"data.test_fraction={test_fraction}: too few docstrings are installed for two splits; "
-            "use a value between 0.05 and 0.5"
-        )
+        raise invalid_data(f"data.test_fraction={test_fraction}: too few docstrings are installed; use 0.05 to 0.5")
     return _mix(train[:train_per_class] for train, _ in splits), _mix(test[:test_per_class] for _, test in splits)
 
 
 def mask_names(docstring: str) -> str:
-    """The docstring in one line, without doctests and without the names that give the package away."""
+    """Return the docstring in one line, without doctests and the names that give the package away."""
     kept: list[str] = []
     in_doctest = False
     for line in docstring.splitlines():
@@ -83,7 +83,7 @@ def mask_names(docstring: str) -> str:
 
 
 def iter_docstrings(source: str) -> Iterator[str]:
-    """Every docstring of a source text: of the module, its classes and its functions, in order."""
+    """Yield every docstring of a source text: of the module, its classes and its functions, in order."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code
@@ -120,36 +120,31 @@ def _root(name: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        raise _not_installed(name) from None
-
-
 def _not_installed(name: str) -> UserError:
-    return UserError(f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}")
+    message = f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}"
+    return UserError(message, code="not-installed")
 
 
 def _modules(root: Path, name: str, seen: set[str], clean: Clean) -> list[list[str]]:
-    """New cleaned docstrings, module by module, from as many files as it takes."""
+    """Return new cleaned docstrings, module by module, from as many files as needed."""
     modules: list[list[str]] = []
     count = 0
     files = sorted(_python_files(root), key=lambda file: hash_text(f"{name}/{file.relative_to(root).as_posix()}"))
     for file in files:
         if count >= ENOUGH_PER_CLASS:
             break
-        cleaned = dict.fromkeys(map(clean, iter_docstrings(_source(file))))
+        try:
+            source = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        cleaned = dict.fromkeys(map(clean, iter_docstrings(source)))
         texts = [text for text in cleaned if text.count(" ") >= MIN_WORDS - 1 and text not in seen]
         seen.update(texts)
         if texts:
             modules.append(texts)
             count += len(texts)
     if not modules:
-        raise UserError(
-            f"data.source=docstrings: {root} holds no Python source files; "
-            "use another source, for example  data.source=csv data.path=FILE.csv"
-        )
+        raise invalid_data(f"data.source=docstrings: {root} has no Python source files; use another data.source")
     return modules
 
 
@@ -162,15 +157,8 @@ def _python_files(root: Path) -> Iterator[Path]:
                 yield file
 
 
-def _source(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
 def split_by_module(modules: list[list[str]], test_fraction: float) -> tuple[list[str], list[str]]:
-    """Whole modules, in their shuffled order, go to the test side as long as they fit into its share."""
+    """Assign whole modules, in their shuffled order, to the test side as long as they fit into its share."""
     wanted = test_fraction * sum(len(texts) for texts in modules)
     train: list[str] = []
     test: list[str] = []
@@ -180,14 +168,14 @@ def split_by_module(modules: list[list[str]], test_fraction: float) -> tuple[lis
 
 
 def _mix(texts_per_class: Iterable[list[str]]) -> list[Sample]:
-    """All classes in one shuffled order, so that the first rows are a fair sample."""
+    """Return all classes in one shuffled order, so that the first rows are a fair sample."""
     samples = [(text, label) for label, texts in enumerate(texts_per_class) for text in texts]
     return sorted(samples, key=lambda sample: hash_text(sample[0]))
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Syntax trees hold no cycles, and looking for some doubles the time in a process that has torch loaded."""
+    """Syntax trees have no cycles, and the search for some doubles the time in a process that has torch loaded."""
     was_on = gc.isenabled()
     gc.disable()
     try:
