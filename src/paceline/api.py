@@ -89,25 +89,25 @@ def train(
     out: str | Path = "runs",
     *,
     resume: str | Path | None = None,
-    start: str | Path | None = None,
-    again: bool = False,
+    init_from: str | Path | None = None,
+    resume_or_start: bool = False,
     changed_code: bool = False,
     show: bool = True,
 ) -> RunResult:
     """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or resume the
     run in `resume`.
 
-    `again`: the folder is `out`/NAME, the same each time. Start the run there, resume it, or return if it is finished.
-    `start` is a run, a file or a folder with the weights to begin with, as `model.init_from` of the spec.
+    `resume_or_start`: the folder is `out`/NAME, the same each time. Start the run there, resume it, or return if it is
+    finished. `init_from` is a run, a file or a folder with the first weights, as `model.init_from` of the spec.
     `changed_code` resumes even if the user's own code is not what the last checkpoint was made with.
     `parallel: auto` on a named cluster becomes the layout that the plan chooses.
     """
     spec = resolve_spec(spec)
-    if start is not None:
-        spec = spec.replace({"model.init_from": str(start)})
+    if init_from is not None:
+        spec = spec.replace({"model.init_from": str(init_from)})
     rank_info = detect_rank(os.environ)
     spec = resolve_parallel(spec, rank_info)
-    request = _Request(spec, Path(out), None if resume is None else Path(resume), again, changed_code, show)
+    request = _Request(spec, Path(out), None if resume is None else Path(resume), resume_or_start, changed_code, show)
     try:
         return request.train_here() if rank_info is None else request.train_as_rank(rank_info)
     except OutOfMemory as error:
@@ -157,7 +157,7 @@ class _Request:
     spec: RunSpec
     out: Path
     resume: Path | None
-    again: bool
+    resume_or_start: bool
     changed_code: bool
     show: bool
 
@@ -178,7 +178,7 @@ class _Request:
         try:
             return RunResult(*run_rank(spec, layout, self.show, open_folder, workload, rank_info), launched)
         except OutOfMemory as error:
-            if self.again and (folder := self._find_folder()) is not None:
+            if self.resume_or_start and (folder := self._find_folder()) is not None:
                 record_retry(RunDir(folder), spec, layout, error)
             raise
 
@@ -204,12 +204,12 @@ class _Request:
     def _find_folder(self) -> Path | None:
         """Return the folder of the run to resume; None for a new run."""
         run = RunDir(self.out / self.spec.name)
-        return run.path if self.again and self.resume is None and run.spec_file.is_file() else self.resume
+        return run.path if self.resume_or_start and self.resume is None and run.spec_file.is_file() else self.resume
 
     def _find_progress(self, log: LogFn) -> tuple[RunSpec, Layout, tuple[Path, Summary] | None]:
         """Return the spec as an earlier attempt left it, its layout and, if the run is finished, (folder, summary)."""
         layout = layout_of(self.spec)
-        folder = self._find_folder() if self.again else None
+        folder = self._find_folder() if self.resume_or_start else None
         if folder is None:
             return self.spec, layout, None
         if (summary := find_finished_summary(RunDir.open(folder), self.spec)) is not None:
@@ -221,7 +221,7 @@ class _Request:
     def _open_run(
         self, spec: RunSpec, layout: Layout, folder: Path | None, log: LogFn, workload: Any = None
     ) -> tuple[RunDir, BaseWorkload]:
-        how = {"exactly": self.again, "changed_code": self.changed_code}
+        how = {"exactly": self.resume_or_start, "changed_code": self.changed_code}
         return open_run(spec, layout, self.out, folder, log, workload, **how)
 
 

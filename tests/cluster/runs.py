@@ -60,7 +60,7 @@ def until_ended(lab, job: str, timeout_s: float = 180) -> str:
 
 
 def weights(run: Path = RUN) -> dict[str, torch.Tensor]:
-    return paceline.train(run / "spec.yaml", resume=run, again=True, show=False).weights()
+    return paceline.train(run / "spec.yaml", resume=run, resume_or_start=True, show=False).weights()
 
 
 def undisturbed(run_file: Path, ranks: int) -> dict[str, torch.Tensor]:

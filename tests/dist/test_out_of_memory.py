@@ -57,8 +57,8 @@ def test_under_a_launcher_who_starts_the_ranks_again_goes_on_in_smaller_passes(s
     spec = small.replace({**SPEC, "train.on_oom": "retry"})
     for micro_batch in (12, 6):
         with pytest.raises(OutOfMemory, match=f"micro_batch={micro_batch} "):
-            paceline.train(spec, tmp_path, again=True)
-    result = paceline.train(spec, tmp_path, again=True)
+            paceline.train(spec, tmp_path, resume_or_start=True)
+    result = paceline.train(spec, tmp_path, resume_or_start=True)
     assert (result.status, RunDir(result.path).spec().parallel.micro_batch) == ("finished", 6)
     assert losses(result) == pytest.approx(full, rel=1e-5)
 

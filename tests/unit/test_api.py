@@ -86,7 +86,7 @@ class Opened(Exception):
 
 DOORS = {
     "train": train,
-    "resume or start": partial(train, again=True),
+    "resume or start": partial(train, resume_or_start=True),
     "sweep": train_trial,
     "ensemble": train_member,
 }

@@ -95,7 +95,7 @@ def _run_one_trial(plan: SweepPlan, number: int) -> int:
     begun = open_sweep(plan)
     row = begun.trials[number - 1]
     print_text(f"trial {number} of {plan.trials}: {format_values(row, begun.keys)}")
-    result = train(plan.spec_of(row, plan.lengths[-1]), plan.folder, again=True)
+    result = train(plan.spec_of(row, plan.lengths[-1]), plan.folder, resume_or_start=True)
     return 0 if result.status in ("finished", "stopped") else 1
 
 

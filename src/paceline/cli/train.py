@@ -44,7 +44,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         arguments.out,
         resume=resume,
         show=not (arguments.quiet or arguments.json),
-        again=arguments.resume_or_start,
+        resume_or_start=arguments.resume_or_start,
         changed_code=arguments.changed_code,
     )
     if arguments.json and not result.launched:

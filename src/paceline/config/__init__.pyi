@@ -1,6 +1,7 @@
 from paceline.config.run_file import parse_overrides as parse_overrides
 from paceline.config.run_spec import COMMAND_LINE as COMMAND_LINE
 from paceline.config.run_spec import DEFAULT as DEFAULT
+from paceline.config.run_spec import SCRIPT_OBJECT as SCRIPT_OBJECT
 from paceline.config.run_spec import RunSpec as RunSpec
 from paceline.config.run_spec import SpecSource as SpecSource
 from paceline.config.run_spec import build_recorded_spec as build_recorded_spec

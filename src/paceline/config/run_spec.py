@@ -37,6 +37,8 @@ from paceline.hardware.catalogue import parse_cluster
 SectionKind = TypeVar("SectionKind", bound=Section)
 DEFAULT = "default"
 COMMAND_LINE = "command line"
+SCRIPT_OBJECT = "the script's optimizer"
+"""A value that an object of a script decides, as the learning rate of its optimiser."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 OURS: dict[str, type[Section]] = {"parallel": Parallel}

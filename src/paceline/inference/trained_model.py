@@ -97,7 +97,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
     import torch
 
     from paceline.trainer.checkpoint.reader import find_checkpoint, read_tensors
-    from paceline.trainer.resume_guard import find_changed_value, read_sealed_answer
+    from paceline.trainer.resume_guard import ANSWER_KEY, check_same_values
 
     folder = RunDir.open(Path(run))
     work = build_workload(_resolve_spec(folder, None if code is None else Path(code)))
@@ -105,10 +105,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
         return FittedModel(folder, work, fitted)
     workload = _prepare_workload(folder, work)
     checkpoint = find_checkpoint(folder, which)
-    if (
-        changed := find_changed_value(folder, workload.spec, read_sealed_answer(checkpoint.meta), checkpoint.step)
-    ) is not None:
-        raise UserError(changed[0])
+    check_same_values(folder, workload.spec, checkpoint.meta.get(ANSWER_KEY, {}), checkpoint.step)
     with translate_failures(workload.spec):
         torch.manual_seed(workload.spec.train.seed)
         with torch.device("meta" if workload.draws_by_name else "cpu"):

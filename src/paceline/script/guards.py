@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from paceline.config import RunSpec, Train
+from paceline.config import SCRIPT_OBJECT, RunSpec, Train
 from paceline.errors import UserError
 
 STEP_EXAMPLE = 'run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))'
@@ -167,7 +167,7 @@ def apply_optimizer_rate(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
     rate = float(optimizer.param_groups[0]["lr"])
     if not rate > 0:
         raise UserError(f"run.prepare: the learning rate of the {kind} is {rate:g}; it must be above 0")
-    return spec.replace({"train.lr": rate}, f"the script's {kind}")
+    return spec.replace({"train.lr": rate}, SCRIPT_OBJECT)
 
 
 def reject_scheduler(optimizer: Optimizer) -> None:

@@ -278,7 +278,8 @@ def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, say: LogFn) -> None:
     save_inference_assets(run, job.workload)
     if (extension := find_extension(run, spec)) is not None:
         job.context.events.write("extend", key=extension.key, before=extension.before, now=extension.now)
-        say(f"  {extension}: {job.change_of_length(extension.old)}")
+        length = f"{extension.key} is {extension.now} instead of {extension.before}"
+        say(f"  {length}: {job.change_of_length(extension.old)}")
         write_extension(run, extension)
 
 

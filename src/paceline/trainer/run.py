@@ -21,7 +21,7 @@ from paceline.trainer import engines
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.init_from.vocabulary import check_same_vocabulary, find_tokenizer
 from paceline.trainer.rank import ignore_line
-from paceline.trainer.resume_guard import check_same_answer, check_same_request, find_extension, resolve_added_length
+from paceline.trainer.resume_guard import check_resume_request, check_same_answer, find_extension, resolve_added_length
 from paceline.workload import LogFn, Workload, build_workload
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def find_finished_summary(run: RunDir, spec: RunSpec) -> Summary | None:
 
     A run whose last checkpoint was damaged is not finished: it resumes from the one before.
     """
-    check_same_request(run, spec)
+    check_resume_request(run, spec)
     if not run.summary_file.is_file() or find_extension(run, spec) is not None:
         return None
     summary = read_summary(run.summary_file)
@@ -92,7 +92,7 @@ def build_resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     for key, *_ in changed.fields():
         if changed.origin(key) != COMMAND_LINE:
             changed._origins[key] = old.origin(key)
-    check_same_request(folder, changed)
+    check_resume_request(folder, changed)
     return build_spec(changed.dump(), changed._origins)
 
 
@@ -136,7 +136,7 @@ def open_run(
     check_loggers(spec.train.loggers)
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
-        check_same_request(run, spec)
+        check_resume_request(run, spec)
     start = spec.init_from
     if run is None and start is not None:
         from paceline.trainer.init_from.weights import open_weights

@@ -90,13 +90,13 @@ def train_trial(
             from paceline.launch.local import run_ranks
 
             return run_ranks(_train_in_slot, (spec, out, again, slot), 1, PRELOAD)[0]
-    return train(spec, out, again=again, show=False)
+    return train(spec, out, resume_or_start=again, show=False)
 
 
 def _train_in_slot(spec: RunSpec, out: Path, again: bool, slot: int | None) -> RunResult:
     if slot is not None:
         _take_device(slot)
-    return train(spec, out, again=again, show=False)
+    return train(spec, out, resume_or_start=again, show=False)
 
 
 def _take_device(slot: int) -> None:

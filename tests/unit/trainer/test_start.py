@@ -223,7 +223,7 @@ def test_another_run_begins_with_the_weights_of_one(tmp_path, run, weights, monk
     ask(["train", "--from", str(run.path), "train.steps=1", "train.lr=1e-30", "--quiet"], 0)
     spec = RunDir(Path("runs/run-next")).spec()
     assert (spec.model.init_from, spec.train.steps, spec.train.global_batch) == (run.path, 1, 10)
-    result = train(spec_of(name="again", **{"train.lr": 1e-30}), tmp_path, start=run.path, show=False)
+    result = train(spec_of(name="again", **{"train.lr": 1e-30}), tmp_path, init_from=run.path, show=False)
     assert torch.allclose(result.weights()["up.weight"], weights["up.weight"])
 
 

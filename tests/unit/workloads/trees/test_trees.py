@@ -249,7 +249,7 @@ def test_damaged_trees_are_not_given_to_the_library(spec, tmp_path, library):
             paceline.open(run)
         (run / name).write_bytes(content)
     (run / name).write_bytes(content[:-1])
-    train(spec(**{"model.library": library, "train.steps": 2}), tmp_path, show=False, again=True)
+    train(spec(**{"model.library": library, "train.steps": 2}), tmp_path, show=False, resume_or_start=True)
     assert paceline.open(run).classes
 
 

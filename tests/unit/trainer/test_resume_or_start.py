@@ -33,12 +33,12 @@ def test_the_same_command_begins_goes_on_and_is_done(line, tmp_path, monkeypatch
     (tmp_path / "line").mkdir()
     (tmp_path / "line" / "slurm-7.out").write_text("of another job")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    first = train(line, tmp_path, again=True, show=False)
+    first = train(line, tmp_path, resume_or_start=True, show=False)
     alone = first.weights()
     shutil.rmtree(first.path / "checkpoints" / "step-00000004")  # as if it had been killed before the end
     (first.path / "summary.json").unlink()
-    second = train(line, tmp_path, again=True, show=False)
-    third = train(line, tmp_path, again=True, show=False)
+    second = train(line, tmp_path, resume_or_start=True, show=False)
+    third = train(line, tmp_path, resume_or_start=True, show=False)
     assert first.path == second.path == third.path == tmp_path / "line"
     assert [result.summary.trained.steps for result in (first, second, third)] == [4, 4, 4]
     events = RunDir(third.path).events_file(0)
@@ -49,36 +49,35 @@ def test_the_same_command_begins_goes_on_and_is_done(line, tmp_path, monkeypatch
 
 
 def test_a_finished_run_whose_last_checkpoint_was_damaged_is_mended(line, tmp_path):
-    found = train(line, tmp_path, again=True, show=False)
+    found = train(line, tmp_path, resume_or_start=True, show=False)
     alone = found.weights()
     victim = next((found.path / "checkpoints" / "step-00000004").glob("*.distcp"))
     content = bytearray(victim.read_bytes())
     content[-1] ^= 1
     victim.write_bytes(content)
-    mended = train(line, tmp_path, again=True, show=False)
+    mended = train(line, tmp_path, resume_or_start=True, show=False)
     assert [event["step"] for event in read_events(RunDir(found.path).events_file(0), "resume")] == [2]
     assert all(tensor.equal(alone[name]) for name, tensor in mended.weights().items())
 
 
 def test_a_longer_run_goes_on(line, tmp_path):
-    train(line, tmp_path, again=True, show=False)
-    longer = train(line.replace({"train.steps": 6}), tmp_path, again=True, show=False)
+    train(line, tmp_path, resume_or_start=True, show=False)
+    longer = train(line.replace({"train.steps": 6}), tmp_path, resume_or_start=True, show=False)
     assert (longer.path, longer.summary.trained.steps) == (tmp_path / "line", 6)
 
 
 def test_another_answer_in_the_same_folder_is_refused(line, tmp_path):
-    train(line, tmp_path, again=True, show=False)
-    with pytest.raises(UserError, match=r"was begun with train\.lr=0\.01 and cannot go on with train\.lr=0\.5"):
-        train(line.replace({"train.lr": 0.5}), tmp_path, again=True, show=False)
+    train(line, tmp_path, resume_or_start=True, show=False)
+    with pytest.raises(UserError) as refused:
+        train(line.replace({"train.lr": 0.5}), tmp_path, resume_or_start=True, show=False)
+    assert (refused.value.code, refused.value.key) == ("conflict", "train.lr")
 
 
 def test_a_wrong_request_leaves_what_was_in_the_folder(line, tmp_path):
     (tmp_path / "line").mkdir()
     (tmp_path / "line" / "notes.txt").write_text("mine")
     with pytest.raises(UserError):
-        train(
-            line.replace({"model.init_from": str(tmp_path / "nothing.safetensors")}), tmp_path, again=True, show=False
-        )
+        train(line, tmp_path, init_from=tmp_path / "nothing.safetensors", resume_or_start=True, show=False)
     assert [path.name for path in (tmp_path / "line").iterdir()] == ["notes.txt"]
 
 
