@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import paceline.tinytopics as tt
-from paceline.tinytopics.fit_distributed import _device
+from paceline.tinytopics.fit import _join_device
 
 
 def fit_three_times(path, folder):
@@ -25,7 +25,7 @@ def fit_three_times(path, folder):
 
         accelerator = Accelerator(cpu=True)
         assert accelerator.num_processes == 2
-        assert _device() == accelerator.device
+        assert _join_device() == accelerator.device
         found.append(_fit(path, None))
     return found
 

@@ -4,16 +4,19 @@
     model, losses = tt.fit_model(X, k=10)
 
 Names, signatures, shapes and exceptions are those that its users know. What its arguments mean for a fit without a
-learning rate is in docs/moving/tinytopics.md; `paceline.topics` is our own interface, and a smaller one.
+learning rate is in docs/moving/tinytopics.md; `paceline.topics` is our own, smaller interface.
 """
 
-from paceline.tinytopics.colors import pal_tinytopics, scale_color_tinytopics
 from paceline.tinytopics.data import NumpyDiskDataset, TorchDiskDataset
-from paceline.tinytopics.fit import fit_model
-from paceline.tinytopics.fit_distributed import fit_model_distributed
-from paceline.tinytopics.loss import poisson_nmf_loss
-from paceline.tinytopics.models import NeuralPoissonNMF
-from paceline.tinytopics.plot import plot_loss, plot_structure, plot_top_terms
+from paceline.tinytopics.fit import fit_model, fit_model_distributed
+from paceline.tinytopics.models import NeuralPoissonNMF, poisson_nmf_loss
+from paceline.tinytopics.plot import (
+    pal_tinytopics,
+    plot_loss,
+    plot_structure,
+    plot_top_terms,
+    scale_color_tinytopics,
+)
 from paceline.tinytopics.utils import (
     align_topics,
     generate_synthetic_data,

@@ -1,18 +1,39 @@
-"""Rows of a matrix as torch datasets: from memory, or from a file that stays on disk."""
+"""Datasets of rows, and what `fit_model` is given as the counts that the engine reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Sized
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from paceline.errors import UserError
+from paceline.workloads.topics.counts.matrices import (
+    Counts,
+    DenseCounts,
+    DocumentBlock,
+    LabelledCounts,
+    SparseCounts,
+    convert_to_smallest,
+    make_row_locator,
+)
+from paceline.workloads.topics.counts.stream import drop_zeros_if_sparse
+from paceline.workloads.topics.files.datasets import MatrixRows, NumpyDiskDataset, TorchDiskDataset
+from paceline.workloads.topics.files.disk_counts import read_npy
+from paceline.workloads.topics.files.reading import read_counts
 
-class IndexTrackingDataset(Dataset):
+__all__ = ["IndexTrackingDataset", "NumpyDiskDataset", "TorchDiskDataset"]
+
+SMALL_BYTES, MEMORY_SHARE = 256 << 20, 1 / 8
+"""Datasets up to so many bytes as float32, or so much of the machine's memory for all ranks, are read once and kept."""
+
+
+class IndexTrackingDataset(Dataset[tuple[Tensor, Tensor]]):
     """Another dataset whose samples are (row, number of the row), so that they keep their numbers when shuffled."""
 
     def __init__(self, dataset: Any) -> None:
@@ -28,94 +49,62 @@ class IndexTrackingDataset(Dataset):
         return self.dataset[idx], torch.tensor(idx)
 
 
-class MatrixRows(Dataset):
-    """Rows of a matrix: those that `indices` names, else all. `shape` is that of the whole matrix."""
+def open_counts(X: Any, *, on_device: bool = False, ranks: int = 1) -> Counts:
+    """Return the counts in X, numbers of any kind from 0 up. `on_device`: a tensor on a GPU stays there."""
+    counts = _open_dataset(X) if isinstance(X, Dataset) else read_counts(X, fractional=True, on_device=on_device)
+    kept_bytes = max(SMALL_BYTES, MEMORY_SHARE * psutil.virtual_memory().total / ranks)
+    if not counts.resident and 4 * counts.documents * counts.terms <= kept_bytes:
+        values: Any = counts.block(0, counts.documents).values
+        counts = DenseCounts(values, fractional=True)
+    if isinstance(counts, DenseCounts):
+        few = drop_zeros_if_sparse(counts.block(0, counts.documents)).values
+        if not isinstance(few, np.ndarray):
+            return SparseCounts(few, counts.terms, fractional=True)
+    return counts
 
-    shape: tuple[int, ...]
-    data_path: Path | None
-    indices: Sequence[int]
 
-    def _choose(self, indices: Sequence[int] | None) -> None:
-        self.indices = range(self.shape[0]) if indices is None or len(indices) == 0 else indices
+def _open_dataset(X: Any) -> Counts:
+    if not isinstance(X, MatrixRows) or not X.all_rows or (isinstance(X, TorchDiskDataset) and not X.mmap_supported):
+        return DatasetCounts(X, fractional=True)
+    if isinstance(X, NumpyDiskDataset) and X.data_path is not None:  # without names of terms beside the file
+        return read_npy(X.data_path, fractional=True)
+    return X.as_counts(fractional=True)
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetCounts(LabelledCounts):
+    """The rows of any dataset with a length, read one after the other."""
+
+    dataset: Any
+
+    sparse = False
+    resident = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dataset, Sized):
+            raise TypeError(f"{type(self.dataset).__name__} has no length: an epoch needs to know its documents")
+        if not len(self.dataset):
+            raise UserError(f"{type(self.dataset).__name__} is empty: give at least one document")
 
     @property
-    def all_rows(self) -> bool:
-        return isinstance(self.indices, range) and self.indices == range(self.shape[0])
-
-    def __len__(self) -> int:
-        return len(self.indices)
+    def documents(self) -> int:
+        return len(self.dataset)
 
     @property
-    def num_terms(self) -> int:
-        """Columns of the matrix."""
-        return self.shape[1]
+    def terms(self) -> int:
+        known = getattr(self.dataset, "num_terms", None)
+        return len(self._row(0)) if known is None else known
 
+    @property
+    def stored_bytes(self) -> int:
+        return 4 * self.documents * self.terms
 
-class NumpyDiskDataset(MatrixRows):
-    """Rows as float32 tensors, of an array or of a .npy file, which is mapped when the first row is asked for."""
+    def block(self, start: int, stop: int) -> DocumentBlock:
+        rows = np.stack([self._row(at) for at in range(start, stop)])
+        place = make_row_locator(type(self.dataset).__name__, rows.shape[1], start)
+        return DocumentBlock(start, convert_to_smallest(rows, fractional=True, place=place))
 
-    def __init__(self, data: str | Path | np.ndarray, indices: Sequence[int] | None = None) -> None:
-        self.mmap_data: np.ndarray | None = None
-        if isinstance(data, str | Path):
-            self.data_path = require_data_file(data)
-            self.shape = tuple(np.load(self.data_path, mmap_mode="r").shape)
-        else:
-            self.data_path, self.data, self.shape = None, data, tuple(data.shape)
-        self._choose(indices)
-
-    def __getitem__(self, idx: int) -> Tensor:
-        return torch.tensor(self._matrix()[self.indices[idx]], dtype=torch.float32)
-
-    def _matrix(self) -> np.ndarray:
-        if self.data_path is None:
-            return self.data
-        if self.mmap_data is None:
-            self.mmap_data = np.load(self.data_path, mmap_mode="r")
-        return self.mmap_data
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A worker process maps the file for itself, instead of being sent its contents."""
-        return {**self.__dict__, "mmap_data": None}
-
-
-class TorchDiskDataset(MatrixRows):
-    """Rows of the one tensor in a file of torch.save, in its type. The file is mapped where its format allows it."""
-
-    data_path: Path
-
-    def __init__(self, data: str | Path, indices: Sequence[int] | None = None) -> None:
-        self.data_path = require_data_file(data)
-        self.mmap_data: Tensor | None = None
-        try:
-            self.shape = tuple(self._loaded(mmap=True).shape)
-            self.mmap_supported = True
-        except RuntimeError:  # the format of torch before 1.6
-            self.data = self._loaded(mmap=False)
-            self.shape = tuple(self.data.shape)
-            self.mmap_supported = False
-        self._choose(indices)
-
-    def __getitem__(self, idx: int) -> Tensor:
-        return self._matrix()[self.indices[idx]]
-
-    def _matrix(self) -> Tensor:
-        if not self.mmap_supported:
-            return self.data
-        if self.mmap_data is None:
-            self.mmap_data = self._loaded(mmap=True)
-        return self.mmap_data
-
-    def _loaded(self, mmap: bool) -> Tensor:
-        found = torch.load(self.data_path, map_location="cpu", weights_only=True, mmap=mmap)
-        if not isinstance(found, Tensor):
-            raise ValueError(f"{self.data_path} must contain a single tensor, and holds a {type(found).__name__}")
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "mmap_data": None}
-
-
-def require_data_file(path: str | Path) -> Path:
-    if not Path(path).exists():
-        raise FileNotFoundError(f"Data file not found: {path}")
-    return Path(path)
+    def _row(self, at: int) -> np.ndarray:
+        row = self.dataset[at]
+        row = row[0] if isinstance(row, tuple) else row  # (row, number)
+        return row.detach().cpu().float().numpy() if isinstance(row, Tensor) else np.asarray(row)

@@ -1,14 +1,46 @@
-"""A fit in this process, on one device."""
+"""Fits in one process and on several ranks: an epoch is a pass of Paceline's accelerated EM over all documents."""
 
 from __future__ import annotations
 
+import atexit
+import io
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from paceline.tinytopics.epochs import Epochs, FitRequest
+from paceline.errors import UserError
+from paceline.io.files import write_atomic
+from paceline.launch.environment import detect_rank
+from paceline.launch.process_group import broadcast_from_main, join_ranks
+from paceline.tinytopics.data import open_counts
 from paceline.tinytopics.models import NeuralPoissonNMF
+from paceline.workloads.topics.fitting.engine import AcceleratedEM
+from paceline.workloads.topics.fitting.passes import RangePass, ReadPasses
+from paceline.workloads.topics.fitting.problem import MOST_TOPICS, FitProblem, build_problem
+from paceline.workloads.topics.in_process import use_device
+from paceline.workloads.topics.sections import FitOptions
+
+SCATTER = 0.2  # of the logarithms of the first topics, so that each seed begins elsewhere
+TIMEOUT_S = 1800  # for a rank that reads more slowly than its peers
+ADAM: dict[str, float] = {"base_lr": 0.01, "max_lr": 0.05, "T_0": 20, "T_mult": 1, "weight_decay": 1e-5}
+"""Arguments of an optimiser that is not used here, and their defaults."""
+OnEpoch = Callable[[int, float], None]
+"""Called with the number of an epoch, from 1, and its loss."""
+WrapPasses = Callable[[ReadPasses, int], ReadPasses]
+"""Returns the passes over so many documents with a progress bar around them."""
 
 
 def fit_model(
@@ -23,24 +55,191 @@ def fit_model(
     weight_decay: float = 1e-5,
     device: torch.device | None = None,
 ) -> tuple[NeuralPoissonNMF, list[float]]:
-    """(model, loss of every epoch) of k topics in X: a tensor (documents, terms), or a dataset of its rows.
+    """Return (model, loss of every epoch) of k topics in X: a tensor (documents, terms), or a dataset of its rows.
 
-    An epoch is a pass over all documents, and `num_epochs` the most of them: a fit that has converged stops, and its
-    loss is repeated for those that are left. Losses are sums over `batch_size` documents, on average; the fit does not
-    depend on it. The other numbers are those of an optimiser that is not used here, and have no effect. Without a
-    `device` it is the GPU, if there is one.
+    An epoch is a pass over all documents. At most `num_epochs` are done: a fit that has converged stops, and its loss
+    is repeated for the rest. Losses are sums over `batch_size` documents, on average; the fit does not depend on it.
+    The other numbers are those of an optimiser that is not used here, and have no effect. The default `device` is the
+    GPU, if there is one.
     """
-    request = FitRequest(X, k, num_epochs, batch_size)
-    request.check(base_lr=base_lr, max_lr=max_lr, T_0=T_0, T_mult=T_mult, weight_decay=weight_decay)
+    _check_sizes(k=k, num_epochs=num_epochs, batch_size=batch_size)
+    _check_adam(base_lr=base_lr, max_lr=max_lr, T_0=T_0, T_mult=T_mult, weight_decay=weight_decay)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    epochs = Epochs(X, k, num_epochs, batch_size, where)
     with tqdm(total=num_epochs, desc="Training Progress") as bar:
 
-        def seen(epoch: int, loss: float) -> None:
+        def on_epoch(epoch: int, loss: float) -> None:
             bar.set_postfix({"Loss": f"{loss:.4f}"})
             bar.update(epoch - bar.n)
 
-        model, losses = Epochs(request, where).run(seen)
+        model, losses = epochs.run(on_epoch)
         if bar.n < num_epochs:
             bar.set_postfix_str(f"Loss={losses[-1]:.4f}, converged after {bar.n} epochs")
             bar.update(num_epochs - bar.n)
     return model, losses
+
+
+def fit_model_distributed(
+    X: Tensor | Dataset,
+    k: int,
+    num_epochs: int = 200,
+    batch_size: int = 16,
+    base_lr: float = 0.01,
+    max_lr: float = 0.05,
+    T_0: int = 20,
+    T_mult: int = 1,
+    weight_decay: float = 1e-5,
+    save_path: str | None = "model.pt",
+) -> tuple[NeuralPoissonNMF, list[float]]:
+    """Fit on all ranks together; each gets the whole model and the same losses, as from `fit_model`.
+
+    Ranks that an `Accelerator` or a process group has joined already are used as they are, with their device; else
+    those of torchrun, accelerate launch, srun or mpirun are joined until the program ends. A program without a launcher
+    fits alone. Every rank is given the same X and reads its own part. The main rank writes the model's `state_dict` to
+    `save_path`, unless it is None.
+    """
+    _check_sizes(k=k, num_epochs=num_epochs, batch_size=batch_size)
+    _check_adam(base_lr=base_lr, max_lr=max_lr, T_0=T_0, T_mult=T_mult, weight_decay=weight_decay)
+    epochs = Epochs(X, k, num_epochs, batch_size, _join_device())
+    epochs.alone = not dist.is_initialized()
+    main = epochs.alone or dist.get_rank() == 0
+    bars = EpochBars(num_epochs, shown=main)
+    model, losses = epochs.run(bars.on_epoch, bars.wrap_passes)
+    if main and bars.done < num_epochs:
+        print(f"Converged after {bars.done} of {num_epochs} epochs, Loss = {losses[-1]:.4f}")
+    if main and save_path is not None:
+        content = io.BytesIO()
+        torch.save(model.state_dict(), content)
+        write_atomic(Path(save_path), content.getvalue())
+    return model, losses
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        least = 0 if name == "num_epochs" else 1
+        if not isinstance(value, int | np.integer) or value < least:
+            raise UserError(f"{name}={value}: give a whole number, {least} or more", code="invalid-value", key=name)
+    if sizes["k"] > MOST_TOPICS:
+        raise UserError(f"k={sizes['k']} topics: give at most {MOST_TOPICS}", code="invalid-value", key="k")
+
+
+def _check_adam(**numbers: float) -> None:
+    """Reject impossible arguments of an optimiser that is not used here, and warn that others have no effect."""
+    for name, number in numbers.items():
+        if not number >= (name in ("T_0", "T_mult")):
+            message = f"{name}={number}: give {ADAM[name]:g}, or leave it out; it has no effect"
+            raise UserError(message, code="invalid-value", key=name)
+    changed = [f"{name}={value:g}" for name, value in numbers.items() if value != ADAM[name]]
+    if changed:
+        warnings.warn(f"no effect of {', '.join(changed)}: this fit has no learning rate", stacklevel=3)
+
+
+@dataclass
+class Epochs:
+    """One rank's part of a fit, or the whole of it where the rank is `alone`."""
+
+    X: Any
+    k: int
+    num_epochs: int
+    batch_size: int
+    device: torch.device
+    alone: bool = True
+
+    def run(self, on_epoch: OnEpoch, wrap_passes: WrapPasses | None = None) -> tuple[NeuralPoissonNMF, list[float]]:
+        """Return the model, and for every epoch the loss that its pass found, as a mean over batches.
+
+        A fit that converges does no more passes: for the rest of the epochs, its loss is repeated.
+        """
+        ranks = 1 if self.alone else dist.get_world_size()
+        on_gpu = self.device.type == "cuda"
+        counts = open_counts(self.X, on_device=on_gpu, ranks=ranks)
+        model = NeuralPoissonNMF(counts.documents, counts.terms, self.k, self.device)
+        losses: list[float] = []
+        if not self.num_epochs:
+            return model, losses
+        batches = math.ceil(counts.documents / self.batch_size)
+        where = getattr(counts, "device", self.device if on_gpu else torch.device("cpu"))
+        with use_device(where):
+            problem = build_problem(counts, where, fractional=True, alone=self.alone)
+            em = self._begin(problem)
+            if wrap_passes is not None:
+                em.documents = wrap_passes(problem.documents, len(em.L))
+            while em.end is None:
+                losses.append(em.step().loss / batches)
+                on_epoch(len(losses), losses[-1])
+            em.documents = problem.documents
+            if rest := self.num_epochs - len(losses):
+                losses += [em.final_loss() / batches] * rest
+            L, Ft = em.result()
+            model.take(self._gather_rows(L, counts.documents), Ft.T)
+        return model, losses
+
+    def _begin(self, problem: FitProblem) -> AcceleratedEM:
+        """Begin at topics that are near the optimum for every seed, scattered, so that seeds differ as users expect."""
+        drawn = int(torch.randint((1 << 31) - 1, ()))
+        seed = drawn if self.alone else broadcast_from_main(lambda: drawn)
+        options = FitOptions(seed=seed, passes=self.num_epochs, fractional=True)
+        first = problem.begin(self.k, options)
+        noise = torch.randn(first.Ft.shape, generator=torch.Generator().manual_seed(seed)).to(first.Ft.device)
+        Ft = first.Ft * (SCATTER * noise).exp()
+        em = problem.at(first.L, Ft / Ft.sum(0), options)
+        em.check = 1  # users plot the loss of every epoch
+        return em
+
+    def _gather_rows(self, L: Tensor, documents: int) -> Tensor:
+        """Return the rows of all ranks, each of which has the next ones."""
+        if self.alone:
+            return L
+        most = -(-documents // dist.get_world_size())
+        own = torch.ones(most, L.shape[1], device=L.device)
+        own[: len(L)] = L
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, own)
+        return torch.cat(parts)[:documents]
+
+
+class EpochBars:
+    """A bar for every epoch, which runs through this rank's documents, and a line with its loss."""
+
+    def __init__(self, epochs: int, shown: bool) -> None:
+        self.epochs, self.shown, self.done = epochs, shown, 0
+
+    def wrap_passes(self, passes: ReadPasses, documents: int) -> ReadPasses:
+        def read() -> Iterator[RangePass]:
+            name = f"Epoch {self.done + 1}/{self.epochs}"
+            with tqdm(total=documents, desc=name, unit=" documents", disable=not self.shown) as bar:
+                for first, last, work in passes():
+                    yield first, last, work
+                    bar.update(last - first)
+
+        return read
+
+    def on_epoch(self, epoch: int, loss: float) -> None:
+        self.done = epoch
+        if self.shown:
+            print(f"Epoch {epoch}, Loss = {loss:.4f}")
+
+
+def _join_device() -> torch.device:
+    """Return this rank's device, and join the ranks of a launcher unless the program has."""
+    if "accelerate" in sys.modules:
+        from accelerate.state import PartialState, is_initialized
+
+        if is_initialized():
+            return PartialState().device
+    kind: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
+    if dist.is_initialized():
+        on_gpu = kind == "cuda" and "nccl" in str(dist.get_backend_config())
+        return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    here = detect_rank(os.environ)
+    if here is None or here.world == 1:
+        return torch.device(kind)
+    group = ExitStack()
+    device = group.enter_context(join_ranks(here, kind, threads=0, timeout_s=TIMEOUT_S))
+
+    def leave() -> None:
+        if dist.is_initialized():  # the program may have left the group already
+            group.close()
+
+    atexit.register(leave)
+    return device

@@ -1,21 +1,36 @@
-"""Pictures: shown where no file is named, else written and closed."""
+"""Plots, shown unless a file is named, and the colours of tinytopics."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, Literal, overload
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import ListedColormap, to_rgb
+from numpy.typing import NDArray
+from scipy.interpolate import CubicSpline
 
 from paceline.io.escape import escape_hidden
-from paceline.tinytopics.colors import scale_color_tinytopics
 from paceline.workloads.topics.result.model import average_neighbours
 
 Palette = Sequence[str] | str | None
-USUAL_COLUMNS = 5  # of the charts of terms
+DEFAULT_COLUMNS = 5  # of the charts of terms
+Colours = NDArray[np.float64]
+OBSERVABLE_10 = (
+    "#4269D0", "#EFB118", "#3CA951", "#FF725C", "#A463F2", "#9C6B4E", "#FF8AB7", "#9498A0", "#6CC5B0", "#97BBF5",
+)  # fmt: skip
+"""The palette of Observable Plot, each hue where matplotlib's tab10 has it."""
+
+TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+)
+D65 = np.array([0.95047, 1.0, 1.08883])
+"""The white point of sRGB."""
+CUBE_ABOVE = 6 / 29
+"""CIELAB is a cube root above the cube of this share of white, and linear below it."""
 
 
 def plot_loss(
@@ -26,7 +41,7 @@ def plot_loss(
     color_palette: Palette = None,
     output_file: str | None = None,
 ) -> None:
-    """The loss of every epoch."""
+    """Plot the loss of every epoch."""
     figure, axes = plt.subplots(figsize=figsize, dpi=dpi)
     axes.plot(losses, color=color_palette if isinstance(color_palette, str) else _colours(color_palette, 1)[0])
     axes.set(title=title, xlabel="Epochs", ylabel="Loss")
@@ -42,7 +57,7 @@ def plot_structure(
     color_palette: Palette = None,
     output_file: str | None = None,
 ) -> None:
-    """Every document, in the order given, as a stacked bar of its topics. `normalize_rows` makes them sum to one.
+    """Plot every document, in the order given, as a stacked bar of its topics. `normalize_rows` makes them sum to one.
 
     Documents that share a pixel are drawn as their mean.
     """
@@ -73,7 +88,7 @@ def plot_top_terms(
     ncols: int | None = None,
     output_file: str | None = None,
 ) -> None:
-    """The most probable terms of every topic, a chart of bars for each, on a grid of `nrows` by `ncols`."""
+    """Plot the most probable terms of every topic as bars, on a grid of `nrows` by `ncols`."""
     shares = np.asarray(F_matrix)
     top = np.argsort(-shares, axis=1)[:, :n_top_terms]
     names = top.astype(str) if term_names is None else np.asarray(term_names)[top]
@@ -94,12 +109,12 @@ def plot_top_terms(
 
 def _grid(charts: int, rows: int | None, columns: int | None) -> tuple[int, int]:
     if columns is None:
-        columns = USUAL_COLUMNS if rows is None else -(-charts // rows)
+        columns = DEFAULT_COLUMNS if rows is None else -(-charts // rows)
     return rows or -(-charts // columns), columns
 
 
 def _colours(palette: Palette, count: int) -> list[Any]:
-    """Those given, over and over where they are fewer; a single one is for the loss alone."""
+    """Return the given colours, repeated if they are fewer; a single one is for the loss alone."""
     if palette is None or isinstance(palette, str):
         scale = scale_color_tinytopics(count)
         return [scale(at) for at in range(count)]
@@ -114,3 +129,43 @@ def _show(figure: Any, output_file: str | None, dpi: int, **options: Any) -> Non
         plt.savefig(output_file, dpi=dpi, **options)
     finally:
         plt.close(figure)
+
+
+@overload
+def pal_tinytopics(format: Literal["hex"] = "hex") -> list[str]: ...
+@overload
+def pal_tinytopics(format: Literal["rgb", "lab"]) -> Colours: ...
+def pal_tinytopics(format: Literal["hex", "rgb", "lab"] = "hex") -> list[str] | Colours:
+    """Return ten colours as texts, or as an array (10, 3) of sRGB from 0 to 1 or of CIELAB."""
+    if format not in ("hex", "rgb", "lab"):
+        raise ValueError(f"Format must be 'hex', 'rgb', or 'lab', not {format!r}.")
+    if format == "hex":
+        return list(OBSERVABLE_10)
+    rgb = np.array([to_rgb(colour) for colour in OBSERVABLE_10])
+    return rgb if format == "rgb" else convert_rgb_to_lab(rgb)
+
+
+def scale_color_tinytopics(n: int) -> ListedColormap:
+    """Return n colours: the first of the ten or, for more, n points on a smooth curve through all ten, in CIELAB."""
+    rgb = pal_tinytopics("rgb")
+    if n > len(rgb):
+        curve = CubicSpline(np.linspace(0, 1, len(rgb)), convert_rgb_to_lab(rgb))
+        rgb = convert_lab_to_rgb(curve(np.linspace(0, 1, n)))
+    return ListedColormap(rgb[:n])
+
+
+def convert_rgb_to_lab(rgb: Colours) -> Colours:
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    share = linear @ TO_XYZ.T / D65
+    root = np.where(share > CUBE_ABOVE**3, np.cbrt(share), share / (3 * CUBE_ABOVE**2) + 4 / 29)
+    x, y, z = root.T
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+
+
+def convert_lab_to_rgb(lab: Colours) -> Colours:
+    """Clip colours that a screen does not have, channel by channel."""
+    y = (lab[:, 0] + 16) / 116
+    root = np.stack([y + lab[:, 1] / 500, y, y - lab[:, 2] / 200], axis=1)
+    share = np.where(root > CUBE_ABOVE, root**3, 3 * CUBE_ABOVE**2 * (root - 4 / 29))
+    linear = np.clip((share * D65) @ np.linalg.inv(TO_XYZ).T, 0, 1)
+    return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)

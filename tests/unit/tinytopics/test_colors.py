@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import ListedColormap
 
-from paceline.tinytopics.colors import convert_lab_to_rgb, convert_rgb_to_lab, pal_tinytopics, scale_color_tinytopics
+from paceline.tinytopics.plot import convert_lab_to_rgb, convert_rgb_to_lab, pal_tinytopics, scale_color_tinytopics
 
 
 def test_the_palette_in_three_forms():
@@ -14,7 +14,7 @@ def test_the_palette_in_three_forms():
     assert rgb.shape == lab.shape == (10, 3)
     assert [round(255 * share) for share in rgb[0]] == [0x42, 0x69, 0xD0]
     names.clear()
-    assert len(pal_tinytopics("hex")) == 10, "a list of one's own"
+    assert len(pal_tinytopics("hex")) == 10, "a new list each time"
 
 
 def test_colours_in_cielab_are_the_standards():
@@ -25,8 +25,8 @@ def test_colours_in_cielab_are_the_standards():
     np.testing.assert_allclose(convert_lab_to_rgb(convert_rgb_to_lab(some)), some, atol=1e-9)
 
 
-def test_another_form_is_refused():
-    with pytest.raises(ValueError, match=r"Format must be 'hex', 'rgb', or 'lab'.*'cmyk'"):
+def test_another_form_is_rejected():
+    with pytest.raises(ValueError, match="cmyk"):
         pal_tinytopics("cmyk")
 
 

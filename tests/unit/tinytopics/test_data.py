@@ -49,7 +49,7 @@ def test_rows_of_arrays_are_floats_and_those_of_tensors_stay_what_they_are(files
 
 
 @pytest.mark.parametrize(("kind", "name"), [(NumpyDiskDataset, "x.npy"), (TorchDiskDataset, "x.pt")])
-def test_a_file_is_mapped_when_a_row_is_asked_for_and_not_sent_to_workers(files, kind, name):
+def test_a_file_is_mapped_when_a_row_is_read_and_not_sent_to_workers(files, kind, name):
     dataset = kind(files / name)
     assert dataset.mmap_data is None
     dataset[0]
@@ -75,12 +75,12 @@ def test_tensors_and_lists_of_rows_are_tracked_too():
 
 @pytest.mark.parametrize("kind", [NumpyDiskDataset, TorchDiskDataset])
 def test_a_missing_file_is_named(kind):
-    with pytest.raises(FileNotFoundError, match=r"Data file not found: no/such\.file"):
+    with pytest.raises(FileNotFoundError, match=r"no/such\.file"):
         kind("no/such.file")
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_a_file_with_more_than_a_tensor_is_refused(tmp_path, new):
+def test_a_file_with_more_than_a_tensor_is_rejected(tmp_path, new):
     torch.save({"counts": torch.ones(2)}, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
-    with pytest.raises(ValueError, match=r"x.pt must contain a single tensor.*dict"):
+    with pytest.raises(ValueError, match="holds a dict"):
         TorchDiskDataset(tmp_path / "x.pt")

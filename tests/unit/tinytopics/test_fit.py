@@ -1,4 +1,4 @@
-"""Fits through the interface of tinytopics: what comes back, what the arguments mean, what is refused."""
+"""Fits through the interface of tinytopics: what is returned, what the arguments mean, what is rejected."""
 
 import re
 
@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import Dataset
 
 import paceline.tinytopics as tt
-from paceline.tinytopics import counts as reading
-from paceline.tinytopics.counts import open_counts
+from paceline.tinytopics import data
+from paceline.tinytopics.data import open_counts
 from paceline.workloads.topics.counts.matrices import SparseCounts
 from topics_fits import em
 
@@ -69,16 +69,16 @@ def test_a_model_and_the_loss_of_every_epoch(X, four_epochs, capsys):
         assert rows.shape == shape
         torch.testing.assert_close(rows.sum(1), torch.ones(shape[0]))
     fitted(X, num_epochs=1)
-    assert "Training Progress: 100%" in (told := capsys.readouterr().err)
-    assert "Loss=" in told
+    assert "Training Progress: 100%" in (shown := capsys.readouterr().err)
+    assert "Loss=" in shown
 
 
 def test_a_fit_that_has_converged_stops_and_repeats_its_loss(X, capsys):
     model, losses = fitted(X, num_epochs=1000, batch_size=60)
     assert len(losses) == 1000
     assert losses[-1] == losses[-2] == pytest.approx(loss_of(model, X), rel=1e-6)
-    assert "1000/1000" in (told := capsys.readouterr().err)
-    assert re.search(r"converged after \d+ epochs", told)
+    assert "1000/1000" in (shown := capsys.readouterr().err)
+    assert re.search(r"converged after \d+ epochs", shown)
     by_plain_em = min(em(X.numpy(), K, seed=seed)[2][-1] for seed in range(3))
     assert losses[-1] <= by_plain_em
 
@@ -89,7 +89,7 @@ def test_seeds_decide_what_comes_out(X, four_epochs):
     assert not np.allclose(other[1], four_epochs[1])
     assert not torch.allclose(other[0].get_normalized_F(), four_epochs[0].get_normalized_F())
     again = tt.fit_model(X, K, num_epochs=1)[1], tt.fit_model(X, K, num_epochs=1)[1]
-    assert again[0] != again[1], "a second fit goes on in the stream of random numbers"
+    assert again[0] != again[1], "a second fit continues the stream of random numbers"
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_every_source_of_the_same_counts_gives_the_same(kind, X, four_epochs, tm
     torch.save(X, tmp_path / "x.pt")
     (tmp_path / "terms.txt").write_text("of\nother\ncounts\n")
     if "streamed" in kind:
-        monkeypatch.setattr(reading, "SMALL_BYTES", 0)
-        monkeypatch.setattr(reading, "MEMORY_SHARE", 0)
+        monkeypatch.setattr(data, "SMALL_BYTES", 0)
+        monkeypatch.setattr(data, "MEMORY_SHARE", 0)
     twice = torch.cat([X, X]).numpy()
     source = {
         "npy": lambda: tt.NumpyDiskDataset(tmp_path / "x.npy"),
@@ -138,16 +138,16 @@ def test_fractions_are_counts_too_and_no_epoch_leaves_the_model_as_it_began():
     assert model.F.max() <= 0.1
 
 
-def test_numbers_of_an_optimiser_have_no_effect_and_this_is_said(X, four_epochs):
-    with pytest.warns(UserWarning, match=r"no effect of max_lr=0.1, T_0=5: .* no learning rate"):
+def test_numbers_of_an_optimiser_have_no_effect_and_a_warning_lists_them(X, four_epochs):
+    with pytest.warns(UserWarning, match=r"max_lr=0.1, T_0=5"):
         assert same(fitted(X, max_lr=0.1, T_0=5), four_epochs)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
-        ({"k": 0}, "k=0: give a whole number, 1 or more"),
-        ({"k": 513}, "k=513 topics: give at most 512"),
+        ({"k": 0}, "k=0"),
+        ({"k": 513}, "k=513"),
         ({"num_epochs": -1}, "num_epochs=-1"),
         ({"num_epochs": 2.5}, "num_epochs=2.5"),
         ({"batch_size": 0}, "batch_size=0"),
@@ -155,16 +155,16 @@ def test_numbers_of_an_optimiser_have_no_effect_and_this_is_said(X, four_epochs)
         ({"T_0": 0}, "T_0=0"),
         ({"X": torch.rand(3)}, "1 dimension"),
         ({"X": -torch.ones(3, 3)}, "cannot be negative"),
-        ({"X": torch.zeros(3, 3)}, "all 3 x 3 counts are zero"),
+        ({"X": torch.zeros(3, 3)}, "counts are zero"),
         ({"X": Rows([])}, "Rows is empty"),
     ],
 )
-def test_what_no_fit_can_be_made_with_is_refused(wrong, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_fitted_is_rejected(wrong, message):
+    with pytest.raises(ValueError, match=message):
         tt.fit_model(**{"X": torch.rand(5, 6), "k": 2, "num_epochs": 1, **wrong})
 
 
-def test_a_stream_without_length_is_refused():
+def test_a_stream_without_length_is_rejected():
     class Endless(torch.utils.data.IterableDataset):
         def __iter__(self):
             yield torch.ones(3)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from paceline.tinytopics.loss import poisson_nmf_loss
-from paceline.tinytopics.models import NeuralPoissonNMF
+from paceline.tinytopics.models import NeuralPoissonNMF, poisson_nmf_loss
 
 
 def test_a_new_model_has_small_logits_and_even_rows():

@@ -1,9 +1,10 @@
 from paceline.config.registry import WorkloadEntry
 from paceline.workloads.topics.counts.synthetic import generate_synthetic_data as generate_synthetic_data
 from paceline.workloads.topics.counts.synthetic import zipf_documents as zipf_documents
+from paceline.workloads.topics.distributed import fit_distributed as fit_distributed
 from paceline.workloads.topics.estimator import TopicModel as TopicModel
-from paceline.workloads.topics.files.reading import NumpyDiskDataset as NumpyDiskDataset
-from paceline.workloads.topics.files.reading import TorchDiskDataset as TorchDiskDataset
+from paceline.workloads.topics.files.datasets import NumpyDiskDataset as NumpyDiskDataset
+from paceline.workloads.topics.files.datasets import TorchDiskDataset as TorchDiskDataset
 from paceline.workloads.topics.files.reading import convert as convert
 from paceline.workloads.topics.files.reading import read_counts as read_counts
 from paceline.workloads.topics.files.texts import TextOptions as TextOptions
@@ -17,7 +18,5 @@ from paceline.workloads.topics.result.new_documents import exact_loss as exact_l
 from paceline.workloads.topics.result.plots import plot_loss as plot_loss
 from paceline.workloads.topics.result.plots import plot_structure as plot_structure
 from paceline.workloads.topics.result.plots import plot_top_terms as plot_top_terms
-from paceline.workloads.topics.tinytopics_api import fit_model as fit_model
-from paceline.workloads.topics.tinytopics_api import fit_model_distributed as fit_model_distributed
 
 ENTRY: WorkloadEntry

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import mmap
 import shutil
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,7 +31,6 @@ from paceline.workloads.topics.counts.matrices import (
 )
 from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.files import disk_counts, shards
-from paceline.workloads.topics.files.disk_counts import MappedCounts, NpyCounts
 from paceline.workloads.topics.files.shards import (
     SHARD_BYTES,
     LogFn,
@@ -52,8 +50,6 @@ from paceline.workloads.topics.files.texts import (
 
 AGAIN = "write it again or copy it again"
 
-LOCAL_HEADER_BYTES = 30  # of an entry of a zip file, before its name
-
 
 def read_counts(
     source: Any, *, fractional: bool = False, text: TextOptions | None = None, on_device: bool = False
@@ -66,7 +62,7 @@ def read_counts(
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source).expanduser(), fractional, text)
-    if callable(getattr(source, "as_counts", None)):  # the datasets below
+    if callable(getattr(source, "as_counts", None)):  # the datasets of files/datasets.py
         return source.as_counts(fractional=fractional)
     if isinstance(source, Counts):
         return allow_fractions(source) if fractional else source
@@ -173,98 +169,6 @@ READERS: dict[str, Callable[[Path, bool], Counts]] = {
     ".mtx": read_mtx,
     ".parquet": disk_counts.read_parquet_counts,
 }
-
-
-class NumpyDiskDataset:
-    """Rows of a .npy file or an array. A file stays on disk. `dataset[i]` is (row as a float32 tensor, i)."""
-
-    def __init__(self, data: str | Path | np.ndarray, indices: Any = None):
-        self.counts: Counts = self._open(data)
-        self.indices = None if indices is None else np.asarray(indices, np.int64)
-        if self.indices is not None and self.indices.size:
-            low, high = int(self.indices.min()), int(self.indices.max())
-            if low < 0 or high >= self.counts.documents:
-                raise UserError(f"indices from {low} to {high}: the matrix has {self.counts.documents:,} rows, from 0")
-
-    def _open(self, data: Any) -> Counts:
-        return read_counts(data, fractional=True)
-
-    def __len__(self) -> int:
-        return self.counts.documents if self.indices is None else len(self.indices)
-
-    def __getitem__(self, index: int) -> Any:
-        import torch
-
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        index %= len(self)
-        return torch.from_numpy(self._row(index).astype(np.float32)), index
-
-    @property
-    def num_terms(self) -> int:
-        return self.counts.terms
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self), self.counts.terms
-
-    def as_counts(self, *, fractional: bool = False) -> Counts:
-        """The counts for `fit`. Chosen rows are brought into memory."""
-        if self.indices is not None:
-            return read_counts(np.stack([self._row(at) for at in range(len(self))]), fractional=fractional)
-        changeable: Any = self.counts
-        if self.counts.resident and not fractional:
-            return read_counts(changeable.values, fractional=False)
-        return replace(changeable, fractional=fractional)
-
-    def _row(self, index: int) -> np.ndarray:
-        row = index if self.indices is None else int(self.indices[index])
-        return to_dense(self.counts.block(row, row + 1).values, self.counts.terms)[0]
-
-
-class TorchDiskDataset(NumpyDiskDataset):
-    """Rows of a dense matrix saved by torch.save. The file stays on disk."""
-
-    def _open(self, data: Any) -> Counts:
-        path = Path(data).expanduser()
-        tensor = _mapped(path)
-        check_shape(tensor.shape, str(path))
-        if tensor.dtype.itemsize == 2 and tensor.is_floating_point():  # numpy has no bfloat16
-            return read_counts(tensor, fractional=True)
-        array = tensor.numpy()
-        check_dtype(array.dtype, str(path))
-        offset = _offset(path)
-        if offset is None or not tensor.is_contiguous():
-            return MappedCounts(array, str(path), fractional=True)
-        offset += tensor.storage_offset() * array.itemsize
-        return NpyCounts(path, array.shape[0], array.shape[1], array.dtype, offset, fractional=True)
-
-
-def _mapped(path: Path) -> Any:
-    import torch
-
-    try:
-        tensor = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except Exception as error:
-        raise UserError(f"{path}: not a tensor that torch.save wrote ({get_first_line(error):.80})") from None
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        raise UserError(f"{path}: holds no dense tensor but a {type(tensor).__name__}; save the matrix alone")
-    return tensor
-
-
-def _offset(path: Path) -> int | None:
-    """Where the numbers of the only tensor begin in the zip file that torch.save wrote."""
-    with zipfile.ZipFile(path) as archive:
-        stored = [entry for entry in archive.infolist() if "/data/" in entry.filename]
-    if len(stored) != 1 or stored[0].compress_type != zipfile.ZIP_STORED:
-        return None
-    with path.open("rb") as file:
-        file.seek(stored[0].header_offset)
-        header = file.read(LOCAL_HEADER_BYTES)
-    name_bytes, extra_bytes = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-    return stored[0].header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
 
 
 SAMPLES, SAMPLE_ROWS = 8, 32  # groups of rows from all over a matrix

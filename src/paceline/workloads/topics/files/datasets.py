@@ -1,0 +1,164 @@
+"""Rows of a matrix as torch datasets: from memory, or from a file that stays on disk."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from paceline.errors import UserError
+from paceline.workloads.topics.counts.matrices import Counts, check_dtype, check_shape
+from paceline.workloads.topics.files.disk_counts import MappedCounts, NpyCounts
+from paceline.workloads.topics.files.reading import get_first_line, read_counts
+
+LOCAL_HEADER_BYTES = 30  # of an entry of a zip file, before its name
+
+
+class MatrixRows(Dataset[Tensor]):
+    """Rows of a matrix: those that `indices` names, else all. `shape` is that of the whole matrix."""
+
+    shape: tuple[int, ...]
+    data_path: Path | None
+    indices: Sequence[int]
+    mmap_data: Any = None
+    """The mapped file, once a row was read."""
+
+    def _choose_rows(self, indices: Sequence[int] | None) -> None:
+        rows = self.shape[0]
+        self.indices = range(rows) if indices is None or len(indices) == 0 else indices
+        if rows and not -rows <= min(self.indices) <= max(self.indices) < rows:
+            low, high = min(self.indices), max(self.indices)
+            raise UserError(f"indices from {low} to {high}: the matrix has {rows:,} rows, from 0", code="invalid-value")
+
+    @property
+    def all_rows(self) -> bool:
+        return isinstance(self.indices, range) and self.indices == range(self.shape[0])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def num_terms(self) -> int:
+        """Columns of the matrix."""
+        return self.shape[1]
+
+    def as_counts(self, *, fractional: bool = False) -> Counts:
+        """Return the counts for `fit`. Chosen rows are read into memory."""
+        if self.all_rows:
+            return self._read_all(fractional)
+        return read_counts(self._matrix()[list(self.indices)], fractional=fractional)
+
+    def _matrix(self) -> Any:
+        raise NotImplementedError
+
+    def _read_all(self, fractional: bool) -> Counts:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker process maps the file itself, instead of receiving its contents."""
+        return {**self.__dict__, "mmap_data": None}
+
+
+class NumpyDiskDataset(MatrixRows):
+    """Rows as float32 tensors, of an array or of a .npy file, which is mapped when the first row is read."""
+
+    def __init__(self, data: str | Path | np.ndarray, indices: Sequence[int] | None = None) -> None:
+        if isinstance(data, str | Path):
+            self.data_path = require_data_file(data)
+            self.shape = tuple(np.load(self.data_path, mmap_mode="r").shape)
+        else:
+            self.data_path, self.data, self.shape = None, data, tuple(data.shape)
+        self._choose_rows(indices)
+
+    def __getitem__(self, idx: int) -> Tensor:
+        return torch.tensor(self._matrix()[self.indices[idx]], dtype=torch.float32)
+
+    def _matrix(self) -> np.ndarray:
+        if self.data_path is None:
+            return self.data
+        if self.mmap_data is None:
+            self.mmap_data = np.load(self.data_path, mmap_mode="r")
+        return self.mmap_data
+
+    def _read_all(self, fractional: bool) -> Counts:
+        return read_counts(self.data if self.data_path is None else self.data_path, fractional=fractional)
+
+
+class TorchDiskDataset(MatrixRows):
+    """Rows of the one tensor in a file of torch.save, in its type. The file is mapped if its format allows it."""
+
+    data_path: Path
+
+    def __init__(self, data: str | Path, indices: Sequence[int] | None = None) -> None:
+        self.data_path = require_data_file(data)
+        try:
+            self.shape = tuple(self._load(mmap=True).shape)
+            self.mmap_supported = True
+        except RuntimeError:  # the format of torch before 1.6
+            self.data = self._load(mmap=False)
+            self.shape = tuple(self.data.shape)
+            self.mmap_supported = False
+        self._choose_rows(indices)
+
+    def __getitem__(self, idx: int) -> Tensor:
+        return self._matrix()[self.indices[idx]]
+
+    def _matrix(self) -> Tensor:
+        if not self.mmap_supported:
+            return self.data
+        if self.mmap_data is None:
+            self.mmap_data = self._load(mmap=True)
+        return self.mmap_data
+
+    def _load(self, mmap: bool) -> Tensor:
+        try:
+            found = torch.load(self.data_path, map_location="cpu", weights_only=True, mmap=mmap)
+        except Exception as error:
+            if mmap and isinstance(error, RuntimeError):
+                raise
+            message = f"{self.data_path}: not a tensor that torch.save wrote ({get_first_line(error):.80})"
+            raise UserError(message, code="invalid-format") from None
+        if not isinstance(found, Tensor):
+            message = f"{self.data_path} must contain a single tensor, and holds a {type(found).__name__}"
+            raise UserError(message, code="invalid-data")
+        return found
+
+    def _read_all(self, fractional: bool) -> Counts:
+        tensor = self._matrix()
+        in_numpy = tensor.layout == torch.strided and not (tensor.dtype.itemsize == 2 and tensor.is_floating_point())
+        if not self.mmap_supported or not in_numpy:  # numpy has no bfloat16
+            return read_counts(tensor, fractional=fractional)
+        array = tensor.numpy()
+        check_dtype(array.dtype, str(self.data_path))
+        check_shape(array.shape, str(self.data_path))
+        offset = _find_numbers(self.data_path)
+        if offset is None or not tensor.is_contiguous():
+            return MappedCounts(array, str(self.data_path), fractional=fractional)
+        offset += tensor.storage_offset() * array.itemsize
+        return NpyCounts(self.data_path, *array.shape, array.dtype, offset, fractional=fractional)
+
+
+def _find_numbers(path: Path) -> int | None:
+    """Return where the numbers of the only tensor begin in the zip file that torch.save wrote."""
+    with zipfile.ZipFile(path) as archive:
+        stored = [entry for entry in archive.infolist() if "/data/" in entry.filename]
+    if len(stored) != 1 or stored[0].compress_type != zipfile.ZIP_STORED:
+        return None
+    with path.open("rb") as file:
+        file.seek(stored[0].header_offset)
+        header = file.read(LOCAL_HEADER_BYTES)
+    name_bytes, extra_bytes = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    return stored[0].header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+
+
+def require_data_file(path: str | Path) -> Path:
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"Data file not found: {path}")
+    return path
