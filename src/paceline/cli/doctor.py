@@ -1,4 +1,4 @@
-"""The verb `doctor` as a command: words in, a table or JSON out."""
+"""The command `doctor`: check this machine or several nodes, and print a table or JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", H
 
 
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]", help="look at its data too")
+    parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]", help="check its data too")
     parser.add_argument("--nodes", default="", metavar="HOST,HOST", help="start it on these hosts, one rank each")
     parser.add_argument("--by", default=SSH, metavar="COMMAND", help=f"what starts a command on a host ({SSH})")
     parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
@@ -30,20 +30,17 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     console = build_console()
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # it warns of addresses without names, which are looked at here
-    place = detect_rank(os.environ) or SINGLE_RANK
-    if arguments.nodes and place is not SINGLE_RANK:
-        raise UserError(
-            f"--nodes: {place.launcher} has started this as one of {place.world} ranks; leave out one of them"
-        )
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns about addresses without names
+    rank_info = detect_rank(os.environ) or SINGLE_RANK
+    if arguments.nodes and rank_info is not SINGLE_RANK:
+        message = f"--nodes: {rank_info.launcher} has started {rank_info.world} ranks already; leave it out"
+        raise UserError(message, code="conflict", key="--nodes")
     if arguments.nodes:
         found = examine_nodes(arguments.nodes.split(","), arguments.words, arguments.out, arguments.by)
     else:
-        found = examine(CheckContext(arguments.out, os.environ, _load_spec(arguments.words), place))
-    if place.rank and not found.findings:
-        return 0  # told to the first, which prints it
+        found = examine(CheckContext(arguments.out, os.environ, _load_spec(arguments.words), rank_info))
+    if rank_info.rank and not found.findings:
+        return 0  # the first node prints them
     if arguments.json:
         print_json(found.as_json())
     else:
@@ -61,7 +58,7 @@ def _load_spec(words: list[str]) -> Any:
 
 
 def render_examination(found: Examination) -> Iterator[Any]:
-    """A table of what was looked at, and below it what to do."""
+    """Yield a table of the results, and the lines to type below it."""
     from rich.table import Table
     from rich.text import Text
 

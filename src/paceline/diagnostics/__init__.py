@@ -1,1 +1,4 @@
-"""The verb `doctor`: does this machine, or this job of several, do what a run will take for granted?"""
+"""Checks of the verb `doctor`: whether this machine, or every node of a job, is fit to train.
+
+May import everything below the commands; nothing but `paceline.cli` imports it.
+"""

@@ -1,4 +1,4 @@
-"""The devices: are they there and free, are they as fast as their kind, and does heat or power hold them back?"""
+"""Check the devices: visible and free, as fast as their data sheet, and not throttled by heat or power."""
 
 from __future__ import annotations
 
@@ -13,94 +13,81 @@ from paceline.diagnostics.results import CheckContext, CheckResult, Health
 from paceline.hardware.catalogue import match_driver_name
 from paceline.io.format import number, size
 
-DEVICES_TOPIC = "devices"
 FREE_SHARE = 0.9
-MATRIX_SIZE = 8192
-CPU_MATRIX_SIZE = 1024
-COPY_ELEMENTS = 1 << 28
-"""Elements, of 4 bytes on a CUDA device; far more than a cache holds."""
-CPU_COPY_ELEMENTS = 1 << 24
-MEASURED_S = 0.3
-LOADED_S = 0.2
-PEER_S = 0.05
-USUAL_FRACTION = 0.7
-"""Of the peak that products reach, where nobody measured this kind of device."""
-COPY_FRACTION = 0.75
+MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 1024
+COPY_ELEMENTS, CPU_COPY_ELEMENTS = 1 << 28, 1 << 24
+"""Far more than a cache holds."""
+PEER_BYTES = 64 << 20
+MIN_FREE_BYTES = 4e9
+MEASURED_S, LOADED_S, PEER_S = 0.3, 0.2, 0.05
+USUAL_FRACTION, COPY_FRACTION = 0.7, 0.75
+"""Of the peak that matrix products and copies reach, unless the catalogue has a measured one."""
 SLOW, TOO_SLOW = 0.85, 0.6
-"""Of what is expected."""
+"""Of the expected rate."""
 BEHIND_OTHERS = 0.85
 """Of the median of the devices."""
-ROOM_BYTES = 4e9
-PEER_BYTES = 64 << 20
-THROTTLE_REASONS = {
-    0x8: "by a hardware slow-down",
-    0x20: "by heat",
-    0x40: "by heat",
-    0x80: "by power",
-}
-"""Bits of NVML's reasons for low clocks."""
+SLOW_LINK = 0.3
+THROTTLE_REASONS = {0x8: "by a hardware slow-down", 0x20: "by heat", 0x40: "by heat", 0x80: "by power"}
+"""Bits of NVML. The power limit alone lowers the clocks of every busy device, and is not counted."""
+_result = partial(CheckResult, "devices")
 
 
-def check_visible(here: CheckContext) -> Iterator[CheckResult]:
+def check_visible(context: CheckContext) -> Iterator[CheckResult]:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        yield CheckResult(DEVICES_TOPIC, "CUDA devices", "none: runs use the cores", "", Health.NOT_HERE)
+        yield _result("CUDA devices", "none: runs use the cores", verdict=Health.NOT_HERE)
         return
     names = [torch.cuda.get_device_name(index) for index in range(count)]
     same = len(set(names)) == 1
-    limited = here.environ.get("CUDA_VISIBLE_DEVICES")
+    limited = context.environ.get("CUDA_VISIBLE_DEVICES")
     found = f"{count} × {names[0]}" if same else ", ".join(names)
     found += f", by CUDA_VISIBLE_DEVICES={limited}" if limited is not None else ""
-    wanted = here.spec.parallel.ranks if here.spec is not None else 1
-    few = count < min(wanted, here.place.local_world if here.place.world > 1 else wanted)
-    yield CheckResult(
-        *(DEVICES_TOPIC, "CUDA devices", found, f"{wanted} for the run" if few else "of one kind"),
-        Health.WRONG if few else Health.OK if same else Health.LOOK,
-        f"parallel.ranks={count}, or share them with  parallel.backend=gloo" if few else "all wait for the slowest",
-    )
+    wanted = context.spec.parallel.ranks if context.spec is not None else 1
+    if count < min(wanted, context.rank_info.local_world if context.rank_info.world > 1 else wanted):
+        remedy = f"parallel.ranks={count}, or share them with  parallel.backend=gloo"
+        yield _result("CUDA devices", found, f"{wanted} for the run", Health.WRONG, remedy)
+    else:
+        verdict = Health.OK if same else Health.LOOK
+        yield _result("CUDA devices", found, "of one kind", verdict, "all wait for the slowest")
 
 
-def check_free_memory(here: CheckContext) -> Iterator[CheckResult]:
-    """Whether somebody else is on a device."""
+def check_free_memory(context: CheckContext) -> Iterator[CheckResult]:
+    """Find devices that other programs use."""
     import torch
 
-    left = {index: torch.cuda.mem_get_info(index) for index in _device_indices()}
-    busy = {index: (free, whole) for index, (free, whole) in left.items() if free < FREE_SHARE * whole}
-    for index, (free, whole) in busy.items():
-        found = f"cuda:{index}: {size(free)} free of {size(whole)}"
-        yield CheckResult(
-            DEVICES_TOPIC, "free memory", found, "all of it", Health.LOOK, "nvidia-smi  says who has the rest"
-        )
-    if left and not busy:
-        least = min(free for free, _ in left.values())
-        yield CheckResult(DEVICES_TOPIC, "free memory", f"{size(least)} or more on each device", "all of it")
+    memory = {index: torch.cuda.mem_get_info(index) for index in _device_indices()}
+    busy = {index: (free, total) for index, (free, total) in memory.items() if free < FREE_SHARE * total}
+    for index, (free, total) in busy.items():
+        found = f"cuda:{index}: {size(free)} free of {size(total)}"
+        yield _result("free memory", found, "all of it", Health.LOOK, "nvidia-smi  shows who has the rest")
+    if memory and not busy:
+        least = min(free for free, _ in memory.values())
+        yield _result("free memory", f"{size(least)} or more on each device", "all of it")
 
 
-def check_speed(here: CheckContext) -> Iterator[CheckResult]:
-    """Products and copies of each device, against its data sheet and against the others."""
+def check_speed(context: CheckContext) -> Iterator[CheckResult]:
+    """Compare products and copies of each device with its data sheet and with the other devices."""
     import torch
 
     products, copies = {}, {}
     for index in _device_indices():
-        if torch.cuda.mem_get_info(index)[0] < ROOM_BYTES:
-            yield CheckResult(
-                DEVICES_TOPIC, "speed", f"cuda:{index} has no memory left to measure with", "", Health.LOOK
-            )
+        if torch.cuda.mem_get_info(index)[0] < MIN_FREE_BYTES:
+            yield _result("speed", f"cuda:{index} has too little free memory to measure", verdict=Health.LOOK)
             continue
         products[index], copies[index] = _measure_flops_s(index), _measure_copy_bytes_s(index)
         torch.cuda.empty_cache()
     for index in products:
         kind = match_driver_name(torch.cuda.get_device_name(index))
-        peak = kind.peak_flops_s("bf16") * (kind.matmul_fraction or USUAL_FRACTION) if kind else None
-        moved = kind.bandwidth_bytes_s * COPY_FRACTION if kind else None
-        yield judge_rate(f"products of cuda:{index}", products[index], peak, list(products.values()), _format_teraflops)
-        yield judge_rate(f"memory of cuda:{index}", copies[index], moved, list(copies.values()), _format_bytes_s)
-    yield from check_throttling(here, products)
+        flops_s = kind.peak_flops_s("bf16") * (kind.matmul_fraction or USUAL_FRACTION) if kind else None
+        bytes_s = kind.bandwidth_bytes_s * COPY_FRACTION if kind else None
+        yield judge_rate(f"products of cuda:{index}", products[index], flops_s, [*products.values()], _format_flops_s)
+        yield judge_rate(f"memory of cuda:{index}", copies[index], bytes_s, [*copies.values()], _format_bytes_s)
+    yield from check_throttling(context, products)
 
 
-def _format_teraflops(rate: float) -> str:
+def _format_flops_s(rate: float) -> str:
     return f"{number(rate / 1e12, 3)} TFLOP/s"
 
 
@@ -109,60 +96,54 @@ def _format_bytes_s(rate: float) -> str:
 
 
 def judge_rate(
-    check: str, found: float, nominal: float | None, all_of_them: Sequence[float], say: Callable[[float], str]
+    check: str, rate: float, nominal: float | None, rates: Sequence[float], format_rate: Callable[[float], str]
 ) -> CheckResult:
-    """A rate against what its kind should reach, and against the same of all devices here."""
-    median = statistics.median(all_of_them)
-    share = found / nominal if nominal else 1.0
-    behind = found < BEHIND_OTHERS * median
-    expected = f"about {say(nominal)}, of its data sheet" if nominal else "its kind is not in the catalogue"
-    expected += f"; the median here is {say(median)}" if behind else ""
+    """Judge a rate by what its kind of device should reach, and by the rates of all devices here."""
+    median = statistics.median(rates)
+    share = rate / nominal if nominal else 1.0
+    behind = rate < BEHIND_OTHERS * median
+    expected = f"about {format_rate(nominal)}, of its data sheet" if nominal else "its kind is not in the catalogue"
+    expected += f"; the median here is {format_rate(median)}" if behind else ""
     verdict = Health.WRONG if share < TOO_SLOW or behind else Health.LOOK if share < SLOW else Health.OK
-    remedy = "nvidia-smi -q -d PERFORMANCE,CLOCK  says what holds it back; every step waits for the slowest device"
-    return CheckResult(DEVICES_TOPIC, check, say(found), expected, verdict, remedy)
+    remedy = "nvidia-smi -q -d PERFORMANCE,CLOCK  shows the reason; every step waits for the slowest device"
+    return _result(check, format_rate(rate), expected, verdict, remedy)
 
 
-def check_throttling(here: CheckContext, products: Mapping[int, float]) -> Iterator[CheckResult]:
-    """What the driver says of clocks, heat and memory errors, while each device multiplies at the rate it was found to.
-
-    The power limit alone lowers clocks of every device at work, and is not counted.
-    """
+def check_throttling(context: CheckContext, flops_s: Mapping[int, float]) -> Iterator[CheckResult]:
+    """Ask the driver for clocks, heat and memory errors while each device multiplies at its measured rate."""
     from paceline.measurement.usage import find_device_handles, load_nvml
 
-    if not products:
+    if not flops_s:
         return
     nvml = load_nvml()
     if nvml is None:
-        yield CheckResult(DEVICES_TOPIC, "heat and power", "not asked", "", Health.NOT_HERE, "pip install nvidia-ml-py")
+        remedy = "pip install nvidia-ml-py"
+        yield _result("heat and power", "not asked", verdict=Health.NOT_HERE, remedy=remedy)
         return
-    handles, said = find_device_handles(nvml, max(products) + 1, here.environ), list[str]()
-    for index, rate in products.items():
-        if index >= len(handles):
-            continue
-        facts = _query_under_load(index, rate, partial(_query_driver, nvml, handles[index]))
-        said.append(f"{facts.get('heat', '?')} °C, {facts.get('watts', 0):.0f} of {facts.get('most_watts', 0):.0f} W")
-        yield from _check_driver_facts(index, facts)
-    yield CheckResult(DEVICES_TOPIC, "heat and power", "; ".join(said), "full clocks")
+    found: list[str] = []
+    for index, handle in enumerate(find_device_handles(nvml, max(flops_s) + 1, context.environ)):
+        if index in flops_s:
+            facts = _query_under_load(index, flops_s[index], partial(_query_driver, nvml, handle))
+            watts = f"{facts.get('watts', 0):.0f} of {facts.get('most_watts', 0):.0f} W"
+            found.append(f"{facts.get('heat', '?')} °C, {watts}")
+            yield from _check_driver_facts(index, facts)
+    yield _result("heat and power", "; ".join(found), "full clocks")
 
 
 def _check_driver_facts(index: int, facts: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """What is not as it should be of one device."""
-    reasons = {words for bit, words in THROTTLE_REASONS.items() if int(facts.get("reasons", 0)) & bit}
-    if reasons:
+    if reasons := {text for bit, text in THROTTLE_REASONS.items() if int(facts.get("reasons", 0)) & bit}:
         found = f"cuda:{index} slowed {', '.join(sorted(reasons))}, at {facts.get('heat', '?')} °C"
-        yield CheckResult(
-            DEVICES_TOPIC, "heat and power", found, "full clocks", Health.WRONG, "look at cooling and power supply"
-        )
+        yield _result("heat and power", found, "full clocks", Health.WRONG, "look at cooling and power supply")
     if facts.get("most_watts", 0) < 0.95 * facts.get("usual_watts", 0):
         found = f"cuda:{index} is limited to {facts['most_watts']:.0f} W of {facts['usual_watts']:.0f} W"
-        line = f"sudo nvidia-smi -i {index} -pl {facts['usual_watts']:.0f}"
-        yield CheckResult(DEVICES_TOPIC, "power limit", found, "its usual one", Health.LOOK, line)
+        remedy = f"sudo nvidia-smi -i {index} -pl {facts['usual_watts']:.0f}"
+        yield _result("power limit", found, "its usual one", Health.LOOK, remedy)
     if facts.get("memory_errors"):
         found = f"cuda:{index}: {facts['memory_errors']} errors that could not be corrected"
-        yield CheckResult(DEVICES_TOPIC, "memory errors", found, "none", Health.WRONG, f"sudo nvidia-smi -i {index} -r")
+        yield _result("memory errors", found, "none", Health.WRONG, f"sudo nvidia-smi -i {index} -r")
 
 
-def _query_under_load(index: int, flops_s: float, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _query_under_load(index: int, flops_s: float, query: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     import torch
 
     a = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=f"cuda:{index}", dtype=_half_dtype())
@@ -170,14 +151,14 @@ def _query_under_load(index: int, flops_s: float, ask: Callable[[], dict[str, An
     for _ in range(int(LOADED_S * flops_s / (2 * MATRIX_SIZE**3)) + 1):
         torch.mm(a, a, out=target)
     time.sleep(LOADED_S / 2)
-    found = ask()
+    found = query()
     torch.cuda.synchronize(index)
     return found
 
 
 def _query_driver(nvml: Any, device: Any) -> dict[str, Any]:
-    """Some drivers tell one of them and not the other."""
-    asked: dict[str, Callable[[], Any]] = {
+    """Return the facts that this driver knows."""
+    queries: dict[str, Callable[[], Any]] = {
         "heat": lambda: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
         "watts": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
         "most_watts": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3,
@@ -188,72 +169,61 @@ def _query_driver(nvml: Any, device: Any) -> dict[str, Any]:
         ),
     }
     found = {}
-    for name, ask in asked.items():
+    for name, query in queries.items():
         with suppress(nvml.NVMLError, AttributeError):
-            found[name] = ask()
+            found[name] = query()
     return found
 
 
-def check_peers(here: CheckContext) -> Iterator[CheckResult]:
-    """Copies between devices of this machine: are they right, and do they go straight?"""
+def check_peers(context: CheckContext) -> Iterator[CheckResult]:
+    """Check that copies between devices of this machine are correct and direct."""
     import torch
 
     indices = _device_indices()
     if len(indices) < 2:
         return
     kind, rates = match_driver_name(torch.cuda.get_device_name(0)), []
-    for a in indices:
-        for b in indices:
-            if a == b:
-                continue
-            straight = torch.cuda.can_device_access_peer(a, b)
-            right, rate = _measure_peer_copy(a, b)
-            rates.append(rate)
-            if not right or not straight:
-                found = f"cuda:{a} to cuda:{b}: " + (f"{size(rate)}/s, through the host" if right else "wrong numbers")
-                yield CheckResult(
-                    *(DEVICES_TOPIC, "between devices", found, "straight, and what was sent"),
-                    *(
-                        Health.LOOK if right else Health.WRONG,
-                        "nvidia-smi topo -p2p r;  IOMMU off or iommu=pt, ACS off",
-                    ),
-                )
+    expected, remedy = "direct, and what was sent", "nvidia-smi topo -p2p r;  IOMMU off or iommu=pt, ACS off"
+    for a, b in ((a, b) for a in indices for b in indices if a != b):
+        correct, rate = _measure_peer_copy(a, b)
+        rates.append(rate)
+        if not correct:
+            yield _result("between devices", f"cuda:{a} to cuda:{b}: wrong numbers", expected, Health.WRONG, remedy)
+        elif not torch.cuda.can_device_access_peer(a, b):
+            found = f"cuda:{a} to cuda:{b}: {size(rate)}/s, through the host"
+            yield _result("between devices", found, expected, Health.LOOK, remedy)
     link = f"{kind.link}, {size(kind.link_bytes_s)}/s" if kind else ""
-    slowest = min(rates)
-    verdict = Health.LOOK if kind and slowest < 0.3 * kind.link_bytes_s else Health.OK
-    found = f"{size(slowest)}/s to {size(max(rates))}/s"
-    yield CheckResult(
-        DEVICES_TOPIC, "between devices", found, link, verdict, "nvidia-smi topo -m  shows how they are joined"
-    )
+    verdict = Health.LOOK if kind and min(rates) < SLOW_LINK * kind.link_bytes_s else Health.OK
+    found = f"{size(min(rates))}/s to {size(max(rates))}/s"
+    yield _result("between devices", found, link, verdict, "nvidia-smi topo -m  shows how they are connected")
 
 
-def check_cores_speed(here: CheckContext) -> Iterator[CheckResult]:
-    """For comparison between nodes; there is no data sheet of all the cores there are."""
+def check_cores_speed(context: CheckContext) -> Iterator[CheckResult]:
+    """Measure the cores, to compare nodes: there is no data sheet for every processor."""
     flops_s, bytes_s = measure_core_rates()
-    yield CheckResult(
-        DEVICES_TOPIC, "speed of cores", f"products {number(flops_s / 1e9, 3)} GFLOP/s, memory {size(bytes_s)}/s"
-    )
+    yield _result("speed of cores", f"products {number(flops_s / 1e9, 3)} GFLOP/s, memory {size(bytes_s)}/s")
 
 
 def measure_core_rates() -> tuple[float, float]:
-    """(FLOP/s of products, bytes/s of a copy) of this process, best of several."""
+    """Return (FLOP/s of products, bytes/s of a copy) of this process, the best of several."""
     import torch
 
-    a, big = torch.randn(CPU_MATRIX_SIZE, CPU_MATRIX_SIZE), torch.ones(CPU_COPY_ELEMENTS)
-    target = torch.empty_like(big)
-    product_s, copy_s = _time_best(lambda: a @ a), _time_best(lambda: target.copy_(big))
-    return 2 * CPU_MATRIX_SIZE**3 / product_s, 2 * big.nbytes / copy_s
+    a, source = torch.randn(CPU_MATRIX_SIZE, CPU_MATRIX_SIZE), torch.ones(CPU_COPY_ELEMENTS)
+    target = torch.empty_like(source)
+    product_s, copy_s = min(_time_calls(lambda: a @ a)), min(_time_calls(lambda: target.copy_(source)))
+    return 2 * CPU_MATRIX_SIZE**3 / product_s, 2 * source.nbytes / copy_s
 
 
-def _time_best(work: Callable[[], object]) -> float:
-    work()
+def _time_calls(work: Callable[[], object], measured_s: float = MEASURED_S) -> list[float]:
+    """Return the seconds of each call after two for warm-up."""
+    work(), work()
     times: list[float] = []
-    ends = time.perf_counter() + MEASURED_S
-    while len(times) < 3 or time.perf_counter() < ends:
-        began = time.perf_counter()
+    end_s = time.perf_counter() + measured_s
+    while len(times) < 3 or time.perf_counter() < end_s:
+        start_s = time.perf_counter()
         work()
-        times.append(time.perf_counter() - began)
-    return min(times)
+        times.append(time.perf_counter() - start_s)
+    return times
 
 
 def _device_indices() -> list[int]:
@@ -284,7 +254,7 @@ def _measure_copy_bytes_s(index: int) -> float:
 
 
 def _measure_peer_copy(a: int, b: int) -> tuple[bool, float]:
-    """(what was sent arrived, bytes/s)."""
+    """Return (whether the numbers arrived, bytes/s)."""
     import torch
 
     source = torch.arange(PEER_BYTES // 4, device=f"cuda:{a}", dtype=torch.int32)
@@ -299,17 +269,11 @@ def _measure_peer_copy(a: int, b: int) -> tuple[bool, float]:
 
 
 def _time_on_device(work: Callable[[], object], index: int, measured_s: float = MEASURED_S) -> float:
-    """Seconds of a call in the median of several, the device being waited for after each."""
+    """Return the median seconds of a call, each synchronised."""
     import torch
 
-    def once() -> float:
-        began = time.perf_counter()
+    def run_and_wait() -> None:
         work()
         torch.cuda.synchronize(index)
-        return time.perf_counter() - began
 
-    once(), once()
-    times, ends = [once()], time.perf_counter() + measured_s
-    while time.perf_counter() < ends:
-        times.append(once())
-    return statistics.median(times)
+    return statistics.median(_time_calls(run_and_wait, measured_s))

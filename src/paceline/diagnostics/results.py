@@ -1,4 +1,4 @@
-"""What a check found, and all that was found together."""
+"""Results of checks, and the context that checks run in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL_NODES = "all nodes"
 class Health(StrEnum):
     OK = "ok"
     LOOK = "look"
-    """It will work, but not as well as it could; or it depends."""
+    """It works, but not as well as it could; or it depends."""
     WRONG = "wrong"
     NOT_HERE = "not here"
     """There is nothing to check."""
@@ -34,17 +34,20 @@ class CheckResult:
     remedy: str = ""
     """The line to type, or what to ask for."""
     host: str = ""
-    """Where; a pair of hosts for what lies between them."""
+    """The node, or `a to b` for what is between two."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> CheckResult:
+        return cls(**{**values, "verdict": Health(values["verdict"])})
 
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What checks look at: where runs would go, the variables, the run, and the place among other ranks."""
-
     folder: Path = Path()
+    """Where runs are written."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     spec: RunSpec | None = None
-    place: RankInfo = SINGLE_RANK
+    rank_info: RankInfo = SINGLE_RANK
 
 
 Check = Callable[[CheckContext], Iterable[CheckResult]]
@@ -61,29 +64,22 @@ class Examination:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.of(Health.WRONG)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "healthy": self.healthy,
-            "seconds": round(self.seconds, 2),
-            "hosts": list(self.hosts),
-            "findings": [asdict(finding) for finding in self.findings],
-        }
+        findings = [asdict(finding) for finding in self.findings]
+        seconds = round(self.seconds, 2)
+        return {"healthy": self.healthy, "seconds": seconds, "hosts": list(self.hosts), "findings": findings}
 
 
-def run_checks(checks: Iterable[Check], here: CheckContext, host: str) -> list[CheckResult]:
-    """What all of them find on this machine, which the others call `host`.
-
-    One that cannot be carried out is a finding too, and no traceback.
-    """
+def run_checks(checks: Mapping[str, Sequence[Check]], context: CheckContext, host: str) -> list[CheckResult]:
+    """Run the checks of each topic on this machine, which is called `host`; one that fails is a result, too."""
     found: list[CheckResult] = []
-    for check in checks:
-        topic, name = check.__module__.rpartition(".")[2], check.__name__.replace("_", " ")
+    for topic, check in ((topic, check) for topic, some in checks.items() for check in some):
         try:
-            found += check(here)
-        except Exception as error:  # drivers and file systems fail in as many ways as there are of them
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            found.append(CheckResult(topic, name, f"could not be checked: {why}", "", Health.LOOK))
+            found += check(context)
+        except Exception as error:  # drivers and file systems fail in many ways
+            name = check.__name__.removeprefix("check_").replace("_", " ")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            found.append(CheckResult(topic, name, f"could not be checked: {reason}", verdict=Health.LOOK))
     return [replace(finding, host=finding.host or host) for finding in found]

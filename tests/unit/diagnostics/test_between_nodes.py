@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.diagnostics import link_checks, nodes
-from paceline.diagnostics.link_checks import NodeAddress, PairRate, check_clocks, judge_pairs, schedule_pairs
+from paceline.diagnostics import network_checks, nodes
+from paceline.diagnostics.network_checks import NodeAddress, PairRate, check_clocks, judge_pairs, schedule_pairs
 from paceline.diagnostics.nodes import RendezvousFailed, join_rendezvous
 from paceline.launch.environment import RankInfo
 
@@ -75,7 +75,7 @@ def test_two_nodes_measure_each_other(monkeypatch):
 
     def node(rank):
         met = join_rendezvous(place(rank, port))
-        found[rank] = link_checks.check_links(met), met.hosts
+        found[rank] = network_checks.check_links(met), met.hosts
         met.leave()
 
     threads = [threading.Thread(target=node, args=(rank,)) for rank in (0, 1)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.diagnostics import data_checks, device_checks, network_checks, system_checks
+from paceline.diagnostics import device_checks, network_checks, system_checks
 from paceline.diagnostics.doctor import CHECKS, merge_results
 from paceline.diagnostics.results import CheckContext, CheckResult, Health, run_checks
 from paceline.launch.environment import RankInfo
@@ -31,7 +31,7 @@ def test_a_check_that_fails_is_a_finding_and_no_traceback():
     def broken(here):
         raise OSError(5, "Input/output error")
 
-    finding = only(run_checks([broken], CheckContext(), "n1"))
+    finding = only(run_checks({"files": [broken]}, CheckContext(), "n1"))
     assert finding.verdict is Health.LOOK
     assert finding.found == "could not be checked: OSError: [Errno 5] Input/output error"
 
@@ -54,16 +54,16 @@ def test_a_low_limit_is_wrong(kind, check):
 def test_a_limit_that_cannot_be_raised_here_is_for_an_administrator():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))\n"
-        "from paceline.diagnostics import limits, results\n"
-        "print(next(limits.open_files(results.Surroundings())).remedy)"
+        "from paceline.diagnostics import results, system_checks\n"
+        "print(next(system_checks.check_open_files(results.CheckContext())).remedy)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.startswith("no more is allowed here: ask an administrator for  * hard nofile 65536 ")
 
 
 def test_more_threads_than_cores_are_said():
-    place = RankInfo(0, 64, 0, 64, "torchrun", "127.0.0.1", 1)
-    finding = only(system_checks.check_cores(CheckContext(environ={"OMP_NUM_THREADS": "64"}, place=place)))
+    rank_info = RankInfo(0, 64, 0, 64, "torchrun", "127.0.0.1", 1)
+    finding = only(system_checks.check_cores(CheckContext(environ={"OMP_NUM_THREADS": "64"}, rank_info=rank_info)))
     assert (finding.verdict, finding.remedy) == (Health.LOOK, "export OMP_NUM_THREADS=1")
 
 
@@ -125,7 +125,7 @@ def test_a_slow_device_is_found_by_its_data_sheet_and_by_its_neighbours(rate, ot
 
 
 def test_the_data_of_a_run_file_are_loaded(small):
-    finding = only(data_checks.check_loading(CheckContext(spec=small)))
+    finding = only(system_checks.check_loading(CheckContext(spec=small)))
     assert finding.found.endswith("samples/s by one rank")
     assert finding.verdict in (Health.OK, Health.LOOK)
     assert "which one device takes by the plan" in finding.expected
@@ -133,7 +133,7 @@ def test_the_data_of_a_run_file_are_loaded(small):
 
 def test_data_that_are_not_there_are_wrong(small, tmp_path):
     lost = small.replace({"data.source": "csv", "data.path": str(tmp_path / "lost.csv")})
-    finding = only(data_checks.check_loading(CheckContext(spec=lost)))
+    finding = only(system_checks.check_loading(CheckContext(spec=lost)))
     assert finding.verdict is Health.WRONG
     assert "lost.csv" in finding.found
 

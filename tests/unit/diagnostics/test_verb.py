@@ -22,7 +22,8 @@ def brief(monkeypatch):
     """The checks that take no time."""
     from paceline.diagnostics import doctor, network_checks
 
-    monkeypatch.setattr(doctor, "CHECKS", (network_checks.check_port, network_checks.check_interface))
+    brief = {"network": (network_checks.check_port, network_checks.check_interface)}
+    monkeypatch.setattr(doctor, "CHECKS", brief)
 
 
 def test_a_healthy_machine_is_all_well(brief, tmp_path, monkeypatch, capsys):
