@@ -120,10 +120,8 @@ def check_infiniband(context: CheckContext) -> Iterator[CheckResult]:
     for port in ports:
         with suppress(OSError):
             rates.add((port / "rate").read_text().strip())
-    found, remedy = (
-        f"{len(active)} of {len(ports)} ports up, {', '.join(sorted(rates))}",
-        "ibstat  shows why a port is down",
-    )
+    found = f"{len(active)} of {len(ports)} ports up, {', '.join(sorted(rates))}"
+    remedy = "ibstat  shows why a port is down"
     down = len(active) < len(ports)
     direct = any(Path("/sys/module", module).exists() for module in ("nvidia_peermem", "nv_peer_mem"))
     if not down and not direct:

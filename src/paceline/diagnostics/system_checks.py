@@ -82,9 +82,7 @@ def check_cuda(context: CheckContext) -> Iterator[CheckResult]:
     else:
         found = f"driver {driver}, torch for CUDA {built}, NCCL {collect_versions()['nccl'] or 'absent'}"
         if reason := _explain_no_cuda():
-            remedy = (
-                f"nvidia-smi  shows the newest CUDA of this driver; install a torch for it, or a driver for {built}"
-            )
+            remedy = f"nvidia-smi  shows the driver's newest CUDA; install a torch for it, or a driver for {built}"
             yield result(f"{found}: {reason}", "devices that torch can use", Health.WRONG, remedy)
             return
         others = [name for name in LIBRARY_VARIABLES if "nccl" in context.environ.get(name, "").lower()]
@@ -240,10 +238,8 @@ def check_disk_speed(context: CheckContext) -> Iterator[CheckResult]:
             written, read = _measure_large_file(Path(scratch, "large"))
             small = _measure_small_files(Path(scratch))
     except OSError as error:
-        found, remedy = (
-            f"{folder} cannot be written: {error.strerror}",
-            "write elsewhere with  --out FOLDER, or make room",
-        )
+        found = f"{folder} cannot be written: {error.strerror}"
+        remedy = "write elsewhere with  --out FOLDER, or make room"
         yield CheckResult("files", "disk speed", found, "a folder to write to", Health.WRONG, remedy)
         return
     found = f"writes {size(written)}/s, reads {size(read)}/s, {number(small, 2)} small files/s"
