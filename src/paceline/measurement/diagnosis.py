@@ -22,17 +22,12 @@ from paceline.measurement.rows import (
     recommend_row,
 )
 
-NOTABLE = 0.1
-"""Share of a step below which a part is not named as a cause."""
-UNEVEN = 1.15
-"""Work relative to the other ranks, from which on a slow rank is named."""
+NOTABLE = 0.1  # smaller parts are not named
+UNEVEN = 1.15  # relative to the other ranks
 FEW_SAMPLES = 8
-PAYS = 1.2
-"""Speed-up of a single repeat from which on a row may pay, whatever the other repeats say."""
-CONTRADICTORY = 2.0
-"""Highest / lowest speed-up of the repeats from which on nothing is decided."""
-SUPERLINEAR = 1.05
-"""Speed-up / ranks that more ranks alone cannot explain."""
+PAYS = 1.2  # of a single repeat
+CONTRADICTORY = 2.0  # highest / lowest repeat
+SUPERLINEAR = 1.05  # speed-up / ranks
 
 
 class Cause(StrEnum):
@@ -54,9 +49,7 @@ class Diagnosis:
     base: MeasuredRow
     cause: Cause
     share: float
-    """Of the step."""
-    cores: int
-    """Of the one machine that all ranks were on; else 0."""
+    cores: int  # of the one machine of all ranks, or 0
 
 
 def diagnose(rows: Sequence[MeasuredRow | FailedRow], cores: int = 0) -> list[Diagnosis]:
@@ -118,7 +111,6 @@ class WorkerSuggestion:
 
     workers: int
     step_s: float
-    """At best: if the workers take no cores from the model."""
 
 
 def suggest_workers(row: MeasuredRow, cores: int) -> WorkerSuggestion | None:
@@ -150,8 +142,7 @@ class Decision:
     """Whether more ranks than the reference pay."""
 
     choice: RankChoice
-    row: TimedRow
-    """The one to take, or to measure again; if nothing pays, the fastest besides the reference."""
+    row: TimedRow  # to take, to measure again, or the fastest
     base: TimedRow
 
 

@@ -27,11 +27,9 @@ SIZES_BYTES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000, 16_000_000, 64_000_
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
 ALL_RANKS = "all ranks"
 TIMEOUT_S = 300.0
-ENOUGH_S = 0.4
-"""Time for which one size of one collective is repeated, at least three times."""
+ENOUGH_S = 0.4  # of one size, at least three times
 MOST_TIMES = 50
-LONG_S = 4.0
-"""Sizes that would take longer are left out."""
+LONG_S = 4.0  # larger sizes are left out
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,11 @@ class Link:
 
     collective: str
     between: str
-    """ALL_RANKS, or a pair of hosts."""
     ranks: int
     sizes_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
-    """Median of each size."""
     latency_s: float
-    """Of the smallest size."""
-    bandwidth_bits_s: float
-    """Through one link: the slope between the largest sizes."""
+    bandwidth_bits_s: float  # slope between the largest sizes
 
     @property
     def name(self) -> str:

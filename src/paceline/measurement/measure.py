@@ -76,14 +76,11 @@ class MeasureOptions(TypedDict, total=False):
 
     layouts: Sequence[str]
     """Short forms such as "fsdp:2+tensor:2", beside the numbers of ranks."""
-    weak: bool
-    """Let the batch grow with the ranks."""
+    weak: bool  # the batch grows with the ranks
     repeats: int
     steps: int
-    price: float | None
-    """In USD per device and hour."""
+    price: float | None  # USD per device and hour
     retry: bool
-    """Run again what failed before."""
 
 
 def measure(

@@ -60,7 +60,6 @@ ADVICE_FOR_PASSES = {
     Cause.SMALL_PASSES: "use fewer ranks: these are few samples",
     Cause.FIXED_WORK: "use fewer ranks: sums and updates take as long on each of them, whatever its samples",
 }
-"""Advice if each step is a pass over all samples."""
 ADVICE_FOR_COMMANDS = {
     Cause.COMMUNICATION: (
         "send less (a communication hook such as bf16_compress_hook), sum gradients less often (no_sync() while they "
@@ -73,7 +72,6 @@ ADVICE_FOR_COMMANDS = {
     Cause.SMALL_PASSES: "give each rank more samples in a step, or use fewer ranks",
     Cause.FIXED_WORK: "give each rank more samples in a step, or use fewer ranks",
 }
-"""Advice for the script of a measured command."""
 FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
 
 
@@ -84,7 +82,6 @@ class Finding:
     label: str
     cause: Cause
     share: float
-    """Of the step."""
     text: str
     advice: str
 

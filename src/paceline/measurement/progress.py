@@ -26,7 +26,6 @@ from paceline.trials.runner import check_same_request, interleave_repeats, run_t
 from paceline.workload import LogFn
 
 MeasureState: TypeAlias = dict[str, Any]
-"""The content of measure.json, without what follows from it."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from paceline.runlog.run_dir import RunDir
 
 ROUNDS = 30
 LEAST, MOST = 1e-6, 1e6
-"""Limits of a factor."""
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,8 @@ TERM_ASSUMPTIONS = {
     "exposed_s": "the rate of the link, or how much of it compute hides",
     "data_s": "the rate of the input",
 }
-NOTABLE_DIFFERENCE = 0.1
-"""Of the measured step: a term that is off by less is not named."""
-PEAK_OF = {"fp8": "bf16"}
-"""fp8 is relative to the peak of bf16, in which all but the products of layers are computed."""
+NOTABLE_DIFFERENCE = 0.1  # of the measured step
+PEAK_OF = {"fp8": "bf16"}  # all but the products are bf16
 
 
 @dataclass(frozen=True)
@@ -43,19 +41,14 @@ class PlannedRow:
     label: str
     step_s: float
     data_s: float
-    compute_s: float
-    """With the update and the launches, which the loop does not time separately."""
+    compute_s: float  # with the update and the launches
     comm_s: float
-    exposed_s: float
-    """With waiting for the slowest rank."""
+    exposed_s: float  # with waiting for the slowest rank
     memory_bytes: float
-    """Peak of the process on cores, of torch's allocator on a device."""
     speedup: float | None
     calibrated: bool
-    residual: float
-    """Measured step / planned step - 1."""
-    off: str
-    """The term that is off most, and the assumption behind it; empty if the plan was right."""
+    residual: float  # measured / planned - 1
+    off: str  # the term that is off most
 
 
 def compare_with_plan(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[PlannedRow]:
@@ -154,7 +147,6 @@ PLAIN_KEYS = (
     *("name", "workload", "kind", "steps", "total_samples", "usd_per_device_hour", "notes", "verdict"),
     *("environment", "spec"),
 )
-"""Keys of measure.json whose values are taken as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +154,7 @@ class Conclusions:
     """Rows that belong together, and what follows from them."""
 
     name: str
-    kind: str
-    """strong (the same batch on all ranks), weak (the batch grows with them), or times (nothing else is known)."""
+    kind: str  # strong, weak, or times: nothing else is known
     rows: tuple[TimedRow | FailedRow, ...]
     laws: tuple[LawFit, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -198,8 +189,7 @@ class Measurement(Tabular, Conclusions):
     rows: tuple[MeasuredRow | FailedRow, ...]
     environment: dict[str, Any]
     spec: dict[str, Any]
-    command: tuple[str, ...] = ()
-    """The words of a measured command, in place of a spec."""
+    command: tuple[str, ...] = ()  # in place of a spec
 
     @property
     def headline(self) -> str:

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from paceline.io.files import from_flat, to_flat
 from paceline.measurement.run_times import ObservedScript, RunTimes, StepParts
 
-LEAST_EFFICIENCY = 0.5
-"""Efficiency below which more ranks are not recommended."""
-LEAST_GAIN = 1.1
-"""Speed relative to fewer ranks, below which more of them are not recommended."""
+LEAST_EFFICIENCY = 0.5  # else not recommended
+LEAST_GAIN = 1.1  # over fewer ranks, else not recommended
 GRADIENT_BYTES = 4.0
 
 
@@ -24,8 +22,7 @@ class BatchLayout:
     layout: str = ""
     global_batch: int | None = None
     passes: int = 1
-    only_gradients: bool = field(default=True, compare=False)
-    """Whether nothing else is sent between ranks; not kept in measure.json."""
+    only_gradients: bool = field(default=True, compare=False)  # nothing else is sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +31,8 @@ class FailedRow:
 
     label: str
     ranks: int
-    failed: str
-    """The reason, in a few words."""
-    why: str = ""
-    """The reason in full."""
+    failed: str  # in a few words
+    why: str = ""  # in full
     batch: BatchLayout = BatchLayout()
 
 
@@ -48,8 +43,7 @@ class Speedup:
     speedup: float
     speedup_low: float
     speedup_high: float
-    speedups: tuple[float, ...] = ()
-    """Of each repeat, relative to the run of the reference that is adjacent in time."""
+    speedups: tuple[float, ...] = ()  # against the adjacent run of the reference
 
 
 @dataclass(frozen=True)
@@ -88,8 +82,7 @@ class TimedRow:
 
 class SlowestRank(NamedTuple):
     rank: int
-    over_others: float
-    """Its work, relative to the mean of the others."""
+    over_others: float  # its work / mean of the others
 
 
 @dataclass(frozen=True)
@@ -113,8 +106,7 @@ class Resources:
 
     threads: int | None = None
     device: str | None = None
-    mfu: float | None = None
-    """Model FLOPs utilisation: share of the peak of the devices."""
+    mfu: float | None = None  # share of the peak of the devices
     usage: dict[str, float] = field(default_factory=dict)
     workers: int | None = None
     load_s: float | None = None
@@ -127,7 +119,6 @@ class MeasuredRow(TimedRow):
 
     batch: BatchLayout = BatchLayout()
     runs: tuple[str, ...] = ()
-    """Run folders of the repeats."""
     parts: StepParts
     tokens_per_s: float | None = None
     loads: RankLoads = RankLoads()
@@ -135,10 +126,8 @@ class MeasuredRow(TimedRow):
     compiled_s: float = 0.0
     parameters: int | None = None
     resources: Resources = field(default_factory=Resources)
-    fits: bool = False
-    """Whether each step is a pass over all samples, without gradients."""
-    outside: bool = False
-    """Whether a command was measured: what it sends, and its passes in a step, are not known."""
+    fits: bool = False  # steps are passes over all samples
+    outside: bool = False  # a command was measured
 
     @property
     def compute_over_comm(self) -> float | None:
@@ -171,15 +160,13 @@ ROW_KEYS = (
     *("usd_per_million_samples", "recommended", "efficiency", "compute_over_comm", "slowest_rank"),
     "slowest_over_others",
 )
-"""Keys of a row in measure.json."""
 EMPTY_VALUES: dict[str, Any] = {
     **dict.fromkeys(("failed", "why"), ""),
     **dict.fromkeys(("runs", "peak_bytes_per_rank", "busy_s_by_rank", "speedups"), ()),
     **dict.fromkeys(("fits", "outside", "recommended"), False),
     **dict.fromkeys(("repeats", "compiled_steps", "compiled_s"), 0),
     "usage": {},
-}
-"""Values of keys that a row does not have; of all others, null."""
+}  # others are null
 
 
 def dump_measured_row(row: MeasuredRow | FailedRow) -> dict[str, Any]:

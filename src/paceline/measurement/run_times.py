@@ -16,11 +16,8 @@ from paceline.runlog.summary import average_rounds, drop_warmup_steps, read_summ
 from paceline.runlog.timers import TIMES
 
 MOST_STEPS = 2000
-"""Steps that count of a long run: the last ones."""
-ROUNDS = 4
-"""Rounds of all workers that a median needs at least."""
+ROUNDS = 4  # of all workers, for a median
 MOST_RANKS = 64
-"""Ranks whose events are read."""
 Step = Mapping[str, Any]
 
 
@@ -32,8 +29,7 @@ class StepParts:
     compute_s: float
     comm_s: float
     exposed_s: float
-    waiting_s: float
-    """The part of `exposed_s` in which a rank waits for a slower one."""
+    waiting_s: float  # part of exposed_s, for a slower rank
 
     @property
     def travelling_s(self) -> float:
@@ -46,10 +42,8 @@ class ObservedScript:
     """What was observed of a measured command, in place of a spec."""
 
     from_outside: bool = False
-    rank_batches: tuple[int, ...] = ()
-    """Samples of a step of each rank; empty if no DataLoader was seen."""
-    aside: bool = False
-    """Whether collectives ran in their own stream, so that it is not known how much of them is exposed."""
+    rank_batches: tuple[int, ...] = ()  # empty without a DataLoader
+    aside: bool = False  # collectives had their own stream
 
 
 @dataclass(frozen=True)
@@ -61,28 +55,20 @@ class RunTimes:
     parts: StepParts
     samples_per_s: float
     tokens_per_s: float | None
-    busy_s_by_rank: tuple[float, ...]
-    """Work of each rank in a step: input and compute."""
+    busy_s_by_rank: tuple[float, ...]  # input and compute
     peak_bytes_per_rank: tuple[int, ...]
     compiled_steps: int = 0
-    compiled_s: float = 0.0
-    """Time of the main rank's steps that compiled or recorded something; no median counts them."""
+    compiled_s: float = 0.0  # not in any median
     loss_last: float | None = None
     parameters: int | None = None
     threads: int | None = None
     workers: int | None = None
-    """Worker processes of each rank; None if there can be none."""
-    load_s: float | None = None
-    """What one worker takes for the samples of a step."""
-    documents: int | None = None
-    """Samples of every pass of a fit; None for training."""
+    load_s: float | None = None  # of one worker, for a step
+    documents: int | None = None  # of a pass, in a fit
     device: str | None = None
-    """Name that its driver gives it; None on CPU cores."""
-    device_ranks: int = 1
-    """Ranks that share a device."""
+    device_ranks: int = 1  # that share a device
     began: float | None = None
     ended: float | None = None
-    """Unix times of the first and the last of those steps."""
     seen: ObservedScript = ObservedScript()
 
 

@@ -21,13 +21,10 @@ from typing import Any, NamedTuple
 
 DRAWS = 400
 LOW, HIGH = 0.1, 0.9
-REACH = 4
-"""How many times the most measured ranks a curve is extended to."""
+REACH = 4  # times the measured ranks
 LEAST_NOISE = 0.01
-MOST_ERROR = 0.15
-"""Relative error of a measured speed-up above which a law is not shown."""
-Points = Mapping[int, float]
-"""Speed-up by number of ranks."""
+MOST_ERROR = 0.15  # else a law is not shown
+Points = Mapping[int, float]  # speed-up by ranks
 
 
 class CurvePoint(NamedTuple):
@@ -41,18 +38,13 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class LawFit:
-    law: str
-    """amdahl, gustafson or universal."""
+    law: str  # amdahl, gustafson or universal
     parameters: dict[str, float]
     error: float
-    """Largest relative difference to what was measured."""
     ceiling: float | None
-    """The speed-up that no number of ranks passes, if there is one."""
-    peak_ranks: float | None
-    """The number of ranks beyond which the speed-up falls, if it does."""
+    peak_ranks: float | None  # where the speed-up is highest
     curve: tuple[CurvePoint, ...]
-    ceiling_high: float | None = None
-    """The ceiling of nine in ten bootstrap fits: no band of the curve exceeds it."""
+    ceiling_high: float | None = None  # of nine in ten bootstrap fits
 
     @property
     def name(self) -> str:
@@ -70,8 +62,7 @@ def parse_law_fit(values: Mapping[str, Any]) -> LawFit:
 @dataclass(frozen=True)
 class Law:
     name: str
-    needs: int
-    """Points beside one rank."""
+    needs: int  # points beside one rank
     solve: Callable[[Points], dict[str, float]]
     speedup: Callable[[Mapping[str, float], float], float]
 

@@ -11,8 +11,7 @@ from time import time
 from typing import Any
 
 EVERY_S = 0.25
-PEAKS = ("device_bytes",)
-"""The maximum of these counts; of all others, the mean."""
+PEAKS = ("device_bytes",)  # maxima; others are means
 
 
 class UsageSampler:

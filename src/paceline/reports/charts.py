@@ -27,10 +27,8 @@ class Chart:
     caption: str
     data: dict[str, Any]
     files: Sequence[SourceLine]
-    """Where the numbers came from."""
     tall: bool = False
-    sources: tuple[tuple[str, str], ...] = ()
-    """(text, address) of the first of these."""
+    sources: tuple[tuple[str, str], ...] = ()  # (text, address)
     more_sources: int = 0
 
 
@@ -49,7 +47,6 @@ STEP_TERMS = {
 """The parts of a step, in the order in which they are stacked."""
 MOST_SOURCES = 12
 LEAST_SHARE = 0.003
-"""Of the longest step: a part that is never more than this cannot be seen."""
 
 
 def build_charts(contents: ReportContents, folder: Path) -> list[Chart]:
@@ -215,10 +212,8 @@ def _chart_links(contents: ReportContents) -> Chart:
     return Chart("links", "What a link carries", caption, {"lines": lines}, files, tall=True)
 
 
-MOST_CURVE_RUNS = 12
-"""Whose every curve is drawn; of more, evaluations alone."""
+MOST_CURVE_RUNS = 12  # of more, evaluations alone
 STRETCHES = 120
-"""Medians that are drawn of what jumps from step to step."""
 
 
 def build_curves(runs: Sequence[RunView]) -> list[Chart]:

@@ -45,7 +45,6 @@ class ReportContents:
     same: Comparison | None
     """Whether the runs trained the same thing; None where there is nothing to compare."""
     experiments: Experiments | None
-    """Runs that were asked for different things, side by side."""
     left_out: tuple[str, ...]
     """What was given and could not be shown, and why."""
     spec: tuple[tuple[str, str], ...]

@@ -24,7 +24,6 @@ from paceline.runlog.run_dir import RunDir
 MOST_PICTURE_RUNS = 4
 PNG = b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 1 << 24
-"""Of a picture."""
 
 
 @dataclass(frozen=True)

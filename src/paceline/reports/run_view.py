@@ -21,15 +21,13 @@ from paceline.trials.check import TOLERANCE
 
 SAME_ANSWER = tuple(key for key in MAY_CHANGE if key not in ("data.path", "data.test_path", "data.tokenizer"))
 """Keys, or how they begin, with which the losses of a run stay what they are; data that were moved may be others."""
-AS_EQUAL = 100
-"""Times the tolerance of `paceline check`: these runs may be as long as they like."""
+AS_EQUAL = 100  # these runs may be long
 
 
 class LossPoint(NamedTuple):
     step: int
     loss: float
-    line: int
-    """Of the events file, from 1."""
+    line: int  # of the events file, from 1
 
 
 class EvaluationPoint(NamedTuple):
@@ -45,9 +43,7 @@ class Curves:
     lr: tuple[float, ...] = ()
     grad_norm: tuple[float, ...] = ()
     rate: tuple[float, ...] = ()
-    """Samples per second."""
     compute: tuple[float, ...] = ()
-    """Share of the step."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +54,14 @@ class RunView:
     path: Path
     spec: RunSpec
     summary: Summary | None
-    """Of a run that ended."""
     start: dict[str, Any]
     points: tuple[LossPoint, ...]
-    torn: int
-    """Lines that could not be read: a kill or a disk."""
+    torn: int  # unreadable lines
     times: RunTimes | None
     curves: Curves = Curves()
     evaluations: tuple[EvaluationPoint, ...] = ()
     usage: tuple[dict[str, Any], ...] = ()
-    """Events: how busy the device of the main rank was, now and then."""
     noticed: tuple[str, ...] = ()
-    """While it ran: losses that jumped, ranks that were slow."""
 
     @property
     def ranks(self) -> int:
@@ -171,15 +163,11 @@ def _compute_difference(ours: float, other: float) -> float:
 @dataclass(frozen=True)
 class Comparison:
     runs: int
-    steps: int
-    """That all of them have in common with the first."""
-    differing: tuple[str, ...]
-    """Keys of the specs that ask for another training; the losses say nothing then."""
-    largest: float
-    """Relative difference of the losses to those of the first run."""
+    steps: int  # common to all
+    differing: tuple[str, ...]  # keys that change the training
+    largest: float  # relative to the first run
     run: str
     step: int
-    """Where that is."""
     tolerance: float
 
     @property
@@ -236,9 +224,7 @@ def _select_deciding_values(spec: RunSpec) -> dict[str, Any]:
 
 NOT_COMPARED = ("name", "data.cache")
 MAX_KEYS = 5
-"""That are shown as columns."""
-USUAL_SCORES = ("accuracy", "dice", "-loss")
-"""Of runs that did not note theirs, the first that was measured."""
+USUAL_SCORES = ("accuracy", "dice", "-loss")  # first of these that was measured
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,6 @@ class SourceLine:
 @dataclass(frozen=True, kw_only=True)
 class Series(Conclusions):
     sources: Mapping[str, SourceLine]
-    """Of each row, by its label."""
 
 
 def from_measurement(found: Measurement, price: float | None) -> Series:
@@ -225,7 +224,6 @@ class LinkMeasurement:
     name: str
     links: tuple[Link, ...]
     sources: tuple[SourceLine, ...]
-    """Of each link."""
 
     @property
     def verdict(self) -> str:

@@ -25,7 +25,6 @@ from paceline.workload import LogFn
 PAGE, PICTURE = "sweep.html", "sweep.png"
 PANELS = 6
 MOST_LETTERS, FEWEST_LETTERS = 36, 6
-"""Below a panel, and of one word there, however many there are."""
 FAR = 30
 """Times the least value, from which on an axis is logarithmic."""
 APART = 0.2

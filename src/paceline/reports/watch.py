@@ -25,7 +25,6 @@ from paceline.runlog.summary import describe_baseline, read_summary, select_clas
 
 EVERY_S = 1.0
 WINDOW = 200
-"""Steps over which rates and times are taken."""
 KEPT = 4000
 MOST_RANKS = 16
 NOTICES = 3
@@ -33,11 +32,9 @@ QUIET_S = 30.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 BAR = 40
 NAMES = 11
-"""Columns for the names of rows, which stay whole in a narrow window."""
 STYLES = {"finished": "bold green", "failed": "bold red", "running": "bold cyan"}
 TERMS = {"compute": "█", "exposed": "▒", "data": "░"}
-MOST_BYTES = 1 << 24
-"""Of a file that is longer, only the end is read at first."""
+MOST_BYTES = 1 << 24  # else only the end is read at first
 
 
 @dataclass

@@ -65,9 +65,7 @@ class Variant:
     """One layout to train."""
 
     layout: str
-    """As it was asked for."""
-    name: str
-    """The same, with the accumulated passes where several numbers of them are compared."""
+    name: str  # with the accumulated passes, if they vary
     accumulate: int
     spec: RunSpec
 
@@ -82,12 +80,10 @@ class LayoutDifference:
 
     layout: str
     name: str
-    """See `Variant`."""
     ranks: int
     accumulate: int
     loss: float
     grad_norm: float | None
-    """None where there are no gradients."""
     weights: float
     evaluation: float
     metrics: dict[str, float]
@@ -101,12 +97,10 @@ class LayoutDifference:
 class Parity(Tabular):
     """Whether the answer is the same on every layout, and by how much it differs."""
 
-    rows: list[LayoutDifference]
-    """Empty on ranks of a launcher that only help the main one, which compares."""
+    rows: list[LayoutDifference]  # empty on ranks other than the main one
     tolerance: float
     steps: int
     causes: tuple[str, ...] = ()
-    """Why the answer depends on the layout, and what to do about it; a sentence each."""
 
     @property
     def headline(self) -> str:

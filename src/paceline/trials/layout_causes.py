@@ -29,8 +29,7 @@ from paceline.nn.keras_backend import is_keras, unwrap_keras
 from paceline.workload import Samples, Workload, build_workload
 
 SAMPLES = 12
-CLOSE = 1e-4
-"""Relative: what fp32 rounds is a hundred times smaller, and what a cause does is larger."""
+CLOSE = 1e-4  # fp32 rounding is 100 times smaller
 TORCHS = "torch's generator"
 SEEDED: dict[str, Callable[[int], Any]] = {
     TORCHS: torch.manual_seed,

@@ -63,7 +63,6 @@ class Range:
 
 
 Space = dict[str, OneOf | Range]
-"""By dotted key, what is tried."""
 
 
 def parse_space(given: Sequence[str] | Mapping[str, Any]) -> tuple[Space, Values]:

@@ -43,16 +43,12 @@ class SweepOptions(TypedDict, total=False):
     """What `sweep` can be asked for by name."""
 
     search: Search
-    trials: int
-    """To draw; a grid has all of its combinations."""
+    trials: int  # to draw, unless it is a grid
     halving: bool
     jobs: int
-    """Trials that are trained at once."""
-    score: str
-    """The metric that ranks trials, in place of the workload's own; with a leading minus, lower is better."""
+    score: str  # a leading minus: lower is better
     seed: int
     retry: bool
-    """Try again what failed before."""
 
 
 @dataclass(frozen=True, eq=False)

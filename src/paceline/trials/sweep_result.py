@@ -20,23 +20,19 @@ from paceline.trials.search_space import Values
 FILE, TABLE = "sweep.json", "sweep.csv"
 FORMAT = 1
 STATUSES = ("to do", "finished", "failed", "dropped")
-"""Of a trial; of halving, dropped where others went on."""
 
 
 @dataclass(frozen=True)
 class TrialRow:
     number: int
     values: Values
-    status: str = "to do"
-    """One of STATUSES."""
+    status: str = "to do"  # one of STATUSES
     score: float | None = None
     seconds: float = 0.0
-    length: int | None = None
-    """Of the training so far, in the unit of the run file."""
+    length: int | None = None  # in the unit of the run file
     why: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
-    history: tuple[tuple[int, float], ...] = ()
-    """Of halving: (length, score) after each part."""
+    history: tuple[tuple[int, float], ...] = ()  # (length, score) of each part
 
     @property
     def run(self) -> str:
@@ -51,12 +47,10 @@ class TrialRow:
 @dataclass(frozen=True)
 class Sweep:
     folder: Path
-    score: str
-    """The metric that ranks trials; a leading minus says that lower is better."""
+    score: str  # a leading minus: lower is better
     keys: tuple[str, ...]
     trials: tuple[TrialRow, ...]
-    asked: dict[str, Any] = field(default_factory=dict)
-    """What must be the same for a sweep to go on in this folder."""
+    asked: dict[str, Any] = field(default_factory=dict)  # must be the same to resume
 
     @property
     def metric(self) -> str:

@@ -20,10 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.measurement.scripts.step_recorder import BUCKET, StepRecorder
 
-CallScope = Callable[[], AbstractContextManager[None]]
-"""Context of a collective: calls inside it belong to it."""
+CallScope = Callable[[], AbstractContextManager[None]]  # calls inside belong to the outer one
 PASSES = count()
-"""Numbers of backward passes, over all models."""
 
 
 class TimedGroup(dist.ProcessGroup):

@@ -21,18 +21,15 @@ from paceline.launch.environment import detect_rank
 from paceline.launch.signals import StopRequest
 
 REQUEST_VARIABLE = "PACELINE_OUTSIDE"
-ON_PATH = Path(__file__).with_name("on_path")
-"""Folder of sitecustomize.py, which Python runs when it starts."""
+ON_PATH = Path(__file__).with_name("on_path")  # with sitecustomize.py
 
 
 @dataclass(frozen=True)
 class RecordRequest:
     folder: str
     steps: int
-    """Steps after which the process ends."""
     ranks: int
     steps_by: str = ""
-    """The optimiser whose steps count, if there are several."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> RecordRequest | None:
@@ -58,8 +55,7 @@ LAUNCHERS = {
     "mpiexec": ("-n", "-np"),
     "srun": ("--ntasks", "-n"),
     "horovodrun": ("-np", "--num-proc"),
-}
-"""Programs that start processes, and the options for their number; the first is the usual one."""
+}  # the first option is the usual one
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,6 @@ def check_command(
 
 POLL_S = 0.05
 GRACE_S = 10.0
-"""Time for a command to stop before it is killed."""
 
 
 def run_recorded(words: Sequence[str], request: RecordRequest, output: Path) -> int:

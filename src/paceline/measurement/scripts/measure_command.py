@@ -32,14 +32,12 @@ from paceline.trials.runner import AbortTrials
 from paceline.workload import LogFn
 
 OUTPUT = "output.txt"
-"""What the command printed."""
 SHOWN_LINES = 15
 OF_LAUNCHERS = "ChildFailedError|CalledProcessError"
 ERROR = re.compile(rf"(\[rank\d+\]: *)?(?!.*({OF_LAUNCHERS}))[\w.]*(Error|Exception|Interrupt)(: |$)")
 """The last line of a traceback, except of those that launchers add."""
 OF_OUR_LAUNCHER = "paceline: rank "
-ENDED_EARLY = 5
-"""Steps that a script must have made, if it ended early."""
+ENDED_EARLY = 5  # of a script that ended early
 Event = Mapping[str, Any]
 
 
@@ -101,8 +99,7 @@ def _explain_no_steps(request: RecordRequest, end: Event) -> str:
     )
 
 
-SAME_BATCH = 0.02
-"""Relative difference of equal batches: the last one of an epoch may be shorter."""
+SAME_BATCH = 0.02  # the last batch may be shorter
 
 
 @dataclass(frozen=True)

@@ -27,32 +27,23 @@ from paceline.measurement.scripts.command import RecordRequest
 from paceline.runlog.events import EventWriter
 from paceline.runlog.timers import Interval, build_timer, count_compilations, subtract_waiting, sum_union
 
-FLIGHT = "flight"
-"""A collective, from the call to its result."""
-WAIT = "wait"
-"""Waiting for a collective."""
-BLOCKING = "blocking"
-"""A synchronous collective."""
-BUCKET = "bucket"
-"""A gradient bucket in flight, with the number of its backward pass."""
-INPUT = "input"
-"""Waiting for a batch, with the number of its samples."""
-Note = tuple[str, Any, Any, Any]
-"""(kind, mark of the start, mark of the end, detail)"""
+FLIGHT = "flight"  # a collective, from call to result
+WAIT = "wait"  # for a collective
+BLOCKING = "blocking"  # a synchronous collective
+BUCKET = "bucket"  # gradients in flight; their pass
+INPUT = "input"  # waiting for a batch; its samples
+Note = tuple[str, Any, Any, Any]  # kind, start, end, detail
 Seconds = Callable[[list[tuple[Any, Any]]], list[Interval]]
-"""Converts pairs of marks to seconds."""
 
 
 @dataclass(slots=True)
 class RecordedStep:
     number: int
-    t: float
-    """Unix time of its end."""
+    t: float  # Unix time of its end
     begin: Any
     end: Any
     compiled: bool
     watched: bool
-    """Whether buckets were recorded."""
     notes: list[Note]
 
     def times(self, seconds: Seconds, comm_s: float, exposed_s: float) -> dict[str, Any]:
@@ -111,8 +102,7 @@ class StepTracker:
 
     def __init__(self, steps_by: str = "") -> None:
         self.steps_by = steps_by
-        self.names: list[str] = []
-        """Adam, Adam-2, …: in the order of their first steps."""
+        self.names: list[str] = []  # Adam, Adam-2, …
         self._name_of: dict[ReferenceType[Any], str] = {}
         self._last = ""
         self._inside: list[Any] = []
@@ -150,14 +140,11 @@ class StepTracker:
         return self.names[-1]
 
 
-READ_LATER = 50
-"""Steps after which the marks of a step are read on a device."""
-TOGETHER = 50
-"""Steps that are written at once: with cold caches each takes three times as long."""
+READ_LATER = 50  # until marks on a device are read
+TOGETHER = 50  # written at once: caches are cold
 WATCHED = 4
 """One step in so many has its gradient buckets recorded, which makes a step of 20 ms longer by 2 to 4 %."""
-PEERS_S = 10.0
-"""Time for which a rank that is done waits for its peers, which may still need it."""
+PEERS_S = 10.0  # for peers, which may still need it
 REFUSED_EXIT_CODE = 3
 
 
@@ -165,15 +152,10 @@ class StepRecorder:
     def __init__(self, request: RecordRequest) -> None:
         self.request = request
         self.workers: int | None = None
-        """Of the DataLoader that made the last batch."""
-        self.aside = False
-        """Whether collectives were seen in their own stream, where waiting for them is not visible."""
+        self.aside = False  # collectives in their own stream
         self.watching = True
-        """Whether gradient buckets are recorded in this step."""
         self.watchers: list[Callable[[bool], None]] = []
-        """Called when `watching` changes."""
         self.noted: list[Note] = []
-        """Notes of this step, from any thread."""
         self._clock = build_timer("cpu")
         self.mark = self._clock.now
         self._tracker = StepTracker(request.steps_by)

@@ -18,8 +18,7 @@ import numpy as np
 from paceline.io.files import validate_fields
 from paceline.workloads.ensemble.sections import Calibrate, Combine
 
-LEAST = 1e-12
-"""Probability of what a member thinks impossible."""
+LEAST = 1e-12  # of what a member rules out
 ROUNDS = 500
 
 
@@ -51,11 +50,8 @@ class IsotonicCurves:
 class Combination:
     how: str
     weights: tuple[float, ...]
-    """Of the members, in their order."""
-    scales: tuple[float, ...] = ()
-    """Factors of their log-probabilities, before these are averaged."""
-    shifts: tuple[float, ...] = ()
-    """Stack: of each class. Of numbers: one."""
+    scales: tuple[float, ...] = ()  # of log-probabilities, before averaging
+    shifts: tuple[float, ...] = ()  # of each class, or one
     calibration: Logistic | None = None
     curves: IsotonicCurves | None = None
 

@@ -63,8 +63,7 @@ class FittedEnsemble:
 class EnsembleManifest:
     """As its file has it."""
 
-    members: tuple[tuple[str, str, str], ...]
-    """(name, path from the folder, hash)"""
+    members: tuple[tuple[str, str, str], ...]  # (name, relative path, hash)
     classes: tuple[str, ...]
     combination: Combination
 

@@ -26,7 +26,6 @@ from paceline.trainer.checkpoint.reader import MANIFEST, list_sealed
 from paceline.workloads.ensemble.combination import compute_logs
 
 NUMBERS = "predicted"
-"""What a model calls the numbers that it predicts."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,6 @@ from paceline.workloads.ensemble.sections import EnsembleModel
 from paceline.workloads.ensemble.table_rows import RowSet, find_table_kind
 
 SOURCES = {"csv": "csv", "tsv": "csv", "jsonl": "jsonl", "parquet": "parquet"}
-"""What `data.source` of a member calls a kind of table."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,7 @@ class MemberFile:
     name: str
     file: Path
     spec: RunSpec
-    ignored: tuple[str, ...] = ()
-    """Columns that other members read as texts."""
+    ignored: tuple[str, ...] = ()  # that others read as texts
 
     @property
     def stops_early(self) -> bool:
@@ -148,7 +146,6 @@ def write_table_once(rows: RowSet, folder: Path, name: str) -> Path:
 
 FIT, TEST = "fit", "test"
 PARTS = ("predictions", "tables", "folds", "members")
-"""Folders of an ensemble's run."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,6 @@ class EnsembleRequest:
     fit: RowSet
     test: RowSet
     files: Sequence[MemberFile]
-    """Of members that are trained here."""
     folds: Folds | None
     seed: int
     say: LogFn

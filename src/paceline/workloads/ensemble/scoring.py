@@ -22,15 +22,13 @@ from paceline.workloads.ensemble.combination import compute_logs
 DRAWS = 200
 BINS = 15
 LOWER = ("loss", "rmse", "mae", "calibration_error")
-"""Of which less is better."""
 ENSEMBLE = "ensemble"
 
 
 @dataclass(frozen=True)
 class Estimate:
     value: float
-    error: float
-    """Standard error, by the bootstrap."""
+    error: float  # standard error, by bootstrap
 
     def __str__(self) -> str:
         return f"{self.value:.4f} ± {self.error:.4f}"
@@ -39,10 +37,8 @@ class Estimate:
 @dataclass(frozen=True)
 class Scores:
     rows: int
-    each: Mapping[str, Mapping[str, Estimate]]
-    """By member, and of the ensemble; then by metric."""
+    each: Mapping[str, Mapping[str, Estimate]]  # by model, then by metric
     gains: Mapping[str, Mapping[str, Estimate]]
-    """By how much the ensemble is better than a member."""
 
 
 def score_classes(found_NC: np.ndarray, labels_N: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn
 
 BLOCK = 2048
-HELD_OUT, FOLD = 11, 12
-"""Streams of random numbers."""
+HELD_OUT, FOLD = 11, 12  # random streams
 Row = dict[str, Any]
 
 
@@ -40,8 +39,7 @@ class RowSet:
     """Some rows of a file, in its order."""
 
     file: Path
-    numbers: np.ndarray
-    """Which rows of the file, rising."""
+    numbers: np.ndarray  # of the file, rising
     labels: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -147,8 +145,7 @@ def _write_parquet(file: Path, rows: RowSet) -> None:
             writer.write_table(pyarrow.Table.from_pylist(block, schema=schema))
 
 
-MOST_SEEN = 0.5
-"""Part of the rows that members may have seen, and that is left out."""
+MOST_SEEN = 0.5  # else the table is rejected
 INSTEAD = "give other rows as  data.path=FILE,  or have the members trained here:  model.members=[A.yaml,B.yaml]"
 
 
