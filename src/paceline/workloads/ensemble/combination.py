@@ -1,4 +1,4 @@
-"""How the predictions of several models become one: a few numbers, fitted on rows that none of the models saw.
+"""Combine the predictions of several models by a few numbers, fitted on rows that none of the models saw.
 
 Of classes, with p_j the probabilities that member j gives:
 
@@ -10,7 +10,7 @@ and what comes out is calibrated. Of numbers: their mean, a weighted mean, or a 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -70,39 +70,20 @@ class Combination:
         scaled = _softmax(np.array(self.scales)[:, None, None] * logs_JNC)
         return np.asarray(np.tensordot(np.array(self.weights), scaled, 1))
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Combination:
-        """ValueError, TypeError or KeyError where they are not what `to_json` gives."""
-        plain = {key: values[key] for key in ("how", "weights", "scales", "shifts")}
         logistic, curves = values["calibration"], values["curves"]
         return cls(
-            **validate_fields(cls, plain),
+            **validate_fields(cls, {key: values[key] for key in ("how", "weights", "scales", "shifts")}),
             calibration=None if logistic is None else Logistic(**validate_fields(Logistic, logistic)),
             curves=None if curves is None else IsotonicCurves(**validate_fields(IsotonicCurves, curves)),
         )
-
-    def check(self, members: int, classes: int) -> None:
-        """ValueError where it is not one of so many members that know so many classes, 0 for numbers."""
-        stack = self.how == "stack"
-        fits = len(self.weights) == members > 0
-        if classes:
-            fits &= len(self.shifts if stack else self.scales) == (classes if stack else members)
-            if self.calibration is not None:
-                fits &= len(self.calibration.weights) == 1 and len(self.calibration.shifts) == classes
-            if self.curves is not None:
-                said, held = ([len(curve) for curve in curves] for curves in (self.curves.said, self.curves.held))
-                fits &= said == held and len(said) == classes and 0 not in said
-        if not fits:
-            raise ValueError(f"its numbers are not those of {members} members and {classes} classes")
 
 
 def fit_class_combination(
     outputs_JNC: np.ndarray, labels_N: np.ndarray, how: Combine, calibrate: Calibrate
 ) -> Combination:
-    """The combination with the lowest log loss on these rows."""
+    """Fit the combination with the lowest log loss on these rows."""
     logs, members = compute_logs(outputs_JNC), len(outputs_JNC)
     if how == "stack":
         stacked = _fit_logistic(logs, labels_N, shifts=True)
@@ -119,7 +100,7 @@ def fit_class_combination(
 
 
 def fit_number_combination(outputs_JN: np.ndarray, truth_N: np.ndarray, how: Combine) -> Combination:
-    """The combination with the least squares on these rows."""
+    """Fit the combination with the least squares on these rows."""
     from scipy.optimize import lsq_linear, nnls
 
     members = len(outputs_JN)
@@ -148,7 +129,7 @@ def _calibrate(found: Combination, outputs: np.ndarray, labels: np.ndarray, cali
 
 
 def _fit_logistic(logs_JNC: np.ndarray, labels_N: np.ndarray, *, shifts: bool) -> Logistic:
-    """By L-BFGS, weights of 0 or more; the penalty is that of scikit-learn's logistic regression."""
+    """Fit by L-BFGS, weights of 0 or more; the penalty is that of scikit-learn's logistic regression."""
     from scipy.optimize import minimize
 
     members, rows, classes = logs_JNC.shape
@@ -172,7 +153,7 @@ def _fit_logistic(logs_JNC: np.ndarray, labels_N: np.ndarray, *, shifts: bool) -
 
 
 def _fit_mixture(own_JN: np.ndarray) -> np.ndarray:
-    """Weights that sum to 1, under which the labels are likeliest: each round of EM makes them likelier."""
+    """Return the weights that sum to 1 and make the labels likeliest, by EM."""
     weights = np.full(len(own_JN), 1 / len(own_JN))
     for _ in range(ROUNDS):
         parts = weights[:, None] * own_JN

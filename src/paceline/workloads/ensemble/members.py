@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.npz import open_npz
-from paceline.data.tables import format_label
+from paceline.data.tables import check_columns, format_label
 from paceline.errors import UserError, join_names
 from paceline.inference.trained_model import FittedModel, TrainedModel
 from paceline.inference.trained_model import open as open_run
@@ -30,16 +30,18 @@ NUMBERS = "predicted"
 
 @dataclass(frozen=True, eq=False)
 class MemberOutputs:
-    """What a model says of rows: (rows, classes) or, where it predicts numbers, (rows,)."""
+    """Predictions: (rows, classes) probabilities, or (rows,) numbers."""
 
     values: np.ndarray
     classes: tuple[str, ...]
 
     def aligned(self, classes: Sequence[str], who: str) -> np.ndarray:
-        """With its columns in this order; UserError where these are not the classes that it knows."""
+        """Return the values with the columns in this order."""
         if set(classes) != set(self.classes):
-            told = [f"{join_names(some) if some else 'numbers'}" for some in (self.classes, classes)]
-            raise UserError(f"{who} predicts {told[0]}, and the members before it {told[1]}; these cannot become one")
+            ours, theirs = (join_names(some) if some else "numbers" for some in (self.classes, classes))
+            raise UserError(
+                f"{who} predicts {ours}, and the members before it {theirs}; these cannot be combined", code="conflict"
+            )
         return self.values[:, [self.classes.index(name) for name in classes]] if classes else self.values
 
 
@@ -53,7 +55,6 @@ class Member:
         return cls(name, open_run(check_finished(path).path))
 
     def outputs(self, blocks: Iterable[Sequence[Any]]) -> MemberOutputs:
-        """Of rows by the names of their columns, or of texts."""
         found = [self._some(block) for block in blocks]
         return MemberOutputs(np.concatenate([one.values for one in found]), found[0].classes)
 
@@ -65,19 +66,17 @@ class Member:
         if NUMBERS in found.columns and found[NUMBERS].ndim == 1:
             return MemberOutputs(found[NUMBERS].astype(np.float64), ())
         raise UserError(
-            f"{self.name} predicts {join_names(list(found.columns))}; a member of an ensemble "
-            "predicts probabilities of "
-            f"classes, or numbers as {NUMBERS!r}"
+            f"{self.name} predicts {join_names(list(found.columns))}; a member of an ensemble predicts probabilities "
+            f"of classes, or numbers as {NUMBERS!r}",
+            code="not-supported",
         )
 
     def _taken(self, row: Any) -> Any:
-        """A model of texts gets the text; others get the row."""
+        """Return the text for a model of texts, else the row."""
         text = str(getattr(self.model.workload.spec.data, "text", ""))
         if not text or not isinstance(row, Mapping):
             return row
-        if text not in row:
-            there = join_names([str(name) for name in row], 12)
-            raise UserError(f"the rows have no column {text!r}, which {self.name} reads (there: {there})")
+        check_columns({"": text}, row, self.name)
         return "" if row[text] is None else str(row[text])
 
 
@@ -87,16 +86,16 @@ def check_finished(path: Path) -> RunDir:
     with suppress(UserError):
         status = read_summary(run.summary_file).status
     if status != RunStatus.FINISHED:
-        raise UserError(f"{path} is {status}; go on with  paceline train --resume {path}")
+        raise UserError(f"{path} is {status}; resume it with  paceline train --resume {path}")
     return run
 
 
 def hash_run(path: Path) -> str:
-    """Of its newest checkpoint, by the checksums that it was sealed with, and of what the run keeps for using it."""
+    """Return a checksum of the newest checkpoint, and of what the run keeps for inference."""
     run = RunDir(path)
     sealed = list_sealed(run.checkpoints)
     if not sealed:
-        raise UserError(f"{path} has no checkpoint; go on with  paceline train --resume {path}")
+        raise UserError(f"{path} has no checkpoint; resume it with  paceline train --resume {path}")
     whole = hashlib.sha256(read_bytes(sealed[0] / MANIFEST))
     for file in sorted(path for path in run.kept.rglob("*") if path.is_file()):
         whole.update(str(file.relative_to(run.kept)).encode() + b"\0" + file.read_bytes())
@@ -104,7 +103,7 @@ def hash_run(path: Path) -> str:
 
 
 def name_members(paths: Sequence[Path]) -> list[str]:
-    """Of the files or folders, each once."""
+    """Return different names, from those of the run files or folders."""
     found: list[str] = []
     for path in paths:
         stem = path.stem if path.suffix in (".yaml", ".yml") else path.name
@@ -120,9 +119,6 @@ class PredictionFiles:
     def file(self, member: str, rows: str) -> Path:
         return self.folder / f"{member}-{rows}.npz"
 
-    def has(self, member: str, rows: str) -> bool:
-        return self.file(member, rows).exists()
-
     def write(self, member: str, rows: str, found: MemberOutputs) -> None:
         content = io.BytesIO()
         np.savez_compressed(content, values=found.values, classes=np.array(found.classes, str))
@@ -135,22 +131,24 @@ class PredictionFiles:
             with open_npz(file) as found:
                 return MemberOutputs(found["values"], tuple(found["classes"].tolist()))
         except (UserError, KeyError):
-            raise UserError(f"{file} is damaged or gone; remove it, and train the ensemble again") from None
+            raise UserError(f"{file} is damaged; remove it, and train the ensemble again", code="damaged") from None
 
 
 def encode_labels(labels: Sequence[str], classes: Sequence[str], label: str) -> np.ndarray:
-    """Numbers of classes or, where there are none, numbers."""
+    """Return the indices of classes or, without classes, the numbers."""
     if classes:
         place = {name: number for number, name in enumerate(classes)}
         return np.array([place[word] for word in labels], np.int64)
     try:
         return np.array([float(word) for word in labels])
     except ValueError:
-        raise UserError(f"the members predict numbers, and {label!r} holds words; give another data.label") from None
+        raise UserError(
+            f"the members predict numbers, and {label!r} holds words; give another data.label", code="invalid-data"
+        ) from None
 
 
 def compute_mean_loss(found: np.ndarray, truth: np.ndarray) -> float:
-    """Log loss of probabilities, mean square of numbers."""
+    """Return the log loss of probabilities, or the mean square error of numbers."""
     if found.ndim == 2:
         return -float(compute_logs(found)[np.arange(len(truth)), truth].mean())
     return float(((found - truth) ** 2).mean())

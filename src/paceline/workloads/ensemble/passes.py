@@ -1,7 +1,6 @@
 """Train the members of an ensemble, ask them about rows, and fit the combination.
 
-No row that a member is asked about has had a part in its training. Where `train.patience` looks at held-out rows to
-decide when to stop, these are rows of a fold of their own.
+A member predicts only rows that it was not trained on, and `train.patience` evaluates on another fold.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from paceline.config import RunSpec, load
+from paceline.data.tables import table_kind
 from paceline.errors import PacelineError, UserError, join_names
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
@@ -43,7 +43,7 @@ from paceline.workloads.ensemble.scoring import (
     score_numbers,
 )
 from paceline.workloads.ensemble.sections import EnsembleModel
-from paceline.workloads.ensemble.table_rows import RowSet, find_table_kind
+from paceline.workloads.ensemble.table_rows import RowSet
 
 SOURCES = {"csv": "csv", "tsv": "csv", "jsonl": "jsonl", "parquet": "parquet"}
 
@@ -62,10 +62,10 @@ class MemberFile:
         return self.spec.train.patience > 0
 
     def on(self, learn: Path, test: Path, label: str, cache: Path | None = None) -> RunSpec:
-        """Its run on these tables."""
+        """Return the spec of its run on these tables."""
         known = type(self.spec.data).model_fields
         values: dict[str, Any] = {"name": self.name, "data.path": str(learn), "data.test_path": str(test)}
-        usual = {"label": label, "source": SOURCES[find_table_kind(learn)]}
+        usual = {"label": label, "source": SOURCES[table_kind(learn)]}
         if cache is not None:
             usual["cache"] = str(cache)
         values |= {f"data.{key}": value for key, value in usual.items() if key in known}
@@ -81,8 +81,10 @@ def load_member_files(files: Sequence[Path], names: Sequence[str]) -> list[Membe
     for file, spec in zip(files, specs, strict=True):
         if missing := [key for key in ("path", "test_path") if key not in type(spec.data).model_fields]:
             raise UserError(
-                f"model.members: {file} has no data.{missing[0]}, by which it would be told what to learn from; give "
-                "its workload the fields  path  and  test_path  in Data"
+                f"model.members: {file} has no data.{missing[0]}, so that it cannot be given its rows; add the fields  "
+                "path  and  test_path  to Data of its workload",
+                code="not-supported",
+                key="model.members",
             )
     texts = {str(spec.data.text) for spec in specs if hasattr(spec.data, "text")}
     return [MemberFile(*one, tuple(sorted(texts))) for one in zip(names, files, specs, strict=True)]
@@ -90,7 +92,7 @@ def load_member_files(files: Sequence[Path], names: Sequence[str]) -> list[Membe
 
 @dataclass(frozen=True)
 class Folds:
-    """The rows to learn from, dealt out."""
+    """The rows to learn from, and the fold of each."""
 
     rows: RowSet
     fold: np.ndarray
@@ -98,21 +100,18 @@ class Folds:
     test: RowSet
 
     def split(self, member: MemberFile, fold: int | None) -> tuple[RowSet, RowSet]:
-        """(to learn from, to evaluate on) of a member, for a fold that it must not see or, without one, for good."""
+        """Return the rows (to learn from, to evaluate on) of a member that must not see `fold`."""
         if fold is None:
             apart = 0 if member.stops_early else None
         else:
             apart = (fold + 1) % self.count if member.stops_early else fold
         away = [number for number in (fold, apart) if number is not None]
-        learn = self.rows.some(~np.isin(self.fold, away))
-        return learn, self.test if apart is None else self.rows.some(self.fold == apart)
-
-    def of(self, fold: int) -> RowSet:
-        return self.rows.some(self.fold == fold)
+        learn = self.rows.select(~np.isin(self.fold, away))
+        return learn, self.test if apart is None else self.rows.select(self.fold == apart)
 
 
 def check_folds(folds: Folds, label: str) -> None:
-    """Every class must be learned from, whatever fold is away."""
+    """Raise UserError if a class would be missing from the training without some fold."""
     words = np.array(folds.rows.labels)
     if len(set(folds.rows.labels)) > max(20, len(words) // 10):
         return  # numbers
@@ -122,12 +121,14 @@ def check_folds(folds: Folds, label: str) -> None:
             count = f"{len(there)} row" if len(there) == 1 else f"{len(there)} rows"
             raise UserError(
                 f"{label!r} is {name!r} in {count}, too few for data.folds={folds.count}: a model that is trained "
-                "without a fold would not know it; leave it out"
+                "without a fold would not know it; leave it out",
+                code="invalid-data",
+                key="data.folds",
             )
 
 
 def train_member(spec: RunSpec, out: Path) -> tuple[Path, bool]:
-    """(its run folder, whether it is finished): begun, or gone on with where it was left."""
+    """Start or resume the run of a member; return (its folder, whether it is finished)."""
     try:
         result = train_trial(spec, out, again=True, new_process=False)
     except PacelineError as error:
@@ -136,21 +137,13 @@ def train_member(spec: RunSpec, out: Path) -> tuple[Path, bool]:
     return result.path, result.status == RunStatus.FINISHED
 
 
-def write_table_once(rows: RowSet, folder: Path, name: str) -> Path:
-    """The table of these rows, once it is whole."""
-    if there := [file for file in folder.glob(f"{name}.*") if file.is_file()]:
-        return there[0]
-    file = rows.write(folder, f"writing-{name}")
-    return file.rename(file.with_name(f"{name}{file.suffix}"))
-
-
 FIT, TEST = "fit", "test"
 PARTS = ("predictions", "tables", "folds", "members")
 
 
 @dataclass(frozen=True)
 class MemberTask:
-    """A member to be asked: about all rows or, trained for that, about those of a fold."""
+    """A member to ask about all rows or, if it was trained without them, about those of a fold."""
 
     member: int
     fold: int | None = None
@@ -158,7 +151,7 @@ class MemberTask:
 
 @dataclass(frozen=True, eq=False)
 class EnsembleRequest:
-    """All that an ensemble is made of."""
+    """What an ensemble depends on."""
 
     model: EnsembleModel
     label: str
@@ -168,29 +161,31 @@ class EnsembleRequest:
     files: Sequence[MemberFile]
     folds: Folds | None
     seed: int
-    say: LogFn
+    log: LogFn
 
-    def pieces(self) -> list[MemberTask]:
+    def tasks(self) -> list[MemberTask]:
         folds = range(self.folds.count) if self.folds is not None else ()
         there = [MemberTask(number, fold) for fold in folds for number in range(len(self.names))]
         return [*there, *(MemberTask(number) for number in range(len(self.names)))]
 
-    def asked(self, piece: MemberTask) -> dict[str, RowSet]:
-        """The rows that the member of a piece is asked about, by what they are called."""
+    def asked(self, task: MemberTask) -> dict[str, RowSet]:
+        """Return the rows that a member is asked about, by name."""
         if self.folds is None:
             return {FIT: self.fit, TEST: self.test}
-        return {TEST: self.test} if piece.fold is None else {f"fold-{piece.fold + 1}": self.folds.of(piece.fold)}
+        if task.fold is None:
+            return {TEST: self.test}
+        return {f"fold-{task.fold + 1}": self.folds.rows.select(self.folds.fold == task.fold)}
 
 
 class EnsemblePasses:
-    """One piece is one pass; the last finds the weights."""
+    """One task is one pass; the last pass fits the combination."""
 
     parameters = None
 
     def __init__(self, request: EnsembleRequest, folder: Path) -> None:
         self.request, self.folder, self.answers = request, folder, PredictionFiles(folder / "predictions")
-        self.pieces = request.pieces()
-        self.samples, self.most, self.done = len(request.fit), len(self.pieces) + 1, 0
+        self.tasks = request.tasks()
+        self.samples, self.most, self.done = len(request.fit), len(self.tasks) + 1, 0
         self.combination: Combination | None = None
 
     @property
@@ -198,7 +193,7 @@ class EnsemblePasses:
         return FitEnd.MOST_PASSES if self.done >= self.most else None
 
     def end_words(self) -> str:
-        return f"{len(self.request.names)} members are one"
+        return f"{len(self.request.names)} members are combined"
 
     def begin(self) -> None:
         pass
@@ -209,65 +204,64 @@ class EnsemblePasses:
     def step(self, flag: bool) -> dict[str, Any]:
         began = perf_counter()
         try:
-            asking = self.done < len(self.pieces)
-            loss = None if flag else self._ask(self.pieces[self.done]) if asking else self._combine()
+            asking = self.done < len(self.tasks)
+            loss = None if flag else self._ask(self.tasks[self.done]) if asking else self._combine()
         except UserError:
-            if not self.done:  # the request was wrong: nothing is left of it
+            if not self.done:  # the request was wrong: leave nothing of it
                 for part in PARTS:
                     shutil.rmtree(self.folder / part, ignore_errors=True)
             raise
         self.done += loss is not None
         times = {"step_s": perf_counter() - began, "data_s": 0.0, "comm_s": 0.0, "exposed_s": 0.0}
-        told = {} if loss is None else {"loss": loss}
-        return {**told, **times, "flagged": loss is None, "of_samples": self.most * self.samples}
+        losses = {} if loss is None else {"loss": loss}
+        return {**losses, **times, "flagged": loss is None, "of_samples": self.most * self.samples}
 
-    def _ask(self, piece: MemberTask) -> float | None:
-        """The loss of a piece; None where its training was asked to stop."""
-        name, asked = self.request.names[piece.member], self.request.asked(piece)
-        if not all(self.answers.has(name, kind) for kind in asked):
-            run, finished = self._run(piece)
+    def _ask(self, task: MemberTask) -> float | None:
+        """Return the loss of a member; None if its training was stopped."""
+        name, asked = self.request.names[task.member], self.request.asked(task)
+        if not all(self.answers.file(name, kind).exists() for kind in asked):
+            run, finished = self._run(task)
             if not finished:
                 return None
             member = Member.open(name, run)
             for kind, rows in asked.items():
                 found = member.outputs(rows.blocks())
-                self._check(kind, rows, found, piece)
+                self._check(kind, rows, found, task)
                 self.answers.write(name, kind, found)
-        if piece.fold is not None:
-            shutil.rmtree(self._fold_runs, ignore_errors=True)
+        if task.fold is not None:
+            shutil.rmtree(self.folder / "folds", ignore_errors=True)
         kind, rows = next(iter(asked.items()))
         found = self.answers.read(name, kind)
         return compute_mean_loss(found.values, encode_labels(rows.labels, found.classes, self.request.label))
 
-    def _run(self, piece: MemberTask) -> tuple[Path, bool]:
-        """The run of a piece; (its folder, whether it is finished)."""
+    def _run(self, task: MemberTask) -> tuple[Path, bool]:
+        """Train a member; return (its folder, whether it is finished)."""
         request, folds = self.request, self.request.folds
         if folds is None:
-            return request.model.runs[piece.member], True
-        member = request.files[piece.member]
-        learn, test = folds.split(member, piece.fold)
-        part = "" if piece.fold is None else f"-{piece.fold + 1}"
+            return request.model.runs[task.member], True
+        member = request.files[task.member]
+        learn, test = folds.split(member, task.fold)
+        part = "" if task.fold is None else f"-{task.fold + 1}"
         part += "-stop" if member.stops_early else ""
-        learn_file, test_file = (
-            write_table_once(rows, self.folder / "tables", f"{what}{part}")
-            for what, rows in (("learn", learn), ("test", test))
-        )
-        told = "all of them" if piece.fold is None else f"fold {piece.fold + 1} of {folds.count}"
-        request.say(f"  {member.name}: {told}, {len(learn):,} rows to learn from")
-        if piece.fold is None:
-            return train_member(member.on(learn_file, test_file, request.label), self.folder / "members")
-        out = self._fold_runs
-        return train_member(member.on(learn_file, test_file, request.label, out / "cache"), out)
+        tables = self.folder / "tables"
+        learn_file, test_file = learn.write_once(tables, f"learn{part}"), test.write_once(tables, f"test{part}")
+        fold = "all of them" if task.fold is None else f"fold {task.fold + 1} of {folds.count}"
+        request.log(f"  {member.name}: {fold}, {len(learn):,} rows to learn from")
+        out = self.folder / ("members" if task.fold is None else "folds")
+        cache = None if task.fold is None else out / "cache"
+        return train_member(member.on(learn_file, test_file, request.label, cache), out)
 
-    def _check(self, kind: str, rows: RowSet, found: MemberOutputs, piece: MemberTask) -> None:
-        """What a member says must go together with the labels, and with what the first member said."""
-        name, first = self.request.names[piece.member], self.request.names[0]
+    def _check(self, kind: str, rows: RowSet, found: MemberOutputs, task: MemberTask) -> None:
+        """Raise UserError if predictions do not match the labels, or those of the first member."""
+        name, first = self.request.names[task.member], self.request.names[0]
         if found.classes and (new := sorted(set(rows.labels) - set(found.classes))):
             raise UserError(
                 f"{rows.file}: {self.request.label!r} is {join_names(new)} there, and {name} predicts "
-                f"{join_names(found.classes)}; leave such rows out, or give another data.label"
+                f"{join_names(found.classes)}; leave such rows out, or give another data.label",
+                code="invalid-data",
+                key="data.label",
             )
-        if piece.member:
+        if task.member:
             found.aligned(self.answers.read(first, kind).classes, name)
 
     def _combine(self) -> float:
@@ -280,7 +274,7 @@ class EnsemblePasses:
         return compute_mean_loss(self.combination(outputs), truth)
 
     def _outputs(self, kind: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        """(members, rows, …) in the order of the rows, and the classes."""
+        """Return the predictions (members, rows, …) in the order of the rows, and the classes."""
         request, found = self.request, list[np.ndarray]()
         classes: tuple[str, ...] | None = None
         for name in request.names:
@@ -318,7 +312,7 @@ class EnsemblePasses:
 
     def equations(self, ranks: int) -> list[str]:
         request = self.request
-        on = f"weights found on {len(request.fit):,} rows"
+        on = f"weights fitted on {len(request.fit):,} rows"
         if request.folds is not None:
             on += f", each predicted by members that were trained without its fold ({request.folds.count} folds)"
         how = f"{request.model.combine} of {len(request.names)} members: {', '.join(request.names)}"
@@ -340,14 +334,10 @@ class EnsemblePasses:
         for file in (folder / "tables").glob("*-[0-9]*"):
             file.unlink()
         for line in format_scores(found, dict(zip(request.names, self.combination.weights, strict=True))):
-            request.say(line)
+            request.log(line)
 
     def _references(self) -> list[MemberReference]:
         names, finished = self.request.names, self.request.model.runs
         paths = finished or [self.folder / "members" / name for name in names]
         workloads = [RunDir(path).recorded_spec().workload for path in paths]
         return [MemberReference(*one, hash_run(one[1])) for one in zip(names, paths, workloads, strict=True)]
-
-    @property
-    def _fold_runs(self) -> Path:
-        return self.folder / "folds"

@@ -6,7 +6,7 @@ All are judged on the same drawn rows, so that the error of a difference is far 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ DRAWS = 200
 BINS = 15
 LOWER = ("loss", "rmse", "mae", "calibration_error")
 ENSEMBLE = "ensemble"
+Scorer = Callable[[np.ndarray], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,17 @@ class Scores:
 
 
 def score_classes(found_NC: np.ndarray, labels_N: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]:
-    """As every classifier is judged, and how far its probabilities are from what happened."""
+    """Return the metrics of every classifier, and the calibration error."""
     import torch
 
     sums = class_sums(torch.as_tensor(compute_logs(found_NC)), torch.as_tensor(labels_N))
-    told = compute_class_metrics({name: value.numpy() for name, value in sums.items()})
-    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in told.items()}
-    loss = -float(compute_logs(found_NC)[np.arange(len(labels_N)), labels_N].mean())
-    off = compute_calibration_error(found_NC, labels_N)
-    rows = len(labels_N)
+    metrics = compute_class_metrics({name: value.numpy() for name, value in sums.items()})
+    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in metrics.items()}
     return {
-        "n": rows,
-        "of": rows,
-        "loss": loss,
+        **dict.fromkeys(("n", "of"), len(labels_N)),
+        "loss": -float(compute_logs(found_NC)[np.arange(len(labels_N)), labels_N].mean()),
         **replace_nonfinite(plain),
-        "calibration_error": off,
+        "calibration_error": compute_calibration_error(found_NC, labels_N),
         "classes": list(classes),
     }
 
@@ -64,12 +61,12 @@ def score_classes(found_NC: np.ndarray, labels_N: np.ndarray, classes: tuple[str
 def score_numbers(found_N: np.ndarray, truth_N: np.ndarray) -> dict[str, Any]:
     square, spread = float(((found_N - truth_N) ** 2).mean()), float(truth_N.var())
     explained = {"r2": 1 - square / spread} if spread > 0 else {}
-    apart = float(np.abs(found_N - truth_N).mean())
-    return {"n": len(truth_N), "of": len(truth_N), "loss": square, "rmse": square**0.5, "mae": apart, **explained}
+    error = float(np.abs(found_N - truth_N).mean())
+    return {"n": len(truth_N), "of": len(truth_N), "loss": square, "rmse": square**0.5, "mae": error, **explained}
 
 
 def compute_calibration_error(found_NC: np.ndarray, labels_N: np.ndarray) -> float:
-    """How far the probability of the likeliest class is from how often it was right: a mean over groups of rows."""
+    """Return the mean difference of the highest probability and the accuracy, over bins of rows."""
     said, right = found_NC.max(1), found_NC.argmax(1) == labels_N
     groups = np.array_split(np.argsort(said, kind="stable"), BINS)
     off = [abs(said[some].mean() - right[some].mean()) * len(some) for some in groups if len(some)]
@@ -77,34 +74,29 @@ def compute_calibration_error(found_NC: np.ndarray, labels_N: np.ndarray) -> flo
 
 
 def score_members(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: int = 0) -> Scores:
-    """Of each by name, the ensemble among them; `truth` holds numbers of classes, or numbers."""
-    judges = {name: _Judge.of(found, truth) for name, found in outputs.items()}
-    whole = np.ones(len(truth))
-    values = {name: judge.metrics(whole) for name, judge in judges.items()}
+    """Score each model by name, the ensemble among them; `truth` holds indices of classes, or numbers."""
+    scorers = {name: _build_scorer(found, truth) for name, found in outputs.items()}
+    values = {name: score(np.ones(len(truth))) for name, score in scorers.items()}
     random = np.random.default_rng(seed)
-    drawn: dict[str, list[dict[str, float]]] = {name: [] for name in judges}
+    drawn: dict[str, list[dict[str, float]]] = {name: [] for name in scorers}
     for _ in range(DRAWS):
         times = np.bincount(random.integers(0, len(truth), len(truth)), minlength=len(truth)).astype(np.float64)
-        for name, judge in judges.items():
-            drawn[name].append(judge.metrics(times))
+        for name, score in scorers.items():
+            drawn[name].append(score(times))
     metrics = list(next(iter(values.values())))
     table = {name: {m: np.array([one[m] for one in draws]) for m in metrics} for name, draws in drawn.items()}
-    each = {n: {m: Estimate(values[n][m], float(np.nanstd(table[n][m]))) for m in metrics} for n in judges}
+    each = {n: {m: Estimate(values[n][m], float(np.nanstd(table[n][m]))) for m in metrics} for n in scorers}
     gains: dict[str, dict[str, Estimate]] = {}
-    for name in judges:
-        if name != ENSEMBLE:
-            gains[name] = {
-                m: Estimate(
-                    _sign_of(m) * (values[ENSEMBLE][m] - values[name][m]),
-                    float(np.nanstd(table[ENSEMBLE][m] - table[name][m])),
-                )
-                for m in metrics
-            }
+    for name in (name for name in scorers if name != ENSEMBLE):
+        gains[name] = {}
+        for m in metrics:
+            gain = values[ENSEMBLE][m] - values[name][m]
+            error = float(np.nanstd(table[ENSEMBLE][m] - table[name][m]))
+            gains[name][m] = Estimate(-gain if m in LOWER else gain, error)
     return Scores(len(truth), each, gains)
 
 
 def format_scores(found: Scores, weights: Mapping[str, float]) -> list[str]:
-    """For the terminal."""
     metrics = list(next(iter(found.each.values())))
     width = max(len(name) for name in found.each)
     head = f"  {'':{width}}  weight  " + "  ".join(f"{metric:>15}" for metric in metrics)
@@ -119,50 +111,40 @@ def format_scores(found: Scores, weights: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def _sign_of(metric: str) -> int:
-    return -1 if metric in LOWER else 1
+def _build_scorer(found: np.ndarray, truth: np.ndarray) -> Scorer:
+    """Return the metrics as a function of how often each row counts; what all draws share is computed once."""
+    if found.ndim == 1:
+        squares, errors = (found - truth) ** 2, np.abs(found - truth)
+        return lambda times: {
+            "rmse": float(times @ squares / times.sum()) ** 0.5,
+            "mae": float(times @ errors / times.sum()),
+        }
+    classes = found.shape[1]
+    losses = -compute_logs(found)[np.arange(len(truth)), truth]
+    cells = truth * classes + found.argmax(1)
+    curves = [_RocCurve(found[:, number], truth == number) for number in range(int(classes == 2), classes)]
 
-
-class _Judge:
-    """What is computed once of a model's predictions, so that a draw of rows takes little."""
-
-    def metrics(self, times: np.ndarray) -> dict[str, float]:
-        """With each row counted so many times."""
-        raise NotImplementedError
-
-    @staticmethod
-    def of(found: np.ndarray, truth: np.ndarray) -> _Judge:
-        return _ClassJudge(found, truth) if found.ndim == 2 else _NumberJudge(found, truth)
-
-
-class _ClassJudge(_Judge):
-    def __init__(self, found: np.ndarray, labels: np.ndarray) -> None:
-        self.classes = found.shape[1]
-        self.losses = -compute_logs(found)[np.arange(len(labels)), labels]
-        self.cells = labels * self.classes + found.argmax(1)
-        shown = range(1, 2) if self.classes == 2 else range(self.classes)
-        self.orders = [_Order(found[:, number], labels == number) for number in shown]
-
-    def metrics(self, times: np.ndarray) -> dict[str, float]:
-        table = np.bincount(self.cells, times, self.classes**2).reshape(self.classes, self.classes)
+    def score(times: np.ndarray) -> dict[str, float]:
+        table = np.bincount(cells, times, classes**2).reshape(classes, classes)
         support, said, right = table.sum(1), table.sum(0), table.diagonal()
         occurs = support + said > 0
-        areas = np.array([order.area(times) for order in self.orders])
+        areas = np.array([curve.area(times) for curve in curves])
         return {
-            "loss": float(times @ self.losses / times.sum()),
+            "loss": float(times @ losses / times.sum()),
             "accuracy": float(right.sum() / table.sum()),
             "macro_f1": float((2 * right[occurs] / (support + said)[occurs]).mean()),
             "auc": float(np.nanmean(areas)) if np.isfinite(areas).any() else np.nan,
         }
 
+    return score
 
-class _Order:
-    """Rows from the lowest score of a class to the highest, equal ones together: its ROC area takes two sums."""
+
+class _RocCurve:
+    """Rows in the order of their score, equal ones together, so that the area takes two sums."""
 
     def __init__(self, scores: np.ndarray, own: np.ndarray) -> None:
         self.order = np.argsort(scores, kind="stable")
-        ranked = scores[self.order]
-        self.group = np.concatenate([[0], np.cumsum(np.diff(ranked) > 0)])
+        self.group = np.concatenate([[0], np.cumsum(np.diff(scores[self.order]) > 0)])
         self.own = own[self.order]
 
     def area(self, times: np.ndarray) -> float:
@@ -173,22 +155,13 @@ class _Order:
         return float((own * (np.cumsum(others) - others / 2)).sum() / pairs) if pairs else np.nan
 
 
-class _NumberJudge(_Judge):
-    def __init__(self, found: np.ndarray, truth: np.ndarray) -> None:
-        self.squares, self.apart = (found - truth) ** 2, np.abs(found - truth)
-
-    def metrics(self, times: np.ndarray) -> dict[str, float]:
-        count = times.sum()
-        return {"rmse": float(times @ self.squares / count) ** 0.5, "mae": float(times @ self.apart / count)}
-
-
 OURS, OTHERS = "#d97706", "#2563eb"
 SHADES = ("#2563eb", "#059669", "#9333ea", "#0891b2", "#be185d", "#65a30d")
 
 
 @use_plot_style({})
 def draw_members(scores: Scores, folder: Path, step: int) -> None:
-    """Each metric with its bootstrap error, one row for each model."""
+    """Draw each metric with its bootstrap error, one row for each model."""
     from matplotlib.figure import Figure
 
     names = list(scores.each)[::-1]
@@ -213,7 +186,7 @@ def draw_members(scores: Scores, folder: Path, step: int) -> None:
 
 @use_plot_style({})
 def draw_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, folder: Path, step: int) -> None:
-    """How often the likeliest class was right, by the probability that it was given."""
+    """Draw the accuracy of the likeliest class by its probability."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.4, 3.8), layout="constrained")

@@ -17,7 +17,7 @@ Calibrate = Literal["none", "temperature", "platt", "isotonic"]
 
 
 class EnsembleModel(Section):
-    """Several models of one table, and how what they say becomes one prediction."""
+    """Several models of one table, and how their predictions are combined."""
 
     run_files = ("members",)
 
@@ -52,7 +52,7 @@ class EnsembleData(Section):
     """A table with a label column. For finished runs, one that none of them learned from."""
 
     path: Path | None = field(
-        None, "path", "table: .csv, .tsv, .jsonl or .parquet; of finished runs, where it is not given, their test table"
+        None, "path", "table: .csv, .tsv, .jsonl or .parquet; by default the test table of finished runs"
     )
     test_path: Path | None = field(None, "path", "table to test on; without it rows of the first are held out")
     test_fraction: float | None = field(

@@ -11,27 +11,22 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.data.files import check_file
 from paceline.data.order import derive_key, mix
-from paceline.data.tables import TABLE_KINDS, format_label, iter_rows
-from paceline.errors import UserError, did_you_mean, join_names
+from paceline.data.tables import check_columns, check_table, format_label, iter_rows, table_kind
+from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn
 
 BLOCK = 2048
 HELD_OUT, FOLD = 11, 12  # random streams
+MAX_SEEN = 0.5  # else the table is rejected
 Row = dict[str, Any]
-
-
-def find_table_kind(path: Path) -> str:
-    """What kind of table a file is by its name; empty where it is none that has rows by name."""
-    name = path.with_suffix("") if path.suffix == ".gz" else path
-    return TABLE_KINDS.get(name.suffix.lower(), "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,153 +40,131 @@ class RowSet:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def some(self, chosen: np.ndarray) -> RowSet:
-        """Those where it is true."""
-        labels = tuple(label for label, taken in zip(self.labels, chosen, strict=True) if taken)
+    def select(self, chosen: np.ndarray) -> RowSet:
+        labels = tuple(compress(self.labels, chosen))
         return replace(self, numbers=self.numbers[chosen], labels=labels)
 
     def rows(self) -> Iterator[Row]:
-        wanted = iter(self.numbers.tolist())
-        due = next(wanted, None)
-        for number, row in enumerate(iter_rows(self.file, find_table_kind(self.file))):
-            if number == due:
-                yield row
-                due = next(wanted, None)
-            if due is None:
-                return
+        wanted = np.zeros(self.numbers.max(initial=-1) + 1, bool)
+        wanted[self.numbers] = True
+        return compress(iter_rows(self.file, table_kind(self.file)), wanted)
 
     def blocks(self) -> Iterator[list[Row]]:
-        some: list[Row] = []
-        for row in self.rows():
-            some.append(row)
-            if len(some) == BLOCK:
-                yield some
-                some = []
-        if some:
-            yield some
+        rows = self.rows()
+        while block := list(islice(rows, BLOCK)):
+            yield block
 
-    def write(self, folder: Path, name: str) -> Path:
-        """As a table of the same kind, NAME and its suffix; not in one go, so the name is one that nobody reads."""
-        folder.mkdir(parents=True, exist_ok=True)
-        kind = find_table_kind(self.file)
+    def write_once(self, folder: Path, name: str) -> Path:
+        """Write a table of the same kind, unless it exists, and return its path."""
+        kind = table_kind(self.file)
         file = folder / f"{name}.{kind}"
-        {"parquet": _write_parquet, "jsonl": _write_jsonl}.get(kind, _write_csv)(file, self)
+        if not file.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            part = folder / f"writing-{name}.{kind}"
+            self._write(part, kind)
+            part.rename(file)
         return file
+
+    def _write(self, file: Path, kind: str) -> None:
+        if kind == "parquet":
+            import pyarrow
+            import pyarrow.parquet
+
+            schema = pyarrow.parquet.read_schema(self.file)
+            with pyarrow.parquet.ParquetWriter(file, schema) as parquet:
+                for block in self.blocks():
+                    parquet.write_table(pyarrow.Table.from_pylist(block, schema=schema))
+            return
+        with file.open("w", encoding="utf-8", newline="") as out:
+            if kind == "jsonl":
+                out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows())
+            else:
+                writer = csv.DictWriter(out, list(self.columns), delimiter="\t" if kind == "tsv" else ",")
+                writer.writeheader()
+                writer.writerows(self.rows())
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
         return tuple(next(self.rows(), {}))
 
-    def keys(self, columns: Sequence[str]) -> Iterator[int]:
-        """A hash of what each row holds in these columns."""
-        for row in self.rows():
-            text = "\x1f".join(format_label(row.get(name)) for name in columns)
-            yield int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
-
 
 def read_labelled_rows(path: Path, label: str, key: str) -> RowSet:
-    """All rows of a table; UserError where it is no table, or a row has no label."""
-    file = check_file(path, key)
-    if not find_table_kind(file):
-        raise UserError(f"{key}={file}: the name must end in one of {', '.join(TABLE_KINDS)}; .gz may follow")
+    """Read all rows of a table; raise UserError if a row has no label."""
+    file, kind = check_table(path, key)
     labels: list[str] = []
-    for number, row in enumerate(iter_rows(file, find_table_kind(file)), 1):
-        if label not in row:
-            names = [str(name) for name in row]
-            told = f"{did_you_mean(label, names)} (there: {join_names(names, 12)})"
-            raise UserError(f"{file} row {number}: there is no column {label!r}{told}; type  data.label=COLUMN")
+    for number, row in enumerate(iter_rows(file, kind), 1):
+        check_columns({"data.label": label}, row, f"{file} row {number}")
         labels.append(format_label(row[label]))
         if not labels[-1]:
-            raise UserError(f"{file} row {number}: the label {label!r} is missing; leave such rows out")
+            raise UserError(
+                f"{file} row {number}: the label {label!r} is missing; leave such rows out", code="invalid-data"
+            )
     if not labels:
-        raise UserError(f"{file}: there are no rows")
+        raise UserError(f"{file}: there are no rows", code="invalid-data")
     return RowSet(file, np.arange(len(labels)), tuple(labels))
 
 
 def split_held_out(rows: RowSet, fraction: float, seed: int) -> tuple[RowSet, RowSet]:
-    """(the rest, rows to test on): by the number of a row and the seed alone."""
-    chosen = _hash_rows(rows, seed, HELD_OUT) < np.uint64(fraction * (2**64 - 2**11))
-    return rows.some(~chosen), rows.some(chosen)
+    """Return (the rest, rows to test on), which depend on row numbers and the seed alone."""
+    chosen = _hash_numbers(rows, seed, HELD_OUT) < np.uint64(fraction * (2**64 - 2**11))
+    return rows.select(~chosen), rows.select(chosen)
 
 
 def assign_folds(rows: RowSet, folds: int, seed: int) -> np.ndarray:
-    """The fold of each row."""
-    return (_hash_rows(rows, seed, FOLD) % np.uint64(folds)).astype(np.int64)
+    return (_hash_numbers(rows, seed, FOLD) % np.uint64(folds)).astype(np.int64)
 
 
-def _hash_rows(rows: RowSet, seed: int, purpose: int) -> np.ndarray:
+def _hash_numbers(rows: RowSet, seed: int, purpose: int) -> np.ndarray:
     return mix(rows.numbers.astype(np.uint64) + derive_key(seed, purpose))
 
 
-def _write_csv(file: Path, rows: RowSet) -> None:
-    with file.open("w", encoding="utf-8", newline="") as out:
-        writer = csv.DictWriter(out, list(rows.columns), delimiter="\t" if file.suffix == ".tsv" else ",")
-        writer.writeheader()
-        writer.writerows(rows.rows())
-
-
-def _write_jsonl(file: Path, rows: RowSet) -> None:
-    with file.open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.rows())
-
-
-def _write_parquet(file: Path, rows: RowSet) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    schema = pyarrow.parquet.read_schema(rows.file)
-    with pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        for block in rows.blocks():
-            writer.write_table(pyarrow.Table.from_pylist(block, schema=schema))
-
-
-MOST_SEEN = 0.5  # else the table is rejected
-INSTEAD = "give other rows as  data.path=FILE,  or have the members trained here:  model.members=[A.yaml,B.yaml]"
-
-
 def find_test_table(runs: list[Path]) -> Path:
-    """The one that all members were tested on, and none learned from."""
+    """Return the one table that all members were tested on."""
     found = {str(getattr(RunDir(run).recorded_spec().data, "test_path", None) or "") for run in runs}
     if len(found) != 1 or "" in found:
         raise UserError(
             "data.path is not given, and the runs have no data.test_path in common; name a table with rows that none "
-            "of them learned from, as  data.path=FILE"
+            "of them learned from, as  data.path=FILE",
+            code="missing-value",
+            key="data.path",
         )
     return Path(found.pop())
 
 
-def drop_seen_rows(rows: RowSet, runs: list[Path], say: LogFn) -> RowSet:
-    """The rows without those that some run learned from; UserError where these are most of them."""
+def drop_seen_rows(rows: RowSet, runs: list[Path], log: LogFn) -> RowSet:
+    """Drop rows that some run learned from; raise UserError if these are most of them."""
     seen = np.zeros(len(rows), bool)
     for run in runs:
         table: Any = getattr(RunDir(run).recorded_spec().data, "path", None)
-        if table is None or not find_table_kind(Path(table)) or not Path(table).is_file():
-            say(f"  what {run} learned from is not a table that is still there: it is not checked for these rows")
+        if table is None or not table_kind(Path(table)) or not Path(table).is_file():
+            log(f"  the training data of {run} is not a table that still exists: not checked for these rows")
             continue
         found = _find_rows_in(rows, Path(table))
-        if found.mean() > MOST_SEEN:
+        if found.mean() > MAX_SEEN:
             raise UserError(
                 f"{found.sum():,} of the {len(rows):,} rows of {rows.file} are in {table}, which {run} learned from; "
-                f"{INSTEAD}"
+                "give other rows as  data.path=FILE,  or train the members here:  model.members=[A.yaml,B.yaml]",
+                code="invalid-data",
+                key="data.path",
             )
         seen |= found
     if seen.any():
-        say(f"  {seen.sum():,} of the {len(rows):,} rows are left out: members learned from the same")
-    return rows.some(~seen)
+        log(f"  {seen.sum():,} of the {len(rows):,} rows are left out: members learned from the same")
+    return rows.select(~seen)
 
 
 def _find_rows_in(rows: RowSet, table: Path) -> np.ndarray:
-    """Which rows hold what some row of the table holds, in all columns that both have."""
+    """Return which rows equal some row of the table, in all columns that both have."""
     if table.resolve() == rows.file.resolve():
         return np.ones(len(rows), bool)
-    first: dict[str, Any] = next(iter_rows(table, find_table_kind(table)), {})
+    first: Row = next(iter_rows(table, table_kind(table)), {})
     columns = [name for name in rows.columns if name in first]
     if not columns:
         return np.zeros(len(rows), bool)
-    other = RowSet(table, np.arange(_count_rows(table)), ())
-    known = set(other.keys(columns))
-    return np.array([key in known for key in rows.keys(columns)], bool)
+    known = {_hash_cells(row, columns) for row in iter_rows(table, table_kind(table))}
+    return np.array([_hash_cells(row, columns) in known for row in rows.rows()], bool)
 
 
-def _count_rows(table: Path) -> int:
-    return sum(1 for _ in iter_rows(table, find_table_kind(table)))
+def _hash_cells(row: Row, columns: Sequence[str]) -> bytes:
+    text = "\x1f".join(format_label(row.get(name)) for name in columns)
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()

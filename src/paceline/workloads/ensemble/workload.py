@@ -29,32 +29,38 @@ LEAST_ROWS = 10
 
 
 class Ensemble(PassWorkload):
-    """Trains or opens its members, asks them about rows that they never saw, and finds their weights."""
+    """Train or open the members, ask them about rows that they never saw, and fit their weights."""
 
     Model, Data = EnsembleModel, EnsembleData
     saved_every = 1
 
-    _say: LogFn = staticmethod(lambda text: None)
+    _log: LogFn = staticmethod(lambda text: None)
 
-    def prepare(self, say: LogFn) -> None:
-        self._say = say
+    def prepare(self, log: LogFn) -> None:
+        self._log = log
         train = self.spec.train
         if not self._model.members and not self._model.runs:
-            raise UserError(f"model.members: {FEW}")
+            raise UserError(f"model.members: {FEW}", code="missing-value", key="model.members")
         if train.steps or train.epochs:
             key = "steps" if train.steps else "epochs"
-            raise UserError(f"train.{key}: an ensemble is as long as its members; set it in their run files")
+            raise UserError(
+                f"train.{key}: an ensemble is as long as its members; set it in their run files",
+                code="not-supported",
+                key=f"train.{key}",
+            )
         for path in self._model.runs:
             check_finished(path)
             label = getattr(RunDir(path).recorded_spec().data, "label", self._data.label)
             if label != self._data.label:
                 raise UserError(
                     f"data.label={self._data.label}: {path} learned to predict {label!r}; type  data.label={label}  "
-                    "or leave that run out"
+                    "or leave that run out",
+                    code="conflict",
+                    key="data.label",
                 )
         for name, rows in (("to find weights from", self.request.fit), ("to test on", self.request.test)):
             if len(rows) < LEAST_ROWS:
-                raise UserError(f"{rows.file}: there are {len(rows)} rows {name}; at least {LEAST_ROWS} are needed")
+                raise UserError(f"{rows.file}: {len(rows)} rows {name}; {LEAST_ROWS} are needed", code="invalid-data")
         if self.request.folds is not None:
             check_folds(self.request.folds, self._data.label)
 
@@ -63,30 +69,37 @@ class Ensemble(PassWorkload):
         model, data, seed = self._model, self._data, self.spec.train.seed
         runs, given = list(model.runs), list(model.members or model.runs)
         if data.path is None and not runs:
-            raise UserError("data.path is not given: which table do the members learn from? type  data.path=FILE.csv")
+            raise UserError(
+                "the table that members learn from is not given; type  data.path=FILE.csv",
+                code="missing-value",
+                key="data.path",
+            )
         path = data.path if data.path is not None else find_test_table(runs)
         rows = read_labelled_rows(path, data.label, "data.path")
         if runs:
-            rows = drop_seen_rows(rows, runs, self._say)
+            rows = drop_seen_rows(rows, runs, self._log)
         fit, test = self._held_out(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
         names = name_members(given)
         folds = None if runs else Folds(fit, assign_folds(fit, data.folds, seed), data.folds, test)
         files = () if runs else load_member_files(model.members, names)
-        return EnsembleRequest(model, data.label, names, fit, test, files, folds, seed, self._say)
+        return EnsembleRequest(model, data.label, names, fit, test, files, folds, seed, self._log)
 
     def _held_out(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
         data = self._data
         if data.test_path is None:
             return split_held_out(rows, fraction, self.spec.train.seed)
         if data.test_fraction is not None:
-            raise UserError("data.test_path and data.test_fraction both say what to test on; leave one out")
+            raise UserError(
+                "data.test_path and data.test_fraction both say what to test on; leave one out",
+                code="conflict",
+                key="data.test_fraction",
+            )
         return rows, read_labelled_rows(data.test_path, data.label, "data.test_path")
 
     def sample_count(self) -> int:
         return len(self.request.fit)
 
     def fingerprint(self) -> str:
-        """Of the table, and of the finished runs as they are."""
         files = {self.request.fit.file: 0, self.request.test.file: 0}
         return hash_value([hash_files(files), *map(hash_run, self._model.runs)])
 
@@ -94,8 +107,10 @@ class Ensemble(PassWorkload):
         parallel = self.spec.parallel
         if not layout.plain or layout.ranks > 1 or parallel.engine != "torch" or parallel.reduce != "exact":
             raise UserError(
-                "workload=ensemble trains its members one after the other, each spread as its own run file says; set "
-                "parallel there, and leave it out here"
+                "workload=ensemble trains its members one after the other, with the layouts of their run files; set "
+                "parallel there, and leave it out here",
+                code="not-supported",
+                key="parallel",
             )
 
     def passes(self, device: Any) -> EnsemblePasses:

@@ -1,6 +1,7 @@
 """The few numbers that make several predictions one, against what they must give."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_every_combination_is_a_distribution_that_survives_its_file(voices, how,
     assert how == "stack" or sum(found.weights) == pytest.approx(1)
     best = min(compute_mean_loss(one, labels) for one in outputs)
     assert compute_mean_loss(whole, labels) < best or (how, calibrate) == ("average", "none")
-    again = Combination.from_json(json.loads(json.dumps(found.to_json())))
+    again = Combination.from_json(json.loads(json.dumps(asdict(found))))
     assert np.array_equal(again(outputs), whole)
 
 
