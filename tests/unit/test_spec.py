@@ -263,22 +263,23 @@ ALIASES = "k0: &k0 x\n" + "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "code"),
     [
-        ("train: {lr: !!int abc}", r"line 1, column 13: 'abc' cannot be read as int"),
-        ("train: {steps: 0x_}", r"'0x_' cannot be read as int"),
-        (f"train: {{steps: {'9' * 6000}}}", r"'9{40}' cannot be read as int"),
-        (ALIASES, "has more than 100,000 values once its aliases are followed"),
-        ("a: &a {b: *a}", "holds itself, at line 1"),
-        (f"data: {'{a: ' * 3000}1{'}' * 3000}", "is nested without end"),
-        ("train: {lr: !!python/object/apply:os.system [ls]}", "could not determine a constructor"),
-        ("workload: lm\nmodel: {width: 2147483648, heads: 2147483647}", "heads=2147483647 does not divide"),
-        ("model: {width: 2147483647, heads: 4}", "model.heads=4 does not divide model.width=2147483647; try 1"),
-        (f"workload: lm\nmodel: {{width: {10**18}, heads: 7}}", "try 8"),
+        ("train: {lr: !!int abc}", "invalid-format"),
+        ("train: {steps: 0x_}", "invalid-format"),
+        (f"train: {{steps: {'9' * 6000}}}", "invalid-format"),
+        (ALIASES, "unreadable"),
+        ("a: &a {b: *a}", "unreadable"),
+        (f"data: {'{a: ' * 3000}1{'}' * 3000}", "unreadable"),
+        ("train: {lr: !!python/object/apply:os.system [ls]}", "invalid-format"),
+        ("workload: lm\nmodel: {width: 2147483648, heads: 2147483647}", "conflict"),
+        ("model: {width: 2147483647, heads: 4}", "conflict"),
+        (f"workload: lm\nmodel: {{width: {10**18}, heads: 7}}", "conflict"),
     ],
-)  # fmt: skip
-def test_small_files_that_ask_for_much_are_answered_at_once(text, said, tmp_path):
+)
+def test_small_files_that_ask_for_much_are_answered_at_once(text, code, tmp_path):
     began = time.process_time()
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError) as refused:
         build_cost_model(load_text(tmp_path, text))
+    assert refused.value.code == code
     assert time.process_time() - began < 2

@@ -20,126 +20,39 @@ EXAMPLES = """examples:
   paceline train --from runs/docstrings train.lr=1e-4
 """
 RENAMED_OPTIONS = {"--again": "--resume-or-start"}
+ROWS = (
+    ("train", "cli.train", "train a run file, on one rank or many", ""),
+    ("explain", "cli.train", "print every value, its unit and where it came from", "RECIPE.yaml train.lr=3e-4"),
+    ("check", "cli.check", "prove that the answer does not depend on the layout", "RECIPE.yaml --ranks 1,2,4"),
+    ("plan", "cli.plan", "predict what fits, what pays and what it costs", "RECIPE.yaml --cluster 4xV100@pcie"),
+    ("calibrate", "cli.plan", "measure this machine, so that plans for it use measured rates", ""),
+    ("measure", "cli.measure", "measure several layouts, and where the time goes", "RECIPE.yaml --ranks 1,2,4"),
+    ("report", "cli.report", "write a page and figures of runs and measurements", "runs/docstrings --out report"),
+    ("launch", "cli.train", "start your own command as several ranks here", "--ranks 4 -- python train.py"),
+    ("watch", "cli.report", "show a live view of a run in the terminal", ""),
+    ("predict", "cli.predict", "apply a trained model to new inputs", 'runs/docstrings "Returns the sum of an array"'),
+    ("export", "cli.predict", "write the weights of a run, or a standalone folder", "runs/docstrings --out model"),
+    ("runs", "cli.runs", "list the runs of a folder, or compare them", "runs --compare"),
+    ("keys", "cli.keys", "list the keys of a run file: meaning, unit, default, limits", "train.lr"),
+    ("completion", "cli.completion", "print a completion script for bash, zsh or fish", ""),
+    ("adopt", "cli.adopt", "convert other tools' configurations and commands into a run file", "ds_config.json"),
+    ("submit", "slurm.submit", "submit a run file to Slurm, as the plan recommends", "RECIPE.yaml --nodes 2 --time 2h"),
+    ("jobs", "cli.jobs", "list the Slurm jobs of your runs: state, step, time left, cost", ""),
+    ("logs", "cli.jobs", "print the output of a run's jobs", ""),
+    ("cancel", "cli.jobs", "cancel the jobs of a run", ""),
+    ("doctor", "cli.doctor", "examine this machine, or all nodes of a job, for what makes runs fail or slow", ""),
+    ("sweep", "cli.sweep", "train a run file with several values of its keys", "RECIPE.yaml train.lr=1e-3,3e-3"),
+)
+"""(verb, module, help, example): the module has `add_VERB_arguments` and `run_VERB`."""
+RECIPE = "recipes/classifier_docstrings"
 VERBS = {
-    "train": Verb(
-        "train a run file, on one rank or many",
-        "paceline.cli.train:add_train_arguments",
-        "paceline.cli.train:run_train",
-    ),
-    "explain": Verb(
-        "print every value, its unit and where it came from",
-        "paceline.cli.train:add_explain_arguments",
-        "paceline.cli.train:run_explain",
-        "paceline explain recipes/classifier_agnews.yaml train.lr=3e-4",
-    ),
-    "check": Verb(
-        "prove that the answer does not depend on the layout",
-        "paceline.cli.check:add_check_arguments",
-        "paceline.cli.check:run_check",
-        "paceline check recipes/classifier_docstrings.yaml --ranks 1,2,4",
-    ),
-    "plan": Verb(
-        "predict what fits, what pays and what it costs, before a device is used",
-        "paceline.cli.plan:add_plan_arguments",
-        "paceline.cli.plan:run_plan",
-        "paceline plan recipes/classifier_agnews.yaml --cluster 4xV100@pcie",
-    ),
-    "calibrate": Verb(
-        "measure this machine, so that plans for it use measured rates",
-        "paceline.cli.plan:add_calibrate_arguments",
-        "paceline.cli.plan:run_calibrate",
-    ),
-    "measure": Verb(
-        "train under several layouts, or run an unmodified script, and report where the time goes",
-        "paceline.cli.measure:add_measure_arguments",
-        "paceline.cli.measure:run_measure",
-        "paceline measure recipes/classifier_docstrings.yaml --ranks 1,2,4",
-    ),
-    "report": Verb(
-        "write a page, figures and tables of runs, measurements or a table of times",
-        "paceline.cli.report:add_report_arguments",
-        "paceline.cli.report:run_report",
-        "paceline report runs/docstrings-measure --out report",
-    ),
-    "launch": Verb(
-        "start your own command as several ranks on this machine",
-        "paceline.cli.train:add_launch_arguments",
-        "paceline.cli.train:run_launch",
-        "paceline launch --ranks 4 -- python train.py",
-    ),
-    "watch": Verb(
-        "show a live view of a run in the terminal",
-        "paceline.cli.report:add_watch_arguments",
-        "paceline.cli.report:run_watch",
-    ),
-    "predict": Verb(
-        "apply a trained model to new texts, rows or images",
-        "paceline.cli.predict:add_predict_arguments",
-        "paceline.cli.predict:run_predict",
-        'paceline predict runs/docstrings "Returns the sum of an array"',
-    ),
-    "export": Verb(
-        "write the weights of a run, or a folder that loads without Paceline",
-        "paceline.cli.predict:add_export_arguments",
-        "paceline.cli.predict:run_export",
-        "paceline export runs/docstrings --out model",
-    ),
-    "runs": Verb(
-        "list the runs of a folder, or compare them",
-        "paceline.cli.runs:add_runs_arguments",
-        "paceline.cli.runs:run_runs",
-        "paceline runs runs --compare",
-    ),
-    "keys": Verb(
-        "list the keys of a run file: meaning, unit, default, limits",
-        "paceline.cli.keys:add_keys_arguments",
-        "paceline.cli.keys:run_keys",
-        "paceline keys train.lr",
-    ),
-    "completion": Verb(
-        "print a completion script for bash, zsh or fish",
-        "paceline.cli.completion:add_completion_arguments",
-        "paceline.cli.completion:run_completion",
-    ),
-    "adopt": Verb(
-        "convert other tools' configurations, job scripts and commands into a run file",
-        "paceline.cli.adopt:add_adopt_arguments",
-        "paceline.cli.adopt:run_adopt",
-        'paceline adopt ds_config.json --command "torchrun --nproc_per_node=4 train.py" --out run.yaml',
-    ),
-    "submit": Verb(
-        "submit a run file to Slurm, with the resources that the plan recommends",
-        "paceline.slurm.submit:add_submit_arguments",
-        "paceline.slurm.submit:run_submit",
-        "paceline submit recipes/classifier_agnews.yaml --nodes 2 --gpus-per-node 4 --time 2h",
-    ),
-    "jobs": Verb(
-        "list the Slurm jobs of your runs: state, step, time left, cost so far",
-        "paceline.cli.jobs:add_jobs_arguments",
-        "paceline.cli.jobs:run_jobs",
-    ),
-    "logs": Verb(
-        "print the output of a run's jobs",
-        "paceline.cli.jobs:add_logs_arguments",
-        "paceline.cli.jobs:run_logs",
-    ),
-    "cancel": Verb(
-        "cancel the jobs of a run",
-        "paceline.cli.jobs:add_cancel_arguments",
-        "paceline.cli.jobs:run_cancel",
-    ),
-    "doctor": Verb(
-        "examine this machine, or all nodes of a job, for what makes runs fail or slow",
-        "paceline.cli.doctor:add_doctor_arguments",
-        "paceline.cli.doctor:run_doctor",
-        "paceline doctor recipes/classifier_docstrings.yaml",
-    ),
-    "sweep": Verb(
-        "train a run file with several values of its keys, and rank the trials",
-        "paceline.cli.sweep:add_sweep_arguments",
-        "paceline.cli.sweep:run_sweep",
-        "paceline sweep recipes/trees_made_up.yaml model.max_depth=4,6 model.learning_rate=0.05,0.1",
-    ),
+    verb: Verb(
+        help,
+        f"paceline.{module}:add_{verb}_arguments",
+        f"paceline.{module}:run_{verb}",
+        f"paceline {verb} {example.replace('RECIPE', RECIPE)}" if example else "",
+    )
+    for verb, module, help, example in ROWS
 }
 
 

@@ -1,4 +1,4 @@
-"""The sizes of a decoder, and presets of them by name. Nothing here needs torch."""
+"""The sizes of a decoder, and presets by name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 
 from paceline.errors import UserError
 
-MOST_TRIED = 100_000
-"""Numbers that are tried as divisors, for a hint."""
+MAX_DIVISOR = 100_000
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """All that a decoder's weights depend on."""
+    """The sizes that determine a decoder's weights."""
 
     vocab: int
     width: int
@@ -24,19 +23,19 @@ class DecoderShape:
     layers: int
     ffn: int
     context: int
-    """Rows of the table of learned positions; rotary positions have no limit."""
+    """Rows of the table of learned positions."""
     tied: bool = False
     positions: str = "rotary"
     ffn_kind: str = "swiglu"
 
     @classmethod
     def of(cls, preset: str, given: Mapping[str, Any], vocab: int, sequence: int) -> DecoderShape:
-        """The preset with what is given laid over it, for data of `vocab` tokens in samples of `sequence`."""
+        """Lay the given sizes over a preset, for data of `vocab` tokens in samples of `sequence`."""
         sizes = {**PRESETS[preset], **given}
-        missing = [f"model.{name}" for name in ("width", "heads", "layers") if name not in sizes]
-        if missing:
+        if missing := [f"model.{name}" for name in ("width", "heads", "layers") if name not in sizes]:
             others = ", ".join(name for name in PRESETS if name != preset)
-            raise UserError(f"model.preset={preset} needs {' and '.join(missing)} too; or take one of {others}")
+            message = f"model.preset={preset} needs {' and '.join(missing)} too; or take one of {others}"
+            raise UserError(message, code="missing-value", key=missing[0])
         sizes.setdefault("kv_heads", sizes["heads"])
         sizes.setdefault("ffn", -(-8 * sizes["width"] // 3 // 64) * 64)
         shape = cls(**{"vocab": vocab, "context": sequence, **sizes})
@@ -45,23 +44,26 @@ class DecoderShape:
 
     def _check(self, vocab: int, sequence: int) -> None:
         step = 2 if self.positions == "rotary" else 1  # rotary positions turn pairs of features
+        message, key = "", ""
         if self.width % (self.heads * step):
             wrong = "does not divide" if self.width % self.heads else "leaves an odd number of features per head of"
             fits = [] if self.width % step else find_divisors(self.width // step)
-            raise UserError(f"model.heads={self.heads} {wrong} model.width={self.width}{_try(self.heads, fits)}")
-        if self.heads % self.kv_heads:
-            said = f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}"
-            raise UserError(said + _try(self.kv_heads, find_divisors(self.heads)))
-        if vocab > self.vocab:
-            raise UserError(
-                f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data; "
-                f"type  model.vocab={vocab}  or a smaller  data.vocab"
-            )
-        if self.positions == "learned" and sequence > self.context:
-            raise UserError(
-                f"data.sequence={sequence} is longer than the {self.context} learned positions; "
-                f"type  data.sequence={self.context}  or  model.context={sequence}"
-            )
+            message = f"model.heads={self.heads} {wrong} model.width={self.width}{_suggest(self.heads, fits)}"
+            key = "model.heads"
+        elif self.heads % self.kv_heads:
+            near = _suggest(self.kv_heads, find_divisors(self.heads))
+            message = f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}{near}"
+            key = "model.kv_heads"
+        elif vocab > self.vocab:
+            message = f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data; "
+            message += f"type  model.vocab={vocab}  or a smaller  data.vocab"
+            key = "model.vocab"
+        elif self.positions == "learned" and sequence > self.context:
+            message = f"data.sequence={sequence} is longer than the {self.context} learned positions; "
+            message += f"type  data.sequence={self.context}  or  model.context={sequence}"
+            key = "data.sequence"
+        if message:
+            raise UserError(message, code="invalid-value", key=key)
 
     @property
     def head_dim(self) -> int:
@@ -69,7 +71,7 @@ class DecoderShape:
 
     @property
     def weights_per_layer(self) -> int:
-        """Of the matrices; the two norms add 2 × width."""
+        """Count the matrices; the two norms add 2 × width."""
         attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + (3 if self.ffn_kind == "swiglu" else 2) * self.width * self.ffn
 
@@ -81,7 +83,7 @@ class DecoderShape:
         return tables + self.layers * (self.weights_per_layer + 2 * self.width) + self.width
 
     def named(self) -> Iterator[tuple[str, int]]:
-        """The weights by their names, as patterns of `train.groups` match them."""
+        """Yield (name, size) of the weights, as patterns of `train.groups` match them."""
         kv = self.kv_heads * self.head_dim
         each = {"attention.q": self.width, "attention.k": kv, "attention.v": kv, "attention.out": self.width}
         each |= {f"ffn.{name}": self.ffn for name in ("gate", "up", "down")[self.ffn_kind != "swiglu" :]}
@@ -97,12 +99,12 @@ class DecoderShape:
 
 
 def find_divisors(number: int) -> list[int]:
-    """Of a number of any size; of a very large one, the small and the large ones."""
-    small = [d for d in range(1, min(math.isqrt(number), MOST_TRIED) + 1) if number % d == 0]
+    """Return the divisors of a number; of a very large one, the small and the large ones."""
+    small = [d for d in range(1, min(math.isqrt(number), MAX_DIVISOR) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 
-def _try(given: int, fits: list[int]) -> str:
+def _suggest(given: int, fits: list[int]) -> str:
     return f"; try {min(fits, key=lambda fit: abs(fit - given))}" if fits else "; model.width must be even"
 
 

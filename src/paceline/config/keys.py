@@ -1,4 +1,4 @@
-"""What a run file may say: every key with its default, its unit, what is allowed and what it means."""
+"""The keys of a run file: default, unit, what is allowed and what it means."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from paceline.config import registry
-from paceline.config.run_spec import ELSEWHERE, RunSpec
-from paceline.config.sections import Parallel, Section, Train
+from paceline.config.run_spec import FIXED_SECTIONS, FOREIGN_NAMES, RunSpec
+from paceline.config.sections import Section
 from paceline.errors import did_you_mean
 
 SIGNS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
@@ -23,12 +23,10 @@ class Key:
     name: str
     """Dotted, as it is typed."""
     default: str
-    """Empty where there is none."""
     unit: str
     words: tuple[str, ...]
-    """That are allowed, where it is a choice."""
+    """The choices, if it is one."""
     limits: str
-    """What else is allowed."""
     meaning: str
 
     @property
@@ -37,22 +35,23 @@ class Key:
 
 
 def list_sections(workload: str = registry.DEFAULT_WORKLOAD) -> dict[str, type[BaseModel]]:
-    """The sections of a run file, by name; what stands outside of them is "run"."""
-    return {"run": RunSpec, **registry.find_entry(workload).sections(), "train": Train, "parallel": Parallel}
+    """Return the sections of a run file by name; "run" has the keys outside of sections."""
+    return {"run": RunSpec, **registry.find_entry(workload).sections(), **FIXED_SECTIONS}
 
 
 def iter_keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """The keys of a section, in the order of the run file."""
+    """Yield the keys of a section, in the order of the run file."""
     for name, info in section.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             continue
         extra = info.json_schema_extra
+        default = "" if info.default in (None, (), "") else str(info.default)
         yield Key(
             name=f"{prefix}.{name}" if prefix else name,
-            default=_default(info.default),
+            default=default.lower() if isinstance(info.default, bool) else default,
             unit=str(extra.get("unit", "")) if isinstance(extra, dict) else "",
-            words=_words(info.annotation) or (("true", "false") if info.annotation in (bool, bool | None) else ()),
-            limits=_limits(info),
+            words=_choices(info.annotation) or (("true", "false") if info.annotation in (bool, bool | None) else ()),
+            limits=_format_limits(info),
             meaning=info.description or "",
         )
 
@@ -63,44 +62,38 @@ def list_keys(workload: str = registry.DEFAULT_WORKLOAD) -> list[Key]:
 
 
 def suggest_key(option: str, value: str = "") -> str:
-    """For an option that a verb does not have: the key of the run file that was meant; empty where none is near."""
+    """Return a hint with the key that was meant by an option which a verb does not have; "" if none is near."""
     word = option.lstrip("-").partition("=")[0].replace("-", "_")
     value = option.partition("=")[2] or value
     names = {key.name.rpartition(".")[2]: key.name for key in reversed(list_keys())}
-    found = names.get(ELSEWHERE.get(word, word)) or (word if word in names.values() else "")
+    found = names.get(FOREIGN_NAMES.get(word, word)) or (word if word in names.values() else "")
     if found:
         given = value if value and not value.startswith("-") and "=" not in value else "VALUE"
         return f"; a value of the run file is typed as  {found}={given}"
     return did_you_mean(word, names, cutoff=0.7, shown=names)
 
 
-def _default(value: Any) -> str:
-    if value in (None, (), ""):
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _limits(info: FieldInfo) -> str:
-    if _words(info.annotation):
+def _format_limits(info: FieldInfo) -> str:
+    if _choices(info.annotation):
         return "a whole number" if "Annotated[int" in str(info.annotation) else ""
     return " and ".join(
-        f"{sign} {_number(value)}"
+        f"{sign} {_format_limit(value)}"
         for name, sign in SIGNS
         for value in (getattr(limit, name, None) for limit in info.metadata)
         if value is not None
     )
 
 
-def _words(annotation: Any) -> tuple[str, ...]:
-    """The words of a choice, also inside a list of choices."""
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """Return the words of a choice, also inside a list of choices."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     inner = [kind for kind in get_args(annotation) if kind not in (NoneType, Ellipsis)]
-    return next((words for kind in inner if (words := _words(kind))), ())
+    return next((words for kind in inner if (words := _choices(kind))), ())
 
 
-def _number(value: float) -> str:
+def _format_limit(value: float) -> str:
     power = int(value).bit_length() - 1
-    return (
-        f"2^{power}" if value == 2**power and power > 15 else f"{value:,}" if isinstance(value, int) else f"{value:g}"
-    )
+    if value == 2**power and power > 15:
+        return f"2^{power}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -1,4 +1,4 @@
-"""A run file as plain values: YAML as people write it, the line of each value, and overrides."""
+"""A run file as plain values: YAML with the line of each value, and overrides."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import yaml
 
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import Code, UserError, did_you_mean
 from paceline.io.safe_yaml import YamlLimitError, load_yaml, read_yaml_text
 
-MOST_SECTIONS = 16
-"""Around a value, for an override."""
+MAX_DEPTH = 16
 
 RENAMED_KEYS = {
     "model.start": "model.init_from",
@@ -37,32 +36,36 @@ def rename_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_overrides(given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """By their dotted keys, whether they were typed as `section.key=value` or given as values."""
-    return dict(given) if isinstance(given, Mapping) else dict(map(_split, given))
+    """Return overrides by their dotted keys, whether typed as `section.key=value` or given as values."""
+    return dict(given) if isinstance(given, Mapping) else dict(map(_parse_override, given))
 
 
-def _split(text: str) -> tuple[str, Any]:
+def _parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
-        raise UserError(f"{text!r} is not an override; write it as  section.key=value,  for example train.lr=3e-4")
+        usage = "write it as  section.key=value,  for example train.lr=3e-4"
+        raise UserError(f"{text!r} is not an override; {usage}", code="invalid-value", key=text)
     if not value.strip():
-        raise UserError(f"{text!r} has no value; write it as  {key}=VALUE,  or  {key}=null  for none")
+        usage = f"write it as  {key}=VALUE,  or  {key}=null  for none"
+        raise UserError(f"{text!r} has no value; {usage}", code="missing-value", key=key)
     try:
         return key, load_yaml(value)
     except yaml.YAMLError:
         return key, value
     except YamlLimitError as error:
-        raise UserError(f"{key}: {value[:40]!r}… {error}") from None
+        raise UserError(f"{key}: {value[:40]!r}… {error}", code="invalid-value", key=key) from None
 
 
 def set_nested(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested dicts."""
     *sections, last = key.split(".")
-    if len(sections) > MOST_SECTIONS:
-        raise UserError(f"{key[:40]}… has {len(sections)} dots; no key has more than {MOST_SECTIONS}")
+    if len(sections) > MAX_DEPTH:
+        raise UserError(f"{key[:40]}… has {len(sections)} dots; no key has so many", code="unknown-key", key=key)
     for section in sections:
         inner = values.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise UserError(f"{section}={inner} and {key}={value} contradict each other; leave one of them out")
+            both = f"{section}={inner} and {key}={value}"
+            raise UserError(f"{both} contradict each other; leave one of them out", code="conflict", key=key)
         values = inner
     values[last] = value
 
@@ -70,48 +73,49 @@ def set_nested(values: dict[str, Any], key: str, value: Any) -> None:
 def read_yaml_file(
     file: Path, kind: str = "run file", example: str = "name: my-run"
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of a run file, or of another kind of file, and the line of each."""
-    given = f"{kind} {str(file)!r}"
+    """Read a run file, or another kind of YAML file; return its values and the line of each."""
     origins: dict[str, str] = {}
+    code: Code = "unreadable"
     try:
-        values = load_yaml(read_yaml_text(file), lambda node: _note_lines(node, "", file.name, origins))
+        values = load_yaml(read_yaml_text(file), lambda node: _record_lines(node, "", file.name, origins))
+        if isinstance(values, dict):
+            return values, origins
+        code, problem = "invalid-format", f"holds no sections; start it with  {example}"
     except FileNotFoundError:
         near = sorted(file.parent.glob("*.yaml")) if file.parent.is_dir() else []
-        raise UserError(f"{given} does not exist{did_you_mean(file.name, [p.name for p in near])}") from None
+        code, problem = "not-found", f"does not exist{did_you_mean(file.name, [p.name for p in near])}"
     except IsADirectoryError:
-        hint = f"; to go on with this run:  paceline train --resume {file}" if (file / "spec.yaml").is_file() else ""
-        raise UserError(f"{given} is a folder{hint}") from None
+        is_run = (file / "spec.yaml").is_file()
+        problem = "is a folder" + (f"; to resume this run:  paceline train --resume {file}" if is_run else "")
     except OSError as error:
-        raise UserError(f"{given} cannot be read: {error.strerror}") from None
+        problem = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:
-        raise UserError(f"{given} is not a text in UTF-8") from None
+        code, problem = "invalid-format", "is not a text in UTF-8"
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         parts = [getattr(error, part, None) for part in ("context", "problem")]
-        why = ", ".join(filter(None, parts)) or str(error).splitlines()[0]
-        raise UserError(f"{given} is not YAML{at}: {why}") from None
+        reason = ", ".join(filter(None, parts)) or str(error).splitlines()[0]
+        code, problem = "invalid-format", f"is not YAML{at}: {reason}"
     except YamlLimitError as error:
-        raise UserError(f"{given} {error}") from None
+        problem = str(error)
     except UserError:
         raise
     except ValueError as error:  # a path that no file can have
-        raise UserError(f"{given} cannot be read: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{given} holds no sections; start it with  {example}")
-    return values, origins
+        problem = f"cannot be read: {error}"
+    raise UserError(f"{kind} {str(file)!r} {problem}", code=code, key=str(file)) from None
 
 
-def _note_lines(node: Any, prefix: str, file: str, origins: dict[str, str]) -> None:
+def _record_lines(node: Any, prefix: str, file: str, origins: dict[str, str]) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             if key.tag.endswith(":merge"):  # <<: *another
-                _note_lines(value, prefix, file, origins)
+                _record_lines(value, prefix, file, origins)
                 continue
-            name = f"{prefix}{key.value}"
+            name, line = f"{prefix}{key.value}", key.start_mark.line + 1
             if name in seen:
-                raise UserError(f"{name}: given twice ({file} line {key.start_mark.line + 1})")
+                raise UserError(f"{name}: given twice ({file} line {line})", code="conflict", key=name)
             seen.add(name)
-            origins[name] = f"{file} line {key.start_mark.line + 1}"
-            _note_lines(value, f"{name}.", file, origins)
+            origins[name] = f"{file} line {line}"
+            _record_lines(value, f"{name}.", file, origins)

@@ -1,7 +1,7 @@
-"""A whole run file: one YAML document, validated, frozen, and able to say where each of its values came from.
+"""The run file as a validated, frozen value that knows where each of its values came from.
 
-Every quantity here is global (the batch, the learning rate, the length of the run); what one rank does with it is
-derived in `layout.py`. Nothing else feeds a run: no hidden file, no environment variable.
+Every quantity is global (the batch, the learning rate, the length of the run); `layout.py` derives what one rank does.
+Nothing else feeds a run: no hidden file, no environment variable.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from paceline.config.run_file import (
     rename_old_keys,
     set_nested,
 )
-from paceline.config.sections import MOST, STRICT, ModelSection, Parallel, Section, Train, field
-from paceline.errors import UserError, did_you_mean
+from paceline.config.sections import MAX_INT, STRICT, ModelSection, Parallel, Section, Train, field
+from paceline.errors import Code, UserError, did_you_mean
 from paceline.hardware.catalogue import parse_cluster
 
 SectionKind = TypeVar("SectionKind", bound=Section)
@@ -41,11 +41,11 @@ SCRIPT_OBJECT = "the script's optimizer"
 """A value that an object of a script decides, as the learning rate of its optimiser."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
-OURS: dict[str, type[Section]] = {"parallel": Parallel}
-"""Sections that are the same for all work and have paths."""
-ELSEWHERE = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
-"""Names that other tools have for ours, for the hint that follows an unknown key."""
-SENTENCES = {
+FIXED_SECTIONS: dict[str, type[BaseModel]] = {"train": Train, "parallel": Parallel}
+"""The sections that are the same for all workloads."""
+FOREIGN_NAMES = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
+"""Other tools' names for our keys, for the hint that follows an unknown key."""
+MESSAGES = {
     "extra_forbidden": "unknown key{hint}",
     "invalid_key": "a key must be a word",
     "missing": "not given, and it has no default",
@@ -66,18 +66,19 @@ SENTENCES = {
     ),
     "string_pattern_mismatch": "{given} cannot name a folder; use letters, digits, '.', '_' and '-'",
     "not_a_bool": "{value!r} is not a number or a word",
-    "huge": f"a number beyond {MOST:,}",
+    "huge": f"a number beyond {MAX_INT:,}",
     **dict.fromkeys(("value_error", "assertion_error"), "{error}"),
 }
-"""What is wrong with a key, by the type of pydantic's problem."""
-A_RECORD: Mapping[str, bool] = {"record": True}
-"""The context in which a run that was is looked at."""
-OR_ALSO = {
+"""What is wrong with a key, by the type of pydantic's error."""
+CODES: dict[str, Code] = {"extra_forbidden": "unknown-key", "missing": "missing-value", "contradiction": "conflict"}
+ALTERNATIVES = {
     **dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "a number"),
     "dict_type": "{name: value}",
 }
-"""What a key takes beside words, by the type of the problem with it."""
+"""What a key takes beside words, by the type of pydantic's error."""
+RECORD: Mapping[str, bool] = {"record": True}
+"""The validation context of a recorded run, whose files may be those of another machine."""
 
 
 class RunSpec(BaseModel):
@@ -97,8 +98,8 @@ class RunSpec(BaseModel):
 
     @field_validator("cluster")
     @classmethod
-    def _known_cluster(cls, text: str, info: ValidationInfo) -> str:
-        if text != "local" and info.context is not A_RECORD:
+    def _check_cluster(cls, text: str, info: ValidationInfo) -> str:
+        if text != "local" and info.context is not RECORD:
             parse_cluster(text)
         return text
 
@@ -107,7 +108,7 @@ class RunSpec(BaseModel):
 
     @property
     def entry(self) -> WorkloadEntry:
-        """All that is known of the work; the user's own code may be executed to find out, unless this is a record."""
+        """The table entry of the workload; finding it may execute the user's own code, unless this is a record."""
         return self._entry or find_entry(self.workload)
 
     @property
@@ -124,15 +125,15 @@ class RunSpec(BaseModel):
         return self.model.init_from if isinstance(self.model, ModelSection) else None
 
     def dump(self) -> dict[str, Any]:
-        """Every value, as plain data that `build` reads back."""
+        """Return every value, as plain data that `build_spec` reads back."""
         return self.model_dump(mode="json")
 
     def __reduce__(self) -> Any:
-        """Travels to other processes as plain data: they may not have imported the user's own sections."""
+        """Pickle as plain data: another process may not have imported the user's own sections."""
         return build_spec, (self.dump(), dict(self._origins))
 
     def fields(self) -> Iterator[tuple[str, Any, str, str]]:
-        """(dotted name, value, unit, meaning) of every field, in the order of the file."""
+        """Yield (key, value, unit, meaning) of every field, in the order of the file."""
         for name, info in type(self).model_fields.items():
             value = getattr(self, name)
             if isinstance(value, Section):
@@ -143,7 +144,7 @@ class RunSpec(BaseModel):
                 yield name, value, _unit(info), info.description or ""
 
     def replace(self, overrides: Mapping[str, Any], origin: str = "changed in Python") -> RunSpec:
-        """The same spec with some dotted values changed, validated again."""
+        """Return the spec with some dotted values changed, validated again."""
         values = self.dump()
         for key, value in overrides.items():
             set_nested(values, key, value)
@@ -174,14 +175,13 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     folders = ((values, file.resolve().parent, origins), (over, Path.cwd(), commanded))
     for given, folder, _ in folders:
         _anchor_names(given, folder)
-    if is_record:
-        asked = over.get("workload", values.get("workload", DEFAULT_WORKLOAD))
-        if "workload" not in over or asked in list_workloads():  # code of one's own that is typed is trusted
-            trust.check_trusted(file.parent, {**values, "workload": asked}, file.resolve().parent)
-    sections = find_entry(over.get("workload", values.get("workload", DEFAULT_WORKLOAD))).sections()
+    workload = over.get("workload", values.get("workload", DEFAULT_WORKLOAD))
+    if is_record and ("workload" not in over or workload in list_workloads()):  # the user trusts code that they type
+        trust.check_trusted(file.parent, {**values, "workload": workload}, file.resolve().parent)
+    sections = find_entry(workload).sections()
     for given, folder, known in folders:
-        _spell_out(given, sections, known)
-        _anchor_paths(given, folder, {**sections, **OURS})
+        _expand_shorthand(given, sections, known)
+        _anchor_paths(given, folder, sections)
     if {"train.epochs", "train.steps"} & pairs.keys() and isinstance(values.get("train"), dict):
         for length in ("epochs", "steps"):  # the new length replaces the file's, whichever way either is given
             values["train"].pop(length, None)
@@ -192,18 +192,18 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
             deep = {key.split(".")[1] for key in pairs if key.startswith(f"{section}.") and key.count(".") > 1}
             both = {name: below[name] | value[name] for name in deep if isinstance(below.get(name), dict)}
             values[section] = {**below, **value, **both}
-        else:  # in place of all that the file says there
+        else:  # replaces the whole section of the file
             values[section] = value
             origins = {key: origin for key, origin in origins.items() if not key.startswith(f"{section}.")}
     return build_spec(values, origins | commanded)
 
 
 SpecSource = RunSpec | str | Path | Mapping[str, Any] | type
-"""What `spec_of` makes a spec of."""
+"""What `resolve_spec` takes."""
 
 
 def resolve_spec(source: SpecSource) -> RunSpec:
-    """The run that somebody means in Python: a spec, the path of a run file, its content, or a Workload class."""
+    """Return the spec of a run file's path, its content as a dict, a Workload class, or a spec itself."""
     match source:
         case RunSpec():
             return source
@@ -213,8 +213,8 @@ def resolve_spec(source: SpecSource) -> RunSpec:
             values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
             _anchor_names(values, Path.cwd())
             sections = find_entry(values.get("workload", DEFAULT_WORKLOAD)).sections()
-            _spell_out(values, sections, {})
-            _anchor_paths(values, Path.cwd(), {**sections, **OURS})
+            _expand_shorthand(values, sections, {})
+            _anchor_paths(values, Path.cwd(), sections)
             return build_spec(values)
         case type():
             return build_spec({"workload": build_reference(source)})
@@ -222,9 +222,9 @@ def resolve_spec(source: SpecSource) -> RunSpec:
 
 
 def build_recorded_spec(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
-    """The spec of a run that is looked at: none of its code is executed, whoever wrote it."""
+    """Build the spec of a recorded run without executing its code, whoever wrote it."""
     ours = values.get("workload", DEFAULT_WORKLOAD) in BUILT_IN
-    return build_spec(values, origins, None if ours else RECORDED_ENTRY, A_RECORD)
+    return build_spec(values, origins, None if ours else RECORDED_ENTRY, RECORD)
 
 
 def build_spec(
@@ -233,50 +233,107 @@ def build_spec(
     entry: WorkloadEntry | None = None,
     context: Mapping[str, bool] | None = None,
 ) -> RunSpec:
-    """Validate plain data into a RunSpec; every problem is named, with its place, in one UserError.
+    """Validate plain data into a RunSpec; one UserError names every problem, with its place.
 
-    `entry` is what is known of the work, where its name is not to be looked up. In the `context` of a record, the
-    files that it names are not read: they may be those of another machine.
+    `entry` is the workload's, if its name is not to be looked up.
     """
-    absent = {name for name in ("parallel", "model", "data", "train") if values.get(name) is None}
-    values = {name: value for name, value in values.items() if name not in absent}
+    sections_given = ("model", "data", "train", "parallel")
+    values = {name: value for name, value in values.items() if value is not None or name not in sections_given}
     origins = dict(origins or {})
     if values.get("parallel") == "auto":
         values["parallel"] = {"strategy": "auto"}
         if "parallel" in origins:
             origins["parallel.strategy"] = origins["parallel"]
-    problems: list[str] = []
     sections = (entry or find_entry(values.get("workload", DEFAULT_WORKLOAD))).sections()
-    _spell_out(values, sections, origins)
-    everywhere: dict[str, type[BaseModel]] = {"": RunSpec, **sections, "train": Train, "parallel": Parallel}
+    _expand_shorthand(values, sections, origins)
+    problems = _Problems({"": RunSpec, **sections, **FIXED_SECTIONS}, origins)
     for name, kind in sections.items():
         try:
             values[name] = kind.model_validate(values.get(name, {}))
         except ValidationError as error:
-            problems += [_sentence(problem, name, everywhere, origins) for problem in _once_each(error.errors())]
+            problems.add(error, name)
             values.pop(name, None)
     try:
         spec = RunSpec.model_validate(values, context=context)
     except ValidationError as error:
-        problems += [_sentence(problem, "", everywhere, origins) for problem in _once_each(error.errors())]
-    if problems:
-        raise UserError("\n".join(dict.fromkeys(problems)))
+        problems.add(error)
+    problems.raise_if_any()
     spec._origins.update(origins)
     spec._entry = entry
     return spec
 
 
 def build_section(kind: type[SectionKind], values: Mapping[str, Any], origins: Mapping[str, str]) -> SectionKind:
-    """A section that is a file of its own; every problem is named as in a run file."""
+    """Validate a section that is a file by itself; problems are named as in a run file."""
+    problems = _Problems({"": kind}, origins)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = [_sentence(problem, "", {"": kind}, origins) for problem in _once_each(error.errors())]
-        raise UserError("\n".join(dict.fromkeys(problems))) from None
+        problems.add(error)
+        raise problems.build_error() from None
 
 
-def _once_each(problems: Sequence[Any]) -> Iterator[Any]:
-    """For a field that takes words or numbers pydantic complains once of each kind; here it is one problem."""
+class _Problems:
+    """Collects pydantic's errors as sentences for a person: the value, where it was given, and what is allowed."""
+
+    def __init__(self, sections: Mapping[str, type[BaseModel]], origins: Mapping[str, str]) -> None:
+        self.sections, self.origins = sections, origins
+        self.found: dict[str, tuple[Code, str]] = {}
+        """(code, key) by message."""
+
+    def add(self, error: ValidationError, section: str = "") -> None:
+        for problem in _merge_choices(error.errors()):
+            message, key = self._describe(problem, section)
+            self.found.setdefault(message, (CODES.get(problem["type"], "invalid-value"), key))
+
+    def raise_if_any(self) -> None:
+        if self.found:
+            raise self.build_error()
+
+    def build_error(self) -> UserError:
+        code, key = next(iter(self.found.values()))
+        return UserError("\n".join(self.found), code=code, key=key)
+
+    def _describe(self, problem: Any, section: str) -> tuple[str, str]:
+        kind, context = problem["type"], problem.get("ctx", {})
+        parts = [str(part) for part in problem["loc"] if not str(part).startswith("dict[")]
+        of_a_key = kind in ("not_a_bool", "huge")
+        place = [*filter(None, [section]), *parts, *([context["key"]] if of_a_key else [])]
+        key = ".".join(place)
+        if kind == "contradiction":  # which names its keys
+            return str(problem["msg"]), key
+        places = [key] if of_a_key else [key, ".".join(place[:2]), *place[:1]]
+        where = next((f" ({self.origins[k]})" for k in places if k in self.origins), "")
+        given = "" if of_a_key else repr(problem["input"])
+        facts = {
+            **problem,
+            **context,
+            "key": key,
+            "given": given if len(given) <= 80 else f"{given[:79]}…",
+            "hint": self._suggest(place) if kind == "extra_forbidden" else "",
+            "expected": str(context.get("expected")).replace(" or ", ", "),
+            "limit": problem["msg"].split("should be ")[-1],
+        }
+        return f"{key}: {MESSAGES.get(kind, '{given}: {msg}').format(**facts)}{where}", key
+
+    def _suggest(self, place: Sequence[str]) -> str:
+        """For an unknown key: the nearest one in its section or, if that is nearer, in another."""
+        if now := RENAMED_KEYS.get(".".join(place)):
+            return f"; it is now called {now}"
+        section, word = place[0] if len(place) > 1 else "", place[-1]
+        here = self.sections[section].model_fields
+        if len(place) > 2:  # in a table of sections, such as train.groups
+            inner = (kind for kind in get_args(here[place[1]].annotation) if hasattr(kind, "model_fields"))
+            keys = [name for kind in inner for name in kind.model_fields]
+            return did_you_mean(word, keys) or f"; known here: {', '.join(keys)}"
+        names = {leaf: f"{name}.{leaf}".strip(".") for name, s in self.sections.items() for leaf in s.model_fields}
+        names |= {leaf: f"{section}.{leaf}".strip(".") for leaf in here}
+        hint = did_you_mean(FOREIGN_NAMES.get(word, word), names, cutoff=0.6, shown=names)
+        return hint or f"; known here: {', '.join(here) or 'nothing'}"
+
+
+def _merge_choices(problems: Sequence[Any]) -> Iterator[Any]:
+    """Yield one problem per field: for a field that takes words or numbers pydantic reports one for each kind."""
     chosen = {p["loc"][:-1]: p for p in problems if p["loc"] and str(p["loc"][-1]).startswith("literal[")}
     for problem in problems:
         place = problem["loc"][:-1]
@@ -284,53 +341,13 @@ def _once_each(problems: Sequence[Any]) -> Iterator[Any]:
             yield problem
         elif problem is not chosen[place]:
             words = chosen[place]["ctx"]["expected"]
-            also = OR_ALSO.get(problem["type"])
+            also = ALTERNATIVES.get(problem["type"])
             choice = {**chosen[place], "ctx": {"expected": f"{words} or {also}"}}
             yield {**(choice if also else problem), "loc": place}
 
 
-def _sentence(problem: Any, prefix: str, everywhere: Mapping[str, type[BaseModel]], origins: Mapping[str, str]) -> str:
-    """One pydantic problem as one sentence for a person: the value, where it was given, and what is allowed."""
-    kind, context = problem["type"], problem.get("ctx", {})
-    if kind == "contradiction":
-        return str(problem["msg"])
-    parts = [str(part) for part in problem["loc"] if not str(part).startswith("dict[")]
-    of_a_key = kind in ("not_a_bool", "huge")
-    place = [*filter(None, [prefix]), *parts, *([context["key"]] if of_a_key else [])]
-    key = ".".join(place)
-    places = [key] if of_a_key else [key, ".".join(place[:2]), *place[:1]]
-    where = next((f" ({origins[k]})" for k in places if k in origins), "")
-    given = "" if of_a_key else repr(problem["input"])
-    facts = {
-        **problem,
-        **context,
-        "key": key,
-        "given": given if len(given) <= 80 else f"{given[:79]}…",
-        "hint": _meant(place, everywhere) if kind == "extra_forbidden" else "",
-        "expected": str(context.get("expected")).replace(" or ", ", "),
-        "limit": problem["msg"].split("should be ")[-1],
-    }
-    return f"{key}: {SENTENCES.get(kind, '{given}: {msg}').format(**facts)}{where}"
-
-
-def _meant(place: Sequence[str], everywhere: Mapping[str, type[BaseModel]]) -> str:
-    """For an unknown key: the nearest one in its section or, where that is nearer, in another."""
-    if now := RENAMED_KEYS.get(".".join(place)):
-        return f"; it is now called {now}"
-    section, word = place[0] if len(place) > 1 else "", place[-1]
-    here = everywhere[section].model_fields
-    if len(place) > 2:  # in a table of sections, such as train.groups
-        inner = (kind for kind in get_args(here[place[1]].annotation) if hasattr(kind, "model_fields"))
-        keys = [name for kind in inner for name in kind.model_fields]
-        return did_you_mean(word, keys) or f"; known here: {', '.join(keys)}"
-    names = {leaf: f"{name}.{leaf}".strip(".") for name, kind in everywhere.items() for leaf in kind.model_fields}
-    names |= {leaf: f"{section}.{leaf}".strip(".") for leaf in here}
-    hint = did_you_mean(ELSEWHERE.get(word, word), names, cutoff=0.6, shown=names)
-    return hint or f"; known here: {', '.join(here) or 'nothing'}"
-
-
-def _spell_out(values: dict[str, Any], sections: Mapping[str, type[Section]], origins: dict[str, str]) -> None:
-    """A section that is given as one word, with the field that it stands for."""
+def _expand_shorthand(values: dict[str, Any], sections: Mapping[str, type[Section]], origins: dict[str, str]) -> None:
+    """Replace a section that is given as one word by the field that it stands for."""
     for name, kind in sections.items():
         if kind.word and isinstance(values.get(name), str):
             values[name] = {kind.word: values[name]}
@@ -340,39 +357,34 @@ def _spell_out(values: dict[str, Any], sections: Mapping[str, type[Section]], or
 
 def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, type[Section]]) -> None:
     """Make the paths of a run file absolute, so that the spec means the same from anywhere."""
-    for section, kind in sections.items():
+    for section, kind in {**sections, "parallel": Parallel}.items():
         inside = values.get(section)
+        if not isinstance(inside, dict):
+            continue
         for key in kind.paths():
-            if isinstance(inside, dict) and (isinstance(given := inside.get(key), str) or _are_words(given)):
-                found = [_absolute(word, folder, f"{section}.{key}") for word in _as_list(given)]
-                inside[key] = found[0] if isinstance(given, str) else found
+            given, name = inside.get(key), f"{section}.{key}"
+            if isinstance(given, str):
+                inside[key] = _make_absolute(given, folder, name)
+            elif isinstance(given, list) and all(isinstance(path, str) for path in given):
+                inside[key] = [_make_absolute(path, folder, name) for path in given]
         for key in kind.references:
-            if isinstance(inside, dict) and isinstance(inside.get(key), str):
+            if isinstance(inside.get(key), str):
                 inside[key] = trust.resolve_reference(inside[key], folder)
 
 
-def _absolute(path: str, folder: Path, key: str) -> str:
+def _make_absolute(path: str, folder: Path, key: str) -> str:
     try:
         return str((folder / Path(path).expanduser()).resolve())
     except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"{key}: {path!r} is not a path: {error}") from None
-
-
-def _are_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-def _as_list(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else value
+        raise UserError(f"{key}: {path!r} is not a path: {error}", code="invalid-value", key=key) from None
 
 
 def _anchor_names(values: dict[str, Any], folder: Path) -> None:
-    """The same for a cluster file and a workload of the user's own, which may be names instead."""
-    cluster = values.get("cluster")
+    """Make absolute a cluster file and the user's own workload, which may be names instead."""
+    cluster, workload = values.get("cluster"), values.get("workload")
     if isinstance(cluster, str) and cluster.endswith((".yaml", ".yml")):
-        values["cluster"] = _absolute(cluster, folder, "cluster")
-    workload = values.get("workload")
+        values["cluster"] = _make_absolute(cluster, folder, "cluster")
     if isinstance(workload, str) and is_script(workload):
-        values["workload"] = _absolute(workload, folder, "workload")
+        values["workload"] = _make_absolute(workload, folder, "workload")
     elif isinstance(workload, str) and ":" in workload:
         values["workload"] = trust.resolve_reference(workload, folder)

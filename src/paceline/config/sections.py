@@ -12,25 +12,16 @@ from pydantic_core import PydanticCustomError
 
 
 def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
-    """A field of the run file: its default, its unit, which `explain` prints, and what it means."""
+    """Declare a field of the run file, with the unit that `explain` prints and what it means."""
     return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
 
 
-def _is_huge(value: Any) -> bool:
-    """A whole number with which nothing can be reckoned, as a number or as its digits."""
-    if isinstance(value, str):
-        digits = value.strip().lstrip("+-0").replace("_", "")
-        return len(digits) > len(str(MOST)) and digits.isdecimal()
-    return isinstance(value, int) and abs(value) > MOST
-
-
 def conflict_error(message: str) -> PydanticCustomError:
-    """For a validator: fields that do not go together. The message names them, so that it is said as it is."""
+    """Build what a validator raises for fields that exclude each other; the message names them."""
     return PydanticCustomError("contradiction", "{message}", {"message": message})
 
 
-MOST = 2**63 - 1
-"""Of a whole number in a run file."""
+MAX_INT = 2**63 - 1
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
 
 
@@ -38,33 +29,35 @@ class Section(BaseModel):
     model_config = STRICT
 
     word: ClassVar[str] = ""
-    """The field that is meant where a run file gives one word for the whole section."""
+    """The field that a single word in place of the section sets."""
     references: ClassVar[tuple[str, ...]] = ()
-    """Fields that name something of the user's own as `file.py:name`; the file is relative to the run file."""
+    """Fields that name the user's own code as `file.py:name`; the file is relative to the run file."""
     run_files: ClassVar[tuple[str, ...]] = ()
     """Fields that name run files, which may name code in turn."""
 
     @classmethod
     def paths(cls) -> list[str]:
-        """The fields that name a file or a folder: relative to the run file, where they stand in one."""
+        """Return the fields that name a file or a folder, relative to the run file."""
         types = {name: (info.annotation, *get_args(info.annotation)) for name, info in cls.model_fields.items()}
         return [name for name, kinds in types.items() if Path in kinds or name == "path"]
 
     @model_validator(mode="before")
     @classmethod
-    def _yes_is_not_a_number(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key, value in values.items():
-                known = cls.model_fields.get(key)
-                if isinstance(value, bool) and known is not None and "bool" not in str(known.annotation):
-                    raise PydanticCustomError("not_a_bool", "{key}|{value}", {"key": key, "value": value})
-                if known is not None and "int" in str(known.annotation) and _is_huge(value):
-                    raise PydanticCustomError("huge", "{key}", {"key": key})
+    def _check_numbers(cls, values: Any) -> Any:
+        """Reject true for a number, which pydantic takes for 1, and integers that torch cannot hold."""
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            kinds = str(cls.model_fields[key].annotation) if key in cls.model_fields else ""
+            if isinstance(value, bool) and kinds and "bool" not in kinds:
+                raise PydanticCustomError("not_a_bool", "{key}|{value}", {"key": key, "value": value})
+            digits = value.strip().lstrip("+-0").replace("_", "") if isinstance(value, str) else ""
+            large = digits.isdecimal() and len(digits) > len(str(MAX_INT))
+            if "int" in kinds and (large or (isinstance(value, int) and abs(value) > MAX_INT)):
+                raise PydanticCustomError("huge", "{key}", {"key": key})
         return values
 
 
 class RecordedSection(Section):
-    """What a finished run says of work that is not ours: values as they stand, without the code that explains them."""
+    """A section of a recorded run whose workload is not ours: plain values, without the code that defines them."""
 
     model_config = {**STRICT, "extra": "allow"}
 

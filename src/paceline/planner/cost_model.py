@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.config import RunSpec
 from paceline.config.registry import RECORDED_ENTRY, import_object
-from paceline.config.sections import MOST
+from paceline.config.sections import MAX_INT
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout
@@ -179,10 +179,10 @@ class CostModel(ABC):
 def build_cost_model(spec: RunSpec, samples: int | None = None, tokens: float | None = None) -> CostModel:
     """Build the cost model of a run file; `samples` and `tokens` (mean, per sample) replace what is read or assumed."""
     for option, value in (("--samples", samples), ("--tokens", tokens)):
-        if value is not None and not 0 < value <= MOST:
-            shown = f"{value:g}" if value < MOST else "so many"
+        if value is not None and not 0 < value <= MAX_INT:
+            shown = f"{value:g}" if value < MAX_INT else "so many"
             raise UserError(
-                f"{option}: {shown} is not possible; give more than 0 and at most {MOST:,}",
+                f"{option}: {shown} is not possible; give more than 0 and at most {MAX_INT:,}",
                 code="invalid-value",
                 key=option,
             )

@@ -26,7 +26,7 @@ from paceline.reports.series import (
     read_link_measurement,
     read_times_file,
 )
-from paceline.runlog.run_dir import KNOWN_BY, RunDir, list_result_folders
+from paceline.runlog.run_dir import RESULT_FILES, RunDir, list_result_folders
 from paceline.runlog.summary import Summary, describe_baseline
 
 FACTS = ("host", "cpu", "cores", "memory_bytes", "gpus", "system", "python", "torch", "numpy", "paceline", "commit")
@@ -129,7 +129,9 @@ def _list_notices(run: RunView) -> list[str]:
 
 
 def _is_folder_of_runs(path: Path) -> bool:
-    return path.is_dir() and not any((path / name).is_file() for name in KNOWN_BY) and bool(list_result_folders(path))
+    return (
+        path.is_dir() and not any((path / name).is_file() for name in RESULT_FILES) and bool(list_result_folders(path))
+    )
 
 
 def _expand_folder(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The run folder: one per run, never shared by two, and complete enough to do the run again.
+"""The run folder: one per run, never shared, and complete enough to repeat the run.
 
 runs/NAME/  spec.yaml  events/rank0.jsonl …  checkpoints/  kept/  summary.json  jobs.jsonl
 """
@@ -32,11 +32,10 @@ from paceline.runlog.events import read_events
 from paceline.workload import LogFn
 
 COMMENT_COLUMN = 44
-LISTED = 10
+MAX_LISTED = 10
 PATIENCE_S = 40
-KNOWN_BY = ("spec.yaml", "measure.json", "links.json")
+RESULT_FILES = ("spec.yaml", "measure.json", "links.json")
 """Files that make a folder a run, a measurement or a measurement of links."""
-
 KEPT_SUMS = ".sums.json"
 """In `kept`: the checksum of each file."""
 
@@ -72,22 +71,20 @@ class RunDir:
 
     @property
     def origin_file(self) -> Path:
-        """Who made the folder, where the run has code of its own."""
+        """Who made the folder, if the run has user code (`config/trust.py`)."""
         return self.path / trusting.ORIGIN
 
     @property
     def begun(self) -> bool:
-        """Whether this is the folder of a run; a name that no file can have is none."""
         return os.path.isfile(self.spec_file) and os.path.isdir(self.events)
 
     @property
     def heartbeats(self) -> Path:
-        """What each rank is at, and its stack if it was silent for long."""
         return self.path / "heartbeats"
 
     @property
     def pictures(self) -> Path:
-        """Of what the model found at each evaluation, `NAME-STEP.png`."""
+        """Of each evaluation, `NAME-STEP.png`."""
         return self.path / "pictures"
 
     @property
@@ -101,7 +98,7 @@ class RunDir:
 
     @property
     def jobs_file(self) -> Path:
-        """What schedulers were asked to do for this run (`runlog/jobs.py`)."""
+        """The scheduler jobs of this run (`runlog/jobs.py`)."""
         return self.path / "jobs.jsonl"
 
     def events_file(self, rank: int) -> Path:
@@ -109,22 +106,26 @@ class RunDir:
 
     @classmethod
     def claim(cls, out: Path, name: str, spec: RunSpec, *, exactly: bool = False) -> RunDir:
-        """Make OUT/NAME, or NAME-2, NAME-3 … where that is taken. spec.yaml comes last: it makes a folder a run.
+        """Make OUT/NAME, or NAME-2, NAME-3 … if that is taken. spec.yaml comes last: it makes a folder a run.
 
-        `exactly`: OUT/NAME itself, which may be there already, but is not a run yet.
+        `exactly`: OUT/NAME itself, which may exist, but is not a run yet.
         """
         if not name or "/" in name or name in (".", ".."):
-            raise UserError(f"name: {name!r} cannot name a folder; use letters, digits, '.', '_' and '-'")
+            raise UserError(
+                f"name: {name!r} cannot name a folder; use letters, digits, '.', '_' and '-'",
+                code="invalid-value",
+                key="name",
+            )
         try:
             out.mkdir(parents=True, exist_ok=True)
-            run = cls(out / name if exactly else _first_free(out, name))
+            run = cls(out / name if exactly else _make_first_free(out, name))
             run.path.mkdir(exist_ok=True)
         except (OSError, ValueError) as error:
-            raise _unwritable(out, getattr(error, "strerror", None) or str(error)) from None
+            raise _not_writable(out, getattr(error, "strerror", None) or str(error)) from None
         try:
             run.events.mkdir(exist_ok=exactly)
             run.checkpoints.mkdir(exist_ok=exactly)
-            if (origin := trusting.sign_run_folder(run.path, _anchored(spec))) is not None:
+            if (origin := trusting.sign_run_folder(run.path, _dump_absolute(spec))) is not None:
                 write_atomic(run.origin_file, origin)
             run.rewrite(spec)
         except (OSError, RunFailed) as error:
@@ -133,19 +134,19 @@ class RunDir:
             for folder in (run.events, run.checkpoints, run.path):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-            raise _unwritable(out, str(error)) from None
+            raise _not_writable(out, str(error)) from None
         return run
 
     @classmethod
     def named(cls, path: Path) -> RunDir:
-        """What somebody means who types the folder of a run, or its spec.yaml."""
+        """Return the run of a folder, or of the spec.yaml in it; it need not exist."""
         if "\0" in str(path):
-            raise UserError(f"{str(path)!r} is not a path: no file has such a name")
+            raise UserError(f"{str(path)!r} is not a path: no file has such a name", code="invalid-value")
         return cls(path.parent if path.name == "spec.yaml" else path)
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """An existing run."""
+        """Return an existing run."""
         run = cls.named(path)
         path = run.path
         if run.spec_file.is_file():
@@ -157,7 +158,7 @@ class RunDir:
             missing = "is a file, not a run folder"
         else:
             missing = "is not a run folder: it has no spec.yaml"
-        raise UserError(f"{path} {missing}{_say_runs(path)}")
+        raise UserError(f"{path} {missing}{_list_near_runs(path)}", code="not-found", key=str(path))
 
     @contextlib.contextmanager
     def lock(self, log: LogFn) -> Iterator[None]:
@@ -168,51 +169,51 @@ class RunDir:
             try:
                 held.enter_context(hold_lock(self.lock_file, lambda: log(waiting), PATIENCE_S))
             except TimeoutError:
-                raise UserError(
-                    f"{self.path} is being trained by another process; stop that first", code="busy", key=str(self.path)
-                ) from None
+                message = f"{self.path} is being trained by another process; stop that first"
+                raise UserError(message, code="busy", key=str(self.path)) from None
             except OSError as error:
-                raise UserError(
-                    f"{self.path} cannot be written to: {error.strerror}; make it writable first",
-                    code="not-writable",
-                    key=str(self.path),
-                ) from None
+                message = f"{self.path} cannot be written to: {error.strerror}; make it writable first"
+                raise UserError(message, code="not-writable", key=str(self.path)) from None
             yield
 
     def _check_links(self) -> None:
-        """A folder of a run may lie on another disk, but not in another run: that would be written to."""
+        """Raise UserError if a folder of the run is a link into another run, which would be written to."""
         for folder in (self.events, self.checkpoints, self.heartbeats, self.kept, self.pictures):
             home = folder.resolve().parent
             if folder.is_symlink() and RunDir(home).begun and home != self.path.resolve():
-                raise UserError(f"{folder} is a link into another run, {home}; remove it")
+                message = f"{folder} is a link into another run, {home}; remove it"
+                raise UserError(message, code="conflict", key=str(folder))
 
     def check_kept(self) -> None:
-        """That what is kept lies in this folder, and is what was kept.
-
-        An export copies it, and a link may lead to any file; with another tokeniser a model says something else.
-        """
+        """Check that `kept` has no links out of the run, which an export would copy, and is what the run wrote."""
         home = self.path.resolve()
         for path in self.kept.rglob("*"):
             if path.is_symlink() and not path.resolve().is_relative_to(home):
-                raise UserError(f"{path} is a link out of the run, and is not followed; put the file itself there")
+                message = f"{path} is a link out of the run, and is not followed; put the file itself there"
+                raise UserError(message, code="not-trusted", key=str(path))
         if (file := self.kept / KEPT_SUMS).exists():
             for name, known in read_sealed(file).items():
-                if _checksum(self.kept / name) != known:
-                    raise UserError(f"{self.kept / name} is damaged: it is not what the run kept, its checksum differs")
+                try:
+                    whole = hash_file(self.kept / name) == known
+                except (OSError, ValueError):
+                    whole = False
+                if not whole:
+                    message = f"{self.kept / name} is damaged: it is not what the run wrote, its checksum differs"
+                    raise UserError(message, code="damaged", key=str(self.kept / name))
 
     def start(self) -> dict[str, Any]:
-        """The first "start" event of the main rank; empty where no rank has begun."""
+        """Return the first "start" event of the main rank; {} if no rank has started."""
         return next(read_events(self.events_file(0), "start"), {})
 
     def rewrite(self, spec: RunSpec) -> None:
         """Write the spec that the run starts or continues with, and where its values came from."""
         write_json(self.origins_file, spec.origins)
-        write_atomic(self.spec_file, _write_spec(spec, self.spec_file))
+        write_atomic(self.spec_file, _format_spec(spec, self.spec_file))
 
     def spec(self, code: Path | None = None) -> RunSpec:
-        """The spec as it was when the run began or was extended, each value with the origin it had then.
+        """Return the spec that the run started or was extended with.
 
-        Its own code is executed: that of a run from elsewhere needs `trust`. `code` is a file that has the run's own
+        This executes the run's own code: that of a run from elsewhere must be trusted. `code` is a file with the
         workload class, instead of the one it was trained from; who names it has read it.
         """
         values, origins = self._read_spec()
@@ -221,25 +222,26 @@ class RunDir:
             values["workload"] = f"{code.resolve()}{cls}"
         else:
             trusting.check_trusted(self.path, values)
-        return self._built(build_spec, values, origins)
+        return self._build(build_spec, values, origins)
 
     def spec_like(self, other: RunSpec) -> RunSpec:
-        """The spec as it was, read by the code of `other`: what would be executed anyway."""
-        return self._built(partial(build_spec, entry=other.entry), *self._read_spec())
+        """Return the spec, read by the code of `other`, which would be executed anyway."""
+        return self._build(partial(build_spec, entry=other.entry), *self._read_spec())
 
     def trust(self) -> None:
-        """This user trusts the code that the run names, from now on."""
+        """Trust the code that the run names, from now on."""
         trusting.remember_trust(self.path, self._read_spec()[0])
 
     def recorded_spec(self) -> RunSpec:
-        """The same for those who look at a run: as data, with none of its code executed."""
-        return self._built(build_recorded_spec, *self._read_spec())
+        """Return the spec as data, with none of the run's code executed."""
+        return self._build(build_recorded_spec, *self._read_spec())
 
-    def _built(self, make: Callable[..., RunSpec], values: dict[str, Any], origins: dict[str, str]) -> RunSpec:
+    def _build(self, build: Callable[..., RunSpec], values: dict[str, Any], origins: dict[str, str]) -> RunSpec:
         try:
-            return make(values, origins)
+            return build(values, origins)
         except UserError as error:
-            raise UserError(f"{self.spec_file} does not describe a run that can be read:\n{error}") from None
+            message = f"{self.spec_file} does not describe a run that can be read:\n{error}"
+            raise UserError(message, code=error.code, key=error.key) from None
 
     def _read_spec(self) -> tuple[dict[str, Any], dict[str, str]]:
         origins: dict[str, str] = {}
@@ -248,51 +250,46 @@ class RunDir:
             origins.update(_read_comment_origins(node, "", text.split("\n")))
 
         recorded = os.path.isfile(self.origins_file)
+        problem = "damaged: it holds no sections"
         try:
             text = read_yaml_text(self.spec_file)
             values = load_yaml(text) if recorded else load_yaml(text, read_comments)
         except OSError as error:
-            raise UserError(f"{self.spec_file} cannot be read: {error.strerror}") from None
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            message = f"{self.spec_file} cannot be read: {error.strerror}"
+            raise UserError(message, code="unreadable", key=str(self.spec_file)) from None
+        except (yaml.YAMLError, ValueError) as error:
             mark = getattr(error, "problem_mark", None)
-            at = f" at line {mark.line + 1}" if mark else ""
-            raise UserError(f"{self.spec_file} is damaged{at}: it is not YAML") from None
+            values, problem = None, f"damaged{f' at line {mark.line + 1}' if mark else ''}: it is not YAML"
         if not isinstance(values, dict):
-            raise UserError(f"{self.spec_file} is damaged: it holds no sections")
+            raise UserError(f"{self.spec_file} is {problem}", code="damaged", key=str(self.spec_file))
         if recorded:
             origins = {key: origin for key, origin in read_json(self.origins_file).items() if isinstance(origin, str)}
         return rename_old_keys(values), {RENAMED_KEYS.get(key, key): origin for key, origin in origins.items()}
 
 
-def _checksum(file: Path) -> str:
-    try:
-        return hash_file(file)
-    except (OSError, ValueError):
-        return ""
-
-
 def find_recorded_spec(words: Sequence[str]) -> RunSpec | None:
-    """The spec of a run that is there, where its folder is all that was typed: who looks executes nothing."""
+    """Return the recorded spec if a run folder is all that was typed: looking at a run executes nothing."""
     run = RunDir.named(Path(*words[:1]))
     return run.recorded_spec() if len(words) == 1 and run.begun else None
 
 
 def trust(run: str | Path) -> None:
-    """This user trusts the code that a run folder from elsewhere names: verbs may execute it from now on."""
+    """Trust the code that a run folder from elsewhere names: verbs may execute it from now on."""
     RunDir.open(Path(run)).trust()
 
 
 def trust_named_runs(arguments: Mapping[str, Any]) -> None:
-    """`--trust`: the code of the runs that are named after a verb may be executed, now and later."""
+    """`--trust`: trust the code of the runs that are named after a verb."""
     named = [arguments.get("resume"), arguments.get("start"), arguments.get("run"), *arguments.get("words", [])[:1]]
     runs = [run for word in named if word and (run := RunDir.named(Path(word))).begun]
     if not runs:
-        raise UserError("--trust is for the code of a run folder, and none is named")
+        message = "--trust is for the code of a run folder, and none is named"
+        raise UserError(message, code="missing-value", key="--trust")
     for run in runs:
         run.trust()
 
 
-def _first_free(out: Path, name: str) -> Path:
+def _make_first_free(out: Path, name: str) -> Path:
     for number in count(1):
         path = out / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
@@ -301,12 +298,13 @@ def _first_free(out: Path, name: str) -> Path:
     raise AssertionError("count never ends")
 
 
-def _unwritable(out: Path, why: str) -> UserError:
-    return UserError(f"cannot make a run folder in {out}: {why}; choose a folder you can write to, with --out FOLDER")
+def _not_writable(out: Path, reason: str) -> UserError:
+    message = f"cannot make a run folder in {out}: {reason}; choose a folder you can write to, with --out FOLDER"
+    return UserError(message, code="not-writable", key="--out")
 
 
 def find_runs(folder: Path) -> list[RunDir]:
-    """The runs in a folder, newest first."""
+    """Return the runs in a folder, newest first."""
     try:
         runs = [RunDir(path) for path in folder.iterdir() if os.path.isfile(path / "spec.yaml")]
         return sorted(runs, key=lambda run: run.spec_file.stat().st_mtime, reverse=True)
@@ -315,56 +313,52 @@ def find_runs(folder: Path) -> list[RunDir]:
 
 
 def list_result_folders(folder: Path) -> list[Path]:
-    """The runs and measurements right below a folder, by name."""
+    """Return the runs and measurements directly below a folder, by name."""
     below = sorted(path for path in folder.iterdir() if path.is_dir())
-    return [path for path in below if any(os.path.isfile(path / name) for name in KNOWN_BY)]
+    return [path for path in below if any(os.path.isfile(path / name) for name in RESULT_FILES)]
 
 
-def _say_runs(path: Path) -> str:
-    """The runs a person may have meant: those inside a folder of runs, else those beside."""
+def _list_near_runs(path: Path) -> str:
+    """List the runs that may have been meant: those inside a folder of runs, else those beside."""
     inside = find_runs(path)
     folder, runs = (path, inside) if inside else (path.parent, find_runs(path.parent))
     if not runs:
         return f"; there are no runs in {folder}"
-    more = f" and {len(runs) - LISTED} older" if len(runs) > LISTED else ""
-    return f"; runs in {folder}: {', '.join(run.path.name for run in runs[:LISTED])}{more}"
+    more = f" and {len(runs) - MAX_LISTED} older" if len(runs) > MAX_LISTED else ""
+    return f"; runs in {folder}: {', '.join(run.path.name for run in runs[:MAX_LISTED])}{more}"
 
 
-def _write_spec(spec: RunSpec, file: Path) -> str:
-    """Every value on a line of its own with its origin behind it."""
-    lines = list(_lines(_anchored(spec), spec, "", ""))
+def _format_spec(spec: RunSpec, file: Path) -> str:
+    """Format every value on its own line, with its origin as a comment for people."""
+    lines = list(_iter_lines(_dump_absolute(spec), spec, "", ""))
     width = min(COMMENT_COLUMN, max(len(text) for text, _ in lines))
     head = f"# Every value of this run and where it came from. Run it again (paceline {__version__}) with\n"
     head += f"#   paceline train {to_one_line(shlex.quote(str(file.resolve())))}\n"
     return head + "".join(f"{text:<{width}}  # {origin}\n" if origin else f"{text}\n" for text, origin in lines)
 
 
-def _lines(values: dict[str, Any], spec: RunSpec, prefix: str, indent: str) -> Iterator[tuple[str, str]]:
+def _iter_lines(values: dict[str, Any], spec: RunSpec, prefix: str, indent: str) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         key = f"{prefix}{name}"
         origin = to_one_line(spec.origin(key))
         if isinstance(value, dict) and value:
-            yield f"{indent}{_inline(name)}:", "" if origin == DEFAULT else origin
-            yield from _lines(value, spec, f"{key}.", indent + "  ")
+            yield f"{indent}{_dump_line(name)}:", "" if origin == DEFAULT else origin
+            yield from _iter_lines(value, spec, f"{key}.", indent + "  ")
         else:
-            yield f"{indent}{_inline(name)}: {_inline(value)}", origin
+            yield f"{indent}{_dump_line(name)}: {_dump_line(value)}", origin
 
 
-def _inline(value: Any) -> str:
-    """A value as one line of YAML."""
-    text = _one_document(value)
-    return text if "\n" not in text else _one_document(value, default_style='"')
-
-
-def _one_document(value: Any, **style: Any) -> str:
+def _dump_line(value: Any, **style: Any) -> str:
+    """Dump a value as one line of YAML."""
     text: str = yaml.safe_dump(
         value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False, **style
     )
-    return text.removesuffix("\n").removesuffix("\n...")
+    text = text.removesuffix("\n").removesuffix("\n...")
+    return text if "\n" not in text else _dump_line(value, default_style='"')
 
 
-def _anchored(spec: RunSpec) -> dict[str, Any]:
-    """All values, in which paths relative to the current folder are made to mean the same from the run folder."""
+def _dump_absolute(spec: RunSpec) -> dict[str, Any]:
+    """Dump all values, with paths that mean the same from the run folder."""
     values = spec.dump()
     for name in ("model", "data", "parallel"):
         for key in getattr(spec, name).paths():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import RunSpec
-from paceline.config.sections import MOST
+from paceline.config.sections import MAX_INT
 from paceline.data.cache import ignore_log
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
@@ -94,7 +94,7 @@ def _read_config_file(path: Path) -> ConfigFile:
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise UserError(f'{path}: not the config of a Hugging Face model: no "model_type"', code="invalid-format")
     for key, value in [*values.items(), *(item for v in values.values() if isinstance(v, dict) for item in v.items())]:
-        most = MAX_REPEATED if "layer" in key or "expert" in key else MOST
+        most = MAX_REPEATED if "layer" in key or "expert" in key else MAX_INT
         if isinstance(value, int) and abs(value) > most:
             raise UserError(
                 f"{path}: its {key} is beyond {most:,}; is this the config of a model?", code="invalid-data", key=key
