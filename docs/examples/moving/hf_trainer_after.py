@@ -1,4 +1,4 @@
-"""A causal language model goes on learning from texts: the run file says everything."""
+"""Continue the training of a causal language model on texts, as the run file describes it."""
 
 import paceline
 

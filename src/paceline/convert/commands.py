@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.config.run_file import parse_overrides
 from paceline.convert.key_tables import KeyTable, load_table
-from paceline.convert.rules import Outcome, Ruling, rule_of_file
+from paceline.convert.rules import Outcome, Ruling, judge_file
 from paceline.convert.shell import SHELLS, ShellCommand, evaluate_script, is_unknown
 from paceline.convert.sources import Extra, Settings
 
@@ -147,16 +147,11 @@ def _strip_prefix(words: list[str]) -> list[str]:
     while words:
         if words[0] in PREFIXES or ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
-        elif Path(words[0]).name in WRAPPERS and (start := _find_wrapped(words)):
-            words = words[start:]
+        elif Path(words[0]).name in WRAPPERS and (start := _find_program(words[1:])) is not None:
+            words = words[1 + start :]
         else:
             break
     return words
-
-
-def _find_wrapped(words: list[str]) -> int:
-    """Return where the command within another begins; 0 if no known one does."""
-    return next((i for i in range(1, len(words)) if _tool_named(words[i:]) or Path(words[i]).name in SHELLS), 0)
 
 
 def _read_tool(line: _CommandLine, tool: str) -> None:
@@ -184,7 +179,7 @@ def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
     python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
     started = tool_of(rest, line.environment)
     if scheduled and rest and not python and not started:
-        extra.append(("script", rest[0], rule_of_file(rest[0])))
+        extra.append(("script", rest[0], judge_file(rest[0])))
         rest = []
     elif tool == "srun" and started not in STARTS_RANKS:
         extra.append(("tasks", "each", Ruling(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))
@@ -203,7 +198,7 @@ def _read_accelerate(line: _CommandLine, words: list[str]) -> None:
     values: dict[str, Any] = {}
     for name, value in found.items():
         if name == "config_file":
-            extra.append((name, value, rule_of_file(value)))
+            extra.append((name, value, judge_file(value)))
         elif name in table.switches and value is True:
             values |= table.switches[name]
         else:
@@ -286,7 +281,7 @@ def _read_paceline(line: _CommandLine, words: list[str]) -> None:
     """Read `paceline train RUN.yaml section.key=value …`, as launch files have it."""
     rest = [word for word in words[1:] if not word.startswith("-")]
     files = [word for word in rest if "=" not in word or Path(word).is_file()]
-    extra: list[Extra] = [("RUN.yaml", file, rule_of_file(file)) for file in files[:1]]
+    extra: list[Extra] = [("RUN.yaml", file, judge_file(file)) for file in files[:1]]
     for key, value in parse_overrides(word for word in rest if word not in files).items():
         claims = {} if value is None else {key: value}
         extra.append((key, value, Ruling(Outcome.KEPT, claims, weight=COMMAND_WEIGHT)))
@@ -309,7 +304,7 @@ def parse_options(
         if not text.startswith("-") or text == "-" or _is_number(text):
             if loose:
                 rest.append(text)
-            elif is_unknown(text) and not text.endswith(".py") and _has_program(words[position:]):
+            elif is_unknown(text) and not text.endswith(".py") and _starts_something(words[position:]):
                 unknown.append(("options", text, Ruling(Outcome.NOTED, reason=AT_RUN_TIME, review=True)))
             else:
                 return found, words[position - 1 :], unknown
@@ -343,9 +338,13 @@ def _parse_option(text: str, following: list[str], table: KeyTable) -> tuple[str
     return key, following[0], 1
 
 
-def _has_program(words: Sequence[str]) -> bool:
-    """Whether a program to start is among the words."""
-    return any(word.endswith(".py") or _tool_named(words[i:]) or word in SHELLS for i, word in enumerate(words))
+def _find_program(words: Sequence[str]) -> int | None:
+    """Return where the command that a wrapper or launcher starts begins; None without a known one."""
+    return next((i for i, word in enumerate(words) if _tool_named(words[i:]) or Path(word).name in SHELLS), None)
+
+
+def _starts_something(words: Sequence[str]) -> bool:
+    return _find_program(words) is not None or any(word.endswith(".py") for word in words)
 
 
 def _is_number(text: str) -> bool:

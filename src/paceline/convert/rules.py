@@ -81,12 +81,7 @@ def parse_word(value: Any) -> str:
     raise UnreadableValue("a word")
 
 
-PARSERS: dict[str, Callable[[Any], Any]] = {
-    "int": parse_int,
-    "number": parse_number,
-    "word": parse_word,
-    "text": str,
-}
+PARSERS: dict[str, Callable[[Any], Any]] = {"int": parse_int, "number": parse_number, "word": parse_word, "text": str}
 
 
 def is_off(value: Any) -> bool:
@@ -182,8 +177,8 @@ def _build_note(entry: Entry) -> Rule:
     return lambda value: NOT_SET if value is None else Ruling(Outcome.NOTED, reason=entry["note"])
 
 
-def rule_of_file(value: Any) -> Ruling:
-    """Another file with settings."""
+def judge_file(value: Any) -> Ruling:
+    """Judge the name of another file with settings."""
     return OFF if is_off(value) else Ruling(Outcome.KEPT, file=str(value))
 
 
@@ -195,5 +190,5 @@ KINDS: dict[str, Callable[[Entry], Rule]] = {
     "keep": _build_keep,
     "reject": _build_reject,
     "note": _build_note,
-    "file": lambda entry: rule_of_file,
+    "file": lambda entry: judge_file,
 }

@@ -113,7 +113,7 @@ class _Evaluator:
         children = node.named_children
         match node.type:
             case "variable_assignment":
-                self.assign(node)
+                self.variables.update([self.read_assignment(node)])
             case "declaration_command":
                 self.declare(node)
             case "function_definition":
@@ -174,12 +174,8 @@ class _Evaluator:
             if exports and child.type in ("variable_assignment", "variable_name"):
                 self.exported[_text(child).partition("=")[0].rstrip("+")] = False
 
-    def assign(self, node: Node) -> None:
-        name, value = self.assigned(node)
-        self.variables[name] = value
-
-    def assigned(self, node: Node) -> tuple[str, Value]:
-        """The name and the new value of an assignment."""
+    def read_assignment(self, node: Node) -> tuple[str, Value]:
+        """Return the name and the new value of a variable."""
         target, source = node.child_by_field_name("name"), node.child_by_field_name("value")
         name = _text(target) if target else ""
         if target is None or target.type == "subscript":  # A[0]=x
@@ -198,13 +194,13 @@ class _Evaluator:
         """A command with redirections; a heredoc for a shell or for sbatch is a script itself."""
         before = len(self.script.commands)
         heredocs = [child for child in node.named_children if child.type == "heredoc_redirect"]
-        extra = [
-            word for child in node.named_children if child.type == "file_redirect" for word in _arguments_after(child)
-        ]
+        redirects = [child for child in node.named_children if child.type == "file_redirect"]
+        # `run > log a`: words behind the file belong to the command
+        extra = [word for child in redirects for word in child.children_by_field_name("destination")[1:]]
         for child in node.named_children:
             if child.type == "command":
                 self.call(child, extra)
-            elif child.type not in ("heredoc_redirect", "file_redirect"):
+            elif child not in (*heredocs, *redirects):
                 self.visit(child)
         reader = [Path(word).name for command in self.script.commands[before:] for word in command.words]
         for heredoc in heredocs:
@@ -229,7 +225,7 @@ class _Evaluator:
         own, words = dict[str, str](), list[str]()
         for child in (*node.named_children, *extra):
             if child.type == "variable_assignment":
-                name, value = self.assigned(child)
+                name, value = self.read_assignment(child)
                 own[name] = value if isinstance(value, str) else " ".join(value)
             elif not child.type.endswith("redirect"):
                 words += self.expand(child)
@@ -387,8 +383,3 @@ def _append(old: Value, new: Value) -> Value:
     if isinstance(old, str) and isinstance(new, str):
         return old + new
     return [*([old] if isinstance(old, str) else old), *([new] if isinstance(new, str) else new)]
-
-
-def _arguments_after(redirect: Node) -> list[Node]:
-    """Return the words behind a redirection, which belong to its command: `train.py > log --lr 1`."""
-    return redirect.children_by_field_name("destination")[1:]

@@ -1,9 +1,9 @@
-"""Rules that a table cannot express: `call` in `tables/*.yaml` names a function of FUNCTIONS."""
+"""Rules that a table cannot express: `call: offload` in `tables/*.yaml` is `judge_offload` here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.convert.rules import (
@@ -202,25 +202,8 @@ def judge_autocast(value: Any) -> Ruling:
     return _translate({"train.precision": "fp16"}, "the default of torch's autocast")
 
 
-FUNCTIONS: dict[str, Callable[[Any], Ruling]] = {
-    "autocast": judge_autocast,
-    "backend": judge_backend,
-    "betas": judge_betas,
-    "bucket_size": judge_bucket_size,
-    "dataset": judge_dataset,
-    "decay_of_all": judge_weight_decay,
-    "devices_per_node": judge_devices_per_node,
-    "evaluate_every": judge_evaluate_every,
-    "fsdp_words": judge_fsdp_words,
+FUNCTIONS: dict[str, Rule] = {
     "gpus": _judge_gpus("gpus"),
     "gpus_per_node": _judge_gpus("gpus_per_node"),
-    "gres": judge_gres,
-    "hosts": judge_hosts,
-    "loggers": judge_loggers,
-    "nodes": judge_nodes,
-    "offload": judge_offload,
-    "strategy": judge_strategy,
-    "visible_devices": judge_visible_devices,
-    "warmup_steps": judge_warmup_steps,
-    "whole_epochs": judge_epochs,
+    **{name.removeprefix("judge_"): rule for name, rule in globals().items() if name.startswith("judge_")},
 }
