@@ -20,6 +20,7 @@ ZERO = {
 }
 
 
+BATCH = "train.global_batch"
 ALIASES = "\n".join(
     ["num_processes: 2", "l0: &l0 {a: 1, b: 1}"]
     + [f"l{n}: &l{n} {{a: *l{n - 1}, b: *l{n - 1}, c: *l{n - 1}}}" for n in range(1, 40)]
@@ -75,13 +76,9 @@ def test_nothing_is_written_over(write, tmp_path):
 @pytest.mark.parametrize(
     ("values", "command", "key"),
     [
-        ({**ZERO, "train_batch_size": 100}, "torchrun --nproc_per_node=4 t.py", "train.global_batch"),
-        ({**ZERO, "train_batch_size": 100}, "", "train.global_batch"),
-        (
-            {"train_batch_size": 30, "gradient_accumulation_steps": 4},
-            "torchrun --nproc_per_node=2 t.py",
-            "train.global_batch",
-        ),
+        ({**ZERO, "train_batch_size": 100}, "torchrun --nproc_per_node=4 t.py", BATCH),
+        ({**ZERO, "train_batch_size": 100}, "", BATCH),
+        ({"train_batch_size": 30, "gradient_accumulation_steps": 4}, "torchrun --nproc_per_node=2 t.py", BATCH),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}, "zero_optimization": {}}, "", "train.precision"),
     ],
 )
@@ -97,7 +94,7 @@ def test_a_contradiction_is_one_line_and_nothing_is_written(write, tmp_path, val
     ("values", "key"),
     [
         ({"train_batch_size": "many"}, "train_batch_size"),
-        ({"train_batch_size": 0}, "train.global_batch"),
+        ({"train_batch_size": 0}, BATCH),
         ({**ZERO, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": True}}}, ""),
     ],
 )
@@ -231,28 +228,14 @@ JUNK = st.recursive(
 )
 
 
-@settings(max_examples=40)
-@given(
-    st.dictionaries(
-        st.sampled_from(
-            [
-                *(
-                    "train_batch_size",
-                    "zero_optimization",
-                    "fp16",
-                    "optimizer",
-                    "scheduler",
-                    "num_processes",
-                    "trainer",
-                ),
-                *("fsdp_config", "output_dir", "learning_rate", "model", "training", "data", "fsdp", "report_to"),
-            ]
-        ),
-        JUNK,
-        min_size=1,
-        max_size=4,
-    )
+KEYS = (
+    *("train_batch_size", "zero_optimization", "fp16", "optimizer", "scheduler", "num_processes", "trainer"),
+    *("fsdp_config", "output_dir", "learning_rate", "model", "training", "data", "fsdp", "report_to"),
 )
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.sampled_from(KEYS), JUNK, min_size=1, max_size=4))
 def test_whatever_a_file_holds_it_is_a_run_file_or_one_line(tmp_path_factory, values):
     file = tmp_path_factory.getbasetemp() / "junk.json"
     file.write_text(json.dumps(values))

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 
 import pytest
+import yaml
 
 import paceline
 from conftest import REPOSITORY, SHARED
@@ -42,35 +43,21 @@ FILES = {
     "more nodes": ("002", ("#SBATCH --nodes=4",), "nodes.sh"),
     "project": ("004", ("experiment_name",), "agnews.yaml"),
 }
-EXPECTED = {
-    "deepspeed": {
-        "train.global_batch": 256,
-        "train.steps": 100000,
-        "train.lr": 1e-4,
-        "train.schedule": "linear",
-        "train.warmup_steps": 1000,
-        "train.precision": "fp16",
-        "parallel.strategy": "zero2",
-        "parallel.offload": True,
-    },
-    "deepspeed zero 3": {"parallel.strategy": "zero3", "parallel.offload": True, "train.clip": 0.0},
-    "accelerate": {"parallel.ranks": 8, "train.precision": "bf16", "parallel.strategy": "ddp"},
-    "accelerator": {"train.precision": "bf16"},
-    "ddp": {"parallel.strategy": "ddp", "train.optimizer": "adamw"},
-    "fsdp": {"parallel.strategy": "fsdp", "train.precision": "bf16"},
-    "loader": {"train.global_batch": 32},
-    "environment": {},
-    "timeout": {"parallel.timeout_s": 7200.0},
-    "more nodes": {"cluster": "4x2xa100", "parallel.ranks": 8},
-    "project": {
-        "workload": "classifier",
-        "model.width": 256,
-        "data.source": "ag_news",
-        "train.global_batch": 128,
-        "train.epochs": 20,
-        "train.lr": 0.001,
-    },
-}
+EXPECTED = yaml.safe_load("""
+deepspeed: {train.global_batch: 256, train.steps: 100000, train.lr: 1.0e-4, train.schedule: linear,
+  train.warmup_steps: 1000, train.precision: fp16, parallel.strategy: zero2, parallel.offload: true}
+deepspeed zero 3: {parallel.strategy: zero3, parallel.offload: true, train.clip: 0.0}
+accelerate: {parallel.ranks: 8, train.precision: bf16, parallel.strategy: ddp}
+accelerator: {train.precision: bf16}
+ddp: {parallel.strategy: ddp, train.optimizer: adamw}
+fsdp: {parallel.strategy: fsdp, train.precision: bf16}
+loader: {train.global_batch: 32}
+environment: {}
+timeout: {parallel.timeout_s: 7200.0}
+more nodes: {cluster: 4x2xa100, parallel.ranks: 8}
+project: {workload: classifier, model.width: 256, data.source: ag_news, train.global_batch: 128, train.epochs: 20,
+  train.lr: 0.001}
+""")
 SMALL_CLASSIFIER = ("model.width=16", "model.layers=1", "model.ffn=16", "data.source=csv", "data.vocab=300")
 
 
