@@ -36,7 +36,7 @@ ROWS = (
     ("keys", "cli.keys", "list the keys of a run file: meaning, unit, default, limits", "train.lr"),
     ("completion", "cli.completion", "print a completion script for bash, zsh or fish", ""),
     ("adopt", "cli.adopt", "convert other tools' configurations and commands into a run file", "ds_config.json"),
-    ("submit", "slurm.submit", "submit a run file to Slurm, as the plan recommends", "RECIPE.yaml --nodes 2 --time 2h"),
+    ("submit", "cli.submit", "submit a run file to Slurm, as the plan recommends", "RECIPE.yaml --nodes 2 --time 2h"),
     ("jobs", "cli.jobs", "list the Slurm jobs of your runs: state, step, time left, cost", ""),
     ("logs", "cli.jobs", "print the output of a run's jobs", ""),
     ("cancel", "cli.jobs", "cancel the jobs of a run", ""),

@@ -1,4 +1,4 @@
-"""What is asked of Slurm's commands, and their answers as values. Nothing else here talks to a scheduler."""
+"""Run Slurm's commands and parse their output; nothing else talks to a scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from paceline.errors import RunFailed, UserError
 from paceline.io.durations import parse_slurm_time
 
 ANSWER_TIMEOUT_S = 60
-"""For an answer of Slurm."""
 ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "STOPPED")
 
 
@@ -21,11 +20,10 @@ ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING",
 class Partition:
     name: str
     hours: float | None
-    """Most that a job may take; None without a limit."""
+    """The limit of a job, if any."""
     nodes: int
-    cores: int
-    """Of a node, as the rest."""
     memory_mb: int
+    """Of a node, as the GPUs."""
     gpus: int
     gpu_type: str
 
@@ -36,7 +34,7 @@ class JobState:
     state: str
     reason: str = ""
     start: str = ""
-    """Expected or real, as Slurm writes it; empty where it does not know."""
+    """Expected or actual, as Slurm writes it; "" if unknown."""
     hosts: str = ""
 
     @property
@@ -46,12 +44,11 @@ class JobState:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job that Slurm has taken; with a dry run, the script that it would have got."""
+    """A submitted job; after a dry run, the script without a job."""
 
     run: Path
-    """Its folder."""
     file: Path
-    """Of the script."""
+    """The script."""
     script: str
     reasons: tuple[str, ...]
     job: str = ""
@@ -59,27 +56,25 @@ class SubmittedJob:
 
 def require_slurm() -> None:
     if shutil.which("sbatch") is None:
-        raise UserError(
-            "there is no Slurm here (sbatch is not found): type this on a login node of the cluster, print the "
-            "batch script with  --dry-run, or train here with  paceline train"
-        )
+        message = "there is no Slurm here (sbatch is not found): type this on a login node of the cluster, print the "
+        message += "batch script with  --dry-run, or train here with  paceline train"
+        raise UserError(message, code="unavailable")
 
 
 def list_partitions(loose: bool = False) -> dict[str, Partition]:
-    """By name. Where nodes differ, the most that any of them has. `loose`: none where Slurm does not answer."""
+    """Return the partitions by name, with the most that any of their nodes has; `loose`: {} if Slurm fails."""
     found: dict[str, Partition] = {}
-    for line in _run_slurm("sinfo", "--noheader", "--format=%R|%l|%D|%c|%m|%G", loose=loose).splitlines():
-        name, limit, nodes, cores, memory, gres = (word.strip() for word in line.split("|", 5))
+    for line in _run_slurm("sinfo", "--noheader", "--format=%R|%l|%D|%m|%G", loose=loose).splitlines():
+        name, limit, nodes, memory, gres = (word.strip() for word in line.split("|", 4))
         kind, gpus = _parse_gres(gres)
-        before = found.get(name, Partition(name, parse_slurm_time(limit), 0, 0, 0, 0, ""))
+        known = found.get(name, Partition(name, parse_slurm_time(limit), 0, 0, 0, ""))
         found[name] = Partition(
             name=name,
-            hours=before.hours,
-            nodes=before.nodes + _parse_count(nodes),
-            cores=max(before.cores, _parse_count(cores)),
-            memory_mb=max(before.memory_mb, _parse_count(memory)),
-            gpus=max(before.gpus, gpus),
-            gpu_type=kind if gpus > before.gpus else before.gpu_type,
+            hours=known.hours,
+            nodes=known.nodes + _parse_count(nodes),
+            memory_mb=max(known.memory_mb, _parse_count(memory)),
+            gpus=max(known.gpus, gpus),
+            gpu_type=kind if gpus > known.gpus else known.gpu_type,
         )
     return found
 
@@ -90,18 +85,18 @@ def find_default_partition() -> str | None:
 
 
 def submit_script(script: Path) -> str:
-    """The id of the new job."""
+    """Submit a batch script and return the id of the job."""
     answer = _run_slurm("sbatch", "--parsable", str(script)).strip().splitlines()
     job = answer[-1].partition(";")[0] if answer else ""
     if not job.isdecimal():
-        raise RunFailed(f"sbatch gave no job id for {script}: {' '.join(answer) or 'no answer'}")
+        raise RunFailed(f"sbatch gave no job id for {script}: {' '.join(answer) or 'no answer'}", code="unavailable")
     return job
 
 
 def fetch_job_states(jobs: Iterable[str], *, sure: bool = False) -> dict[str, JobState]:
-    """Of those that Slurm still knows: from the queue, else from the accounts.
+    """Return the states of the jobs that Slurm knows, from the queue or else from accounting.
 
-    `sure`: where the queue does not answer, that is an error, and no job is taken for one that has ended.
+    `sure`: raise if the queue does not answer, so that no job is taken for one that has ended.
     """
     wanted = list(jobs)
     found: dict[str, JobState] = {}
@@ -109,16 +104,13 @@ def fetch_job_states(jobs: Iterable[str], *, sure: bool = False) -> dict[str, Jo
         return found
     queue = _run_slurm("squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%S|%N", loose=not sure)
     for line in queue.splitlines():
-        words = [word.strip() for word in line.split("|")]
+        words = ["" if word.strip() in ("None", "N/A") else word.strip() for word in line.split("|")]
         if len(words) == 5 and words[0] in wanted:
-            job, state, reason, start, hosts = words
-            found[job] = JobState(job, state, "" if reason == "None" else reason, _parse_start(start), hosts)
+            found[words[0]] = JobState(*words)
     missing = [job for job in wanted if job not in found]
     if missing and shutil.which("sacct") is not None:
-        listed = _run_slurm(
-            "sacct", "-n", "-X", "-P", "-j", ",".join(missing), "-o", "JobID,State,NodeList", loose=True
-        )
-        for line in listed.splitlines():
+        columns = ("-n", "-X", "-P", "-o", "JobID,State,NodeList")
+        for line in _run_slurm("sacct", *columns, "-j", ",".join(missing), loose=True).splitlines():
             job, state, hosts = (*line.split("|"), "", "")[:3]
             if job in missing:
                 found[job] = JobState(job, state.split(" ")[0], hosts=hosts)
@@ -130,41 +122,34 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
 
 
 def _run_slurm(*command: str, loose: bool = False) -> str:
-    """What a command prints. `loose`: an answer that does not come is empty."""
+    """Return what a command prints; `loose`: "" if it fails."""
+    name = command[0]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=ANSWER_TIMEOUT_S, check=False
         )
     except FileNotFoundError:
-        raise UserError(f"{command[0]} is not found: is this a login node of the cluster?") from None
+        raise UserError(f"{name} is not found: is this a login node of the cluster?", code="unavailable") from None
     except subprocess.TimeoutExpired:
         if loose:
             return ""
-        raise RunFailed(f"{command[0]} did not answer within {ANSWER_TIMEOUT_S} s; is slurmctld down?") from None
+        message = f"{name} did not answer within {ANSWER_TIMEOUT_S} s; is slurmctld down?"
+        raise RunFailed(message, code="unavailable") from None
     if done.returncode == 0 or loose:
         return done.stdout
-    why = done.stderr.strip().splitlines() or [f"{command[0]} ended with exit code {done.returncode}"]
-    if command[0] in ("sinfo", "squeue"):
-        raise UserError(f"Slurm does not answer here ({why[-1]}); type this on a login node of the cluster")
-    raise UserError(f"Slurm refused: {' '.join(' '.join(why).split())}")
+    lines = done.stderr.strip().splitlines() or [f"{name} ended with exit code {done.returncode}"]
+    if name in ("sinfo", "squeue"):
+        message = f"Slurm does not answer here ({lines[-1]}); type this on a login node of the cluster"
+        raise UserError(message, code="unavailable")
+    raise UserError(f"Slurm rejected it: {' '.join(' '.join(lines).split())}", code="invalid-request")
 
 
 def _parse_gres(gres: str) -> tuple[str, int]:
-    """`gpu:a100:4(S:0-1),fs:1` is (a100, 4)."""
-    kind, most = "", 0
-    for word in re.sub(r"\([^()]*\)", "", gres).split(","):
-        match re.split(":", word):
-            case ["gpu", count] if count.isdecimal():
-                kind, most = ("", int(count)) if int(count) > most else (kind, most)
-            case ["gpu", name, count] if count.isdecimal():
-                kind, most = (name, int(count)) if int(count) > most else (kind, most)
-    return kind, most
+    """Return (a100, 4) for `gpu:a100:4(S:0-1),fs:1`."""
+    found = re.findall(r"(?:^|,)gpu:(?:([^:,]+):)?(\d+)(?=,|$)", re.sub(r"\([^()]*\)", "", gres))
+    return max(((kind, int(count)) for kind, count in found), key=lambda one: one[1], default=("", 0))
 
 
 def _parse_count(text: str) -> int:
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else 0
-
-
-def _parse_start(start: str) -> str:
-    return "" if start in ("N/A", "") else start

@@ -1,6 +1,6 @@
-"""A site file: what a cluster wants of every job. One per cluster, in ~/.config/paceline/sites/NAME.yaml.
+"""Site files: what a cluster needs in every job. One per cluster, in ~/.config/paceline/sites/NAME.yaml.
 
-What Slurm itself can say (limits of a partition, GPUs of a node) need not stand here.
+What Slurm itself reports (limits of a partition, GPUs of a node) can be left out.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
-from pydantic import field_validator, model_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from paceline.config import build_section
 from paceline.config.run_file import read_yaml_file
@@ -24,18 +23,17 @@ from paceline.runlog.jobs import ATTEMPTS
 
 DEFAULT_SITE = "default"
 SCRATCH_VARIABLES = {"{user}": '"$(id -un)"', "{job}": '"$SLURM_JOB_ID"'}
-"""What may stand in `scratch` and is known in the job alone."""
-
+"""Placeholders in `scratch` whose values only the job knows."""
 ON_EACH_NODE = '${SLURM_JOB_NUM_NODES:+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1}'
 MAKE_SCRATCH = (
     'mkdir -p "$1" && [ -w "$1" ] || '
     '{ echo "paceline: the scratch folder $1 cannot be written on $(hostname)" >&2; exit 1; }'
 )
-"""Given as an argument: where TMPDIR is not there yet, Slurm starts tasks with another one."""
+"""The folder is an argument: if TMPDIR does not exist yet, Slurm starts tasks with another one."""
 
 
 class SiteFile(Section):
-    """What a cluster wants of every job."""
+    """What a cluster needs in every job."""
 
     partition: str | None = field(None, "", "that jobs go to; without it Slurm's default")
     account: str | None = field(None, "", "that pays")
@@ -45,12 +43,12 @@ class SiteFile(Section):
         {}, "", "more options of sbatch, without their dashes: {exclusive: '', nice: '100'}"
     )
     cluster: str | None = field(None, "", "devices and links for the plan, as in a run file: 4x8xH100, or a file")
-    gpus_per_node: int | None = field(None, "GPUs", "of a node; without it what Slurm says", ge=1, le=64)
+    gpus_per_node: int | None = field(None, "GPUs", "of a node; default: what Slurm reports", ge=1, le=64)
     gpu_type: str | None = field(None, "", "the name that Slurm has for them, as in --gres=gpu:a100:4")
     cpus_per_rank: int | None = field(None, "cores", "for each rank", ge=1, le=4096)
     memory: str | None = field(None, "", "host memory of a node, as 64G; without it what the plan says for cores")
     nodes: int | None = field(None, "nodes", "that a job may have at most", ge=1, le=100_000)
-    fewer_nodes: bool = field(False, "", "a job may go on with fewer nodes than it was planned for")
+    fewer_nodes: bool = field(False, "", "a job may continue with fewer nodes than planned")
     time_limit: str | None = field(None, "", "of a job, as 24h; without it that of the partition")
     warn_s: int = field(WARN_S, "s", "before the limit at which a run saves and stops", ge=10, le=65535)
     attempts: int = field(ATTEMPTS, "", "in a row without progress, after which a run is left alone", ge=1, le=1000)
@@ -66,37 +64,26 @@ class SiteFile(Section):
     )
     price: float | None = field(None, "USD", "per device and hour", ge=0)
 
-    @field_validator("time_limit")
+    @field_validator("time_limit", "memory", "container", "scratch")
     @classmethod
-    def _a_duration(cls, text: str | None) -> str | None:
-        if text is not None:
+    def _check_syntax(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is None:
+            return None
+        if info.field_name == "time_limit":
             parse_hours(text)
-        return text
-
-    @field_validator("memory")
-    @classmethod
-    def _an_amount(cls, text: str | None) -> str | None:
-        return None if text is None else check_memory(text)
-
-    @field_validator("container")
-    @classmethod
-    def _words(cls, text: str | None) -> str | None:
-        if text is not None:
+        elif info.field_name == "memory":
+            check_memory(text)
+        elif info.field_name == "container":
             try:
                 shlex.split(text)
             except ValueError:
                 raise UserError(f"{text!r} has a quote that is not closed") from None
-        return text
-
-    @field_validator("scratch")
-    @classmethod
-    def _no_variables(cls, text: str | None) -> str | None:
-        if text is not None and (found := re.search(r"\$\{?[A-Za-z_]\w*\}?", text, re.ASCII)):
+        elif found := re.search(r"\$\{?[A-Za-z_]\w*\}?", text, re.ASCII):
             raise UserError(f"{found[0]} is not replaced; write {{user}} or {{job}}, or the name itself")
         return text
 
     @model_validator(mode="after")
-    def _readable(self) -> SiteFile:
+    def _check_shell_text(self) -> SiteFile:
         for name in self.variables:
             if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
                 raise conflict_error(f"variables: {name!r} cannot name a variable; use letters, digits and '_'")
@@ -116,13 +103,13 @@ class SiteFile(Section):
 
     @property
     def interpreter(self) -> tuple[str, ...]:
-        """What starts Python on a node."""
-        before = shlex.split(self.container) if self.container else []
-        words = (*before, self.python or ("python" if before else sys.executable))
+        """The command that starts Python on a node."""
+        container = shlex.split(self.container) if self.container else []
+        words = (*container, self.python or ("python" if container else sys.executable))
         return tuple(map(os.path.expanduser, words))
 
     def lines(self, folder: Path) -> list[str]:
-        """The shell lines before the ranks start; relative names mean the same as in `folder`."""
+        """Return the shell lines before the ranks start, in `folder`."""
         found = [f"cd {shlex.quote(str(folder))} || exit"]
         if self.modules:
             found.append(f"module load {shlex.join(self.modules)}")
@@ -137,10 +124,10 @@ class SiteFile(Section):
 
 
 def check_memory(text: str, option: str = "") -> str:
-    """An amount of memory as sbatch takes it."""
+    """Return an amount of memory if sbatch accepts it."""
     if not re.fullmatch(r"\d+[KMGT]?", text, re.ASCII):
         given = f"{option} {text}: this" if option else repr(text)
-        raise UserError(f"{given} is not an amount of memory; write it as  64G")
+        raise UserError(f"{given} is not an amount of memory; write it as  64G", code="invalid-value", key=option)
     return text
 
 
@@ -154,7 +141,7 @@ def get_sites_folder() -> Path:
 
 
 def read_site(name: str | Path | None = None) -> SiteFile:
-    """The site of that name, or in that file; without one, `default.yaml`, and what Slurm says where there is none."""
+    """Read the site of a name or file; without one `default.yaml`, if it exists."""
     folder = get_sites_folder()
     if name is None:
         file = folder / f"{DEFAULT_SITE}.yaml"
@@ -163,16 +150,15 @@ def read_site(name: str | Path | None = None) -> SiteFile:
     else:
         file = Path(name)
         if file.suffix not in (".yaml", ".yml"):
-            known = sorted(path.stem for path in folder.glob("*.yaml"))
             file = folder / f"{name}.yaml"
             if not file.is_file():
-                there = f"; known: {', '.join(known)}" if known else f"; there are none in {folder}"
-                hint = did_you_mean(name, known) or there
-                raise UserError(f"--site {name}: there is no such site{hint}; or give a file, as  --site FILE.yaml")
+                known = sorted(path.stem for path in folder.glob("*.yaml"))
+                existing = f"; known: {', '.join(known)}" if known else f"; there are none in {folder}"
+                hint = did_you_mean(name, known) or existing
+                message = f"--site {name}: there is no such site{hint}; or give a file, as  --site FILE.yaml"
+                raise UserError(message, code="not-found", key="--site")
     values, origins = read_yaml_file(file, "site file", "partition: gpu")
     site = build_section(SiteFile, values, origins)
-    here = file.resolve().parent
-    moved: dict[str, Any] = {
-        key: (here / path.expanduser()) for key in ("runs", "logs") if (path := getattr(site, key)) is not None
-    }
-    return site.model_copy(update=moved)
+    paths = {key: path for key in ("runs", "logs") if (path := getattr(site, key)) is not None}
+    absolute = {key: file.resolve().parent / path.expanduser() for key, path in paths.items()}
+    return site.model_copy(update=absolute)
