@@ -16,6 +16,9 @@ VIEWS |= {"_unsafe_view", "split", "split_with_sizes", "unbind", "alias", "as_st
 class DispatchObserver(TorchDispatchMode):
     """Sees every operation, as the others of its kind do, at once."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Otherwise torch imports the compiler, for seconds, to keep it away from here."""

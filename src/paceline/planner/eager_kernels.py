@@ -1,7 +1,6 @@
-"""What the framework's own kernels do on a GPU where each operation is run as it is written.
+"""Estimate what eager kernels move on a GPU, from a pass that is traced on the CPU or on fake tensors.
 
-A pass is traced on the CPU, or on fake tensors that say they are there, as if it were on a CUDA device: what autocast
-computes in fp32 there, and what is one kernel there, is so here too.
+The pass runs as if it were on a CUDA device: with its autocast types, and with its fused kernels.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from paceline.parallel.precision import autocast
 IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "exp", "log", "pow", "sum", "prod"}
 IN_FP32 |= {"cumsum", "norm", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 IN_FP32 |= {"kl_div", "binary_cross_entropy_with_logits", "cosine_similarity"}
-"""What CUDA's autocast computes in full, of the functions that move much."""
+"""Functions that move much and that autocast runs in fp32 on CUDA."""
 PASSES = {"batch_norm": 12.0, "layer_norm_backward": 7.0, "norm": 4.0, "upsample": 18.0, "max_pool": 3.5}
-"""Over what an operation with this in its name reads and writes, as an H200 runs it with torch 2.11: moments are made
+"""Passes over what an operation with this in its name reads and writes, on an H200 with torch 2.11: moments are made
 first, by kernels far below the bandwidth, and gradients are gathered from where they were scattered."""
 SUM_PASSES = 6.0
-"""Over what is summed down its columns, as the gradients of biases are."""
+"""Over what is summed along columns, as gradients of biases are."""
 STRIDED_PASSES = 2.0
 """Over what is read in another order than it is written in."""
 DEPTHWISE_PASSES = 14.0
-"""Of a convolution in which every channel is by itself: it multiplies little, in kernels of its own."""
+"""Of a depthwise convolution: it multiplies little, in special kernels."""
 CONVOLUTION, ATTENTION = 0.75, 0.5
 """Of the rate of a plain product with the same sides."""
 CHANNELS, POSITIONS, FEATURES = 64, 128, 64
@@ -52,7 +51,7 @@ LOOKED_UP = ("embedding", "index_select", "index", "gather")
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """By one operation beside its arithmetic, as bytes of a plain element-wise kernel that takes as long."""
+    """Of one operation beside its arithmetic, as bytes of a plain element-wise kernel that takes as long."""
 
     bytes: float
     kernels: float = 1
@@ -66,7 +65,7 @@ NO_TRAFFIC = KernelTraffic(0.0, 0)
 
 @contextmanager
 def simulate_cuda(precision: str) -> Iterator[None]:
-    """What is computed inside has the types that it would have on a CUDA device."""
+    """Compute in the types that a CUDA device would use."""
     with autocast(precision, torch.device("cpu")), _SimulatedCuda(torch.is_autocast_enabled("cpu")):
         yield
 
@@ -93,14 +92,14 @@ class _SimulatedCuda(TorchFunctionMode):
 
 
 def _fused_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor | None:
-    """Where all is of one type, devices have one kernel for it, which keeps and moves what a layer norm does."""
+    """Use the fused kernel of devices, which saves and moves what a layer norm does, if all is of one type."""
     if weight is not None and weight.dtype != x.dtype:
         return None
     return torch.native_layer_norm(x, list(shape), weight, None, eps or 0.0)[0]
 
 
 def _without_dropout(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Cores keep the scores of an attention that drops some; devices never do."""
+    """Drop nothing: unlike devices, CPUs save the scores of an attention with dropout."""
     if func is F.scaled_dot_product_attention:
         return (args[:4], {**kwargs, "dropout_p": 0.0}) if len(args) < 5 else ((*args[:4], 0.0, *args[5:]), kwargs)
     asked = inspect.signature(func).bind(*args, **kwargs)
@@ -113,7 +112,7 @@ def _cast_to_fp32(x: Tensor) -> Tensor:
 
 
 def estimate_kernel_efficiency(name: str, args: Any, out: Any) -> float:
-    """Of the time of a GPU's kernel for a product, what a plain one with the same sides would take."""
+    """Estimate the time of a plain product with the same sides over that of a GPU's kernel."""
     if name == "convolution":
         return CONVOLUTION * _tile_fill(out.shape[1], CHANNELS)
     if "attention" not in name:
@@ -127,10 +126,7 @@ def _tile_fill(side: int, tile: int) -> float:
 
 
 def estimate_traffic(name: str, args: Any, out: Any, more: float = 1.0) -> KernelTraffic:
-    """What an operation moves beside its arithmetic. `name` is torch's own (aten).
-
-    A pass of the run has `more` times the samples.
-    """
+    """Estimate what an aten operation moves beside its arithmetic; the run has `more` times the samples."""
     backward = "backward" in name
     if name.startswith("convolution"):
         return _convolution_traffic(args, out)
@@ -151,12 +147,12 @@ def estimate_traffic(name: str, args: Any, out: Any, more: float = 1.0) -> Kerne
 
 
 def _is_plain_kernel(word: str, args: Any, backward: bool) -> bool:
-    """Whether it is as fast as any: batch norms of rows, and what only makes an image larger."""
+    """Whether it is as fast as any: batch norms of rows, and upsampling forward."""
     return (word == "batch_norm" and args[0].dim() < 3) or (word == "upsample" and not backward)
 
 
 def _convolution_traffic(args: Any, out: Any) -> KernelTraffic:
-    """Images are kept channel by channel; each operand of a product is put pixel by pixel, and each result back."""
+    """Count transposes too: images are stored channels first, and products want channels last."""
     back = not isinstance(out, Tensor)
     pair, weight = (args[:2], args[2]) if back else ((args[0], out), args[1])
     products, summed = (args[-1][0] + args[-1][1], args[-1][2]) if back else (1, False)
@@ -166,13 +162,13 @@ def _convolution_traffic(args: Any, out: Any) -> KernelTraffic:
 
 
 def _tensor_bytes(tensors: Any) -> float:
-    """Of the tensors in a structure; one that is repeated along a side is read once."""
+    """Sum the bytes of the tensors in a structure; an expanded one is read once."""
     found = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)]
     return float(sum(min(x.numel() * x.element_size(), x.untyped_storage().nbytes()) for x in found))
 
 
 def _sums_columns(x: Tensor, out: Tensor) -> bool:
-    """Rows are added up, rather than what is in a row."""
+    """Whether rows are summed, rather than the values in a row."""
     return out.numel() < x.numel() and out.dim() > 0 and x.shape[-1] > 1 and out.shape[-1] == x.shape[-1]
 
 
@@ -184,13 +180,13 @@ def _changes_strides(args: Any, out: Any) -> bool:
 
 
 class LiveBytes:
-    """How the bytes of all tensors that are alive go up and down."""
+    """Tracks the bytes of all live tensors."""
 
     def __init__(self) -> None:
         self.changes: list[int] = []
         self._known: set[int] = set()
 
-    def saw(self, tensors: Any) -> None:
+    def track(self, tensors: Any) -> None:
         for leaf in tree_leaves(tensors):
             if isinstance(leaf, Tensor) and id(storage := leaf.untyped_storage()) not in self._known:
                 self._known.add(id(storage))
@@ -203,7 +199,7 @@ class LiveBytes:
 
 
 def find_peak_growth(small: LiveBytes, large: LiveBytes, more: int) -> float:
-    """Bytes that each of `more` samples adds at the moment when they add the most; 0 where the two passes differ."""
+    """Find the bytes that each of `more` samples adds at the peak; 0 if the two passes differ."""
     if len(small.changes) != len(large.changes) or not more:
         return 0.0
     each = ((b - a) / more for a, b in zip(small.changes, large.changes, strict=True))

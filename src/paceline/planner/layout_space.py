@@ -108,8 +108,8 @@ class LayoutSpace:
             return
         if pipeline > 1 and self.batch // data < pipeline:
             share = self.batch // data
-            facts = {"samples": f"{share} sample{'s' * (share > 1)}", "stages": pipeline}
-            yield self._reject(sides, "", RejectReason.UNFILLED, facts)
+            samples = f"{share} sample{'s' * (share > 1)}"
+            yield self._reject(sides, "", RejectReason.UNFILLED, {"samples": samples, "stages": pipeline})
             return
         schedule = self.constraints.schedule or "1f1b"
         sequence = self.constraints.sequence

@@ -18,20 +18,20 @@ from paceline.workload import find_repeated_layers
 if TYPE_CHECKING:
     from torch import nn
 
-
 MAX_COMPARISONS = 300_000
-"""Names with patterns."""
+ASSUMED_FILL = 0.5
+"""Mean length over that of the longest text, if nothing is known of the data."""
 
 
 class NamedWeight(NamedTuple):
     name: str
     numbers: int
     repeated: bool
-    """It is part of one of the equal layers."""
+    """It belongs to one of the equal layers."""
 
 
 def list_weights(model: nn.Module) -> list[NamedWeight]:
-    """Of a model, which need not have memory."""
+    """List the weights of a model, which may be on the meta device."""
     inside = {id(p) for layer in find_repeated_layers(model) for p in layer.parameters()}
     return [NamedWeight(name, p.numel(), id(p) in inside) for name, p in model.named_parameters()]
 
@@ -41,7 +41,7 @@ def apply_frozen_groups(
     groups: Mapping[str, ParameterGroup],
     weights: Callable[[], Iterable[NamedWeight]],
 ) -> tuple[BlockShape, ...]:
-    """Embedding, layer and head, with what is frozen of each; only then are the `weights` asked for.
+    """Set what `groups` freeze of embedding, layer and head; `weights` are listed only if something is frozen.
 
     They come in the order of the model: those before the layers count for the embedding, those after for the head.
     """
@@ -51,11 +51,9 @@ def apply_frozen_groups(
     held, place = [0, 0, 0], 0
     patterns = [(re.compile(translate(pattern)), group) for pattern, group in groups.items()]
     for count, (name, numbers, repeated) in enumerate(weights()):
-        if count * len(patterns) > MAX_COMPARISONS:
-            raise UserError(
-                f"train.groups: the model has more than {MAX_COMPARISONS // len(patterns):,} parameters by name, too "
-                "many for a plan to find those that are frozen; give a model of fewer layers, or fewer patterns"
-            )
+        if count * len(patterns) > MAX_COMPARISONS:  # a run file may ask for any number of layers
+            message = f"train.groups: the model has more than {MAX_COMPARISONS // len(patterns):,} parameters by name"
+            raise UserError(f"{message}; give fewer layers or patterns", code="not-supported", key="train.groups")
         place = 1 if repeated else 2 if place else 0
         first = next((group for pattern, group in patterns if pattern.match(name)), None)
         held[place] += numbers if first is not None and first.frozen else 0
@@ -66,13 +64,9 @@ def apply_frozen_groups(
     )
 
 
-ASSUMED_FILL = 0.5
-"""Of the longest text, where nothing is known of the data."""
-
-
 @dataclass(frozen=True)
 class TextStatistics:
-    """Of the training set."""
+    """Labelled texts as they are in the cache or, if they are not, as they usually are."""
 
     count: int | None
     mean: float
@@ -81,12 +75,12 @@ class TextStatistics:
     deviation: float = 0.0
     classes: int = 0
     held_out: int | None = None
-    """Texts to evaluate on, where that is known."""
+    """Texts to evaluate on; None if not known."""
     assumptions: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, corpus: LabelledCorpus, samples: int | None, tokens: float | None) -> TextStatistics:
-        """Those of a corpus; a number of samples and their mean length may be said instead."""
+        """Return those of a corpus; a number of samples and their mean length replace what was counted."""
         lengths = corpus.train.offsets[1:] - corpus.train.offsets[:-1]
         mean, longest = tokens or float(lengths.mean()), int(lengths.max())
         count, classes = samples or len(corpus.train), len(corpus.classes)

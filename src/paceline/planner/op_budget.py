@@ -1,4 +1,4 @@
-"""A model is tried out on the CPU only for a moment: what would take longer is noticed before it is done."""
+"""Limit the time that tracing a model takes on the CPU: an operation that exceeds the budget is not started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from paceline.nn.op_counter import PRODUCTS, VIEWS, DispatchObserver
 
 MAX_SECONDS = 1.5
-"""By the estimate below, which is an upper bound; half as long as a rule."""
+"""By an estimate that is an upper bound; usually it takes half as long."""
 SECONDS_PER_CALL, SECONDS_PER_ELEMENT, SECONDS_PER_DRAW, SECONDS_PER_PAIR = 2e-5, 1e-9, 4e-9, 2e-11
 """Of one core: to call an operation at all, to read or write an element, to draw one, to multiply and add a pair."""
 DRAWS = ("uniform", "normal", "bernoulli", "dropout", "rand")
@@ -22,37 +22,35 @@ FACTORED = 20
 
 
 class OverBudget(Exception):
-    """It would take more than a moment."""
+    """The next operation would exceed the budget."""
 
 
 class OpBudget(DispatchObserver):
-    """`with Moment(): …` raises BeyondAMoment before the operation that would take it beyond a moment."""
+    """`with OpBudget(): …` raises OverBudget before the operation that would exceed `MAX_SECONDS`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = MAX_SECONDS
+    spent_s = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (name := func.overloadpacket.__name__) not in UNTOUCHED:
-            self.left -= estimate_op_s(name, args)
-            if self.left < 0:
+            self.spent_s += estimate_op_s(name, args)
+            if self.spent_s > MAX_SECONDS:
                 raise OverBudget
         return func(*args, **(kwargs or {}))
 
 
 def estimate_op_s(name: str, args: Any) -> float:
-    """At most, by what an operation is called with. `name` is torch's own (aten)."""
+    """Estimate an upper bound of the time of an aten operation from its arguments."""
     given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
     if given:
         elements = sum(x.numel() for x in given) + _broadcast_elements(given)
-    else:  # what makes a tensor is told its sides
+    else:  # factory functions have the sides of their tensor
         elements = max((math.prod(x) for x in args if isinstance(x, list | tuple)), default=0)
     each = SECONDS_PER_DRAW if any(word in name for word in DRAWS) else SECONDS_PER_ELEMENT
     return SECONDS_PER_CALL + each * elements + SECONDS_PER_PAIR * _count_multiply_adds(name, given)
 
 
 def _broadcast_elements(given: list[Tensor]) -> int:
-    """Elements of the result, if the operation is element-wise."""
+    """Count the elements of the result, if the operation is element-wise."""
     try:
         return math.prod(np.broadcast_shapes(*(x.shape for x in given)))  # torch's imports sympy
     except ValueError:
@@ -60,7 +58,7 @@ def _broadcast_elements(given: list[Tensor]) -> int:
 
 
 def _count_multiply_adds(name: str, given: list[Tensor]) -> float:
-    """Of numbers that are multiplied and added up, if it is a product."""
+    """Count the multiply-adds, if it is a product."""
     products = 2.0 if "backward" in name else 1.0
     if name.startswith("convolution"):
         *images, weight = given[: 3 if products > 1 else 2]

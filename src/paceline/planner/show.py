@@ -141,8 +141,8 @@ def _build_device_table(plan: Plan) -> Table:
         "cost": _shows_cost(plan),
     }
     shown = [column for column, wanted in optional.items() if wanted]
-    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", *shown, Column("verdict", "left")]
-    table = Table(*columns, left=3)
+    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", *shown]
+    table = Table(*columns, Column("verdict", "left"), left=3)
     for row in plan.rows:
         total = format_cell_amount(row.hours)
         if wording.durations and row.hours is not None:

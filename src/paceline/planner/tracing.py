@@ -1,9 +1,8 @@
-"""The shape of a model that has no formulas, such as a user's own: its code runs, and is watched.
+"""Build the cost model of a workload without formulas, such as a user's own, by tracing its code.
 
-One pass forward and backward over a small batch is watched: products with their sides, element-wise traffic, kernels,
-and how many bytes are alive. A second, larger batch tells what grows with the samples from what does not. A small model
-is run on the CPU; of a large one fake tensors tell the same, with nothing stored or multiplied, once torch has imported
-its compiler for them, which takes longer.
+One pass forward and backward over a small batch is traced: products with their sides, element-wise traffic, kernels,
+and live bytes. A second, larger batch shows what grows with the samples. A small model runs on the CPU. A large one
+runs on fake tensors, which allocate and compute nothing, but make torch import its compiler, which takes longer.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype
 from paceline.workload import Outline, Workload, build_workload
 
 TRACED_BATCHES = (4, 8)
-RECURRENT_NOTE = "recurrent layers are not in the price: they go word by word; paceline measure tells their time"
+RECURRENT_NOTE = "recurrent layers are not in the price: they run word by word; paceline measure times them"
 TRANSPOSED_ARGUMENT = 6
 """Of the arguments of a convolution."""
 TraceMode = AbstractContextManager[Any]
@@ -52,7 +51,7 @@ TraceMode = AbstractContextManager[Any]
 
 @dataclass
 class RegionWork:
-    """What one region of a model did in a pass; forward, where nothing else is said."""
+    """What one region of a model did in a pass; forward unless stated otherwise."""
 
     products: list[Matmul] = field(default_factory=list)
     """Of the whole batch."""
@@ -76,7 +75,7 @@ class _RegionCounter(OperationCounter):
         self.more = more
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
-        self.going_back = self.recurrent = False
+        self.in_backward = self.recurrent = False
         self.alive = LiveBytes()
 
     def enter(self, region: str, given: Any = ()) -> None:
@@ -86,13 +85,13 @@ class _RegionCounter(OperationCounter):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        self.alive.saw(out)
+        self.alive.track(out)
         return out
 
     def count(self, name: str, args: Any, out: Any) -> None:
         seen = self.seen[self.region]
         self.recurrent |= "_rnn" in name
-        if self.going_back:
+        if self.in_backward:
             seen.backward += estimate_traffic(name, args, out, self.more)
             return
         seen.forward += estimate_traffic(name, args, out, self.more)
@@ -127,10 +126,7 @@ def _product_sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int
     return [(rows, left.shape[-1], right.shape[-2]), (rows, right.shape[-2], left.shape[-1])]  # attention
 
 
-def build_traced_cost_model(
-    spec: RunSpec, samples: int | None = None, tokens: float | None = None
-) -> TrainingCostModel:
-    """The subject of a run file whose workload has no formulas."""
+def build_traced_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingCostModel:
     workload = build_workload(spec)
     outline = _read_outline(workload) or _prepare_outline(workload)
     data = outline.samples
@@ -138,7 +134,7 @@ def build_traced_cost_model(
     sizes = [min(size, count) for size in TRACED_BATCHES]
     keys = np.zeros(max(sizes), np.int64)
     costs = np.asarray(data.cost(np.arange(min(count, 1000))), dtype=float)
-    ids = [np.argsort(np.abs(costs - costs.mean()), kind="stable")[:size] for size in sizes]  # of middling length
+    ids = [np.argsort(np.abs(costs - costs.mean()), kind="stable")[:size] for size in sizes]  # of medium length
     batches = [data.batch(np.sort(chosen), keys[: len(chosen)]) for chosen in ids]
     model, groups, passes, how = _trace_model(workload, spec, batches)
     of_keras = has_keras(model)
@@ -147,10 +143,9 @@ def build_traced_cost_model(
     layers = workload.blocks(model)
     repeat = max(1, len(layers))
     inside, total = [p for layer in layers for p in layer.parameters()], count_params(model.parameters())
-    grown = _SampleGrowth(sizes[0], sizes[-1], dtype_sizes_of(spec.train).element_bytes)
-    blocks = tuple(
-        _scale_samples(one, outline.times) for one in _build_blocks(passes, grown, repeat, count_params(inside), total)
-    )
+    growth = _SampleGrowth(sizes[0], sizes[-1], dtype_sizes_of(spec.train).element_bytes)
+    blocks = _build_blocks(passes, growth, repeat, count_params(inside), total)
+    blocks = tuple(_scale_samples(block, outline.times) for block in blocks)
     blocks = _set_frozen(blocks, count_params(p for p in inside if not p.requires_grad), groups.frozen)
     sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / sizes[0]
     mean = float(costs.mean())
@@ -176,7 +171,7 @@ def build_traced_cost_model(
 
 
 def _read_outline(workload: Workload) -> Outline | None:
-    """What a workload says of its data, with the samples in the one form."""
+    """Return what a workload declares about its data, with the samples in one form."""
     found, what = workload.outline(), "workload: outline()"
     if found is None:
         return None
@@ -234,9 +229,9 @@ def _list_trace_modes(workload: Workload, batches: Sequence[Any]) -> Iterator[tu
 
 
 def _trace_pass(mode: TraceMode, model: nn.Module, workload: Any, batch: Any, spec: RunSpec) -> _RegionCounter:
-    """A pass forward and backward; what autograd keeps is counted once per storage, without the weights."""
+    """Trace a pass forward and backward; what autograd saves is counted once per storage, without the weights."""
     samples = len(tree_leaves(batch)[0])
-    watch = _RegionCounter((spec.parallel.micro_batch or spec.train.global_batch) / samples)
+    counter = _RegionCounter((spec.parallel.micro_batch or spec.train.global_batch) / samples)
     trained = [p for p in model.parameters() if p.requires_grad]
     own = {id(p) for p in model.parameters()}
     kept: set[int] = set()
@@ -247,41 +242,41 @@ def _trace_pass(mode: TraceMode, model: nn.Module, workload: Any, batch: Any, sp
         place = id(storage) if fake else storage.data_ptr()
         if id(tensor) not in own and place not in kept:
             kept.add(place)
-            watch.seen[watch.region].saved += storage.nbytes()
+            counter.seen[counter.region].saved += storage.nbytes()
         return tensor
 
     with mode:
         if isinstance(mode, FakeTensorMode):
             batch = tree_map_only(Tensor, mode.from_tensor, batch)
         saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-        with ExitStack() as regions, watch:
+        with ExitStack() as regions, counter:
             for layer in workload.blocks(model):
-                regions.enter_context(layer.register_forward_pre_hook(lambda _, given: watch.enter("layer", given)))
-                regions.enter_context(layer.register_forward_hook(lambda *_: watch.enter("rest")))
+                regions.enter_context(layer.register_forward_pre_hook(lambda _, given: counter.enter("layer", given)))
+                regions.enter_context(layer.register_forward_hook(lambda *_: counter.enter("rest")))
             with saved, simulate_cuda(spec.train.precision):
                 total, _ = workload.loss(model, batch)
-            watch.going_back = True
+            counter.in_backward = True
             torch.autograd.grad(total, trained, allow_unused=True)
-    watch.split_backward_by_region()
-    return watch
+    counter.split_backward_by_region()
+    return counter
 
 
 def _build_blocks(
-    passes: list[_RegionCounter], grown: _SampleGrowth, repeat: int, inside: int, total: int
+    passes: list[_RegionCounter], growth: _SampleGrowth, repeat: int, inside: int, total: int
 ) -> tuple[BlockShape, ...]:
     layer, rest = ([one.seen[region] for one in passes] for region in ("layer", "rest"))
-    kept = sum(grown.each(seen[0].saved, seen[-1].saved) for seen in (layer, rest))
-    more = grown.many - grown.few
+    kept = sum(growth.each(seen[0].saved, seen[-1].saved) for seen in (layer, rest))
+    more = growth.many - growth.few
     rest[-1].saved += more * max(0.0, find_peak_growth(passes[0].alive, passes[-1].alive, more) - kept)
     if not inside:  # nothing is repeated: the whole is one layer
         layer, rest, repeat, inside = rest, [RegionWork(), RegionWork()], 1, total
-    middle = _build_block("layer", repeat, inside / repeat, layer, grown)
-    ends = _build_block("rest", 1, float(total - inside), rest, grown)
+    middle = _build_block("layer", repeat, inside / repeat, layer, growth)
+    ends = _build_block("rest", 1, float(total - inside), rest, growth)
     return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
 
 
 def _scale_samples(block: BlockShape, times: float) -> BlockShape:
-    """The same block, for samples that are so many times as large."""
+    """Scale a block to samples that are so many times as large."""
     eager = block.eager and replace(
         block.eager,
         forward_elements=times * block.eager.forward_elements,
@@ -298,15 +293,12 @@ def _scale_samples(block: BlockShape, times: float) -> BlockShape:
 
 
 def _set_frozen(blocks: tuple[BlockShape, ...], inside: int, total: int) -> tuple[BlockShape, ...]:
-    """The same blocks, of whose parameters so many are not trained: in the repeated layers, and in all."""
+    """Set how many parameters are not trained: in the repeated layers, and in total."""
     first, layer, rest = blocks
     if not rest.params:
         inside = total
-    return (
-        first,
-        replace(layer, frozen_params=inside / layer.repeat),
-        replace(rest, frozen_params=float(total - inside)),
-    )
+    layer = replace(layer, frozen_params=inside / layer.repeat)
+    return first, layer, replace(rest, frozen_params=float(total - inside))
 
 
 def count_params(parameters: Iterable[Tensor]) -> int:
@@ -315,51 +307,52 @@ def count_params(parameters: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class _SampleGrowth:
-    """From a pass over a few samples and one over more: what each of them adds, and what is there without any."""
+    """What each sample adds, from a pass over a few samples and one over more."""
 
     few: int
     many: int
     element: float
-    """Bytes of an element: what is kept and moved is told in elements."""
+    """Bytes of an element."""
 
     def each(self, a: float, b: float) -> float:
         more = self.many - self.few
         return max(0.0, (b - a) / more if more else b / self.many)
 
     def fixed(self, a: float, b: float) -> float:
+        """What there is without any sample."""
         return max(0.0, b - self.many * self.each(a, b))
 
 
-def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], grown: _SampleGrowth) -> BlockShape:
-    """One of `repeat` equal blocks, per sample."""
+def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], growth: _SampleGrowth) -> BlockShape:
+    """Build one of `repeat` equal blocks, per sample."""
     small, large = seen[0], seen[-1]
-    products = [replace(product, rows=product.rows / grown.many) for product in large.products]
+    products = [replace(product, rows=product.rows / growth.many) for product in large.products]
     if len(small.products) == len(large.products):
         pairs = zip(small.products, large.products, strict=True)
-        products = [replace(b, rows=grown.each(a.rows, b.rows)) for a, b in pairs]
+        products = [replace(b, rows=growth.each(a.rows, b.rows)) for a, b in pairs]
     share = max(1, len(products) // repeat)
     if products != products[:share] * repeat:  # layers of different sizes: each is taken for the mean of all
         products, share = [replace(one, rows=one.rows / repeat) for one in products], len(products)
-    saved = grown.each(small.saved, large.saved) / grown.element / repeat
+    saved = growth.each(small.saved, large.saved) / growth.element / repeat
     return BlockShape(
         *(name, repeat, params, tuple(product for product in products[:share] if product.rows > 0), None),
-        moved_elements=grown.each(small.moved, large.moved) / repeat,
+        moved_elements=growth.each(small.moved, large.moved) / repeat,
         saved_split_elements=0.0,
         saved_whole_elements=saved,
-        edge_elements=grown.each(small.given, large.given) / repeat or saved,
+        edge_elements=growth.each(small.given, large.given) / repeat or saved,
         kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
-        eager=_build_traffic(small, large, grown, repeat),
+        eager=_build_traffic(small, large, growth, repeat),
     )
 
 
-def _build_traffic(small: RegionWork, large: RegionWork, grown: _SampleGrowth, repeat: int) -> EagerTraffic:
-    unit = grown.element * repeat
+def _build_traffic(small: RegionWork, large: RegionWork, growth: _SampleGrowth, repeat: int) -> EagerTraffic:
+    unit = growth.element * repeat
     forward, backward = (small.forward.bytes, large.forward.bytes), (small.backward.bytes, large.backward.bytes)
     return EagerTraffic(
-        forward_elements=grown.each(*forward) / unit,
-        backward_elements=grown.each(*backward) / unit,
-        forward_fixed=grown.fixed(*forward) / unit,
-        backward_fixed=grown.fixed(*backward) / unit,
+        forward_elements=growth.each(*forward) / unit,
+        backward_elements=growth.each(*backward) / unit,
+        forward_fixed=growth.fixed(*forward) / unit,
+        backward_fixed=growth.fixed(*backward) / unit,
         forward_kernels=large.forward.kernels / repeat,
         backward_kernels=large.backward.kernels / repeat,
     )

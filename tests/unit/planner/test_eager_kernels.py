@@ -26,7 +26,7 @@ class Noted(OperationCounter):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        self.alive.saw(out)
+        self.alive.track(out)
         return out
 
     def count(self, name, args, out):

@@ -1,7 +1,7 @@
-"""The verb `calibrate`: measures this machine with 1, 2, 4, … ranks at work at the same time.
+"""Measure this machine with 1, 2, 4, … ranks at work at the same time.
 
-All numbers of ranks are measured in turns, in one go: whatever else runs on the machine then slows all of them alike,
-and their ratios, on which a speed-up depends, stay right.
+All numbers of ranks are measured in turns: whatever else runs on the machine then slows all of them alike, and their
+ratios, which speed-ups depend on, stay right.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from paceline.workload import LogFn
 REDUCED_BYTES = (4e3, 4e5, 4e6, 1.6e7)
 ROUNDS = 3
 ENOUGH_S = 0.15
-"""How long each measurement goes on, in each round."""
+"""Duration of each measurement, in each round."""
 TIMEOUT_S = 300.0
 ProbeRates = dict[str, float]
-
 PRELOAD = ("paceline.planner.calibration.cpu_probes", "paceline.launch.process_group")
 
 
-def calibrate_machine(ranks: Sequence[int], say: LogFn, threads: int = 0, enough_s: float = ENOUGH_S) -> dict[str, Any]:
-    """Measure with each of these numbers of ranks; the result is what the calibration file holds.
+def calibrate_machine(ranks: Sequence[int], log: LogFn, threads: int = 0, enough_s: float = ENOUGH_S) -> dict[str, Any]:
+    """Measure with each of these numbers of ranks, and return the content of a calibration file.
 
     `threads` per rank; 0 divides the cores among the ranks, as training does.
     """
@@ -38,21 +37,19 @@ def calibrate_machine(ranks: Sequence[int], say: LogFn, threads: int = 0, enough
     cores = len(os.sched_getaffinity(0))
     plan = {n: threads or max(1, cores // n) for n in ranks}
     seconds = ROUNDS * 11 * enough_s * sum(n <= cores for n in ranks) + 10
-    say(f"calibrate: {', '.join(map(str, ranks))} ranks on {cores} cores, about {seconds:.0f} s")
+    log(f"calibrate: {', '.join(map(str, ranks))} ranks on {cores} cores, about {seconds:.0f} s")
     counted = [n for n in plan if n <= cores] or [1]
     plan.setdefault(counted[0], threads or cores)
     each = run_ranks(_measure_rank, (plan, counted, enough_s), max(plan), PRELOAD)
-    return {
-        **_describe_machine(),
-        "measured": [_average_ranks(n, plan[n], each, max(counted), cores) for n in sorted(plan)],
-    }
+    rows = [_average_ranks(n, plan[n], each, max(counted), cores) for n in sorted(plan)]
+    return {**_describe_machine(), "measured": rows}
 
 
-def calibrate_gpu(say: LogFn) -> dict[str, Any]:
-    """The same for this machine's CUDA device alone."""
+def calibrate_gpu(log: LogFn) -> dict[str, Any]:
+    """Do the same for this machine's CUDA device alone."""
     from paceline.planner.calibration.gpu_probes import measure_gpu
 
-    return {**_describe_machine(), "measured": [], "gpu": measure_gpu(say)}
+    return {**_describe_machine(), "measured": [], "gpu": measure_gpu(log)}
 
 
 def has_gpu() -> bool:
@@ -77,7 +74,7 @@ def _describe_machine() -> dict[str, Any]:
 def _average_ranks(
     n: int, threads: int, each: list[tuple[dict[int, ProbeRates], dict[int, Any]]], most: int, cores: int
 ) -> Any:
-    """The mean over ranks: a step waits for the slowest, but which one that is changes from step to step.
+    """Average over ranks: a step waits for the slowest, but which one that is changes from step to step.
 
     More ranks than cores take turns: each has its share of what as many ranks as cores reached.
     """
@@ -103,7 +100,7 @@ def _average_ranks(
 def _measure_rank(
     plan: dict[int, int], counted: list[int], enough_s: float
 ) -> tuple[dict[int, ProbeRates], dict[int, Any]]:
-    """What one rank measures: rates by number of ranks at work, and seconds of all-reduces by their size."""
+    """Measure rates by number of ranks at work, and seconds of all-reduces by their size."""
     import torch
     import torch.distributed as dist
 
@@ -111,32 +108,31 @@ def _measure_rank(
     from paceline.launch.process_group import create_subgroup, join_ranks
     from paceline.planner.calibration.cpu_probes import build_probes, measure_all_reduce_s, measure_best_s
 
-    place = detect_rank(os.environ)
-    assert place is not None
-    rates: dict[int, ProbeRates] = {n: {} for n in counted if place.rank < n}
+    rank_info = detect_rank(os.environ)
+    assert rank_info is not None
+    rates: dict[int, ProbeRates] = {n: {} for n in counted if rank_info.rank < n}
     reduces: dict[int, list[float]] = {}
-    with join_ranks(place, "cpu", 1, TIMEOUT_S):
-        together = dist.barrier if place.world > 1 else lambda: None
+    with join_ranks(rank_info, "cpu", 1, TIMEOUT_S):
+        together = dist.barrier if rank_info.world > 1 else lambda: None
         for _ in range(ROUNDS if enough_s >= ENOUGH_S else 1):
             for probe in build_probes():
                 for n in counted:
                     together()
-                    if place.rank < n:
+                    if rank_info.rank < n:
                         torch.set_num_threads(plan[n])
                         rate = probe.amount / measure_best_s(probe.work, enough_s)
                         rates[n][probe.name] = max(rate, rates[n].get(probe.name, 0.0))
         torch.set_num_threads(1)
         for n in sorted(plan):
             group = create_subgroup(range(n)) if n > 1 else None
-            if n > 1 and place.rank < n:
+            if n > 1 and rank_info.rank < n:
                 repeats = 12 if enough_s >= ENOUGH_S else 3
                 reduces[n] = [measure_all_reduce_s(sent, group, repeats) for sent in REDUCED_BYTES]
             together()
     return rates, reduces
 
 
-def build_calibration_table(path: Path) -> Any:
-    """What was measured, for rich to print."""
+def build_calibration_table(path: Path) -> Table:
     columns = ("ranks", "threads", "products", "attention", "element-wise", "update", "launch", "all-reduce")
     out, found = Table(*columns, left=0), read_calibration(path)
 

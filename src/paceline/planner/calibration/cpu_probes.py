@@ -1,4 +1,4 @@
-"""The small pieces of work that a machine is measured with: products, attention, element-wise kernels, an update."""
+"""The pieces of work that a machine is measured with: products, attention, element-wise kernels, an update."""
 
 from __future__ import annotations
 
@@ -45,14 +45,8 @@ class Probe:
 
 def build_probes() -> list[Probe]:
     products = [build_product_probe(*sides) for sides in CPU_MATMULS]
-    return [
-        *products,
-        _attention_probe(),
-        _elementwise_probe(),
-        build_update_probe([UPDATED_PARAMS]),
-        build_launch_probe(CHAIN),
-        _layer_probe(),
-    ]
+    small = [build_update_probe([UPDATED_PARAMS]), build_launch_probe(CHAIN)]
+    return [*products, _attention_probe(), _elementwise_probe(), *small, _layer_probe()]
 
 
 def product_name(rows: int, inner: int, outer: int) -> str:
@@ -60,7 +54,7 @@ def product_name(rows: int, inner: int, outer: int) -> str:
 
 
 def build_product_probe(m: int, k: int, n: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Probe:
-    """The three products of a layer: forward, and backward for input and weight; in FLOPs."""
+    """Make the three products of a layer: forward, and backward for input and weight; in FLOPs."""
     x, w, dy = (torch.randn(sides, device=device, dtype=dtype) for sides in ((m, k), (n, k), (m, n)))
 
     def work() -> None:
@@ -127,7 +121,7 @@ def build_launch_probe(chain: int, device: str = "cpu") -> Probe:
 
 
 def _layer_probe() -> Probe:
-    """A whole encoder layer, forward and backward: what its parts cost when they come one after another."""
+    """Run a whole encoder layer, forward and backward: its parts cost more one after another."""
     samples, heads, length, head_width = CPU_LAYER
     width = heads * head_width
     shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
@@ -147,10 +141,10 @@ def _layer_probe() -> Probe:
 
 
 def measure_best_s(work: Callable[[], object], enough_s: float) -> float:
-    """The time of a call in the best of several stretches: other programs only make them longer.
+    """Return the time of a call in the best of several stretches: other programs only make them longer.
 
-    A stretch is as long as a pass of a small model. Single calls would slip through between other programs' turns, and
-    a plan made of them would be too good for a machine that is not idle.
+    A stretch is as long as a pass of a small model. Single calls would fit between the time slices of other programs,
+    and a plan from them would be too good for a machine that is not idle.
     """
     return min(time_stretches(work, enough_s, STRETCH_S, least=4))
 
@@ -158,9 +152,9 @@ def measure_best_s(work: Callable[[], object], enough_s: float) -> float:
 def time_stretches(
     work: Callable[[], object], enough_s: float, stretch_s: float, least: int, wait: Callable[[], object] = lambda: None
 ) -> list[float]:
-    """The time of a call in each of `least` stretches or more, until `enough_s` have passed.
+    """Return the time of a call in each of `least` stretches or more, until `enough_s` have passed.
 
-    `wait` is called before the clock is read: for work that a device goes on with.
+    `wait` is called before the clock is read, for work that a device does asynchronously.
     """
 
     def took_s(calls: int) -> float:

@@ -1,4 +1,4 @@
-"""The pieces of work that a CUDA device is measured with: as training has them, in bf16, long enough to warm up."""
+"""Measure a CUDA device with pieces of work as training has them, in bf16, long enough to warm up."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ CHAIN = 50
 DEVICE = "cuda"
 STRETCH_S = 0.05
 ENOUGH_S = 0.6
-"""How long each piece runs: clocks sink within that time, as in training."""
+"""Duration of each piece: clocks sink within that time, as in training."""
 
 
-def measure_gpu(say: LogFn, enough_s: float = ENOUGH_S) -> dict[str, Any]:
-    """What a calibration file holds of the present CUDA device."""
-    say(f"calibrate: {torch.cuda.get_device_name()}, about {round(19 * enough_s) + 20} s")
+def measure_gpu(log: LogFn, enough_s: float = ENOUGH_S) -> dict[str, Any]:
+    """Return what a calibration file has about the present CUDA device."""
+    log(f"calibrate: {torch.cuda.get_device_name()}, about {round(19 * enough_s) + 20} s")
     values: dict[str, Any] = {
         "name": torch.cuda.get_device_name(),
         "memory_bytes": float(torch.cuda.get_device_properties(0).total_memory),
@@ -61,20 +61,20 @@ def measure_gpu(say: LogFn, enough_s: float = ENOUGH_S) -> dict[str, Any]:
             for sides in GPU_MATMULS
         ],
         "attentions": [[*sides, _measure_attention(*sides, enough_s / 2)] for sides in ATTENTIONS],
-        "packed": _measure_packed_rows(enough_s / 2, say),
+        "packed": _measure_packed_rows(enough_s / 2, log),
         "moved_bytes_s": _measure_bandwidth(enough_s),
         "update_bytes_s": _measure_rate(build_update_probe(UPDATED, DEVICE), enough_s),
         "launch_s": 1 / _measure_rate(build_launch_probe(CHAIN, DEVICE), enough_s),
         "kernel_s": _measure_kernel_s(enough_s / 2),
         "pcie_bytes_s": _measure_pcie(enough_s),
     }
-    values["layer_s"], values["layer_kernels"] = _measure_layer(enough_s, say)
+    values["layer_s"], values["layer_kernels"] = _measure_layer(enough_s, log)
     torch.cuda.empty_cache()
     return values
 
 
 def measure_median_s(work: Callable[[], object], enough_s: float) -> float:
-    """The time of a call in the median of several stretches, the device being waited for after each."""
+    """Return the time of a call in the median of several stretches, with a synchronisation after each."""
     for _ in range(WARM_UP):
         work()
     times = time_stretches(work, enough_s, STRETCH_S, least=3, wait=torch.cuda.synchronize)
@@ -86,7 +86,7 @@ def _normal(*sides: int, grad: bool = False) -> Tensor:
 
 
 def _measure_rate(probe: Probe, enough_s: float, graph: bool = False) -> float:
-    """How much of it a second does; recorded as a graph, without the host."""
+    """Return how much is done per second; as a CUDA graph, without the host."""
     return probe.amount / measure_median_s(_record_graph(probe.work) if graph else probe.work, enough_s)
 
 
@@ -97,11 +97,11 @@ def _measure_attention(b: int, h: int, s: int, d: int, enough_s: float) -> float
     return measure_median_s(lambda: torch.autograd.backward([causal_attention(q, k, v)], [seed]), enough_s)
 
 
-def _measure_packed_rows(enough_s: float, say: LogFn) -> list[list[float]]:
+def _measure_packed_rows(enough_s: float, log: LogFn) -> list[list[float]]:
     try:
         return [[*sides, _measure_packed(*sides, enough_s)] for sides in PACKED]
     except RuntimeError as error:  # older devices have no such kernel
-        say(f"calibrate: no attention over texts end to end here ({' '.join(str(error).split())[:80]})")
+        log(f"calibrate: no attention over texts end to end here ({' '.join(str(error).split())[:80]})")
         return []
 
 
@@ -112,10 +112,11 @@ def _measure_packed(b: int, h: int, s: int, d: int, enough_s: float) -> float:
     texts = replace(texts, bounds=texts.bounds.to(DEVICE), longest=BLOCK)
     q, k, v = (_normal(b * s, h, d, grad=True) for _ in range(3))
     seed = _normal(b * s, h, d)
-    return measure_median_s(
-        _record_graph(lambda: torch.autograd.grad([compute_packed_attention(q, k, v, texts)], [q, k, v], [seed])),
-        enough_s,
-    )
+
+    def work() -> None:
+        torch.autograd.grad([compute_packed_attention(q, k, v, texts)], [q, k, v], [seed])
+
+    return measure_median_s(_record_graph(work), enough_s)
 
 
 def _measure_bandwidth(enough_s: float) -> float:
@@ -158,30 +159,25 @@ def _measure_pcie(enough_s: float) -> float:
     return COPIED_BYTES / measure_median_s(lambda: there.copy_(host, non_blocking=True), enough_s / 2)
 
 
-def _measure_layer(enough_s: float, say: LogFn) -> tuple[float, str]:
+def _measure_layer(enough_s: float, log: LogFn) -> tuple[float, str]:
     """Seconds of a decoder's layer as training runs it, and whether a compiler made its kernels."""
     b, s, width, head = GPU_LAYER_SAMPLES, GPU_LAYER.context, GPU_LAYER.width, GPU_LAYER.head_dim
-    shapes = [
-        (3 * width, width),
-        (width, width),
-        (GPU_LAYER.ffn, width),
-        (GPU_LAYER.ffn, width),
-        (width, GPU_LAYER.ffn),
-    ]
+    ffn = GPU_LAYER.ffn
+    shapes = [(3 * width, width), (width, width), (ffn, width), (ffn, width), (width, ffn)]
     weights = [(torch.randn(shape, device=DEVICE) / shape[1] ** 0.5).requires_grad_() for shape in shapes]
     ones = [torch.ones(width, device=DEVICE, requires_grad=True) for _ in range(2)]
     x, seed = _normal(b, s, width, grad=True), _normal(b, s, width)
     angles = torch.outer(torch.arange(s, device=DEVICE), torch.arange(head // 2, device=DEVICE) / head)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
 
-    def turned(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         left, right = x.chunk(2, dim=-1)
         return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
 
     def layer(x: Tensor) -> Tensor:
         qkv, out, gate, up, down = weights
         q, k, v = F.linear(F.rms_norm(x, (width,), ones[0]), qkv).unflatten(-1, (3, -1, head)).unbind(2)
-        x = x + F.linear(causal_attention(turned(q), turned(k), v).flatten(-2), out)
+        x = x + F.linear(causal_attention(rotate(q), rotate(k), v).flatten(-2), out)
         h = F.rms_norm(x, (width,), ones[1])
         return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
 
@@ -197,6 +193,6 @@ def _measure_layer(enough_s: float, say: LogFn) -> tuple[float, str]:
 
     try:
         return timed(torch.compile(layer)), "compiled"
-    except Exception as error:  # a compiler may be missing, in as many ways as there are systems
-        say(f"calibrate: nothing is compiled here ({' '.join(str(error).split())[:80]})")
+    except Exception as error:  # a compiler can be missing in many ways
+        log(f"calibrate: nothing can be compiled here ({' '.join(str(error).split())[:80]})")
         return timed(layer), "eager"

@@ -14,7 +14,7 @@ from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, LOSS_PASSES,
 TILE = 128
 """Side of the piece of a result that one multiprocessor works on."""
 DEFAULT_MATMUL_FRACTION = 0.80
-"""Of the peak, in a bare matrix product, for devices on which nobody published a measurement."""
+"""Of the peak, in a bare matrix product, for devices without a published measurement."""
 PLAIN_MATMUL_FRACTION = 0.95
 """The same for units that multiply without tensor cores: their operands arrive in time."""
 FUSED_BACKWARD = 2.5
@@ -32,7 +32,6 @@ PLAIN_BANDWIDTH = 0.86
 """Of the data sheet's, by an element-wise kernel over large tensors, where all that kernels move was counted."""
 PLAIN_SCORE_PASSES = 6.0
 """Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read."""
-
 COMPILED_LAUNCHES = 0.4
 """Of the host's time for a layer of eager kernels, where each layer is compiled: guards, and fewer kernels."""
 
@@ -71,7 +70,7 @@ def _arithmetic_s(
     """At a rate that small or ragged sides lower."""
     tiles = _tiles(rows, outer)
     size = tiles / (tiles + physics.half_tiles)
-    size *= physics.ragged_efficiency ** max(_raggedness(inner), _raggedness(outer))
+    size *= math.pow(physics.ragged_efficiency, max(_raggedness(inner), _raggedness(outer)))
     return 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
 
 
@@ -140,12 +139,8 @@ def price_block(
     products = _products_s(block, samples, t, device, numbers, physics)
     if numbers.matmul == "fp8":
         inputs = sum(m.rows * m.inner / (t if m.split == "inner" else 1) for m in block.matmuls)
-        products += (
-            FP8_CAST_BYTES[runtime.kernels]
-            * samples
-            * inputs
-            / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
-        )
+        bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
+        products += FP8_CAST_BYTES[runtime.kernels] * samples * inputs / bandwidth
     attention = (0.0, 0.0)
     if block.attention is not None:
         attention = attention_s(block.attention, placement.micro_batch, placement, device, numbers, physics)

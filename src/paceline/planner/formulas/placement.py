@@ -1,11 +1,9 @@
-"""How a step is divided among devices, in which types and how each runs its part: the input of every price."""
+"""The input of every price: how a step is divided among devices, in which types, and how each runs its part."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-from paceline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,13 @@ class Runtime:
     """How a device runs its part of a step."""
 
     kernels: Kernels = "eager"
-    """The framework's own; with hand-fused norms, activations and casts; or compiled."""
+    """As written; with hand-fused norms, activations and casts; or compiled."""
     recorded: bool | None = None
-    """Kernels are launched as one graph, without the host; unless it is said, compiled ones are."""
+    """Kernels are launched as one graph, without the host; None: if they are compiled."""
     overlap: bool = True
     """Gradients travel while the backward pass runs, weights are gathered ahead."""
     pieced_tensor: bool = True
-    """Sums of tensor parallelism run in pieces beside the products they belong to (asynchronous tensor parallelism)."""
+    """Asynchronous tensor parallelism: its sums run in pieces beside the products they belong to."""
     fused_loss: bool = False
     """One kernel computes the loss and its gradient in the memory of the logits."""
     older_attention: bool = False
@@ -97,15 +95,15 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How data-parallel ranks are kept together: part of the run file, but not of the layout."""
+    """How data-parallel ranks are synchronised: part of the run file, but not of the layout."""
 
     kind: Reduce = "exact"
     local_steps: int = 8
-    """Steps that a rank makes alone before models are joined, where `kind` lets it."""
+    """Steps of a rank between two averages of the models, if `kind` has them."""
 
     @property
     def joins_models(self) -> bool:
-        """Weights are averaged now and then, instead of gradients in every step."""
+        """Weights are averaged every few steps, instead of gradients in every step."""
         return self.kind in ("local_sgd", "diloco")
 
     def sent_bytes(self, numbers: DtypeSizes) -> float:
@@ -146,11 +144,6 @@ class Placement:
     reduction: Reduction = Reduction()
 
     def __post_init__(self) -> None:
-        for name in ("replicate", "shard", "tensor", "pipeline", "context", "accumulate", "chunks"):
-            if getattr(self, name) < 1:
-                raise UserError(f"parallel.{name}={getattr(self, name)} is not possible; give 1 or more")
-        if self.micro_batch <= 0:
-            raise UserError(f"parallel.micro_batch={self.micro_batch} is not possible; give more than 0")
         if self.zero and self.shards == 1 and self.offload != "all":
             object.__setattr__(self, "zero", 0)
 

@@ -1,7 +1,7 @@
 """The shape of a model in closed form: parameters, matrix products, traffic and activations, by block.
 
-A block is what a model repeats: an embedding, one layer, a head. All amounts are for the whole block and one sample;
-how they divide among devices is decided where they are priced.
+A block is a part of a model: an embedding, one repeated layer, a head. All amounts are for the whole block and one
+sample; how they divide among devices is decided where they are priced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.config.decoder_shape import DecoderShape
-from paceline.errors import UserError
 
 Split = Literal["outer", "inner", "none"]
 
@@ -79,7 +78,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class EagerTraffic:
-    """Of a block whose operations a GPU runs as they are written: all that its kernels move beside their arithmetic."""
+    """What the kernels of a block move beside their arithmetic, if a GPU runs its operations as written."""
 
     forward_elements: float
     """Of one sample, as elements of a plain element-wise kernel that takes as long."""
@@ -125,7 +124,7 @@ class BlockShape:
     half_params: float = 0.0
     """Of those, the ones that are kept in 16 bits."""
     eager: EagerTraffic | None = None
-    """Where that was counted; else it follows from `moved_elements`."""
+    """If it was counted; else it follows from `moved_elements`."""
 
     @property
     def trained_params(self) -> float:
@@ -148,7 +147,7 @@ class BlockShape:
 
 
 def find_repeated_block(blocks: Sequence[BlockShape]) -> BlockShape:
-    """The layer between the first and the last block, also where there is one of each."""
+    """Return the layer between the first and the last block, also if there is one of each."""
     return max(blocks[1:-1] or blocks, key=lambda block: block.repeat)
 
 
@@ -179,9 +178,6 @@ class ModelShape:
     """Features of a head; without it, an equal part of `hidden`."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "seq_len", "vocab"):
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name}={getattr(self, name)} is not possible; give 1 or more")
         object.__setattr__(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
 
@@ -248,7 +244,7 @@ class ModelShape:
 
 
 def build_decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, ...]:
-    """The built-in decoder, from its sizes: parameters to the last one, and a loss that is chunked."""
+    """Build the blocks of the built-in decoder: every parameter, and a chunked loss."""
     rotary, gated = sizes.positions == "rotary", sizes.ffn_kind == "swiglu"
     sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
     embedding, layer, head = ModelShape(*sides, gated, sizes.tied, learned_positions=False, biases=False).blocks

@@ -11,6 +11,17 @@ from paceline.planner.formulas.physics import Physics
 from paceline.planner.formulas.placement import DtypeSizes, Placement
 from paceline.planner.formulas.shape import BlockShape, find_repeated_block
 
+BUCKET_BYTES = 25e6
+"""Size in which gradients are sent during the backward pass."""
+ZERO_BUBBLE = 1 / 3
+"""Of a bubble, where gradients of weights are put off to fill it: of forward, backward and weights, one remains."""
+FUSED_UPDATE_KERNELS = 40
+"""Launched to sum up, clip and update, where one kernel takes many tensors."""
+POWER_RANK = 4
+"""Columns of the two thin matrices that PowerSGD sends for each weight matrix."""
+HOST_BYTES_S = 100e9
+"""Memory bandwidth of a host that its devices share, as an update by its cores reaches it."""
+
 
 @dataclass(frozen=True)
 class CommGroup:
@@ -28,7 +39,7 @@ class CommGroup:
 
 
 def build_group(size: int, stride: int, cluster: Cluster, physics: Physics) -> CommGroup:
-    """`size` devices that stand `stride` apart in the order of the cluster."""
+    """Group `size` devices that are `stride` apart in the order of the cluster."""
     per_node = cluster.per_node
     in_node = max(1, min(size, per_node // stride)) if stride < per_node else 1
     nodes = math.ceil(size / in_node)
@@ -70,23 +81,8 @@ def send_s(sent_bytes: float, stride: int, cluster: Cluster, physics: Physics) -
 
 
 def exposed_s(comm_s: float, compute_s: float, physics: Physics, overlap: bool = True) -> float:
-    """What remains visible of communication that may run beside that much compute."""
-    if not overlap:
-        return comm_s
-    return comm_s - physics.overlap * min(comm_s, compute_s)
-
-
-BUCKET_BYTES = 25e6
-"""Size in which gradients are sent while the backward pass goes on."""
-
-ZERO_BUBBLE = 1 / 3
-"""Of a bubble, where gradients of weights are put off to fill it: of forward, backward and weights, one remains."""
-FUSED_UPDATE_KERNELS = 40
-"""Launched to sum up, clip and update, where one kernel takes many tensors."""
-POWER_RANK = 4
-"""Columns of the two thin matrices that PowerSGD sends for each weight matrix."""
-HOST_BYTES_S = 100e9
-"""Memory bandwidth of a host that its devices share, as an update by its cores reaches it."""
+    """Return what remains visible of communication beside that much compute."""
+    return comm_s - physics.overlap * min(comm_s, compute_s) if overlap else comm_s
 
 
 @dataclass(frozen=True)
@@ -99,11 +95,11 @@ class StepTime:
     """Time that collectives are in flight."""
     exposed_s: float
     """Communication that nothing hides."""
-    bubble_s: float
+    bubble_s: float = 0.0
     """A stage waiting for the first micro-batch to come and the last to go."""
-    update_s: float
-    overhead_s: float
-    waiting_s: float
+    update_s: float = 0.0
+    overhead_s: float = 0.0
+    waiting_s: float = 0.0
     """For the slowest of the ranks."""
     offload_s: float = 0.0
     """Shards on their way between host and device that nothing hides, and the update by the host."""
@@ -133,7 +129,7 @@ class _Travel:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One micro-batch on the slowest stage of a pipeline, or on the whole model where there is none."""
+    """One micro-batch on the slowest stage of a pipeline, or on the whole model without one."""
 
     forward_s: float
     compute_s: float
@@ -273,7 +269,7 @@ class _Step:
         placement, numbers, physics = self.placement, self.numbers, self.physics
         everyone = build_group(placement.data * placement.context, placement.tensor, self.cluster, physics)
         reduction, overlap = placement.reduction, placement.runtime.overlap
-        if reduction.joins_models:  # weights are averaged after a step, now and then
+        if reduction.joins_models:  # weights are averaged every few steps
             flight = all_reduce_s(self.local_params * numbers.weight_bytes, everyone, physics) / reduction.local_steps
             return _Travel(flight, flight)
         sent = self.local_trained * reduction.sent_bytes(numbers)

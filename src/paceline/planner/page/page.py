@@ -42,7 +42,7 @@ def render_plan_page(plan: Plan, ask: PlanFn, command: list[str]) -> str:
     whole = plan.target.whole
     shape = f"{f'{whole.nodes} × ' * (whole.nodes > 1)}{whole.per_node} × {whole.device.name}"
     html, script, style = ((ASSETS / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html.j2", "js", "css"))
-    return compile_template(html).render(
+    page: str = compile_template(html).render(
         plan=plan,
         where=f"{plan.target.name} = {shape}",
         source=whole.device,
@@ -53,6 +53,7 @@ def render_plan_page(plan: Plan, ask: PlanFn, command: list[str]) -> str:
         policy=build_content_policy(script),
         style=Markup(style),
     )
+    return page
 
 
 @dataclass(frozen=True)

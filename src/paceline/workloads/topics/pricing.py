@@ -192,7 +192,6 @@ def estimate_pass_time(
         compute_s=work,
         comm_s=comm,
         exposed_s=exposed,
-        bubble_s=0.0,
         update_s=of_rows + of_topics,
         overhead_s=overhead,
         waiting_s=physics.jitter * math.log2(ranks) * (busy + exposed),

@@ -165,10 +165,6 @@ class TreesCostModel(PassCostModel):
             compute_s=work,
             comm_s=comm,
             exposed_s=comm,
-            bubble_s=0.0,
-            update_s=0.0,
-            overhead_s=0.0,
-            waiting_s=0.0,
             data_s=max(0.0, streamed - work),
         )
         values = min(grown.bin_rows, grown.rows) * SKETCH_FLOPS + rows * BINNING_FLOPS

@@ -150,8 +150,8 @@ def test_ranks_of_cores_are_not_planned_from_a_device_alone(file):
 @pytest.mark.parametrize(
     "wrong", [{"moved_bytes_s": 0.0}, {"matmuls": []}, {"attentions": []}, {"layer_s": float("inf")}]
 )
-def test_rates_that_cannot_be_are_refused(tmp_path, wrong):
-    with pytest.raises(ValueError, match="cannot be"):
+def test_impossible_rates_are_rejected(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         parse_accelerator_rates(made_up(**wrong))
 
 
