@@ -209,8 +209,3 @@ def test_no_settings_in_the_current_folder_have_latex_called(hostile, tmp_path, 
     assert not mark.exists()
     assert "\x1b" not in capfd.readouterr().err
     assert any("<text" in figure.read_text() for figure in page.rglob("*.svg"))
-    for damage in (lambda: settings.write_bytes(b"\xff"), lambda: os.mkfifo(settings)):
-        settings.unlink(missing_ok=True)
-        damage()
-        with pytest.raises(UserError, match="matplotlibrc, which matplotlib reads, cannot be read: it is not"):
-            report([run], tmp_path / "again")

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.measurement.links import compute_rates_by_size
 from paceline.measurement.result import PlannedRow
@@ -16,8 +16,8 @@ from paceline.reports.contents import ReportContents
 from paceline.reports.run_view import LossPoint, RunView, compute_loss_differences, find_score, thin_points
 from paceline.reports.series import Series, SourceLine, link_name
 
-MOST_POINTS = 24_000
-MOST_PER_RUN = 1_000
+MAX_POINTS = 24_000
+MAX_PER_RUN = 1_000
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,13 @@ class Chart:
     sources: tuple[tuple[str, str], ...] = ()  # (text, address)
     more_sources: int = 0
 
+    def with_sources(self, folder: Path) -> Chart:
+        distinct = list(dict.fromkeys(self.files))
+        shown = tuple((str(source), source.address(folder)) for source in distinct[:MAX_SOURCES])
+        return replace(self, sources=shown, more_sources=len(distinct) - len(shown))
+
 
 def round_digits(value: float | None, digits: int = 5) -> float:
-    """Few digits: a page is read by people."""
     return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else 0.0
 
 
@@ -45,12 +49,12 @@ STEP_TERMS = {
     "other": "other",
 }
 """The parts of a step, in the order in which they are stacked."""
-MOST_SOURCES = 12
+MAX_SOURCES = 12
 LEAST_SHARE = 0.003
 
 
 def build_charts(contents: ReportContents, folder: Path) -> list[Chart]:
-    """The charts that there are numbers for, in the order of the page."""
+    """Build the charts that there are numbers for, in the order of the page."""
     measured = [row for s in contents.layouts for row in s.measured]
     makers = (
         (_chart_scaling, bool(contents.series)),
@@ -61,13 +65,7 @@ def build_charts(contents: ReportContents, folder: Path) -> list[Chart]:
         (_chart_links, bool(contents.links)),
     )
     found = [make(contents) for make, known in makers if known]
-    return [_link_sources(chart, folder) for chart in (*found, *build_curves(contents.runs))]
-
-
-def _link_sources(chart: Chart, folder: Path) -> Chart:
-    distinct = list(dict.fromkeys(chart.files))
-    shown = tuple((str(source), source.address(folder)) for source in distinct[:MOST_SOURCES])
-    return replace(chart, sources=shown, more_sources=len(distinct) - len(shown))
+    return [chart.with_sources(folder) for chart in (*found, *build_curves(contents.runs))]
 
 
 def _list_row_sources(series: Sequence[Series]) -> list[SourceLine]:
@@ -82,7 +80,7 @@ def _chart_scaling(contents: ReportContents) -> Chart:
     spans = any(row.repeats > 1 for s in contents.series for row in drop_failed(s.rows))
     caption = f"Speed-up over one {one}." + " Bars span the repeats." * spans
     if any(line["fit"] for line in lines):
-        caption += " The shaded band holds four in five redrawn fits."
+        caption += " The shaded band holds four in five bootstrap fits."
     points = [p["high"] for line in lines for p in line["points"]]
     curves = [p[-1] for line in lines for p in (*line["fit"], *line["plan"])]
     highest = max([1.0, *points, *curves])
@@ -110,24 +108,19 @@ def _build_scaling_line(s: Series, name: str, reach: int) -> dict[str, Any]:
         ],
         "law": law.name if law else "",
         "fit": [
-            [p.ranks, round_digits(p.speedup), round_digits(p.low), round_digits(p.high)]
-            for p in law.curve
+            [p.ranks, *map(round_digits, (p.speedup, p.low, p.high))]
+            for p in (law.curve if law else ())
             if p.ranks <= reach
-        ]
-        if law
-        else [],
+        ],
         "plan": [[ranks[p.label], round_digits(p.speedup)] for p in s.planned if p.speedup is not None],
     }
 
 
 def _chart_breakdown(contents: ReportContents) -> Chart:
     labels, rows, plans = _label_rows(contents.layouts)
-    parts = [(row.parts, row.other_s) for row in rows]
-    seconds = [(p.compute_s, p.travelling_s, p.waiting_s, p.data_s, other_s) for p, other_s in parts]
-    terms = {
-        name: [round_digits(s * 1e3) for s in each]
-        for name, each in zip(STEP_TERMS, zip(*seconds, strict=True), strict=True)
-    }
+    names = ("compute_s", "travelling_s", "waiting_s", "data_s")
+    seconds = [[getattr(row.parts, name) for row in rows] for name in names] + [[row.other_s for row in rows]]
+    terms = {name: [round_digits(s * 1e3) for s in each] for name, each in zip(STEP_TERMS, seconds, strict=True)}
     longest = max(map(sum, zip(*terms.values(), strict=True)))
     terms = {name: values for name, values in terms.items() if max(values) > LEAST_SHARE * longest}
     planned = [None if plan is None else round_digits(plan.step_s * 1e3) for plan in plans]
@@ -139,7 +132,7 @@ def _chart_breakdown(contents: ReportContents) -> Chart:
 
 
 def _label_rows(series: Sequence[Series]) -> tuple[list[str], list[MeasuredRow], list[PlannedRow | None]]:
-    """The rows of all series, each with its name on a chart and its plan."""
+    """Return the labels, rows and plans of all series."""
     rows = [(s, row) for s in series for row in s.measured]
     labels = [f"{s.name}, {row.label}" if len(series) > 1 else row.label for s, row in rows]
     plans = [{plan.label: plan for plan in s.planned}.get(row.label) for s, row in rows]
@@ -148,13 +141,9 @@ def _label_rows(series: Sequence[Series]) -> tuple[list[str], list[MeasuredRow],
 
 def _chart_loss(contents: ReportContents) -> Chart:
     runs = contents.runs
-    each = max(60, min(MOST_PER_RUN, MOST_POINTS // len(runs)))
-    lines = []
-    for run in runs:
-        points = [
-            [p.step, round_digits(p.loss, 7), p.line] for p in thin_points(run.points, each) if math.isfinite(p.loss)
-        ]
-        lines.append({"name": run.name, "file": str(run.file), "points": points})
+    each = max(60, min(MAX_PER_RUN, MAX_POINTS // len(runs)))
+    thinned = {run.name: [p for p in thin_points(run.points, each) if math.isfinite(p.loss)] for run in runs}
+    lines = [_build_line(run, [[p.step, round_digits(p.loss, 7), p.line] for p in thinned[run.name]]) for run in runs]
     title, caption = "The same training", "Training loss of every run, drawn over each other."
     if len(runs) == 1:
         title, caption = "Training", "Training loss."
@@ -169,7 +158,7 @@ def _list_first_lines(runs: Sequence[RunView]) -> list[SourceLine]:
 
 def _chart_difference(contents: ReportContents) -> Chart:
     first, *others = contents.runs
-    each = max(60, min(MOST_PER_RUN // 2, MOST_POINTS // 2 // len(others)))
+    each = max(60, min(MAX_PER_RUN // 2, MAX_POINTS // 2 // len(others)))
     lines = []
     for run in others:
         found = [(step, d) for step, d in compute_loss_differences(first, run) if 0 < d < math.inf]
@@ -212,16 +201,55 @@ def _chart_links(contents: ReportContents) -> Chart:
     return Chart("links", "What a link carries", caption, {"lines": lines}, files, tall=True)
 
 
-MOST_CURVE_RUNS = 12  # of more, evaluations alone
+MAX_CURVE_RUNS = 12  # of more, evaluations alone
 STRETCHES = 120
 
 
+class Curve(NamedTuple):
+    name: str
+    values: str  # attribute of `Curves`
+    title: str
+    label: str
+    caption: str
+    from_zero: bool = False
+
+
+CURVES = (
+    Curve(
+        *("rate", "rate", "Speed as it went on", "samples/s"),
+        "Samples per second: medians over stretches of steps, without those that compiled.",
+        from_zero=True,
+    ),
+    Curve(
+        *("compute", "compute_percent", "How much of a step is compute", "% of the step"),
+        "Share of a step in which the rank computes: the rest is waiting for input or for other ranks.",
+        from_zero=True,
+    ),
+    Curve("lr", "lr", "Learning rate", "learning rate", "Learning rate of every step."),
+    Curve(
+        *("gradient", "grad_norm", "Gradient norm", "gradient norm"),
+        "Norm of the gradient before it was clipped: the lowest and the highest of each stretch of steps.",
+    ),
+)
+
+
 def build_curves(runs: Sequence[RunView]) -> list[Chart]:
-    """Those that there are numbers for."""
+    """Build the charts over the steps of runs that there are numbers for."""
     found = [_chart_evaluation(runs)]
-    if len(runs) <= MOST_CURVE_RUNS:
-        found += [_chart_rate(runs), _chart_compute(runs), _chart_lr(runs), _chart_grad_norm(runs), _chart_usage(runs)]
+    if len(runs) <= MAX_CURVE_RUNS:
+        found += [*(_chart_curve(runs, curve) for curve in CURVES), _chart_usage(runs)]
     return [chart for chart in found if chart is not None]
+
+
+def _chart_curve(runs: Sequence[RunView], curve: Curve) -> Chart | None:
+    values = {run.name: getattr(run.curves, curve.values) for run in runs}
+    if curve.name == "lr" and all(len(set(some)) <= 1 for some in values.values()):
+        return None  # the spec has it
+    reduce = _median_points if curve.from_zero else _thin_values
+    lines = [_build_line(run, reduce(run, values[run.name])) for run in runs]
+    lines = [line for line in lines if len(line["points"]) > 1]
+    data = {"lines": lines, "label": curve.label, **({"from_zero": True} if curve.from_zero else {})}
+    return Chart(curve.name, curve.title, curve.caption, data, _list_first_lines(runs)) if lines else None
 
 
 def _chart_evaluation(runs: Sequence[RunView]) -> Chart | None:
@@ -242,38 +270,8 @@ def _chart_evaluation(runs: Sequence[RunView]) -> Chart | None:
     return Chart("evaluation", "Evaluation", caption, data, sources, tall=True)
 
 
-def _chart_rate(runs: Sequence[RunView]) -> Chart | None:
-    lines = [_build_line(run, _median_points(run, run.curves.rate)) for run in runs]
-    caption = "Samples per second: medians over stretches of steps, without those that compiled."
-    return _build_curve_chart("rate", "Speed as it went on", caption, "samples/s", lines, runs, from_zero=True)
-
-
-def _chart_compute(runs: Sequence[RunView]) -> Chart | None:
-    lines = [
-        _build_line(run, [[x, round_digits(100 * y, 4), at] for x, y, at in _median_points(run, run.curves.compute)])
-        for run in runs
-    ]
-    caption = "Share of a step in which the rank computes: the rest is waiting for input or for other ranks."
-    return _build_curve_chart(
-        "compute", "How much of a step is compute", caption, "% of the step", lines, runs, from_zero=True
-    )
-
-
-def _chart_lr(runs: Sequence[RunView]) -> Chart | None:
-    if all(len(set(run.curves.lr)) <= 1 for run in runs):
-        return None  # one number says it all, and the spec has it
-    lines = [_build_line(run, _thin_values(run, run.curves.lr)) for run in runs]
-    return _build_curve_chart("lr", "Learning rate", "Learning rate of every step.", "learning rate", lines, runs)
-
-
-def _chart_grad_norm(runs: Sequence[RunView]) -> Chart | None:
-    lines = [_build_line(run, _thin_values(run, run.curves.grad_norm)) for run in runs]
-    caption = "Norm of the gradient before it was clipped: the lowest and the highest of each stretch of steps."
-    return _build_curve_chart("gradient", "Gradient norm", caption, "gradient norm", lines, runs)
-
-
 def _chart_usage(runs: Sequence[RunView]) -> Chart | None:
-    """Use, power and memory of the device, each in its own line, of its largest value: 100 is the most it reached."""
+    """Chart use, power and memory of the device, in % of the maximum."""
     names = {
         "device_share": ("in use", 100.0, "%"),
         "device_watts": ("power", 1.0, "W"),
@@ -284,8 +282,8 @@ def _chart_usage(runs: Sequence[RunView]) -> Chart | None:
         for name, (words, scale, unit) in names.items():
             points = [(int(e.get("step", 0)), scale * e[name], e["line"]) for e in run.usage if name in e]
             if len(points) > 1 and (most := max(value for _, value, _ in points)) > 0:
-                told = f"{words}, at most {round_digits(most, 3):g} {unit}"
-                label = told if len(runs) == 1 else f"{run.name}: {told}"
+                title = f"{words}, at most {round_digits(most, 3):g} {unit}"
+                label = title if len(runs) == 1 else f"{run.name}: {title}"
                 of_most = [
                     [step, round_digits(value if unit == "%" else 100 * value / most, 4), at]
                     for step, value, at in points
@@ -298,14 +296,6 @@ def _chart_usage(runs: Sequence[RunView]) -> Chart | None:
     return Chart("usage", "The device", caption, {"lines": lines, "label": "%", "from_zero": True}, files, tall=True)
 
 
-def _build_curve_chart(
-    name: str, title: str, caption: str, label: str, lines: list[dict[str, Any]], runs: Sequence[RunView], **more: Any
-) -> Chart | None:
-    lines = [line for line in lines if len(line["points"]) > 1]
-    files = [SourceLine(run.file, run.points[0].line) for run in runs]
-    return Chart(name, title, caption, {"lines": lines, "label": label, **more}, files) if lines else None
-
-
 def _build_line(run: RunView, points: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"name": run.name, "file": str(run.file), "points": list(points)}
 
@@ -315,15 +305,16 @@ def _pair_with_steps(run: RunView, values: Iterable[float]) -> list[LossPoint]:
 
 
 def _thin_values(run: RunView, values: Iterable[float]) -> list[list[float]]:
-    return [
-        [p.step, round_digits(p.loss), p.line] for p in thin_points(_pair_with_steps(run, values), MOST_PER_RUN // 2)
-    ]
+    thinned = thin_points(_pair_with_steps(run, values), MAX_PER_RUN // 2)
+    return [[p.step, round_digits(p.loss), p.line] for p in thinned]
 
 
 def _median_points(run: RunView, values: Iterable[float]) -> list[list[float]]:
     points = _pair_with_steps(run, values)
     width = max(1, math.ceil(len(points) / STRETCHES))
-    groups = [points[i : i + width] for i in range(0, len(points), width)]
-    return [
-        [g[len(g) // 2].step, round_digits(statistics.median(p.loss for p in g)), g[len(g) // 2].line] for g in groups
-    ]
+    found = []
+    for i in range(0, len(points), width):
+        group = points[i : i + width]
+        middle = group[len(group) // 2]
+        found.append([middle.step, round_digits(statistics.median(p.loss for p in group)), middle.line])
+    return found

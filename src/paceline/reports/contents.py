@@ -1,4 +1,4 @@
-"""What a report says, before it is a page, a picture or an article: read once, shown in four ways."""
+"""Gather the contents of a report, before it is rendered as a page, figures or an article."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from paceline.runlog.summary import Summary, describe_baseline
 
 FACTS = ("host", "cpu", "cores", "memory_bytes", "gpus", "system", "python", "torch", "numpy", "paceline", "commit")
 TABLES = (".csv", ".tsv", ".txt")
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,15 @@ class ReportContents:
     series: tuple[Series, ...]
     runs: tuple[RunView, ...]
     links: tuple[LinkMeasurement, ...]
-    same: Comparison | None
-    """Whether the runs trained the same thing; None where there is nothing to compare."""
-    experiments: Experiments | None
-    left_out: tuple[str, ...]
-    """What was given and could not be shown, and why."""
+    same: Comparison | None  # of the losses of several runs
+    experiments: Experiments | None  # runs with different requests
+    left_out: tuple[str, ...]  # what could not be shown, and why
     spec: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
 
     @property
     def layouts(self) -> list[Series]:
-        """The series that know the parts of a step."""
+        """The series with the parts of a step."""
         return [s for s in self.series if s.timed]
 
     @property
@@ -61,71 +59,120 @@ class ReportContents:
 
     @property
     def notes(self) -> list[str]:
-        return [note for s in self.series for note in s.notes] + [
-            note for run in self.runs for note in _list_notices(run)
-        ]
+        found = [note for s in self.series for note in s.notes]
+        for run in self.runs:
+            more = len(run.noticed) - MAX_NAMED
+            found += [f"{run.name}: {text}" for text in run.noticed[:MAX_NAMED]]
+            found += [f"{run.name}: {more} more are in {run.file}"] if more > 0 else []
+        return found
 
 
-def gather_contents(inputs: Sequence[Path], title: str = "", price: float | None = None) -> ReportContents:
-    """Read everything that was given. A damaged run is named and left out; if nothing is left, that is an error."""
-    series: list[Series] = []
-    runs: list[RunView] = []
-    plain: list[RunView] = []
-    links: list[LinkMeasurement] = []
-    measured: list[Measurement] = []
-    left_out: list[str] = []
-    for path in (found for given in inputs for found in _expand_folder(given)):
+@dataclass
+class Inputs:
+    """What was read from the paths that a report was given."""
+
+    price: float | None
+    series: list[Series] = field(default_factory=list)
+    measured: list[Measurement] = field(default_factory=list)
+    measured_runs: list[RunView] = field(default_factory=list)
+    runs: list[RunView] = field(default_factory=list)
+    links: list[LinkMeasurement] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def read(self, path: Path) -> None:
         linked = (path / "links.json").is_file()
         if linked:
             try:
-                links.append(read_link_measurement(path))
+                self.links.append(read_link_measurement(path))
             except UserError as error:
-                left_out.append(f"{error}; the links are left out")
+                self.left_out.append(f"{error}; the links are left out")
         if path.suffix.lower() in TABLES:
-            series += [from_times_table(name, rows, path, price) for name, rows in read_times_file(path).items()]
+            tables = read_times_file(path).items()
+            self.series += [from_times_table(name, rows, path, self.price) for name, rows in tables]
         elif (path / "measure.json").is_file():
-            found = read_measurement(path)
-            series.append(from_measurement(found, price))
-            measured.append(found)
-            for row in drop_failed(found.rows):
-                for name in row.runs[:1] if not found.command else ():
-                    _add_run(runs, left_out, path / name, row.label)
+            self._read_measurement(path)
+        elif path.is_file():
+            raise UserError(f"{path} is neither a run folder nor a table; a table of times ends in .csv")
         elif not linked or (path / "spec.yaml").is_file():
-            _check_run_folder(path)
-            _add_run(plain, left_out, path)
-    plain = _keep_main_workload(plain, left_out) if any(_is_folder_of_runs(path) for path in inputs) else plain
-    runs += plain
-    if not series and not runs and not links:
-        raise UserError(f"nothing can be shown: {left_out[0]}")
-    _check_one_workload(runs)
-    runs = _make_names_distinct(runs)
-    names = list(dict.fromkeys([*(s.name for s in series), *(r.spec.name for r in plain)]))
-    if (together := from_runs(plain, price)) is not None:
+            if not (path / "spec.yaml").is_file():
+                RunDir.open(path)  # not a run at all: an error of the request, unlike a damaged run
+            self._read_run(path, self.runs)
+
+    def _read_measurement(self, path: Path) -> None:
+        found = read_measurement(path)
+        self.series.append(from_measurement(found, self.price))
+        self.measured.append(found)
+        for row in drop_failed(found.rows):
+            if row.runs and not found.command:
+                self._read_run(path / row.runs[0], self.measured_runs, row.label)
+
+    def _read_run(self, path: Path, runs: list[RunView], name: str = "") -> None:
+        try:
+            run = read_run_view(path, name)
+        except UserError as error:
+            self.left_out.append(" ".join(str(error).split()))
+            return
+        runs.append(run)
+        if run.torn:
+            lines = f"{run.torn} line{'s' * (run.torn > 1)}"
+            self.left_out.append(
+                f"{run.file}: {lines} could not be read and {'are' if run.torn > 1 else 'is'} left out"
+            )
+        if run.status not in ("finished", "stopped"):
+            reason = f": {run.summary.why}" if run.summary is not None and run.summary.why else ""
+            self.left_out.append(f"{path} is {run.status}{reason}; what exists of it is shown")
+
+    def keep_main_workload(self) -> None:
+        """Of a folder of runs, keep those of the most frequent workload."""
+        kinds = Counter(run.spec.workload for run in self.runs)
+        most = kinds.most_common(1)[0][0] if kinds else ""
+        others = [run for run in self.runs if run.spec.workload != most]
+        if others:
+            names = [f"{run.path.name} ({run.spec.workload})" for run in others]
+            self.left_out.append(
+                f"runs of other workloads than {most} are left out: {_join(names)}; make a report of those"
+            )
+        self.runs = [run for run in self.runs if run.spec.workload == most]
+
+
+def gather_contents(paths: Sequence[Path], title: str = "", price: float | None = None) -> ReportContents:
+    """Read all inputs; a damaged run is named and left out. Raise UserError if nothing is left."""
+    found = Inputs(price)
+    for path in paths:
+        for one in list_result_folders(path) if _is_folder_of_runs(path) else [path]:
+            found.read(one)
+    if any(_is_folder_of_runs(path) for path in paths):
+        found.keep_main_workload()
+    runs, series = [*found.measured_runs, *found.runs], found.series
+    if not series and not runs and not found.links:
+        raise UserError(f"nothing can be shown: {found.left_out[0]}")
+    kinds = {run.spec.workload.rpartition("/")[2]: run for run in runs}
+    if len(kinds) > 1:
+        given = ", ".join(f"{run.path} is {kind}" for kind, run in kinds.items())
+        raise UserError(f"runs of different workloads cannot be compared: {given}; make a report of each")
+    first = {run.name: run for run in reversed(runs)}
+    runs = [r if r is first[r.name] else replace(r, name=f"{r.name} ({r.path.parent.name})") for r in runs]
+    names = list(dict.fromkeys([*(s.name for s in series), *(r.spec.name for r in found.runs)]))
+    if (together := from_runs(found.runs, price)) is not None:
         series.append(together)
     same = compare_runs(runs)
-    compared_experiments = compare_experiments(runs) if same is not None and same.differing else None
+    experiments = compare_experiments(runs) if same is not None and same.differing else None
+    links = tuple(found.links)
+    commands = [("command", shlex.join(measured.command)) for measured in found.measured if measured.command]
+    starts = [run.start for run in runs] or [measured.environment for measured in found.measured]
     return ReportContents(
-        title=title or _build_title(names or [measured.name for measured in links]),
+        title=title or _join(names or [link.name for link in links]),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}, paceline {__version__}",
-        verdict=_describe_verdict(series, runs, same, compared_experiments)
-        if series or runs
-        else tuple(measured.verdict for measured in links),
+        verdict=_describe_verdict(series, runs, same, experiments) or tuple(link.verdict for link in links),
         series=tuple(series),
         runs=tuple(runs),
-        links=tuple(links),
+        links=links,
         same=same,
-        experiments=compared_experiments,
-        left_out=tuple(left_out),
-        spec=(*_list_commands(measured), *_list_spec(runs)),
-        environment=_list_environment([run.start for run in runs] or [found.environment for found in measured]),
+        experiments=experiments,
+        left_out=tuple(found.left_out),
+        spec=(*commands, *_list_spec(runs)),
+        environment=_list_environment(starts),
     )
-
-
-def _list_notices(run: RunView) -> list[str]:
-    """What was noticed while it ran, the first of it."""
-    more = len(run.noticed) - MOST_NAMED
-    told = [*run.noticed[:MOST_NAMED], *([f"{more} more are in {run.file}"] if more > 0 else [])]
-    return [f"{run.name}: {text}" for text in told]
 
 
 def _is_folder_of_runs(path: Path) -> bool:
@@ -134,61 +181,9 @@ def _is_folder_of_runs(path: Path) -> bool:
     )
 
 
-def _expand_folder(path: Path) -> list[Path]:
-    """The runs and measurements of a folder of them; else the path as it is."""
-    return list_result_folders(path) if _is_folder_of_runs(path) else [path]
-
-
-def _keep_main_workload(runs: Sequence[RunView], left_out: list[str]) -> list[RunView]:
-    """The runs of the workload that most of a folder are of; of the others, only that they are there."""
-    kinds = Counter(run.spec.workload for run in runs)
-    most = kinds.most_common(1)[0][0] if kinds else ""
-    others = [run for run in runs if run.spec.workload != most]
-    if others:
-        told = ", ".join(f"{run.path.name} ({run.spec.workload})" for run in others[:MOST_NAMED])
-        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-        left_out.append(f"runs of other workloads than {most} are left out: {told}{more}; make a report of those")
-    return [run for run in runs if run.spec.workload == most]
-
-
-def _build_title(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
-
-
-def _check_run_folder(path: Path) -> None:
-    """A folder that is no run at all is a mistake of the request; one that is a damaged run is not."""
-    if path.is_file():
-        raise UserError(f"{path} is neither a run folder nor a table; a table of times ends in .csv")
-    if not (path / "spec.yaml").is_file():
-        RunDir.open(path)
-
-
-def _add_run(runs: list[RunView], left_out: list[str], path: Path, name: str = "") -> None:
-    try:
-        run = read_run_view(path, name)
-    except UserError as error:
-        left_out.append(" ".join(str(error).split()))
-        return
-    runs.append(run)
-    if run.torn:
-        lines = f"{run.torn} line{'s' * (run.torn > 1)}"
-        left_out.append(f"{run.file}: {lines} could not be read and {'are' if run.torn > 1 else 'is'} left out")
-    if run.status not in ("finished", "stopped"):
-        why = f": {run.summary.why}" if run.summary is not None and run.summary.why else ""
-        left_out.append(f"{path} is {run.status}{why}; what there is of it is shown")
-
-
-def _check_one_workload(runs: Sequence[RunView]) -> None:
-    kinds = {run.spec.workload.rpartition("/")[2]: run for run in runs}
-    if len(kinds) > 1:
-        told = ", ".join(f"{run.path} is {kind}" for kind, run in kinds.items())
-        raise UserError(f"the runs are of different workloads and cannot be compared: {told}; make a report of each")
-
-
-def _make_names_distinct(runs: Sequence[RunView]) -> list[RunView]:
-    first = {run.name: run for run in reversed(runs)}
-    return [r if r is first[r.name] else replace(r, name=f"{r.name} ({r.path.parent.name})") for r in runs]
+def _join(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def _describe_verdict(
@@ -202,38 +197,36 @@ def _describe_verdict(
         return (*best, *lines, *([same.text] if same is not None else []))
     ended = [(run.name, run.summary) for run in runs if run.summary is not None]
     if not ended:
-        return (f"{runs[0].name} is {runs[0].status}.",)
+        return tuple(f"{run.name} is {run.status}." for run in runs[:1])
     if best and same is not None:
         return (*best, same.text)
-    lines = [line for name, told in ended[:MOST_NAMED] for line in _describe_ended(name, told)]
-    if (left := len(ended) - MOST_NAMED) > 0:
+    lines = [line for one in ended[:MAX_NAMED] for line in _describe_ended(*one)]
+    if (left := len(ended) - MAX_NAMED) > 0:
         lines.append(f"{left} more run{'s are' if left > 1 else ' is'} in the table.")
     more = "To see whether more ranks pay:  paceline measure RUN.yaml --ranks 1,2"
     return (*lines, same.text if same is not None else more)
 
 
-def _describe_ended(name: str, told: Summary) -> list[str]:
+def _describe_ended(name: str, summary: Summary) -> list[str]:
     lines = [
-        f"{name} trained {number(told.trained.samples)} samples at {number(told.samples_per_s, 3)} samples/s and "
-        f"ended with a loss of {number(told.loss_last)}."
+        f"{name} trained {number(summary.trained.samples)} samples at {number(summary.samples_per_s, 3)} samples/s and "
+        f"ended with a loss of {number(summary.loss_last)}."
     ]
-    if poor := describe_baseline({**told.evaluation.metrics, **told.evaluation.arrays}):
+    if poor := describe_baseline({**summary.evaluation.metrics, **summary.evaluation.arrays}):
         lines.append(f"{poor[0].upper()}{poor[1:]}.")
-    if (compute := told.share.get("compute")) is not None:
+    if (compute := summary.share.get("compute")) is not None:
         lines.append(
-            f"Of its step, {percent(compute)} is compute, {percent(told.share['exposed'] or 0)} exposed "
-            f"communication and {percent(told.share['data'] or 0)} waiting for input."
+            f"Of its step, {percent(compute)} is compute, {percent(summary.share['exposed'] or 0)} exposed "
+            f"communication and {percent(summary.share['data'] or 0)} waiting for input."
         )
     return lines
 
 
 def _list_spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
-    """Every value of the spec; where runs differ, each one's."""
-    if not runs:
-        return ()
+    """Return every value of the spec; if runs differ, that of each."""
     found = []
     all_values = [{key: value for key, value, *_ in run.spec.fields()} for run in runs]
-    for key, value, unit, _ in runs[0].spec.fields():
+    for key, value, unit, _ in runs[0].spec.fields() if runs else ():
         given = list(dict.fromkeys(str(values.get(key)) for values in all_values))
         shown = " | ".join(given[:6]) + (" | …" if len(given) > 6 else "")
         if key != "name" and value not in (None, ()):
@@ -241,21 +234,14 @@ def _list_spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _list_commands(measured: Sequence[Measurement]) -> tuple[tuple[str, str], ...]:
-    """What was measured from outside, where there is no spec."""
-    return tuple(("command", shlex.join(found.command)) for found in measured if found.command)
-
-
 def _list_environment(known: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
-    values = {name: [facts.get(name) for facts in known] for name in FACTS}
-    shown = {
-        name: list(dict.fromkeys(_format_fact(name, value) for value in given if value not in (None, [], "")))
-        for name, given in values.items()
-    }
-    return tuple((name.removesuffix("_bytes"), " | ".join(facts[:6])) for name, facts in shown.items() if facts)
-
-
-def _format_fact(name: str, value: Any) -> str:
-    if name == "memory_bytes":
-        return size(float(value))
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    found = []
+    for name in FACTS:
+        values = [facts[name] for facts in known if facts.get(name) not in (None, [], "")]
+        texts = [
+            size(float(v)) if name == "memory_bytes" else ", ".join(map(str, v)) if isinstance(v, list) else str(v)
+            for v in values
+        ]
+        if texts:
+            found.append((name.removesuffix("_bytes"), " | ".join(list(dict.fromkeys(texts))[:6])))
+    return tuple(found)

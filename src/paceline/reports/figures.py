@@ -24,7 +24,7 @@ DrawFn = Callable[[Any, dict[str, Any]], None]
 
 
 def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
-    """Draw every chart into the folder, in all formats; returns their names."""
+    """Draw every chart into the folder, in all formats, and return their names."""
     with use_plot_style():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -36,14 +36,13 @@ def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
             DRAWINGS[chart.name](axes, escape_mathtext(chart.data))
-            # With its place: else all labels are measured, at every drawing, to find one.
-            axes.set_title(escape_mathtext(chart.title), y=1.0)
+            axes.set_title(escape_mathtext(chart.title), y=1.0)  # without y all labels are measured to find a place
             for kind in FORMATS:
                 about = {} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
                 content = io.BytesIO()
                 figure.savefig(content, format=kind, metadata=about or None)
                 write_atomic(folder / f"{chart.name}.{kind}", content.getvalue())
-                figure.set_layout_engine("none")  # the first format finds the places: it takes longer than to draw
+                figure.set_layout_engine("none")  # the layout of the first format, which takes longer than drawing
     return [chart.name for chart in charts]
 
 
@@ -87,7 +86,7 @@ def _draw_breakdown(axes: Any, data: dict[str, Any]) -> None:
 
 
 def _draw_plan(axes: Any, plans: Sequence[float | None]) -> None:
-    """The first row on top; no place is looked for beside the labels, where nothing stands: it takes long."""
+    """Mark the plan, and put the first row on top; a fixed label position saves time."""
     known = [(value, i) for i, value in enumerate(plans) if value]
     if known:
         axes.plot(*zip(*known, strict=True), "|", color=INK, markersize=16, markeredgewidth=2, label="planned")
@@ -97,36 +96,27 @@ def _draw_plan(axes: Any, plans: Sequence[float | None]) -> None:
 
 
 def _draw_loss(axes: Any, data: dict[str, Any]) -> None:
-    lines = data["lines"]
-    for i, line in enumerate(lines):
-        if line["points"]:
-            steps, losses, _ = zip(*line["points"], strict=True)
-            width = max(1.3, 1.3 + 2.4 * (min(len(lines), 4) - 1 - i)) if len(lines) <= 6 else 1.1
-            axes.plot(steps, losses, color=COLOURS[i % len(COLOURS)], linewidth=width, label=line["name"])
-    axes.set(xlabel="step", ylabel="loss")
-    _add_legend(axes, len(lines))
+    count = len(data["lines"])  # equal losses show as lines on top of wider ones
+    widths = [max(1.3, 1.3 + 2.4 * (min(count, 4) - 1 - i)) if count <= 6 else 1.1 for i in range(count)]
+    _draw_lines(axes, data["lines"], "loss", widths=widths)
 
 
 def _draw_curves(axes: Any, data: dict[str, Any]) -> None:
-    for i, line in enumerate(data["lines"]):
-        steps, values, _ = zip(*line["points"], strict=True)
-        mark = "o-" if data.get("marked") and len(steps) <= 40 else "-"
-        axes.plot(steps, values, mark, color=COLOURS[i % len(COLOURS)], linewidth=1.3, markersize=3, label=line["name"])
-    axes.set(xlabel="step", ylabel=data["label"])
+    marked = data.get("marked") and max(len(line["points"]) for line in data["lines"]) <= 40
+    _draw_lines(axes, data["lines"], data["label"], "o-" if marked else "-", markersize=3)
     if data.get("from_zero"):
         axes.set_ylim(bottom=0)
-    _add_legend(axes, len(data["lines"]))
 
 
 def _draw_difference(axes: Any, data: dict[str, Any]) -> None:
-    for i, line in enumerate(data["lines"], 1):
-        if line["points"]:
-            steps, differences = zip(*line["points"], strict=True)
-            axes.plot(steps, differences, color=COLOURS[i % len(COLOURS)], linewidth=1.1, label=line["name"])
+    _draw_lines(axes, [{"points": []}, *data["lines"]], "relative difference")
     if any(line["points"] for line in data["lines"]):
         axes.set_yscale("log")
-    axes.set(xlabel="step", ylabel="relative difference")
-    _add_legend(axes, len(data["lines"]))
+
+
+def _draw_links(axes: Any, data: dict[str, Any]) -> None:
+    _draw_lines(axes, data["lines"], "Gbit/s", "o-", xlabel="bytes of the message", markersize=4)
+    axes.set(xscale="log", yscale="log")
 
 
 def _draw_memory(axes: Any, data: dict[str, Any]) -> None:
@@ -137,12 +127,23 @@ def _draw_memory(axes: Any, data: dict[str, Any]) -> None:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=2)
 
 
-def _draw_links(axes: Any, data: dict[str, Any]) -> None:
-    for i, line in enumerate(data["lines"]):
-        sizes, rates = zip(*line["points"], strict=True)
-        axes.plot(sizes, rates, "o-", color=COLOURS[i % len(COLOURS)], markersize=4, label=line["name"])
-    axes.set(xscale="log", yscale="log", xlabel="bytes of the message", ylabel="Gbit/s")
-    _add_legend(axes, len(data["lines"]) + 1)
+def _draw_lines(
+    axes: Any,
+    lines: Sequence[dict[str, Any]],
+    ylabel: str,
+    mark: str = "-",
+    *,
+    xlabel: str = "step",
+    widths: Sequence[float] = (),
+    markersize: float = 3,
+) -> None:
+    for i, line in enumerate(lines):
+        if line["points"]:
+            xs, ys, *_ = zip(*line["points"], strict=True)
+            width, colour = widths[i] if widths else 1.3, COLOURS[i % len(COLOURS)]
+            axes.plot(xs, ys, mark, color=colour, linewidth=width, markersize=markersize, label=line["name"])
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    _add_legend(axes, len(lines))
 
 
 def _add_legend(axes: Any, count: int) -> None:

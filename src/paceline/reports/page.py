@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Picture:
 
     @property
     def address(self) -> str:
-        """The picture itself: the page is one file."""
+        """The picture itself, as the page is one file."""
         return "data:image/png;base64," + base64.b64encode(read_bytes(self.file)).decode()
 
 
@@ -60,7 +61,7 @@ def _list_run_pictures(run: RunView) -> list[Picture]:
 
 
 def _is_own_picture(file: Path, folder: Path) -> bool:
-    """Whether it is one, and lies in the run's folder: a page is shown to others, and a link may lead to any file."""
+    """Return whether it is a PNG inside the run folder; a link could add any file to a page that is shared."""
     if not file.resolve().is_relative_to(folder.resolve()):
         return False
     try:
@@ -76,27 +77,6 @@ ORDER = (
     *("rate", "compute", "lr", "gradient", "usage", "memory", "benefit", "runs"),
 )
 """The story of a page: does it pay, why, is it the same training, what does it take."""
-TEX_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "{}$&#%"},
-    "_": r"\_\allowbreak{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "×": r"$\times$",
-    "–": "--",
-    "—": "---",
-    "…": r"\dots{}",
-    "≈": r"$\approx$",
-    "→": r"$\to$",
-    "±": r"$\pm$",
-    "µ": r"$\mu$",
-    "✗": r"$\times$",
-    "✓": r"$\checkmark$",
-    "|": r"\textbar{}",
-    "/": r"/\allowbreak{}",
-}
 TEX_DELIMITERS = {
     "block_start_string": "<%",
     "block_end_string": "%>",
@@ -134,7 +114,7 @@ def read_asset(name: str) -> str:
 
 
 def build_tiles(contents: ReportContents) -> list[tuple[str, str, str]]:
-    """A few large numbers: of the best row where rows were measured, else of the run."""
+    """Build a few large numbers: of the recommended row, or of the run."""
     if len(contents.series) == 1 and (best := contents.series[0].recommended) is not None:
         s, cost = contents.series[0], best.cost
         found = [
@@ -149,12 +129,16 @@ def build_tiles(contents: ReportContents) -> list[tuple[str, str, str]]:
         elif cost.hours is not None:
             found.append(("time", duration(cost.hours * 3600), "for the whole run"))
         return found
-    if len(contents.runs) == 1 and (told := contents.runs[0].summary) is not None:
+    if len(contents.runs) == 1 and (summary := contents.runs[0].summary) is not None:
         return [
-            ("status", told.status, f"after {duration(told.seconds)}"),
-            ("rate", number(told.samples_per_s, 3), "samples/s"),
-            ("loss", number(told.loss_last), f"of the last {told.loss_last_steps} of {told.trained.steps:,} steps"),
-            *((name, number(value), "evaluation") for name, value in list(told.evaluation.metrics.items())[:2]),
+            ("status", summary.status, f"after {duration(summary.seconds)}"),
+            ("rate", number(summary.samples_per_s, 3), "samples/s"),
+            (
+                "loss",
+                number(summary.loss_last),
+                f"mean of the last {summary.loss_last_steps} steps",
+            ),
+            *((name, number(value), "evaluation") for name, value in list(summary.evaluation.metrics.items())[:2]),
         ]
     return []
 
@@ -168,7 +152,7 @@ def render_markdown(contents: ReportContents, charts: Sequence[Chart], tables: S
 
 
 def _escape_markdown(value: Any) -> Any:
-    """Text in which Markdown sees no HTML, no link, no picture from elsewhere and no other line."""
+    """Return text without HTML, links, pictures and line breaks for Markdown."""
     if not isinstance(value, str):
         return value
     text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", escape_hidden(" ".join(value.split("\n"))))
@@ -187,6 +171,7 @@ def _list_sources(chart: Chart) -> str:
 
 
 def escape_tex(text: str) -> str:
-    """Text with every sign that TeX would take for a command made plain; letters it has no font for become ?."""
-    found = "".join(" " if sign.isspace() else TEX_ESCAPES.get(sign, sign) for sign in escape_hidden(str(text)))
+    """Return text in which TeX sees no command; letters that it has no font for become ?."""
+    escapes = json.loads(read_asset("tex_escapes.json"))
+    found = "".join(" " if sign.isspace() else escapes.get(sign, sign) for sign in escape_hidden(str(text)))
     return found.encode("latin-1", "replace").decode("latin-1")

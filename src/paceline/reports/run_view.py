@@ -43,7 +43,7 @@ class Curves:
     lr: tuple[float, ...] = ()
     grad_norm: tuple[float, ...] = ()
     rate: tuple[float, ...] = ()
-    compute: tuple[float, ...] = ()
+    compute_percent: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _extract_curves(steps: Sequence[dict[str, Any]]) -> Curves:
 
     step_s = [math.nan if step.get("compiled") else _to_float(step.get("step_s")) or math.nan for step in steps]
     rate = tuple(batch / s for batch, s in zip(of("batch"), step_s, strict=True))
-    compute = tuple(part / s for part, s in zip(of("compute_s"), step_s, strict=True))
+    compute = tuple(100 * part / s for part, s in zip(of("compute_s"), step_s, strict=True))
     return Curves(of("lr"), of("grad_norm"), rate, compute)
 
 

@@ -159,7 +159,7 @@ OURS, OTHERS = "#d97706", "#2563eb"
 SHADES = ("#2563eb", "#059669", "#9333ea", "#0891b2", "#be185d", "#65a30d")
 
 
-@use_plot_style({})
+@use_plot_style(None)
 def draw_members(scores: Scores, folder: Path, step: int) -> None:
     """Draw each metric with its bootstrap error, one row for each model."""
     from matplotlib.figure import Figure
@@ -184,7 +184,7 @@ def draw_members(scores: Scores, folder: Path, step: int) -> None:
     _save_picture(figure, folder, f"members-{step:06d}.png")
 
 
-@use_plot_style({})
+@use_plot_style(None)
 def draw_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, folder: Path, step: int) -> None:
     """Draw the accuracy of the likeliest class by its probability."""
     from matplotlib.figure import Figure

@@ -65,7 +65,7 @@ def _rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
     return np.array(split.X[np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))])
 
 
-@use_plot_style({})
+@use_plot_style(None)
 def _importance(importance: Mapping[str, float]) -> bytes:
     shown = list(importance.items())[:SHOWN][::-1]
     figure, axes = _figure(len(shown))
@@ -74,7 +74,7 @@ def _importance(importance: Mapping[str, float]) -> bytes:
     return _png(figure)
 
 
-@use_plot_style({})
+@use_plot_style(None)
 def _shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
     """A dot for each row: how far right says what its value adds, the colour how large the value is."""
     values, names, task = fitted.contributions(rows), fitted.coding.columns, fitted.target.objective.task

@@ -15,7 +15,6 @@ from paceline.errors import UserError
 from paceline.io.escape import to_one_line
 from paceline.io.files import write_atomic
 from paceline.reports.plot_style import FORMATS, INK, use_plot_style
-from paceline.reports.plot_style import PLOT_STYLE as STYLE
 from paceline.workloads.topics.result.model import (
     as_matrix,
     average_neighbours,
@@ -37,7 +36,7 @@ COLUMNS = 1600  # of the structure plot; more documents than this share columns,
 GAP = 0.012  # between groups, of the width
 MOST_TERM_PLOTS = 24
 LONGEST_TERM = 22
-PLOT_STYLE: dict[Any, Any] = {**STYLE, "text.parse_math": False, "hatch.linewidth": 0.6}
+PLOT_SETTINGS = {"text.parse_math": False, "hatch.linewidth": 0.6}
 OutputFile = str | Path | None
 
 
@@ -187,7 +186,7 @@ def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]
     path = None if output_file is None else Path(output_file).expanduser()
     if path is not None and path.suffix.lower().removeprefix(".") not in FORMATS:
         raise UserError(f"output_file={str(path)!r}: pictures are written as {', '.join('.' + f for f in FORMATS)}")
-    with use_plot_style(PLOT_STYLE):
+    with use_plot_style(settings=PLOT_SETTINGS):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
