@@ -25,7 +25,7 @@ from paceline.data.cache import (
     verify_entry,
     write_synced,
 )
-from paceline.errors import UserError
+from paceline.data.files import invalid_data
 from paceline.workload import LogFn
 
 FORMAT = 1
@@ -144,11 +144,7 @@ def _build(source: PairSource, fingerprint: str, folder: Path, log: LogFn) -> No
                 masks.append(mask.reshape(-1))
                 sizes.append(np.array(mask.shape))
         if not sizes.length:
-            raise UserError(
-                f"the {split} split has no images; give more of them, or another data.test_fraction",
-                code="invalid-data",
-                key="data.test_fraction",
-            )
+            raise invalid_data(f"the {split} split has no images; give more, or another data.test_fraction")
         counts.append(f"{sizes.length // 2:,} {'training' if split == 'train' else 'test'}")
         files |= {writer.path.name: writer.facts for writer in (images, masks, sizes)}
     meta = {

@@ -14,10 +14,7 @@ from paceline.workloads.unet.corpus import IGNORED
 
 
 def compute_losses(logits_BKHW: Tensor, masks_BHW: Tensor) -> tuple[Tensor, Tensor]:
-    """(cross entropy + 1 - dice, whether it counts) of each sample.
-
-    Dice over a batch would depend on which samples are in it; so would a mean over all pixels.
-    """
+    """Return (cross entropy + 1 - dice, whether it counts) per sample, independent of the rest of the batch."""
     counts = masks_BHW != IGNORED
     pixels = counts.sum((1, 2))
     labels = masks_BHW.long()
@@ -28,30 +25,25 @@ def compute_losses(logits_BKHW: Tensor, masks_BHW: Tensor) -> tuple[Tensor, Tens
 
 
 def compute_soft_dice(chances_BKHW: Tensor, labels_BHW: Tensor, counts_BHW: Tensor) -> Tensor:
-    """Of each sample: the mean over the classes that are in it."""
-    truth = mark_members(labels_BHW, chances_BKHW.shape[1]).to(chances_BKHW.dtype)
+    """Return the mean over the classes of each sample."""
+    classes_K11 = torch.arange(chances_BKHW.shape[1], device=labels_BHW.device)[:, None, None]
+    truth = (labels_BHW[:, None] == classes_K11).to(chances_BKHW.dtype)
     chances = chances_BKHW * counts_BHW[:, None]
     both, size = (chances * truth).sum((2, 3)), chances.sum((2, 3)) + truth.sum((2, 3))
     present = truth.sum((2, 3)) > 0
     return (((2 * both + 1) / (size + 1)) * present).sum(1) / present.sum(1).clamp(min=1)
 
 
-def mark_members(labels_BHW: Tensor, classes: int) -> Tensor:
-    """[B, K, H, W]: whether a pixel is of a class."""
-    return labels_BHW[:, None] == torch.arange(classes, device=labels_BHW.device)[:, None, None]
-
-
 def count_confused_pixels(found_BHW: Tensor, masks_BHW: Tensor, classes: int) -> Tensor:
-    """[K, K]: how many pixels of each class (row) were taken for which (column)."""
+    """Return [K, K]: pixels of each class (row) by predicted class (column)."""
     counts = masks_BHW != IGNORED
     return count_confusion(masks_BHW[counts].long(), found_BHW[counts].long(), classes)
 
 
 def compute_scores(confusion_KK: NDArray[np.int64]) -> dict[str, float]:
-    """Dice and IoU: the mean over the classes but the first, which is the background; and the share of right pixels.
+    """Return dice and IoU, the means over all classes but the background, and the share of correct pixels.
 
-    A class that is neither in the truth nor found is left out. "background" is the accuracy of saying "background"
-    everywhere: most pixels are, and a model can find much and yet have no higher accuracy.
+    Classes that are neither present nor found are left out. "background" is the accuracy of predicting it everywhere.
     """
     truth, found, both = confusion_KK.sum(1), confusion_KK.sum(0), confusion_KK.diagonal()
     there = truth + found > 0
@@ -66,30 +58,18 @@ def compute_scores(confusion_KK: NDArray[np.int64]) -> dict[str, float]:
 
 
 GAP = 2
-SHOWN_SIDE = 128
-"""Smaller images are enlarged to about this."""
+SHOWN_SIDE = 128  # smaller images are enlarged to about this
 
 
 def draw_side_by_side(
     images: NDArray[np.uint8], truth: NDArray[np.uint8], found: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
-    """One row per sample: the image, its mask, the mask that was found; what does not count is grey in both."""
-    found = np.where(truth == IGNORED, truth, found)
-    rows = [
-        np.concatenate([*map(_add_frame, (_to_colour(image), render_mask(mask), render_mask(said)))], axis=1)
-        for image, mask, said in zip(images, truth, found, strict=True)
-    ]
+    """Return one row per sample: image, mask, predicted mask; pixels that do not count are grey in both."""
+    palette, rows = build_palette(), []
+    for image, mask, predicted in zip(images, truth, np.where(truth == IGNORED, truth, found), strict=True):
+        colour = image if image.shape[2] == 3 else np.repeat(image[..., :1], 3, axis=2)
+        rows.append(np.concatenate([*map(_add_frame, (colour, palette[mask], palette[predicted]))], axis=1))
     return np.concatenate(rows)
-
-
-def render_mask(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A mask in colours: the background black, what does not count grey."""
-    return build_palette()[mask]
-
-
-def _to_colour(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The first channel in grey where there are not three."""
-    return image if image.shape[2] == 3 else np.repeat(image[..., :1], 3, axis=2)
 
 
 def _add_frame(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -15,23 +15,23 @@ from paceline.workload import Outline
 from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair, ImageSplit
 from paceline.workloads.unet.sections import ImageData
 
-OUTLINE_SIDE, LOWEST_SIDE = 32, 2
-"""Pixels to a side: what an image takes grows with its pixels, so a small one tells; and those of its lowest level."""
+ImageBatch = tuple[Tensor, Tensor]
+"""Images [B, C, size, size] and masks [B, size, size], as bytes."""
+OUTLINE_SIDE, LOWEST_SIDE = 32, 2  # pixels of the images that a plan runs, and of their lowest level
 
 
 @dataclass(frozen=True)
 class ImageSummary:
-    """What a source of images says of them before it reads them all."""
+    """What a source knows of its images before it reads them all."""
 
     kind: ImageKind
     train: int
-    tiles: int
-    """Of the images that are held out."""
+    tiles: int  # of the held-out images
     assumptions: tuple[str, ...] = ()
 
 
 class BlankImages:
-    """So many samples, all black."""
+    """So many black images, for a plan."""
 
     def __init__(self, count: int, channels: int, size: int) -> None:
         self.count, self.channels, self.size = count, channels, size
@@ -48,22 +48,19 @@ class BlankImages:
 
 
 def build_outline(seen: ImageSummary, size: int, depth: int) -> Outline:
-    """Of samples of size × size pixels, for a model that halves them `depth` times."""
+    """Return the outline of samples of size × size pixels, for a model that halves them `depth` times."""
     small = min(size, max(OUTLINE_SIDE, LOWEST_SIDE * 2**depth))
     samples = BlankImages(seen.train, seen.kind.channels, small)
     return Outline(samples, seen.tiles, (size / small) ** 2, seen.assumptions)
 
 
-ImageBatch = tuple[Tensor, Tensor]
-"""Images [B, C, size, size] and masks [B, size, size], as bytes."""
-TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(CHANGES := 5)
-"""What a key decides of a crop."""
+TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(CHANGES := 5)  # what a key decides of a crop
 
 
 class Tiles:
-    """Every pixel once: tiles of one size, the last of a row or column moved back into the image.
+    """Tiles of one size that show every pixel once; the last of a row or column is moved back into the image.
 
-    What a tile before it has shown counts nothing in that one; pictures are of tiles that begin anew.
+    Pixels that an earlier tile has shown do not count. Pictures are of tiles without such pixels.
     """
 
     def __init__(self, images: ImageSplit, size: int) -> None:
@@ -99,7 +96,7 @@ class Tiles:
 
 
 class Crops(Tiles):
-    """A crop of each image, changed as its key says: the same on any rank, another one in the next epoch."""
+    """A random crop of each image, drawn from its key: the same on any rank, another one in the next epoch."""
 
     def __init__(self, images: ImageSplit, data: ImageData) -> None:
         self.images, self.size, self.data = images, data.size, data
@@ -126,7 +123,7 @@ class Crops(Tiles):
 
 
 class WholeImages(Crops):
-    """Images of just the size of a sample, and nothing random: all of them can be kept where the model is."""
+    """Images that have the size of a sample, without random changes: all can be kept on the device."""
 
     def resident(self) -> ImageBatch:
         everything = np.arange(len(self))
@@ -139,14 +136,14 @@ def make_crops(images: ImageSplit, data: ImageData) -> Crops:
 
 
 def tile_offsets(length: int, size: int) -> Iterator[tuple[int, int]]:
-    """(where a tile begins, how many of its pixels the one before has shown) along one side of an image."""
+    """Yield (begin of a tile, how many of its pixels the one before has shown) along one side of an image."""
     for begin in range(0, max(length, 1), size):
         moved = max(0, min(begin, length - size))
         yield moved, begin - moved
 
 
 def cut_window(image: NDArray[np.uint8], mask: NDArray[np.uint8], top: int, left: int, size: int) -> ImagePair:
-    """A square cut out, copied; beyond the edge of the image its pixels are black and do not count."""
+    """Copy a square; beyond the edge of the image its pixels are black and do not count."""
     square = np.zeros((size, size, image.shape[2]), np.uint8)
     labels = np.full((size, size), IGNORED, np.uint8)
     part = image[top : top + size, left : left + size]

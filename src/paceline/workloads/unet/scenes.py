@@ -11,23 +11,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.files import check_file, hash_files, hash_value
+from paceline.data.files import check_file, hash_files, hash_value, invalid_data
 from paceline.data.order import derive_key, draw_fractions
 from paceline.errors import UserError
-from paceline.io.safe_open import open_regular
+from paceline.io.safe_open import read_bytes
 from paceline.workloads.unet.corpus import ImageKind, ImagePair
 from paceline.workloads.unet.samples import ImageSummary
 from paceline.workloads.unet.sections import ImageData
 
 SIDE = 28
-DRAWS = 8
-"""Numbers from 0 to 1 that one digit takes."""
+DRAWS = 8  # random numbers per digit
 
 Line = list[tuple[float, float]]
 
 
 def _make_arc(x: float, y: float, width: float, height: float, begin: float, end: float) -> Line:
-    """Part of an ellipse around (x, y); angles in turns, clockwise from the right."""
+    """Return part of an ellipse around (x, y); angles in turns, clockwise from the right."""
     angles = 2 * np.pi * np.linspace(begin, end, 9)
     return [(x + width * float(np.cos(a)), y + height * float(np.sin(a))) for a in angles]
 
@@ -64,21 +63,16 @@ def draw_digit(digit: int, draws: NDArray[np.float64]) -> NDArray[np.float32]:
     return np.clip((1.2 + 0.8 * thick - distance) / (0.7 + 0.6 * soft) + 0.5, 0, 1).astype(np.float32)
 
 
-FORMAT = 1
-"""Raised when the same settings give other scenes."""
+FORMAT = 1  # raise it when the same settings give other scenes
 CLASSES = ("background", *map(str, range(10)))
-NOISE, INK = 0.5, 0.4
-"""The height of the noise, and from where on a pixel belongs to a digit; a digit is from 0.6 to 1 bright."""
-MAX_UNPACKED_BYTES = 1 << 28
-"""Of an unpacked file; those of MNIST have 47 MB at most."""
+NOISE, INK = 0.5, 0.4  # height of the noise, and the brightness from which on a pixel belongs to a digit
 MNIST = {"train": "train", "test": "t10k"}
 
-Digit = Callable[[NDArray[np.float64]], tuple[int, NDArray[np.float32]]]
-"""From some numbers between 0 and 1: which digit, and its picture."""
+Digit = Callable[[NDArray[np.float64]], tuple[int, NDArray[np.float32]]]  # random numbers -> (digit, picture)
 
 
 class SceneSource:
-    """A source of pairs, see `paceline.workloads.unet.corpus`."""
+    """A source of pairs. A scene is a function of its number, the seed and the origin of the digits."""
 
     def __init__(self, data: ImageData) -> None:
         self.data = data
@@ -93,9 +87,8 @@ class SceneSource:
     def pairs(self, split: str) -> Iterator[ImagePair]:
         digit, data = self._digits(split), self.data
         for number in range(self._count(split)):
-            yield draw_scene(
-                make_number_stream(data.seed, split == "test", number), digit, data.digits_per_scene, data.size
-            )
+            draws = make_number_stream(data.seed, split == "test", number)
+            yield draw_scene(draws, digit, data.digits_per_scene, data.size)
 
     def _count(self, split: str) -> int:
         return self.data.scenes if split == "train" else max(1, round(self.data.scenes * self.data.test_fraction))
@@ -107,11 +100,11 @@ class SceneSource:
 
     def _digits(self, split: str) -> Digit:
         if self.data.digits == "drawn":
-            return lambda some: (which := int(10 * some[0]), draw_digit(which, some[1 : 1 + DRAWS]))
+            return lambda draws: (which := int(10 * draws[0]), draw_digit(which, draws[1 : 1 + DRAWS]))
         images, labels = self._mnist(split) if self.data.digits == "mnist" else _load_sklearn(split)
 
-        def pick(some: NDArray[np.float64]) -> tuple[int, NDArray[np.float32]]:
-            index = int(some[0] * len(images))
+        def pick(draws: NDArray[np.float64]) -> tuple[int, NDArray[np.float32]]:
+            index = int(draws[0] * len(images))
             return int(labels[index]), images[index].astype(np.float32) / 255
 
         return pick
@@ -122,33 +115,22 @@ class SceneSource:
         return [check_file(self.data.path.expanduser() / name, "data.path") for name in names]
 
     def _mnist(self, split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        images, labels = self._mnist_files(split)
+        files = self._mnist_files(split)
         try:
-            pixels, classes = _unpack(images), _unpack(labels)
-            return (
-                np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, SIDE, SIDE),
-                np.frombuffer(classes, np.uint8, offset=8),
-            )
+            pixels, classes = (gzip.decompress(read_bytes(file)) for file in files)
+            images = np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, SIDE, SIDE)
+            return images, np.frombuffer(classes, np.uint8, offset=8)
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise UserError(f"data.path={images.parent}: MNIST's {split} files are damaged ({error})") from None
-
-
-def _unpack(file: Path) -> bytes:
-    with open_regular(file) as packed, gzip.open(packed) as content:
-        found: bytes = content.read(MAX_UNPACKED_BYTES + 1)
-    if len(found) > MAX_UNPACKED_BYTES:
-        raise ValueError(f"{file.name} unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
-    return found
+            raise invalid_data(f"data.path={files[0].parent}: MNIST's {split} files are damaged ({error})") from None
 
 
 def _load_sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Real digits of 8 × 8 pixels, enlarged; every fifth is held out."""
+    """Return real digits of 8 × 8 pixels, enlarged; every fifth is held out."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise UserError(
-            "data.digits=sklearn: scikit-learn is not installed; use data.digits=drawn, or  pip install scikit-learn"
-        ) from None
+        hint = "use data.digits=drawn, or  pip install scikit-learn"
+        raise UserError(f"data.digits=sklearn: it is not installed; {hint}", code="not-installed") from None
     from PIL import Image
 
     found = load_digits()
@@ -160,7 +142,7 @@ def _load_sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def make_number_stream(*words: int) -> Callable[[int], NDArray[np.float64]]:
-    """A stream of numbers from 0 to 1 that depends on these words alone; called with how many come next."""
+    """Return a function that draws the next numbers from 0 to 1 of a stream that depends on these words alone."""
     state, taken = derive_key(*words), 0
 
     def take(count: int) -> NDArray[np.float64]:

@@ -20,30 +20,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def build_block(given: int, channels: int, norm: str) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for c in (given, channels):
-        normed = nn.BatchNorm2d(channels) if norm == "sync_batch" else nn.GroupNorm(math.gcd(8, channels), channels)
-        layers += [nn.Conv2d(c, channels, 3, padding=1, bias=False), normed, nn.ReLU()]
-    return nn.Sequential(*layers)
-
-
 class ExportedUNet(nn.Module):
     """Logits (B, classes, H, W) of images (B, C, H, W) with values from 0 to 255."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.config, norm = config, config["norm"]
+        self.config = config
         widths = [config["width"] * 2**level for level in range(config["depth"] + 1)]
         levels = list(pairwise(widths))[::-1]
         given = [config["channels"], *widths]
-        self.down = nn.ModuleList(build_block(a, b, norm) for a, b in zip(given, widths, strict=False))
+        self.down = nn.ModuleList(self.build_block(a, b) for a, b in zip(given, widths, strict=False))
         self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in levels)
-        self.join = nn.ModuleList(build_block(2 * a, a, norm) for a, _ in levels)
+        self.join = nn.ModuleList(self.build_block(2 * a, a) for a, _ in levels)
         self.head = nn.Conv2d(widths[0], len(config["classes"]), 1)
 
+    def build_block(self, given: int, channels: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for c in (given, channels):
+            norm = self.build_norm(self.config["norm"], channels)
+            layers += [nn.Conv2d(c, channels, 3, padding=1, bias=False), norm, nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def build_norm(self, kind: str, channels: int) -> nn.Module:
+        return nn.BatchNorm2d(channels) if kind == "sync_batch" else nn.GroupNorm(math.gcd(8, channels), channels)
+
+    def scale(self, images: Tensor) -> Tensor:
+        return images.to(self.head.weight.dtype) / 127.5 - 1
+
     def forward(self, images: Tensor) -> Tensor:
-        x, levels = images.to(self.head.weight.dtype) / 127.5 - 1, []
+        x, levels = self.scale(images), []
         for level, down in enumerate(self.down):
             x = down(F.max_pool2d(x, 2) if level else x)
             levels.append(x)

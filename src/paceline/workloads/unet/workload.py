@@ -1,4 +1,4 @@
-"""Segmentation: a UNet says of every pixel which class it belongs to."""
+"""Segmentation: a UNet predicts the class of every pixel."""
 
 from __future__ import annotations
 
@@ -16,26 +16,46 @@ from torch import Tensor, nn
 
 from paceline.config import RunSpec
 from paceline.data.cache import ignore_log
+from paceline.data.files import invalid_data
 from paceline.errors import UserError
 from paceline.inference.export import write_standalone
 from paceline.io.files import read_json, validate_fields, write_json
 from paceline.layout import Layout
 from paceline.parallel.precision import to_at_least_fp32
 from paceline.workload import LogFn, Outline, Workload
-from paceline.workloads.unet.corpus import IGNORED, ImageCorpus, ImageKind, prepare_images
+from paceline.workloads.unet.corpus import ImageCorpus, ImageKind, prepare_images
 from paceline.workloads.unet.folder import FolderSource, read_image
 from paceline.workloads.unet.metrics import compute_losses, compute_scores, count_confused_pixels, draw_side_by_side
-from paceline.workloads.unet.model import UNet
 from paceline.workloads.unet.samples import Crops, ImageBatch, Tiles, build_outline, make_crops, tile_offsets
 from paceline.workloads.unet.scenes import SceneSource
 from paceline.workloads.unet.sections import ImageData, UNetModel
+from paceline.workloads.unet.standalone import ExportedUNet
 
-EVALUATED_PIXELS = 1 << 17
-"""In one pass."""
+EVALUATED_PIXELS = 1 << 17  # in one pass
 KEPT = "images.json"
-MOST_CHANNELS = 64
-SHOWN_SHARE = 0.001
-"""Of an image: classes with fewer pixels are in its mask, but not listed."""
+SHOWN_SHARE = 0.001  # of an image: classes with fewer pixels are not listed
+
+
+class UNet(ExportedUNet):
+    """Images [B, C, H, W] with values from 0 to 255 in, a logit for each class and pixel out.
+
+    H and W must be multiples of 2^depth.
+    """
+
+    def __init__(self, shape: UNetModel, channels: int, classes: int) -> None:
+        sizes = shape.model_dump(include={"width", "depth", "norm"})
+        super().__init__({**sizes, "channels": channels, "classes": range(classes)})
+        self.channels_last = shape.channels_last
+
+    def build_norm(self, kind: str, channels: int) -> nn.Module:
+        return nn.SyncBatchNorm(channels) if kind == "sync_batch" else super().build_norm(kind, channels)
+
+    def scale(self, images: Tensor) -> Tensor:
+        x = super().scale(images)
+        if self.channels_last == "off" or (self.channels_last == "auto" and not x.is_cuda):
+            return x
+        # a copy has these strides also if there is one channel, which torch would take for either format
+        return x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
 
 class Segmentation(Workload):
@@ -48,7 +68,8 @@ class Segmentation(Workload):
         size, step = self.images.size, 2**self.shape.depth
         if size % step:
             near = " or ".join(str(side) for side in (size // step * step, -(-size // step) * step) if side)
-            raise UserError(f"data.size={size} cannot be halved model.depth={self.shape.depth} times; use {near}")
+            message = f"data.size={size} cannot be halved model.depth={self.shape.depth} times; use {near}"
+            raise UserError(message, code="conflict", key="data.size")
         self.evaluation_chunk = max(1, EVALUATED_PIXELS // size**2)
 
     @property
@@ -79,17 +100,13 @@ class Segmentation(Workload):
 
     @cached_property
     def kind(self) -> ImageKind:
-        """From what a run kept, where it is opened for use: its images need not be there any more."""
+        """Channels and classes; of an opened run those that it kept, as its images may be gone."""
         if self.kept is None:
             return ImageKind(self.corpus.channels, self.corpus.classes)
-        told = read_json(self.kept / KEPT)
         try:
-            kind = ImageKind(**validate_fields(ImageKind, told))
+            return ImageKind(**validate_fields(ImageKind, read_json(self.kept / KEPT)))
         except (TypeError, ValueError, KeyError) as error:
-            raise UserError(f"{self.kept / KEPT} is damaged ({error})") from None
-        if not 1 <= kind.channels <= MOST_CHANNELS or not 1 <= len(kind.classes) <= IGNORED:
-            raise UserError(f"{self.kept / KEPT} is damaged: its values are not those of images")
-        return kind
+            raise UserError(f"{self.kept / KEPT} is damaged ({error})", code="damaged") from None
 
     def keep(self, folder: Path) -> None:
         write_json(folder / KEPT, asdict(self.kind))
@@ -112,16 +129,12 @@ class Segmentation(Workload):
     def suits(self, layout: Layout) -> None:
         if layout.tensor > 1 or layout.pipeline > 1:
             name = "tensor" if layout.tensor > 1 else "pipeline"
-            raise UserError(
-                f"parallel.{name}={getattr(layout, name)}: a UNet hands each level across, and is not divided within "
-                "or between its layers; use parallel.strategy=ddp or fsdp"
-            )
+            given = f"parallel.{name}={getattr(layout, name)}"
+            raise UserError(f"{given}: not supported for a UNet; use parallel.strategy=ddp", code="not-supported")
         on_cpu = self.spec.parallel.device == "cpu" or not torch.cuda.is_available()
         if self.shape.norm == "sync_batch" and layout.ranks > 1 and on_cpu:
-            raise UserError(
-                f"model.norm=sync_batch: torch's SyncBatchNorm takes CUDA devices only, and parallel.ranks="
-                f"{layout.ranks} are to run on the CPU; use model.norm=group"
-            )
+            message = "model.norm=sync_batch: SyncBatchNorm of torch needs CUDA devices; use model.norm=group"
+            raise UserError(message, code="not-supported", key="model.norm")
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         images, masks = batch
@@ -139,29 +152,26 @@ class Segmentation(Workload):
         return {"loss": sums["loss"] / sums["count"], **compute_scores(sums["pixels"])}
 
     def pictures(self, model: nn.Module, batch: ImageBatch) -> Mapping[str, NDArray[np.uint8]]:
-        """Image, truth and found, one row per sample."""
         images, masks = batch
         found = model(images).argmax(1).to(torch.uint8)
         parts = (images.permute(0, 2, 3, 1), masks, found)
         return {"image_truth_found": draw_side_by_side(*(part.cpu().numpy() for part in parts))}
 
     def encode(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """Images of any size, as files or as arrays [H, W] or [H, W, C] of bytes."""
+        """Read images of any size: files, or arrays [H, W] or [H, W, C] of bytes."""
         if any(isinstance(one, Mapping) for one in inputs):
-            raise UserError("this model takes images, and not the rows of a table; name files of images")
+            raise UserError("this model takes images, not the rows of a table; give image files")
         images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
         images = [one if one.ndim == 3 else one[..., None] for one in images]
         for number, (given, one) in enumerate(zip(inputs, images, strict=True), 1):
             if one.ndim != 3 or not one.size or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
                 name = given if isinstance(given, str | Path) else f"image {number}"
-                raise UserError(
-                    f"{name} has {one.dtype} values of shape {list(one.shape)}; this model takes images of "
-                    f"8 bits with {self.kind.channels} channel{'s' * (self.kind.channels > 1)}"
-                )
+                expected = f"expected 8 bits and {self.kind.channels} channel{'s' * (self.kind.channels > 1)}"
+                raise invalid_data(f"{name} has {one.dtype} values of shape {list(one.shape)}; {expected}")
         return [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
 
     def predict(self, model: nn.Module, batch: Sequence[Tensor]) -> Mapping[str, Any]:
-        """Of each image: its mask, the share of each class in it, and how sure the model is on average over pixels."""
+        """Return for each image its mask, the share of each class, and the mean probability of its pixels."""
         found = [self._mask(model, image) for image in batch]
         masks = np.empty(len(found), object)  # of images that differ in size
         masks[:] = [mask.cpu().numpy() for mask, _ in found]
@@ -173,12 +183,11 @@ class Segmentation(Workload):
         write_standalone(folder, model.state_dict(), config, "paceline.workloads.unet.standalone")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
-        """An image of noise stands for all: those of the training need not be there any more."""
         shape = (2, self.kind.channels, self.images.size, self.images.size)
         return model, {"images": torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).byte()}
 
     def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
-        """Tile by tile, as in evaluation."""
+        """Predict tile by tile, as in evaluation."""
         size, (height, width) = self.images.size, image_CHW.shape[1:]
         mask, sure = image_CHW.new_zeros((height, width)), 0.0
         for top, above in tile_offsets(height, size):
