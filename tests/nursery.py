@@ -30,7 +30,7 @@ MODULES = (
     *("paceline.runlog.loggers", "paceline.runlog.machine", "paceline.runlog.summary"),
     *("paceline.workloads.topics.workload", "paceline.workloads.topics.counts.numba_kernels"),
     *("paceline.workloads.transformers.workload", "transformers.models.llama.modeling_llama"),
-    "paceline.workloads.keras.build",
+    "paceline.workloads.keras.model",
     *("paceline.workloads.trees.workload", "paceline.workloads.trees.xgboost_rounds"),
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.pipelining", "torch.profiler"),
 )

@@ -18,40 +18,35 @@ from paceline.data.samples import as_samples
 from paceline.errors import UserError
 from paceline.workload import Samples
 
-MAX_LINES = 3
-"""Of what Keras says of shapes that do not fit: all that matters is in the first ones."""
+SOURCE_KEY = "data.source"
+FINGERPRINT_SAMPLES = 32
+FIRST_SAMPLE = np.zeros(1, np.int64)
 
 
 @contextmanager
 def guard_user_code(key: str, reference: str) -> Iterator[None]:
-    """A call of the function `reference`, which the field `key` names."""
+    """Translate errors of the user's function `reference`, which the field `key` names."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        said = f"{key}: {reference} fails: {describe_error(error)}"
-        raise UserError(f"{said}\n\n{format_user_trace(error, reference)}".rstrip()) from error
+        trace = format_user_trace(error, reference)
+        message = f"{key}: {reference} fails: {describe_error(error)}\n\n{trace}".rstrip()
+        raise UserError(message, code="user-code-failed", key=key) from error
 
 
 @contextmanager
 def guard_model_call() -> Iterator[None]:
-    """The model is called with the samples for the first time."""
+    """Translate errors of the first call of the model with its samples, of which the first lines matter."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        told = " ".join(line.strip() for line in str(error).strip().splitlines()[:MAX_LINES])
-        raise UserError(
-            f"the model, its loss and its data do not fit together: {type(error).__name__}: {told}"
-        ) from error
-
-
-SOURCE_KEY = "data.source"
-FINGERPRINT_SAMPLES = 32
-"""Samples by which a data set is recognised again."""
-FIRST_SAMPLE = np.zeros(1, np.int64)
+        reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:3])
+        message = f"the model, its loss and its data do not fit together: {type(error).__name__}: {reason}"
+        raise UserError(message, code="invalid-workload") from error
 
 
 class KeyedSamples:
@@ -79,31 +74,29 @@ class KeyedSamples:
 
 
 def load_keras_samples(source: str, split: str) -> KeyedSamples | None:
-    """Those of a split; None where there is none. `source` is a function of the split, or one that returns both."""
+    """Load a split, or None if there is none. `source` is a function of the split, or one that returns both."""
     if not source.rpartition(":")[0]:
-        raise UserError(f"{SOURCE_KEY} is not given; write  data: file.py:function  for what returns (inputs, targets)")
+        hint = "write  data: file.py:function  for what returns (inputs, targets)"
+        raise UserError(f"{SOURCE_KEY} is not given; {hint}", code="missing-value", key=SOURCE_KEY)
     function = load_user_function(source, SOURCE_KEY)
     with guard_user_code(SOURCE_KEY, source):
         takes_split = bool(inspect.signature(function).parameters)
-        found = function(split) if takes_split else _split_pair(function(), source)[split == "test"]
-    said = f"{SOURCE_KEY}: {source.rpartition(':')[2]}({repr(split) if takes_split else ''})"
-    if found is None:
-        if split == "train":
-            raise UserError(f"{said} returned None; there must be a sample to train on")
+        found = function(split) if takes_split else function()
+    call = f"{SOURCE_KEY}: {source.rpartition(':')[2]}({repr(split) if takes_split else ''})"
+    if not takes_split:
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise _source_error(f"{call} must return both splits:  return (x_train, y_train), (x_test, y_test)")
+        found = found[split == "test"]
+    if found is None and split != "train":
         return None
-    samples = as_samples(found, None, said)
-    if not len(samples):
-        raise UserError(f"{said} has no samples for {split!r}; return None where there is no such split")
+    samples = None if found is None else as_samples(found, None, call)
+    if samples is None or not len(samples):
+        raise _source_error(f"{call} has no samples for {split!r}")
     first = samples.batch(FIRST_SAMPLE, FIRST_SAMPLE)
     if not isinstance(first, tuple | list) or len(first) not in (2, 3):
-        raise UserError(f"{said} must hold (inputs, targets) or (inputs, targets, weights), as in  return x, y")
+        raise _source_error(f"{call} must return (inputs, targets) or (inputs, targets, weights)")
     return KeyedSamples(samples)
 
 
-def _split_pair(found: Any, source: str) -> Any:
-    """(train, test), as the functions of keras.datasets return them."""
-    if isinstance(found, tuple | list) and len(found) == 2:
-        return found
-    raise UserError(
-        f"{SOURCE_KEY}: {source} takes no split, and then returns both, as  return (x_train, y_train), (x_test, y_test)"
-    )
+def _source_error(message: str) -> UserError:
+    return UserError(message, code="invalid-workload", key=SOURCE_KEY)

@@ -1,4 +1,4 @@
-"""A Keras model as a workload: trained by Paceline's loop, judged by its own loss and metrics, saved as Keras saves."""
+"""A Keras model as a workload: trained by Paceline's loop, with its own loss and metrics, saved by Keras."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from paceline.config import RunSpec
 from paceline.config.registry import load_user_module
+from paceline.data.files import invalid_data
 from paceline.data.npz import UNREADABLE
 from paceline.errors import UserError, did_you_mean
 from paceline.io.files import write_atomic
@@ -33,7 +34,7 @@ from paceline.workloads.keras.sections import SAVED, KerasData, KerasModel
 
 if TYPE_CHECKING:
     from paceline.nn.keras_module import KerasModule
-    from paceline.workloads.keras.metrics import SampleLoss, SummedMetrics
+    from paceline.workloads.keras.model import SampleLoss, SummedMetrics
 
 
 class KerasWorkload(Workload):
@@ -47,9 +48,8 @@ class KerasWorkload(Workload):
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         if not self.section.build:
-            raise UserError(
-                "model.build is not given; write  model: file.py:build  for a function that returns a model"
-            )
+            hint = "write  model: file.py:build  for a function that returns a model"
+            raise UserError(f"model.build is not given; {hint}", code="missing-value", key="model.build")
         import_keras()
 
     @property
@@ -58,15 +58,15 @@ class KerasWorkload(Workload):
 
     @property
     def file(self) -> Path | None:
-        """The user's own, which has the function that builds the model."""
+        """The user's file with the function that builds the model."""
         place = self.section.build.rpartition(":")[0]
         return Path(place) if place.endswith(".py") else None
 
     def suits(self, layout: Layout) -> None:
         reject_for_keras(self.spec, layout)
 
-    def prepare(self, say: LogFn) -> None:
-        """Everything of the user's own is tried out, so that a mistake ends here."""
+    def prepare(self, log: LogFn) -> None:
+        """Try out all of the user's functions before ranks start."""
         samples, module = cast(KeyedSamples, self.data("train")), self.model()
         few = np.arange(min(2, len(samples)))
         with torch.no_grad(), guard_model_call():
@@ -75,17 +75,16 @@ class KerasWorkload(Workload):
         optimizer = module.original.optimizer if module.original.compiled else None
         if optimizer is not None:
             train = self.spec.train
-            say(
-                f"of compile() the loss and the metrics are used; not its optimiser, {optimizer.name} with a learning "
-                f"rate of {float(optimizer.learning_rate):g}: the run file has {train.optimizer} with {train.lr:g}"
-            )
+            unused = f"{optimizer.name} with a learning rate of {float(optimizer.learning_rate):g}"
+            log(f"the optimiser of compile(), {unused}, is not used: the run file has {train.optimizer}, {train.lr:g}")
 
     def _check_score(self, metrics: Mapping[str, Any]) -> None:
         known = [name for name, value in metrics.items() if isinstance(value, int | float)]
-        known += ["auc"] * ("macro_f1" in known)  # which takes samples of two classes
+        known += ["auc"] * ("macro_f1" in known)  # which needs samples of two classes
         if self.section.score.removeprefix("-") not in ("", *known):
             hint = did_you_mean(self.section.score, known) or f"; there are {', '.join(known)}"
-            raise UserError(f"model.score={self.section.score}: there is no such metric{hint}")
+            message = f"model.score={self.section.score}: there is no such metric{hint}"
+            raise UserError(message, code="unknown-name", key="model.score")
 
     def goodness(self, metrics: Mapping[str, Any]) -> float:
         self.score = self.section.score or ("accuracy" if "accuracy" in metrics else "-loss")  # type: ignore[misc]
@@ -102,33 +101,32 @@ class KerasWorkload(Workload):
         return cast(KerasData, self.spec.data).classes
 
     def model(self) -> KerasModule:
-        from paceline.workloads.keras.build import build_keras_model
-        from paceline.workloads.keras.metrics import SummedMetrics, resolve_loss
+        from paceline.workloads.keras.model import SummedMetrics, build_keras_model, resolve_loss
 
-        module = build_keras_model(self.spec, self.section, self._an_input)
+        module = build_keras_model(self.spec, self.section, self._make_input)
         self.sample_loss = resolve_loss(self.section, module.original)
         self.keras_metrics = SummedMetrics.of(self.section, module.original)
         return module
 
-    def _an_input(self) -> Any:
+    def _make_input(self) -> Any:
         (inputs, *_), _ = cast(KeyedSamples, self.data("train")).batch(FIRST_SAMPLE, FIRST_SAMPLE)
         return inputs
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
-        total, count, _ = self._computed(model, batch)
+        total, count, _ = self._compute(model, batch)
         return total, count
 
-    def _computed(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int, Any]:
-        """(sum of the losses, their number, the outputs). What regularises weights counts once in the mean of all."""
+    def _compute(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int, Any]:
+        """Return (sum of the losses, their number, the outputs); regularisation counts once in the mean."""
         (inputs, y, *weight), keys = batch
         output, penalty = model(inputs, keys=keys, penalised=True)
         total, count = self.sample_loss(output, y, *weight)
         return total + penalty * count, count, output
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
-        from paceline.workloads.keras.metrics import BY_SHAPES
+        from paceline.workloads.keras.model import BY_SHAPES
 
-        total, count, output = self._computed(model, batch)
+        total, count, output = self._compute(model, batch)
         (_, y, *weight), _ = batch
         by_class = self.sample_loss.class_sums(output, y)
         mine = self.keras_metrics.sums(output, y, weight[0] if weight else None, BY_SHAPES if by_class else ())
@@ -145,23 +143,19 @@ class KerasWorkload(Workload):
             write_atomic(folder / SOURCE / self.file.name, self.file.read_bytes())
 
     def encode(self, inputs: Sequence[Any]) -> Any:
-        """By a function `encode` beside the one that builds the model, else as numbers: arrays, or rows of a table."""
-        own = (
-            getattr(load_user_module(self.section.build, "model.build", "function"), "encode", None)
-            if self.file
-            else None
-        )
-        if own is not None:
+        """Call the user's `encode` beside the function that builds the model, else convert to numbers."""
+        module = load_user_module(self.section.build, "model.build", "function") if self.file else None
+        if (own := getattr(module, "encode", None)) is not None:
             with guard_user_code("encode", f"{self.file}:encode"):
                 return tree_map(torch.as_tensor, own(list(inputs)))
         return torch.stack([_numbers(one) for one in inputs])
 
     def predict(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """Probabilities where the loss is one of classes, else the output as it is."""
+        """Return probabilities if the loss is one of classes, else the output."""
         shape = getattr(cast(Any, model).original, "input_shape", None)
         if isinstance(batch, Tensor) and isinstance(shape, tuple) and None not in shape[1:]:
             if batch[0].numel() != np.prod(shape[1:]):
-                raise UserError(f"an input has the shape {list(batch.shape[1:])}; this model takes {list(shape[1:])}")
+                raise invalid_data(f"an input has shape {list(batch.shape[1:])}, expected {list(shape[1:])}")
             batch = batch.reshape(-1, *shape[1:])
         output = model(batch)
         logits = self.sample_loss.logits(output)
@@ -172,19 +166,17 @@ class KerasWorkload(Workload):
         return output if isinstance(output, dict) else {f"output_{i}": one for i, one in enumerate(output)}
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        """As Keras saves it, with the user's file beside it: the model may have layers of their own."""
+        """Save with Keras, and the user's file beside it, which may define layers."""
         original = cast(Any, model).original
         if original.compiled and original.optimizer is not None:
-            original.optimizer.build(original.trainable_variables)  # fresh: one without variables is warned of
+            original.optimizer.build(original.trainable_variables)
         original.save(folder / f"model{SAVED}")
         if self.file is not None:
             write_atomic(folder / self.file.name, self.file.read_bytes())
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
-        raise UserError(
-            "--onnx: Keras writes ONNX itself; leave --onnx out and type, in Python,  "
-            "keras.saving.load_model('model.keras').export('model.onnx', format='onnx')"
-        )
+        command = "keras.saving.load_model('model.keras').export('model.onnx', format='onnx')"
+        raise UserError(f"--onnx: use Keras itself, in Python:  {command}", code="not-supported", key="--onnx")
 
 
 def _numbers(given: Any) -> Tensor:
@@ -193,7 +185,5 @@ def _numbers(given: Any) -> Tensor:
             given = np.load(given, allow_pickle=False)
         return torch.from_numpy(np.asarray(list(given.values()) if isinstance(given, Mapping) else given, np.float32))
     except UNREADABLE:
-        raise UserError(
-            f"{str(given)[:60]!r} is not an array of numbers; write a function  encode(inputs)  beside the one that "
-            "builds the model, which returns what the model is called with"
-        ) from None
+        hint = "write a function  encode(inputs)  beside the one that builds the model"
+        raise invalid_data(f"{str(given)[:60]!r} is not an array of numbers; {hint}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -101,7 +100,7 @@ def test_it_predicts_and_is_exported_as_keras_reads_it(finished, tmp_path):
     again = build_spec({"workload": "keras", "model": str(tmp_path / "alone.keras"), "data": f"{MODELS}:both"})
     begun = build_workload(again).model()
     assert torch.equal(begun.get_parameter("dense/kernel"), trained.model.get_parameter("dense/kernel"))
-    with pytest.raises(UserError, match="Keras writes ONNX itself"):
+    with pytest.raises(UserError, match="--onnx"):
         paceline.export(finished.path, tmp_path / "other", onnx=True)
 
 
@@ -206,22 +205,18 @@ def test_what_a_mask_leaves_out_does_not_count():
 @pytest.mark.parametrize(
     ("model", "data", "message"),
     [
-        ({"build": "bild"}, None, "model.build: .* has no function 'bild', did you mean 'build'"),
-        ({"build": "build", "arguments": {"depth": 2}}, None, "model.arguments: .*build got an unexpected keyword"),
-        ({"build": "nothing"}, None, "nothing returned int; it must return a keras.Model"),
+        ({"build": "bild"}, None, "did you mean 'build'"),
+        ({"build": "build", "arguments": {"depth": 2}}, None, "model.arguments: "),
+        ({"build": "nothing"}, None, "nothing returned int"),
         ({"build": "fails"}, None, "models.py:fails fails: "),
-        ({"build": "frozen"}, None, "model.loss is not given, and the model is not compiled with one"),
+        ({"build": "frozen"}, None, "model.loss is not given"),
         ({"build": "frozen", "loss": "mean_sqared_error"}, None, "did you mean 'mean_squared_error'"),
-        ({"build": "own_step"}, f"{MODELS}:numbers", "OwnStep has its own train_step, which is not called here"),
-        ({"build": "build", "metrics": ["acuracy"]}, None, "model.metrics: .*'acuracy'"),
-        ({"build": "build", "score": "acuracy"}, None, "model.score=acuracy: there is no such metric, did you mean"),
-        (
-            {"build": "build", "loss": f"{MODELS}:one_number"},
-            f"{MODELS}:numbers",
-            "does not give a loss for each sample",
-        ),
-        ({"build": "build"}, f"{MODELS}:nothing", "takes no split, and then returns both"),
-        ({"build": "build"}, f"{MODELS}:missing", "data.source: .* has no function 'missing'"),
+        ({"build": "own_step"}, f"{MODELS}:numbers", "its own train_step"),
+        ({"build": "build", "metrics": ["acuracy"]}, None, "keras.metrics.acuracy"),
+        ({"build": "build", "score": "acuracy"}, None, "model.score=acuracy"),
+        ({"build": "build", "loss": f"{MODELS}:one_number"}, f"{MODELS}:numbers", "one_number must give"),
+        ({"build": "build"}, f"{MODELS}:nothing", "must return both splits"),
+        ({"build": "build"}, f"{MODELS}:missing", "function 'missing'"),
         ({"build": "Unbuilt", "loss": "mse"}, f"{MODELS}:data", ""),
         ({"build": "build", "loss": "categorical_crossentropy"}, None, "do not fit together: "),
     ],
@@ -239,29 +234,27 @@ def test_a_mistake_is_one_line_before_anything_starts(model, data, message, tmp_
 
 def test_what_keras_cannot_do_is_refused(tmp_path):
     for values, words in (
-        ({"parallel.strategy": "fsdp", "parallel.ranks": 2}, "parallel.strategy=fsdp: Keras holds the weights"),
-        ({"parallel.pipeline": 2, "parallel.ranks": 2}, "parallel.pipeline=2: Keras holds the weights"),
+        ({"parallel.strategy": "fsdp", "parallel.ranks": 2}, "parallel.strategy=fsdp"),
+        ({"parallel.pipeline": 2, "parallel.ranks": 2}, "parallel.pipeline=2"),
         ({"train.precision": "fp64"}, "multiplies in fp32"),
     ):
         with pytest.raises(UserError, match=words):
             paceline.train(run().replace(values), tmp_path, show=False)
-    with pytest.raises(UserError, match=r"model.build is not given; write  model: file.py:build"):
+    with pytest.raises(UserError, match=r"model\.build is not given"):
         build_workload(build_spec({"workload": "keras"}))
 
 
 def test_the_library_is_missing_or_on_another_backend(monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
-    with pytest.raises(UserError, match=r'keras runs on jax .* set  os.environ\["KERAS_BACKEND"\] = "torch"'):
+    with pytest.raises(UserError, match="KERAS_BACKEND"):
         build_workload(run())
     monkeypatch.setitem(sys.modules, "keras", None)
-    with pytest.raises(UserError, match=re.escape("type  pip install 'paceline[keras]'")):
+    with pytest.raises(UserError, match="pip install"):
         build_workload(run())
 
 
 def test_compile_says_what_is_not_used():
     said = []
     build_workload(run()).prepare(said.append)
-    assert said == [
-        "of compile() the loss and the metrics are used; not its optimiser, adam with a learning rate of 0.001: "
-        "the run file has adamw with 0.01"
-    ]
+    assert len(said) == 1
+    assert all(word in said[0] for word in ("adam ", "0.001", "adamw", "0.01"))

@@ -1,0 +1,290 @@
+"""Build the Keras model of a run file, its loss per sample, and metrics that are summed over ranks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from paceline.config import RunSpec
+from paceline.config.registry import describe_error, load_user_function
+from paceline.errors import UserError, did_you_mean
+from paceline.nn.class_metrics import class_sums
+from paceline.nn.keras_backend import is_keras
+from paceline.nn.keras_module import KerasModule, keras, reset_keras_names, use_device_of
+from paceline.parallel.precision import to_at_least_fp32
+from paceline.workloads.keras.samples import guard_model_call, guard_user_code
+from paceline.workloads.keras.sections import SAVED, KerasModel
+
+BUILD_KEY, LOSS_KEY = "model.build", "model.loss"
+MEANS = ("sum_over_batch_size", "mean", "none", None)  # reductions that agree with a mean over the global batch
+LEAST_PROBABILITY = 1e-7
+NOT_COUNTED = -1
+BY_SHAPES = ("accuracy", "acc")  # names of a metric that Keras chooses by the shapes of targets and outputs
+WEIGHTED = "weighted_"
+FUNCTION_HINT = f"write a function of (y, outputs) that gives a loss per sample, and  {LOSS_KEY}=file.py:function"
+
+
+def build_keras_model(spec: RunSpec, section: KerasModel, make_input: Callable[[], Any]) -> KerasModule:
+    """Build the model; one that takes its shapes from the first call is called with `make_input()`."""
+    with reset_keras_names(spec.train.seed):
+        file = Path(section.build)
+        model = _load_saved(file) if file.suffix == SAVED else _call_builder(section)
+        if not model.built:
+            with guard_model_call():
+                model(make_input(), training=False)
+    return KerasModule(model)
+
+
+def _call_builder(section: KerasModel) -> Any:
+    function = load_user_function(section.build, BUILD_KEY)
+    try:
+        inspect.signature(function).bind(**section.arguments)
+    except TypeError as error:
+        raise UserError(f"model.arguments: {section.build} {error}", key="model.arguments") from None
+    with guard_user_code(BUILD_KEY, section.build):
+        found = function(**section.arguments)
+    if not is_keras(found) or not isinstance(found, nn.Module):
+        returned = f"{section.build} returned {type(found).__name__}"
+        raise UserError(f"{BUILD_KEY}: {returned}; it must return a keras.Model", code="invalid-workload")
+    return found
+
+
+def _load_saved(file: Path) -> Any:
+    """Load a .keras file; Keras rejects functions that are saved as code."""
+    if not file.is_file():
+        raise UserError(f"{BUILD_KEY}: no such file {str(file)!r}", code="not-found", key=BUILD_KEY)
+    try:
+        return keras.saving.load_model(file, safe_mode=True)
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        hint = "a model with your own layers needs a function that builds it, as  model: file.py:function"
+        raise UserError(f"{BUILD_KEY}: {file} cannot be read: {describe_error(error)}; {hint}") from None
+
+
+@dataclass(frozen=True)
+class SampleLoss:
+    """A loss of Keras, or a function of (y, output), before the reduction."""
+
+    of: Any
+    name: str
+
+    def __call__(self, output: Any, y: Any, weight: Tensor | None = None) -> tuple[Tensor, Tensor | int]:
+        """Return (sum of the losses, their number), counted as Keras does: their ratio is the loss of fit()."""
+        masks = [getattr(get_first_leaf(output), "_keras_mask", None)]
+        output = tree_map(to_at_least_fp32, output)
+        like = get_first_leaf(output)
+        y = tree_map(lambda part: part.to(like.dtype), y)
+        with use_device_of(like):
+            each = self.of.call(y, output) if isinstance(self.of, keras.Loss) else self.of(*_match_ranks(y, output))
+        if not isinstance(each, Tensor) or not each.ndim or len(each) != len(like):
+            expected = "a loss for each sample, as keras.losses.mean_squared_error does; leave out the mean"
+            raise UserError(f"{LOSS_KEY}: {self.name} must give {expected}", code="invalid-workload", key=LOSS_KEY)
+        masks.append(getattr(each, "_keras_mask", None))
+        if weight is not None:
+            each = each * weight.to(each.dtype).view(-1, *[1] * (each.ndim - 1))
+        if not (given := [mask for mask in masks if mask is not None]):
+            return each.sum(), each.numel()
+        counted = torch.stack([mask.to(each.dtype).expand_as(each) for mask in given]).prod(0)
+        return (each * counted).sum(), counted.sum()
+
+    def logits(self, output: Any) -> Tensor | None:
+        """Return (…, classes), up to a constant for each row; None unless outputs are scores of classes."""
+        losses, one = keras.losses, isinstance(self.of, keras.losses.BinaryCrossentropy)
+        several = isinstance(self.of, losses.SparseCategoricalCrossentropy | losses.CategoricalCrossentropy)
+        if not (one or several) or not isinstance(output, Tensor) or output.ndim < 2:
+            return None
+        output, raw = to_at_least_fp32(output), self.of.get_config()["from_logits"]
+        if several:
+            return output if raw else output.clamp(min=LEAST_PROBABILITY).log()
+        if output.shape[-1] != 1:  # several questions, each with yes or no
+            return None
+        odds = output if raw else torch.logit(output, eps=LEAST_PROBABILITY)
+        return torch.cat([torch.zeros_like(odds), odds], -1)
+
+    def class_sums(self, output: Any, y: Any) -> dict[str, Tensor]:
+        """Return the sums for accuracy and the like; empty unless outputs are scores of classes."""
+        logits = self.logits(output)
+        if logits is None:
+            return {}
+        scores = isinstance(self.of, keras.losses.CategoricalCrossentropy)
+        labels = y.argmax(-1) if scores else y.reshape(logits.shape[:-1]).double().round().long()
+        mask = getattr(output, "_keras_mask", None)
+        if mask is not None and mask.shape == labels.shape:
+            labels = torch.where(mask.bool(), labels, NOT_COUNTED)
+        return class_sums(logits.flatten(0, -2), labels.flatten())
+
+
+def get_first_leaf(structure: Any) -> Tensor:
+    return keras.tree.flatten(structure)[0]
+
+
+def _match_ranks(y: Any, output: Any) -> tuple[Any, Any]:
+    """Reshape as fit() does for a function: (n,) and (n, 1) would broadcast to n × n differences."""
+    if not isinstance(y, Tensor) or not isinstance(output, Tensor):
+        return y, output
+    from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+
+    return squeeze_or_expand_to_same_rank(y, output)
+
+
+def resolve_loss(section: KerasModel, model: Any) -> SampleLoss:
+    """Return the loss of the run file, else that of compile()."""
+    if ":" in section.loss:
+        return SampleLoss(load_user_function(section.loss, LOSS_KEY), section.loss.rpartition(":")[2])
+    if section.loss:
+        return _find_loss(section.loss, section.from_logits)
+    for name in ("train_step", "compute_loss"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            own = f"{type(model).__name__} has its own {name}, which is not called"
+            raise UserError(f"{LOSS_KEY}: {own}; {FUNCTION_HINT}", code="not-supported", key=LOSS_KEY)
+    given = model.loss if model.compiled else None
+    if isinstance(given, dict | list | tuple) and len(given) == 1:
+        given = next(iter(given.values() if isinstance(given, dict) else given))
+    if not given:
+        hint = "write  model: {build: file.py:build, loss: mean_squared_error}  or call  model.compile(loss=…)"
+        raise UserError(f"{LOSS_KEY} is not given; {hint}", code="missing-value", key=LOSS_KEY)
+    if isinstance(given, dict | list | tuple) or model._compile_loss._user_loss_weights:
+        several = "several losses, or loss_weights, of compile() are not supported"
+        raise UserError(f"{LOSS_KEY}: {several}; {FUNCTION_HINT}", code="not-supported", key=LOSS_KEY)
+    if isinstance(given, str):
+        return _find_loss(given, False)
+    if not isinstance(given, keras.Loss):
+        return SampleLoss(given, getattr(given, "__name__", type(given).__name__))
+    if given.reduction not in MEANS:
+        reduction = f"{given.name} has reduction={given.reduction!r}, expected a mean"
+        raise UserError(f"{LOSS_KEY}: {reduction}; leave reduction out", code="not-supported", key=LOSS_KEY)
+    return SampleLoss(given, given.name)
+
+
+def _find_loss(name: str, from_logits: bool) -> SampleLoss:
+    """Find a loss of keras.losses by its name in either case."""
+    plain = name.replace("_", "").lower()
+    for key, kind in vars(keras.losses).items():
+        if isinstance(kind, type) and key.lower() == plain:
+            return SampleLoss(kind(from_logits=True) if from_logits else kind(), name)
+    try:
+        return SampleLoss(keras.losses.get(name), name)
+    except ValueError:
+        raise _unknown_name(LOSS_KEY, "losses", name) from None
+
+
+def _unknown_name(key: str, module: str, name: str) -> UserError:
+    values = vars(getattr(keras, module)).items()
+    hint = did_you_mean(name, sorted(known for known, value in values if callable(value) and known.islower()))
+    return UserError(f"{key}: there is no keras.{module}.{name}{hint}", code="unknown-name", key=key)
+
+
+class SummedMetrics:
+    """The Keras metrics of a run, by name.
+
+    Such a metric keeps sums (of values and weights, of hits, a confusion matrix), and computes its result from them.
+    Sums over chunks add up to those over all samples, so the result is exact on any number of ranks. Whether a metric
+    keeps sums is tried out on the first samples.
+    """
+
+    def __init__(self, given: Sequence[Any], weighted: Sequence[Any] = ()) -> None:
+        with_weights = {f"{WEIGHTED}{name}": metric for name, metric in map(_find_metric, weighted)}
+        self.all = dict(map(_find_metric, given)) | with_weights
+        self.weighted = set(with_weights)
+        self.tried = False
+
+    @classmethod
+    def of(cls, section: KerasModel, model: Any) -> SummedMetrics:
+        """Return those of the run file, else those of compile()."""
+        if section.metrics or not model.compiled:
+            return cls(section.metrics)
+        names = ("_user_metrics", "_user_weighted_metrics")
+        found = (keras.tree.flatten(getattr(model._compile_metrics, name, None)) for name in names)
+        return cls(*([metric for metric in some if metric is not None] for some in found))
+
+    def sums(self, output: Any, y: Any, weight: Tensor | None, without: Container[str]) -> dict[str, Tensor]:
+        """Return what each metric, `without` some, has summed over these samples."""
+        found: dict[str, Tensor] = {}
+        with use_device_of(get_first_leaf(output)):
+            for name in [name for name in self.all if name not in without]:
+                if not self.tried:
+                    self.all[name] = _resolve_accuracy(self.all[name], output, y)
+                    _check_keeps_sums(name, self.all[name], output, y)
+                metric = self.all[name]
+                _update(metric, output, y, weight if name in self.weighted else None)
+                found |= {f"{name}[{i}]": v.value.detach().double() for i, v in enumerate(metric.variables)}
+        self.tried = True
+        return found
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """Return each metric over all samples, from the sums over them."""
+        found = {}
+        with keras.device("cpu"):
+            for name, metric in self.all.items():
+                if f"{name}[0]" in sums:
+                    for i, variable in enumerate(metric.variables):
+                        variable.value.data = torch.as_tensor(sums[f"{name}[{i}]"], dtype=variable.value.dtype)
+                    result = np.asarray(metric.result())
+                    found[name] = result if result.ndim else result.item()
+        return found
+
+    def among(self, sums: Mapping[str, Any]) -> set[str]:
+        """Return the keys of the sums that belong to metrics."""
+        return {key for key in sums if key.rpartition("[")[0] in self.all}
+
+
+def _find_metric(given: Any) -> tuple[str, Any]:
+    """Return a metric and its name, as in the history of fit()."""
+    if isinstance(given, keras.Metric):
+        return given.name, given
+    if str(given).lower() in BY_SHAPES:
+        return given, _Accuracy(name=given)
+    try:
+        found = keras.metrics.get(given)
+    except ValueError:
+        raise _unknown_name("model.metrics", "metrics", given) from None
+    name = given if isinstance(given, str) else getattr(found, "__name__", type(found).__name__)
+    if isinstance(found, keras.Metric):
+        return name, found
+    return name, keras.metrics.MeanMetricWrapper(found, name=name)
+
+
+class _Accuracy(keras.metrics.BinaryAccuracy):
+    """Stands for an accuracy whose kind depends on the outputs. All kinds keep the same sums."""
+
+
+def _resolve_accuracy(metric: Any, output: Any, y: Any) -> Any:
+    """Choose as Keras does: two classes by one output, classes by number, or by a target for each of them."""
+    if not isinstance(metric, _Accuracy):
+        return metric
+    if not isinstance(output, Tensor) or not isinstance(y, Tensor):
+        raise UserError(f"model.metrics: {metric.name!r} needs a model with one output", key="model.metrics")
+    if output.shape[-1] == 1:
+        return keras.metrics.BinaryAccuracy(name=metric.name)
+    by_number = y.ndim < output.ndim or y.shape[-1] == 1
+    kind = keras.metrics.SparseCategoricalAccuracy if by_number else keras.metrics.CategoricalAccuracy
+    return kind(name=metric.name)
+
+
+def _update(metric: Any, output: Any, y: Any, weight: Tensor | None = None) -> None:
+    metric.reset_state()
+    for variable in metric.variables:  # they are on the device where they were first needed
+        variable.value.data = variable.value.data.to(get_first_leaf(output).device)
+    metric.update_state(y, output, sample_weight=weight)
+
+
+def _check_keeps_sums(name: str, metric: Any, output: Any, y: Any) -> None:
+    """Raise UserError if the values of two halves do not add up: over several chunks the metric would be wrong."""
+    half = len(get_first_leaf(output)) // 2
+    if not half:
+        return
+    counted = []
+    for part in (slice(None), slice(0, half), slice(half, None)):
+        _update(metric, *(tree_map(lambda rows, part=part: rows[part], one) for one in (output, y)))
+        counted.append([variable.value.detach().double().clone() for variable in metric.variables])
+    for whole, first, second in zip(*counted, strict=True):
+        if not torch.allclose(whole, first + second, rtol=1e-4, atol=1e-6):
+            message = f"model.metrics: {name} does not keep sums, so ranks cannot share it; leave it out"
+            raise UserError(message, code="not-supported", key="model.metrics")
