@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import Code, UserError, did_you_mean
 from paceline.io.safe_open import read_text
 from paceline.io.safe_yaml import load_yaml, read_yaml_text
 
@@ -23,25 +23,26 @@ GB = 1e9
 TERA = 1e12
 FORM = "[NODESx]DEVICESxNAME[@LINK][+NETWORK],  for example 4xA100, 2x8xH100 or 4xA100-40GB@pcie+25Gb"
 FALLBACK = {"fp8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
-"""Where a device has no rate of its own for a type, its products run at the rate of the next one."""
-MOST_BYTES = 1 << 20
-"""Of a catalogue."""
+"""A type without its own rate runs at the rate of the next wider one."""
+DATA_FILE = Path(__file__).parent / "hardware.csv"
 LOCAL = "local"
-"""The name of the machine at hand, which must be calibrated."""
+"""This machine, which must be calibrated."""
 FP64_SHARE = 0.5
-"""Of the fp32 rate, where a data sheet says nothing of fp64."""
+"""Of the fp32 rate, if a data sheet has no fp64."""
 FACTS = {"memory_gb": "memory_bytes", "bandwidth_gbs": "bandwidth_bytes_s", "pcie_gbs": "pcie_bytes_s"}
 """Facts of a device that a cluster file may replace, in GB."""
 COLUMNS = {**FACTS, "link_gbs": "link_bytes_s", "node_gbps": "node_bits_s"}
-"""All facts of the data file in GB or Gbit."""
 HOST = "host_memory_gb"
-"""Of a node, in a cluster file."""
 PRICES = ("price", "spot_price")
 CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", *PRICES, HOST, "catalogue", "tflops", "watts", *FACTS)
-SAYS_NOTHING = r"\b(hbm3e?|generation|480gb)\b"
-"""Words of a driver's name that the catalogue does not have; 480 GB is the host memory of a GH200."""
-MAY_BE_LEFT_OUT = r"(sxm\d?|pcie|\d+gb)"
-"""Words of the catalogue's name that drivers do not always say."""
+IGNORED_WORDS = r"\b(hbm3e?|generation|480gb)\b"
+"""Words of drivers that the catalogue lacks; 480 GB is the host memory of a GH200."""
+OPTIONAL_WORDS = r"(sxm\d?|pcie|\d+gb)"
+"""Words of the catalogue that drivers may leave out."""
+
+
+def _error(message: str, key: str = "cluster", code: Code = "invalid-value") -> UserError:
+    return UserError(message, code=code, key=key)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Device:
     bandwidth_bytes_s: float
     flops_s: Mapping[str, float]
     matmul_fraction: float | None
-    """Largest fraction of the peak that anybody measured in a bare matrix product; None where nobody did."""
+    """Largest fraction of the peak that was measured in a bare matrix product, if any was."""
     link: str
     link_bytes_s: float
     """In-node link, one direction, per device."""
@@ -66,28 +67,28 @@ class Device:
     source: str
     date: str
     synchronous: bool = False
-    """Kernels run on the host itself (a CPU), so that the time to start them adds to theirs."""
+    """Kernels run on the host (a CPU), so that the time to start them adds to theirs."""
     update_bytes_s: float | None = None
-    """Bandwidth that an optimiser's update was measured to reach."""
+    """Measured bandwidth of an optimiser's update."""
     host_bytes: float | None = None
-    """Host memory of a node that these devices are sold in; None where they are sold in many."""
+    """Host memory of a node, if these devices are sold in one kind of node."""
     spot_usd_per_hour: float | None = None
-    """Where they may be taken away at any time."""
     older_fraction: float = 1.0
-    """Of its rate in products, what kernels reach that use the instructions of the generation before."""
+    """Of the matmul rate, what kernels for the previous generation reach."""
 
     def peak_flops_s(self, dtype: str) -> float:
-        """Peak dense rate for a type; types that the device lacks run as the next wider one."""
+        """Return the peak dense rate of a type."""
         if dtype == "fp64" and dtype not in self.flops_s:
             return FP64_SHARE * self.flops_s["fp32"]
         while dtype not in self.flops_s:
             if dtype not in FALLBACK:
-                raise UserError(f"{self.name} has no rate for {dtype!r}; known: {', '.join(self.flops_s)}")
+                known = ", ".join(self.flops_s)
+                raise _error(f"{self.name} has no rate for {dtype!r}; known: {known}", "train.precision")
             dtype = FALLBACK[dtype]
         return self.flops_s[dtype]
 
     def slower(self, times: float) -> Device:
-        """With arithmetic and memory that take so many times as long: a whole layer never costs just its parts."""
+        """Return the device with arithmetic and memory that take so many times as long."""
         rates = {name: rate / times for name, rate in self.flops_s.items()}
         return replace(self, flops_s=rates, bandwidth_bytes_s=self.bandwidth_bytes_s / times)
 
@@ -100,12 +101,11 @@ class Cluster:
     nodes: int = 1
     per_node: int = 1
     link_bytes_s: float = 0.0
-    """In-node, one direction, per device."""
+    """One direction, per device."""
     node_bytes_s: float = 0.0
-    """Between nodes, one direction, per node."""
+    """One direction, per node."""
     usd_per_device_hour: float | None = None
     host_bytes: float | None = None
-    """Host memory of a node; None where it is not known."""
     spot_usd_per_device_hour: float | None = None
 
     @property
@@ -113,38 +113,37 @@ class Cluster:
         return self.nodes * self.per_node
 
     def resized(self, devices: int) -> Cluster:
-        """The same kind of cluster with another number of devices: whole nodes, or a part of one."""
+        """Return the cluster with another number of devices: whole nodes, or a part of one."""
         if devices < 1:
-            raise UserError(f"a cluster of {devices} devices cannot train; give 1 or more")
+            raise _error(f"a cluster of {devices} devices cannot train; give 1 or more")
         if devices <= self.per_node:
             return replace(self, nodes=1, per_node=devices)
         if devices % self.per_node:
-            raise UserError(
-                f"{devices} devices are not whole nodes of {self.per_node}; "
-                f"try {devices // self.per_node * self.per_node} or {-(-devices // self.per_node) * self.per_node}"
-            )
+            below = devices // self.per_node * self.per_node
+            near = f"try {below} or {below + self.per_node}"
+            raise _error(f"{devices} devices are not whole nodes of {self.per_node}; {near}")
         return replace(self, nodes=devices // self.per_node)
 
 
 @functools.cache
 def load_catalogue(own: Path | None = None) -> dict[str, Device]:
-    """Every device by name: of the data file and, before them, of a user's own file with the same columns."""
+    """Load every device by name: of a user's own file with the same columns, then of the data file."""
     found: dict[str, Device] = {}
-    for path in filter(None, (own, Path(__file__).parent / "hardware.csv")):
+    for path in filter(None, (own, DATA_FILE)):
         try:
-            for row in csv.DictReader(io.StringIO(read_text(path, MOST_BYTES), newline="")):
-                found.setdefault(row["name"], _device(row))
+            for row in csv.DictReader(io.StringIO(read_text(path), newline="")):
+                found.setdefault(row["name"], _parse_row(row))
         except OSError as error:
-            raise UserError(f"catalogue {str(path)!r} cannot be read: {error.strerror}") from None
+            message = f"catalogue {str(path)!r} cannot be read: {error.strerror}"
+            raise _error(message, "catalogue", "unreadable") from None
         except (KeyError, ValueError, TypeError, AttributeError, csv.Error) as error:
-            raise UserError(
-                f"catalogue {str(path)!r} is not a table of devices ({type(error).__name__}: {error}); "
-                f"its columns are those of {Path(__file__).parent / 'hardware.csv'}"
-            ) from None
+            problem = f"({type(error).__name__}: {error}); its columns are those of {DATA_FILE}"
+            message = f"catalogue {str(path)!r} is not a table of devices {problem}"
+            raise _error(message, "catalogue", "invalid-format") from None
     return found
 
 
-def _device(row: Mapping[str, str]) -> Device:
+def _parse_row(row: Mapping[str, str]) -> Device:
     if not row["name"].isprintable():  # it is written into launch files
         raise ValueError(f"{row['name']!r} cannot name a device")
     rates = {t: float(row[f"{t}_tflops"]) * TERA for t in ("fp8", "bf16", "fp16", "tf32", "fp32") if row[f"{t}_tflops"]}
@@ -164,9 +163,9 @@ def _device(row: Mapping[str, str]) -> Device:
 
 
 def find_device(name: str, own: Path | None = None) -> Device:
-    """A device by its name or an unambiguous part of it: `A100` is the largest A100 with a fast link.
+    """Find a device by its name or a part of it: `A100` is the largest A100 with a fast link.
 
-    A size alone (`24GB`) is the first device of the catalogue with that much memory; `local` is the calibrated machine.
+    A size alone (`24GB`) is the first device with that much memory; `local` is this machine.
     """
     known = load_catalogue(own)
     if name.strip().lower() == LOCAL:
@@ -175,31 +174,32 @@ def find_device(name: str, own: Path | None = None) -> Device:
         return known[name.strip()]
     wanted = _words(name)
     if not wanted:
-        raise UserError(f"{name!r} names no device; known: {', '.join(known)}")
+        raise _error(f"{name!r} names no device; known: {', '.join(known)}", "device", "unknown-name")
     fits = [d for key, d in known.items() if wanted <= _words(key) | {f"{d.memory_bytes / GB:.0f}gb"}]
     if not fits:
         near = {k.lower(): k for k in known}
         hint = did_you_mean(name.lower(), near, cutoff=0.3, shown=near)
-        raise UserError(f"device {name!r} is not in the catalogue{hint}; known: {', '.join(known)}")
+        message = f"device {name!r} is not in the catalogue{hint}; known: {', '.join(known)}"
+        raise _error(message, "device", "unknown-name")
     if all(re.fullmatch(r"\d+gb", word) for word in wanted):
         return fits[0]
     return max(fits, key=lambda d: (d.link_bytes_s, d.memory_bytes))
 
 
 def match_driver_name(name: str) -> Device | None:
-    """A device by the name that its driver has for it; None where the catalogue does not have that very model."""
-    said = re.sub(SAYS_NOTHING, " ", name.lower())
+    """Find a device by its driver's name; None if the catalogue does not have that very model."""
+    said = re.sub(IGNORED_WORDS, " ", name.lower())
     try:
         found = find_device(said)
     except UserError:
         return None
     words = set(re.split(r"[^a-z0-9]+", said))
-    model = [word for word in found.name.lower().split("-") if not re.fullmatch(MAY_BE_LEFT_OUT, word)]
+    model = [word for word in found.name.lower().split("-") if not re.fullmatch(OPTIONAL_WORDS, word)]
     return found if words.issuperset(model) else None  # `RTX 4070` is a part of `RTX-4070-Ti-SUPER`, and is another
 
 
 def _words(name: str) -> set[str]:
-    """The parts of a device name, without case, so that `A100 80GB SXM4` and `a100-80g` are `A100-SXM4-80GB`."""
+    """Split a device name, so that `A100 80GB SXM4` and `a100-80g` are `A100-SXM4-80GB`."""
     text = re.sub(r"\b(nvidia|tesla|geforce|quadro|amd|instinct|radeon)\b", " ", name.lower().replace("_", " "))
     text = re.sub(r"\brtx(?=[a\d])", "rtx ", text)  # RTX4090, RTXA6000
     text = re.sub(r"(?<=\d)\s*(ti|super|ada|sxm|pcie)(?=\d|\b|super)", r" \1", text)  # 4070TiSuper, H100SXM
@@ -209,42 +209,40 @@ def _words(name: str) -> set[str]:
 
 
 def parse_cluster(text: str) -> Cluster:
-    """A cluster from its short form, or from a YAML file where the text ends in .yaml or .yml."""
+    """Parse the short form of a cluster, or read its YAML file."""
     if text.endswith((".yaml", ".yml")):
         return read_cluster_file(Path(text))
     form = re.fullmatch(r"(?:(\d+)\s*x\s*)?(\d+)\s*x\s*([^@+]+?)(?:@([^+]+))?(?:\+(.+))?", text.strip(), re.IGNORECASE)
     if form is None:
-        raise UserError(f"cluster {text!r} is not understood; write it as  {FORM}")
+        raise _error(f"cluster {text!r} is not understood; write it as  {FORM}")
     nodes_text, count_text, name, link, network = form.groups()
     kind = find_device(name)
     count, nodes = int(count_text), int(nodes_text) if nodes_text else 1
     if count < 1 or nodes < 1:
-        raise UserError(f"cluster {text!r} has no devices; give 1 or more")
+        raise _error(f"cluster {text!r} has no devices; give 1 or more")
     if nodes_text is None and count > kind.per_node:
         if count % kind.per_node:
-            raise UserError(
-                f"cluster {text!r}: {count} devices are not whole nodes of {kind.per_node}; "
-                f"write the nodes too, for example 2x{count // 2}x{name.strip()}"
-            )
+            near = f"write the nodes too, for example 2x{count // 2}x{name.strip()}"
+            raise _error(f"cluster {text!r}: {count} devices are not whole nodes of {kind.per_node}; {near}")
         nodes, count = count // kind.per_node, kind.per_node
-    return _cluster(kind, nodes, count, link, network)
+    return _build_cluster(kind, nodes, count, link, network)
 
 
-def _cluster(kind: Device, nodes: int, per_node: int, link: str | None, network: str | None) -> Cluster:
-    """Of a kind of device; links as they are usually sold with it, unless others are named."""
+def _build_cluster(kind: Device, nodes: int, per_node: int, link: str | None, network: str | None) -> Cluster:
+    """Build a cluster with the links that its devices are usually sold with, unless others are named."""
     return Cluster(
         device=kind,
         nodes=nodes,
         per_node=per_node,
-        link_bytes_s=_link(link, kind) if link else kind.link_bytes_s,
-        node_bytes_s=(_network(network) if network else kind.node_bits_s) / 8,
+        link_bytes_s=_parse_link(link, kind) if link else kind.link_bytes_s,
+        node_bytes_s=(_parse_network(network) if network else kind.node_bits_s) / 8,
         usd_per_device_hour=kind.usd_per_hour,
         host_bytes=kind.host_bytes,
         spot_usd_per_device_hour=kind.spot_usd_per_hour,
     )
 
 
-def _link(text: str, kind: Device) -> float:
+def _parse_link(text: str, kind: Device) -> float:
     word = text.strip().lower()
     if word in ("pcie", "host"):
         return kind.pcie_bytes_s / (2 if word == "host" else 1)
@@ -252,77 +250,79 @@ def _link(text: str, kind: Device) -> float:
         return kind.link_bytes_s
     speed = re.fullmatch(r"([\d.]+)\s*gb(/s|ps)?", word)
     if speed is None or float(speed[1]) <= 0:
-        raise UserError(
-            f"link {text!r} of {kind.name} is not known; use pcie, host, a speed as 32GB/s, or leave it out"
-        )
+        use = "use pcie, host, a speed as 32GB/s, or leave it out"
+        raise _error(f"link {text!r} of {kind.name} is not known; {use}", "link")
     return float(speed[1]) * GB
 
 
-def _network(text: str) -> float:
+def _parse_network(text: str) -> float:
     speed = re.fullmatch(r"(?:(\d+)\s*x\s*)?([\d.]+)\s*([gm])b(?:it|ps|/s|it/s)?", text.strip().lower())
     if speed is None or float(speed[2]) <= 0:
-        raise UserError(
-            f"network {text!r} is not understood; write bits per second and node, as 25Gb, 8x400Gb or 100Mb"
-        )
+        use = "write bits per second and node, as 25Gb, 8x400Gb or 100Mb"
+        raise _error(f"network {text!r} is not understood; {use}", "network")
     return int(speed[1] or 1) * float(speed[2]) * (GB if speed[3] == "g" else 1e6)
 
 
 def read_cluster_file(path: Path) -> Cluster:
-    """A cluster file: a device of the catalogue (any of its facts may be replaced), counts, links and price."""
+    """Read a cluster file: a device, whose facts may be replaced, counts, links and price."""
     import yaml
 
     try:
         values = load_yaml(read_yaml_text(path))
     except FileNotFoundError:
-        raise UserError(f"cluster file {str(path)!r} does not exist") from None
+        raise _error(f"cluster file {str(path)!r} does not exist", str(path), "not-found") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(f"cluster file {str(path)!r} cannot be read: {why}") from None
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise _error(f"cluster file {str(path)!r} cannot be read: {reason}", str(path), "unreadable") from None
     if not isinstance(values, dict) or "device" not in values:
-        raise UserError(f"cluster file {str(path)!r} names no device; start it with  device: A100-SXM4-80GB")
+        message = f"cluster file {str(path)!r} names no device; start it with  device: A100-SXM4-80GB"
+        raise _error(message, "device", "missing-value")
     for key in values:
         if key not in CLUSTER_KEYS:
             hint = did_you_mean(key, CLUSTER_KEYS, cutoff=0.6) or f"; known: {', '.join(CLUSTER_KEYS)}"
-            raise UserError(f"{path.name}: there is no key {key!r}{hint}")
+            raise _error(f"{path.name}: unknown key {key!r}{hint}", str(key), "unknown-key")
     own = path.parent / str(values["catalogue"]) if "catalogue" in values else None
-    kind = _edited(find_device(str(values["device"]), own), values, path.name)
-    nodes, count = (_positive(values.get(key, 1), key, path.name) for key in ("nodes", "per_node"))
+    kind = _replace_facts(find_device(str(values["device"]), own), values, path.name)
+    nodes, count = (_check_count(values.get(key, 1), key, path.name) for key in ("nodes", "per_node"))
     usual = {"price": kind.usd_per_hour, "spot_price": kind.spot_usd_per_hour if "price" not in values else None}
-    price, spot = (_usd(values.get(key, known), key, path.name) for key, known in usual.items())
+    price, spot = (_check_usd(values.get(key, known), key, path.name) for key, known in usual.items())
     link, network = (str(values[key]) if key in values else None for key in ("link", "network"))
     found = replace(
-        _cluster(kind, nodes, count, link, network), usd_per_device_hour=price, spot_usd_per_device_hour=spot
+        _build_cluster(kind, nodes, count, link, network), usd_per_device_hour=price, spot_usd_per_device_hour=spot
     )
-    return replace(found, host_bytes=_amount(values[HOST], HOST, path.name) * GB) if HOST in values else found
+    return replace(found, host_bytes=_check_amount(values[HOST], HOST, path.name) * GB) if HOST in values else found
 
 
-def _edited(kind: Device, values: Mapping[str, Any], file: str) -> Device:
+def _replace_facts(kind: Device, values: Mapping[str, Any], file: str) -> Device:
     changes: dict[str, Any] = {
-        name: _amount(values[key], key, file) * GB for key, name in FACTS.items() if key in values
+        name: _check_amount(values[key], key, file) * GB for key, name in FACTS.items() if key in values
     }
     if "watts" in values:
-        changes["watts"] = _amount(values["watts"], "watts", file)
+        changes["watts"] = _check_amount(values["watts"], "watts", file)
     if "tflops" in values:
         rates = values["tflops"]
         if not isinstance(rates, dict):
-            raise UserError(f"{file}: tflops: write a rate per type, as  tflops: {{bf16: 312, fp32: 19.5}}")
-        changes["flops_s"] = {**kind.flops_s, **{str(t): _amount(v, "tflops", file) * TERA for t, v in rates.items()}}
+            raise _error(f"{file}: tflops: write a rate per type, as  tflops: {{bf16: 312, fp32: 19.5}}", "tflops")
+        changes["flops_s"] = {
+            **kind.flops_s,
+            **{str(t): _check_amount(v, "tflops", file) * TERA for t, v in rates.items()},
+        }
     return replace(kind, source=f"{kind.source}; edited in {file}", **changes) if changes else kind
 
 
-def _usd(value: Any, key: str, file: str) -> float | None:
+def _check_usd(value: Any, key: str, file: str) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-        raise UserError(f"{file}: {key}: {value!r} is not an amount of USD per device and hour; use 0 or more")
+        raise _error(f"{file}: {key}: {value!r} is not an amount of USD per device and hour; use 0 or more", key)
     return value
 
 
-def _amount(value: Any, key: str, file: str) -> float:
+def _check_amount(value: Any, key: str, file: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise UserError(f"{file}: {key}: {value!r} is not a positive number")
+        raise _error(f"{file}: {key}: {value!r} is not a positive number", key)
     return float(value)
 
 
-def _positive(value: Any, key: str, file: str) -> int:
+def _check_count(value: Any, key: str, file: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{file}: {key}: {value!r} is not a whole number of 1 or more")
+        raise _error(f"{file}: {key}: {value!r} is not a whole number of 1 or more", key)
     return value
