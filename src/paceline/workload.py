@@ -1,8 +1,7 @@
 """What everything that can be trained or fitted implements.
 
-A workload knows its data and what is to be done with them. It does not know how many ranks there are: it is handed
-sample numbers and returns sums, and the loop divides once, globally. There are two kinds: `Workload` trains a model by
-gradients, `PassWorkload` fits by passes over all of its samples.
+A workload knows its data and what to do with them, but not how many ranks there are: it is given sample numbers and
+returns sums, which the loop divides once, globally. `Workload` trains by gradients, `PassWorkload` fits by passes.
 """
 
 from __future__ import annotations
@@ -28,182 +27,178 @@ if TYPE_CHECKING:
     from paceline.trainer.passes import Fitted, Passes
 
 LogFn = Callable[[str], None]
-"""Told a line at a time, for people."""
+"""Called with a line for people."""
 
 
 class Samples(Protocol):
     """One split of the data, addressed by sample number.
 
-    Optional: `padded(ids, keys, rows)` makes a batch of exactly that many rows, those added counting nothing: the
-    passes of a pipeline all have the same shape. `fixed_shape_batches(cuts, most)` makes the batches of several
-    (ids, keys) at once, each of up to `most` samples and padded with samples that count nothing, so that only a few
-    shapes occur: a step can then be recorded as a CUDA graph (`half_only = True`: in half precision alone).
-    `resident()` gives all samples as tensors of which row i is sample i, where `batch(ids, keys)` is no more than
-    those rows.
+    Optional: `padded(ids, keys, rows)` makes a batch of exactly that many rows, as the passes of a pipeline need; added
+    rows have no weight. `fixed_shape_batches(cuts, most)` makes the batches of several (ids, keys), padded to few
+    shapes, so that a step can be recorded as a CUDA graph (`half_only = True`: in half precision only). `resident()`
+    returns all samples as tensors, if `batch(ids, keys)` is no more than their rows.
     """
 
     def __len__(self) -> int: ...
 
     def cost(self, ids: np.ndarray) -> np.ndarray:
-        """How much work each sample is (its tokens, its pixels): used to give every rank the same amount."""
+        """Return how much work each sample is (tokens, pixels), to balance the ranks."""
         ...
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Any:
-        """These samples as tensors: one, or a tuple, list, dict or registered dataclass of them.
+        """Return these samples as tensors: one, or a tuple, list, dict or registered dataclass of them.
 
-        `keys` holds one random number per sample, a function of (seed, epoch, sample): a model that draws its
-        dropout from them gives the same answer on any layout.
+        `keys` holds one random number per sample, a function of (seed, epoch, sample): a model that draws its dropout
+        from them gives the same answer on any layout.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What a plan must know of data that nobody has prepared yet."""
+    """What a plan must know of data that is not prepared yet."""
 
     samples: Any
-    """As many as there are to train on, of their shapes, in any form that `Workload.data` may return them; their values
-    do not matter."""
+    """Stand-ins for the training samples, as `Workload.data` returns them; only number and shapes matter."""
     held_out: int
     """Samples to evaluate on."""
     times: float = 1.0
-    """A sample of the run is so many times as large as one of these."""
+    """Size of a real sample over that of a stand-in."""
     assumptions: tuple[str, ...] = ()
-    """What was not looked at, in words for people."""
+    """What was not checked, in words for people."""
 
 
 class BaseWorkload(RunClass):
-    """What the two kinds of work have in common."""
+    """What both kinds of workload have in common."""
 
     score: ClassVar[str] = "-loss"
-    """The metric that ranks checkpoints; a leading minus says that lower is better."""
+    """The metric that ranks checkpoints; with a leading minus, lower is better."""
     unit: ClassVar[str] = ""
-    """What `Samples.cost` counts, if a rate of it is worth showing: "tokens"."""
+    """What `Samples.cost` counts, if its rate is worth showing: "tokens"."""
     required: ClassVar[tuple[str, ...]] = ()
     """Methods that a subclass must have."""
-
     kept: Path | None = None
-    """Where a finished run has what `Workload.keep` wrote; None while there is no run yet."""
+    """What `Workload.keep` wrote, of a finished run."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
 
     def prepare(self, say: LogFn) -> None:
-        """Done once before ranks start: read, tokenise, check. Must be safe to call again."""
+        """Read, tokenise and check, once before ranks start. Must be safe to call again."""
 
     def fingerprint(self) -> str:
-        """Optional: a name of the data's content. A run does not go on with other data than it began with."""
+        """Optional: identify the content of the data. A run is not resumed with other data."""
         return ""
 
     def sample_count(self) -> int:
-        """How many samples there are to learn from."""
+        """Return how many training samples there are."""
         raise NotImplementedError
 
     def suits(self, layout: Layout) -> None:
-        """Refuse a layout that the work cannot take, before a process starts."""
+        """Raise UserError for a layout that the work does not support."""
 
     def goodness(self, metrics: Mapping[str, Any]) -> float:
-        """The score as a number of which more is better."""
+        """Return the score as a number of which more is better."""
         name = self.score.removeprefix("-")
         beside = ("n", "of")
         known = [key for key, value in metrics.items() if isinstance(value, int | float) and key not in beside]
         if name not in known:
-            raise RunFailed(f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}")
+            message = f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}"
+            raise RunFailed(message, code="invalid-workload", key="workload")
         return -metrics[name] if self.score.startswith("-") else metrics[name]
 
 
 class Workload(BaseWorkload):
-    """Subclass this for a model of your own; `model`, `data` and `loss` are all it needs."""
+    """Subclass this for your own model; `model`, `data` and `loss` are all it needs."""
 
     required = ("model", "data", "loss")
     draws_by_name: ClassVar[bool] = False
-    """The model can be built on the meta device, and has a method `initialise(seed)` that gives each weight a value
-    which depends on nothing but the seed and its name, and sets what buffers there are: a rank then needs little more
-    memory than for its part."""
+    """The model can be built on the meta device, and `initialise(seed)` sets each weight from the seed and its name
+    alone, and the buffers: a rank then needs little more memory than for its part."""
     compile_layers: ClassVar[bool] = False
-    """On a CUDA device `train.compile=auto` compiles each layer by itself: for a model of many equal layers whose
-    samples have one shape (and a method `padded`, see Samples). Any other model is compiled whole, if at all."""
+    """`train.compile=auto` compiles each layer separately: for many equal layers and samples of one shape (with
+    `Samples.padded`). Any other model is compiled whole, if at all."""
     casts_layers: ClassVar[bool] = False
-    """In bf16 a layer uses each of its weights in bf16, not only those of its products: where layers are sharded, they
-    are then gathered in bf16, which is half the bytes. Without this they are gathered in fp32."""
+    """In bf16 a layer uses all of its weights in bf16: sharded layers are then gathered in bf16 instead of fp32."""
     asks_for_values: ClassVar[bool] = False
-    """Building the model takes the values of tensors, which fake ones do not have: a plan tries out the real one."""
+    """Building the model needs the values of tensors: a plan traces a real one instead of fake tensors."""
     evaluation_chunk: int = 256
-    """Samples that are evaluated in one pass."""
+    """Samples per pass."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Optional, a method: makes a batch of the items of a Dataset. Without it (and without a method `collate` of the
-    data set) they are stacked, as torch's DataLoader does."""
+    """Optional method: make a batch of the items of a Dataset; by default torch's DataLoader stacks them."""
     served: Mapping[str, Samples | None] = {}
-    """The samples by split, while worker processes make them; `paceline.data.samples.samples_of` looks here first."""
+    """The samples by split, while worker processes make them."""
     data_words: ClassVar[str] = "workload: data({split!r})"
-    """What its samples are called in messages."""
+    """The name of its samples in messages."""
     export_suffix: ClassVar[str] = ""
-    """Where `export` writes one file, `model` with this suffix, that is all of the model: it can be asked for alone."""
+    """If `export` writes the whole model as one file, `model` with this suffix: it can be exported alone."""
     shard_rules: ClassVar[Mapping[str, str]] = {}
-    """How tensor parallelism divides the modules of the model: a pattern of names, and what becomes of them."""
+    """How tensor parallelism divides the modules: pattern of names -> column, row, …"""
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         self.callback_state: dict[str, Any] = {}
-        """What `on_step` and `on_evaluate` remember, as plain values: kept in checkpoints."""
+        """What `on_step` and `on_evaluate` remember, as plain values: saved in checkpoints."""
 
     def has(self, method: str) -> bool:
-        """Whether the subclass has this optional method."""
+        """Return whether the subclass has this optional method."""
         return getattr(type(self), method) is not getattr(Workload, method)
 
     def model(self) -> nn.Module:
         raise NotImplementedError
 
     def data(self, split: str) -> Any:
-        """The samples of "train" or "test"; None where there is no such split.
+        """Return the samples of "train" or "test", or None.
 
         A tuple or dict of tensors or arrays, a torch Dataset, a Hugging Face dataset, or `Samples`.
         """
         raise NotImplementedError
 
     def outline(self) -> Outline | None:
-        """Optional: what a plan must know of the data, where `prepare` takes long. Without it a plan prepares them."""
+        """Optional: what a plan must know of the data, if `prepare` is slow. Without it a plan prepares them."""
         return None
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
-        """(sum of the losses, how many there were); never a mean."""
+        """Return (sum of the losses, how many there were); never a mean."""
         raise NotImplementedError
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
-        """Sums over the samples of a batch, numbers or tensors of any shape; must hold "count", by which `metrics`
-        divides. What `paceline.class_sums` gives is judged as a classifier is."""
+        """Return sums over the samples of a batch; must hold "count", by which `metrics` divides.
+
+        Those of `paceline.class_sums` give the metrics of a classifier.
+        """
         total, count = self.loss(model, batch)
         return {"loss": total, "count": count}
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics, from the sums over all samples: numbers, and arrays where those are worth recording."""
+        """Return the metrics, from the sums over all samples: numbers, and arrays that are worth recording."""
         count = sums.get("count")
         if not isinstance(count, int | float) or not count:
-            raise RunFailed(f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}")
+            message = f"workload: evaluate must give a count above 0 beside its sums; it gave {dict(sums)}"
+            raise RunFailed(message, code="invalid-workload", key="workload")
         from paceline.nn.class_metrics import CLASS_SUMS, compute_class_metrics
 
         plain = {name: value for name, value in sums.items() if name not in ("count", *CLASS_SUMS)}
         return {**{name: value / count for name, value in plain.items()}, **compute_class_metrics(sums)}
 
     def groups(self, model: nn.Module) -> Mapping[str, Mapping[str, Any]]:
-        """Optional: parameters that are trained otherwise, as `train.groups` of the run file says them, which comes
-        first: {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
+        """Optional: parameter groups, as in `train.groups`, which takes precedence:
+        {"pattern of names": {"lr": 1e-4, "weight_decay": 0.0, "frozen": True}}."""
         return {}
 
     def pictures(self, model: nn.Module, batch: Any) -> Mapping[str, np.ndarray]:
-        """Optional: what the model finds in a few held-out samples, as pictures [H, W, 3] of bytes, by name. They are
-        written after each evaluation, as `pictures/NAME-STEP.png` of the run's folder, and shown in its report."""
+        """Optional: pictures [H, W, 3] of bytes, by name, of what the model finds in a few held-out samples; written
+        after each evaluation as `pictures/NAME-STEP.png`, and shown in the report."""
         return {}
 
     def init_from_name(self, name: str) -> str | None:
-        """Optional: what a tensor of the model is called in `model.init_from`; None where it begins as it was drawn."""
+        """Optional: the name of a tensor in `model.init_from`; None if it is to be initialised."""
         return name
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Optional: the update rule, in place of `train.optimizer`: an optimiser of these groups of plain tensors.
+        """Optional: an optimiser of these groups of plain tensors, in place of `train.optimizer`.
 
-        Each has its "params", and its "lr" and "weight_decay" as the run file says. The schedule multiplies the rate
-        that the optimiser has for a group.
+        Each has its "params", "lr" and "weight_decay"; the schedule multiplies the rate of each group.
         """
         raise NotImplementedError
 
@@ -213,109 +208,109 @@ class Workload(BaseWorkload):
         raise NotImplementedError
 
     def on_step(self, step: int, values: Mapping[str, Any]) -> str | None:
-        """Optional: told after each step, on every rank the same: its loss, grad_norm, lr, samples, epoch, …
+        """Optional: called after each step, with the same values on every rank: loss, grad_norm, lr, samples, epoch, …
 
-        Words end the run at this step, and say why; None goes on. What must outlive a restart belongs into
+        A text ends the run at this step, and is the reason. What must survive a restart belongs into
         `self.callback_state`.
         """
         return None
 
     def on_evaluate(self, step: int, metrics: Mapping[str, Any]) -> str | None:
-        """Optional: told after each evaluation, as `on_step` is."""
+        """Optional: called after each evaluation, like `on_step`."""
         return None
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
-        """The repeated layers, which are sharded, recomputed and compiled one by one: of all lists of modules of one
-        class, the one with the most weights."""
+        """Return the repeated layers, which are sharded, recomputed and compiled one by one; by default, of all lists
+        of modules of one class, the one with the most weights."""
         return find_repeated_layers(model)
 
     def kept_in_bf16(self, model: nn.Module) -> Sequence[nn.Parameter]:
-        """Optional: frozen weights that stay in bf16 where products are in bf16; all others are kept in fp32."""
+        """Optional: frozen weights that stay in bf16 if products are in bf16; all others are kept in fp32."""
         return ()
 
     def suits(self, layout: Layout) -> None:
-        """Refuse a layout that the model cannot take, before a process starts."""
         if layout.tensor > 1 and not self.shard_rules:
             raise UserError(
                 f"parallel.tensor={layout.tensor}: {self.spec.workload} has no table of shard rules; "
                 "give its Workload class  shard_rules = {'layers.*.up': 'column', 'layers.*.down': 'row'}  "
-                "or use parallel.strategy=fsdp"
+                "or use parallel.strategy=fsdp",
+                code="not-supported",
+                key="parallel.tensor",
             )
         if layout.pipeline > 1 and not all(map(self.has, ("inputs", "costs", "stage"))):
             raise UserError(
                 f"parallel.pipeline={layout.pipeline}: {self.spec.workload} cannot be cut into stages; "
-                "give its Workload class the methods inputs, costs and stage, or use parallel.strategy=fsdp"
+                "give its Workload class the methods inputs, costs and stage, or use parallel.strategy=fsdp",
+                code="not-supported",
+                key="parallel.pipeline",
             )
 
     def keep(self, folder: Path) -> None:
-        """Optional: write into the folder what using the model on new data takes beside its weights, such as a
-        tokeniser and the names of classes. Called once, before the first step. A run that is opened later has the
-        folder as `self.kept`, and may not need its training data any more."""
+        """Optional: write what using the model takes beside its weights (a tokeniser, names of classes).
+
+        Called once, before the first step. A run that is opened later has the folder as `self.kept`.
+        """
 
     def encode(self, inputs: Sequence[Any]) -> Any:
-        """Optional: new inputs (texts, rows, pictures) as a batch that `predict` takes, in the same order."""
+        """Optional: make a batch for `predict` of new inputs (texts, rows, pictures), in the same order."""
         raise NotImplementedError
 
     def predict(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """Optional: what the model says of a batch, by name, one row per sample: "probabilities" of classes, …"""
+        """Optional: return predictions for a batch, by name, one row per sample: "probabilities" of classes, …"""
         raise NotImplementedError
 
     def classes(self) -> Sequence[str]:
-        """Optional: the names of classes, where the model tells classes apart."""
+        """Optional: the names of classes."""
         return ()
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        """Optional: write the trained model into a folder that loads without Paceline. Without it, the folder has the
+        """Optional: write the trained model into a folder that loads without Paceline. By default the folder has the
         weights, the file of the workload, and a `load.py` that builds the model from both."""
         raise NotImplementedError
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Optional: what ONNX is made of, a module and an example of what it is called with, by name and with a row
-        for each sample. Without it, the model and what `evaluate` calls it with."""
+        """Optional: the module to export as ONNX, and example inputs by name, with a row for each sample. By default
+        the model, and what `evaluate` calls it with."""
         raise NotImplementedError
 
     def inputs(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """For pipelines: (what the first stage is called with, what every stage gets by name)."""
+        """For pipelines: return (input of the first stage, what every stage gets by name)."""
         raise NotImplementedError
 
     def costs(self, model: nn.Module) -> tuple[float, list[float], float]:
-        """For pipelines: what is computed (before the layers, in each layer, after them), in any unit."""
+        """For pipelines: return the work (before the layers, in each layer, after them), in any unit."""
         raise NotImplementedError
 
     def stage(self, model: nn.Module, layers: range) -> nn.Module:
-        """For pipelines: the part of the model with these layers, and what comes before the first and after the last.
-
-        Parameters keep their names. Called with the output of the stage before.
-        """
+        """For pipelines: return the part of the model with these layers, and what comes before the first and after the
+        last. Parameters keep their names. Called with the output of the previous stage."""
         raise NotImplementedError
 
 
 class OwnLoop(Workload):
-    """Work that has its loop itself, a script: it calls the run, and is not called by it."""
+    """A script with its own loop, which calls the run instead of being called by it."""
 
-    def drive(self, layout: Layout, rank_info: Any, show: bool, folder: Any) -> tuple[Path, Any]:
-        """Be one rank from beginning to end; return (run folder, summary). The arguments are those of `run_rank`."""
+    def drive(self, show: bool, folder: Any) -> tuple[Path, Any]:
+        """Be one rank from start to end; return (run folder, summary)."""
         raise NotImplementedError
 
 
 class PassWorkload(BaseWorkload):
-    """Work without gradients: a series of passes over all samples, each rank taking its part of them."""
+    """Work without gradients: passes over all samples, each rank taking its part of them."""
 
     batched = False
     required = ("passes",)
     saved_every: ClassVar[int] = 50
-    """Passes between two checkpoints, where the run file does not say."""
+    """Passes between two checkpoints, by default."""
     folder: Path | None = None
     """Of the run, once there is one."""
-    rank_info: Any = None
-    """The `RankInfo` of this process, once the ranks have joined."""
 
     def passes(self, device: Any) -> Passes:
-        """This rank's part of the work, with the ranks joined already."""
+        """Return this rank's part of the work; ranks are connected already."""
         raise NotImplementedError
 
     def fitted(self, folder: Path) -> Fitted | None:
-        """Optional: what a finished run left in its folder, for use on new inputs."""
+        """Optional: return what a finished run left in its folder, for use on new inputs."""
         return None
 
 
@@ -329,22 +324,25 @@ def find_repeated_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def build_workload(spec: RunSpec) -> Any:
-    """The workload of a run file: an instance of the class that its entry names."""
+    """Build the workload of a run file."""
     from paceline.nn.keras_backend import as_torch
 
     kind: type[Any] = find_entry(spec.workload).run_class()
     missing = [name for name in kind.required if getattr(kind, name).__module__ == __name__]
     if missing:
-        raise UserError(f"workload: {spec.workload} has no method {' and no '.join(missing)}; see paceline.Workload")
-    workload = _made(kind, spec)
+        raise _contract_error(f"{spec.workload} has no method {' and no '.join(missing)}; see paceline.Workload")
+    workload = _instantiate(kind, spec)
     if ":" in spec.workload and isinstance(workload, Workload):
-        workload.loss = _checked(workload.loss)  # type: ignore[method-assign]
+        workload.loss = _check_loss(workload.loss)  # type: ignore[method-assign]
         workload.model = partial(as_torch, workload.model, spec.train.seed)  # type: ignore[method-assign]
     return workload
 
 
-def _made(kind: type[Any], spec: RunSpec) -> Any:
-    """An instance, or what its `__init__` lacks."""
+def _contract_error(message: str) -> UserError:
+    return UserError(f"workload: {message}", code="invalid-workload", key="workload")
+
+
+def _instantiate(kind: type[Any], spec: RunSpec) -> Any:
     try:
         inspect.signature(kind).bind(spec)
     except TypeError:
@@ -353,15 +351,15 @@ def _made(kind: type[Any], spec: RunSpec) -> Any:
         workload = kind(spec)
         if hasattr(workload, "spec"):
             return workload
-        wrong = "its __init__ does not hand it on"
-    raise UserError(
-        f"workload: {kind.__name__} is made with the spec of its run, and {wrong}; write it as\n"
+        wrong = "its __init__ does not pass it on"
+    raise _contract_error(
+        f"{kind.__name__} is made with the spec of its run, and {wrong}; write it as\n"
         "  def __init__(self, spec):\n      super().__init__(spec)"
     )
 
 
-def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:
-    """A loss that says what is wrong with what it returns, where torch would speak of something else."""
+def _check_loss(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:
+    """Wrap a user's loss, to report what is wrong with what it returns before torch does."""
     import torch
 
     def checked(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
@@ -376,8 +374,8 @@ def _checked(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | i
             wrong = "returned a sum that does not depend on the model's parameters"
         else:
             return total, count
-        raise UserError(
-            f"workload: loss {wrong}; it must return (sum of the losses, how many there were), as in\n"
+        raise _contract_error(
+            f"loss {wrong}; it must return (sum of the losses, how many there were), as in\n"
             '  return F.cross_entropy(model(x), labels, reduction="sum"), len(labels)'
         )
 
