@@ -60,7 +60,7 @@ def test_the_answer_is_that_of_one_rank(tmp_path):
 
 def test_a_loss_that_no_other_rank_would_hear_of_is_refused(tmp_path):
     file = script(tmp_path, LOOP.replace("F.cross_entropy(model(x)", "F.cross_entropy(model[2](model[0](x).relu())"))
-    with pytest.raises(UserError, match=r"without a call of the model that run.prepare gave back"):
+    with pytest.raises(UserError, match="without a call"):
         paceline.train(script_spec(file, parallel={"ranks": 2}), tmp_path / "runs", show=False)
 
 

@@ -33,7 +33,7 @@ def exit_on_known_error(exit_with: Callable[[int], NoReturn] = sys.exit) -> Iter
     try:
         yield
     except PacelineError as error:
-        print_error(error)
+        print_error(error, _find_rank_info())
         if isinstance(error, InternalError):
             _print_bug_report("", error.traceback)
         exit_with(error.exit_code)
@@ -74,12 +74,11 @@ def exit_command(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def print_error(error: PacelineError) -> None:
+def print_error(error: PacelineError, rank_info: RankInfo) -> None:
     """Print an error in one line: a wrong request, which is the same on every rank, on the main rank only."""
-    info = _find_rank_info()
-    if info.world > 1 and isinstance(error, RunFailed) and not isinstance(error, RankUnresponsive):
-        _write_line(f"paceline: rank {info.rank}: {error}")
-    elif info.rank == 0 or isinstance(error, RankUnresponsive):
+    if rank_info.world > 1 and isinstance(error, RunFailed) and not isinstance(error, RankUnresponsive):
+        _write_line(f"paceline: rank {rank_info.rank}: {error}")
+    elif rank_info.rank == 0 or isinstance(error, RankUnresponsive):
         _write_line(f"paceline: {error}")
 
 

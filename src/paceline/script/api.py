@@ -1,4 +1,4 @@
-"""What a script is given by `with paceline.run(…) as run`."""
+"""The interface of a run that a script gets from `with paceline.run(…) as run`."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class ScriptRun(ABC):
 
     spec: RunSpec
     device: torch.device
-    """Of this rank; batches and model come there by themselves."""
+    """Of this rank; batches and the model are moved to it."""
     rank: int
     ranks: int
 
     @property
     def main(self) -> bool:
-        """Whether this is the rank that prints and writes what is written once."""
+        """Whether this is rank 0, which prints and writes for all."""
         return self.rank == 0
 
     @property
     @abstractmethod
     def steps(self) -> int:
-        """Made so far, over the whole run; each of a global batch."""
+        """Steps of the whole run so far, each of one global batch."""
 
     @abstractmethod
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
     ) -> tuple[Model, Optimizer]:
-        """The model as the run file spreads it over ranks, and the optimiser of the same parameters.
+        """Return the model, distributed as the run file says, and the optimiser of its parameters.
 
-        The optimiser keeps its class and groups; without one it is that of the run file. Learning rates follow
+        The optimiser keeps its class and groups; without one, the run file's is used. Learning rates follow
         `train.schedule`, or `schedule(samples seen, samples of the run)` as a factor.
         """
 
@@ -53,43 +53,40 @@ class ScriptRun(ABC):
     def batches(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int | None = None
     ) -> Iterator[Any]:
-        """This rank's part of each global batch, pass by pass, from where the run stands to its end; inside of
-        `epochs()`, to the end of the epoch.
+        """Yield this rank's part of each global batch, pass by pass, to the end of the run or of the epoch.
 
-        `dataset` is what `Workload.data` may return. `workers` are processes that make samples, unless the run file
-        says how many (`data.workers`).
+        `dataset` is what `Workload.data` may return. `workers` processes load samples, unless the run file sets
+        `data.workers`.
         """
 
     @abstractmethod
     def step(self, loss_sum: Tensor, count: float | Tensor) -> None:
-        """Once for each batch: the sum of its losses, and how many there are. Computes gradients and, after the last
-        pass of a global batch, makes the step."""
+        """Take the sum of a batch's losses and their number; the last pass of a global batch updates the model."""
 
     @abstractmethod
     def epochs(self) -> Iterator[int]:
-        """The epochs that are left, counted from 0; the first may be half done."""
+        """Yield the remaining epochs, counted from 0; the first may be partly done."""
 
     @abstractmethod
     def evaluate(self, dataset: Any, sums: Sums, best: str = "") -> dict[str, Any]:
-        """Metrics over a whole data set, the same on any number of ranks, and in the record.
+        """Return and record metrics over a whole data set, the same on any number of ranks.
 
         `sums` is called with batches as the loop gets them, and returns sums over their samples with a "count", by
-        which they are divided. `best` is the metric that ranks checkpoints, `-loss` for one that is to be low.
+        which they are divided. `best` is the metric that ranks checkpoints, with a minus if lower is better: `-loss`.
         """
 
     @abstractmethod
     def evaluating(self) -> AbstractContextManager[None]:
-        """For an evaluation of the script's own: no gradients, the run's precision, averaged weights where it has
-        them."""
+        """Context for your own evaluation: no gradients, the run's precision, averaged weights if it keeps them."""
 
     @abstractmethod
     def total(self, **sums: float | Tensor) -> dict[str, float]:
-        """Each number, summed over the ranks."""
+        """Return each number, summed over the ranks."""
 
     @abstractmethod
     def share(self, dataset: Any) -> Any:
-        """This rank's part of a data set: every sample is in one rank's part."""
+        """Return this rank's part of a data set; every sample is in one part."""
 
     @abstractmethod
     def keep(self, **things: Stateful) -> None:
-        """Have checkpoints hold these too, objects with `state_dict` and `load_state_dict`; before `batches`."""
+        """Save these objects, with `state_dict` and `load_state_dict`, in checkpoints; call it before `batches`."""

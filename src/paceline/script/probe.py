@@ -1,7 +1,6 @@
-"""Running a script until it has answered a question: what is its model, what are its data, what is the loss of a batch?
+"""Run a script until it has answered a question: its model, its data, or the loss of a batch.
 
-The script is executed from its beginning and left as soon as the answer is there. Nothing is trained or recorded, and
-what it prints is not shown.
+The script is executed from its start and left as soon as the answer is known. Nothing is trained, recorded or printed.
 """
 
 from __future__ import annotations
@@ -20,19 +19,18 @@ from torch.utils.data import Subset
 
 from paceline.config import RunSpec
 from paceline.data.generators import preserve_generators
-from paceline.errors import UserError
 from paceline.script.api import Model, Schedule, ScriptRun, Sums
 from paceline.script.guards import check_dataset, check_loss, check_pair
-from paceline.script.injected_run import NO_RUN_TEXT, execute_script
+from paceline.script.injected_run import build_no_run_error, execute_script
 from paceline.trainer.checkpoint.reader import Stateful
 
 
 class ProbeDone(BaseException):
-    """Leaves the script; no `except Exception` of its own holds it."""
+    """Leaves the script; its own `except Exception` does not catch it."""
 
 
 class ProbeRun(ScriptRun):
-    """The run of a script that is asked something: one rank alone, on the CPU."""
+    """A run that answers with the data set; one rank, on the CPU."""
 
     device, rank, ranks = torch.device("cpu"), 0, 1
     steps = 0
@@ -45,19 +43,19 @@ class ProbeRun(ScriptRun):
         pass
 
     @contextmanager
-    def opened(self) -> Iterator[ScriptRun]:
+    def open(self) -> Iterator[ScriptRun]:
         yield self
 
     def ask(self) -> Any:
-        """Run the script; returns the answer."""
+        """Run the script and return the answer."""
         try:
             with redirect_stdout(io.StringIO()):
                 execute_script(self.spec, self)
         except ProbeDone:
             return self.answer
-        raise UserError(NO_RUN_TEXT.format(name=Path(self.spec.workload).name))
+        raise build_no_run_error(self.spec)
 
-    def answered(self, answer: Any) -> ProbeDone:
+    def finish(self, answer: Any) -> ProbeDone:
         self.answer = answer
         return ProbeDone()
 
@@ -71,11 +69,11 @@ class ProbeRun(ScriptRun):
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int | None = None
     ) -> Iterator[Any]:
         check_dataset(dataset)
-        raise self.answered((dataset, collate))
+        raise self.finish((dataset, collate))
 
     def step(self, loss_sum: Tensor, count: float | Tensor) -> None:
         check_loss(loss_sum, count)
-        raise self.answered((loss_sum, count))
+        raise self.finish((loss_sum, count))
 
     def epochs(self) -> Iterator[int]:
         yield 0
@@ -99,12 +97,12 @@ class ProbeRun(ScriptRun):
 class _ModelProbe(ProbeRun):
     def prepare(self, model: Any, optimizer: Any = None, *others: Any, schedule: Any = None) -> Any:
         check_pair(False, model, optimizer, others)
-        raise self.answered(model)
+        raise self.finish(model)
 
 
 class _FileProbe(ProbeRun):
     def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
-        raise self.answered((file, overrides))
+        raise self.finish((file, overrides))
 
 
 class _LossProbe(ProbeRun):
@@ -113,13 +111,13 @@ class _LossProbe(ProbeRun):
     def __init__(self, spec: RunSpec, model: nn.Module, batch: Any) -> None:
         super().__init__(spec)
         self.model, self.batch = model, batch
-        self.before = ExitStack()
-        """Around what the script does before its loop: what it draws does not show in the pass, nor is it counted."""
-        self.before.enter_context(preserve_generators())
-        self.before.enter_context(_disable_current_modes())
+        self.before_loop = ExitStack()
+        """Hides from the pass what the script draws and computes before its loop."""
+        self.before_loop.enter_context(preserve_generators())
+        self.before_loop.enter_context(_disable_current_modes())
 
     def ask(self) -> Any:
-        with self.before:
+        with self.before_loop:
             return super().ask()
 
     def prepare(self, model: Any, optimizer: Any = None, *others: Any, schedule: Any = None) -> Any:
@@ -127,7 +125,7 @@ class _LossProbe(ProbeRun):
         return self.model, optimizer
 
     def batches(self, dataset: Any, collate: Any = None, workers: int | None = None) -> Iterator[Any]:
-        self.before.close()
+        self.before_loop.close()
         yield self.batch
 
 
@@ -136,15 +134,15 @@ def probe_model(spec: RunSpec) -> nn.Module:
 
 
 def probe_run_file(spec: RunSpec) -> tuple[Any, Mapping[str, Any]]:
-    """(run file, overrides), as `paceline.run` gets them."""
+    """Return (run file, overrides) that the script passes to `paceline.run`."""
     return cast("tuple[Any, Mapping[str, Any]]", _FileProbe(spec).ask())
 
 
 def probe_data(spec: RunSpec) -> tuple[Any, Any]:
-    """(data set, collate), as `run.batches` got them."""
+    """Return (data set, collate) that the script passes to `run.batches`."""
     return cast("tuple[Any, Any]", ProbeRun(spec).ask())
 
 
 def probe_loss(spec: RunSpec, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
-    """(sum, count), as `run.step` gets them."""
+    """Return (sum, count) that the script passes to `run.step`."""
     return cast("tuple[Tensor, Any]", _LossProbe(spec, model, batch).ask())

@@ -1,4 +1,4 @@
-"""A script's run on one rank: the loop of `paceline.trainer.loop`, turned inside out so that the script drives it."""
+"""A script's run on one rank: the training loop, turned inside out so that the script drives it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ from paceline.script.api import Model, Schedule, ScriptRun, Sums
 from paceline.script.guards import (
     ModelView,
     apply_optimizer_rate,
+    build_misuse_error,
     check_dataset,
     check_pair,
     guard_optimizer,
     reject_scheduler,
     take_share,
 )
-from paceline.script.injected_run import NO_RUN_TEXT
+from paceline.script.injected_run import build_no_run_error
 from paceline.script.script_loop import ScriptLoop
 from paceline.script.workload import SCORE, Script
 from paceline.trainer.checkpoint.reader import Stateful
@@ -49,13 +50,14 @@ from paceline.trainer.rank import RankSession, RunFolder, ignore_line, join_run,
 from paceline.trainer.setup import build_job_around, reject_contradictions
 from paceline.trainer.step.step import State, Step
 
+PREPARE_FIRST = "comes after  model, optimizer = run.prepare(model, optimizer)"
 AUTO = "auto"
-"""`data.workers` of a run file that leaves it to the script."""
+"""`data.workers` that leaves it to the script."""
 
 
 @dataclass(eq=False)
 class RankRunFactory:
-    """What a script's `paceline.run()` becomes on one rank of a run."""
+    """Builds what a script's `paceline.run()` returns on one rank of a run."""
 
     spec: RunSpec
     layout: Layout
@@ -66,32 +68,30 @@ class RankRunFactory:
     used: bool = False
 
     def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
-        here = {key: value for key, value, *_ in self.spec.fields()}
-        lost = [f"{key}={value}" for key, value in overrides.items() if str(here.get(key)) != str(value)]
-        if lost and self.show and self.rank_info.rank == 0:
-            log_line(
-                f"the script gives paceline.run {', '.join(lost)}: left aside, the run file and command line count"
-            )
+        known = {key: value for key, value, *_ in self.spec.fields()}
+        ignored = [f"{key}={value}" for key, value in overrides.items() if str(known.get(key)) != str(value)]
+        if ignored and self.show and self.rank_info.rank == 0:
+            log_line(f"ignored in paceline.run: {', '.join(ignored)}; the run file and command line count")
 
     @contextmanager
-    def opened(self) -> Iterator[ScriptRun]:
-        """Join the other ranks, and be one of them until the script is through."""
+    def open(self) -> Iterator[ScriptRun]:
+        """Join the other ranks while entered, and finish the run at the end."""
         if self.used:
-            raise UserError("paceline.run was called a second time; a script that paceline starts has one run")
+            raise build_misuse_error("paceline.run", "was called again; a script that paceline starts has one run")
         self.used, spec, rank_info = True, self.spec, self.rank_info
         with StopRequest(unsupervised=rank_info is SINGLE_RANK) as stop, join_run(spec, rank_info) as device:
-            speak = log_line if self.show and rank_info.rank == 0 else ignore_line
+            log = log_line if self.show and rank_info.rank == 0 else ignore_line
             folder = self.folder
-            run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(speak))
+            run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(log))
             self.folder = run
-            with open_rank_session(run, spec, self.layout, rank_info, device, stop, self.show) as work:
-                script = RankRun(work)
-                with script.held:
+            with open_rank_session(run, spec, self.layout, rank_info, device, stop, self.show) as session:
+                script = RankRun(session)
+                with script.resources:
                     with _reject_exit(spec):
                         yield script
                     script.finish()
-                script.let_go()
-            self.outcome = run.path, cast(Summary, work.summary)
+                script.release()
+            self.outcome = run.path, cast(Summary, session.summary)
 
 
 @contextmanager
@@ -99,37 +99,35 @@ def _reject_exit(spec: RunSpec) -> Iterator[None]:
     try:
         yield
     except SystemExit as leaving:
-        raise RunFailed(
-            f"{Path(spec.workload).name} ended itself inside of its run, with exit code {leaving.code or 0}; to end a "
-            "run early, leave its loop with  break"
-        ) from None
+        message = f"{Path(spec.workload).name} exited inside its run, with code {leaving.code or 0}; to end a run "
+        raise RunFailed(f"{message}early, leave its loop with  break", code="user-code-failed") from None
 
 
 class RankRun(ScriptRun):
-    def __init__(self, work: RankSession) -> None:
-        self.work, self.spec, self.device = work, work.context.spec, work.context.device
-        self.rank, self.ranks = work.context.rank_info.rank, work.context.rank_info.world
-        self.held = ExitStack()
-        """What a data set needs until the run ends: worker processes, batches that are made ahead."""
+    def __init__(self, session: RankSession) -> None:
+        self.session, self.spec, self.device = session, session.context.spec, session.context.device
+        self.rank, self.ranks = session.context.rank_info.rank, session.context.rank_info.world
+        self.resources = ExitStack()
+        """Worker processes and prefetched batches, until the run ends."""
         self._step: Step | None = None
-        self._start: WeightInitializer | None = None
-        self._passes: ScriptLoop | None = None
+        self._initializer: WeightInitializer | None = None
+        self._loop: ScriptLoop | None = None
         self._kept: dict[str, Stateful] = {}
         self._by_epochs = False
-        self._wrapping: ModelView | None = None
+        self._view: ModelView | None = None
 
     @property
     def steps(self) -> int:
-        if self._passes is not None:
-            return self._passes.steps
-        checkpoint = self.work.context.checkpoint
+        if self._loop is not None:
+            return self._loop.steps
+        checkpoint = self.session.context.checkpoint
         return 0 if checkpoint is None else checkpoint.step
 
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
     ) -> tuple[Model, Optimizer]:
         check_pair(self._step is not None, model, optimizer, others)
-        context = self.work.context
+        context = self.session.context
         if optimizer is not None:
             context.spec = self.spec = apply_optimizer_rate(self.spec, optimizer)
         workload, spec = Script(self.spec), self.spec
@@ -140,17 +138,17 @@ class RankRun(ScriptRun):
         names = {id(p): name for name, p in model.named_parameters()}
         timer = build_timer(self.device.type)
         setup = ModelSetup(workload, spec, context.layout, self.device, timer, self._execution)
-        if (start := build_initializer(workload, context)) is not None:
-            setup, self._start = replace(setup, begin=start), start
+        if (initializer := build_initializer(workload, context)) is not None:
+            setup, self._initializer = replace(setup, begin=initializer), initializer
         wrapped = parallelize(setup)
         if optimizer is not None:
             take_over_optimizer(optimizer, names, spec.train.lr, wrapped.local_parameters, spec.parallel.strategy)
         state = State.new(wrapped, spec.train, self.device, optimizer=optimizer)
         self._step = Step(workload, state, spec.train, timer)
         self._step.notice = lambda text: context.event("notice", text=text)
-        guard_optimizer(state.optimizer, lambda: self._passes is None or self._passes.updating)
-        self._wrapping = ModelView(wrapped.net)
-        return cast(Model, self._wrapping.model), state.optimizer
+        guard_optimizer(state.optimizer, lambda: self._loop is None or self._loop.updating)
+        self._view = ModelView(wrapped.net)
+        return cast(Model, self._view.model), state.optimizer
 
     @property
     def _execution(self) -> Execution:
@@ -159,129 +157,122 @@ class RankRun(ScriptRun):
     def batches(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int | None = None
     ) -> Iterator[Any]:
-        if self._passes is None:
-            self._passes = self._begin(dataset, collate, workers)
-        elif dataset is not self._passes.dataset:
-            raise UserError("run.batches was given another data set than before; a run has one, made before its loop")
-        elif not self._by_epochs and self._passes.job.done:
-            raise UserError(
-                "run.batches was asked for a second time, and the first loop had all batches of the run; to take them "
-                "epoch by epoch, write  for epoch in run.epochs():  around it"
-            )
-        return self._passes.batches(by_epoch=self._by_epochs)
+        if self._loop is None:
+            self._loop = self._begin(dataset, collate, workers)
+        elif dataset is not self._loop.dataset:
+            raise build_misuse_error("run.batches", "got another data set than before; a run has one")
+        elif not self._by_epochs and self._loop.job.done:
+            reason = "the first loop had all batches of the run; for one epoch at a time, write  "
+            raise build_misuse_error("run.batches", f"{reason}for epoch in run.epochs():  around it")
+        return self._loop.batches(by_epoch=self._by_epochs)
 
     def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptLoop:
-        """The job, now that its data are known, where the run stands."""
-        if self._step is None or self._wrapping is None:
-            raise UserError("run.batches comes after  model, optimizer = run.prepare(model, optimizer)")
+        """Build the job, now that its data are known, and start or resume it."""
+        if self._step is None or self._view is None:
+            raise build_misuse_error("run.batches", PREPARE_FIRST)
         check_dataset(dataset)
         reject_scheduler(self._step.state.optimizer)
-        step, context, workload = self._step, self.work.context, cast(Script, self._step.workload)
+        step, context, workload = self._step, self.session.context, cast(Script, self._step.workload)
         workload.given_data = dataset
         workload.collate = collate
         if workers is not None and getattr(self.spec.data, "workers", AUTO) == AUTO:
             workload.spec = self.spec.replace({"data.workers": workers}, "the script")
         layout = context.layout
-        self.held.enter_context(start_workers(workload, context.rank_info, -(-layout.global_batch // layout.data)))
+        self.resources.enter_context(start_workers(workload, context.rank_info, -(-layout.global_batch // layout.data)))
         samples = load_training_samples(workload)
         order = Order.of(self.spec.train, len(samples))
-        before = self.work.run.start().get("samples")
+        before = self.session.run.start().get("samples")
         if before not in (None, len(samples)):
-            raise UserError(
-                f"{self.work.run.path} was begun on {before} samples, and the script has {len(samples)} now; bring "
-                "them back, or start a new run"
-            )
-        job = build_job_around(step, self._execution, context, samples, order, self._start)
-        notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._own_words()]
+            message = f"{self.session.run.path} started with {before} samples, and the script has {len(samples)} now; "
+            raise UserError(f"{message}restore them, or start a new run", code="conflict", key="run.batches")
+        job = build_job_around(step, self._execution, context, samples, order, self._initializer)
+        notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._describe_optimizer()]
         job.facts = replace(job.facts, notes=notes, equations=lines)
         job.kept = self._kept
-        passes = ScriptLoop(job, dataset, self._wrapping, going=self.work.begin(job))
-        self.held.callback(passes.close)
-        return passes
+        loop = ScriptLoop(job, dataset, self._view, running=self.session.begin(job))
+        self.resources.callback(loop.close)
+        return loop
 
-    def _own_words(self) -> list[str]:
-        """What the run file does to an optimiser of the script's own."""
+    def _describe_optimizer(self) -> list[str]:
+        """Describe what the run file does to the script's own optimiser."""
         assert self._step is not None
         state, train = self._step.state, self.spec.train
         if not state.own_optimizer:
             return []
         rates = "its own schedule" if self._step.workload.has("schedule") else f"train.schedule={train.schedule}"
-        cut = f", and gradients are cut to a norm of train.clip={train.clip:g}" if train.clip else ""
-        return [f"{type(state.optimizer).__name__} of the script: its rates follow {rates}{cut}"]
+        clipping = f", and gradients are clipped to a norm of train.clip={train.clip:g}" if train.clip else ""
+        return [f"{type(state.optimizer).__name__} of the script: its rates follow {rates}{clipping}"]
 
     def step(self, loss_sum: Tensor, count: float | Tensor) -> None:
-        if self._passes is None:
-            raise UserError("run.step is called inside of  for … in run.batches(train_set):")
-        self._passes.step(loss_sum, count)
+        if self._loop is None:
+            raise build_misuse_error("run.step", "call it inside  for … in run.batches(train_set):")
+        self._loop.step(loss_sum, count)
 
     def epochs(self) -> Iterator[int]:
         self._by_epochs = True
-        checkpoint = self.work.context.checkpoint
+        checkpoint = self.session.context.checkpoint
         epoch = 0 if checkpoint is None else checkpoint.step // checkpoint.meta["steps_per_epoch"]
         while True:
-            before = self._passes.steps if self._passes else -1
+            before = self._loop.steps if self._loop else -1
             yield epoch
-            if self._passes is None or (self._passes.steps == before and not self._passes.over):
-                raise UserError(
-                    "an epoch of run.epochs() went by without a step; ask for its batches by  run.batches(train_set)"
-                )
-            self._passes.settle()
-            if self._passes.over:
+            if self._loop is None or (self._loop.steps == before and not self._loop.over):
+                reason = "an epoch went by without a step; get its batches from  run.batches(train_set)"
+                raise build_misuse_error("run.epochs", reason)
+            self._loop.finish_step()
+            if self._loop.over:
                 return
-            epoch = self._passes.steps // self._passes.job.facts.order.steps_per_epoch
+            epoch = self._loop.steps // self._loop.job.facts.order.steps_per_epoch
 
     def evaluate(self, dataset: Any, sums: Sums, best: str = "") -> dict[str, Any]:
-        if self._passes is None:
-            raise UserError("run.evaluate comes when run.batches has begun: at the end of an epoch, or after the loop")
-        workload = cast(Script, self._passes.job.workload)
+        if self._loop is None:
+            raise build_misuse_error("run.evaluate", "comes after run.batches: after an epoch, or after the loop")
+        workload = cast(Script, self._loop.job.workload)
         workload.sums = sums
         if best:
             workload.callback_state[SCORE] = best
         samples = as_samples(dataset, None, "run.evaluate(dataset)")
         held_out = HeldOut(samples, np.arange(len(samples)))
-        if not self._passes.going or self._passes.stopped:  # no evaluation of the run as it would be without a stop
-            return evaluate(self._passes.job, held_out)
-        self._passes.evaluate(held_out)
-        return dict(self._passes.job.evaluation)
+        if not self._loop.running or self._loop.stopped:  # not recorded: without the stop there would be none
+            return evaluate(self._loop.job, held_out)
+        self._loop.evaluate(held_out)
+        return dict(self._loop.job.evaluation)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         if self._step is None:
-            raise UserError("run.evaluating comes after  model, optimizer = run.prepare(model, optimizer)")
+            raise build_misuse_error("run.evaluating", PREPARE_FIRST)
         state = self._step.state
         with state.for_evaluation(), use_evaluation_mode(state.model.unwrapped, self.spec.train.precision, self.device):
             yield
-        if self._passes is not None:
-            self._passes.log.resume()
+        if self._loop is not None:
+            self._loop.log.resume()
 
     def total(self, **sums: float | Tensor) -> dict[str, float]:
         everyone = gather_objects({name: float(value) for name, value in sums.items()})
         return {name: fsum(rank[name] for rank in everyone) for name in sums}
 
     def share(self, dataset: Any) -> Any:
-        layout = self.work.context.layout
-        return take_share(dataset, self.rank, self.ranks, together=not layout.plain and layout.strategy != "zero1")
+        layout = self.session.context.layout
+        return take_share(dataset, self.rank, self.ranks, equal=not layout.plain and layout.strategy != "zero1")
 
     def keep(self, **things: Stateful) -> None:
-        if self._passes is not None:
-            raise UserError("run.keep comes before run.batches, which gives each thing the state that it had")
+        if self._loop is not None:
+            raise build_misuse_error("run.keep", "comes before run.batches, which restores the state of each thing")
         for name, thing in things.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-                raise UserError(
-                    f"run.keep({name}=…): {type(thing).__name__} has no state_dict and load_state_dict; checkpoints "
-                    "hold what these give and take"
-                )
+                reason = f"{name} is {type(thing).__name__}, which has no state_dict and load_state_dict"
+                raise build_misuse_error("run.keep", reason)
         self._kept |= things
 
     def finish(self) -> None:
-        """The script left the run: what is due is saved, and the run summed up."""
-        if self._passes is None:
-            raise UserError(NO_RUN_TEXT.format(name=Path(self.spec.workload).name))
-        if self._passes.going:
-            self.work.end(self._passes.end() or RunStatus.FINISHED)
+        """Save and summarise the run when the script leaves it."""
+        if self._loop is None:
+            raise build_no_run_error(self.spec)
+        if self._loop.running:
+            self.session.end(self._loop.end() or RunStatus.FINISHED)
 
-    def let_go(self) -> None:
-        """Of what holds the process group, which is about to end."""
-        if self._wrapping is not None:
-            self._wrapping.net = None
-        self._step = self._passes = self.work.job = None
+    def release(self) -> None:
+        """Release what holds the process group, before it is destroyed."""
+        if self._view is not None:
+            self._view.net = None
+        self._step = self._loop = self.session.job = None

@@ -1,4 +1,4 @@
-"""`paceline.run`: where a script meets its run, whoever started the script."""
+"""`paceline.run`: the run of a script, whoever started the script."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from paceline.api import resolve_parallel
 from paceline.config import RunSpec, build_spec, load, parse_overrides
 from paceline.config.registry import is_script
 from paceline.config.run_file import read_yaml_file, set_nested
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import PacelineError, UserError
 from paceline.io.terminal import warn
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
+from paceline.launch.exit_codes import print_error
 from paceline.layout import layout_of
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir, find_runs
@@ -43,59 +44,59 @@ def run(
     out: str | Path = "runs",
     show: bool = True,
 ) -> AbstractContextManager[ScriptRun]:
-    """The run of the script that calls this: `with paceline.run("run.yaml") as run:`.
+    """Open the run of the script that calls this: `with paceline.run("run.yaml") as run:`.
 
-    A new run below `out`, or that of the folder `resume` gone on with; "auto" goes on with the newest run of the same
-    name that is not finished, if there is one. The ranks are those that torchrun, srun or mpirun started, or this
-    process alone. A script that was started by `paceline train` gets that run, and the arguments are left aside.
+    Starts a new run below `out`, or resumes the one in the folder `resume`; "auto" resumes the newest unfinished run of
+    the same name, if there is one. The ranks are those that torchrun, srun or mpirun started, or this process alone. A
+    script that was started by `paceline train` gets that run, and the arguments are ignored.
     """
-    given = get_injected_run()
-    if given is None:
+    injected = get_injected_run()
+    if injected is None:
         return _open_standalone(file, overrides, resume, Path(out), show)
-    given.note_ignored(file, parse_overrides(overrides))
-    return given.opened()
+    injected.note_ignored(file, parse_overrides(overrides))
+    return injected.open()
 
 
 @contextmanager
 def _open_standalone(
     file: str | Path | None, overrides: Any, resume: str | Path | None, out: Path, show: bool
 ) -> Iterator[ScriptRun]:
-    """Of a script that was started by `python train.py`, alone or under a launcher."""
+    """Open the run of a script that was started by `python train.py`, alone or under a launcher."""
     from paceline.script.rank_run import RankRunFactory
 
-    place = detect_rank(os.environ)
-    _install_excepthook(place)
+    rank_info = detect_rank(os.environ)
+    _install_excepthook(rank_info)
     script = _find_main_script()
     spec = build_script_spec(file, overrides, script, sys.argv[1:])
     resume = _find_unfinished_run(out, spec.name) if resume == AUTO else resume
     if resume is not None:
         before = RunDir.open(Path(resume)).recorded_spec()
         spec = spec.replace({"data.arguments": getattr(before.data, "arguments", ())}, SCRIPT_ORIGIN)
-    spec = resolve_parallel(spec, place)
-    speak = log_line if show and (place is None or place.rank == 0) else ignore_line
-    if place is None:
+    spec = resolve_parallel(spec, rank_info)
+    main = rank_info is None or rank_info.rank == 0
+    if rank_info is None:
         _reject_ranks(spec, file, script)
     layout = layout_of(spec)
 
     def open_folder(log: LogFn) -> RunDir:
         return open_run(spec, layout, out, resume, log, changed_code=True)[0]
 
-    folder = open_folder(speak) if place is None else open_folder
-    start = RankRunFactory(spec, layout, place or SINGLE_RANK, show, folder)
+    folder = open_folder(log_line if show else ignore_line) if rank_info is None else open_folder
+    factory = RankRunFactory(spec, layout, rank_info or SINGLE_RANK, show, folder)
     try:
-        with start.opened() as found:
-            yield found
+        with factory.open() as opened:
+            yield opened
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(start.folder, RunDir) and (place is None or place.rank == 0):
+        if isinstance(factory.folder, RunDir) and main:
             if isinstance(error, UserError) and resume is None:
-                remove_run(start.folder)
+                remove_run(factory.folder)
             elif show:
-                error.add_note(suggest_resume(start.folder))
+                error.add_note(suggest_resume(factory.folder))
         raise
 
 
 def derive_script_spec(script: Path, overrides: Any = ()) -> RunSpec:
-    """The spec that a script would run by, with overrides; the script runs until it says so."""
+    """Return the spec of a script, by running it until it calls `paceline.run`."""
     from paceline.script.probe import probe_run_file
 
     plain = build_spec({"workload": str(script.resolve())})
@@ -105,7 +106,7 @@ def derive_script_spec(script: Path, overrides: Any = ()) -> RunSpec:
 
 
 def build_script_spec(file: str | Path | None, overrides: Any, script: Path, arguments: Sequence[str]) -> RunSpec:
-    """The spec of a script by its run file, which need not name the script; without a file, of the overrides alone."""
+    """Return the spec of a script from its run file, which need not name the script, or from overrides alone."""
     given = {"workload": str(script), **parse_overrides(overrides)}
     if arguments:
         given.setdefault("data.arguments", list(arguments))
@@ -116,12 +117,11 @@ def build_script_spec(file: str | Path | None, overrides: Any, script: Path, arg
         return build_spec(values, dict.fromkeys(given, SCRIPT_ORIGIN))
     named = read_yaml_file(Path(file))[0].get("workload")
     if isinstance(named, str) and not is_script(named):
-        raise UserError(
-            f"{file} is the run file of workload {named!r}, and {script.name} is a script; leave workload out of it, "
-            f"or write  workload: {script.name}"
-        )
+        message = f"{file} is the run file of workload {named!r}, and {script.name} is a script; leave workload out, or"
+        raise UserError(f"{message} write  workload: {script.name}", code="conflict", key="workload")
     if isinstance(named, str) and (Path(file).resolve().parent / named).resolve() != script:
-        raise UserError(f"{file} is the run file of {named}, and this is {script}; start that one, or correct workload")
+        message = f"{file} is the run file of {named}, and this is {script}; start that one, or correct workload"
+        raise UserError(message, code="conflict", key="workload")
     spec = load(file, given)
     spec._origins.update(dict.fromkeys(("workload", "data.arguments") & given.keys(), SCRIPT_ORIGIN))
     return spec
@@ -130,12 +130,13 @@ def build_script_spec(file: str | Path | None, overrides: Any, script: Path, arg
 def _find_main_script() -> Path:
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None or not Path(file).is_file():  # a notebook, or a program from standard input
-        raise UserError("paceline.run must be called by a script, a file that ranks can run; write yours to train.py")
+        message = "paceline.run must be called by a script, a file that ranks can run; write yours to train.py"
+        raise UserError(message, code="not-supported", key="paceline.run")
     return Path(file).resolve()
 
 
 def _find_unfinished_run(out: Path, name: str) -> Path | None:
-    """The newest run of this name, or NAME-2 and so on, that has steps left."""
+    """Return the newest run of this name, or NAME-2 and so on, if it has steps left."""
     for run in find_runs(out):
         if run.name == name or (run.name.startswith(f"{name}-") and run.name[len(name) + 1 :].isdecimal()):
             with suppress(UserError):
@@ -150,27 +151,24 @@ def _reject_ranks(spec: RunSpec, file: str | Path | None, script: Path) -> None:
         return
     name = shlex.quote(os.path.relpath(script))
     first = f"paceline train {shlex.quote(str(file))} workload={name}  or  " if file is not None else ""
-    raise UserError(
-        f"parallel.ranks={ranks} ({spec.origin('parallel.ranks')}), and python starts one process; type  {first}"
-        f"torchrun --nproc-per-node {ranks} {name}"
-    )
+    message = f"parallel.ranks={ranks} ({spec.origin('parallel.ranks')}), and python starts one process; type  {first}"
+    raise UserError(f"{message}torchrun --nproc-per-node {ranks} {name}", code="conflict", key="parallel.ranks")
 
 
-def _install_excepthook(place: RankInfo | None) -> None:
-    """What was foreseen ends the script with one message and its exit code, as it ends a verb; not with a traceback."""
+def _install_excepthook(rank_info: RankInfo | None) -> None:
+    """End the script after a Paceline error with one message and its exit code instead of a traceback."""
     before = sys.excepthook
     if getattr(before, "plain", False):
         return
 
-    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def exit_with_message(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, PacelineError):
             before(kind, error, trace)
             return
-        several = place is not None and place.world > 1
-        if isinstance(error, RunFailed) or not several or (place is not None and place.rank == 0):
-            who = f"rank {place.rank}: " if several and place is not None and isinstance(error, RunFailed) else ""
-            warn("\n".join([f"paceline: {who}{error}", *getattr(error, "__notes__", ())]))
+        print_error(error, rank_info or SINGLE_RANK)
+        for note in getattr(error, "__notes__", ()):
+            warn(note)
         raise SystemExit(error.exit_code)
 
-    end.plain = True  # type: ignore[attr-defined]
-    sys.excepthook = end
+    exit_with_message.plain = True  # type: ignore[attr-defined]
+    sys.excepthook = exit_with_message

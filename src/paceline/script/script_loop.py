@@ -1,4 +1,4 @@
-"""The passes of a script's loop: between two of them, all that the loop of a workload does."""
+"""The loop of a script: between its passes, everything that the loop of a workload does."""
 
 from __future__ import annotations
 
@@ -11,47 +11,45 @@ import torch
 from torch import Tensor
 
 from paceline.data.prefetch import MicroBatch, RankBatch
-from paceline.errors import UserError
 from paceline.parallel.ddp import without_sync
 from paceline.parallel.precision import HALF, autocast
 from paceline.runlog.events import RunStatus
-from paceline.script.guards import STEP_EXAMPLE, ModelView, check_loss, reject_mean_loss
+from paceline.script.guards import STEP_EXAMPLE, ModelView, build_misuse_error, check_loss, reject_mean_loss
 from paceline.trainer.evaluation import HeldOut
 from paceline.trainer.loop import GradientJob, StepActions, StepLog
 
 
 @dataclass(frozen=True)
 class PendingPass:
-    """A batch that the script has, and for which it has not called `run.step` yet."""
+    """A batch for which the script has not called `run.step` yet."""
 
     batch: RankBatch
     micro: MicroBatch
     last: bool
-    """Of its global batch on this rank."""
+    """The last pass of its global batch."""
 
 
 class ScriptLoop:
-    def __init__(self, job: GradientJob, dataset: Any, wrapping: ModelView, going: bool) -> None:
-        self.job, self.dataset, self.wrapping, self.going = job, dataset, wrapping, going
-        """`going`: False where all steps were done before."""
+    def __init__(self, job: GradientJob, dataset: Any, view: ModelView, running: bool) -> None:
+        """`running`: False if all steps were done before."""
+        self.job, self.dataset, self.view, self.running = job, dataset, view, running
         self.log = StepLog(job)
         self.batch: RankBatch | None = None
-        """The global batch that is under way, also while the script is out of its loop."""
-        self.open: PendingPass | None = None
-        self.due: StepActions | None = None
-        """What the newest step makes due, until it is done."""
+        """The current global batch, also while the script is out of its loop."""
+        self.pending: PendingPass | None = None
+        self.actions: StepActions | None = None
+        """What the newest step requires, until it is done."""
         self.score: float | None = None
-        """Of the newest step, where it was evaluated."""
+        """Of the newest step, if it was evaluated."""
         self.saved = job.state.step
-        """The step of the newest checkpoint."""
         self.stopped = False
         self.updating = False
         self.seen_loss = False
-        self.found = torch.zeros(2, dtype=torch.float64, device=job.context.device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=job.context.device)
         half = job.context.spec.train.precision in HALF
-        self.backward_as = torch.autocast(job.context.device.type, enabled=False) if half else nullcontext()
-        self.ahead = job.loader.prefetch(job.state.step, job.facts.steps)
-        self.handed_out: Generator[Any] | None = None
+        self.backward_mode = torch.autocast(job.context.device.type, enabled=False) if half else nullcontext()
+        self.prefetched = job.loader.prefetch(job.state.step, job.facts.steps)
+        self.generator: Generator[Any] | None = None
 
     @property
     def steps(self) -> int:
@@ -59,82 +57,80 @@ class ScriptLoop:
 
     @property
     def over(self) -> bool:
-        return not self.going or self.stopped or self.job.done
+        return not self.running or self.stopped or self.job.done
 
     def batches(self, by_epoch: bool) -> Generator[Any]:
-        self.settle()
+        self.finish_step()
         self._leave_loop()
-        self.handed_out = self._batches(by_epoch)
-        return self.handed_out
+        self.generator = self._batches(by_epoch)
+        return self.generator
 
     def _batches(self, by_epoch: bool) -> Generator[Any]:
         job, step = self.job, self.job.train_step
-        each = job.facts.order.steps_per_epoch
-        until = min(job.facts.steps, (self.steps // each + 1) * each) if by_epoch else job.facts.steps
+        per_epoch = job.facts.order.steps_per_epoch
+        until = min(job.facts.steps, (self.steps // per_epoch + 1) * per_epoch) if by_epoch else job.facts.steps
         step.net.train()
         self.log.resume()
         while not self.over and self.steps < until:
-            batch = self.batch = self.batch or next(self.ahead)
+            batch = self.batch = self.batch or next(self.prefetched)
             job.before_step(batch)
-            self.found.zero_()
+            self.sums.zero_()
             last = len(batch.micro_batches) - 1
             for index, micro in enumerate(batch.micro_batches):
                 step.seed(batch, index)
-                self.open, self.wrapping.called = PendingPass(batch, step.moved(micro), index == last), False
+                self.pending = PendingPass(batch, step.moved(micro), index == last)
+                self.view.called = False
                 with without_sync(step.net, last=index == last), autocast(step.train.precision, step.device):
-                    yield self.open.micro.batch
-                if self.open is not None:
-                    raise UserError(f"a batch went by without run.step; call it once for each of them:  {STEP_EXAMPLE}")
-            if self.stopping or not (self.job.done or self.steps == until):  # else the script may evaluate first
-                self.settle()
-
-    @property
-    def stopping(self) -> bool:
-        return self.due is not None and self.due.stopping
+                    yield self.pending.micro.batch
+                if self.pending is not None:
+                    reason = f"a batch went by without it; call it once for each of them:  {STEP_EXAMPLE}"
+                    raise build_misuse_error("run.step", reason)
+            stopping = self.actions is not None and self.actions.stopping
+            if stopping or not (self.job.done or self.steps == until):  # else the script may evaluate first
+                self.finish_step()
 
     def step(self, total: Tensor, count: float | Tensor) -> None:
-        now, step = self.open, self.job.train_step
+        now, step = self.pending, self.job.train_step
         if now is None:
-            raise UserError("run.step was called twice for one batch, or outside of the loop; call it once for each")
+            raise build_misuse_error("run.step", "was called twice for a batch, or outside the loop")
         check_loss(total, count)
-        self.wrapping.check_called()
+        self.view.check_called()
         if not self.seen_loss:
             reject_mean_loss(total, -(-now.batch.samples // (self.job.layout.data * len(now.batch.micro_batches))))
             self.seen_loss = True
         try:
-            with self.backward_as:
-                self.found += step.backward(total, count, now.micro.weight, now.batch.samples)
+            with self.backward_mode:
+                self.sums += step.backward(total, count, now.micro.weight, now.batch.samples)
         except RuntimeError as error:
             if "backward through the graph a second time" not in str(error):
                 raise
-            raise UserError(
-                "loss.backward() was called before run.step, which does it itself; delete the line"
-            ) from None
-        self.open = None
+            reason = "was called before run.step, which does it itself; delete the line"
+            raise build_misuse_error("loss.backward", reason) from None
+        self.pending = None
         if now.last:
             self.batch = None
             self.updating = True
-            stats = step.finish(self.found, now.batch.samples, self.job.context.stop.requested)
+            stats = step.finish(self.sums, now.batch.samples, self.job.context.stop.requested)
             self.updating = False
-            torch.clear_autocast_cache()  # of the weights as they were: the script may evaluate inside of its loop
-            self.due = self.job.after_step(now.batch, stats, self.log)
+            torch.clear_autocast_cache()  # of the old weights: the script may evaluate inside its loop
+            self.actions = self.job.after_step(now.batch, stats, self.log)
 
     def evaluate(self, held_out: HeldOut) -> None:
-        """As the script asked to, here and now; a better score is saved."""
+        """Evaluate now, as the script asks, and save a better score."""
         self.score = self.job.evaluate(held_out)
         self.log.resume()
-        if self.due is not None and (self.due.saving or self.job.stale == 0 or self.job.done):
+        if self.actions is not None and (self.actions.saving or self.job.stale == 0 or self.job.done):
             self._save()
 
-    def settle(self) -> None:
-        """Do what the newest step made due, unless it was done."""
-        due = self.due
-        if due is None:
+    def finish_step(self) -> None:
+        """Do what the newest step requires, unless it was done."""
+        actions = self.actions
+        if actions is None:
             return
-        if (due.saving or due.stopping or self.job.done) and self.saved < self.steps:
+        if (actions.saving or actions.stopping or self.job.done) and self.saved < self.steps:
             self._save()
-        self.stopped = due.stopping and not self.job.done
-        self.due = self.score = None
+        self.stopped = actions.stopping and not self.job.done
+        self.actions = self.score = None
 
     def _save(self) -> None:
         self.job.save(self.score)
@@ -142,12 +138,10 @@ class ScriptLoop:
         self.log.resume()
 
     def end(self) -> RunStatus:
-        """The script has left its loop."""
+        """Finish the run after the script has left its loop."""
         if not self.steps:
-            raise UserError(
-                f"the script left its loop before its first step, and trained nothing; call  {STEP_EXAMPLE}"
-            )
-        self.settle()
+            raise build_misuse_error("run.batches", f"the loop was left before its first step; call  {STEP_EXAMPLE}")
+        self.finish_step()
         if not self.stopped and not self.job.done:
             self.job.ended = "the script left its loop"
             self._save()
@@ -158,14 +152,13 @@ class ScriptLoop:
         return RunStatus.FINISHED
 
     def _leave_loop(self) -> None:
-        """Of a loop that was left in the middle: what it had computed of a global batch is done again by the next."""
-        if self.handed_out is not None:
-            self.handed_out.close()
+        """Close the current loop; an unfinished global batch is computed again by the next."""
+        if self.generator is not None:
+            self.generator.close()
         if self.batch is not None:
-            self.open, self.batch = None, replace(self.batch, data_s=0.0)  # nobody waits for it again
+            self.pending, self.batch = None, replace(self.batch, data_s=0.0)  # it is loaded already
             self.job.state.model.local_parameters.clear()
 
     def close(self) -> None:
-        """Of batches made ahead, and of what the loop entered."""
         self._leave_loop()
-        self.ahead.close()
+        self.prefetched.close()

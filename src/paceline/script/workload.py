@@ -1,4 +1,4 @@
-"""A script as the rest of Paceline sees it: its model, data and loss are found by running it until they show."""
+"""A script as a workload: its model, data and loss are found by running it until it passes them to its run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from paceline.config import RunSpec
 from paceline.config.sections import Section, field
 from paceline.errors import UserError
 from paceline.layout import Layout
-from paceline.script.injected_run import NO_RUN_TEXT, execute_script, find_script
+from paceline.script.injected_run import build_no_run_error, execute_script, find_script
 from paceline.workload import LogFn, OwnLoop
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SCORE = "score"
-"""Of `callback_state`: by which metric the script ranks its checkpoints."""
+"""Key of `callback_state`: the metric by which the script ranks its checkpoints."""
 
 
 class ScriptArguments(Section):
-    arguments: tuple[str, ...] = field((), "", "what the script is given after its name, as on a command line")
+    arguments: tuple[str, ...] = field((), "", "of the script, as on a command line")
 
 
 class Script(OwnLoop):
-    """Between a run and the script: what the script has given to its run is here, for the parts that ask for it."""
+    """A workload of what the script has passed to its run."""
 
     Data = ScriptArguments
     asks_for_values = True
@@ -50,15 +50,13 @@ class Script(OwnLoop):
     def suits(self, layout: Layout) -> None:
         for key, ranks in (("tensor", layout.tensor), ("pipeline", layout.pipeline)):
             if ranks > 1:
-                raise UserError(
-                    f"parallel.{key}={ranks}: the model of a script cannot be cut; use parallel.strategy=fsdp, or make "
-                    "it a paceline.Workload, as on docs/own_model.md"
-                )
+                message = f"parallel.{key}={ranks}: a script's model cannot be cut; use parallel.strategy=fsdp, or "
+                message += "make it a paceline.Workload, as on docs/own_model.md"
+                raise UserError(message, code="not-supported", key=f"parallel.{key}")
         if (engine := self.spec.parallel.engine) != "torch":
-            raise UserError(
-                f"parallel.engine={engine}: a script has its own loop, and {engine} would have another; use "
-                "parallel.engine=torch, whose parallel.strategy=zero2 and fsdp do the same"
-            )
+            message = f"parallel.engine={engine}: a script has its own loop, and {engine} would have another; use "
+            message += "parallel.engine=torch, whose parallel.strategy=zero2 and fsdp do the same"
+            raise UserError(message, code="not-supported", key="parallel.engine")
 
     def model(self) -> nn.Module:
         from paceline.script.probe import probe_model
@@ -84,7 +82,7 @@ class Script(OwnLoop):
         return found
 
     def goodness(self, metrics: Mapping[str, Any]) -> float:
-        """By what `run.evaluate` was told, else by a low loss, else by its first metric."""
+        """Rank by what `run.evaluate` was given, else by a low loss, else by the first metric."""
         numbers = [name for name, value in metrics.items() if isinstance(value, int | float)]
         first = next((name for name in numbers if name not in ("n", "of")), "loss")
         vars(self)["score"] = self.callback_state.get(SCORE) or ("-loss" if "loss" in numbers else first)
@@ -93,9 +91,9 @@ class Script(OwnLoop):
     def drive(self, layout: Layout, rank_info: Any, show: bool, folder: Any) -> tuple[Path, Any]:
         from paceline.script.rank_run import RankRunFactory
 
-        start = RankRunFactory(self.spec, layout, rank_info, show, folder)
-        with nullcontext() if show else open(os.devnull, "w") as nobody, redirect_stdout(nobody or sys.stdout):
-            execute_script(self.spec, start)
-        if start.outcome is None:
-            raise UserError(NO_RUN_TEXT.format(name=Path(self.spec.workload).name))
-        return start.outcome
+        factory = RankRunFactory(self.spec, layout, rank_info, show, folder)
+        with nullcontext() if show else open(os.devnull, "w") as hidden, redirect_stdout(hidden or sys.stdout):
+            execute_script(self.spec, factory)
+        if factory.outcome is None:
+            raise build_no_run_error(self.spec)
+        return factory.outcome

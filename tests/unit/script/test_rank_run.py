@@ -1,6 +1,5 @@
 """A script's run on one rank: what is recorded, what is refused, and where it goes on."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -163,66 +162,71 @@ def test_an_average_of_the_weights_is_what_is_evaluated(tmp_path):
 
 
 WRONG = {
-    "with paceline.run() as run:\n    pass\n": "never asked for a batch; a script without a step",
-    "print(1)\n": "never asked for a batch",
-    "sys.exit(3)\n": "train.py ended itself with exit code 3",
-    f"{BATCHES}        pass\n": "a batch went by without run.step",
-    f"{BATCHES}        break\n": "left its loop before its first step",
-    f"{BATCHES}        {STEP}\n        {STEP}\n": "run.step was called twice",
-    f"{BATCHES}        run.step(F.cross_entropy(model(x), y), len(y))\n": "run.step got a mean over the 16 samples",
-    f"{BATCHES}        run.step((model(x) ** 2).mean(), len(y))\n": r"a mean over the 16 samples of a pass \(MeanB",
-    f"{BATCHES}        run.step(F.cross_entropy(model(x), y, reduction='none'), len(y))\n": r"the shape \[16\]",
-    f"{BATCHES}        run.step(torch.tensor(1.0), len(y))\n": "does not depend on the model's parameters",
-    f"{BATCHES}        run.step(model(x).sum(), y)\n": r"the count is Tensor of shape \[16\], not a number",
-    f"{BATCHES}        {STEP}\n        optimizer.zero_grad()\n": r"optimizer.zero_grad\(\) was called by the script",
-    f"{BATCHES}        {STEP}\n        optimizer.step()\n": r"optimizer.step\(\) was called by the script",
-    f"{BATCHES}        l = model(x).sum()\n        l.backward()\n        run.step(l, 1)\n": (
-        r"loss.backward\(\) was called"
-    ),
-    f"{PREPARED}    run.prepare(model, optimizer)\n": "takes one model and one optimiser, once",
-    "with paceline.run() as run:\n    run.prepare(model, [optimizer, optimizer])\n": "one model and one optimiser",
-    "with paceline.run() as run:\n    run.prepare(model, torch.optim.SGD(model[0].parameters(), lr=1))\n": (
-        "the SGD leaves out 2.weight, 2.bias"
-    ),
-    "with paceline.run() as run:\n    run.prepare(model[0], optimizer)\n": "a parameter that the model does not have",
-    "torch.optim.lr_scheduler.StepLR(optimizer, 1)\n" + PREPARED: "has a learning-rate scheduler of torch",
-    f"{PREPARED}    torch.optim.lr_scheduler.StepLR(optimizer, 1)\n    run.batches(train_set)\n": (
-        "RMSprop has a learning-rate scheduler of torch"
-    ),
-    f"{BATCHES}        {STEP}\n        sys.exit()\n": "ended itself inside of its run, with exit code 0",
-    f"{PREPARED}    run.batches(torch.utils.data.DataLoader(train_set))\n": r"run.batches\(loader.dataset\)",
-    f"{PREPARED}    run.batches(iter(train_set))\n": "run.batches got a stream",
-    "with paceline.run() as run:\n    run.batches(train_set)\n": "run.batches comes after",
-    f"{PREPARED}    run.evaluate(test_set, sums)\n": "run.evaluate comes when run.batches has begun",
-    f"{PREPARED}    run.keep(it=3)\n": "int has no state_dict",
-    f"{PREPARED}    for e in run.epochs():\n        pass\n": "went by without a step",
-    f"{PREPARED}    for e in range(2):\n        for x, y in run.batches(train_set):\n            {STEP}\n": (
-        r"for epoch in run.epochs\(\):"
-    ),
-    f"{LOOP}{LOOP}": "paceline.run was called a second time",
-    "def broken(:\n": "train.py is not valid Python",
+    "with paceline.run() as run:\n    pass\n": "run.batches",
+    "print(1)\n": "run.batches",
+    f"{BATCHES}        pass\n": "run.step",
+    f"{BATCHES}        break\n": "run.batches",
+    f"{BATCHES}        {STEP}\n        {STEP}\n": "run.step",
+    f"{BATCHES}        run.step(F.cross_entropy(model(x), y), len(y))\n": "run.step",
+    f"{BATCHES}        run.step((model(x) ** 2).mean(), len(y))\n": "run.step",
+    f"{BATCHES}        run.step(F.cross_entropy(model(x), y, reduction='none'), len(y))\n": "run.step",
+    f"{BATCHES}        run.step(torch.tensor(1.0), len(y))\n": "run.step",
+    f"{BATCHES}        run.step(model(x).sum(), y)\n": "run.step",
+    f"{BATCHES}        {STEP}\n        optimizer.zero_grad()\n": "optimizer.zero_grad",
+    f"{BATCHES}        {STEP}\n        optimizer.step()\n": "optimizer.step",
+    f"{BATCHES}        l = model(x).sum()\n        l.backward()\n        run.step(l, 1)\n": "loss.backward",
+    f"{PREPARED}    run.prepare(model, optimizer)\n": "run.prepare",
+    "with paceline.run() as run:\n    run.prepare(model, [optimizer, optimizer])\n": "run.prepare",
+    "torch.optim.lr_scheduler.StepLR(optimizer, 1)\n" + PREPARED: "run.prepare",
+    f"{PREPARED}    torch.optim.lr_scheduler.StepLR(optimizer, 1)\n    run.batches(train_set)\n": "run.prepare",
+    f"{PREPARED}    run.batches(torch.utils.data.DataLoader(train_set))\n": "run.batches",
+    f"{PREPARED}    run.batches(iter(train_set))\n": "run.batches",
+    "with paceline.run() as run:\n    run.batches(train_set)\n": "run.batches",
+    f"{PREPARED}    run.evaluate(test_set, sums)\n": "run.evaluate",
+    f"{PREPARED}    run.keep(it=3)\n": "run.keep",
+    f"{PREPARED}    for e in run.epochs():\n        pass\n": "run.epochs",
+    f"{PREPARED}    for e in '12':\n        for x, y in run.batches(train_set):\n            {STEP}\n": "run.batches",
+    f"{LOOP}{LOOP}": "paceline.run",
+    "def broken(:\n": "workload",
 }
 
 
 @pytest.mark.parametrize("loop", WRONG)
-def test_what_is_wrong_is_said_in_one_line(loop, tmp_path):
-    with pytest.raises((UserError, RunFailed), match=WRONG[loop]):
+def test_wrong_calls_are_rejected_by_name(loop, tmp_path):
+    with pytest.raises(UserError) as error:
         paceline.train(script_spec(script(tmp_path, loop), train={"steps": 2}), tmp_path / "runs", show=False)
+    assert error.value.key == WRONG[loop]
+
+
+@pytest.mark.parametrize("optimizer", ["torch.optim.SGD(model[0].parameters(), lr=1)", "optimizer"])
+def test_the_optimiser_must_have_the_parameters_of_the_model(optimizer, tmp_path):
+    model = "model[0]" if optimizer == "optimizer" else "model"
+    loop = f"with paceline.run() as run:\n    run.prepare({model}, {optimizer})\n"
+    with pytest.raises(UserError):
+        paceline.train(script_spec(script(tmp_path, loop)), tmp_path / "runs", show=False)
+
+
+@pytest.mark.parametrize("loop", ["sys.exit(3)\n", f"{BATCHES}        {STEP}\n        sys.exit()\n"])
+def test_a_script_that_exits_has_failed(loop, tmp_path):
+    with pytest.raises(RunFailed) as error:
+        paceline.train(script_spec(script(tmp_path, loop), train={"steps": 2}), tmp_path / "runs", show=False)
+    assert error.value.code == "user-code-failed"
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "key"),
     [
-        ({"train": {"lr": 1.0}}, "train.lr=1.0 .* has no effect: run.prepare got the script's own RMSprop"),
-        ({"train": {"groups": {"0.*": {"lr": 1.0}}}}, r"'0.\*' has no effect"),
-        ({"parallel": {"ranks": 2, "tensor": 2}}, "parallel.tensor=2: the model of a script cannot be cut"),
-        ({"parallel": {"engine": "accelerate"}}, "parallel.engine=accelerate: a script has its own loop"),
+        ({"train": {"lr": 1.0}}, "train.lr"),
+        ({"train": {"groups": {"0.*": {"lr": 1.0}}}}, "train.groups"),
+        ({"parallel": {"ranks": 2, "tensor": 2}}, "parallel.tensor"),
+        ({"parallel": {"engine": "accelerate"}}, "parallel.engine"),
     ],
 )
-def test_keys_that_a_script_leaves_no_room_for_are_refused(sections, said, tmp_path):
+def test_keys_without_effect_on_a_script_are_rejected(sections, key, tmp_path):
     spec = script_spec(script(tmp_path), **sections)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError) as error:
         paceline.train(spec, tmp_path / "runs", show=False)
+    assert error.value.key == key
     assert not list(Path(tmp_path).glob("runs/*"))
 
 
@@ -231,17 +235,18 @@ def test_other_data_are_refused_when_a_run_goes_on(tmp_path):
     with pytest.raises(RunFailed):
         paceline.train(script_spec(file, data={"arguments": ["stop"]}), tmp_path / "runs", show=False)
     script(tmp_path, LOOP, HEAD.replace("Noisy(), ", "Noisy(54), "))
-    with pytest.raises(UserError, match="begun on 53 samples, and the script has 54 now"):
+    with pytest.raises(UserError, match="53 samples") as error:
         paceline.resume(tmp_path / "runs" / "script", show=False)
+    assert error.value.code == "conflict"
 
 
 def test_other_verbs_say_what_they_can(trained, folder):
     model = paceline.open(trained.path).model
     assert {name: tuple(p.shape) for name, p in model.named_parameters()}["2.weight"] == (2, 16)
     assert paceline.export(trained.path, folder / "weights.safetensors").is_file()
-    with pytest.raises(UserError, match=re.escape("write its weights as  --out")):
+    with pytest.raises(UserError, match="--out"):
         paceline.export(trained.path, folder / "exported")
-    with pytest.raises(UserError, match="nothing says how it would encode"):
+    with pytest.raises(UserError, match="encode"):
         paceline.open(trained.path).predict(["x"])
 
 

@@ -46,21 +46,19 @@ def test_a_run_that_failed_goes_on_by_itself(folder, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "code", "key"),
     [
-        ("workload: lm", r"run.yaml is the run file of workload 'lm', and train.py is a script"),
-        ("workload: other.py", "run.yaml is the run file of other.py, and this is"),
-        (
-            "parallel: {ranks: 4}",
-            r"paceline train run.yaml workload=train.py  or  torchrun --nproc-per-node 4 train.py",
-        ),
-        ("trian: {}", "unknown key"),
+        ("workload: lm", "conflict", "workload"),
+        ("workload: other.py", "conflict", "workload"),
+        ("parallel: {ranks: 4}", "conflict", "parallel.ranks"),
+        ("trian: {}", "unknown-key", "trian"),
     ],
 )
-def test_a_run_file_that_does_not_fit_is_refused(line, said, folder, monkeypatch):
+def test_a_run_file_that_does_not_fit_is_rejected(line, code, key, folder, monkeypatch):
     (folder / "run.yaml").write_text(f"{RUN_FILE}{line}\n")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError) as error:
         by_hand(monkeypatch)
+    assert (error.value.code, error.value.key) == (code, key)
     assert not (folder / "runs").exists()
 
 
@@ -73,12 +71,12 @@ def test_what_was_foreseen_ends_a_script_with_one_line(folder, monkeypatch, caps
     with pytest.raises(SystemExit) as left:
         sys.excepthook(UserError, refused.value, None)
     assert left.value.code == 2
-    assert capsys.readouterr().err.startswith("paceline: run.step got a mean")
+    assert capsys.readouterr().err.startswith("paceline: run.step: ")
 
 
 def test_a_program_without_a_file_is_refused(folder, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
-    with pytest.raises(UserError, match="must be called by a script"), paceline.run("run.yaml"):
+    with pytest.raises(UserError, match="by a script"), paceline.run("run.yaml"):
         pass
 
 
@@ -101,4 +99,4 @@ def test_what_a_started_script_asks_for_is_left_aside_aloud(tmp_path, capsys):
     spec = script_spec(script(tmp_path, loop), train={"steps": 2})
     assert paceline.train(spec, tmp_path / "runs").status == "finished"
     said = capsys.readouterr().out
-    assert "the script gives paceline.run train.lr=7: left aside" in said
+    assert "ignored in paceline.run: train.lr=7" in said
