@@ -16,7 +16,7 @@ from paceline.config.registry import find_entry
 from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.hardware.catalogue import parse_cluster
 from paceline.io.format import duration, format_metrics, number
-from paceline.io.tabular import Tabular
+from paceline.io.table import Tabular
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
 from paceline.layout import Layout, layout_of
 from paceline.planner.advice import suggest_memory_savings

@@ -1,10 +1,11 @@
-"""The verb `keys`: what a run file may say, with unit, default, limits and meaning."""
+"""The commands `keys` and `completion`."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ from paceline.config import registry
 from paceline.config.keys import Key, list_keys, list_sections
 from paceline.errors import UserError, did_you_mean
 from paceline.io.files import print_json
-from paceline.io.terminal import build_console
+from paceline.io.terminal import build_console, print_text
 
 NEAR = 0.75
 """Likeness of a word to a section, from which it is taken for a slip of the hand."""
@@ -76,3 +77,113 @@ def _lines(key: Key) -> Any:
     head = Text.assemble((key.name, "bold"), default, (f" {key.unit}" if key.unit else "", "dim"))
     allowed = f" ({key.allowed})" if key.allowed else ""
     return Group(head, Padding(Text(f"{key.meaning}{allowed}"), (0, 0, 0, 4)))
+
+
+BASH = """# paceline completion for bash: put this line into ~/.bashrc
+#   eval "$(paceline completion bash)"
+_paceline() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" verb="${{COMP_WORDS[1]}}" options=""
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W {verbs} -- "$word"))
+    return
+  fi
+  case "$verb" in
+{cases}
+  esac
+  case "$word" in
+    -*) COMPREPLY=($(compgen -W "$options" -- "$word")) ;;
+    *.*) COMPREPLY=($(compgen -S = -W {keys} -- "$word") $(compgen -f -- "$word")); compopt -o nospace ;;
+    *) COMPREPLY=($(compgen -f -- "$word")) ;;
+  esac
+}}
+complete -o filenames -F _paceline paceline
+"""
+ZSH = """#compdef paceline
+# paceline completion for zsh: put this line into ~/.zshrc, after compinit
+#   eval "$(paceline completion zsh)"
+_paceline() {{
+  local -a verbs options keys
+  verbs=({described})
+  keys=({keys})
+  if (( CURRENT == 2 )); then
+    _describe verb verbs
+    return
+  fi
+  case "$words[2]" in
+{cases}
+  esac
+  if [[ "$PREFIX" == -* ]]; then
+    compadd -- $options
+  else
+    compadd -S '=' -- $keys
+    _files
+  fi
+}}
+compdef _paceline paceline
+"""
+FISH = """# paceline completion for fish: put this line into ~/.config/fish/config.fish
+#   paceline completion fish | source
+"""
+
+
+def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", nargs="?", choices=("bash", "zsh", "fish"), help="whose script to print")
+    parser.add_argument("--json", action="store_true", help="print verbs, options and keys as JSON instead")
+
+
+def run_completion(arguments: argparse.Namespace) -> int:
+    from paceline.cli.main import build_parser, list_verbs
+    from paceline.config.keys import list_keys
+
+    commands, keys = build_parser(list(list_verbs())), [key.name for key in list_keys() if "." in key.name]
+    if arguments.json:
+        about, options = _verbs(commands)
+        verbs = {verb: {"about": told, "options": options[verb]} for verb, told in about.items()}
+        print_json({"verbs": verbs, "keys": keys})
+    elif arguments.shell is None:
+        raise UserError('which shell? write it as  eval "$(paceline completion bash)",  or zsh or fish')
+    else:
+        print_text(build_completion_script(arguments.shell, commands, keys))
+    return 0
+
+
+def build_completion_script(shell: str, top: argparse.ArgumentParser, keys: Sequence[str]) -> str:
+    """Everything is in the script: to complete a word starts no Python."""
+    about, options = _verbs(top)
+    make = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]
+    return make(about, options, keys)
+
+
+def _verbs(top: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """What each verb is for, and its options."""
+    (verbs,) = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
+    about = {choice.dest: choice.help or "" for choice in verbs._choices_actions}
+    options = {
+        name: [word for action in parser._actions for word in action.option_strings if word.startswith("--")]
+        for name, parser in verbs.choices.items()
+    }
+    return about, options
+
+
+def _bash(about: Mapping[str, str], options: Mapping[str, Sequence[str]], keys: Sequence[str]) -> str:
+    cases = "\n".join(f"    {verb}) options={shlex.quote(' '.join(found))} ;;" for verb, found in options.items())
+    return BASH.format(verbs=shlex.quote(" ".join(about)), cases=cases, keys=shlex.quote(" ".join(keys)))
+
+
+def _zsh(about: Mapping[str, str], options: Mapping[str, Sequence[str]], keys: Sequence[str]) -> str:
+    described = " ".join(shlex.quote(f"{verb}:{told}") for verb, told in about.items())
+    cases = "\n".join(f"    {verb}) options=({' '.join(found)}) ;;" for verb, found in options.items())
+    return ZSH.format(described=described, cases=cases, keys=" ".join(keys))
+
+
+def _fish(about: Mapping[str, str], options: Mapping[str, Sequence[str]], keys: Sequence[str]) -> str:
+    lines = [
+        f"complete -c paceline -n __fish_use_subcommand -f -a {verb} -d {shlex.quote(told)}"
+        for verb, told in about.items()
+    ]
+    for verb, found in options.items():
+        used = f"complete -c paceline -n '__fish_seen_subcommand_from {verb}'"
+        lines += [f"{used} -l {word.removeprefix('--')}" for word in found]
+    lines += [f"complete -c paceline -n 'not __fish_use_subcommand' -a '{key}='" for key in keys]
+    return FISH + "\n".join(lines) + "\n"

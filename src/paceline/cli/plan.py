@@ -11,8 +11,7 @@ from paceline.cli.arguments import add_json_argument, load_spec
 from paceline.config import COMMAND_LINE, RunSpec, build_spec, parse_overrides, registry
 from paceline.config.run_file import set_nested
 from paceline.errors import UserError
-from paceline.io.arguments import make_output_folder, parse_numbers
-from paceline.io.durations import parse_hours
+from paceline.io.arguments import make_output_folder, parse_hours, parse_numbers
 from paceline.io.files import print_json, read_json, write_atomic, write_json
 from paceline.io.terminal import build_console, print_file, print_text, warn
 from paceline.planner.plan import Plan, plan

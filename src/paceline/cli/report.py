@@ -1,15 +1,24 @@
-"""The commands `report` and `watch`."""
+"""The commands `report`, `watch` and `runs`."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.cli.arguments import add_json_argument
+from paceline.errors import UserError
 from paceline.io.arguments import check_price
 from paceline.io.files import print_json
-from paceline.io.format import wrap_lines
+from paceline.io.format import duration, format_metrics, number, wrap_lines
+from paceline.io.table import UNKNOWN, Table
 from paceline.io.terminal import build_console, warn
+from paceline.reports.run_view import Experiments, compare_experiments, describe_other_keys, read_run_view
+from paceline.reports.tables import build_experiments_table
+from paceline.runlog.run_dir import RunDir, find_runs
+from paceline.runlog.summary import Summary, read_summary
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,3 +57,115 @@ def run_watch(arguments: argparse.Namespace) -> int:
     from paceline.slurm.jobs import find_run
 
     return watch(find_run(arguments.run).path, once=arguments.once, as_json=arguments.json)
+
+
+def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER|RUN_FOLDER", help="(runs)")
+    parser.add_argument("--compare", action="store_true", help="side by side, the best score first, with what differs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run in one line."""
+
+    run: RunDir
+    workload: str
+    summary: Summary | None
+    problem: str = ""
+    """Why it cannot be read."""
+
+    def to_json(self) -> dict[str, Any]:
+        told = self.summary
+        return {
+            "path": str(self.run.path),
+            "name": self.run.name,
+            "workload": self.workload,
+            "status": self.problem or (told.status if told else "not finished"),
+            "ranks": told.ranks if told else None,
+            "steps": told.trained.steps if told else None,
+            "samples": told.trained.samples if told else None,
+            "seconds": told.seconds if told else None,
+            "loss_last": told.loss_last if told else None,
+            "metrics": told.evaluation.metrics if told else {},
+            "best": told.evaluation.best if told else None,
+        }
+
+
+def list_runs(folder: Path) -> list[ListedRun]:
+    """The runs of a folder, or the one that it is; those that cannot be read say why."""
+    found = []
+    for run in [RunDir(folder)] if (folder / "spec.yaml").is_file() else find_runs(folder):
+        try:
+            spec = run.recorded_spec()
+            summary = read_summary(run.summary_file) if run.summary_file.is_file() else None
+            found.append(ListedRun(run, spec.workload, summary))
+        except UserError as error:
+            found.append(ListedRun(run, "?", None, " ".join(str(error).split())))
+    return found
+
+
+def run_runs(arguments: argparse.Namespace) -> int:
+    console = build_console()
+    folders = arguments.folders or [Path("runs")]
+    found = [one for folder in folders for one in _require_runs(folder)]
+    compare = arguments.compare or (len(folders) > 1 and all((f / "spec.yaml").is_file() for f in folders))
+    if compare and len(found) > 1:
+        views = [read_run_view(one.run.path) for one in found if not one.problem and one.summary is not None]
+        if len(views) < 2:
+            raise UserError(f"{len(views)} of these runs ended, and it takes two to compare; see  paceline runs")
+        return _print_comparison(compare_experiments(views), arguments.json, console)
+    if arguments.json:
+        print_json([one.to_json() for one in found])
+        return 0
+    console.print(_build_runs_table(found))
+    for one in found:
+        if one.problem:
+            warn(f"paceline: {one.run.path}: {one.problem}")
+    return 0
+
+
+def _require_runs(folder: Path) -> list[ListedRun]:
+    found = list_runs(folder) if folder.is_dir() else []
+    if not found:
+        there = "has no runs" if folder.is_dir() else "does not exist"
+        raise UserError(f"{folder} {there}; name the folder that  paceline train  wrote to, as in  paceline runs runs")
+    return found
+
+
+def _build_runs_table(found: Sequence[ListedRun]) -> Table:
+    table = Table("run", "workload", "status", "evaluation", "ranks", "steps", "last loss", "took", left=4)
+    for one in found:
+        told = one.summary
+        table.add_row(
+            one.run.name,
+            one.workload.rpartition("/")[2],
+            "cannot be read" if one.problem else told.status if told else "not finished",
+            format_metrics(dict(list(told.evaluation.metrics.items())[:3]))
+            if told and told.evaluation.metrics
+            else UNKNOWN,
+            f"{told.ranks:,}" if told and told.ranks else UNKNOWN,
+            f"{told.trained.steps:,}" if told else UNKNOWN,
+            number(told.loss_last) if told and told.loss_last is not None else UNKNOWN,
+            duration(told.seconds) if told else UNKNOWN,
+        )
+    return table
+
+
+def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:
+    if as_json:
+        rows = [
+            {
+                "run": str(view.path),
+                "score": score and {"name": score.name, "value": score.value, "step": score.step},
+                "changed": dict(zip(found.keys, values, strict=True)),
+            }
+            for view, score, values in zip(found.runs, found.scores, found.values, strict=True)
+        ]
+        print_json(rows)
+        return 0
+    console.print(build_experiments_table(found))
+    for text in filter(None, (describe_other_keys(found), found.text)):
+        for line in wrap_lines(text, ""):
+            console.print(line)
+    return 0

@@ -24,8 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from paceline.data.npz import UNREADABLE
 from paceline.errors import RunFailed, UserError
-from paceline.io.files import compute_seal, sync_file
-from paceline.io.locks import hold_lock
+from paceline.io.files import compute_seal, hold_lock, sync_file
 from paceline.io.safe_open import check_regular, read_text
 from paceline.workload import LogFn
 

@@ -1,8 +1,9 @@
-"""Checks of what is typed after a verb, the same for all of them."""
+"""Check and parse what is typed after a verb: numbers, prices, folders, durations."""
 
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 from paceline.errors import UserError
@@ -38,3 +39,54 @@ def make_output_folder(folder: Path, option: str = "--out") -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{option}: {folder} cannot be a folder: {error.strerror}") from None
+
+
+UNITS_H = {"w": 168.0, "d": 24.0, "h": 1.0, "min": 1 / 60, "m": 1 / 60, "s": 1 / 3600}
+PART = r"(\d+(?:\.\d*)?|\.\d+)\s*(min|[wdhms])\s*"
+CLOCK = re.compile(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
+AMBIGUOUS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?::\d\d)?")
+
+
+def parse_hours(text: str, key: str = "") -> float:
+    """Return the hours of a duration; `key` is the option or key that it was given to."""
+    plain = str(text).strip().lower()
+    hours: float | None = None
+    if CLOCK.fullmatch(plain):
+        hours = parse_slurm_time(plain)
+    elif re.fullmatch(f"(?:{PART})+", plain):
+        hours = sum(float(number) * UNITS_H[unit] for number, unit in re.findall(PART, plain))
+    if hours:
+        return hours
+    before = f"{key} " if key.startswith("--") else f"{key}: " if key else ""
+    number = AMBIGUOUS.fullmatch(plain)
+    if number and float(number[1]):
+        example = f"{before}{number[1]}h  or  {before}{number[1]}m"
+        raise UserError(f"{before}{text}: hours or minutes? write it as  {example}", code="invalid-value", key=key)
+    raise UserError(
+        f"{before}{text!r} is not a duration; write it as  2h,  90m,  1d12h  or  1-12:00:00",
+        code="invalid-value",
+        key=key,
+    )
+
+
+def parse_slurm_time(text: str) -> float | None:
+    """Return the hours of what Slurm prints: `30` (minutes), `30:00`, `2:00:00`, `1-12:30:00`; None for `infinite`."""
+    days, dash, clock = text.partition("-") if "-" in text else ("0", "", text)
+    parts = clock.split(":")
+    if not days.isdecimal() or not all(part.isdecimal() for part in parts) or len(parts) > 3:
+        return None
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    return int(days) * 24 + hours + minutes / 60 + seconds / 3600
+
+
+def format_slurm_time(hours: float) -> str:
+    """Return `D-HH:MM:00` as sbatch reads it, rounded up to whole minutes."""
+    minutes = max(1, math.ceil(hours * 60 - 1e-6))
+    days, rest = divmod(minutes, 24 * 60)
+    return f"{days}-{rest // 60:02}:{rest % 60:02}:00"

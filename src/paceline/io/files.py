@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and what is written into them as JSON.
+"""Write files atomically, read and write JSON, and lock files.
 
 A kill, a full disk or a second reader never meets half of a file.
 """
@@ -6,11 +6,13 @@ A kill, a full disk or a second reader never meets half of a file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -201,3 +203,31 @@ def _adapter(hint: Any) -> Any:
 
 def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+LOCKS_UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+
+
+@contextmanager
+def hold_lock(file: Path, on_wait: Callable[[], None], timeout_s: float = -1) -> Iterator[bool]:
+    """Hold an exclusive lock, and yield whether it is held: some network file systems have none.
+
+    Calls `on_wait` once if another process holds it. Raises TimeoutError after `timeout_s` (never, if negative), and
+    another OSError if the file cannot be opened.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(file, fallback_to_soft=False)
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            on_wait()
+            lock.acquire(timeout_s, poll_interval=1)
+    except OSError as error:
+        if error.errno not in LOCKS_UNSUPPORTED:
+            raise
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()

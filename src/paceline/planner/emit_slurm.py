@@ -23,7 +23,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.errors import UserError
-from paceline.io.durations import format_slurm_time
+from paceline.io.arguments import format_slurm_time
 from paceline.io.escape import to_one_line
 from paceline.io.html_page import compile_template
 from paceline.runlog.jobs import ATTEMPTS

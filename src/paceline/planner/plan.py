@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.config import DEFAULT, RunSpec, SpecSource, resolve_spec
 from paceline.errors import UserError
-from paceline.io.tabular import Tabular
+from paceline.io.table import Tabular
 from paceline.planner.advice import explain_misfit
 from paceline.planner.candidates import MEMORY_ERROR, PricedLayout, RejectedFamily, RejectReason
 from paceline.planner.cost_model import CostModel, build_cost_model

@@ -10,8 +10,7 @@ from typing import Any
 
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import write_atomic
-from paceline.io.table import Table
-from paceline.io.tabular import Tabular
+from paceline.io.table import Table, Tabular
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import ReportContents, gather_contents
 from paceline.reports.figures import draw_figures

@@ -25,8 +25,7 @@ from paceline.config.registry import is_script
 from paceline.config.run_file import RENAMED_KEYS, rename_old_keys
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.io.escape import to_one_line
-from paceline.io.files import hash_file, read_json, read_sealed, write_atomic, write_json
-from paceline.io.locks import hold_lock
+from paceline.io.files import hash_file, hold_lock, read_json, read_sealed, write_atomic, write_json
 from paceline.io.safe_yaml import load_yaml, read_yaml_text
 from paceline.runlog.events import read_events
 from paceline.workload import LogFn

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import RunFailed, UserError
-from paceline.io.durations import parse_slurm_time
+from paceline.io.arguments import parse_slurm_time
 
 ANSWER_TIMEOUT_S = 60
 ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "STOPPED")

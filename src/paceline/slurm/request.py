@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from paceline.config import DEFAULT, RunSpec
 from paceline.errors import Code, UserError, did_you_mean
 from paceline.hardware.catalogue import LOCAL, match_driver_name, parse_cluster
-from paceline.io.durations import parse_hours
+from paceline.io.arguments import parse_hours
 from paceline.io.format import duration, size
 from paceline.layout import layout_of
 from paceline.planner.candidates import PROCESS_BYTES

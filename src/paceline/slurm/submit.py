@@ -10,8 +10,7 @@ from typing import Any, Unpack
 
 from paceline.config import SpecSource, load, resolve_spec
 from paceline.errors import PacelineError, UserError, did_you_mean
-from paceline.io.arguments import make_output_folder, parse_numbers
-from paceline.io.durations import parse_hours
+from paceline.io.arguments import make_output_folder, parse_hours, parse_numbers
 from paceline.io.files import write_atomic, write_json
 from paceline.planner.emit_slurm import BatchJob, build_array_script, build_batch_script
 from paceline.runlog.events import read_events

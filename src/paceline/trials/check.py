@@ -21,8 +21,7 @@ from paceline.api import RunResult
 from paceline.config import Parallel, RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import describe_error
 from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.io.table import Column, Table
-from paceline.io.tabular import Tabular
+from paceline.io.table import Column, Table, Tabular
 from paceline.launch.environment import RankInfo, detect_rank, isolate_rank
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
 from paceline.runlog.events import read_steps

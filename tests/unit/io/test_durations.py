@@ -4,7 +4,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.errors import UserError
-from paceline.io.durations import format_slurm_time, parse_hours, parse_slurm_time
+from paceline.io.arguments import format_slurm_time, parse_hours, parse_slurm_time
 from paceline.io.format import duration
 from paceline.slurm.site_file import SiteFile
 

@@ -4,8 +4,8 @@ import pytest
 
 from consistency import Row, measured
 from paceline.errors import UserError
-from paceline.io import tabular
-from paceline.io.tabular import Tabular
+from paceline.io import table
+from paceline.io.table import Tabular
 
 ALONE, TWO = (Row(ranks, 1.0, (1.0,) * 3, 0.1, 0.5, 0.1, frozenset()) for ranks in (1, 2))
 RUN = {"name": "made", "data": {"source": "docstrings"}, "train": {"steps": 20, "global_batch": 16}}
@@ -39,6 +39,6 @@ def test_a_frame_needs_pandas_and_says_so(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(tabular, "import_module", missing)
+    monkeypatch.setattr(table, "import_module", missing)
     with pytest.raises(UserError, match="pip install pandas"):
         Wicked().table(frame=True)
