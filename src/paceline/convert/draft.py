@@ -117,7 +117,7 @@ class Draft:
 
     def _claim(self, name: str, new: Claim) -> None:
         old = self.claims.setdefault(name, new)
-        if old is new or _is_same(old.value, new.value):
+        if old is new or SYNONYMS.get(str(old.value), old.value) == SYNONYMS.get(str(new.value), new.value):
             return
         if old.weight == new.weight:
             first, second = self.rows[old.row].assignment, self.rows[new.row].assignment
@@ -192,10 +192,6 @@ def _judge(source: Settings, key: str, value: Any) -> Ruling:
         if is_unknown(value):
             return Ruling(Outcome.NOTED, reason="known only when the job runs", review=True)
         raise UserError(f"{source.name}: {key}: {value!r} is not {kind}", code="invalid-value", key=key) from None
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(SYNONYMS.get(str(one), one) == SYNONYMS.get(str(other), other))
 
 
 def _is_unchanged(key: str, value: Any, claims: Mapping[str, Any]) -> bool:

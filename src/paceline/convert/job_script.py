@@ -12,7 +12,7 @@ from paceline.convert.commands import list_preparations, parse_options, prefix_s
 from paceline.convert.key_tables import load_table
 from paceline.convert.rules import Outcome, Ruling
 from paceline.convert.shell import ShellCommand, evaluate_script
-from paceline.convert.sources import Extra, Settings
+from paceline.convert.sources import Settings
 from paceline.errors import UserError
 
 SBATCH_LINE = re.compile(r"^#SBATCH[ \t]+(.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
@@ -58,7 +58,9 @@ def read_job(text: str, name: str, folder: Path) -> list[Settings]:
         )
     table, as_before = load_table("environment"), _note("for the shell: export it as before")
     extra = [(f"export {key}", value, as_before) for key, value in script.exports.items() if key not in table.rules]
-    extra += [*list_preparations(script.commands), *_list_other_schedulers(text)]
+    extra += list_preparations(script.commands)
+    asked_elsewhere = _note("for the scheduler; parallel.ranks sets the number of devices")
+    extra += [(f"#{other}", value, asked_elsewhere) for other, value in OTHER_SCHEDULER_LINE.findall(text)]
     extra += [(f"line {line}", error[:60], _note("it is not valid bash", review=True)) for line, error in script.errors]
     beside = _note("it does not start the ranks: run it as before")
     extra += [("command", shlex.join(command.words), beside) for command in started if command not in ranks]
@@ -113,9 +115,3 @@ def _predict_slurm_variables(asked: Mapping[str, Any]) -> dict[str, str]:
     if "SLURM_NTASKS" not in known and nodes.isdecimal() and each.isdecimal():
         known["SLURM_NTASKS"] = str(int(nodes) * int(each))
     return known
-
-
-def _list_other_schedulers(text: str) -> list[Extra]:
-    """Return what is asked of PBS, LSF and others, which adopt does not read."""
-    ruling = _note("for the scheduler; parallel.ranks sets the number of devices")
-    return [(f"#{scheduler}", value, ruling) for scheduler, value in OTHER_SCHEDULER_LINE.findall(text)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class KeyTable:
     """Options without a value, and the keys that they set."""
     calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What a call in a script claims by being made at all."""
-    defaults: tuple[Entry, ...] = ()
+    defaults: Sequence[Entry] = ()
     """What the tool does unless a key is given, and Paceline would not."""
 
     def rule(self, key: str) -> Rule | None:
@@ -144,18 +144,10 @@ def load_table(name: str) -> KeyTable:
             marks |= named.keys() if "marks" in group else set()
     if "auto" in content:
         rules = {key: _unless_auto(rule) for key, rule in rules.items()}
-    return CLASSES.get(name, KeyTable)(
-        content["tool"],
-        rules,
-        frozenset(marks),
-        content.get("dashed", False),
-        frozenset((*content.get("flags", ()), *content.get("switches", ()))),
-        content.get("aliases", {}),
-        frozenset(content.get("pairs", ())),
-        content.get("switches", {}),
-        content.get("calls", {}),
-        tuple(content.get("defaults", ())),
-    )
+    same = {key: content[key] for key in ("dashed", "aliases", "switches", "calls", "defaults") if key in content}
+    flags = frozenset((*content.get("flags", ()), *content.get("switches", ())))
+    pairs = frozenset(content.get("pairs", ()))
+    return CLASSES.get(name, KeyTable)(content["tool"], rules, frozenset(marks), flags=flags, pairs=pairs, **same)
 
 
 def _build_group(group: Entry) -> dict[str, Rule]:

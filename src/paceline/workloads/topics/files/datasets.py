@@ -140,8 +140,9 @@ class TorchDiskDataset(MatrixRows):
         offset = _find_numbers(self.data_path)
         if offset is None or not tensor.is_contiguous():
             return MappedCounts(array, str(self.data_path), fractional=fractional)
-        offset += tensor.storage_offset() * array.itemsize
-        return NpyCounts(self.data_path, *array.shape, array.dtype, offset, fractional=fractional)
+        offset += int(tensor.storage_offset()) * array.itemsize
+        rows, columns = array.shape
+        return NpyCounts(self.data_path, rows, columns, array.dtype, offset, fractional=fractional)
 
 
 def _find_numbers(path: Path) -> int | None:
