@@ -23,7 +23,7 @@ from topics_gpu_problems import DEVICE, Dense, Lean, Sparse, median_ms, random_f
 
 import paceline.topics as pt
 from gpu import device_name
-from paceline.workloads.topics.counts.on_device import from_tensor
+from paceline.workloads.topics.counts.arrays import from_tensor
 from paceline.workloads.topics.fitting.passes import can_run_triton
 from paceline.workloads.topics.fitting.problem import build_problem
 

@@ -53,7 +53,7 @@ OURS = """
 import json, sys, time
 from pathlib import Path
 import torch.distributed.checkpoint, xgboost, paceline.config, paceline.trainer.rank, paceline.api
-from paceline.workloads.trees.passes import TreePasses
+from paceline.workloads.trees.workload import TreePasses
 spent, inside = [], []
 step, update = TreePasses.step, xgboost.Booster.update
 def timed(self, flag):

@@ -362,11 +362,11 @@ class ShardManifest:
     def make(folder: Path) -> None:
         import numpy as np
 
-        from paceline.workloads.topics.counts.matrices import LabelledCounts
+        from paceline.workloads.topics.counts.matrices import Counts
         from paceline.workloads.topics.files.shards import write_shards
 
         rows = np.random.default_rng(0).poisson(0.2, (30, 40)).astype(np.uint8)
-        write_shards(folder / "shards", [rows[:15], rows[15:]], 40, LabelledCounts(), shard_bytes=300)
+        write_shards(folder / "shards", [rows[:15], rows[15:]], 40, Counts(), shard_bytes=300)
 
     def read(folder: Path) -> object:
         return _counted(folder / "shards")

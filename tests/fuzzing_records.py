@@ -297,13 +297,6 @@ class KeptImages:
         return work.model(), list(work.classes())
 
 
-def _forget_sum(file: Path) -> None:
-    """So that damage is met by more than the checksum of the model."""
-    from paceline.io.files import read_sealed, write_json
-
-    write_json(file, {**read_sealed(file), "sha256": ""})
-
-
 @target("kept/table.json")
 class KeptTrees:
     def make(folder: Path) -> None:
@@ -324,7 +317,6 @@ class KeptTrees:
         (folder / "kept").mkdir()
         target = TreeTarget(OBJECTIVES[Task.BINARY], ("no", "yes"), (0.0, 1.0))
         FittedTrees("xgboost", raw, Coding(("size", "kind"), {"kind": ["a", "b"]}), target).write(folder / "kept")
-        _forget_sum(folder / "kept" / "table.json")
 
     def read(folder: Path) -> object:
         from paceline.workloads.trees.tree_model import FittedTrees
@@ -356,7 +348,6 @@ class KeptLightgbm:
         (folder / "kept").mkdir()
         target = TreeTarget(OBJECTIVES[Task.BINARY], ("no", "yes"), (0.0, 1.0))
         FittedTrees("lightgbm", text.encode(), Coding(("size", "kind"), {}), target).write(folder / "kept")
-        _forget_sum(folder / "kept" / "table.json")
 
     def read(folder: Path) -> object:
         from paceline.workloads.trees.tree_model import FittedTrees
@@ -459,9 +450,9 @@ class TableMeta:
         made.folder.rename(folder / "cache" / "entry")
 
     def read(folder: Path) -> object:
-        from paceline.workloads.trees.table import _read
+        from paceline.workloads.trees.table import _read_cached
 
-        if (found := _read(folder / "cache" / "entry")) is not None:
+        if (found := _read_cached(folder / "cache" / "entry")) is not None:
             return found.split("train").X.sum(), found.bin_rows(), found.facts
         return None
 
@@ -499,11 +490,11 @@ class ShardTerms:
     def make(folder: Path) -> None:
         import numpy as np
 
-        from paceline.workloads.topics.counts.matrices import LabelledCounts
+        from paceline.workloads.topics.counts.matrices import Counts
         from paceline.workloads.topics.files.shards import write_shards
 
         rows = np.random.default_rng(0).poisson(0.5, (12, 8)).astype(np.uint8)
-        labels = LabelledCounts(vocabulary=[f"term{i}" for i in range(8)], names=[f"text{i}" for i in range(12)])
+        labels = Counts(vocabulary=[f"term{i}" for i in range(8)], names=[f"text{i}" for i in range(12)])
         write_shards(folder / "shards", [rows], 8, labels)
 
     def read(folder: Path) -> object:

@@ -15,7 +15,7 @@ class DyingPasses(TreePasses):
 
     def step(self, flag):
         mark = Path(os.environ[MARK])
-        if self.done == STRUCK_AFTER and self.place.rank == 1 and not mark.exists():
+        if self.done == STRUCK_AFTER and self.rank_info.rank == 1 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), self.signal)
         return super().step(flag)
@@ -30,7 +30,7 @@ class DyingTrees(Trees):
 
     def passes(self, device):
         found = super().passes(device)
-        return self.struck(found.boosting, found.train)
+        return self.struck(found.job, found.train)
 
 
 class StoppedTrees(DyingTrees):

@@ -187,7 +187,7 @@ def planted(n, m, k, words, seed=0):
 
 
 def there(X, dtype="int64", sparse=False):
-    from paceline.workloads.topics.counts.on_device import from_tensor
+    from paceline.workloads.topics.counts.arrays import from_tensor
 
     tensor = torch.tensor(X).to(getattr(torch, dtype)).to(DEVICE)
     return from_tensor(tensor.float().to_sparse_csr() if sparse else tensor)
@@ -243,7 +243,7 @@ def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_fit_of_a_cuda_tensor_leaves_the_counts_there(sparse, monkeypatch):
     import paceline.topics as pt
-    from paceline.workloads.topics.counts.on_device import DeviceCounts
+    from paceline.workloads.topics.counts.arrays import DeviceCounts
 
     monkeypatch.setattr(DeviceCounts, "block", lambda *_: pytest.fail("counts were copied to the host"))
     X, _, F = planted(3000, 400, 4, 500)

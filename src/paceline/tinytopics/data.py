@@ -17,7 +17,6 @@ from paceline.workloads.topics.counts.matrices import (
     Counts,
     DenseCounts,
     DocumentBlock,
-    LabelledCounts,
     SparseCounts,
     convert_to_smallest,
     make_row_locator,
@@ -72,7 +71,7 @@ def _open_dataset(X: Any) -> Counts:
 
 
 @dataclass(frozen=True, eq=False)
-class DatasetCounts(LabelledCounts):
+class DatasetCounts(Counts):
     """The rows of any dataset with a length, read one after the other."""
 
     dataset: Any

@@ -29,7 +29,7 @@ from paceline.tinytopics.data import open_counts
 from paceline.tinytopics.models import NeuralPoissonNMF
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
 from paceline.workloads.topics.fitting.passes import RangePass, ReadPasses
-from paceline.workloads.topics.fitting.problem import MOST_TOPICS, FitProblem, build_problem
+from paceline.workloads.topics.fitting.problem import MAX_TOPICS, FitProblem, build_problem
 from paceline.workloads.topics.in_process import use_device
 from paceline.workloads.topics.sections import FitOptions
 
@@ -119,8 +119,8 @@ def _check_sizes(**sizes: int) -> None:
         least = 0 if name == "num_epochs" else 1
         if not isinstance(value, int | np.integer) or value < least:
             raise UserError(f"{name}={value}: give a whole number, {least} or more", code="invalid-value", key=name)
-    if sizes["k"] > MOST_TOPICS:
-        raise UserError(f"k={sizes['k']} topics: give at most {MOST_TOPICS}", code="invalid-value", key="k")
+    if sizes["k"] > MAX_TOPICS:
+        raise UserError(f"k={sizes['k']} topics: give at most {MAX_TOPICS}", code="invalid-value", key="k")
 
 
 def _check_adam(**numbers: float) -> None:
@@ -182,7 +182,7 @@ class Epochs:
         first = problem.begin(self.k, options)
         noise = torch.randn(first.Ft.shape, generator=torch.Generator().manual_seed(seed)).to(first.Ft.device)
         Ft = first.Ft * (SCATTER * noise).exp()
-        em = problem.at(first.L, Ft / Ft.sum(0), options)
+        em = problem.resume_at(first.L, Ft / Ft.sum(0), options)
         em.check = 1  # users plot the loss of every epoch
         return em
 

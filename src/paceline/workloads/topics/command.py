@@ -1,4 +1,4 @@
-"""The verb `topics`: counts or texts in; a run folder with the model, pictures and a page to explore it out."""
+"""The command `paceline topics`: fit counts or texts, and write the model, plots and the explorer page."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ def run_topics(arguments: argparse.Namespace) -> int:
         _convert(arguments, text, console)
         return 0
     if arguments.k is None:
-        raise UserError("how many topics? give their number as  -k 20")
+        raise UserError("-k is missing: give the number of topics, as  -k 20", code="missing-value", key="-k")
     asked = {field.name: getattr(arguments, field.name) for field in fields(FitOptions) if field.name in arguments}
     quiet = arguments.quiet or arguments.json
-    where = {"ranks": arguments.ranks, "show": not quiet, "data": text}
-    folder = train_topics(arguments.source, arguments.k, arguments.out, FitOptions(**asked), **where)
+    how = {"ranks": arguments.ranks, "show": not quiet, "data": text}
+    folder = train_topics(arguments.source, arguments.k, arguments.out, FitOptions(**asked), **how)
     if not (folder / MODEL_FILE).is_file():
-        return 0  # asked to stop; how to go on was said
+        return 0  # stopped by the user; the command that resumes it was printed
     model = TopicFit.load(folder / MODEL_FILE)
-    counts, texts = _texts_of(folder)
+    counts, texts = _read_texts(folder)
     if arguments.json:
-        print_json(_as_json(model, folder))
+        print_json(_to_json(model, folder))
     if not quiet:
         console.print(build_topics_table(model, counts))
     for name in write_topic_pictures(model, folder, counts, texts):
@@ -95,13 +95,14 @@ def train_topics(
     show: bool = True,
     data: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Fit as a run with its folder at `out`; returns the folder. `data`: more of that section, None is left out."""
+    """Train a run in the folder `out` and return the folder. `data`: more keys of that section; None is left out."""
     from paceline.api import train
     from paceline.config import build_spec
 
     out = Path(out).expanduser().absolute()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", out.name):
-        raise UserError(f"--out {out}: the last part must be a name of letters, digits, '.', '_' and '-'")
+        message = f"--out {out}: the last part must be a name of letters, digits, '.', '_' and '-'"
+        raise UserError(message, code="invalid-value", key="--out")
     given = {key: value for key, value in (data or {}).items() if value is not None}
     values = {
         "name": out.name,
@@ -114,14 +115,14 @@ def train_topics(
     return train(build_spec(values), out.parent, show=show).path
 
 
-def _as_json(model: TopicFit, folder: Path) -> dict[str, Any]:
+def _to_json(model: TopicFit, folder: Path) -> dict[str, Any]:
     topics = zip(model.topic_shares().tolist(), model.top_terms(SHOWN_TERMS), strict=True)
-    told = {name: getattr(model, name) for name in ("loss", "passes", "converged", "stopped_because", "seconds")}
-    return {"folder": folder, **told, "topics": [{"of_documents": share, "terms": terms} for share, terms in topics]}
+    facts = {name: getattr(model, name) for name in ("loss", "passes", "converged", "stopped_because", "seconds")}
+    return {"folder": folder, **facts, "topics": [{"of_documents": share, "terms": terms} for share, terms in topics]}
 
 
-def _texts_of(folder: Path) -> tuple[Any, Iterator[str] | None]:
-    """The counts of a run and its texts, where they are texts: small enough to be read once more for the page."""
+def _read_texts(folder: Path) -> tuple[Any, Iterator[str] | None]:
+    """Return the counts and the texts of a run, or (None, None) if its data are not texts."""
     from paceline.runlog.run_dir import RunDir
     from paceline.workload import build_workload
     from paceline.workloads.topics.files.texts import is_text, iterate_documents
@@ -140,7 +141,7 @@ def _texts_of(folder: Path) -> tuple[Any, Iterator[str] | None]:
 def write_topic_pictures(
     model: TopicFit, folder: Path, counts: Any = None, texts: Iterable[str] | None = None
 ) -> list[str]:
-    """The pictures and the page of a fit, into its folder; returns their names."""
+    """Write the plots and the explorer page of a fit into its folder; return their names."""
     from paceline.workloads.topics.result.explorer import write_explorer
     from paceline.workloads.topics.result.plots import plot_loss, plot_structure, plot_top_terms
 
@@ -153,7 +154,7 @@ def write_topic_pictures(
 
 
 def build_topics_table(model: TopicFit, counts: Any = None) -> Any:
-    """Share and first terms of every topic, the largest first: of all words where the counts are given."""
+    """Build a table of topics, largest first: their share (of words where counts are given) and their top terms."""
     from rich.table import Table
 
     from paceline.workloads.topics.counts.stream import compute_totals
@@ -175,8 +176,8 @@ def _convert(arguments: argparse.Namespace, text: dict[str, Any], console: Any) 
 
     columns = {"text": "column", "name": "name_column"}
     given = {columns.get(key, key): value for key, value in text.items() if value not in (None, "")}
-    say = None if arguments.quiet else warn
-    convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=TextOptions(**given), say=say)
+    log = None if arguments.quiet else warn
+    convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=TextOptions(**given), log=log)
     if arguments.json:
         print_json({"written": arguments.shards})
         return

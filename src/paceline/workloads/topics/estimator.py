@@ -1,4 +1,4 @@
-"""The topic model as scikit-learn knows models: parameters, fit, transform."""
+"""The topic model as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ try:
     from sklearn.utils.validation import validate_data
 
     class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
-        """Names its columns and its output."""
+        """Name the columns and the output."""
 
 except ImportError:
 
@@ -28,7 +28,8 @@ except ImportError:
         def __new__(cls, *_: Any, **__: Any) -> Any:
             raise UserError(
                 "TopicModel needs scikit-learn 1.6 or later: pip install scikit-learn; "
-                "without it,  paceline.topics.fit(X, k=20)  does the same"
+                "without it,  paceline.topics.fit(X, k=20)  does the same",
+                code="not-installed",
             )
 
     class _Transformer:  # type: ignore[no-redef]
@@ -59,7 +60,7 @@ class TopicModel(_Transformer, _Base):
         self.options = options
 
     def fit(self, X: Any, y: Any = None) -> TopicModel:
-        given = self._checked(X, reset=True)
+        given = self._validate(X, reset=True)
         self._check_k(given)
         self.fit_: TopicFit = fit(
             given, self.k, seed=self.seed, starts=self.starts, fractional=self.fractional, **(self.options or {})
@@ -71,20 +72,20 @@ class TopicModel(_Transformer, _Base):
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
-        """The mixtures that the fit found, (documents, k)."""
+        """Return the mixtures that the fit found, (documents, k)."""
         return self.fit(X).fit_.L
 
     def transform(self, X: Any) -> np.ndarray:
-        """The mixtures of documents, (documents, k), with the topics as they are."""
-        given = self._checked(X)
+        """Return the mixtures of documents, (documents, k), with the topics as they are."""
+        given = self._validate(X)
         return self.fit_.transform(given, fractional=self.fractional)
 
     def perplexity(self, X: Any) -> float:
         """See TopicFit.perplexity."""
-        return self._fitted().perplexity(self._checked(X), fractional=self.fractional)
+        return self._fitted().perplexity(self._validate(X), fractional=self.fractional)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The mean log-likelihood of unseen words: minus the logarithm of the perplexity. Higher is better."""
+        """Return the mean log-likelihood of unseen words, -log(perplexity). Higher is better."""
         return -math.log(self.perplexity(X))
 
     @property
@@ -107,8 +108,8 @@ class TopicModel(_Transformer, _Base):
         check_is_fitted(self, "fit_")
         return self.fit_
 
-    def _checked(self, X: Any, reset: bool = False) -> Any:
-        """What scikit-learn knows is checked by it; the rest by `read_counts`."""
+    def _validate(self, X: Any, reset: bool = False) -> Any:
+        """Let scikit-learn validate what it knows; the rest is validated by `read_counts`."""
         if not reset:
             self._fitted()
         own = isinstance(X, str | Path | np.memmap | Counts) or callable(getattr(X, "as_counts", None))
@@ -120,11 +121,13 @@ class TopicModel(_Transformer, _Base):
     def _check_k(self, given: Any) -> None:
         shape = getattr(given, "shape", None)
         if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
-            raise UserError(f"k={self.k!r}: the number of topics is a whole number of at least 1")
+            raise UserError(f"k={self.k!r}: give a whole number of at least 1", code="invalid-value", key="k")
         if shape is not None and self.k > min(shape):
             raise UserError(
                 f"k={self.k} topics of n_samples={shape[0]} documents and n_features={shape[1]} terms: there can be at "
-                f"most {min(shape)}"
+                f"most {min(shape)}",
+                code="invalid-value",
+                key="k",
             )
 
     def __sklearn_tags__(self) -> Any:

@@ -1,9 +1,9 @@
-"""Fit a topic model in this process: counts in, mixtures and topics out.
+"""Fit a topic model in this process.
 
     model = fit(X, k=20)        # X: an array, a tensor, a sparse matrix, or the path of a file or folder
     model.L, model.F            # rows sum to one
 
-On several ranks, with checkpoints and a record, the same fit runs as the workload `topics` of a run file.
+On several ranks, with checkpoints and a run folder, the same fit runs as the workload `topics` of a run file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.errors import UserError
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.result.model import TopicFit
 from paceline.workloads.topics.sections import FitOptions
-from paceline.workloads.topics.sizes import MOST_PASSES
+from paceline.workloads.topics.sizes import DEFAULT_PASSES
 
 if TYPE_CHECKING:
     from paceline.workloads.topics.fitting.engine import AcceleratedEM, PassResult
@@ -39,12 +39,12 @@ def fit(
     starts: int = FitOptions.starts,
     rows: str = FitOptions.rows,
     tolerance: float = FitOptions.tolerance,
-    passes: int = MOST_PASSES,
+    passes: int = DEFAULT_PASSES,
     device: str = FitOptions.device,
     fractional: bool = FitOptions.fractional,
     progress: Progress | None = None,
 ) -> TopicFit:
-    """Fit k topics. Ends when a pass gains less than `tolerance` of the loss and topics hardly move, or after `passes`.
+    """Fit k topics, until a pass gains less than `tolerance` of the loss and topics hardly move, or for `passes`.
 
     `starts`: that many fits from different seeds, of which the one with the lowest loss is returned. `start`: "race"
     (the best of a few tries on a sample), "least_squares" or "random"; "auto" takes least squares for dense counts.
@@ -54,20 +54,22 @@ def fit(
     options = FitOptions(seed, start, rows, tolerance, fractional, device, starts, passes)
     options.check()
     began = perf_counter()
-    where = resolve_fit_device(device, X)
-    counts = read_counts(X, fractional=fractional, on_device=where != "cpu")
+    fit_device = resolve_fit_device(device, X)
+    counts = read_counts(X, fractional=fractional, on_device=fit_device != "cpu")
     check_topics(k, counts)
-    with use_device(getattr(counts, "device", where)):
-        problem = build_problem(counts, where, fractional=fractional, alone=True)
-        best, loss = _best(problem, k, options, progress)
+    with use_device(getattr(counts, "device", fit_device)):
+        problem = build_problem(counts, fit_device, fractional=fractional, alone=True)
+        best, loss = _fit_starts(problem, k, options, progress)
     L, Ft = best.result()
     factors = L.cpu().numpy(), np.ascontiguousarray(Ft.cpu().numpy().T)
     settings = {"k": k, "seed": seed, "start": start, "starts": starts, "rows": rows, "tolerance": tolerance}
     return TopicFit.of(best, counts, factors, loss=loss, seconds=perf_counter() - began, settings=settings)
 
 
-def _best(problem: FitProblem, k: int, options: FitOptions, progress: Progress | None) -> tuple[AcceleratedEM, float]:
-    """The fit with the lowest loss of all starts, and that loss."""
+def _fit_starts(
+    problem: FitProblem, k: int, options: FitOptions, progress: Progress | None
+) -> tuple[AcceleratedEM, float]:
+    """Return the fit with the lowest loss of all starts, and that loss."""
     best, loss = None, math.inf
     for number in range(options.starts):
         found = problem.begin(k, replace(options, seed=options.seed + number))
@@ -83,20 +85,20 @@ def _best(problem: FitProblem, k: int, options: FitOptions, progress: Progress |
 
 
 def use_device(device: Any) -> AbstractContextManager[Any]:
-    """For as long as kernels are launched: they run on the current device, wherever their tensors are."""
+    """Make a device the current one: kernels run there, wherever their tensors are."""
     import torch
 
     return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()
 
 
 def resolve_fit_device(name: str, X: Any = None) -> str:
-    """The device to use; "auto" is that of X, if it is a tensor on one."""
+    """Return the device to use; "auto" is that of X, if it is a CUDA tensor."""
     import torch
 
     if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device={name!r}: give one of auto, cpu, cuda")
+        raise UserError(f"device={name!r}: give one of auto, cpu, cuda", code="invalid-value", key="device")
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda, but there is no CUDA device; use device=cpu")
+        raise UserError("device=cuda, but there is no CUDA device; use device=cpu", code="unavailable", key="device")
     if name != "cpu" and isinstance(X, torch.Tensor) and X.is_cuda:
         return str(X.device)
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -24,7 +24,7 @@ from paceline.workloads.topics.pricing import (
     estimate_pass_time,
     estimate_start_s,
 )
-from paceline.workloads.topics.sizes import MOST_PASSES, SPARSE_BELOW
+from paceline.workloads.topics.sizes import DEFAULT_PASSES, SPARSE_BELOW
 
 if TYPE_CHECKING:
     from paceline.planner.plan import Plan
@@ -123,7 +123,7 @@ def build_topics_cost_model(spec: RunSpec, samples: int | None, tokens: float | 
         workload=spec.workload,
         global_batch=counts.documents,
         numbers=DTYPE_SIZES["fp32"],
-        steps=spec.train.steps or spec.train.epochs or MOST_PASSES,
+        steps=spec.train.steps or spec.train.epochs or DEFAULT_PASSES,
         samples=counts.documents,
         unit="documents",
         assumptions=tuple(assumptions),

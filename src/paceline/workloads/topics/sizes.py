@@ -1,4 +1,4 @@
-"""Sizes that the fit keeps to and the planner prices: how counts are kept, cut, padded and copied. No torch here."""
+"""Sizes that the fit uses and the planner prices: how counts are stored, cut, padded and copied. No torch here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ INDEX_BYTES = 4
 """Of the term of a nonzero."""
 POINTER_BYTES = 8
 """Of the place where the nonzeros of a document begin."""
-MOST_PASSES = 1000
+DEFAULT_PASSES = 1000
 """Of a fit that does not converge before."""
 NEWTON_TOPICS = 64
 """With more, the quadratic model of a document no longer fits into registers: the fit takes EM steps."""
@@ -21,7 +21,7 @@ BLOCKS = READ_AHEAD + 2
 """In memory at a time: those that wait, the one that is being read, the one that is worked on."""
 
 DEVICE_SHARE, HOST_SHARE = 0.7, 0.5
-"""Of the memory that is free: what the fit takes for counts."""
+"""Shares of the free memory that the fit takes for counts."""
 BLOCK_BYTES = 256 << 20
 """Of the counts that are on their way to a device; there are two of them."""
 PAD = 256
@@ -35,15 +35,15 @@ L_COPIES, F_COPIES = 4, 5
 
 
 def pad_to_tile(size: int) -> int:
-    """Rows or columns of dense counts on a device."""
+    """Return the rows or columns of dense counts on a device."""
     return -(-size // PAD) * PAD
 
 
 def pad_core_topics(k: int) -> int:
-    """The number of topics that loops on cores run over: whole vectors."""
+    """Return the number of topics that loops on cores run over: whole vectors."""
     return -(-k // 8) * 8
 
 
 def pad_device_topics(k: int) -> int:
-    """Of the operands of products on a GPU: sixteen, or a power of two."""
+    """Return the topics of operands on a GPU: sixteen, or a power of two."""
     return max(16, 1 << (k - 1).bit_length())

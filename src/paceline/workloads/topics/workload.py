@@ -1,4 +1,4 @@
-"""Topics of documents, as a workload of a run file: the fit of paceline.topics on any number of ranks."""
+"""Topic models as a workload of a run file: the fit of paceline.topics on any number of ranks."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from paceline.workloads.topics.fitting.problem import FitProblem, build_problem,
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import FitOptions, TopicsData, TopicsModel
 
-MOST_DONE = 0.98
-"""Share of a fit that is done, as long as it goes on."""
+MAX_DONE = 0.98
+"""Reported progress of a fit that has not ended."""
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped", "drift", "drifted")
 
 
 class Topics(PassWorkload):
-    """Reads counts or texts, and fits."""
+    """Read counts or texts, and fit a topic model."""
 
     Model, Data = TopicsModel, TopicsData
 
@@ -50,24 +50,26 @@ class Topics(PassWorkload):
     def counts(self) -> Counts:
         data = self._data
         if data.path is None:
-            raise UserError("data.path is missing: give the matrix, the shards or the texts, as  data.path=counts.npz")
+            raise UserError(
+                "data.path is missing: give it as  data.path=counts.npz", code="missing-value", key="data.path"
+            )
         if not is_text(data.path):
             return read_counts(data.path, fractional=data.fractional)
-        return self._counted(data.path, partial(_known, say=ignore_line))
+        return self._count_texts(data.path, partial(_read_cached, log=ignore_line))
 
-    def _counted(self, path: Path, known: Callable[[Path], ShardCounts | None]) -> ShardCounts:
-        """Texts are counted once, by whoever comes first; ranks then read the counts."""
-        entry = self._data.cache.expanduser() / "topics" / self._name_of_texts(path)
-        if (counts := known(entry)) is not None:
+    def _count_texts(self, path: Path, read: Callable[[Path], ShardCounts | None]) -> ShardCounts:
+        """Count texts once, into the cache; ranks then read the counts."""
+        entry = self._data.cache.expanduser() / "topics" / self._hash_texts(path)
+        if (counts := read(entry)) is not None:
             return counts
         with lock_entry(entry, ignore_line):
-            if (counts := known(entry)) is None:
+            if (counts := read(entry)) is None:
                 with create_entry(entry) as folder:
                     convert(path, folder, text=TextOptions(**self._data.text_options()))
                 counts = read_shards(entry)
         return counts
 
-    def _name_of_texts(self, path: Path) -> str:
+    def _hash_texts(self, path: Path) -> str:
         files = sorted(path.rglob("*.txt*")) if path.is_dir() else [path]
         files = [file for file in files if file.is_file()]
         described = [(str(file.absolute()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
@@ -79,21 +81,23 @@ class Topics(PassWorkload):
     def sample_count(self) -> int:
         return self.counts.documents
 
-    def prepare(self, say: LogFn) -> None:
+    def prepare(self, log: LogFn) -> None:
         if self._data.path is not None and is_text(self._data.path):
-            say(TextOptions(**self._data.text_options()).rules())
-            self.counts = self._counted(self._data.path, partial(_known, say=say, verified=True))
+            log(TextOptions(**self._data.text_options()).rules())
+            self.counts = self._count_texts(self._data.path, partial(_read_cached, log=log, verify=True))
         check_topics(self._model.k, self.counts)
 
     def suits(self, layout: Layout) -> None:
         if not layout.plain or self.spec.parallel.engine != "torch" or self.spec.parallel.reduce != "exact":
             raise UserError(
                 "workload=topics spreads documents over ranks and nothing else; "
-                "leave parallel.strategy, tensor, pipeline, engine and reduce out, and give parallel.ranks"
+                "leave parallel.strategy, tensor, pipeline, engine and reduce out, and give parallel.ranks",
+                code="not-supported",
+                key="parallel",
             )
 
     def fingerprint(self) -> str:
-        """Of the shape and of a sample of the documents: a matrix may be too large to be read for its name."""
+        """Hash the shape and a sample of the documents: a matrix may be too large to be read for a hash."""
         counts = self.counts
         few = sample_documents(counts, 0)
         digest = hashlib.sha256(f"{counts.documents} {counts.terms}".encode())
@@ -123,26 +127,26 @@ class Topics(PassWorkload):
         return self.spec.model
 
 
-def _known(entry: Path, say: LogFn, verified: bool = False) -> ShardCounts | None:
-    """The counts of texts as they are in the cache; None where they are not there, or damaged."""
+def _read_cached(entry: Path, log: LogFn, verify: bool = False) -> ShardCounts | None:
+    """Return the cached counts of texts; None if they are missing or damaged."""
     if not entry.exists():
         return None
     try:
         counts = read_shards(entry)
-        if verified:
+        if verify:
             counts.verify()
     except UserError as damage:
-        say(f"the cached {entry} is damaged, and its texts are counted again: {damage}")
+        log(f"the cached {entry} is damaged, and its texts are counted again: {damage}")
         return None
     return counts
 
 
 class TopicPasses:
-    """The fit of one rank, as the loop of fits wants it."""
+    """The fit of one rank, as the loop of passes calls it."""
 
     def __init__(self, problem: FitProblem, k: int, options: FitOptions, settings: Mapping[str, Any]) -> None:
         self.problem, self.counts, self.k, self.options, self.settings = problem, problem.counts, k, options, settings
-        self.samples, self.most = self.counts.documents, options.most_passes
+        self.samples, self.most = self.counts.documents, options.max_passes
         self._share_done = 0.0
         self.parameters = self.k * (self.counts.documents + self.counts.terms)
         self.final_loss = math.nan
@@ -173,25 +177,25 @@ class TopicPasses:
         if self.end is not None:
             self.final_loss = self.fit.final_loss()
         gain = self.fit.gain(1) if len(self.fit.losses) > 1 else None
-        return {"loss": done.loss, "gain": gain, "of_samples": self._passes_expected() * self.samples, **asdict(done)}
+        return {"loss": done.loss, "gain": gain, "of_samples": self._estimate_passes() * self.samples, **asdict(done)}
 
     def evaluate(self) -> dict[str, Any]:
-        """Nothing is held out."""
+        """Return nothing: no documents are held out."""
         return {}
 
     def close(self) -> None:
-        """Ranks hold nothing together but the process group."""
+        """Do nothing: ranks share only the process group."""
 
     def tensors(self) -> dict[str, Any]:
         fit = self.fit
         L, Ft = fit.result()
         state = {
-            "model": {"L": self._whole(L), "F": Ft.T},
-            "fit": {"L": self._whole(fit.L), "F": fit.Ft.T},
+            "model": {"L": self._as_shard(L), "F": Ft.T},
+            "fit": {"L": self._as_shard(fit.L), "F": fit.Ft.T},
             "earlier": {"F": fit.Ft_earlier.T},
         }
-        if not self.counts.sparse:  # the loss of sparse ones is found at every pass on any device: the result is safe
-            state["safe"] = {"L": self._whole(fit.L_safe), "F": fit.Ft_safe.T}
+        if not self.counts.sparse:  # of sparse counts the loss is known at every pass, so the result is safe
+            state["safe"] = {"L": self._as_shard(fit.L_safe), "F": fit.Ft_safe.T}
         return state
 
     def meta(self) -> dict[str, Any]:
@@ -201,7 +205,7 @@ class TopicPasses:
     def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         L = torch.empty(len(self.problem.per_document), self.k, device=self.problem.device)
         Ft = torch.empty(self.counts.terms, self.k, device=self.problem.device)
-        self._fit = self.problem.at(L, Ft, self.options)
+        self._fit = self.problem.resume_at(L, Ft, self.options)
         if not self.counts.sparse:
             self._fit.L_safe, self._fit.Ft_safe = L.clone(), Ft.clone()
         self._fit.Ft_earlier = Ft.clone()
@@ -224,19 +228,19 @@ class TopicPasses:
         facts: dict[str, Any] = {"loss": self.final_loss, "seconds": self.seconds, "settings": dict(self.settings)}
         TopicFit.of(self.fit, self.counts, factors, **facts).save(folder / MODEL_FILE)
 
-    def _whole(self, L: Tensor) -> Tensor:
-        """Rows of this rank as a part of all rows: a checkpoint puts them together, for any number of ranks."""
+    def _as_shard(self, L: Tensor) -> Tensor:
+        """Return this rank's rows as a shard of all rows: a checkpoint merges them, for any number of ranks."""
         if not (dist.is_available() and dist.is_initialized()):
             return L
         mesh = create_device_mesh(L.device.type, (dist.get_world_size(),))
         shape = (self.samples, L.shape[1])
         return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
 
-    def _passes_expected(self) -> float:
-        """How many passes there will be in all, if the rest takes as long as what is done.
+    def _estimate_passes(self) -> float:
+        """Estimate the number of passes in all.
 
-        The share that is done never falls: it is how far the gain, or the way that topics move, has come down towards
-        where the fit ends.
+        Progress never falls: it is how much of the way, on a logarithmic scale, the gain or the drift of the topics has
+        come down to where the fit ends.
         """
         fit, done = self.fit, self.fit.passes
         if fit.end is not None:
@@ -247,5 +251,5 @@ class TopicPasses:
             shares.append(math.log(first / gain) / math.log(first / self.options.tolerance))
         if fit.drift < 1 and self.options.steady:
             shares.append(math.log(fit.drift) / math.log(self.options.steady))
-        self._share_done = min(MOST_DONE, max(self._share_done, *shares))
+        self._share_done = min(MAX_DONE, max(self._share_done, *shares))
         return done / self._share_done

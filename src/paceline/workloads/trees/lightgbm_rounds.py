@@ -1,4 +1,4 @@
-"""Rounds of LightGBM, on one rank: on several, each would find bins of its own, and the trees would be others."""
+"""Rounds of LightGBM, on one rank: on several, each rank would find its own bins, and the trees would differ."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 from paceline.workloads.trees.boosting import BoostingJob
 from paceline.workloads.trees.sections import Task, TreesModel
 
+REPLACED = str.maketrans(dict.fromkeys(' ",:[]{}', "_"))
+"""Characters that LightGBM rejects in column names."""
+
 
 def build_lightgbm_parameters(model: TreesModel) -> dict[str, Any]:
-    """As LightGBM calls them; what is not given is left to it."""
+    """Return the run file's parameters under LightGBM's names; what is not given is left to its defaults."""
     given = {
         "learning_rate": model.learning_rate,
         "max_depth": model.max_depth,
@@ -31,20 +34,16 @@ def build_lightgbm_parameters(model: TreesModel) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def rounds(boosting: BoostingJob) -> LightGBMRounds:
-    return LightGBMRounds(boosting)
-
-
 class LightGBMRounds:
-    def __init__(self, boosting: BoostingJob) -> None:
-        self.boosting = boosting
-        target = boosting.target
+    def __init__(self, job: BoostingJob) -> None:
+        self.job = job
+        target = job.target
         self.parameters = {
-            **build_lightgbm_parameters(boosting.model),
+            **build_lightgbm_parameters(job.model),
             "objective": target.objective.lightgbm,
             "metric": target.objective.lightgbm_loss,
-            "num_threads": boosting.threads,
-            "seed": boosting.seed,
+            "num_threads": job.threads,
+            "seed": job.seed,
             "deterministic": True,
             "force_row_wise": True,
             "verbose": -1,
@@ -55,48 +54,43 @@ class LightGBMRounds:
         self.booster: Any = None
 
     def join(self) -> None:
-        """LightGBM has no state to go on from, of rows and columns drawn by chance: rounds are made again."""
-        facts, split = self.boosting.table.facts, self.boosting.table.split("train")
-        names = [name.translate(SIGNS) for name in facts.columns]
+        """Build the booster; rounds of a checkpoint are repeated, since LightGBM cannot restore its random state."""
+        facts, split = self.job.table.facts, self.job.table.split("train")
         rows = lightgbm.Dataset(
             np.asarray(split.X),
-            label=self.boosting.target.labels(split.y),
+            label=self.job.target.labels(split.y),
             weight=split.weights,
             group=None if split.queries is None else np.diff(np.append(split.queries, len(split))),
-            feature_name=names,
+            feature_name=[name.translate(REPLACED) for name in facts.columns],
             categorical_feature=[number for number, name in enumerate(facts.columns) if name in facts.categories],
             params=self.parameters,
         )
         self.booster = lightgbm.Booster(self.parameters, rows)
         for number in range(self.loaded):
-            self.make(number)
+            self.train_round(number)
 
     def leave(self) -> None:
-        """There are no others."""
+        """Do nothing: there is one rank."""
 
     def load(self, raw: bytes, done: int) -> None:
         self.loaded = done
 
-    def make(self, number: int) -> None:
+    def train_round(self, number: int) -> None:
         self.booster.update()
 
     def loss(self) -> float:
         found = float(self.booster.eval_train()[0][2])
-        return 1 - found if self.boosting.target.objective.task is Task.RANKING else found
+        return 1 - found if self.job.target.objective.task is Task.RANKING else found
 
     def any(self, flag: bool) -> bool:
         return flag
 
-    def hold(self, X: np.ndarray) -> None:
-        self.held = X
+    def set_held_out(self, X: np.ndarray) -> None:
+        self.held_out = X
 
     def margins(self) -> np.ndarray:
-        found = np.asarray(self.booster.predict(self.held, raw_score=True, num_threads=self.boosting.threads))
-        return found.reshape(len(self.held), self.boosting.target.outputs)
+        found = np.asarray(self.booster.predict(self.held_out, raw_score=True, num_threads=self.job.threads))
+        return found.reshape(len(self.held_out), self.job.target.outputs)
 
-    def raw(self) -> bytes:
+    def serialize(self) -> bytes:
         return str(self.booster.model_to_string()).encode()
-
-
-SIGNS = str.maketrans(dict.fromkeys(' ",:[]{}', "_"))
-"""Which LightGBM does not take in names of columns."""

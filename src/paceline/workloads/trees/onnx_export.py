@@ -1,4 +1,4 @@
-"""Trees as an ONNX file: one TreeEnsemble operator, and what makes probabilities of its sums."""
+"""Export trees to ONNX: one TreeEnsemble operator, and the link function after it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ import numpy as np
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import write_atomic
 from paceline.io.terminal import warn
-from paceline.workloads.trees.models import strip_lightgbm_model
 from paceline.workloads.trees.sections import Task
 
 if TYPE_CHECKING:
     from paceline.workloads.trees.tree_model import FittedTrees
 
 LEQ, LESS, MEMBER = 0, 1, 6
-"""How a branch compares, as the operator numbers it."""
+"""Comparisons of the operator, by its numbers."""
 OPSETS = {"": 18, "ai.onnx.ml": 5}
 CLOSE = 1e-4
-TRIED_ROWS = 256
+TEST_ROWS = 256
 MARGINS = {Task.BINARY: lambda p: math.log(p / (1 - p)), Task.COUNT: math.log}
-"""XGBoost's first guess as a margin, where it is not one already."""
+"""XGBoost's base score as a margin, where it is not one already."""
 
 
 @dataclass(frozen=True)
@@ -37,49 +36,49 @@ class Branch:
     compares: int
     against: float
     members: Sequence[int]
-    """Names by number, where a row is compared with several."""
+    """Numbers of categories, where a row is compared with several."""
     missing: bool
-    """What the answer is for a row whose value is missing."""
+    """The answer for a missing value."""
     yes: Any
     no: Any
 
 
 @dataclass
 class TreeArrays:
-    """The branches and leaves of all trees, as the operator has them."""
+    """The branches and leaves of all trees, in the layout of the operator."""
 
     branches: list[Branch] = field(default_factory=list)
     targets: list[list[int]] = field(default_factory=list)
-    """[where a yes leads, 1 if that is a leaf, and the same of a no]."""
+    """[target of a yes, 1 if that is a leaf, and the same of a no]."""
     leaves: list[tuple[float, int]] = field(default_factory=list)
-    """(what it adds, to which output)."""
+    """(value, output)."""
     roots: list[int] = field(default_factory=list)
 
     def add(self, root: Any, output: int, look: Callable[[Any], Branch | float]) -> None:
-        """A tree, of which `look` tells what is at a node."""
+        """Add a tree; `look` returns the branch or the leaf value at a node."""
         first = look(root)
         if not isinstance(first, Branch):  # a tree that is a leaf: both ways lead to it
             first = Branch(0, LESS, 0.0, (), True, root, root)
         self.roots.append(len(self.branches))
-        open_nodes = [(self._place(first), first)]
+        open_nodes = [(self._append(first), first)]
         while open_nodes:
             at, branch = open_nodes.pop()
             for child in (branch.yes, branch.no):
-                what = look(child)
-                if isinstance(what, Branch):
-                    place = self._place(what)
-                    open_nodes.append((place, what))
+                found = look(child)
+                if isinstance(found, Branch):
+                    place = self._append(found)
+                    open_nodes.append((place, found))
                     self.targets[at] += [place, 0]
                 else:
-                    self.leaves.append((what, output))
+                    self.leaves.append((found, output))
                     self.targets[at] += [len(self.leaves) - 1, 1]
 
-    def _place(self, branch: Branch) -> int:
+    def _append(self, branch: Branch) -> int:
         self.branches.append(branch)
         self.targets.append([])
         return len(self.branches) - 1
 
-    def node(self, outputs: int) -> Any:
+    def build_node(self, outputs: int) -> Any:
         from onnx import helper, numpy_helper
 
         def tensor(name: str, values: Sequence[float], kind: Any) -> Any:
@@ -110,18 +109,18 @@ class TreeArrays:
         )
 
 
-def _of_xgboost(raw: bytes, task: Task, arrays: TreeArrays) -> list[float]:
-    """Adds all trees; returns what is added to their sums."""
+def _add_xgboost_trees(raw: bytes, task: Task, arrays: TreeArrays) -> list[float]:
+    """Add all trees; return the base margins."""
     learner = json.loads(raw)["learner"]
     model = learner["gradient_booster"]["model"]
     for tree, output in zip(model["trees"], model["tree_info"], strict=True):
-        arrays.add(0, output, partial(_xgboost_node, tree, _sets(tree)))
+        arrays.add(0, output, partial(_xgboost_node, tree, _read_category_sets(tree)))
     guess = json.loads(learner["learner_model_param"]["base_score"])
     return [MARGINS.get(task, float)(value) for value in (guess if isinstance(guess, list) else [guess])]
 
 
-def _sets(tree: Mapping[str, Any]) -> dict[int, Sequence[int]]:
-    """The names of a node that lead to the right."""
+def _read_category_sets(tree: Mapping[str, Any]) -> dict[int, Sequence[int]]:
+    """Return the categories of each node that lead to the right."""
     segments = zip(tree["categories_nodes"], tree["categories_segments"], tree["categories_sizes"], strict=True)
     return {node: tree["categories"][first : first + size] for node, first, size in segments}
 
@@ -136,10 +135,10 @@ def _xgboost_node(tree: Mapping[str, Any], sets: Mapping[int, Sequence[int]], no
     return Branch(feature, LESS, against, (), missing_left, left, right)
 
 
-def _of_lightgbm(raw: bytes, outputs: int, arrays: TreeArrays) -> list[float]:
+def _add_lightgbm_trees(raw: bytes, outputs: int, arrays: TreeArrays) -> list[float]:
     import lightgbm
 
-    trees = lightgbm.Booster(model_str=strip_lightgbm_model(raw)).dump_model()["tree_info"]
+    trees = lightgbm.Booster(model_str=raw.decode()).dump_model()["tree_info"]
     for number, tree in enumerate(trees):
         arrays.add(tree["tree_structure"], number % outputs, _lightgbm_node)
     return [0.0] * outputs
@@ -159,8 +158,8 @@ def _lightgbm_node(node: Mapping[str, Any]) -> Branch | float:
     return Branch(node["split_feature"], LEQ, float(against), (), bool(missing), *children)
 
 
-def _ends(task: Task) -> Iterator[Any]:
-    """From margins to what is predicted."""
+def _build_link(task: Task) -> Iterator[Any]:
+    """Yield the nodes from margins to predictions."""
     from onnx import helper
 
     match task:
@@ -178,41 +177,41 @@ def _ends(task: Task) -> Iterator[Any]:
 
 
 def write_trees_onnx(fitted: FittedTrees, file: Path) -> None:
-    """One input `rows`, coded as names.json says; the file is tried out where onnxruntime is installed."""
+    """Write trees with one input `rows`, encoded as in names.json; compare them where onnxruntime is installed."""
     if find_spec("onnx") is None:
-        raise UserError("an ONNX file needs onnx, which is not installed: pip install 'paceline[onnx]'")
+        raise UserError("ONNX export needs onnx; type  pip install 'paceline[onnx]'", code="not-installed", key="onnx")
     from onnx import TensorProto, checker, helper, numpy_helper
 
     target, arrays, columns = fitted.target, TreeArrays(), len(fitted.coding.columns)
     task, classes = target.objective.task, len(target.classes)
     if fitted.library == "xgboost":
-        base = _of_xgboost(fitted.raw, task, arrays)
+        base = _add_xgboost_trees(fitted.raw, task, arrays)
     else:
-        base = _of_lightgbm(fitted.raw, target.outputs, arrays)
+        base = _add_lightgbm_trees(fitted.raw, target.outputs, arrays)
     constants = {"base": np.array(base, np.float32), "one": np.float32(1), "flat": np.array([-1])}
     add = helper.make_node("Add", ["sums", "base"], ["margins"])
-    nodes = [arrays.node(target.outputs), add, *_ends(task)]
+    nodes = [arrays.build_node(target.outputs), add, *_build_link(task)]
     used = {name for node in nodes for name in node.input}
-    told = ("probabilities", ["samples", classes]) if classes else ("predicted", ["samples"])
+    output = ("probabilities", ["samples", classes]) if classes else ("predicted", ["samples"])
     graph = helper.make_graph(
         nodes,
         "trees",
         [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["samples", columns])],
-        [helper.make_tensor_value_info(told[0], TensorProto.FLOAT, told[1])],
+        [helper.make_tensor_value_info(output[0], TensorProto.FLOAT, output[1])],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in used],
     )
     opsets = [helper.make_opsetid(domain, version) for domain, version in OPSETS.items()]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="paceline")
     checker.check_model(model)
     content = model.SerializeToString()
-    _compare(content, fitted, _tried(arrays, fitted))
+    _compare(content, fitted, _make_test_rows(arrays, fitted))
     write_atomic(file, content)
 
 
-def _tried(arrays: TreeArrays, fitted: FittedTrees) -> np.ndarray:
-    """Rows that go all ways: each value is one that a branch compares with, a little less, or missing."""
+def _make_test_rows(arrays: TreeArrays, fitted: FittedTrees) -> np.ndarray:
+    """Make rows that take all branches: values are thresholds, slightly smaller ones, or missing."""
     random, coding = np.random.default_rng(0), fitted.coding
-    found = np.full((TRIED_ROWS, len(coding.columns)), np.nan, np.float32)
+    found = np.full((TEST_ROWS, len(coding.columns)), np.nan, np.float32)
     against: dict[int, list[float]] = {}
     for branch in arrays.branches:
         against.setdefault(branch.feature, []).append(branch.against)
@@ -222,18 +221,18 @@ def _tried(arrays: TreeArrays, fitted: FittedTrees) -> np.ndarray:
         else:
             exact = np.array(against.get(number, [0.0]), np.float32)
             values = np.concatenate([exact, np.nextafter(exact, np.float32(-np.inf))])
-        found[:, number] = random.choice(np.append(values, np.float32(np.nan)), TRIED_ROWS)
+        found[:, number] = random.choice(np.append(values, np.float32(np.nan)), TEST_ROWS)
     return found
 
 
 def _compare(content: bytes, fitted: FittedTrees, rows: np.ndarray) -> None:
     if find_spec("onnxruntime") is None:
-        warn("model.onnx was not tried out: onnxruntime is not installed")
+        warn("model.onnx was not compared with the trees: onnxruntime is not installed")
         return
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    got, wanted = session.run(None, {"rows": rows})[0], fitted.said(rows)
+    got, wanted = session.run(None, {"rows": rows})[0], fitted.predict_encoded(rows)
     off = float(np.abs(got - wanted).max() / max(1e-30, np.abs(wanted).max()))
     if not off < CLOSE:
         raise RunFailed(f"the ONNX file gives other numbers than the trees (off by {off:.1e}); it was not written")

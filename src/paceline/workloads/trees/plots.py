@@ -1,6 +1,6 @@
-"""What the trees look at, as pictures in the run's folder: shares of the gain, and what columns add to predictions.
+"""Plots of fitted trees in the run folder: importance of columns, and SHAP values.
 
-They are drawn when a report first shows the run: what columns add (SHAP values) takes longer than some runs.
+They are drawn when a report first shows the run: SHAP values take longer than some runs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from paceline.workloads.trees.sections import Task
 from paceline.workloads.trees.table import find_cached_table
 from paceline.workloads.trees.tree_model import FittedTrees
 
-SHOWN = 20
-FEWEST_ROWS, MOST_ROWS = 32, 512
-"""Whose SHAP values are drawn."""
+SHOWN_COLUMNS = 20
+MIN_ROWS, MAX_ROWS = 32, 512
+"""Rows whose SHAP values are drawn."""
 SHAP_WORK = 5e8
 """Leaves × levels² × rows: about two seconds of a core."""
 COLOUR, GREY = "#4477aa", "#999999"
@@ -37,7 +37,7 @@ ADDED = {
 
 
 def draw_tree_plots(folder: Path) -> None:
-    """Those of a run that are not there yet; none where its trees cannot be read here."""
+    """Draw the missing plots of a run; none where its trees cannot be read here."""
     pictures = RunDir(folder).pictures
     if pictures.is_symlink():
         return
@@ -46,28 +46,28 @@ def draw_tree_plots(folder: Path) -> None:
         names = {kind: pictures / f"{kind}-{fitted.rounds:06d}.png" for kind in ("importance", "shap_values")}
         pictures.mkdir(exist_ok=True)
         if not names["importance"].exists():
-            write_atomic(names["importance"], _importance(fitted.importance()))
-        if not names["shap_values"].exists() and (rows := _rows(folder, fitted)) is not None:
-            write_atomic(names["shap_values"], _shap(fitted, rows))
+            write_atomic(names["importance"], _draw_importance(fitted.importance()))
+        if not names["shap_values"].exists() and (rows := _choose_rows(folder, fitted)) is not None:
+            write_atomic(names["shap_values"], _draw_shap(fitted, rows))
     except (UserError, ImportError, ValueError, OSError):
         return
 
 
-def _rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
-    """Some that were held out or, if none were, learned from; None where the table is not in the cache any more."""
+def _choose_rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
+    """Return some held-out (or else training) rows; None where the table is no longer cached."""
     data: Any = RunDir.open(folder).recorded_spec().data
     table = find_cached_table(data)
     if table is None or table.facts.columns != fitted.coding.columns:
         return None
     split = table.split("test" if table.facts.test_rows else "train")
     levels = 1 + log2(max(2.0, fitted.leaves / max(1, fitted.rounds)))
-    count = int(np.clip(SHAP_WORK / (fitted.leaves * levels**2), FEWEST_ROWS, MOST_ROWS))
+    count = int(np.clip(SHAP_WORK / (fitted.leaves * levels**2), MIN_ROWS, MAX_ROWS))
     return np.array(split.X[np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))])
 
 
 @use_plot_style(None)
-def _importance(importance: Mapping[str, float]) -> bytes:
-    shown = list(importance.items())[:SHOWN][::-1]
+def _draw_importance(importance: Mapping[str, float]) -> bytes:
+    shown = list(importance.items())[:SHOWN_COLUMNS][::-1]
     figure, axes = _figure(len(shown))
     axes.barh([escape_mathtext(name[:32]) for name, _ in shown], [100 * share for _, share in shown], color=COLOUR)
     axes.set_xlabel("% of what all splits gain")
@@ -75,11 +75,11 @@ def _importance(importance: Mapping[str, float]) -> bytes:
 
 
 @use_plot_style(None)
-def _shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
-    """A dot for each row: how far right says what its value adds, the colour how large the value is."""
+def _draw_shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
+    """Draw a dot for each row: its place is what the value adds, its colour how large the value is."""
     values, names, task = fitted.contributions(rows), fitted.coding.columns, fitted.target.objective.task
     sizes = np.abs(values).mean(axis=(0, 1))
-    shown = np.argsort(-sizes, kind="stable")[:SHOWN][::-1]
+    shown = np.argsort(-sizes, kind="stable")[:SHOWN_COLUMNS][::-1]
     figure, axes = _figure(len(shown))
     axes.set_yticks(range(len(shown)), [escape_mathtext(names[column][:32]) for column in shown])
     if task is Task.CLASSES:
@@ -95,7 +95,7 @@ def _shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
 
 
 def _dots(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -> None:
-    """Those of a column, beside each other where many are alike."""
+    """Draw the dots of a column, beside each other where many are alike."""
     places = np.floor(40 * (added - added.min()) / max(float(np.ptp(added)), 1e-30))
     order = np.argsort(places, kind="stable")
     _, first, counts = np.unique(places[order], return_index=True, return_counts=True)

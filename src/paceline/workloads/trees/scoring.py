@@ -1,6 +1,6 @@
 """Score predictions: losses, sums over fixed chunks of held-out rows, and the metrics these give.
 
-A chunk is handed to a rank whole, so its sums are the same on any number of ranks.
+A chunk is on one rank as a whole, so that its sums are the same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from paceline.nn.class_metrics import class_sums, compute_class_metrics, sum_two
 from paceline.trainer.evaluation import ChunkSums, sum_chunks
 from paceline.workloads.trees.sections import Task
 from paceline.workloads.trees.table import RowSplit
-from paceline.workloads.trees.table_builder import sum_ndcg
 from paceline.workloads.trees.targets import TreeTarget
 
 CHUNK = 4096
 LOSS_ROWS = 1 << 14
-"""Whose losses are computed at a time: they stay in the cache of a core."""
+"""Rows whose losses are computed at a time: they stay in the cache of a core."""
+NDCG_PLACES = 10
+METRIC_KEY = "model.metric"
 
 
 def predict_from_margins(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
-    """(rows, classes) or, where numbers are predicted, those numbers: (rows,)."""
+    """Return probabilities (rows, classes) or, where numbers are predicted, the numbers (rows,)."""
     scores = margins.astype(np.float64)
     match target.objective.task:
         case Task.BINARY:
@@ -47,7 +48,7 @@ def predict_from_margins(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
 
 
 def compute_row_losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarget) -> np.ndarray:
-    """Of each row, in the precision of the margins. The loss of a ranking is one of queries: `sum_ndcg`."""
+    """Return the loss of each row, in the precision of the margins. For rankings see `sum_ndcg`."""
     first = margins[:, 0]
     match target.objective.task:
         case Task.BINARY:
@@ -55,8 +56,8 @@ def compute_row_losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarg
             return np.maximum(against, 0) + np.log(1 + np.exp(-np.abs(against)))
         case Task.CLASSES:
             lower = margins - margins.max(1, keepdims=True)
-            said = np.take_along_axis(lower, labels.astype(np.int64)[:, None], 1)[:, 0]
-            return np.log(np.exp(lower).sum(1)) - said
+            of_label = np.take_along_axis(lower, labels.astype(np.int64)[:, None], 1)[:, 0]
+            return np.log(np.exp(lower).sum(1)) - of_label
         case Task.COUNT:
             return np.exp(first) - labels * first + torch.lgamma(torch.as_tensor(labels + 1)).numpy()
     return (first - labels) ** 2
@@ -65,7 +66,7 @@ def compute_row_losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarg
 def sum_losses(
     margins: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, target: TreeTarget
 ) -> tuple[float, float]:
-    """(sum of the losses of these rows, sum of their weights)."""
+    """Return (sum of the losses of these rows, sum of their weights)."""
     total = 0.0
     for first in range(0, len(labels), LOSS_ROWS):
         some = slice(first, first + LOSS_ROWS)
@@ -74,9 +75,27 @@ def sum_losses(
     return total, float(len(labels) if weights is None else weights.sum(dtype=np.float64))
 
 
+def sum_ndcg(scores: np.ndarray, labels: np.ndarray, starts: np.ndarray) -> dict[str, Any]:
+    """Sum NDCG over the queries that begin at these rows.
+
+    A query without a relevant row counts as ranked perfectly, as in XGBoost and LightGBM.
+    """
+    queries = np.searchsorted(starts, np.arange(len(labels)), side="right") - 1
+    gains = 2.0 ** labels.astype(np.float64) - 1
+    place = np.arange(len(labels)) - starts[queries]
+    discount = 1 / np.log2(place + 2)
+    by_score, by_gain = (gains[np.lexsort((-key, queries))] for key in (scores, gains))
+    found = {"loss": np.zeros(len(starts)), "ndcg_at_10": np.zeros(len(starts))}
+    for name, counted in (("loss", discount), ("ndcg_at_10", discount * (place < NDCG_PLACES))):
+        got, best = (np.bincount(queries, order * counted, len(starts)) for order in (by_score, by_gain))
+        ndcg = np.divide(got, best, out=np.ones(len(starts)), where=best > 0)
+        found[name] = 1 - ndcg if name == "loss" else ndcg
+    return {**{name: float(value.sum()) for name, value in found.items()}, "weight": len(starts)}
+
+
 @dataclass(frozen=True)
 class HeldOutRows:
-    """A rank's chunks of the held-out rows; those of a query are in one chunk."""
+    """A rank's chunks of the held-out rows; a query is in one chunk."""
 
     split: RowSplit
     target: TreeTarget
@@ -98,7 +117,7 @@ class HeldOutRows:
         return slice(int(self.edges[self.mine.start]), int(self.edges[self.mine.stop]))
 
     def metrics(self, margins: np.ndarray) -> dict[str, Any]:
-        """Over the rows of all ranks, from what the trees say of this one's."""
+        """Return the metrics over the rows of all ranks, given the margins of this rank's."""
         mine, begin = ChunkSums(), self.rows.start
         for chunk in self.mine:
             first, last = int(self.edges[chunk]), int(self.edges[chunk + 1])
@@ -108,7 +127,7 @@ class HeldOutRows:
         return {"n": rows, "of": rows, "loss": sums["loss"] / sums["weight"], **_metrics(sums, self.target)}
 
     def _sums(self, margins: np.ndarray, rows: slice) -> dict[str, Any]:
-        """Over the rows of a chunk. Weights count in the loss, and in what is said of numbers."""
+        """Sum over the rows of a chunk. Weights count in the loss, and in the metrics of numbers."""
         labels, scores = self.target.labels(self.split.y[rows]), margins.astype(np.float64)
         if self.split.queries is not None and self.target.objective.task is Task.RANKING:
             starts = self.split.queries
@@ -134,18 +153,20 @@ def _metrics(sums: dict[str, Any], target: TreeTarget) -> dict[str, Any]:
         metrics = compute_class_metrics(sums)
         plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in metrics.items()}
         return {**replace_nonfinite(plain), "classes": list(target.classes)}
-    whole = sums["weight"]
-    mean_square = sums["squares"] / whole
-    spread = sums["truth2"] / whole - (sums["truth"] / whole) ** 2
-    explained = {"r2": 1 - mean_square / spread} if spread > 0 else {}
-    return {"rmse": mean_square**0.5, "mae": sums["apart"] / whole, **explained}
-
-
-METRIC_KEY = "model.metric"
+    weight = sums["weight"]
+    mean_square = sums["squares"] / weight
+    variance = sums["truth2"] / weight - (sums["truth"] / weight) ** 2
+    explained = {"r2": 1 - mean_square / variance} if variance > 0 else {}
+    return {"rmse": mean_square**0.5, "mae": sums["apart"] / weight, **explained}
 
 
 @dataclass(frozen=True)
 class CustomMetric:
+    """The user's own function of the labels and the predictions of all held-out rows.
+
+    The main rank calls it, with the rows in their order: its value does not depend on the number of ranks.
+    """
+
     reference: str
     function: Callable[..., Any]
 
@@ -153,13 +174,13 @@ class CustomMetric:
     def name(self) -> str:
         return self.reference.rpartition(":")[2]
 
-    def of(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
-        """From what the trees say of this rank's held-out rows."""
+    def evaluate(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
+        """Return the metric, given the margins of this rank's held-out rows."""
         margins = np.concatenate(gather_objects(margins))
-        return broadcast_from_main(lambda: self._asked(held_out, margins))
+        return broadcast_from_main(lambda: self._call(held_out, margins))
 
-    def _asked(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
-        """Classes are numbers from 0; of two, a prediction is the probability of the second."""
+    def _call(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
+        """Call the function: classes are numbers from 0; of two, a prediction is the probability of the second."""
         said, target = predict_from_margins(margins, held_out.target), held_out.target
         labels = target.labels(held_out.split.y)
         try:
@@ -168,10 +189,15 @@ class CustomMetric:
                 said[:, 1] if len(target.classes) == 2 else said,
             )
         except Exception as error:
-            told = f"{METRIC_KEY}: {self.reference} fails: {describe_error(error)}"
-            raise UserError(f"{told}\n\n{format_user_trace(error, self.reference)}".rstrip()) from error
+            message = f"{METRIC_KEY}: {self.reference} fails: {describe_error(error)}"
+            message = f"{message}\n\n{format_user_trace(error, self.reference)}".rstrip()
+            raise UserError(message, code="user-code-failed", key=METRIC_KEY) from error
         if not isinstance(found, Real) or not math.isfinite(found):
-            raise UserError(f"{METRIC_KEY}: {self.reference} returned {found!r}; it must return a finite number")
+            raise UserError(
+                f"{METRIC_KEY}: {self.reference} returned {found!r}; it must return a finite number",
+                code="invalid-value",
+                key=METRIC_KEY,
+            )
         return float(found)
 
 
@@ -182,7 +208,8 @@ def load_metric(reference: str | None) -> CustomMetric | None:
     try:
         inspect.signature(function).bind(None, None)
     except TypeError as error:
-        raise UserError(f"{METRIC_KEY}: {reference} is called with (labels, predictions): {error}") from None
-    except ValueError:  # a function of C, of which nobody knows what it takes
+        message = f"{METRIC_KEY}: {reference} is called with (labels, predictions): {error}"
+        raise UserError(message, code="invalid-value", key=METRIC_KEY) from None
+    except ValueError:  # a C function without a signature
         pass
     return CustomMetric(reference, function)

@@ -50,45 +50,32 @@ NAMES: Any = ("auto", *BY_NAME)
 
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-"""Threads of a library sleep while they wait for each other. By default they spin and, where other processes want the
-cores too, a round takes ten times as long. Torch reads it when it is loaded, for all libraries. A run file is read
-before that, so it is set here; ranks inherit it."""
-OTHER_NAMES = {
-    "eta": "model.learning_rate",
-    "shrinkage_rate": "model.learning_rate",
-    "lambda": "model.reg_lambda",
-    "lambda_l2": "model.reg_lambda",
-    "alpha": "model.reg_alpha",
-    "lambda_l1": "model.reg_alpha",
-    "num_leaves": "model.max_leaves",
-    "bagging_fraction": "model.subsample",
-    "feature_fraction": "model.colsample_bytree",
-    "min_split_loss": "model.gamma",
-    "min_gain_to_split": "model.gamma",
-    "min_sum_hessian_in_leaf": "model.min_child_weight",
-    "min_data_in_leaf": "model.min_child_samples",
-    "n_estimators": "train.steps",
-    "num_boost_round": "train.steps",
-    "num_iterations": "train.steps",
-    "early_stopping_rounds": "train.patience",
-    "nthread": "parallel.threads",
-    "n_jobs": "parallel.threads",
-    "num_threads": "parallel.threads",
-    "seed": "train.seed",
-    "random_state": "train.seed",
-    "device": "parallel.device",
-    "max_cat_to_onehot": "",
-    "tree_method": "",
-    "booster": "",
-    "colsample_bylevel": "",
-    "colsample_bynode": "",
+"""Waiting threads sleep: by default they spin, and a round takes ten times as long if other processes want the cores.
+Torch reads this for all libraries when it is imported; a run file is read before that, and ranks inherit it."""
+LIBRARY_NAMES = {
+    "model.learning_rate": ("eta", "shrinkage_rate"),
+    "model.reg_lambda": ("lambda", "lambda_l2"),
+    "model.reg_alpha": ("alpha", "lambda_l1"),
+    "model.max_leaves": ("num_leaves",),
+    "model.subsample": ("bagging_fraction",),
+    "model.colsample_bytree": ("feature_fraction",),
+    "model.gamma": ("min_split_loss", "min_gain_to_split"),
+    "model.min_child_weight": ("min_sum_hessian_in_leaf",),
+    "model.min_child_samples": ("min_data_in_leaf",),
+    "train.steps": ("n_estimators", "num_boost_round", "num_iterations"),
+    "train.patience": ("early_stopping_rounds",),
+    "train.seed": ("seed", "random_state"),
+    "parallel.threads": ("nthread", "n_jobs", "num_threads"),
+    "parallel.device": ("device",),
 }
-"""What a parameter of the libraries is called here; empty where it is left as it is."""
-ONLY = {"grow_policy": "xgboost", "max_delta_step": "xgboost", "min_child_samples": "lightgbm"}
+"""The libraries' own names of what is a key here."""
+FIXED = ("max_cat_to_onehot", "tree_method", "booster", "colsample_bylevel", "colsample_bynode")
+"""Parameters that would make the answer depend on the ranks or on a restart."""
+ONE_LIBRARY = {"grow_policy": "xgboost", "max_delta_step": "xgboost", "min_child_samples": "lightgbm"}
 
 
 class TreesModel(Section):
-    """A sum of trees, each grown on what those before it left. Where no default is given, it is the library's own."""
+    """A sum of trees, each grown on the residual of those before it. None is the library's own default."""
 
     references = ("metric",)
 
@@ -124,12 +111,11 @@ class TreesModel(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_by_other_names(cls, values: Any) -> Any:
+    def _translate_library_names(cls, values: Any) -> Any:
         for name in values if isinstance(values, Mapping) else ():
-            here = OTHER_NAMES.get(name)
-            if here:
+            if here := next((key for key, names in LIBRARY_NAMES.items() if name in names), ""):
                 raise conflict_error(f"model.{name}: here it is called {here}; type  {here}={values[name]}")
-            if here is not None:
+            if name in FIXED:
                 raise conflict_error(
                     f"model.{name}: it cannot be chosen, since the answer would depend on the ranks or on a restart; "
                     "leave it out (rows and columns are drawn by model.subsample and model.colsample_bytree)"
@@ -137,8 +123,8 @@ class TreesModel(Section):
         return values
 
     @model_validator(mode="after")
-    def _of_this_library(self) -> TreesModel:
-        for name, library in ONLY.items():
+    def _check_library(self) -> TreesModel:
+        for name, library in ONE_LIBRARY.items():
             if getattr(self, name) != type(self).model_fields[name].default and self.library != library:
                 raise conflict_error(
                     f"model.{name} is a parameter of {library}, and model.library is {self.library}; leave one out"

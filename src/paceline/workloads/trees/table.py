@@ -1,7 +1,7 @@
-"""A table as trees take it: rows of 32-bit numbers on disk, read once and then mapped by every rank.
+"""Prepared tables: rows of 32-bit numbers on disk, read once and then mapped by every rank.
 
-Names are numbers in alphabetical order, what is missing is NaN. Which rows are held out, and which of them bins are
-found from, depends on their numbers alone.
+Categories are numbered in alphabetical order, missing values are NaN. Which rows are held out, and which of them bins
+are found from, depends on their numbers alone.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from paceline.data.cache import (
 )
 from paceline.data.files import check_file
 from paceline.data.order import derive_key, mix
+from paceline.data.tables import check_columns
 from paceline.errors import UserError, join_names
 from paceline.io.files import validate_fields
 from paceline.workload import LogFn
-from paceline.workloads.trees import table_source
 from paceline.workloads.trees.sections import TreesData
 from paceline.workloads.trees.table_builder import SplitWriter, TableEncoder
-from paceline.workloads.trees.table_source import Block, TableSource, open_tables, require_column
+from paceline.workloads.trees.table_source import CATEGORY, Block, TableSource, open_tables
 
 FACTS = "facts.json"
 FORMAT = 2
 COPIED_ROWS = 1 << 16
-COUNTED_ROWS, MOST_BINS = 20_000, 256
-LOOKED_AT, FEWEST_ROWS = 1_000_000, 100
-"""Values that are read of a table for a plan, and rows, however many columns they have."""
+COUNTED_ROWS, MAX_BINS = 20_000, 256
+PROBED_VALUES, MIN_PROBED_ROWS = 1_000_000, 100
+"""What a plan reads of a long table: values, and rows however many columns they have."""
 HELD_OUT, BINNED = 1, 2
 """Streams of random numbers."""
 
@@ -60,10 +60,10 @@ class Coding:
 
 @dataclass(frozen=True)
 class TableFacts(Coding):
-    """What is known of a table once it was read."""
+    """The facts of a table that was read."""
 
     classes: tuple[str, ...]
-    """The names that the label has, in the order of their numbers; empty where it holds numbers."""
+    """The names of the label's classes, in the order of their numbers; empty where it holds numbers."""
     values: tuple[float, ...]
     """The different numbers of a label that holds few of them."""
     rows: int
@@ -72,17 +72,17 @@ class TableFacts(Coding):
     """Sums over the labels: weights of each class, and of all; the weighted mean; the least label."""
     weighted: bool
     queries: int
-    """To learn from; 0 where rows are not ranked."""
+    """Training queries; 0 where rows are not ranked."""
     bins: int
-    """Different values of all columns, those of a column at most 256, in the first rows."""
+    """Different values of all columns in the first rows, at most 256 of each column."""
     gaps: bool
-    """Values are missing there."""
+    """Whether values are missing in the first rows."""
     digest: str
-    """Of the numbers."""
+    """Hash of the numbers."""
 
 
 class RowSplit:
-    """Rows to learn from, or to test on: mapped, not read."""
+    """Training or test rows: mapped, not read."""
 
     def __init__(self, folder: Path, name: str, columns: int) -> None:
         self.X = map_array(folder / f"{name}.X.npy").reshape(-1, columns)
@@ -106,40 +106,39 @@ class PreparedTable:
         return RowSplit(self.folder, name, len(self.facts.columns))
 
     def bin_rows(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Those that bins are found from, and their weights."""
+        """Return the rows that bins are found from, and their weights."""
         split = self.split("bins" if (self.folder / "bins.X.npy").exists() else "train")
         return split.X, split.weights
 
 
-def prepare_table(data: TreesData, say: LogFn, verify: bool = True) -> PreparedTable:
-    """The table of a run file, from the cache if it was read before."""
+def prepare_table(data: TreesData, log: LogFn, verify: bool = True) -> PreparedTable:
+    """Return the table of a run file, from the cache if it was read before."""
     entry = data.cache.expanduser() / "trees" / _name_of(data)
 
     def build(folder: Path) -> None:
         train, test = open_tables(data)
-        say(f"reading {train.name}")
+        log(f"reading {train.name}")
         _build(folder, data, train, test)
 
-    return prepare_entry(entry, partial(_read, entry), build, say, verify)
+    return prepare_entry(entry, partial(_read_cached, entry), build, log, verify)
 
 
 def find_cached_table(data: TreesData, whole: bool = True) -> PreparedTable | None:
-    """The same, if it is in the cache; nothing is read or written otherwise. `whole` makes sure of its numbers."""
+    """Return the table if it is cached, else None. `whole` verifies its checksums."""
     try:
-        return _read(data.cache.expanduser() / "trees" / _name_of(data), verify=whole)
+        return _read_cached(data.cache.expanduser() / "trees" / _name_of(data), verify=whole)
     except UserError:
         return None
 
 
 def probe_table(data: TreesData) -> tuple[TableFacts, int]:
-    """The facts of a table, from the cache or read now; of a large one that nobody has read, as its first rows tell,
-    and how many these are, else 0."""
+    """Return the facts of a table, and how many rows they are estimated from (0 where all were read)."""
     if (known := find_cached_table(data, whole=False)) is not None:
         return known.facts, 0
-    train, test = open_tables(data, looking=True)
-    if sum(one.rows() * len(one.columns) for one in (train, test) if one is not None) <= LOOKED_AT:
+    train, test = open_tables(data, heads_only=True)
+    if sum(one.rows() * len(one.columns) for one in (train, test) if one is not None) <= PROBED_VALUES:
         return prepare_table(data, lambda text: None).facts, 0
-    rows = max(FEWEST_ROWS, min(COUNTED_ROWS, LOOKED_AT // len(train.columns)))
+    rows = max(MIN_PROBED_ROWS, min(COUNTED_ROWS, PROBED_VALUES // len(train.columns)))
     with tempfile.TemporaryDirectory() as folder:
         _build(Path(folder), data, replace(train, blocks=lambda: train.beginning(rows)), None)
         facts = parse_table_facts(read_facts(Path(folder) / FACTS))
@@ -149,7 +148,7 @@ def probe_table(data: TreesData) -> tuple[TableFacts, int]:
 
 
 def _name_of(data: TreesData) -> str:
-    """By what was asked for, and by size and date of the files."""
+    """Name a cache entry by the keys of the run file, and by size and date of the files."""
     asked = {**data.model_dump(mode="json", exclude={"cache", "memory", "path", "test_path"}), "format": FORMAT}
     if data.path is not None:
         del asked["rows"], asked["columns"]
@@ -159,7 +158,7 @@ def _name_of(data: TreesData) -> str:
     return hashlib.sha256(json.dumps([asked, described], sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _read(entry: Path, say: LogFn = ignore_log, verify: bool = True) -> PreparedTable | None:
+def _read_cached(entry: Path, log: LogFn = ignore_log, verify: bool = True) -> PreparedTable | None:
     if not entry.exists():
         return None
     try:
@@ -169,63 +168,63 @@ def _read(entry: Path, say: LogFn = ignore_log, verify: bool = True) -> Prepared
             verify_entry(entry, files)
         return PreparedTable(entry, parse_table_facts(values))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, DamagedEntry) as damage:
-        say(f"the cached {entry} is damaged ({damage}); reading the table again")
+        log(f"the cached {entry} is damaged ({damage}); reading the table again")
         return None
 
 
 def parse_table_facts(values: Mapping[str, Any]) -> TableFacts:
-    """As JSON has them."""
     return TableFacts(**validate_fields(TableFacts, {key: value for key, value in values.items() if key != "files"}))
 
 
 def draw_rows(numbers: np.ndarray, fraction: float, purpose: int) -> np.ndarray:
-    """Which of these rows or queries a hash of their number chooses."""
+    """Return which of these rows or queries a hash of their number chooses."""
     return mix(numbers.astype(np.uint64) + derive_key(purpose)) < np.uint64(fraction * (2**64 - 2**11))
 
 
 def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource | None) -> None:
-    columns = _columns_of(data, train)
-    writers = {name: SplitWriter(folder, name, columns) for name in ("train", "test")}
+    encoder = _choose_columns(data, train)
+    writers = {name: SplitWriter(folder, name, encoder) for name in ("train", "test")}
     seen = 0
     for block in train.blocks():
         count = len(next(iter(block.values())))
-        rows = columns.rows(train.name, block, seen)
+        rows = encoder.encode(train.name, block, seen)
         numbers = np.arange(seen, seen + count) if rows.queries is None else rows.queries
         held = draw_rows(numbers, 0.0 if test is not None else data.test_fraction, HELD_OUT)
         writers["train"].add(rows.where(~held))
         writers["test"].add(rows.where(held))
         seen += count
-    columns.learned()
-    seen = 0
-    for block in _checked(test, columns) if test is not None else ():
-        rows = columns.rows(test.name if test else "", block, seen)
-        writers["test"].add(rows)
-        seen += len(rows.y)
+    encoder.start_testing()
+    if test is not None:
+        if missing := [name for name in encoder.needed if name not in test.columns]:
+            raise UserError(
+                f"data.test_path: {test.name} has no column {join_names(missing)}, which data.path has",
+                code="unknown-name",
+                key="data.test_path",
+            )
+        seen = 0
+        for block in test.blocks():
+            rows = encoder.encode(test.name, block, seen)
+            writers["test"].add(rows)
+            seen += len(rows.y)
     for writer in writers.values():
         writer.close()
     if len(writers["train"]) < 2:
-        raise UserError(f"{train.name}: there are {len(writers['train'])} rows to learn from; at least 2 are needed")
-    facts = {**columns.facts(writers["train"], writers["test"]), **_counted(folder, len(columns.names))}
-    _write_bins(folder, data, len(columns.names), facts["rows"])
+        raise UserError(f"{train.name}: {len(writers['train'])} training rows; at least 2 are needed", key="data.path")
+    facts = {**encoder.facts(writers["train"], writers["test"]), **_count_bins(folder, len(encoder.names))}
+    _write_bins(folder, data, len(encoder.names), facts["rows"])
     files = {file.name: describe_array(file) for file in sorted(folder.glob("*.npy"))}  # as they are after renumbering
-    said = add_seal(json.loads(json.dumps({**asdict(TableFacts(**facts)), "files": files})))
-    write_synced(folder / FACTS, json.dumps(said, ensure_ascii=False).encode())
+    values = add_seal(json.loads(json.dumps({**asdict(TableFacts(**facts)), "files": files})))
+    write_synced(folder / FACTS, json.dumps(values, ensure_ascii=False).encode())
 
 
-def _counted(folder: Path, columns: int) -> dict[str, Any]:
-    """What a plan wants to know."""
+def _count_bins(folder: Path, columns: int) -> dict[str, Any]:
+    """Return what a plan needs to know of the first rows."""
     few = np.array(RowSplit(folder, "train", columns).X[:COUNTED_ROWS])
-    bins = sum(min(MOST_BINS, len(np.unique(column[~np.isnan(column)]))) for column in few.T)
+    bins = sum(min(MAX_BINS, len(np.unique(column[~np.isnan(column)]))) for column in few.T)
     return {"bins": bins, "gaps": bool(np.isnan(few).any())}
 
 
-def _checked(test: TableSource, columns: TableEncoder) -> Any:
-    if missing := [name for name in columns.needed if name not in test.columns]:
-        raise UserError(f"data.test_path: {test.name} has no column {join_names(missing)}, which data.path has")
-    return test.blocks()
-
-
-def _columns_of(data: TreesData, source: TableSource) -> TableEncoder:
+def _choose_columns(data: TreesData, source: TableSource) -> TableEncoder:
     npz = data.path is not None and data.path.suffix == ".npz"
     special = {"label": data.label, "weight": data.weight, "query": data.query}
     if npz:
@@ -233,23 +232,23 @@ def _columns_of(data: TreesData, source: TableSource) -> TableEncoder:
     given = [name for name in special.values() if name is not None]
     for what, name in special.items():
         if name in (*data.categories, *data.ignore) or given.count(name or "") > 1:
-            raise UserError(f"data: column {name!r} is the {what}, and can be nothing else; leave one of them out")
+            raise UserError(f"data: column {name!r} is the {what}, and can be nothing else", key=f"data.{what}")
         if name is not None:
-            require_column(name, f"data.{what}", source.name, source.columns)
+            check_columns({f"data.{what}": name}, source.columns, source.name)
     for key in ("categories", "ignore"):
         for name in getattr(data, key):
             if key == "categories" or npz or data.path is None:
-                require_column(name, f"data.{key}", source.name, source.columns)
+                check_columns({f"data.{key}": name}, source.columns, source.name)
     names = [name for name in source.columns if name not in (*given, *data.ignore)]
     if not names:
-        raise UserError(f"{source.name}: there is no column to learn from beside {data.label!r}")
-    made_up = (table_source.CATEGORY,) if data.path is None else ()
-    categories = [name for name in names if name in (*data.categories, *made_up)]
+        raise UserError(f"{source.name} has no column to learn from beside {data.label!r}", key="data.ignore")
+    synthetic = (CATEGORY,) if data.path is None else ()
+    categories = [name for name in names if name in (*data.categories, *synthetic)]
     return TableEncoder(names, data.label, categories, special["weight"], special["query"])
 
 
 def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
-    """The rows that bins are found from, where these are not all."""
+    """Write the rows that bins are found from, where these are not all."""
     if rows <= data.bin_rows:
         return
     for kind, width in (("X", columns), ("y", 1), ("w", 1)):
@@ -263,8 +262,8 @@ def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
 
 
 def encode_rows(block: Block, coding: Coding) -> np.ndarray:
-    """New rows as those of the table were coded; a name that it did not have is missing."""
-    columns = TableEncoder(list(coding.columns), "", list(coding.categories))
-    columns.known = {name: {word: code for code, word in enumerate(words)} for name, words in coding.categories.items()}
-    columns.learned()
-    return columns.matrix("predict", block, 0)
+    """Encode new rows as those of the table were; a category that it did not have is missing."""
+    encoder = TableEncoder(list(coding.columns), "", list(coding.categories))
+    encoder.known = {name: {word: code for code, word in enumerate(words)} for name, words in coding.categories.items()}
+    encoder.start_testing()
+    return encoder.encode_features("predict", block, 0)

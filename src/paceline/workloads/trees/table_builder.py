@@ -13,7 +13,7 @@ from paceline.data.cache import ArrayWriter
 from paceline.errors import UserError, join_names
 from paceline.workloads.trees.table_source import Block, Column, Words
 
-FEW_VALUES = 1024
+MAX_LABEL_VALUES = 1024
 """Different numbers of a label that are remembered."""
 REMAPPED_ROWS = 1 << 16
 
@@ -32,15 +32,14 @@ class EncodedRows(NamedTuple):
 
 
 class SplitWriter:
-    """Rows of a split, written block by block."""
+    """Write the rows of a split block by block, and sum up their labels."""
 
-    def __init__(self, folder: Path, name: str, columns: TableEncoder) -> None:
-        self.folder, self.name, self.columns = folder, name, columns
-        kinds = ["X", "y", *(["w"] if columns.weight else []), *(["q"] if columns.query else [])]
+    def __init__(self, folder: Path, name: str, encoder: TableEncoder) -> None:
+        self.folder, self.name, self.encoder = folder, name, encoder
+        kinds = ["X", "y", *(["w"] if encoder.weight else []), *(["q"] if encoder.query else [])]
         numbers = {kind: np.dtype(np.int64 if kind == "q" else np.float32) for kind in kinds}
         self.writers = {kind: ArrayWriter(folder / f"{name}.{kind}.npy", numbers[kind]) for kind in kinds}
-        self.query = -1
-        """Of the last row."""
+        self.last_query = -1
         self.labels: Counter[float] = Counter()
         """Weights by label, as long as there are few different ones."""
         self.many = False
@@ -55,9 +54,9 @@ class SplitWriter:
         if not len(y):
             return
         if rows.queries is not None:
-            begins = np.flatnonzero(np.diff(rows.queries, prepend=self.query))
+            begins = np.flatnonzero(np.diff(rows.queries, prepend=self.last_query))
             self.writers["q"].append(len(self) + begins)
-            self.query = int(rows.queries[-1])
+            self.last_query = int(rows.queries[-1])
         for kind, values in (("X", rows.X.ravel()), ("y", y), ("w", w)):
             if values is not None:
                 self.writers[kind].append(values)
@@ -69,41 +68,41 @@ class SplitWriter:
             values = np.unique(y)
             sums = np.bincount(np.searchsorted(values, y), weights)
             self.labels.update(dict(zip(values.tolist(), sums.tolist(), strict=True)))
-            self.many = len(self.labels) > FEW_VALUES
+            self.many = len(self.labels) > MAX_LABEL_VALUES
 
     def close(self) -> None:
-        """Numbers of names become those of the alphabetical order."""
+        """Close the files, and renumber categories alphabetically: they were numbered as they came."""
         for writer in self.writers.values():
             writer.__exit__(None)
-        names, categories = self.columns.names, self.columns.categories
-        orders = {number: self.columns.order(name) for number, name in enumerate(names) if name in categories}
-        _remap(self.folder / f"{self.name}.X.npy", len(self), orders, len(names))
-        if self.columns.label_words:
-            _remap(self.folder / f"{self.name}.y.npy", len(self), {0: self.columns.order(self.columns.label)}, 1)
+        names, categories = self.encoder.names, self.encoder.categories
+        orders = {number: self.encoder.order(name) for number, name in enumerate(names) if name in categories}
+        _renumber(self.folder / f"{self.name}.X.npy", len(self), orders, len(names))
+        if self.encoder.label_words:
+            _renumber(self.folder / f"{self.name}.y.npy", len(self), {0: self.encoder.order(self.encoder.label)}, 1)
 
     def digest(self) -> str:
         return "".join(str(writer.facts["sha256"])[:16] for writer in self.writers.values())
 
 
-def _remap(file: Path, rows: int, orders: Mapping[int, np.ndarray], columns: int) -> None:
-    """In place, mapped a few rows at a time: the file may be larger than memory."""
+def _renumber(file: Path, rows: int, orders: Mapping[int, np.ndarray], columns: int) -> None:
+    """Change columns of a file in place, a few rows at a time: it may be larger than memory."""
     for first in range(0, rows if orders else 0, REMAPPED_ROWS):
         some = np.load(file, mmap_mode="r+").reshape(rows, columns)[first : first + REMAPPED_ROWS]
         for number, order in orders.items():
             codes = np.array(some[:, number])
-            there = ~np.isnan(codes)
-            codes[there] = order[codes[there].astype(np.int64)]
+            known = ~np.isnan(codes)
+            codes[known] = order[codes[known].astype(np.int64)]
             some[:, number] = codes
 
 
 class TableEncoder:
-    """The columns of a table and what was learned of them so far. Names are numbered as they come; `order` sorts."""
+    """The columns of a table and what was learned of them. Categories are numbered as they come; `order` sorts."""
 
     def __init__(
         self, names: list[str], label: str, categories: list[str], weight: str | None = None, query: str | None = None
     ) -> None:
         self.names, self.label, self.categories, self.weight, self.query = names, label, categories, weight, query
-        self.queries = QueryEncoder()
+        self.query_numbers: dict[str | float, int] = {}
         self.known: dict[str, dict[str, int]] = {}
         self.label_words = False
         self.testing = False
@@ -112,48 +111,54 @@ class TableEncoder:
     def needed(self) -> list[str]:
         return [*self.names, self.label, *filter(None, (self.weight, self.query))]
 
-    def learned(self) -> None:
-        """What comes now is tested on: a name that was not seen is missing, a class that was not seen is refused."""
+    def start_testing(self) -> None:
+        """Treat new categories as missing from now on, and reject new classes."""
         self.testing = True
-        self.queries = QueryEncoder()
+        self.query_numbers = {}
 
     def order(self, name: str) -> np.ndarray:
-        """The place of each number in the alphabetical order of its names."""
+        """Return the place of each number in the alphabetical order of its names."""
         words = list(self.known.get(name, {}))
         places = np.empty(len(words), np.float32)
         places[np.argsort(np.array(words, str), kind="stable")] = np.arange(len(words))
         return places
 
-    def rows(self, where: str, block: Block, seen: int) -> EncodedRows:
-        """Those of a block, of which `seen` rows came before."""
-        X, y = self.matrix(where, block, seen), self._labels(where, block[self.label], seen)
-        queries = None if self.query is None else self.queries.of(where, self.query, block[self.query], seen)
-        return EncodedRows(X, y, None if self.weight is None else self._weights(where, block[self.weight]), queries)
+    def encode(self, source: str, block: Block, seen: int) -> EncodedRows:
+        """Encode a block of a table, of which `seen` rows came before."""
+        X, y = self.encode_features(source, block, seen), self._encode_labels(source, block[self.label], seen)
+        queries = None if self.query is None else self._number_queries(source, block[self.query], seen)
+        return EncodedRows(
+            X, y, None if self.weight is None else self._check_weights(source, block[self.weight]), queries
+        )
 
-    def _weights(self, where: str, weights: Column) -> np.ndarray:
+    def _check_weights(self, source: str, weights: Column) -> np.ndarray:
         if isinstance(weights, Words) or not (np.isfinite(weights) & (weights >= 0)).all():
-            raise UserError(f"{where}: column {self.weight!r} must hold numbers of 0 or more, to be weights")
+            raise UserError(
+                f"{source}: column {self.weight!r} must hold numbers of 0 or more, to be weights", key="data.weight"
+            )
         return weights.astype(np.float32)
 
-    def matrix(self, where: str, block: Block, seen: int) -> np.ndarray:
+    def encode_features(self, source: str, block: Block, seen: int) -> np.ndarray:
         X = np.empty((len(next(iter(block.values()))), len(self.names)), np.float32)
         for number, name in enumerate(self.names):
             column = block[name]
             if name in self.categories:
-                X[:, number] = self._codes(name, column)
+                X[:, number] = self._encode_words(name, column)
             elif isinstance(column, Words):
                 raise UserError(
-                    f"{where}: {name!r} holds words; type  data.categories=[{name}]  or  data.ignore=[{name}]"
+                    f"{source}: {name!r} holds words; type  data.categories=[{name}]  or  data.ignore=[{name}]",
+                    key="data.categories",
                 )
             else:
                 if len(bad := np.flatnonzero(np.isinf(column))):
                     raise UserError(
-                        f"{where} row {seen + bad[0] + 1}: {name!r} is infinite; write nothing there if it is not known"
+                        f"{source} row {seen + bad[0] + 1}: {name!r} is infinite; leave missing values empty",
+                        key=name,
                     )
                 X[:, number] = column
         return X
 
-    def _codes(self, name: str, column: Column) -> np.ndarray:
+    def _encode_words(self, name: str, column: Column) -> np.ndarray:
         if not isinstance(column, Words):
             values, where = np.unique(column[~np.isnan(column)], return_inverse=True)
             codes = np.full(len(column), -1)
@@ -166,26 +171,51 @@ class TableEncoder:
         places = np.array([*(known.get(word, np.nan) for word in column.words), np.nan], np.float32)
         return places[column.codes]
 
-    def _labels(self, where: str, column: Column, seen: int) -> np.ndarray:
+    def _encode_labels(self, source: str, column: Column, seen: int) -> np.ndarray:
+        words = isinstance(column, Words)
+        bad = np.flatnonzero(column.codes < 0 if isinstance(column, Words) else ~np.isfinite(column))
+        if len(bad) or (self.label_words and not words):
+            row = f" row {seen + bad[0] + 1}" if len(bad) else ""
+            raise UserError(
+                f"{source}{row}: the label {self.label!r} is missing or not finite; leave such rows out",
+                key="data.label",
+            )
         if not isinstance(column, Words):
-            if self.label_words or len(bad := np.flatnonzero(~np.isfinite(column))):
-                row = "" if self.label_words else f" row {seen + bad[0] + 1}"
-                raise UserError(f"{where}{row}: the label {self.label!r} is missing or not finite; leave such rows out")
             return column.astype(np.float32)
         self.label_words = True
-        if len(bad := np.flatnonzero(column.codes < 0)):
-            raise UserError(
-                f"{where} row {seen + bad[0] + 1}: the label {self.label!r} is missing; leave such rows out"
-            )
         if self.testing and (new := [word for word in column.words if word not in self.known[self.label]]):
             raise UserError(
-                f"{where}: {self.label!r} is {new[0]!r} there, which no row to learn from has; add rows of it, or "
-                "leave it out"
+                f"{source}: {self.label!r} is {new[0]!r} in a test row and in no training row; add training rows of "
+                "it, or leave it out",
+                key="data.label",
             )
-        return self._codes(self.label, column)
+        return self._encode_words(self.label, column)
+
+    def _number_queries(self, source: str, column: Column, seen: int) -> np.ndarray:
+        """Return the number of each row's query. The rows of a query must follow each other."""
+        keys = column.codes if isinstance(column, Words) else column
+        missing = np.flatnonzero(keys < 0 if isinstance(column, Words) else ~np.isfinite(keys))
+        if len(missing):
+            raise UserError(
+                f"{source} row {seen + missing[0] + 1}: the query {self.query!r} is missing; leave such rows out",
+                key="data.query",
+            )
+        begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        numbers, known = [], self.query_numbers
+        for begin in begins:
+            value = column.words[keys[begin]] if isinstance(column, Words) else float(keys[begin])
+            numbers.append(known.setdefault(value, len(known)))
+            if numbers[-1] < len(known) - 1:
+                shown = value if isinstance(value, str) else f"{value:g}"
+                raise UserError(
+                    f"{source} row {seen + begin + 1}: the rows of {self.query}={shown} are not together; "
+                    f"sort the table by {self.query!r}",
+                    key="data.query",
+                )
+        return np.repeat(numbers, np.diff(np.append(begins, len(keys))))
 
     def facts(self, train: SplitWriter, test: SplitWriter) -> dict[str, Any]:
-        """Those of the whole table, as `TableFacts` has them."""
+        """Return the facts of the whole table, under the names of `TableFacts`."""
         classes = sorted(self.known[self.label]) if self.label_words else []
         labels = dict(train.labels)
         if self.label_words:
@@ -193,16 +223,19 @@ class TableEncoder:
             labels = {float(order[int(code)]): weight for code, weight in labels.items()}
             if len(missing := [name for code, name in enumerate(classes) if code not in labels]):
                 raise UserError(
-                    f"{self.label!r} is {join_names(missing)} in held-out rows alone; add rows, or leave it out"
+                    f"{self.label!r} is {join_names(missing)} in held-out rows alone; add rows, or leave it out",
+                    key="data.label",
                 )
         if not train.many and len(labels) == 1:
             only = classes[0] if classes else f"{next(iter(labels)):g}"
-            raise UserError(f"data.label={self.label}: every row has {only}; there is nothing to learn")
+            raise UserError(
+                f"data.label={self.label}: every row has {only}; there is nothing to learn", key="data.label"
+            )
         if train.weight <= 0:
-            raise UserError(f"data.weight={self.weight}: every weight is 0; there is nothing to learn from")
+            raise UserError(
+                f"data.weight={self.weight}: every weight is 0; there is nothing to learn from", key="data.weight"
+            )
         values = [] if train.many else sorted(labels)
-        weights = [labels[value] for value in values]
-        mean = train.weighted / train.weight
         return {
             "columns": tuple(self.names),
             "categories": {name: sorted(self.known.get(name, {})) for name in self.categories},
@@ -210,57 +243,12 @@ class TableEncoder:
             "values": tuple(values),
             "rows": len(train),
             "test_rows": len(test),
-            "totals": {"weights": weights, "mean": mean, "least": train.least},
+            "totals": {
+                "weights": [labels[value] for value in values],
+                "mean": train.weighted / train.weight,
+                "least": train.least,
+            },
             "weighted": self.weight is not None,
             "queries": train.writers["q"].length if self.query else 0,
             "digest": train.digest() + test.digest(),
         }
-
-
-FIRST = 10
-"""Places that `ndcg_at_10` looks at."""
-MOST_RELEVANT = 31
-"""A label; the gain of a row is 2 to this power."""
-
-
-class QueryEncoder:
-    """Numbers the queries of a table as they come. The rows of one follow each other, so that a rank can have them."""
-
-    def __init__(self) -> None:
-        self.known: dict[str | float, int] = {}
-
-    def of(self, where: str, name: str, column: Column, seen: int) -> np.ndarray:
-        """Of each row of a block, of which `seen` rows came before."""
-        keys = column.codes if isinstance(column, Words) else column
-        missing = np.flatnonzero(keys < 0 if isinstance(column, Words) else ~np.isfinite(keys))
-        if len(missing):
-            raise UserError(f"{where} row {seen + missing[0] + 1}: the query {name!r} is missing; leave such rows out")
-        begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        numbers = []
-        for begin in begins:
-            value = column.words[keys[begin]] if isinstance(column, Words) else float(keys[begin])
-            number = self.known.setdefault(value, len(self.known))
-            if number < len(self.known) - 1:
-                shown = value if isinstance(value, str) else f"{value:g}"
-                raise UserError(
-                    f"{where} row {seen + begin + 1}: rows of {name}={shown} were there before, and others between; "
-                    f"sort the table by {name!r}"
-                )
-            numbers.append(number)
-        return np.repeat(numbers, np.diff(np.append(begins, len(keys))))
-
-
-def sum_ndcg(scores: np.ndarray, labels: np.ndarray, starts: np.ndarray) -> dict[str, Any]:
-    """Sums over the queries that begin at these rows; one without a relevant row counts as ranked perfectly, as
-    XGBoost and LightGBM have it."""
-    queries = np.searchsorted(starts, np.arange(len(labels)), side="right") - 1
-    gains = 2.0 ** labels.astype(np.float64) - 1
-    place = np.arange(len(labels)) - starts[queries]
-    worth = 1 / np.log2(place + 2)
-    by_score, by_gain = (gains[np.lexsort((-key, queries))] for key in (scores, gains))
-    found = {"loss": np.zeros(len(starts)), "ndcg_at_10": np.zeros(len(starts))}
-    for name, counted in (("loss", worth), ("ndcg_at_10", worth * (place < FIRST))):
-        got, best = (np.bincount(queries, order * counted, len(starts)) for order in (by_score, by_gain))
-        ndcg = np.divide(got, best, out=np.ones(len(starts)), where=best > 0)
-        found[name] = 1 - ndcg if name == "loss" else ndcg
-    return {**{name: float(value.sum()) for name, value in found.items()}, "weight": len(starts)}

@@ -1,11 +1,10 @@
-"""Trees that are there: kept in the run's folder, asked about new rows, and written for use without Paceline."""
+"""Fitted trees: the files of a run folder, predictions for new rows, importance, and export."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,24 +13,23 @@ from typing import Any
 import numpy as np
 
 from paceline.config.registry import describe_error
+from paceline.data.arrow_tables import MISSING_VALUES
 from paceline.errors import UserError, join_names
 from paceline.io.files import read_sealed, validate_fields, write_atomic, write_sealed
 from paceline.io.safe_open import read_bytes
-from paceline.workloads.trees.models import check_model, strip_lightgbm_model
 from paceline.workloads.trees.scoring import predict_from_margins
 from paceline.workloads.trees.sections import OBJECTIVES, Task
 from paceline.workloads.trees.table import Coding, encode_rows
 from paceline.workloads.trees.table_source import Column, encode_words
 from paceline.workloads.trees.targets import TreeTarget
 
-MODEL = {"xgboost": "model.json", "lightgbm": "model.txt"}
-ABOUT = "table.json"
-MOST_BYTES = 1 << 34
-"""Of a model."""
+MODEL_FILES = {"xgboost": "model.json", "lightgbm": "model.txt"}
+TABLE_FILE = "table.json"
+MAX_MODEL_BYTES = 1 << 34
 
 
 def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
-    """The trees of the first rounds, in the library's own text."""
+    """Return the trees of the first rounds, in the library's own text format."""
     if library == "xgboost":
         import xgboost
 
@@ -47,13 +45,13 @@ def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
 class FittedTrees:
     library: str
     raw: bytes
-    """In the library's own text."""
+    """The model in the library's own text format."""
     coding: Coding
     target: TreeTarget
 
     def write(self, folder: Path) -> None:
-        """The model in the library's own format, and what its numbers mean."""
-        write_atomic(folder / MODEL[self.library], self.raw)
+        """Write the model in the library's own format, and what its numbers mean."""
+        write_atomic(folder / MODEL_FILES[self.library], self.raw)
         about = {
             "library": self.library,
             "objective": self.target.objective.task.value,
@@ -63,73 +61,70 @@ class FittedTrees:
             "categories": self.coding.categories,
             "sha256": hashlib.sha256(self.raw).hexdigest(),
         }
-        write_sealed(folder / ABOUT, about)
+        write_sealed(folder / TABLE_FILE, about)
 
     @classmethod
     def read(cls, folder: Path) -> FittedTrees:
-        if not (folder / ABOUT).exists():
-            raise UserError(f"{folder} has no trees yet; go on with  paceline train --resume {folder}")
-        about = read_sealed(folder / ABOUT)
-        file, again = folder / ABOUT, f"paceline train --resume {folder}"
+        """Read the trees of a run folder. A model whose SHA-256 differs never reaches the library."""
+        file, command = folder / TABLE_FILE, f"paceline train --resume {folder}"
+        if not file.exists():
+            raise UserError(f"{folder} has no trees yet; continue with  {command}", code="not-found")
+        about = read_sealed(file)
         try:
-            task, library = Task(about["objective"]), about["library"]
             facts = validate_fields(TreeTarget, {name: about[name] for name in ("classes", "values")})
             coding = Coding(**validate_fields(Coding, {name: about[name] for name in ("columns", "categories")}))
-            target = TreeTarget(OBJECTIVES[task], **facts)
-            _check_names(coding, target)
-            file = folder / MODEL[library]
-            raw = read_bytes(file, MOST_BYTES)
-            if about.get("sha256", "") not in ("", hashlib.sha256(raw).hexdigest()):
+            target = TreeTarget(OBJECTIVES[Task(about["objective"])], **facts)
+            file = folder / MODEL_FILES[about["library"]]
+            raw = read_bytes(file, MAX_MODEL_BYTES)
+            if about.get("sha256", "") not in ("", hashlib.sha256(raw).hexdigest()):  # older runs have none
                 raise ValueError("its checksum differs")
-            check_model(library, raw, len(coding.columns), target.outputs)
-            return cls(library, raw, coding, target)
+            return cls(about["library"], raw, coding, target)
         except (KeyError, ValueError, TypeError, OSError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{file} is damaged ({why}); write it again with  {again}") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{file} is damaged ({reason}); write it again with  {command}", code="damaged") from None
 
     @property
     def classes(self) -> Sequence[str]:
         return self.target.classes
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """Of rows, each by the names of its columns."""
-        found = self.said(self.numbers(rows))
+        """Predict rows, each a mapping from column names to values."""
+        found = self.predict_encoded(self._encode(rows))
         return {"probabilities": found} if self.target.classes else {"predicted": found}
 
-    def said(self, X: np.ndarray) -> np.ndarray:
-        """Of rows that are coded: probabilities of classes, or numbers."""
+    def predict_encoded(self, X: np.ndarray) -> np.ndarray:
+        """Return probabilities of classes, or numbers, of encoded rows."""
         return predict_from_margins(self.margins(X), self.target)
 
     def margins(self, X: np.ndarray) -> np.ndarray:
-        return self._asked(X, {"output_margin": True}, {"raw_score": True}).reshape(len(X), self.target.outputs)
+        return self._ask(X, {"output_margin": True}, {"raw_score": True}).reshape(len(X), self.target.outputs)
 
     def contributions(self, X: np.ndarray) -> np.ndarray:
-        """SHAP values: what each column adds to the margins of these rows, (rows, outputs, columns)."""
-        found = self._asked(X, {"pred_contribs": True}, {"pred_contrib": True})
-        return found.reshape(len(X), self.target.outputs, -1)[:, :, :-1]  # the last one is the same for all rows
+        """Return SHAP values, what each column adds to the margins: (rows, outputs, columns)."""
+        found = self._ask(X, {"pred_contribs": True}, {"pred_contrib": True})
+        return found.reshape(len(X), self.target.outputs, -1)[:, :, :-1]  # the last one is the bias
 
-    def _asked(self, X: np.ndarray, of_xgboost: Mapping[str, Any], of_lightgbm: Mapping[str, Any]) -> np.ndarray:
-        booster = self._booster
+    def _ask(self, X: np.ndarray, xgboost_options: dict[str, Any], lightgbm_options: dict[str, Any]) -> np.ndarray:
         if self.library == "lightgbm":
-            with _refusals(self.library):
-                return np.asarray(booster.predict(X, **of_lightgbm))
+            return np.asarray(self._booster.predict(X, **lightgbm_options))
         from paceline.workloads.trees.xgboost_rounds import build_dmatrix
 
-        rows = build_dmatrix(X, self.coding, 0)
-        with _refusals(self.library):
-            return np.asarray(booster.predict(rows, **of_xgboost))
+        return np.asarray(self._booster.predict(build_dmatrix(X, self.coding, 0), **xgboost_options))
 
     @cached_property
     def _booster(self) -> Any:
-        if self.library == "xgboost":
-            import xgboost
+        try:
+            if self.library == "xgboost":
+                import xgboost
 
-            with _refusals(self.library):
                 return xgboost.Booster(model_file=bytearray(self.raw))
-        import lightgbm
+            import lightgbm
 
-        with _refusals(self.library):
-            return lightgbm.Booster(model_str=strip_lightgbm_model(self.raw))
+            return lightgbm.Booster(model_str=self.raw.decode())
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != self.library:
+                raise
+            raise UserError(f"{self.library} cannot read these trees: {describe_error(error)}") from None
 
     @property
     def rounds(self) -> int:
@@ -138,28 +133,34 @@ class FittedTrees:
 
     @property
     def leaves(self) -> int:
-        """Of all trees."""
+        """The leaves of all trees."""
         if self.library == "lightgbm":
             return sum(tree["num_leaves"] for tree in self._booster.dump_model()["tree_info"])
         trees = json.loads(self.raw)["learner"]["gradient_booster"]["model"]["trees"]
         return sum(tree["left_children"].count(-1) for tree in trees)
 
-    def numbers(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Rows as they are coded for these trees."""
+    def _encode(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        columns = self.coding.columns
         if wrong := [row for row in rows if not isinstance(row, Mapping)]:
-            known = join_names(self.coding.columns, 12)
-            raise UserError(f"{wrong[0]!r:.80} is not a row: trees are asked about values by column ({known})")
-        if missing := [name for name in self.coding.columns if not any(name in row for row in rows)]:
-            there = join_names([str(name) for name in rows[0]], 12)
-            raise UserError(f"the rows have no column {join_names(missing)}, which the trees know (there: {there})")
+            raise UserError(
+                f"{wrong[0]!r:.80} is not a row: trees predict mappings with the columns {join_names(columns, 12)}",
+                code="invalid-value",
+            )
+        if missing := [name for name in columns if not any(name in row for row in rows)]:
+            found = join_names([str(name) for name in rows[0]], 12)
+            raise UserError(
+                f"the rows have no column {join_names(missing)}, which the trees need (found: {found})",
+                code="unknown-name",
+                key=missing[0],
+            )
         block: dict[str, Column] = {}
-        for name in self.coding.columns:
+        for name in columns:
             values = [row.get(name) for row in rows]
-            block[name] = _words(values) if name in self.coding.categories else _numbers(name, values)
+            block[name] = _to_words(values) if name in self.coding.categories else _to_numbers(name, values)
         return encode_rows(block, self.coding)
 
     def importance(self) -> dict[str, float]:
-        """How much of the gain of all splits is a column's, from most to least."""
+        """Return each column's share of the gain of all splits, largest first."""
         if self.library == "xgboost":
             from paceline.workloads.trees.xgboost_rounds import describe_columns
 
@@ -167,13 +168,13 @@ class FittedTrees:
             found = [float(gains.get(name, 0.0)) for name in describe_columns(self.coding)[0]]
         else:
             found = self._booster.feature_importance(importance_type="gain").tolist()
-        whole = sum(found) or 1.0
-        shares = dict(zip(self.coding.columns, (gain / whole for gain in found), strict=True))
+        total = sum(found) or 1.0
+        shares = dict(zip(self.coding.columns, (gain / total for gain in found), strict=True))
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     def export(self, folder: Path) -> None:
-        """The library's own file, and the names behind its numbers."""
-        write_atomic(folder / MODEL[self.library], self.raw)
+        """Write the library's own file, and the names behind its numbers."""
+        write_atomic(folder / MODEL_FILES[self.library], self.raw)
         names = {
             "columns": list(self.coding.columns),
             "categories": self.coding.categories,
@@ -187,38 +188,19 @@ class FittedTrees:
         write_trees_onnx(self, file)
 
 
-@contextmanager
-def _refusals(library: str) -> Iterator[None]:
-    """What a library says of a model that it cannot use, in one line."""
-    try:
-        yield
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != library:
-            raise
-        raise UserError(f"{library} cannot use these trees: {describe_error(error)}") from None
-
-
-def _check_names(coding: Coding, target: TreeTarget) -> None:
-    """ValueError where they are not those of one model."""
-    classes, task = len(target.classes), target.objective.task
-    known = classes == 2 if task is Task.BINARY else classes >= 2 if task is Task.CLASSES else not classes
-    if not known or not coding.columns or not set(coding.categories) <= set(coding.columns):
-        raise ValueError("its names are not those of one model")
-
-
-def _words(values: Sequence[Any]) -> Column:
+def _to_words(values: Sequence[Any]) -> Column:
     return encode_words(
         ["" if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in values]
     )
 
 
-def _numbers(name: str, values: Sequence[Any]) -> np.ndarray:
-    from paceline.workloads.trees.table_source import MISSING
-
+def _to_numbers(name: str, values: Sequence[Any]) -> np.ndarray:
     found = np.empty(len(values), np.float64)
     for number, value in enumerate(values):
         try:
-            found[number] = np.nan if value is None or str(value).strip() in MISSING else float(value)
+            found[number] = np.nan if value is None or str(value).strip() in MISSING_VALUES else float(value)
         except (TypeError, ValueError, OverflowError):
-            raise UserError(f"row {number + 1}: {name!r} is {value!r:.40}, a number was expected") from None
+            raise UserError(
+                f"row {number + 1}: {name!r} is {value!r:.40}, a number was expected", code="invalid-value", key=name
+            ) from None
     return found

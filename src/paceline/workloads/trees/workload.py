@@ -28,27 +28,29 @@ from paceline.workloads.trees.targets import TreeTarget, choose_target
 from paceline.workloads.trees.tree_model import FittedTrees, cut_model
 
 DEFAULT_EVALUATE_EVERY = 10
-"""Rounds, where the run file does not say."""
+CPU_BUILD = "this {} is built for CPUs only; for devices type  pip uninstall xgboost-cpu && pip install xgboost"
+USED_TRAIN_KEYS = {"steps", "epochs", "seed", "evaluate_every", "evaluate_on", "patience", "checkpoint_every"}
+USED_TRAIN_KEYS |= {"checkpoint", "keep", "log_every", "loggers", "compile", "nonfinite"}
+SAVED = ("done", "stale", "best", "best_round")
 
 
 class TreePasses:
-    """One rank's part."""
+    """The rounds of one rank, as the loop of passes calls them."""
 
-    def __init__(self, boosting: BoostingJob, train: Train) -> None:
-        self.boosting, self.train, self.place = boosting, train, boosting.place
-        self.samples = boosting.table.facts.rows
+    def __init__(self, job: BoostingJob, train: Train) -> None:
+        self.job, self.train, self.rank_info = job, train, job.rank_info
+        self.samples = job.table.facts.rows
         self.most = train.steps or train.epochs or 0
         self.parameters = None
         self.done = self.stale = self.best_round = 0
         self.best: float | None = None
-        self.rounds = load_library(boosting.model.library)(boosting)
-        test = boosting.table.split("test")
-        self.held_out = HeldOutRows.of(test, boosting.target, self.place.rank, self.place.world)
-        self.rounds.hold(test.X[self.held_out.rows])
-        self.metric = load_metric(boosting.model.metric)
+        self.rounds = load_library(job.model.library)(job)
+        test = job.table.split("test")
+        self.held_out = HeldOutRows.of(test, job.target, self.rank_info.rank, self.rank_info.world)
+        self.rounds.set_held_out(test.X[self.held_out.rows])
+        self.metric = load_metric(job.model.metric)
         self.notes: list[str] = []
-        """What else is said before the first round."""
-        self._tensor = torch.empty(0, dtype=torch.uint8)
+        self._restored = torch.empty(0, dtype=torch.uint8)
 
     @property
     def end(self) -> FitEnd | None:
@@ -70,16 +72,16 @@ class TreePasses:
 
     def step(self, flag: bool) -> dict[str, Any]:
         began, ran = perf_counter(), thread_time()
-        self.rounds.make(self.done)
+        self.rounds.train_round(self.done)
         self.done += 1
         found: dict[str, Any] = {}
         if self.done in (1, self.most) or self.done % self.train.log_every == 0:
             found["loss"] = self.rounds.loss()
-        stopping = self.rounds.any(flag)
+        flagged = self.rounds.any(flag)
         step_s = perf_counter() - began
-        waited = max(0.0, step_s - (thread_time() - ran)) if self.place.world > 1 else 0.0
-        times = {"step_s": step_s, "data_s": 0.0, "comm_s": waited, "exposed_s": waited}
-        return {**found, **times, "flagged": stopping, "of_samples": self.most * self.samples}
+        waited_s = max(0.0, step_s - (thread_time() - ran)) if self.rank_info.world > 1 else 0.0
+        times = {"step_s": step_s, "data_s": 0.0, "comm_s": waited_s, "exposed_s": waited_s}
+        return {**found, **times, "flagged": flagged, "of_samples": self.most * self.samples}
 
     def evaluate(self) -> dict[str, Any]:
         due = self.done == self.most or self.done % (self.train.evaluate_every or DEFAULT_EVALUATE_EVERY) == 0
@@ -88,41 +90,39 @@ class TreePasses:
         margins = self.rounds.margins()
         metrics = self.held_out.metrics(margins)
         if self.metric is not None:
-            metrics[self.metric.name] = self.metric.of(self.held_out, margins)
-        better = self.best is None or metrics["loss"] < self.best
-        if better:
+            metrics[self.metric.name] = self.metric.evaluate(self.held_out, margins)
+        if self.best is None or metrics["loss"] < self.best:
             self.best, self.best_round, self.stale = metrics["loss"], self.done, 0
         else:
             self.stale += 1
         return metrics
 
     def tensors(self) -> dict[str, Any]:
-        raw = np.frombuffer(self.rounds.raw(), np.uint8)
+        raw = np.frombuffer(self.rounds.serialize(), np.uint8)
         return {"model": {"trees": torch.from_numpy(raw.copy())}}
 
     def meta(self) -> dict[str, Any]:
-        told = ("done", "stale", "best", "best_round")
-        return {**{name: getattr(self, name) for name in told}, "bytes": len(self.rounds.raw())}
+        return {**{name: getattr(self, name) for name in SAVED}, "bytes": len(self.rounds.serialize())}
 
     def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        self._tensor = torch.empty(meta["bytes"], dtype=torch.uint8)
-        return {"model": {"trees": self._tensor}}
+        self._restored = torch.empty(meta["bytes"], dtype=torch.uint8)
+        return {"model": {"trees": self._restored}}
 
     def restored(self, meta: Mapping[str, Any]) -> None:
-        for name in ("done", "stale", "best", "best_round"):
+        for name in SAVED:
             setattr(self, name, meta[name])
-        self.rounds.load(self._tensor.numpy().tobytes(), self.done)
+        self.rounds.load(self._restored.numpy().tobytes(), self.done)
 
     def equations(self, ranks: int) -> list[str]:
-        boosting, facts, target = self.boosting, self.boosting.table.facts, self.boosting.target
-        what = f"{len(target.classes)} classes" if target.classes else target.objective.task.value
-        on = f"{boosting.threads} thread{'s' * (boosting.threads > 1)} per rank"
-        if boosting.device != "cpu":
-            on = f"a CUDA device and {on}"
+        job, facts, target = self.job, self.job.table.facts, self.job.target
+        predicted = f"{len(target.classes)} classes" if target.classes else target.objective.task.value
+        device = f"{job.threads} thread{'s' * (job.threads > 1)} per rank"
+        if job.device != "cpu":
+            device = f"a CUDA device and {device}"
         lines = [
             describe_sharing(self.samples, ranks, "rows"),
-            f"{len(facts.columns)} columns, {len(facts.categories)} of them of names; {what}",
-            f"{boosting.model.library}, {on}",
+            f"{len(facts.columns)} columns, {len(facts.categories)} of them categories; {predicted}",
+            f"{job.model.library}, {device}",
         ]
         if facts.test_rows:
             every = self.train.evaluate_every or DEFAULT_EVALUATE_EVERY
@@ -130,19 +130,13 @@ class TreePasses:
         return [*lines, *self.notes]
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
-        rounds = self.best_round if self.end is FitEnd.PATIENCE else self.done
-        raw = cut_model(self.boosting.model.library, result["trees"].numpy().tobytes(), rounds)
-        FittedTrees(self.boosting.model.library, raw, self.boosting.table.facts, self.boosting.target).write(folder)
-
-
-CORES_ALONE = "this {} is made for cores alone; for devices type  pip uninstall xgboost-cpu && pip install xgboost"
-OF_TREES = {"steps", "epochs", "seed", "evaluate_every", "evaluate_on", "patience", "checkpoint_every", "checkpoint"}
-OF_TREES |= {"keep", "log_every", "loggers", "compile", "nonfinite"}
-"""What the section `train` may say of them."""
+        rounds, library = self.best_round if self.end is FitEnd.PATIENCE else self.done, self.job.model.library
+        raw = cut_model(library, result["trees"].numpy().tobytes(), rounds)
+        FittedTrees(library, raw, self.job.table.facts, self.job.target).write(folder)
 
 
 class Trees(PassWorkload):
-    """Reads a table, and adds a tree for each round (of several classes, one for each of them)."""
+    """Read a table, and add a tree for each round (for several classes, one for each of them)."""
 
     Model, Data = TreesModel, TreesData
 
@@ -154,35 +148,47 @@ class Trees(PassWorkload):
     def target(self) -> TreeTarget:
         return choose_target(self._model.objective, self._data.label, self.table.facts)
 
-    def prepare(self, say: LogFn) -> None:
+    def prepare(self, log: LogFn) -> None:
         load_library(self._model.library)
         train = self.spec.train
-        _refuse_gradients(train)
+        _reject_gradient_keys(train)
         if not train.steps and not train.epochs:
-            raise UserError("how many rounds? give their number as  train.steps=200")
-        self.table = prepare_table(self._data, say)
-        target, facts = self.target, self.table.facts
-        if self.spec.parallel.ranks > facts.rows:
-            raise UserError(f"parallel.ranks={self.spec.parallel.ranks}: there are {facts.rows} rows; use fewer ranks")
+            raise UserError("train.steps is missing: give the number of rounds, as  train.steps=200", key="train.steps")
+        self.table = prepare_table(self._data, log)
+        target, facts, ranks = self.target, self.table.facts, self.spec.parallel.ranks
+        if ranks > facts.rows:
+            raise UserError(
+                f"parallel.ranks={ranks}: there are {facts.rows} rows; use fewer ranks", key="parallel.ranks"
+            )
         given = {"train.patience": train.patience, "model.metric": self._model.metric}
         if not facts.test_rows and (asked := [key for key, value in given.items() if value]):
-            raise UserError(f"{asked[0]}={given[asked[0]]} needs held-out rows; give data.test_fraction or test_path")
+            raise UserError(
+                f"{asked[0]}={given[asked[0]]} needs held-out rows; give data.test_fraction or test_path", key=asked[0]
+            )
         load_metric(self._model.metric)
         self._check_ranking()
         if self._model.scale_pos_weight != 1 and len(target.classes) != 2:
-            raise UserError(f"model.scale_pos_weight={self._model.scale_pos_weight:g} is for two classes; leave it out")
+            raise UserError(
+                f"model.scale_pos_weight={self._model.scale_pos_weight:g} is for two classes; leave it out",
+                key="model.scale_pos_weight",
+            )
 
     def _check_ranking(self) -> None:
-        """What XGBoost would do differently on each number of ranks: it divides by each rank's weights of queries."""
+        """Reject what depends on the number of ranks: XGBoost divides by each rank's weights of queries."""
         facts, ranks = self.table.facts, self.spec.parallel.ranks
         if facts.queries and ranks > facts.queries:
-            raise UserError(f"parallel.ranks={ranks}: there are {facts.queries} queries to learn from; use fewer ranks")
+            raise UserError(
+                f"parallel.ranks={ranks}: there are {facts.queries} queries to learn from; use fewer ranks",
+                key="parallel.ranks",
+            )
         if facts.queries and self._model.library == "xgboost":
             wrong = "data.weight" if facts.weighted else "model.subsample" if self._model.subsample < 1 else ""
             if wrong:
                 raise UserError(
-                    f"{wrong} and data.query: XGBoost weighs the queries of each rank by themselves; leave {wrong} "
-                    "out, or use  model.library=lightgbm"
+                    f"{wrong} and data.query: XGBoost normalises query weights on each rank separately; leave {wrong} "
+                    "out, or use  model.library=lightgbm",
+                    code="not-supported",
+                    key=wrong,
                 )
 
     def sample_count(self) -> int:
@@ -195,34 +201,40 @@ class Trees(PassWorkload):
         if not layout.plain or self.spec.parallel.engine != "torch" or self.spec.parallel.reduce != "exact":
             raise UserError(
                 "workload=trees spreads rows over ranks and nothing else; "
-                "leave parallel.strategy, tensor, pipeline, engine and reduce out, and give parallel.ranks"
+                "leave parallel.strategy, tensor, pipeline, engine and reduce out, and give parallel.ranks",
+                code="not-supported",
+                key="parallel",
             )
         if layout.ranks > 1 and self._model.library == "lightgbm":
             raise UserError(
                 f"parallel.ranks={layout.ranks}: on several ranks LightGBM grows other trees than on one; "
-                "use  model.library=xgboost, whose trees stay the same,  or  parallel.ranks=1  and parallel.threads"
+                "use  model.library=xgboost, whose trees stay the same,  or  parallel.ranks=1  and parallel.threads",
+                code="not-supported",
+                key="parallel.ranks",
             )
         if self._model.library == "lightgbm" and self._data.memory == "disk":
-            raise UserError("data.memory=disk is for model.library=xgboost; leave one of them out")
+            raise UserError(
+                "data.memory=disk is for model.library=xgboost; leave one of them out",
+                code="not-supported",
+                key="data.memory",
+            )
 
     def passes(self, device: Any) -> TreePasses:
-        import torch
-
         spec = self.spec
-        boosting = BoostingJob(
+        job = BoostingJob(
             model=self._model,
             data=self._data,
             table=self.table,
             target=self.target,
             seed=spec.train.seed,
-            place=self.rank_info or SINGLE_RANK,
+            rank_info=self.rank_info or SINGLE_RANK,
             threads=torch.get_num_threads(),
             timeout_s=spec.parallel.timeout_s,
-            device=_device(self._model.library, device, spec.parallel.device == "cuda"),
+            device=_choose_tree_device(self._model.library, device, spec.parallel.device == "cuda"),
         )
-        found = TreePasses(boosting, spec.train)
-        if boosting.device != str(device):
-            found.notes = [CORES_ALONE.format(self._model.library)]
+        found = TreePasses(job, spec.train)
+        if job.device != str(device):
+            found.notes = [CPU_BUILD.format(self._model.library)]
         return found
 
     def fitted(self, folder: Path) -> FittedTrees:
@@ -239,17 +251,21 @@ class Trees(PassWorkload):
         return self.spec.model
 
 
-def _refuse_gradients(train: Train) -> None:
-    """Values that trees would not look at."""
+def _reject_gradient_keys(train: Train) -> None:
+    """Raise UserError for keys of the section `train` that trees would ignore."""
     given = [name for name, info in Train.model_fields.items() if getattr(train, name) != info.default]
-    if others := [name for name in given if name not in OF_TREES]:
+    if others := [name for name in given if name not in USED_TRAIN_KEYS]:
         name, value = others[0], getattr(train, others[0])
-        here = f"type  model.learning_rate={value}" if name == "lr" else "leave it out"
-        raise UserError(f"train.{name}={value} is for models that learn by gradients, and trees do not; {here}")
+        hint = f"type  model.learning_rate={value}" if name == "lr" else "leave it out"
+        raise UserError(
+            f"train.{name}={value} is for models that learn by gradients; {hint}",
+            code="not-supported",
+            key=f"train.{name}",
+        )
 
 
-def _device(library: str, device: Any, asked: bool) -> str:
-    """Where the rounds are made: there are two packages of XGBoost, and one is for cores alone."""
+def _choose_tree_device(library: str, device: Any, required: bool) -> str:
+    """Return where rounds run: the package xgboost-cpu has no CUDA, nor has LightGBM as it is used here."""
     if device.type == "cpu":
         return "cpu"
     if library == "xgboost":
@@ -257,6 +273,10 @@ def _device(library: str, device: Any, asked: bool) -> str:
 
         if xgboost.build_info()["USE_CUDA"]:
             return str(device)
-    if asked:
-        raise UserError(f"parallel.device=cuda: {CORES_ALONE.format(library)}; or use  parallel.device=cpu")
+    if required:
+        raise UserError(
+            f"parallel.device=cuda: {CPU_BUILD.format(library)}; or use  parallel.device=cpu",
+            code="not-installed",
+            key="parallel.device",
+        )
     return "cpu"

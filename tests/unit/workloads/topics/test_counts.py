@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts import synthetic
-from paceline.workloads.topics.counts.matrices import Csr, DenseCounts, to_dense, to_sparse
+from paceline.workloads.topics.counts.matrices import Csr, to_dense, to_sparse
 from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks, split_ranges
 from paceline.workloads.topics.counts.synthetic import generate_synthetic_data, zipf_documents
 from paceline.workloads.topics.files import disk_counts
@@ -197,8 +197,9 @@ def test_names_beside_a_matrix(tmp_path):
     (tmp_path / "counts.terms.txt").write_text("x\n" * 33)
     assert read_counts(path).vocabulary == ["x"] * 33
     (tmp_path / "docs.txt").write_text("one\n")
-    with pytest.raises(UserError, match=r"docs.txt: 1 lines, but counts.npy has 57 rows"):
+    with pytest.raises(UserError, match="57 rows") as caught:
         read_counts(path)
+    assert (caught.value.code, caught.value.key) == ("invalid-data", "docs.txt")
 
 
 def test_files_stored_by_columns_work_and_say_that_they_are_slow(tmp_path):
@@ -223,7 +224,7 @@ def test_files_stored_by_columns_in_panels(tmp_path, monkeypatch):
     matrix[3, 5], matrix[20, 2], matrix[50, 32] = 300, 70_000, 0.5
     array = np.asfortranarray(matrix)
     assert (whole(disk_counts.MappedCounts(array, "x", fractional=True), block_bytes=400) == matrix).all()
-    with pytest.raises(UserError, match=r"document 50, term 32 .* is 0.5"):
+    with pytest.raises(UserError, match="document 50, term 32"):
         whole(disk_counts.MappedCounts(array, "x"))
 
 
@@ -233,46 +234,38 @@ def with_value(value):
     return matrix
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (-1, "document 40, term 7 .* is -1: a count cannot be negative"),
-        (np.nan, "document 40, term 7 .* is nan: every count must be a finite number"),
-        (np.inf, "is inf: every count must be a finite number"),
-        (0.5, r"is 0.5: counts are whole numbers; to allow fractions pass  fractional=True  \(--fractional\)"),
-        (3e9, "is 3000000000: the largest count is 2,147,483,647"),
-    ],
-)
-def test_what_is_not_a_count(value, message, tmp_path):
+@pytest.mark.parametrize("value", [-1, np.nan, np.inf, 0.5, 3e9])
+def test_what_is_not_a_count(value, tmp_path):
     matrix = with_value(value)
-    for source in (matrix, scipy.sparse.csr_array(matrix), torch.tensor(matrix)):
-        with pytest.raises(UserError, match=message):
-            read_counts(source)
     stored = read_counts(on_disk(tmp_path, matrix))
-    with pytest.raises(UserError, match=f"counts.npy: .*{message}"):
-        compute_totals(stored)
-    with pytest.raises(UserError, match=message):
-        whole(stored, block_bytes=500)
+    for read in (
+        lambda: read_counts(matrix),
+        lambda: read_counts(scipy.sparse.csr_array(matrix)),
+        lambda: read_counts(torch.tensor(matrix)),
+        lambda: compute_totals(stored),
+        lambda: whole(stored, block_bytes=500),
+    ):
+        with pytest.raises(UserError, match="document 40, term 7 ") as caught:
+            read()
+        assert caught.value.code == "invalid-data"
     if value != 0.5 and value != 3e9:
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match="document 40, term 7 "):
             read_counts(matrix, fractional=True)
-        with pytest.raises(UserError, match=r"negative|finite"):
+        with pytest.raises(UserError, match="document 40, term 7 "):
             compute_totals(read_counts(on_disk(tmp_path, matrix), fractional=True))
 
 
 def test_negative_whole_numbers():
     for dtype in (np.int8, np.int32, np.int64):
-        with pytest.raises(UserError, match=r"document 1, term 0 .* is -3: a count cannot be negative"):
+        with pytest.raises(UserError, match="document 1, term 0 "):
             read_counts(np.array([[1, 70], [-3, 2]], dtype))
-    with pytest.raises(UserError, match="is -1: a count cannot be negative"):
-        compute_totals(DenseCounts(np.array([[1, -1]], np.int32)))
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (np.zeros(5), "1 dimension .*has 2"),
-        (np.zeros((2, 3, 4)), "3 dimensions .*has 2"),
+        (np.zeros(5), "1 dimension "),
+        (np.zeros((2, 3, 4)), "3 dimensions "),
         (np.zeros((0, 4)), "is empty, 0 documents by 4 terms"),
         (np.zeros((4, 0)), "is empty, 4 documents by 0 terms"),
         (scipy.sparse.csr_array((0, 3)), "is empty"),
@@ -302,30 +295,32 @@ def test_a_matrix_of_zeros_is_refused_and_empty_documents_are_not(tmp_path):
 
 
 def test_bad_files(tmp_path):
-    def refused(name, message, content=None):
+    def reject(name, code, content=None):
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=message) as error:
+        with pytest.raises(UserError, match=name) as caught:
             read_counts(tmp_path / name)
-        assert "\n" not in str(error.value)
+        assert "\n" not in str(caught.value)
+        assert caught.value.code in code.split("|")
+        return str(caught.value)
 
     good = on_disk(tmp_path, X).read_bytes()
-    refused("short.npy", r"cut short, .* \(100 B are missing\)", good[:-100])
-    refused("header.npy", "header of the .npy file is damaged", good[:40])
-    refused("other.npy", "not a .npy file", b"PK something else entirely")
-    refused("nothing.npy", "not a .npy file", b"")
-    refused("count.npy", "there is no such file or folder, did you mean 'counts.npy'")
-    refused("x.docx", "a file of this kind is not read; give .npy", b"x")
-    refused("zip.npz", "cannot be read|not a matrix", b"no zip")
-    refused("text.mtx", "not a Matrix Market file|cannot be read", b"hello\n")
+    assert f"{len(good) - 100:,} of {len(good):,} bytes" in reject("short.npy", "damaged", good[:-100])
+    reject("header.npy", "damaged", good[:40])
+    reject("other.npy", "invalid-format", b"PK something else entirely")
+    reject("nothing.npy", "invalid-format", b"")
+    assert "'counts.npy'" in reject("count.npy", "not-found")
+    reject("x.docx", "invalid-format", b"x")
+    reject("zip.npz", "unreadable|invalid-format|damaged|invalid-request", b"no zip")
+    reject("text.mtx", "invalid-format|unreadable", b"hello\n")
     np.savez(tmp_path / "two.npz", a=X, b=X)
-    refused("two.npz", r"neither a sparse matrix .* \(there: a, b\)")
+    assert "a, b" in reject("two.npz", "invalid-data")
     np.save(tmp_path / "objects.npy", np.array([[{}, 1]], object), allow_pickle=True)
-    refused("objects.npy", "holds objects")
+    reject("objects.npy", "invalid-data")
     on_disk(tmp_path, X[0], "line.npy")
-    refused("line.npy", "has 1 dimension ")
+    reject("line.npy", "invalid-data")
     (tmp_path / "folder").mkdir()
-    refused("folder", r"without counts.json and without .txt files \(there: nothing\)")
+    reject("folder", "invalid-format")
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path):

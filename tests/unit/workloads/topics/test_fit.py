@@ -128,7 +128,7 @@ def test_the_best_of_several_starts(made):
         ({"k": 3, "passes": 2.5}, "passes=2.5"),
         ({"k": 3, "seed": -1}, "seed=-1"),
         ({"k": 3, "seed": 1.5}, "seed=1.5"),
-        ({"k": 3, "tolerance": "a"}, "tolerance=a"),
+        ({"k": 3, "tolerance": "a"}, "tolerance='a'"),
         ({"k": 3, "device": "x"}, "auto, cpu, cuda"),
         ({"k": 3, "tolerance": -1.0}, "tolerance=-1.0"),
         ({"k": 3, "tolerance": float("nan")}, "tolerance=nan"),
@@ -224,7 +224,7 @@ def test_only_shards(made, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nothing.npy", "-k", 3], "there is no such file"),
+        (["nothing.npy", "-k", 3], "nothing.npy"),
         (["x.npy"], "-k 20"),
         (["x.npy", "-k", 1000], "512"),
         (["x.npy", "-k", 11], "from 1 to 10"),

@@ -104,19 +104,21 @@ def test_other_files_are_refused(tmp_path, fitted):
     from safetensors.numpy import save_file
 
     save_file({"weight": np.zeros(3, np.float32)}, tmp_path / "weights.safetensors")
-    with pytest.raises(UserError, match=r"holds no topic model \(there: weight\)"):
-        TopicFit.load(tmp_path / "weights.safetensors")
-    with pytest.raises(UserError, match="there is no such file"):
-        TopicFit.load(tmp_path / "none.safetensors")
-    with pytest.raises(UserError, match=r"does not end in \.safetensors; write it as  .*fit\.safetensors"):
-        fitted[1].save(tmp_path / "fit.pkl")
-    with pytest.raises(RunFailed, match=r"cannot write .*: No such file or directory"):
+    for code, read in {
+        "invalid-format": lambda: TopicFit.load(tmp_path / "weights.safetensors"),
+        "not-found": lambda: TopicFit.load(tmp_path / "none.safetensors"),
+        "invalid-value": lambda: fitted[1].save(tmp_path / "fit.pkl"),
+    }.items():
+        with pytest.raises(UserError) as caught:
+            read()
+        assert caught.value.code == code
+    with pytest.raises(RunFailed, match="nowhere"):
         fitted[1].save(tmp_path / "nowhere" / "fit.safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["weights.safetensors"]
 
 
 def test_shapes_and_names_must_agree():
-    with pytest.raises(UserError, match=r"L has the shape \(4, 2\) and F \(3, 5\)"):
+    with pytest.raises(UserError, match=r"\(4, 2\) and F \(3, 5\)"):
         TopicFit(np.ones((4, 2)), np.ones((3, 5)))
     with pytest.raises(UserError, match="2 terms for 5 columns"):
         TopicFit(np.ones((4, 3)), np.ones((3, 5)), terms=["a", "b"])
@@ -131,7 +133,7 @@ def test_top_terms_by_probability_and_by_lift():
     assert made.top_terms(2) == [["the", "cat"], ["the", "sun"]]
     assert made.top_terms(1, by="lift") == [["cat"], ["sun"]]
     assert made.top_terms(99)[0][:3] == ["the", "cat", "dog"]
-    with pytest.raises(UserError, match="by='size': terms are ranked by  probability  or by  lift"):
+    with pytest.raises(UserError, match="probability or lift"):
         made.top_terms(by="size")
     made.terms = None
     assert made.top_terms(1) == [["term 0"], ["term 0"]]
@@ -163,9 +165,9 @@ def test_shares_and_order_of_topics(fitted):
     assert (np.diff(in_order.topic_shares()) <= 0).all()
     assert np.abs(in_order.L @ in_order.F - made.L @ made.F).max() < 1e-6
     assert made.sort_topics([2, 0, 1]).F[0] == pytest.approx(made.F[2])
-    with pytest.raises(UserError, match="each of the topics 0 to 2 once"):
+    with pytest.raises(UserError, match="topics 0 to 2"):
         made.sort_topics([0, 0, 1])
-    with pytest.raises(UserError, match="3 lengths for 60 documents"):
+    with pytest.raises(UserError, match="3 lengths for 60"):
         made.topic_shares(np.ones(3))
 
 
@@ -194,7 +196,7 @@ def test_topics_without_a_counterpart_come_last():
     assert order.tolist() == [3, 1, 0, 2]
     assert similar[:2] == pytest.approx(1)
     assert np.isnan(similar[2:]).all()
-    with pytest.raises(UserError, match="2 topics cannot be matched one to one with 4: swap the two"):
+    with pytest.raises(UserError, match=r"2 topics .* with 4"):
         align_topics(ours[:2], ours)
     with pytest.raises(UserError, match="over 4 and over 3 terms"):
         align_topics(ours, ours[:, :3])
@@ -239,8 +241,9 @@ def test_texts_are_counted_as_in_training():
     made.settings["text"] = {"lower_case": False, "min_df": 1}
     assert made.transform(words[0].lower()) == pytest.approx(made.transform(X[:1]), abs=1e-4)
     made.terms = None
-    with pytest.raises(UserError, match="the model does not know its terms"):
+    with pytest.raises(UserError) as caught:
         made.transform(["a text"])
+    assert caught.value.key == "terms"
 
 
 def test_files_of_texts_and_of_counts(tmp_path):
@@ -251,17 +254,17 @@ def test_files_of_texts_and_of_counts(tmp_path):
     expected = made.transform(X[:3])
     for path in (tmp_path / "new.txt", str(tmp_path / "new.npy")):
         assert made.transform(path) == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(UserError, match="there is no such file"):
+    with pytest.raises(UserError, match=r"old\.npy"):
         made.transform(str(tmp_path / "old.npy"))
 
 
 def test_columns_must_agree(fitted):
     X, made = fitted
-    with pytest.raises(UserError, match="35 columns and the model 36 terms: give the same columns in the same order"):
+    with pytest.raises(UserError, match=r"35 columns .* 36 terms"):
         made.transform(X[:, 1:])
     swapped = list(made.terms)
     swapped[4:6] = swapped[5], swapped[4]
-    with pytest.raises(UserError, match=r"column 4 \(from 0\) is 'word5' in the documents and 'word4' in the model"):
+    with pytest.raises(UserError, match=r"column 4 .*'word5' .*'word4'"):
         made.transform(replace(read_counts(X), vocabulary=swapped))
 
 

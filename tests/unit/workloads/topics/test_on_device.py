@@ -10,8 +10,8 @@ import torch
 
 import paceline.topics as pt
 from paceline.errors import UserError
+from paceline.workloads.topics.counts.arrays import from_tensor
 from paceline.workloads.topics.counts.matrices import Csr
-from paceline.workloads.topics.counts.on_device import from_tensor
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.fitting.passes import pad_to_tiles
 from paceline.workloads.topics.fitting.problem import SampleSize, build_problem, find_first_topics, sample_documents
@@ -99,7 +99,7 @@ def test_the_smallest_type_is_taken(made):
 def test_what_is_no_count_is_refused_with_its_place(made, value, said, sparse):
     X = torch.tensor(made).double()
     X[5, 3] = value
-    with pytest.raises(UserError, match=r"document 5, term 3 \(both from 0\)") as caught:
+    with pytest.raises(UserError, match="document 5, term 3 ") as caught:
         from_tensor(X.to_sparse_csr() if sparse else X)
     assert said in str(caught.value)
 
@@ -109,9 +109,9 @@ def test_other_bad_tensors(made):
         from_tensor(torch.zeros(3))
     with pytest.raises(UserError, match="complex"):
         from_tensor(torch.zeros(3, 3, dtype=torch.complex64))
-    with pytest.raises(UserError, match="nothing to learn"):
+    with pytest.raises(UserError, match="are zero"):
         pt.fit(from_tensor(torch.zeros(5, 6, dtype=torch.uint8)), k=2)
-    with pytest.raises(UserError, match="nothing to learn"):
+    with pytest.raises(UserError, match="are zero"):
         pt.fit(from_tensor(torch.zeros(5, 6).to_sparse_csr()), k=2)
     wrong = torch.sparse_csr_tensor([0, 1, 2], [0, 9], [1.0, 1.0], size=(2, 3), check_invariants=False)
     with pytest.raises(UserError, match="columns"):

@@ -168,7 +168,7 @@ def test_auto_takes_the_number_of_devices_of_the_plan(counts_file):
     ("spec", "given", "said"),
     [
         (topics(), {}, "data.path is missing"),
-        (topics("/nowhere.npz"), {}, "there is no such file"),
+        (topics("/nowhere.npz"), {}, "/nowhere.npz"),
         (topics(), {"tokens": 5.0}, "give --samples"),
         (topics(parallel={"strategy": "fsdp", "ranks": 2}), {"samples": 100}, "spreads documents over ranks"),
         (topics(), {"samples": 0}, "--samples: 0 is not possible"),

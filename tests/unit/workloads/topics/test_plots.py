@@ -51,9 +51,9 @@ def test_each_is_drawn_and_written(draw, model, tmp_path):
         assert content.startswith(start)
         assert len(content) > 3_000
     assert len(np.unique(pixels(figure).reshape(-1, 3), axis=0)) > 20
-    with pytest.raises(UserError, match=r"pictures are written as \.png, \.pdf, \.svg"):
+    with pytest.raises(UserError, match="output_file="):
         draw(model, output_file=tmp_path / "picture.bmp")
-    with pytest.raises(RunFailed, match=r"cannot write .*No such file"):
+    with pytest.raises(RunFailed, match="No such file"):
         draw(model, output_file=tmp_path / "nowhere" / "picture.png")
 
 
@@ -68,7 +68,7 @@ def test_nothing_is_left_behind(tmp_path):
     program = """if True:
         import sys, matplotlib, numpy as np
         before = list(dict.items(matplotlib.rcParams))  # as they are: to ask for the backend would choose one
-        from paceline.workloads.topics.pictures.plots import plot_loss, plot_structure, plot_top_terms
+        from paceline.workloads.topics.result.plots import plot_loss, plot_structure, plot_top_terms
         plot_loss([3, 2, 1]); plot_structure(np.eye(3)); plot_top_terms(np.eye(3))
         assert "matplotlib.pyplot" not in sys.modules
         assert before == list(dict.items(matplotlib.rcParams))
@@ -83,7 +83,7 @@ def test_the_loss_is_drawn_from_lists_and_tensors():
     assert figure.axes[0].get_title(loc="left") == "Mine"
     assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([5, 4, 3.5, 3.4])
     assert pixels(plot_loss([7.0])).min() < 100
-    with pytest.raises(UserError, match="there are no losses"):
+    with pytest.raises(UserError, match="no losses"):
         plot_loss([])
 
 
@@ -134,7 +134,7 @@ def test_a_structure_needs_shares():
     assert share(pixels(plot_structure(np.full((3, 2), 4.0), normalize_rows=True)), PALETTE[1]) > 0.2
     with pytest.raises(UserError, match="below zero"):
         plot_structure(np.full((3, 2), -1.0))
-    with pytest.raises(UserError, match="each of the 3 documents once"):
+    with pytest.raises(UserError, match="order"):
         plot_structure(np.eye(3), order=[0, 1, 1])
     with pytest.raises(UserError, match="a fit or an array"):
         plot_structure([1, 2])
@@ -176,7 +176,7 @@ def test_some_topics_of_many():
     assert figure.get_suptitle() == "Top terms of the 2 chosen of 40 topics"
     with pytest.raises(UserError, match="give some of 0 to 39"):
         plot_top_terms(F, topics=[40])
-    with pytest.raises(UserError, match="2 term_names for 30 columns"):
+    with pytest.raises(UserError, match="2 term_names for 30"):
         plot_top_terms(F, term_names=["a", "b"])
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paceline.errors import RunFailed, UserError
-from paceline.workloads.topics.counts.matrices import Csr, LabelledCounts, to_dense
+from paceline.workloads.topics.counts.matrices import Counts, Csr, to_dense
 from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
 from paceline.workloads.topics.counts.synthetic import zipf_documents
 from paceline.workloads.topics.files import shard_format, shards
@@ -131,7 +131,7 @@ def test_conversion_of_files_keeps_names(tmp_path):
     (tmp_path / "terms.txt").write_text("".join(f"t{i}\n" for i in range(33)))
     (tmp_path / "docs.txt").write_text("".join(f"d{i}\n" for i in range(157)))
     said = []
-    convert(tmp_path / "x.npy", tmp_path / "deep" / "s", shard_bytes=500, say=said.append)
+    convert(tmp_path / "x.npy", tmp_path / "deep" / "s", shard_bytes=500, log=said.append)
     counts = read_counts(str(tmp_path / "deep" / "s"))
     assert (rows_of(counts) == X).all()
     assert counts.vocabulary[-1] == "t32"
@@ -162,21 +162,23 @@ def test_parquet_lists(tmp_path):
 
 
 def test_bad_parquet(tmp_path):
-    def refused(message, **columns):
+    def reject(code, shown="", **columns):
         if columns:
             pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
-        with pytest.raises(UserError, match=message) as error:
+        with pytest.raises(UserError) as caught:
             compute_totals(read_counts(tmp_path / "x.parquet"))
-        assert "\n" not in str(error.value)
+        assert "\n" not in str(caught.value)
+        assert shown in str(caught.value)
+        assert caught.value.code == code
 
     (tmp_path / "x.parquet").write_bytes(b"no parquet")
-    refused("not a readable Parquet file")
-    refused("lists of numbers are needed", indices=[1, 2], counts=[1, 2])
-    refused("document 1 has not as many counts as indices", indices=[[1], [1, 2]], counts=[[1], [1]])
-    refused("negative term", indices=[[-1], [1]], counts=[[1], [1]])
-    refused("is -4: a count cannot be negative", indices=[[1], [1]], counts=[[1], [-4]])
-    refused("without a single count", indices=pyarrow.array([[]], pyarrow.list_(pyarrow.int32())), counts=[[1]])
-    refused(r"there is no column 'text' \(there: body\)", body=["some words"])
+    reject("unreadable")
+    reject("invalid-data", "lists", indices=[1, 2], counts=[1, 2])
+    reject("invalid-data", "document 1", indices=[[1], [1, 2]], counts=[[1], [1]])
+    reject("invalid-data", "row group 0", indices=[[-1], [1]], counts=[[1], [1]])
+    reject("invalid-data", "is -4", indices=[[1], [1]], counts=[[1], [-4]])
+    reject("invalid-data", indices=pyarrow.array([[]], pyarrow.list_(pyarrow.int32())), counts=[[1]])
+    reject("unknown-name", "'text'", body=["some words"])
 
 
 def test_a_damaged_shard_is_named(folder):
@@ -184,70 +186,62 @@ def test_a_damaged_shard_is_named(folder):
     assert len(whole.shards) > 5
     victim = folder / whole.shards[3].file
     content = victim.read_bytes()
-    for damaged, message in (
-        (content[:-1], f"{victim.name}: the shard is damaged: {len(content) - 1} bytes instead of {len(content)}"),
-        (content + b"x", f"{victim.name}: the shard is damaged"),
-    ):
+    for damaged in (content[:-1], content + b"x"):
         victim.write_bytes(damaged)
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=victim.name) as caught:
             read_counts(folder)
+        assert caught.value.code == "damaged"
+        assert f"{len(damaged)} of {len(content)} bytes" in str(caught.value)
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     counts = read_counts(folder)
     assert rows_of(counts, 0, 5).shape == (5, 33)
-    with pytest.raises(UserError, match=f"{victim.name}: the file is damaged: its checksum"):
+    with pytest.raises(UserError, match=f"{victim.name}: .*checksum"):
         compute_totals(counts)
     victim.unlink()
-    with pytest.raises(UserError, match=f"{victim.name}: this shard is missing"):
-        read_counts(folder)
-    with pytest.raises(UserError, match=f"{victim.name}: the file cannot be read"):
-        rows_of(whole)
+    for read in (lambda: read_counts(folder), lambda: rows_of(whole)):
+        with pytest.raises(UserError, match=victim.name) as caught:
+            read()
+        assert caught.value.code == "unreadable"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code"),
     [
-        ({"format": 99}, "its format is 99, this version reads 1"),
-        ({"documents": 5}, "do not add up to 5 documents"),
-        ({"terms": None}, "is damaged"),
-        ({"shards": [{"file": "x"}]}, "is damaged"),
-        ({"shards": []}, "is damaged"),
+        ({"format": 99}, "invalid-format"),
+        ({"documents": 5}, "damaged"),
+        ({"terms": None}, "damaged"),
+        ({"shards": [{"file": "x"}]}, "damaged"),
+        ({"shards": []}, "damaged"),
     ],
 )
-def test_a_damaged_manifest(folder, change, message):
+def test_a_damaged_manifest(folder, change, code):
     manifest = json.loads((folder / "counts.json").read_text())
     (folder / "counts.json").write_text(json.dumps(manifest | change))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError) as caught:
         read_counts(folder)
+    assert (caught.value.code, caught.value.key) == (code, "counts.json")
     (folder / "counts.json").write_text("{")
     with pytest.raises(UserError, match=r"counts.json is damaged"):
         read_counts(folder)
 
 
-def test_a_shard_cannot_point_outside(folder):
-    manifest = json.loads((folder / "counts.json").read_text())
-    manifest["shards"][0]["file"] = "../x"
-    (folder / "counts.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="is damaged"):
-        read_counts(folder)
-
-
 def test_no_space(tmp_path, monkeypatch):
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5))
-    with pytest.raises(UserError, match=r"about .* are needed, 5 B are free; free some space"):
+    with pytest.raises(UserError, match="5 B are free"):
         convert(X, tmp_path / "s")
     monkeypatch.undo()
 
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shard_format, "_write", full)
+    monkeypatch.setattr(shard_format, "_write_array", full)
     with pytest.raises(RunFailed, match="the disk is full"):
         convert(X, tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_there_is_not_overwritten(folder, tmp_path):
-    with pytest.raises(UserError, match="is there already; give a new folder"):
+    with pytest.raises(UserError, match="exists"):
         convert(X, folder)
     (tmp_path / "empty").mkdir()
     assert convert(X, tmp_path / "empty").documents == 157
@@ -283,7 +277,7 @@ def test_a_shard_with_a_term_beyond_its_terms_is_refused(tmp_path):
     folder = tmp_path / "shards"
     rows = np.zeros((3, 400), np.uint8)
     rows[:, 7] = 5
-    write_shards(folder, [rows], 400, LabelledCounts())
+    write_shards(folder, [rows], 400, Counts())
     manifest = json.loads((folder / "counts.json").read_text())
     shard = manifest["shards"][0]
     assert (shard["layout"], shard["index"]) == ("csr", "uint16")
@@ -292,5 +286,5 @@ def test_a_shard_with_a_term_beyond_its_terms_is_refused(tmp_path):
     file.write_bytes(content)
     shard["crc32"] = f"{zlib.crc32(content):08x}"
     (folder / "counts.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="a term beyond its 400 terms"):
+    with pytest.raises(UserError, match="400 terms"):
         read_shards(folder).block(0, 3)

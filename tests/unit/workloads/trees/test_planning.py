@@ -41,7 +41,7 @@ def test_a_plan_reads_the_table_that_is_there(tmp_path):
 
 
 def test_what_a_table_does_not_have_is_refused():
-    with pytest.raises(UserError, match="--tokens: a table has no texts"):
+    with pytest.raises(UserError, match="--tokens"):
         build_trees_cost_model(spec(), 100, 5.0)
-    with pytest.raises(UserError, match=r"how many rounds\?"):
+    with pytest.raises(UserError, match=r"train\.steps=200"):
         build_trees_cost_model(spec(**{"train.steps": None}), 100, None)

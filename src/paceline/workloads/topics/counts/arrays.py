@@ -1,56 +1,65 @@
-"""Counts from what is in memory: arrays, tensors, sparse matrices."""
+"""Make counts of what is in memory: arrays, scipy matrices, tensors; those of a device may stay there."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.matrices import (
+    FRACTIONS,
     Counts,
     Csr,
     DenseCounts,
+    DocumentBlock,
+    Locator,
     SparseCounts,
-    check_dtype,
-    check_shape,
-    check_terms,
+    check_matrix,
     convert_to_smallest,
+    find_integer_type,
     make_row_locator,
 )
 
+if TYPE_CHECKING:
+    import torch
+
+Tensor = Any  # torch.Tensor; a plan reads counts without torch
+PIECE = 1 << 26  # elements of a tensor that are worked on at a time, in a wider type
 KINDS = ".npy, .npz, .mtx, .parquet, .csv, .tsv, .jsonl, .txt, a folder of shards or a folder of .txt files"
 WHAT_IS_READ = f"give an array, a torch tensor, a scipy sparse matrix or a path: {KINDS}"
+THE_TENSOR = "the tensor"
 
 
 def from_array(array: Any, *, fractional: bool = False, source: str = "the matrix") -> DenseCounts:
-    """Dense counts in memory. The array is not copied if it is C-contiguous and of the smallest type."""
+    """Make dense counts; the array is not copied if it is C-contiguous and of the smallest type."""
     if not isinstance(array, np.ndarray):
         try:
             array = np.asarray(array)
         except (TypeError, ValueError):
-            raise UserError(f"{source}: a {type(array).__name__} is not a matrix of counts; {WHAT_IS_READ}") from None
-    check_dtype(array.dtype, source)
-    check_shape(array.shape, source)
+            raise _not_a_matrix(array, source) from None
+    check_matrix(array.shape, source, array.dtype)
     place = make_row_locator(source, array.shape[1])
     return DenseCounts(convert_to_smallest(array, fractional=fractional, place=place), fractional=fractional)
 
 
+def _not_a_matrix(given: object, source: str) -> UserError:
+    message = f"{source}: a {type(given).__name__} is not a matrix of counts; {WHAT_IS_READ}"
+    return UserError(message, code="invalid-value")
+
+
 def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matrix") -> SparseCounts:
-    """Counts of a scipy sparse matrix of any kind: duplicates added up, zeros left out, terms ascending."""
-    check_dtype(matrix.dtype, source)
-    check_shape(matrix.shape, source)
+    """Make counts of a scipy sparse matrix: duplicates added up, zeros left out, terms ascending."""
+    check_matrix(matrix.shape, source, matrix.dtype)
     if matrix.dtype.kind in "bui" and matrix.dtype.itemsize < 8 and not getattr(matrix, "has_canonical_format", True):
-        matrix = matrix.astype(np.int64)  # entries that are given twice are added up, and must not overflow
+        matrix = matrix.astype(np.int64)  # the sum of duplicates must not overflow
     rows = matrix.tocsr()
-    if not rows.has_canonical_format:
+    if not rows.has_canonical_format or not rows.data.all():
         rows = rows.copy() if rows is matrix else rows
         rows.sum_duplicates()
-    if not rows.data.all():
-        rows = rows.copy() if rows is matrix else rows
         rows.eliminate_zeros()
-    terms = matrix.shape[1]
-    check_terms(terms, source)
     indptr = np.ascontiguousarray(rows.indptr, np.int64)
     indices = np.ascontiguousarray(rows.indices, np.int32)
 
@@ -58,32 +67,30 @@ def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matr
         return f"{source}: document {np.searchsorted(indptr, at, 'right') - 1}, term {indices[at]} (both from 0)"
 
     data = convert_to_smallest(rows.data, fractional=fractional, place=place)
-    return SparseCounts(Csr(indptr, indices, data), terms, fractional=fractional)
+    return SparseCounts(Csr(indptr, indices, data), matrix.shape[1], fractional=fractional)
 
 
 def from_torch(tensor: Any, *, fractional: bool = False, on_device: bool = False) -> Counts:
-    """Counts of a tensor: of a device left there or brought to memory."""
+    """Make counts of a tensor; with `on_device` a CUDA tensor stays there, else it is copied to the host."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise UserError(f"a {type(tensor).__name__} is not a matrix of counts; {WHAT_IS_READ}")
+        raise _not_a_matrix(tensor, "the matrix")
     if tensor.is_meta:
-        raise UserError("a tensor of the device meta has a shape and no counts; give one that holds them")
+        raise UserError("a tensor on the device meta has no values; give one that has", code="invalid-value")
     tensor = tensor.detach()
     if on_device and tensor.is_cuda and tensor.layout in (torch.strided, torch.sparse_csr):
-        from paceline.workloads.topics.counts.on_device import from_tensor
-
         return from_tensor(tensor, fractional=fractional)
     tensor = tensor.cpu()
     if tensor.dtype in (torch.bfloat16, torch.float16):
         tensor = tensor.float()
     if tensor.layout == torch.strided:
-        return from_array(tensor.numpy(), fractional=fractional, source="the tensor")
-    check_shape(tensor.shape, "the tensor")
-    return from_scipy(_scipy_of(tensor), fractional=fractional, source="the tensor")
+        return from_array(tensor.numpy(), fractional=fractional, source=THE_TENSOR)
+    check_matrix(tensor.shape, THE_TENSOR)
+    return from_scipy(_to_scipy(tensor), fractional=fractional, source=THE_TENSOR)
 
 
-def _scipy_of(tensor: Any) -> Any:
+def _to_scipy(tensor: Tensor) -> Any:
     import scipy.sparse
     import torch
 
@@ -96,4 +103,152 @@ def _scipy_of(tensor: Any) -> Any:
     if tensor.layout == torch.sparse_coo:
         rows, columns = tensor._indices().numpy()
         return scipy.sparse.coo_array((tensor._values().numpy(), (rows, columns)), shape=tuple(tensor.shape))
-    raise UserError(f"a tensor of layout {tensor.layout}: give it dense, or as sparse CSR, CSC or COO")
+    raise UserError(
+        f"a tensor of layout {tensor.layout}: give it dense, or as sparse CSR, CSC or COO", code="invalid-value"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceCounts(Counts):
+    """Counts that stay on a device: rows, or row pointers (int64), terms (int32) and counts."""
+
+    values: Any
+    terms: int
+
+    resident = True
+
+    @property
+    def sparse(self) -> bool:
+        return isinstance(self.values, tuple)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.values if self.sparse else (self.values,)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
+
+    @property
+    def documents(self) -> int:
+        return len(self.tensors[0]) - self.sparse
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(part.numel() * part.element_size() for part in self.tensors)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.stored_bytes // self.documents
+
+    def weights(self) -> np.ndarray:
+        return self.values[0].diff().cpu().numpy() if self.sparse else super().weights()
+
+    def part(self, start: int, stop: int) -> DeviceCounts:
+        if not self.sparse:
+            return replace(self, values=self.values[start:stop])
+        pointer, index, count = self.values
+        first, last = pointer[[start, stop]].tolist()
+        return replace(self, values=(pointer[start : stop + 1] - first, index[first:last], count[first:last]))
+
+    def block(self, start: int, stop: int) -> DocumentBlock:
+        """Copy documents to the host."""
+        parts = [part.cpu().numpy() for part in self.part(start, stop).tensors]
+        return DocumentBlock(start, Csr(*parts) if self.sparse else parts[0])
+
+    def take_ranges(self, ranges: Sequence[tuple[int, int]]) -> DeviceCounts:
+        """Return the documents of some ranges of sparse counts."""
+        import torch
+
+        pointer, index, count = self.values
+        rows = torch.cat([torch.arange(*some, device=self.device) for some in ranges])
+        lengths = pointer.diff()[rows]
+        ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        moved = torch.repeat_interleave(pointer[rows] - ends[:-1], lengths)
+        at = moved + torch.arange(len(moved), device=self.device)
+        return replace(self, values=(ends, index[at], take_elements(count, at)))
+
+
+def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
+    """Make counts of a dense or sparse CSR tensor, left on its device; not copied if its type is the smallest."""
+    import torch
+
+    check_matrix(tensor.shape, THE_TENSOR)
+    terms = int(tensor.shape[1])
+    if tensor.layout == torch.strided:
+        rows = convert_on_device(tensor.contiguous(), fractional, make_row_locator(THE_TENSOR, terms))
+        return DeviceCounts(rows, terms, fractional=fractional)
+    pointer, index = tensor.crow_indices().long(), tensor.col_indices()
+    lengths = pointer.diff()
+    ends = [pointer[0] == 0, pointer[-1] == len(index), (lengths >= 0).all(), (index >= 0).all(), (index < terms).all()]
+    if not bool(torch.stack(ends).all()):
+        raise UserError(
+            f"{THE_TENSOR}: its row pointers or its columns are not those of {terms:,} terms; build it again",
+            code="invalid-data",
+        )
+
+    def place(at: int) -> str:
+        row = int(torch.searchsorted(pointer, at, right=True)) - 1
+        return f"{THE_TENSOR}: document {row}, term {int(index[at])} (both from 0)"
+
+    count = convert_on_device(tensor.values().contiguous(), fractional, place)
+    return DeviceCounts((pointer, index.to(torch.int32), count), terms, fractional=fractional)
+
+
+def upload_counts(counts: Counts, device: torch.device) -> DeviceCounts:
+    """Copy all counts to a device."""
+    import torch
+
+    block = counts.block(0, counts.documents)
+    parts = tuple(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in block.parts)
+    return DeviceCounts(parts if isinstance(block.values, Csr) else parts[0], counts.terms)
+
+
+def convert_on_device(values: Tensor, fractional: bool, place: Locator) -> Tensor:
+    """Return the values in their smallest exact type; raise the error of the host for what is not a count."""
+    import torch
+
+    if values.dtype == torch.bool:
+        return values.view(torch.uint8)
+    if values.dtype == torch.uint8 or not values.numel():
+        return values.to(torch.uint8)
+    if values.is_complex():
+        raise UserError(f"{THE_TENSOR}: holds complex numbers; counts are whole numbers", code="invalid-data")
+    pieces = values.view(-1).split(PIECE)
+    least, largest, whole = torch.stack([_summarise(piece) for piece in pieces]).T
+    low, high = float(least.amin()), float(largest.amax())
+    kind = find_integer_type(high) if bool(whole.all()) and low >= 0 else None
+    if kind is None:
+        if not (fractional and low >= 0 and high <= float(np.finfo(np.float32).max)):
+            _raise_error_of_host(pieces, fractional, place)
+        kind = FRACTIONS
+    dtype = torch.from_numpy(np.empty(0, kind)).dtype
+    if dtype == values.dtype:
+        return values
+    return torch.cat([piece.to(dtype) for piece in pieces]).view(values.shape)
+
+
+def _summarise(piece: Tensor) -> Tensor:
+    """Return (least, largest, whether all are whole numbers); NaN makes each of them fail."""
+    import torch
+
+    piece = piece if piece.is_floating_point() else piece.long()
+    return torch.stack([piece.min(), piece.max(), (piece == piece.trunc()).all()]).double()
+
+
+def _raise_error_of_host(pieces: Sequence[Tensor], fractional: bool, place: Locator) -> None:
+    for number, piece in enumerate(pieces):
+        host = (piece.float() if piece.dtype.itemsize == 2 and piece.is_floating_point() else piece).cpu().numpy()
+
+        def place_in_all(at: int, first: int = number * PIECE) -> str:
+            return place(first + at)
+
+        convert_to_smallest(host, fractional=fractional, place=place_in_all)
+    raise AssertionError("the device rejects counts that the host accepts")
+
+
+def take_elements(values: Tensor, at: Tensor) -> Tensor:
+    """Return values[at], which torch does not support for uint16."""
+    import torch
+
+    return values.view(torch.int16)[at].view(torch.uint16) if values.dtype == torch.uint16 else values[at]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,34 +22,30 @@ def make_row_locator(source: str, terms: int, first_row: int = 0) -> Locator:
     return lambda at: f"{source}: document {first_row + at // terms}, term {at % terms} (both from 0)"
 
 
-def check_dtype(dtype: np.dtype, source: str) -> None:
-    if dtype.kind not in "buif":
+def check_matrix(shape: Sequence[int], source: str, dtype: np.dtype | None = None) -> None:
+    """Raise UserError if an array of this shape and type cannot be a matrix of counts."""
+    problem = ""
+    if dtype is not None and dtype.kind not in "buif":
         kind = {"O": "objects", "S": "bytes", "U": "texts", "c": "complex numbers", "V": "records"}.get(dtype.kind)
-        raise UserError(f"{source}: holds {kind or dtype} ({dtype}); counts are whole numbers, of an int or float type")
-
-
-def check_shape(shape: Sequence[int], source: str) -> None:
-    if len(shape) != 2:
-        raise UserError(
-            f"{source}: has {len(shape)} dimension{'' if len(shape) == 1 else 's'} (shape {tuple(shape)}); a matrix of "
-            "documents by terms has 2"
-        )
-    if 0 in shape:
-        raise UserError(f"{source}: is empty, {shape[0]:,} documents by {shape[1]:,} terms; at least one of each")
-
-
-def check_terms(terms: int, source: str) -> None:
-    if terms > np.iinfo(np.int32).max:
-        raise UserError(f"{source}: {terms:,} terms; at most 2,147,483,647 are possible")
+        problem = f"holds {kind or dtype} ({dtype}); counts are whole numbers, of an int or float type"
+    elif len(shape) != 2:
+        plural = "" if len(shape) == 1 else "s"
+        problem = f"has {len(shape)} dimension{plural} (shape {tuple(shape)}); documents by terms are 2"
+    elif 0 in shape:
+        problem = f"is empty, {shape[0]:,} documents by {shape[1]:,} terms; at least one of each"
+    elif shape[1] > np.iinfo(np.int32).max:
+        problem = f"has {shape[1]:,} terms; at most 2,147,483,647 are possible"
+    if problem:
+        raise UserError(f"{source}: {problem}", code="invalid-data")
 
 
 def find_integer_type(largest: float) -> np.dtype | None:
-    """The smallest type for whole numbers up to `largest`; None if there is none."""
+    """Return the smallest type for whole numbers up to `largest`; None if there is none."""
     return next((dtype for dtype, limit in LARGEST.items() if largest <= limit), None)
 
 
 def convert_to_smallest(array: np.ndarray, *, fractional: bool, place: Locator) -> np.ndarray:
-    """The array in the smallest exact type, C-contiguous; itself where nothing is to be done."""
+    """Return the array in the smallest exact type, C-contiguous; not copied where it already is."""
     if array.dtype == np.bool_:
         array = array.view(np.uint8)
     if array.dtype == np.uint8:
@@ -59,13 +55,13 @@ def convert_to_smallest(array: np.ndarray, *, fractional: bool, place: Locator) 
         if kind is not None:
             return np.ascontiguousarray(array.astype(kind, copy=False))
     filling = WideningArray(array.size, fractional=fractional, place=place)
-    for piece in _flat_pieces(array):
+    for piece in _iterate_flat(array):
         filling.put(piece)
     return filling.values.reshape(array.shape)
 
 
 class WideningArray:
-    """An array that is filled from its start, and becomes wider when a number needs it."""
+    """An array that is filled from its start, and gets a wider type when a number needs it."""
 
     def __init__(self, size: int, *, fractional: bool, place: Locator):
         self.values: np.ndarray = np.empty(size, np.uint8)
@@ -74,14 +70,14 @@ class WideningArray:
         self._place = place
 
     def put(self, numbers: np.ndarray) -> None:
-        """Append flat numbers of any type. What cannot be a count is refused."""
+        """Append flat numbers of any type; raise UserError for what cannot be a count."""
         with np.errstate(invalid="ignore", over="ignore"):
             for start in range(0, numbers.size, CHUNK):
                 chunk = numbers[start : start + CHUNK]
                 if not self._fits(chunk):
-                    self._widen(self._type_for(chunk))
-                    if not self._fits(chunk):
-                        raise AssertionError("the wider type does not hold the numbers either")
+                    self._widen(self._find_type(chunk))
+                    fits = self._fits(chunk)
+                    assert fits, "the wider type does not hold the numbers either"
                 self.done += chunk.size
 
     def _fits(self, chunk: np.ndarray) -> bool:
@@ -96,27 +92,29 @@ class WideningArray:
             return True
         return bool((target == chunk).all()) and (self.values.dtype != np.int32 or bool(chunk.min() >= 0))
 
-    def _type_for(self, chunk: np.ndarray) -> np.dtype:
-        """The type this chunk needs, not smaller than the present one; or a refusal."""
+    def _find_type(self, chunk: np.ndarray) -> np.dtype:
+        """Return the type that this chunk needs, not smaller than the present one."""
         if chunk.dtype.kind == "f":
-            self._refuse(chunk, ~np.isfinite(chunk), "every count must be a finite number")
-        self._refuse(chunk, chunk < 0, "a count cannot be negative")
+            self._reject(chunk, ~np.isfinite(chunk), "every count must be a finite number")
+        self._reject(chunk, chunk < 0, "a count cannot be negative")
         broken = chunk != np.trunc(chunk)
         if not self._fractional:
-            self._refuse(
+            self._reject(
                 chunk, broken, "counts are whole numbers; to allow fractions pass  fractional=True  (--fractional)"
             )
-            self._refuse(chunk, chunk > LARGEST[np.dtype(np.int32)], "the largest count is 2,147,483,647")
+            self._reject(chunk, chunk > LARGEST[np.dtype(np.int32)], "the largest count is 2,147,483,647")
         kind = None if broken.any() else find_integer_type(chunk.max())
         if kind is None:
-            self._refuse(chunk, chunk > np.finfo(np.float32).max, "numbers up to 3.4e38 are possible")
+            self._reject(chunk, chunk > np.finfo(np.float32).max, "numbers up to 3.4e38 are possible")
             return FRACTIONS
         return np.promote_types(kind, self.values.dtype) if self.values.dtype != FRACTIONS else FRACTIONS
 
-    def _refuse(self, chunk: np.ndarray, bad: np.ndarray, why: str) -> None:
+    def _reject(self, chunk: np.ndarray, bad: np.ndarray, reason: str) -> None:
         if bad.any():
             at = int(bad.argmax())
-            raise UserError(f"{self._place(self.done + at)} is {format_count(chunk[at])}: {why}")
+            value = float(chunk[at])
+            shown = f"{int(value)}" if np.isfinite(value) and value == int(value) else f"{value:.6g}"
+            raise UserError(f"{self._place(self.done + at)} is {shown}: {reason}", code="invalid-data")
 
     def _widen(self, dtype: np.dtype) -> None:
         wider = np.empty(self.values.size, dtype)
@@ -124,13 +122,8 @@ class WideningArray:
         self.values = wider
 
 
-def format_count(value: Any) -> str:
-    number = float(value)
-    return f"{int(number)}" if np.isfinite(number) and number == int(number) else f"{number:.6g}"
-
-
-def _flat_pieces(array: np.ndarray) -> Iterator[np.ndarray]:
-    """The numbers row by row, a few MB at a time, whatever the order in memory."""
+def _iterate_flat(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the numbers row by row, a few MB at a time, whatever the order in memory."""
     if array.flags.c_contiguous or array.ndim == 1:
         yield array.ravel()
         return
@@ -160,13 +153,13 @@ class Csr:
         """The row of each nonzero."""
         return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.indptr))
 
-    def only(self, there: np.ndarray, data: np.ndarray) -> Csr:
-        """The nonzeros for which `there` holds, with counts of `data` in their place."""
-        before = np.concatenate(([0], np.cumsum(there, dtype=np.int64)))
-        return Csr(before[self.indptr], self.indices[there], data[there])
+    def select(self, chosen: np.ndarray, data: np.ndarray) -> Csr:
+        """Return the chosen nonzeros, with the counts of `data`."""
+        before = np.concatenate(([0], np.cumsum(chosen, dtype=np.int64)))
+        return Csr(before[self.indptr], self.indices[chosen], data[chosen])
 
-    def between(self, start: int, stop: int) -> Csr:
-        """The rows start..stop; their nonzeros are not copied."""
+    def slice_rows(self, start: int, stop: int) -> Csr:
+        """Return the rows start..stop; their nonzeros are not copied."""
         first, last = int(self.indptr[start]), int(self.indptr[stop])
         indptr = self.indptr[start : stop + 1]
         return Csr(indptr - first if first else indptr, self.indices[first:last], self.data[first:last])
@@ -185,45 +178,13 @@ class DocumentBlock:
         return self.values.parts if isinstance(self.values, Csr) else (self.values,)
 
     @property
-    def counts(self) -> np.ndarray:
-        """All counts, or those that are not zero."""
-        return self.parts[-1]
-
-    @property
     def stop(self) -> int:
         return self.start + (self.values.rows if isinstance(self.values, Csr) else len(self.values))
 
 
-@runtime_checkable
-class Counts(Protocol):
-    """Documents by terms. `resident` means that a block costs next to nothing, again and again."""
-
-    @property
-    def documents(self) -> int: ...
-    @property
-    def terms(self) -> int: ...
-    @property
-    def sparse(self) -> bool: ...
-    @property
-    def resident(self) -> bool: ...
-    @property
-    def stored_bytes(self) -> int:
-        """What one pass over all documents reads."""
-        ...
-
-    @property
-    def vocabulary(self) -> Sequence[str] | None: ...
-    @property
-    def names(self) -> Sequence[str] | None: ...
-    def block(self, start: int, stop: int) -> DocumentBlock: ...
-    def weights(self) -> np.ndarray:
-        """The work per document: its nonzeros where sparse, else the number of terms. int64."""
-        ...
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LabelledCounts:
-    """What counts of every kind carry: names of terms and documents, and whether counts need not be whole."""
+class Counts:
+    """Documents by terms. `resident`: a block costs next to nothing, again and again."""
 
     vocabulary: Sequence[str] | None = None
     names: Sequence[str] | None = None
@@ -235,14 +196,23 @@ class LabelledCounts:
         def documents(self) -> int: ...
         @property
         def terms(self) -> int: ...
+        @property
+        def sparse(self) -> bool: ...
+        @property
+        def resident(self) -> bool: ...
+        @property
+        def stored_bytes(self) -> int: ...
+
+    def block(self, start: int, stop: int) -> DocumentBlock:
+        raise NotImplementedError
 
     def weights(self) -> np.ndarray:
-        """Of dense rows; sparse ones have their own."""
+        """Return the work per document: its nonzeros where sparse, else the number of terms. int64."""
         return np.full(self.documents, self.terms, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class DenseCounts(LabelledCounts):
+class DenseCounts(Counts):
     """Rows in memory."""
 
     values: np.ndarray
@@ -271,7 +241,7 @@ class DenseCounts(LabelledCounts):
 
 
 @dataclass(frozen=True, eq=False)
-class SparseCounts(LabelledCounts):
+class SparseCounts(Counts):
     """Nonzeros in memory, row by row."""
 
     values: Csr
@@ -289,33 +259,21 @@ class SparseCounts(LabelledCounts):
         return sum(part.nbytes for part in self.values.parts)
 
     def block(self, start: int, stop: int) -> DocumentBlock:
-        return DocumentBlock(start, self.values.between(start, stop))
+        return DocumentBlock(start, self.values.slice_rows(start, stop))
 
     def weights(self) -> np.ndarray:
         return np.diff(self.values.indptr)
 
 
-def is_fractional(counts: Counts) -> bool:
-    return bool(getattr(counts, "fractional", False))
-
-
-def allow_fractions(counts: Counts) -> Counts:
-    """The same counts with fractions allowed, where they know of such a thing."""
-    if is_fractional(counts) or not hasattr(counts, "fractional"):
-        return counts
-    changeable: Any = counts
-    return replace(changeable, fractional=True)
-
-
 def make_empty_block(start: int, terms: int, sparse: bool) -> DocumentBlock:
-    """A block without documents."""
+    """Return a block without documents."""
     if not sparse:
         return DocumentBlock(start, np.empty((0, terms), np.uint8))
     return DocumentBlock(start, Csr(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)))
 
 
 def iterate_overlaps(first_rows: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """The parts that the rows start..stop lie in, each with its own range of them; parts begin at `first_rows`."""
+    """Yield the parts with rows of start..stop, each with its range of them; parts begin at `first_rows`."""
     for number in range(int(np.searchsorted(first_rows, start, "right")) - 1, len(first_rows) - 1):
         begins, ends = int(first_rows[number]), int(first_rows[number + 1])
         if begins >= stop:
@@ -324,7 +282,7 @@ def iterate_overlaps(first_rows: np.ndarray, start: int, stop: int) -> Iterator[
 
 
 def join_rows(parts: Sequence[Csr]) -> Csr:
-    """Nonzeros of rows after rows."""
+    """Concatenate the nonzeros of consecutive rows."""
     if len(parts) == 1:
         return parts[0]
     lengths = [np.diff(part.indptr) for part in parts]
@@ -333,7 +291,7 @@ def join_rows(parts: Sequence[Csr]) -> Csr:
 
 
 def stack_arrays(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays one after the other, in the widest of their types; beside fractions, large counts are float32 too."""
+    """Concatenate arrays in the widest of their types; beside fractions, large counts are float32 too."""
     if len(parts) == 1:
         return parts[0]
     fractions = any(part.dtype.kind == "f" for part in parts)
@@ -341,7 +299,7 @@ def stack_arrays(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def count_keys(keys: np.ndarray, rows: int, width: int) -> Csr:
-    """Nonzeros of single occurrences, each given as  row * width + term; `keys` are sorted in place."""
+    """Count occurrences, each given as  row * width + term; `keys` are sorted in place."""
     keys.sort()
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     number = np.diff(first, append=len(keys))
@@ -353,7 +311,7 @@ def count_keys(keys: np.ndarray, rows: int, width: int) -> Csr:
 
 
 def to_dense(values: np.ndarray | Csr, terms: int) -> np.ndarray:
-    """The rows with their zeros."""
+    """Return the rows with their zeros."""
     if not isinstance(values, Csr):
         return values
     dense = np.zeros((values.rows, terms), values.data.dtype)
@@ -362,14 +320,14 @@ def to_dense(values: np.ndarray | Csr, terms: int) -> np.ndarray:
 
 
 def to_sparse(values: np.ndarray | Csr) -> Csr:
-    """The nonzeros of the rows."""
+    """Return the nonzeros of the rows."""
     if isinstance(values, Csr):
         return values
     rows, terms = values.shape
-    there = values.view(np.bool_) if values.dtype == np.uint8 else values != 0
-    lengths = np.count_nonzero(there, axis=1)
+    nonzero = values.view(np.bool_) if values.dtype == np.uint8 else values != 0
+    lengths = np.count_nonzero(nonzero, axis=1)
     indptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    at = np.flatnonzero(there)
+    at = np.flatnonzero(nonzero)
     data = values.ravel()[at]
     at -= np.repeat(np.arange(rows, dtype=np.int64) * terms, lengths)
     return Csr(indptr, at.astype(np.int32), data)

@@ -17,13 +17,13 @@ from paceline.workloads.topics.counts.matrices import Csr, find_integer_type
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
 
-AT_ONCE = 8  # numbers that are passed over together where all are zero
+AT_ONCE = 8  # numbers that are skipped together where all are zero
 LARGEST_SCANNED = LARGEST_OF[np.dtype(np.uint16)]
 NOT_TAKEN = -1
 
 
 def compile_kernel(function=None, *, fastmath=True):
-    """Compiled when it is first called, and kept on disk where there is a place for it."""
+    """Compile a function when it is first called, and cache it on disk if possible."""
     if function is None:
         return functools.partial(compile_kernel, fastmath=fastmath)
     options = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
@@ -34,12 +34,12 @@ def compile_kernel(function=None, *, fastmath=True):
 
 
 def can_scan(dtype: np.dtype) -> bool:
-    """Types that numba compiles for."""
+    """Whether numba compiles for a type."""
     return dtype.isnative and dtype.kind in "buif" and (dtype.kind != "f" or dtype.itemsize in (4, 8))
 
 
 class NonzeroScanner:
-    """Nonzeros of rows that are added from the first to the last; there is room for a given number of them."""
+    """Collect the nonzeros of rows that are added in order, up to a given number."""
 
     def __init__(self, rows: int, room: int) -> None:
         self.indptr = np.zeros(rows + 1, np.int64)
@@ -47,7 +47,7 @@ class NonzeroScanner:
         self.rows = self.count = 0
 
     def add(self, rows: np.ndarray) -> bool:
-        """Whether they fit, and are small counts."""
+        """Add rows; return False if there is no room, or a number is not a small count."""
         values = rows.view(np.uint8) if rows.dtype == np.bool_ else rows
         ends = self.indptr[self.rows + 1 : self.rows + 1 + len(rows)]
         found = _scan(values, values.view(f"u{values.itemsize}"), self.indices, self.data, self.count, ends)
@@ -62,9 +62,9 @@ class NonzeroScanner:
         return Csr(self.indptr, self.indices[: self.count].copy(), data.astype(kind))
 
 
-@compile_kernel(fastmath=False)  # numbers that are none must be seen
+@compile_kernel(fastmath=False)  # NaN must be seen
 def _scan(values, bits, indices, data, count, ends):
-    """Append the nonzeros of each row, and where they end; returns how many there are then, or NOT_TAKEN."""
+    """Append the nonzeros of each row, and where they end; return how many there are then, or NOT_TAKEN."""
     rows, terms = values.shape
     room = len(indices) - AT_ONCE
     for i in range(rows):
@@ -95,7 +95,7 @@ def _scan(values, bits, indices, data, count, ends):
 
 @compile_kernel(fastmath=False)
 def _to_small_count(x):
-    """The number as a small count, and whether it is none."""
+    """Return the number as a small count, and whether it is not one."""
     fits = x >= 0 and x <= LARGEST_SCANNED
     whole = np.uint16(x if fits else 0)
     return whole, not fits or whole != x
@@ -115,10 +115,10 @@ ROOT_HALF_BITS = np.int32(0x3F3504F3)  # of sqrt(1/2) in float32
 
 @compile_kernel
 def _sum_x_log(x, p, bits, count):
-    """The sum of x log p over `count` entries; `bits` are those of p, and p is lost.
+    """Return the sum of x log p over `count` entries; `bits` are those of p, which is overwritten.
 
-    p = 2^e m with m near 1, and log m by its series in (m - 1) / (m + 1): six times as fast as `math.log`, since the
-    compiler makes vector instructions of it. The series is cut below 1e-9.
+    p = 2^e m with m near 1, and log m by its series in (m - 1) / (m + 1), up to 1e-9: six times as fast as `math.log`,
+    since it is vectorised.
     """
     whole, part = 0.0, 0.0
     for i in range(count):
@@ -137,7 +137,7 @@ def _sum_x_log(x, p, bits, count):
 
 @compile_kernel
 def run_em_step(indptr, indices, data, L, Ft, S, want_loss):
-    """One EM step for each row of L, S from the rows before it. Returns the sum of -x log p before it."""
+    """Make one EM step for each row of L, S from the rows before it; return the sum of -x log p before it."""
     rows, k = L.shape
     K = Ft.shape[1]
     longest = _longest(indptr)
@@ -177,7 +177,7 @@ def run_em_step(indptr, indices, data, L, Ft, S, want_loss):
 
 @compile_kernel
 def run_newton_step(indptr, indices, data, L, Ft, S, want_loss):
-    """One Newton step for each row of L, S from the rows after it. Returns the sum of -x log p before it."""
+    """Make one Newton step for each row of L, S from the rows after it; return the sum of -x log p before it."""
     rows, k = L.shape
     K = Ft.shape[1]
     longest = _longest(indptr)
@@ -208,7 +208,7 @@ def run_newton_step(indptr, indices, data, L, Ft, S, want_loss):
 
 @compile_kernel
 def solve_rows(indptr, indices, data, L, Ft, steps, tolerance):
-    """Newton steps for each row of L, until its loss changes by less than `tolerance`. Returns the sum of -x log p."""
+    """Make Newton steps for each row of L until its loss changes by `tolerance`; return the sum of -x log p."""
     rows, k = L.shape
     K = Ft.shape[1]
     longest = _longest(indptr)

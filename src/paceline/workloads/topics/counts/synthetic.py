@@ -1,4 +1,4 @@
-"""Counts drawn from known topics, to test and to measure on: dense ones, and sparse ones that resemble text."""
+"""Draw counts from known topics, for tests and benchmarks: dense ones, and sparse ones that resemble text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def generate_synthetic_data(
     device: Any = None,
     sparse: bool | None = None,
 ) -> tuple[Any, Any, Any]:
-    """(X, L, F): counts X (n, m) with expectation avg_doc_length * L F; rows of L (n, k) and F (k, m) sum to one.
+    """Return (X, L, F): counts X (n, m) with expectation avg_doc_length * L F; rows of L and F sum to one.
 
     Without a device these are arrays, X of uint8 or, where a count needs it, uint16 or int32; with `sparse`, X is a
     scipy CSR array. On a CUDA device they are tensors there, drawn in blocks of rows. The same seed gives the same
@@ -55,9 +55,10 @@ def zipf_documents(
     device: Any = None,
     topics_per_document: float = 2.0,
 ) -> tuple[Any, Any, Any]:
-    """(X, L, F): sparse counts like those of texts. Terms are as unequal as words are (Zipf's law); frequent terms are
-    shared by all topics, rare ones belong to few; documents have about `topics_per_document` topics and lengths that
-    differ.
+    """Return (X, L, F): sparse counts like those of texts.
+
+    Terms follow Zipf's law; frequent ones are shared by all topics, rare ones belong to few. Documents have about
+    `topics_per_document` topics, and different lengths.
 
     Without a device X is SparseCounts, which `fit` takes; on a CUDA device X is a sparse CSR tensor there.
     """
@@ -74,7 +75,7 @@ def zipf_documents(
 def _check_sizes(**sizes: float) -> None:
     for name, value in sizes.items():
         if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{name}={value}: a number above 0 is needed")
+            raise UserError(f"{name}={value}: give a number above 0", code="invalid-value", key=name)
 
 
 def _on_simplex(rows: np.ndarray) -> np.ndarray:
@@ -90,7 +91,8 @@ def _dense_rows_of(rng: np.random.Generator, loadings: np.ndarray, factors: np.n
         drawn = rng.poisson(length * (loadings[start : start + rows] @ factors))
         kind = find_integer_type(drawn.max())
         if kind is None:
-            raise UserError(f"avg_doc_length={length:g}: counts above 2,147,483,647 came up; give a smaller one")
+            message = f"avg_doc_length={length:g} gives counts above 2,147,483,647; use a smaller one"
+            raise UserError(message, code="invalid-value", key="avg_doc_length")
         if kind.itemsize > counts.itemsize:
             counts = counts.astype(kind)
         counts[start : start + rows] = drawn
@@ -98,7 +100,7 @@ def _dense_rows_of(rng: np.random.Generator, loadings: np.ndarray, factors: np.n
 
 
 def _sparse_rows_of(rng: np.random.Generator, loadings: np.ndarray, factors: np.ndarray, length: float) -> Any:
-    """Poisson counts of given expectations are words of a Poisson number, each drawn by itself."""
+    """Draw a Poisson number of words, each independently: that gives Poisson counts."""
     import scipy.sparse
 
     drawn = _drawn(rng, loadings, factors, rng.poisson(length, len(loadings)))
@@ -118,7 +120,7 @@ def _lengths(rng: np.random.Generator, n: int, mean: float) -> np.ndarray:
 
 
 def _zipf_topics(rng: np.random.Generator, k: int, m: int) -> np.ndarray:
-    """Topics around the same Zipf frequencies: the rarer a term, the more a topic differs from the others in it."""
+    """Draw topics around the same Zipf frequencies: the rarer a term, the more topics differ in it."""
     common = 1.0 / (np.arange(m) + 2.7) ** 1.05
     common /= common.sum()
     factors = rng.standard_gamma(np.maximum(0.05 * m * common, 1e-3), (k, m))
@@ -132,7 +134,7 @@ def _lookup(weights: np.ndarray) -> np.ndarray:
 def _draw_documents(
     rng: np.random.Generator, loadings: np.ndarray, lengths: np.ndarray, factors: np.ndarray, cumulative: np.ndarray
 ) -> Csr:
-    """Words drawn topic by topic, then counted: (document, term) as one number, sorted, repeats added up."""
+    """Draw words topic by topic, then count them."""
     n, m = len(loadings), factors.shape[1]
     of_topic = rng.multinomial(
         lengths, loadings.astype(np.float64) / loadings.sum(axis=1, keepdims=True, dtype=np.float64)
@@ -188,7 +190,7 @@ def _zipf_on_device(
 
 
 def _device_documents(lengths: Any, loadings: Any, factors: Any, generator: Any) -> Any:
-    """The same on a device: a topic for each word, a term for each topic, then unique (document, term)."""
+    """Draw on a device: a topic for each word, a term for each topic, then count unique (document, term)."""
     import torch
 
     n, m, k = len(loadings), factors.shape[1], len(factors)

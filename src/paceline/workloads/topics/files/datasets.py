@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.matrices import Counts, check_dtype, check_shape
+from paceline.workloads.topics.counts.matrices import Counts, check_matrix
 from paceline.workloads.topics.files.disk_counts import MappedCounts, NpyCounts
 from paceline.workloads.topics.files.reading import get_first_line, read_counts
 
@@ -135,8 +135,7 @@ class TorchDiskDataset(MatrixRows):
         if not self.mmap_supported or not in_numpy:  # numpy has no bfloat16
             return read_counts(tensor, fractional=fractional)
         array = tensor.numpy()
-        check_dtype(array.dtype, str(self.data_path))
-        check_shape(array.shape, str(self.data_path))
+        check_matrix(array.shape, str(self.data_path), array.dtype)
         offset = _find_numbers(self.data_path)
         if offset is None or not tensor.is_contiguous():
             return MappedCounts(array, str(self.data_path), fractional=fractional)

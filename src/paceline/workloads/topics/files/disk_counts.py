@@ -18,19 +18,21 @@ import numpy as np
 from paceline.data.npz import UNREADABLE
 from paceline.data.tables import open_parquet
 from paceline.errors import UserError
-from paceline.io.format import size
 from paceline.io.safe_open import open_regular
-from paceline.workloads.topics.counts import matrices
 from paceline.workloads.topics.counts.arrays import from_scipy
 from paceline.workloads.topics.counts.matrices import (
     Counts,
     Csr,
     DenseCounts,
     DocumentBlock,
-    LabelledCounts,
+    Locator,
+    WideningArray,
+    check_matrix,
+    convert_to_smallest,
     iterate_overlaps,
     join_rows,
     make_empty_block,
+    make_row_locator,
 )
 from paceline.workloads.topics.sizes import SPARSE_BELOW
 
@@ -41,10 +43,9 @@ MAGIC = b"\x93NUMPY"
 
 
 def read_npy(path: Path, fractional: bool = False) -> Counts:
-    """Counts on disk. The header and the size of the file are checked now, the numbers when they are read."""
+    """Open counts on disk: the header and the size of the file are checked now, the numbers when they are read."""
     shape, in_columns, dtype, offset = read_npy_header(path)
-    matrices.check_dtype(dtype, str(path))
-    matrices.check_shape(shape, str(path))
+    check_matrix(shape, str(path), dtype)
     if in_columns and min(shape) > 1:
         warnings.warn(
             f"{path}: stored column by column (Fortran order), so that reading documents is slow; convert it once to "
@@ -57,39 +58,37 @@ def read_npy(path: Path, fractional: bool = False) -> Counts:
 
 
 def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """(shape, Fortran order, type, where the numbers begin) of a .npy file that is as long as it says."""
+    """Return (shape, Fortran order, type, offset of the numbers) of a .npy file that is as long as it claims."""
     try:
         with open_regular(path) as file:
             if file.read(len(MAGIC)) != MAGIC:
-                raise UserError(f"{path}: not a .npy file (it does not begin like one); write it with  numpy.save")
+                raise UserError(f"{path}: not a .npy file; write it with  numpy.save", code="invalid-format")
             file.seek(0)
             first_version = np.lib.format.read_magic(file) == (1, 0)
             read = np.lib.format.read_array_header_1_0 if first_version else np.lib.format.read_array_header_2_0
             shape, in_columns, dtype = read(file)
             offset = file.tell()
-            there = os.fstat(file.fileno()).st_size
+            size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}", code="unreadable") from None
     except UserError:
         raise
     except UNREADABLE:
-        raise UserError(f"{path}: the header of the .npy file is damaged; write it again or copy it again") from None
+        raise UserError(f"{path}: the header of the .npy file is damaged; write it again", code="damaged") from None
     needed = offset + dtype.itemsize * int(np.prod(shape, dtype=object))
-    if there < needed and not dtype.hasobject:
-        raise make_truncated_error(path, there, needed)
+    if size < needed and not dtype.hasobject:
+        raise make_truncated_error(path, size, needed)
     return shape, in_columns, dtype, offset
 
 
-def make_truncated_error(path: Path, there: int, needed: int) -> UserError:
-    return UserError(
-        f"{path}: the file is cut short, {there:,} of {needed:,} bytes ({size(needed - there)} are missing); "
-        "write it again or copy it again"
-    )
+def make_truncated_error(path: Path, size: int, needed: int) -> UserError:
+    message = f"{path}: the file is cut short, {size:,} of {needed:,} bytes; write it again or copy it again"
+    return UserError(message, code="damaged")
 
 
 @dataclass(frozen=True, eq=False)
-class NpyCounts(LabelledCounts):
-    """Rows one after the other in a file. They are read with plain reads, which leave no pages in this process."""
+class NpyCounts(Counts):
+    """Rows one after the other in a file, read without mapping it: no pages stay in this process."""
 
     path: Path
     documents: int
@@ -116,43 +115,43 @@ class NpyCounts(LabelledCounts):
                 flat = np.empty(numbers, np.uint8)
                 read_array_into(handle, flat, begin, self.path)
             else:
-                flat = self._smallest_exact(handle, begin, numbers, start)
+                flat = self._read_smallest(handle, begin, numbers, start)
         return DocumentBlock(start, flat.reshape(stop - start, self.terms))
 
     def nonzero_rows(self, start: int, stop: int) -> Csr | None:
-        """What `block` has without its zeros; None where these are few, or a number is not a small count."""
+        """Return `block` without its zeros; None where these are few, or a number is not a small count."""
         from paceline.workloads.topics.counts.numba_kernels import NonzeroScanner, can_scan
 
         if not can_scan(self.dtype):
             return None
-        found = NonzeroScanner(stop - start, int(SPARSE_BELOW * (stop - start) * self.terms))
+        scanner = NonzeroScanner(stop - start, int(SPARSE_BELOW * (stop - start) * self.terms))
         piece = np.empty((max(1, PIECE_BYTES // self.row_bytes), self.terms), self.dtype)
         with open_sequential(self.path) as handle:
             for first in range(start, stop, len(piece)):
                 rows = piece[: stop - first]
                 read_array_into(handle, rows, self.offset + first * self.row_bytes, self.path)
-                if not found.add(rows):
+                if not scanner.add(rows):
                     return None
-        return found.csr()
+        return scanner.csr()
 
-    def _smallest_exact(self, handle: int, begin: int, numbers: int, start: int) -> np.ndarray:
-        place = matrices.make_row_locator(str(self.path), self.terms, start)
-        filling = matrices.WideningArray(numbers, fractional=self.fractional, place=place)
+    def _read_smallest(self, handle: int, begin: int, numbers: int, start: int) -> np.ndarray:
+        place = make_row_locator(str(self.path), self.terms, start)
+        found = WideningArray(numbers, fractional=self.fractional, place=place)
         piece = np.empty(PIECE_BYTES // self.dtype.itemsize, self.dtype)
         for first in range(0, numbers, piece.size):
             part = piece[: min(piece.size, numbers - first)]
             read_array_into(handle, part, begin + first * self.dtype.itemsize, self.path)
-            filling.put(part)
-        return filling.values
+            found.put(part)
+        return found.values
 
 
 @contextmanager
 def open_sequential(path: Path) -> Iterator[int]:
-    """A file handle whose reads the kernel runs far ahead of."""
+    """Open a file handle that the kernel reads far ahead of."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}", code="unreadable") from None
     try:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -168,7 +167,7 @@ def read_array_into(handle: int, array: np.ndarray, offset: int, path: Path) -> 
         try:
             got = os.preadv(handle, [left], offset)
         except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+            raise UserError(f"{path}: cannot be read: {error.strerror}", code="unreadable") from None
         if not got:
             raise make_truncated_error(path, offset, offset + left.nbytes)
         left, offset = left[got:], offset + got
@@ -176,7 +175,7 @@ def read_array_into(handle: int, array: np.ndarray, offset: int, path: Path) -> 
 
 @dataclass(frozen=True, eq=False)
 class MappedCounts(DenseCounts):
-    """Rows of a mapped array of any order. Columns that are far apart make its rows slow, but not wrong."""
+    """Rows of a mapped array of any order. Columns that are far apart make its rows slow to read."""
 
     source: str
 
@@ -192,24 +191,21 @@ class MappedCounts(DenseCounts):
         width = max(1, TOUCHED_BYTES // column_bytes)
         for left in range(0, self.terms, width):
             panel = np.array(self.values[start:stop, left : left + width], order="C")
-            self._let_go()
+            self._release_pages()
             columns = slice(left, left + panel.shape[1])
             place = self._place(start, left, panel.shape[1])
-            small = matrices.convert_to_smallest(panel, fractional=self.fractional, place=place)
+            small = convert_to_smallest(panel, fractional=self.fractional, place=place)
             kind = np.dtype(np.float32) if small.dtype.kind == "f" else np.promote_types(small.dtype, found.dtype)
             if found.dtype.kind != "f" and kind != found.dtype:
                 found = found.astype(kind)
             found[:, columns] = small
         return DocumentBlock(start, found)
 
-    def _place(self, start: int, left: int, width: int) -> matrices.Locator:
+    def _place(self, start: int, left: int, width: int) -> Locator:
         return lambda at: f"{self.source}: document {start + at // width}, term {left + at % width} (both from 0)"
 
-    def _let_go(self) -> None:
-        """Pages that were touched count as memory of this process until they are handed back.
-
-        Not those of a private copy: what was changed there is nowhere else.
-        """
+    def _release_pages(self) -> None:
+        """Return the pages that were touched to the system, except those of a private copy, which may be changed."""
         if getattr(self.values, "mode", "c") == "c":
             return
         base: Any = self.values
@@ -223,10 +219,10 @@ INDICES, COUNTS = "indices", "counts"
 
 
 def read_parquet_counts(path: Path, fractional: bool = False) -> Counts:
-    """Counts on disk: the list columns `indices` and `counts`."""
+    """Open counts on disk: the list columns `indices` and `counts`."""
     groups, lengths, largest = [], [np.zeros(0, np.int64)], -1
     with open_parquet(path) as file:
-        said = (file.schema_arrow.metadata or {}).get(b"terms")
+        declared = (file.schema_arrow.metadata or {}).get(b"terms")
         for number in range(file.metadata.num_row_groups):
             groups.append(file.metadata.row_group(number).num_rows)
             some, indices = flatten_lists(
@@ -235,20 +231,20 @@ def read_parquet_counts(path: Path, fractional: bool = False) -> Counts:
             lengths.append(some)
             if len(indices):
                 largest = max(largest, int(indices.max()))
-    terms = int(said) if said and said.isdigit() else largest + 1
+    terms = int(declared) if declared and declared.isdigit() else largest + 1
     if not sum(groups) or largest < 0:
-        raise UserError(f"{path}: is empty or all zero: {sum(groups):,} documents without a single count")
+        raise UserError(f"{path}: {sum(groups):,} documents without a single count", code="invalid-data")
     vocabulary = path.with_name("terms.txt")
-    if said is None and vocabulary.is_file():  # terms at the end of the vocabulary may occur nowhere
+    if declared is None and vocabulary.is_file():  # terms at the end of the vocabulary may occur nowhere
         with vocabulary.open("rb") as lines:
             terms = max(terms, sum(1 for _ in lines))
     if largest >= terms:
-        raise UserError(f"{path}: the term {largest:,} is beyond the {terms:,} terms that the file says it has")
+        raise UserError(f"{path}: term {largest:,} of a file that declares {terms:,} terms", code="invalid-data")
     return ParquetCounts(path, terms, tuple(groups), np.concatenate(lengths), fractional=fractional)
 
 
 @dataclass(frozen=True, eq=False)
-class ParquetCounts(LabelledCounts):
+class ParquetCounts(Counts):
     """Documents as rows of two list columns. The row group that was read last is kept."""
 
     path: Path
@@ -276,7 +272,7 @@ class ParquetCounts(LabelledCounts):
         if start >= stop:
             return make_empty_block(start, self.terms, sparse=True)
         parts = iterate_overlaps(self._first_rows, start, stop)
-        return DocumentBlock(start, join_rows([self._group(number).between(*rows) for number, *rows in parts]))
+        return DocumentBlock(start, join_rows([self._group(number).slice_rows(*rows) for number, *rows in parts]))
 
     @cached_property
     def _first_rows(self) -> np.ndarray:
@@ -298,9 +294,9 @@ class ParquetCounts(LabelledCounts):
         others, data = flatten_lists(table.column(COUNTS))
         if not np.array_equal(lengths, others):
             row = int(self._first_rows[number]) + int((lengths != others).argmax())
-            raise UserError(f"{self.path}: document {row} has not as many {COUNTS} as {INDICES}")
+            raise UserError(f"{self.path}: document {row} has not as many {COUNTS} as {INDICES}", code="invalid-data")
         if len(indices) and indices.min() < 0:
-            raise UserError(f"{self.path}: row group {number} has a negative term; terms are numbered from 0")
+            raise UserError(f"{self.path}: row group {number} has a negative term", code="invalid-data")
         indptr = np.concatenate(([0], np.cumsum(lengths)))
         rows = scipy.sparse.csr_array((data, indices, indptr), shape=(len(lengths), self.terms))
         source = f"{self.path} row group {number}"
@@ -313,15 +309,15 @@ def has_count_columns(path: Path) -> bool:
 
 
 def flatten_lists(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(length of each list, all of their numbers)."""
+    """Return (length of each list, all of their numbers)."""
     import pyarrow
     import pyarrow.compute
 
     kinds = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
-    if not any(kind(column.type) for kind in kinds):
-        raise UserError(f"the columns {INDICES!r} and {COUNTS!r} hold {column.type}; lists of numbers are needed")
+    numbers = pyarrow.compute.list_flatten(column) if any(kind(column.type) for kind in kinds) else None
+    if numbers is None or numbers.null_count:
+        found = f"hold {column.type}" if numbers is None else "hold null"
+        message = f"the columns {INDICES!r} and {COUNTS!r} {found}; lists of numbers are needed"
+        raise UserError(message, code="invalid-data")
     lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0).to_numpy()
-    numbers = pyarrow.compute.list_flatten(column)
-    if numbers.null_count:
-        raise UserError(f"the columns {INDICES!r} and {COUNTS!r} must not hold null")
     return lengths.astype(np.int64), numbers.to_numpy()

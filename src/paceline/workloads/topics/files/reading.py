@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import mmap
 import shutil
 import zlib
@@ -18,54 +17,39 @@ from paceline.errors import UserError, did_you_mean
 from paceline.io.escape import to_one_line
 from paceline.io.format import size
 from paceline.io.safe_open import check_regular
+from paceline.workload import LogFn
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
-from paceline.workloads.topics.counts.matrices import (
-    Counts,
-    Csr,
-    LabelledCounts,
-    allow_fractions,
-    check_dtype,
-    check_shape,
-    is_fractional,
-    to_dense,
-)
+from paceline.workloads.topics.counts.matrices import Counts, Csr, check_matrix, to_dense
 from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.files import disk_counts, shards
 from paceline.workloads.topics.files.shards import (
     SHARD_BYTES,
-    LogFn,
     ShardCounts,
     check_new_folder,
     shrink_rows,
     write_shards,
 )
-from paceline.workloads.topics.files.texts import (
-    TermCounter,
-    TextOptions,
-    describe_source,
-    is_text,
-    iterate_documents,
-    read_text,
-)
+from paceline.workloads.topics.files.texts import TermCounter, TextOptions, is_text, iterate_documents, read_text
 
 AGAIN = "write it again or copy it again"
+SAMPLES, SAMPLE_ROWS = 8, 32  # groups of rows from all over a matrix
 
 
 def read_counts(
     source: Any, *, fractional: bool = False, text: TextOptions | None = None, on_device: bool = False
 ) -> Counts:
-    """Counts from a path, an ndarray, a torch tensor, a scipy sparse matrix or a dataset on disk.
+    """Read counts from a path, an ndarray, a torch tensor, a scipy sparse matrix or a dataset on disk.
 
-    What is in memory is brought to its smallest exact type at once, and so are the contents of .npz and .mtx files. A
-    .npy file, a folder of shards and a Parquet file of counts stay on disk. `text` says how texts are counted.
-    `on_device`: a tensor of a device, dense or sparse CSR, is left there; else it is brought to memory.
+    What is in memory is converted to its smallest exact type at once, and so are the contents of .npz and .mtx files.
+    A .npy file, a folder of shards and a Parquet file of counts stay on disk. `text` are the options for texts.
+    `on_device`: a dense or sparse CSR tensor of a device stays there; else it is copied to the host.
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source).expanduser(), fractional, text)
     if callable(getattr(source, "as_counts", None)):  # the datasets of files/datasets.py
         return source.as_counts(fractional=fractional)
     if isinstance(source, Counts):
-        return allow_fractions(source) if fractional else source
+        return replace(source, fractional=True) if fractional else source
     if type(source).__module__.partition(".")[0] == "torch":
         return from_torch(source, fractional=fractional, on_device=on_device)
     if type(source).__module__.startswith("scipy.sparse"):
@@ -76,10 +60,9 @@ def read_counts(
 
 
 def _from_memmap(array: np.memmap, fractional: bool) -> Counts:
-    """A whole file that numpy has mapped is read as a file; a part of one through the mapping."""
+    """Read a whole file that numpy has mapped as a file; a part of one through the mapping."""
     source = str(array.filename or "the mapped matrix")
-    check_dtype(array.dtype, source)
-    check_shape(array.shape, source)
+    check_matrix(array.shape, source, array.dtype)
     if isinstance(array.base, mmap.mmap) and array.filename and array.flags.c_contiguous and array.mode != "c":
         path = Path(array.filename)
         return disk_counts.NpyCounts(
@@ -92,74 +75,81 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
     try:
         if not path.exists():
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise UserError(f"{path}: there is no such file or folder{did_you_mean(path.name, siblings)}")
+            hint = did_you_mean(path.name, siblings)
+            raise UserError(f"{path}: no such file or folder{hint}", code="not-found", key=str(path))
         if is_text(path):
             return read_text(path, options)
         if (path / shards.MANIFEST).exists():
             return shards.read_shards(path)
-        if not path.is_dir():
-            check_regular(path)
-        else:
+        if path.is_dir():
             found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
-            raise UserError(f"{path}: a folder without {shards.MANIFEST} and without .txt files (there: {found})")
+            message = f"{path}: a folder without {shards.MANIFEST} and without .txt files (found: {found})"
+            raise UserError(message, code="invalid-format")
+        check_regular(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}", code="unreadable") from None
     name = path.name.lower().removesuffix(".gz")
     read = next((read for suffix, read in READERS.items() if name.endswith(suffix)), None)
     if read is None:
-        raise UserError(f"{path}: a file of this kind is not read; give {KINDS}")
+        raise UserError(f"{path}: unknown format; give {KINDS}", code="invalid-format")
     counts: Any = read(path, fractional)
-    vocabulary, names = _names_beside(path, "terms", counts.terms), _names_beside(path, "docs", counts.documents)
+    vocabulary, names = (
+        _read_names_beside(path, "terms", counts.terms),
+        _read_names_beside(path, "docs", counts.documents),
+    )
     return replace(counts, vocabulary=vocabulary, names=names)
 
 
-def _names_beside(path: Path, what: str, expected: int) -> list[str] | None:
-    """One name per line of NAME.terms.txt or terms.txt beside the matrix, and likewise docs.txt."""
+def _read_names_beside(path: Path, what: str, expected: int) -> list[str] | None:
+    """Read NAME.terms.txt or terms.txt beside the matrix, a name per line, and likewise docs.txt."""
     stem, side = path.name.removesuffix(".gz").rpartition(".")[0], "columns" if what == "terms" else "rows"
     own, shared = path.with_name(f"{stem}.{what}.txt"), path.with_name(f"{what}.txt")
     file = own if own.is_file() else shared
-    but = f"{path.name} has {expected:,} {side}; give one line for each, or move {file.name} away"
-    return shards.read_names(file, expected, but)
+    mismatch = f"{path.name} has {expected:,} {side}; give one line for each, or move {file.name} away"
+    return shards.read_names(file, expected, mismatch)
 
 
 def read_npz_counts(path: Path, fractional: bool = False) -> Counts:
-    """A sparse matrix saved by scipy.sparse.save_npz, or a single dense array saved by numpy.savez."""
+    """Read a sparse matrix saved by scipy.sparse.save_npz, or a single dense array saved by numpy.savez."""
     import scipy.sparse
 
     with open_npz(path) as archive:
-        there, matrix = archive.files, None
-        if "format" in there:
+        names, matrix = archive.files, None
+        if "format" in names:
             matrix = scipy.sparse.load_npz(path)
             if hasattr(matrix, "check_format"):
                 matrix.check_format(full_check=True)
-        elif len(there) == 1:
-            matrix = archive[there[0]]
+        elif len(names) == 1:
+            matrix = archive[names[0]]
     if matrix is None:
-        found = to_one_line(", ".join(there)) or "nothing"
-        raise UserError(f"{path}: neither a sparse matrix of scipy.sparse.save_npz nor a single array (there: {found})")
-    return _counts(matrix, path, fractional)
+        found = to_one_line(", ".join(names)) or "nothing"
+        message = f"{path}: neither a matrix of scipy.sparse.save_npz nor a single array (found: {found})"
+        raise UserError(message, code="invalid-data")
+    return _from_matrix(matrix, path, fractional)
 
 
 def read_mtx(path: Path, fractional: bool = False) -> Counts:
-    """A Matrix Market file, gzip or not: documents are rows."""
+    """Read a Matrix Market file, gzip or not: documents are rows."""
     from scipy.io import mmread
 
     try:
         matrix = mmread(path, spmatrix=False)
-    except (OSError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}; {AGAIN}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be read: {reason}; {AGAIN}", code="unreadable") from None
     except (ValueError, OverflowError, TypeError) as error:
-        raise UserError(f"{path}: not a Matrix Market file ({get_first_line(error)}); {AGAIN}") from None
-    return _counts(matrix, path, fractional)
+        reason = get_first_line(error)
+        raise UserError(f"{path}: not a Matrix Market file ({reason}); {AGAIN}", code="invalid-format") from None
+    return _from_matrix(matrix, path, fractional)
 
 
-def _counts(matrix: Any, path: Path, fractional: bool) -> Counts:
+def _from_matrix(matrix: Any, path: Path, fractional: bool) -> Counts:
     read: Any = from_array if isinstance(matrix, np.ndarray) else from_scipy
     return read(matrix, fractional=fractional, source=str(path))
 
 
 def get_first_line(error: BaseException) -> str:
-    """What an error says, or its kind where it says nothing."""
+    """Return the first line of an error's message, or its type where that is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -171,9 +161,6 @@ READERS: dict[str, Callable[[Path, bool], Counts]] = {
 }
 
 
-SAMPLES, SAMPLE_ROWS = 8, 32  # groups of rows from all over a matrix
-
-
 def convert(
     source: Any,
     out: str | Path,
@@ -181,33 +168,32 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     fractional: bool = False,
     text: TextOptions | None = None,
-    say: LogFn | None = None,
+    log: LogFn | None = None,
 ) -> ShardCounts:
-    """Write counts from anything that `read_counts` takes as a folder of shards. Memory stays at a few shards."""
+    """Write counts from anything that `read_counts` takes to a folder of shards, with a few shards in memory."""
     folder = Path(out).expanduser().absolute()
     check_new_folder(folder)
     if isinstance(source, str | Path) and is_text(Path(source).expanduser()):
-        words, labels = _text_stream(Path(source).expanduser(), text or TextOptions())
-        return write_shards(folder, words, len(labels.vocabulary or ()), labels, shard_bytes=shard_bytes, say=say)
+        words, labels = _count_texts(Path(source).expanduser(), text or TextOptions())
+        return write_shards(folder, words, len(labels.vocabulary or ()), labels, shard_bytes=shard_bytes, log=log)
     counts = read_counts(source, fractional=fractional)
-    _check_space(folder, _estimated_bytes(counts))
+    _check_space(folder, _estimate_bytes(counts))
     stream = (block.values for block in iterate_blocks(counts, block_bytes=min(shard_bytes, SHARD_BYTES)))
-    labels = LabelledCounts(vocabulary=counts.vocabulary, names=counts.names, fractional=is_fractional(counts))
-    return write_shards(folder, stream, counts.terms, labels, shard_bytes=shard_bytes, say=say)
+    return write_shards(folder, stream, counts.terms, counts, shard_bytes=shard_bytes, log=log)
 
 
-def _text_stream(source: Path, options: TextOptions) -> tuple[Iterator[Csr], LabelledCounts]:
-    """The counts of texts, which are read twice: they are never all in memory."""
+def _count_texts(source: Path, options: TextOptions) -> tuple[Iterator[Csr], Counts]:
+    """Count texts by reading them twice: they are never all in memory."""
     first = TermCounter(options)
     for _ in first.count(iterate_documents(source, options.column, options.name_column)):
         pass
-    _, terms = first.vocabulary(describe_source(source))
+    _, terms = first.vocabulary(source)
     second = TermCounter(options, terms).count(iterate_documents(source, options.column, options.name_column))
-    return second, LabelledCounts(vocabulary=terms, names=first.names or None)
+    return second, Counts(vocabulary=terms, names=first.names or None)
 
 
-def _estimated_bytes(counts: Counts) -> int:
-    """About what the shards will take, from a sample where the counts are dense."""
+def _estimate_bytes(counts: Counts) -> int:
+    """Estimate the bytes of the shards, from a sample where the counts are dense."""
     if counts.sparse:
         return int(4 * counts.documents + 4 * counts.weights().sum())
     starts = np.unique(np.linspace(0, max(0, counts.documents - SAMPLE_ROWS), SAMPLES).astype(int)).tolist()
@@ -218,10 +204,7 @@ def _estimated_bytes(counts: Counts) -> int:
 
 
 def _check_space(folder: Path, needed_bytes: int) -> None:
-    there = next(parent for parent in folder.parents if parent.exists())
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
     if needed_bytes > free:
-        raise UserError(
-            f"{folder}: about {size(needed_bytes)} are needed, {size(free)} are free; free some space, or give a "
-            "folder on a larger disk"
-        )
+        message = f"{folder}: about {size(needed_bytes)} are needed, {size(free)} are free; use a larger disk"
+        raise UserError(message, code="does-not-fit")

@@ -6,7 +6,7 @@
 | dense | large_at: uint32; large: int32; data: rows x terms |
 
 Terms are divided into segments of 65,536, so that the place of a term within its segment takes two bytes. `starts`
-says where the nonzeros of a row in a segment begin. Where segments would take more room than they save, there is one
+are where the nonzeros of a row in a segment begin. Where segments would take more room than they save, there is one
 segment, and the index is an int32. Counts that are too large for the type of `data` are stored there as 0 in a second
 list: their position in `data`, and their value.
 """
@@ -40,7 +40,7 @@ AGAIN = "convert the source again or copy the folder again"
 
 @dataclass(frozen=True)
 class Shard:
-    """What counts.json says of one file."""
+    """The entry of one file in counts.json."""
 
     file: str
     rows: int
@@ -54,8 +54,8 @@ class Shard:
     bytes: int
     crc32: str
 
-    def refused(self) -> str:
-        """What cannot be in a shard that was written here; empty where all can. The file may be anybody's."""
+    def find_problem(self) -> str:
+        """Return why this cannot be the entry of a shard, or "". The file may come from anybody."""
         whole = (self.rows, self.nonzeros, self.segments, self.large, self.bytes)
         types = {kind.name for kind in (*WHOLE, FRACTIONS)}
         if any(type(number) is not int or not 0 <= number < 2**40 for number in whole) or not self.segments:
@@ -63,11 +63,11 @@ class Shard:
         if self.layout not in ("csr", "dense") or self.index not in ("uint16", "int32") or self.data not in types:
             return "its layout or its types are unknown"
         if not isinstance(self.file, str) or Path(self.file).name != self.file or "\0" in self.file:
-            return "its file is not one of this folder"
+            return "its file is not in this folder"
         return "" if isinstance(self.largest, int | float) else "its largest count is not a number"
 
     def section(self, terms: int) -> dict[str, tuple[int, np.dtype, int]]:
-        """name -> (offset in bytes, type, how many)."""
+        """Return {name: (offset in bytes, type, how many)}."""
         entries = self.nonzeros if self.layout == "csr" else self.rows * terms
         sizes = [("large_at", "<u4", self.large), ("large", "<i4", self.large)]
         if self.layout == "csr":
@@ -89,22 +89,22 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
     """Write the rows in the smaller of the two layouts."""
     rows = values.rows if isinstance(values, Csr) else len(values)
     counts = values.data if isinstance(values, Csr) else values[values != 0]
-    nonzeros, data = len(counts), _stored_type(counts)
-    segments, index_bytes = _segments(rows, nonzeros, terms)
+    nonzeros, data = len(counts), _choose_type(counts)
+    segments, index_bytes = _choose_segments(rows, nonzeros, terms)
     csr_bytes = 4 * (rows * segments + 1) + nonzeros * (index_bytes + data.itemsize)
     layout = "csr" if csr_bytes < rows * terms * data.itemsize else "dense"
     values = to_sparse(values) if layout == "csr" else to_dense(values, terms)
     flat = values.data if isinstance(values, Csr) else values.ravel()
     assert flat.size < 2**32, "positions in a shard are uint32"
-    small, large_at, large = _set_apart(flat, data)
+    small, large_at, large = _split_large(flat, data)
     arrays = [large_at, large, small]
     if isinstance(values, Csr):
-        starts, index = _in_segments(values, segments, index_bytes)
+        starts, index = _to_segments(values, segments, index_bytes)
         arrays = [starts, large_at, large, index, small]
     crc, total = 0, 0
     with path.open("xb") as file:
         for array in arrays:
-            crc = _write(file, array, crc)
+            crc = _write_array(file, array, crc)
             total += array.nbytes
         file.flush()
         os.fsync(file.fileno())
@@ -116,7 +116,7 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
 
 
 def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:
-    """The rows start..stop of a shard, as they are stored: with their nonzeros or dense."""
+    """Read the rows start..stop of a shard as they are stored: nonzeros or dense."""
     sections = shard.section(terms)
     with open_sequential(path) as handle:
 
@@ -128,39 +128,40 @@ def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int)
 
         large_at, large = part("large_at", 0, shard.large), part("large", 0, shard.large)
         if (large_at[1:] < large_at[:-1]).any() or (large < 0).any():
-            raise UserError(f"{path}: the shard is damaged: its large counts are not in order; {AGAIN}")
+            raise _damaged(path, "its large counts are not in order")
         if shard.layout == "dense":
             first, last = start * terms, stop * terms
-            flat = _with_large(part("data", first, last), large_at, large, first)
+            flat = _merge_large(part("data", first, last), large_at, large, first)
             return flat.reshape(stop - start, terms)
         starts = part("starts", start * shard.segments, stop * shard.segments + 1)
         first, last = int(starts[0]), int(starts[-1])
         if last > shard.nonzeros or (starts[1:] < starts[:-1]).any():
-            raise UserError(f"{path}: the shard is damaged: its rows and its nonzeros do not agree; {AGAIN}")
+            raise _damaged(path, "its rows and its nonzeros do not agree")
         index = part("index", first, last)
-        data = _with_large(part("data", first, last), large_at, large, first)
+        data = _merge_large(part("data", first, last), large_at, large, first)
         found = _from_segments(starts, index, data, shard.segments)
         if found.indices.size and not 0 <= int(found.indices.min()) <= int(found.indices.max()) < terms:
-            raise UserError(f"{path}: the shard is damaged: it has a term beyond its {terms:,} terms; {AGAIN}")
+            raise _damaged(path, f"it has a term beyond its {terms:,} terms")
         return found
 
 
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"{path}: the file is damaged: {reason}; {AGAIN}", code="damaged", key=path.name)
+
+
 def read_row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:
-    """Where each row of a csr shard begins, and where the last one ends."""
+    """Return where each row of a csr shard begins, and where the last one ends."""
     offset, dtype, many = shard.section(terms)["starts"]
     starts = np.empty(many, dtype)
-    try:
-        with path.open("rb") as file:
-            read_array_into(file.fileno(), starts, offset, path)
-    except OSError as error:
-        raise UserError(f"{path}: the shard cannot be read: {error.strerror}; {AGAIN}") from None
+    with open_sequential(path) as handle:
+        read_array_into(handle, starts, offset, path)
     return starts[:: shard.segments].astype(np.int64)
 
 
 def verify_crc32(path: Path, crc32: str) -> None:
-    """Refuse a file whose bytes are not those that were written."""
+    """Raise UserError if a file is not what was written."""
     if (found := compute_crc32(path)) != crc32:
-        raise UserError(f"{path}: the file is damaged: its checksum is {found}, not {crc32}; {AGAIN}")
+        raise _damaged(path, f"its checksum is {found}, not {crc32}")
 
 
 def compute_crc32(path: Path) -> str:
@@ -170,12 +171,12 @@ def compute_crc32(path: Path) -> str:
             while got := file.readinto(piece):
                 crc = zlib.crc32(memoryview(piece)[:got], crc)
     except OSError as error:
-        raise UserError(f"{path}: the file cannot be read: {error.strerror}; {AGAIN}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}; {AGAIN}", code="unreadable") from None
     return f"{crc:08x}"
 
 
-def _stored_type(nonzeros: np.ndarray) -> np.dtype:
-    """The smallest type that holds nearly all."""
+def _choose_type(nonzeros: np.ndarray) -> np.dtype:
+    """Return the smallest type that holds nearly all."""
     if nonzeros.dtype == FRACTIONS:
         return FRACTIONS
     if find_integer_type(nonzeros.max(initial=0)) == WHOLE[0]:
@@ -184,8 +185,8 @@ def _stored_type(nonzeros: np.ndarray) -> np.dtype:
     return next(dtype for dtype in WHOLE if np.count_nonzero(nonzeros > LARGEST[dtype]) <= rare)
 
 
-def _set_apart(flat: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(counts in their small type, positions of those that are too large, and these)."""
+def _split_large(flat: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (counts in their small type, positions of those that are too large, and these)."""
     if flat.dtype == dtype:
         return flat, np.empty(0, "<u4"), np.empty(0, "<i4")
     large_at = np.flatnonzero(flat > LARGEST[dtype])
@@ -195,7 +196,7 @@ def _set_apart(flat: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarra
     return small, large_at.astype("<u4"), large.astype("<i4")
 
 
-def _with_large(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first: int) -> np.ndarray:
+def _merge_large(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first: int) -> np.ndarray:
     begin, end = np.searchsorted(large_at, [first, first + len(data)])
     if begin == end:
         return data
@@ -205,15 +206,15 @@ def _with_large(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first
     return data
 
 
-def _segments(rows: int, nonzeros: int, terms: int) -> tuple[int, int]:
-    """(segments, bytes of an index): whatever takes less room."""
+def _choose_segments(rows: int, nonzeros: int, terms: int) -> tuple[int, int]:
+    """Return (segments, bytes of an index): whatever takes less room."""
     segments = -(-terms // SEGMENT_TERMS)
     narrow_bytes = 4 * rows * segments + 2 * nonzeros
     return (segments, 2) if narrow_bytes <= 4 * rows + 4 * nonzeros else (1, 4)
 
 
-def _in_segments(values: Csr, segments: int, index_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, index) as stored."""
+def _to_segments(values: Csr, segments: int, index_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (starts, index) as stored."""
     if index_bytes == 4:
         return values.indptr.astype("<u4"), values.indices.astype("<i4", copy=False)
     index = values.indices.astype("<u2")  # the low 16 bits
@@ -236,7 +237,7 @@ def _from_segments(starts: np.ndarray, index: np.ndarray, data: np.ndarray, segm
     return Csr(indptr, indices, data)
 
 
-def _write(file: BinaryIO, array: np.ndarray, crc: int) -> int:
+def _write_array(file: BinaryIO, array: np.ndarray, crc: int) -> int:
     if not array.size:
         return crc
     plain = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))

@@ -1,6 +1,6 @@
 """Counts as a folder of compact shards: counts.json, the shards, and the names of terms and documents.
 
-The folder appears whole or not at all. A shard's checksum is compared when its rows are first read.
+The folder is written atomically. A shard's checksum is verified when its rows are first read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,20 @@ import numpy as np
 from paceline.data.files import open_text
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import read_json, write_json
-from paceline.io.format import size
+from paceline.io.format import size as format_size
 from paceline.workload import LogFn
-from paceline.workloads.topics.counts import matrices
-from paceline.workloads.topics.counts.matrices import find_integer_type
+from paceline.workloads.topics.counts.matrices import (
+    Counts,
+    Csr,
+    DocumentBlock,
+    find_integer_type,
+    iterate_overlaps,
+    join_rows,
+    make_empty_block,
+    stack_arrays,
+    to_dense,
+    to_sparse,
+)
 from paceline.workloads.topics.files.shard_format import (
     AGAIN,
     Shard,
@@ -38,12 +48,12 @@ from paceline.workloads.topics.files.shard_format import (
 MANIFEST, NAMES = "counts.json", ("terms.txt", "docs.txt")
 FORMAT = 1
 SHARD_BYTES = 64 << 20
-MOST_SHARD_BYTES = 1 << 30  # positions in a shard are uint32
+MAX_SHARD_BYTES = 1 << 30  # positions in a shard are uint32
 SPARSE_BYTES = 5  # of a nonzero in a block; dense rows are handed out where they take less
 
 
 @dataclass(frozen=True, eq=False)
-class ShardCounts(matrices.LabelledCounts):
+class ShardCounts(Counts):
     """Counts in a folder of shards. Blocks may cross from one shard to the next."""
 
     folder: Path
@@ -51,7 +61,7 @@ class ShardCounts(matrices.LabelledCounts):
     terms: int
     sparse: bool
     shards: tuple[Shard, ...]
-    checked: set[str] = field(default_factory=set)  # shards whose checksum was compared
+    verified: set[str] = field(default_factory=set)  # files of shards
 
     resident = False
 
@@ -61,28 +71,26 @@ class ShardCounts(matrices.LabelledCounts):
 
     @property
     def row_bytes(self) -> int:
-        """Of a dense row as it is handed out."""
+        """Bytes of a dense row as `block` returns it."""
         kind = None if self.fractional else find_integer_type(max(shard.largest for shard in self.shards))
         return self.terms * (kind.itemsize if kind else 4)
 
-    def block(self, start: int, stop: int) -> matrices.DocumentBlock:
+    def block(self, start: int, stop: int) -> DocumentBlock:
         if start >= stop:
-            return matrices.make_empty_block(start, self.terms, self.sparse)
+            return make_empty_block(start, self.terms, self.sparse)
         parts = []
-        for number, *rows in matrices.iterate_overlaps(self._first_rows, start, stop):
+        for number, *rows in iterate_overlaps(self._first_rows, start, stop):
             shard = self.shards[number]
-            self._check(shard)
+            self._verify(shard)
             parts.append(read_shard_rows(self.folder / shard.file, shard, self.terms, *rows))
         if self.sparse:
-            return matrices.DocumentBlock(start, matrices.join_rows([matrices.to_sparse(part) for part in parts]))
-        return matrices.DocumentBlock(
-            start, matrices.stack_arrays([matrices.to_dense(part, self.terms) for part in parts])
-        )
+            return DocumentBlock(start, join_rows([to_sparse(part) for part in parts]))
+        return DocumentBlock(start, stack_arrays([to_dense(part, self.terms) for part in parts]))
 
     def verify(self) -> None:
-        """Compare all checksums now. Those of names too, which people may change where the folder is theirs."""
+        """Verify all checksums now, also those of the names, which users may edit in their own folders."""
         for shard in self.shards:
-            self._check(shard)
+            self._verify(shard)
         sums = read_json(self.folder / MANIFEST).get("names")
         for file in NAMES:
             if isinstance(sums, dict) and file in sums:
@@ -91,10 +99,10 @@ class ShardCounts(matrices.LabelledCounts):
     def weights(self) -> np.ndarray:
         return self._lengths if self.sparse else super().weights()
 
-    def _check(self, shard: Shard) -> None:
-        if shard.file not in self.checked:
+    def _verify(self, shard: Shard) -> None:
+        if shard.file not in self.verified:
             verify_crc32(self.folder / shard.file, shard.crc32)
-            self.checked.add(shard.file)
+            self.verified.add(shard.file)
 
     @cached_property
     def _first_rows(self) -> np.ndarray:
@@ -115,27 +123,27 @@ class ShardCounts(matrices.LabelledCounts):
 
 
 def read_shards(folder: Path, named: bool = True) -> ShardCounts:
-    """Open a folder of shards: all files are there and as long as they should be. `named` reads the names as well."""
+    """Open a folder of shards and check that its files have the right length. `named` reads the names as well."""
     path = folder / MANIFEST
     manifest = read_json(path)
     if manifest.get("format") != FORMAT:
-        raise UserError(f"{path}: its format is {manifest.get('format')}, this version reads {FORMAT}; {AGAIN}")
+        message = f"{path}: its format is {manifest.get('format')}, this version reads {FORMAT}; {AGAIN}"
+        raise UserError(message, code="invalid-format", key=MANIFEST)
     try:
         shards = tuple(Shard(**facts) for facts in manifest["shards"])
-        if wrong := next((why for shard in shards if (why := shard.refused())), ""):
-            raise ValueError(wrong)
+        if problem := next((problem for shard in shards if (problem := shard.find_problem())), ""):
+            raise ValueError(problem)
         documents, terms = int(manifest["documents"]), int(manifest["terms"])
         sparse, fractional = bool(manifest["sparse"]), bool(manifest["fractional"])
-        agree = sum(shard.rows for shard in shards) == documents and terms > 0 and bool(shards)
-        expected = [shard.expected_bytes(terms) for shard in shards]
+        if sum(shard.rows for shard in shards) != documents or terms <= 0 or not shards:
+            raise ValueError(f"its shards do not add up to {documents:,} documents")
+        sizes = [shard.expected_bytes(terms) for shard in shards]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path}: is damaged ({type(error).__name__}: {error}); {AGAIN}") from None
-    if not agree:
-        raise UserError(f"{path}: is damaged: its shards do not add up to {documents:,} documents; {AGAIN}")
-    for shard, needed in zip(shards, expected, strict=True):
+        raise UserError(f"{path}: is damaged ({error}); {AGAIN}", code="damaged", key=MANIFEST) from None
+    for shard, needed in zip(shards, sizes, strict=True):
         _check_size(folder / shard.file, needed)
     vocabulary, names = (
-        None if not named else read_names(folder / file, expected, f"{MANIFEST} says {expected:,}; {AGAIN}")
+        None if not named else read_names(folder / file, expected, f"{MANIFEST} has {expected:,}; {AGAIN}")
         for file, expected in zip(NAMES, (terms, documents), strict=True)
     )
     labels: dict[str, Any] = {"vocabulary": vocabulary, "names": names, "fractional": fractional}
@@ -144,23 +152,23 @@ def read_shards(folder: Path, named: bool = True) -> ShardCounts:
 
 def write_shards(
     folder: Path,
-    stream: Iterable[np.ndarray | matrices.Csr],
+    stream: Iterable[np.ndarray | Csr],
     terms: int,
-    labels: matrices.LabelledCounts,
+    labels: Counts,
     *,
     shard_bytes: int = SHARD_BYTES,
-    say: LogFn | None = None,
+    log: LogFn | None = None,
 ) -> ShardCounts:
-    """Write rows, given in order as dense arrays or nonzeros, as a new folder of shards."""
-    with _new_folder(folder) as temporary:
+    """Write rows, given in order as dense arrays or nonzeros, to a new folder of shards."""
+    with _create_folder(folder) as temporary:
         shards: list[Shard] = []
-        for values in _gathered(stream, shard_bytes):
+        for values in _group_blocks(stream, shard_bytes):
             shards.append(write_shard(temporary / f"{len(shards):05d}.bin", values, terms))
-            if say:
-                say(f"shards: {sum(s.rows for s in shards):,} documents, {size(sum(s.bytes for s in shards))}")
+            if log:
+                log(f"shards: {sum(s.rows for s in shards):,} documents, {format_size(sum(s.bytes for s in shards))}")
         nonzeros, documents = sum(shard.nonzeros for shard in shards), sum(shard.rows for shard in shards)
         if not nonzeros:
-            raise UserError(f"all {documents:,} x {terms:,} counts are zero: there is nothing to write")
+            raise UserError(f"all {documents:,} x {terms:,} counts are zero", code="invalid-data")
         names = zip(NAMES, (labels.vocabulary, labels.names), strict=True)
         sums = {file: _write_names(temporary / file, lines) for file, lines in names if lines is not None}
         manifest = {
@@ -178,46 +186,46 @@ def write_shards(
     return read_shards(folder)
 
 
-def _gathered(stream: Iterable[np.ndarray | matrices.Csr], shard_bytes: int) -> Iterator[np.ndarray | matrices.Csr]:
-    """Blocks put together until they fill a shard."""
-    parts: list[np.ndarray | matrices.Csr] = []
+def _group_blocks(stream: Iterable[np.ndarray | Csr], shard_bytes: int) -> Iterator[np.ndarray | Csr]:
+    """Yield blocks, put together until they fill a shard."""
+    parts: list[np.ndarray | Csr] = []
     gathered_bytes = 0
     for values in stream:
         smaller, nbytes = shrink_rows(values)
-        if parts and gathered_bytes + nbytes > min(shard_bytes, MOST_SHARD_BYTES):
-            yield _together(parts)
+        if parts and gathered_bytes + nbytes > min(shard_bytes, MAX_SHARD_BYTES):
+            yield _concatenate(parts)
             parts, gathered_bytes = [], 0
         parts.append(smaller)
         gathered_bytes += nbytes
     if parts:
-        yield _together(parts)
+        yield _concatenate(parts)
 
 
-def shrink_rows(values: np.ndarray | matrices.Csr) -> tuple[np.ndarray | matrices.Csr, int]:
-    """The values as they take less room, and about how much that is in a shard."""
-    if not isinstance(values, matrices.Csr):
+def shrink_rows(values: np.ndarray | Csr) -> tuple[np.ndarray | Csr, int]:
+    """Return the values in the smaller of both forms, and about their bytes in a shard."""
+    if not isinstance(values, Csr):
         nonzeros_bytes = 3 * int(np.count_nonzero(values))
         if nonzeros_bytes >= values.nbytes:
             return values, values.nbytes
-        values = matrices.to_sparse(values)
+        values = to_sparse(values)
     return values, 4 * values.rows + 3 * len(values.data)
 
 
-def _together(parts: list[np.ndarray | matrices.Csr]) -> np.ndarray | matrices.Csr:
+def _concatenate(parts: list[np.ndarray | Csr]) -> np.ndarray | Csr:
     dense = [part for part in parts if isinstance(part, np.ndarray)]
     if len(dense) == len(parts):
-        return matrices.stack_arrays(dense)
-    return matrices.join_rows([matrices.to_sparse(part) for part in parts])
+        return stack_arrays(dense)
+    return join_rows([to_sparse(part) for part in parts])
 
 
 def check_new_folder(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: is there already; give a new folder, or remove this one first")
+        raise UserError(f"{folder} exists; give a new folder, or remove this one first", code="conflict")
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside, which takes its name when it is complete, and is removed after an error."""
+def _create_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which gets its name when it is complete and is removed after an error."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.part-", dir=folder.parent))
@@ -233,34 +241,32 @@ def _new_folder(folder: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunFailed(f"{folder}: the disk is full; free some space, or give a folder on a larger disk") from None
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}; give a folder of yours") from None
+            raise RunFailed(f"{folder}: the disk is full; use a larger disk", code="disk-full") from None
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}", code="not-writable") from None
 
 
 def _write_names(path: Path, names: Iterable[str]) -> str:
-    """One on each line; returns the checksum of the file."""
+    """Write a name per line; return the checksum of the file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.writelines(" ".join(name.splitlines()) + "\n" for name in names)
     return compute_crc32(path)
 
 
-def read_names(file: Path, expected: int, but: str) -> list[str] | None:
-    """The lines of a file; None where there is no such file. `but` is the complaint where they are not as many."""
+def read_names(file: Path, expected: int, mismatch: str) -> list[str] | None:
+    """Read a name per line; None where there is no such file. `mismatch` ends the error of a wrong number."""
     if not file.is_file():
         return None
     with open_text(file) as text:
         lines = [line.rstrip("\r\n") for line in text]
     if len(lines) != expected:
-        raise UserError(f"{file}: {len(lines):,} lines, but {but}")
+        raise UserError(f"{file}: {len(lines):,} lines, but {mismatch}", code="invalid-data", key=file.name)
     return lines
 
 
 def _check_size(path: Path, needed: int) -> None:
     try:
-        there = path.stat().st_size
-    except FileNotFoundError:
-        raise UserError(f"{path}: this shard is missing; {AGAIN}") from None
+        size = path.stat().st_size
     except OSError as error:
-        raise UserError(f"{path}: the shard cannot be read: {error.strerror}; {AGAIN}") from None
-    if there != needed:
-        raise UserError(f"{path}: the shard is damaged: {there:,} bytes instead of {needed:,}; {AGAIN}")
+        raise UserError(f"{path}: the shard cannot be read: {error.strerror}; {AGAIN}", code="unreadable") from None
+    if size != needed:
+        raise UserError(f"{path}: the shard is damaged: {size:,} of {needed:,} bytes; {AGAIN}", code="damaged")

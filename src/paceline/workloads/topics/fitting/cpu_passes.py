@@ -1,4 +1,4 @@
-"""A pass over documents on the cores of a machine: sparse ones by compiled loops, dense ones by matrix products."""
+"""Passes over documents on CPU cores: sparse ones by compiled loops, dense ones by matrix products."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from paceline.workloads.topics.fitting.passes import (
 from paceline.workloads.topics.sizes import NEWTON_TOPICS, pad_core_topics
 
 Tensor = Any  # torch.Tensor; torch is not typed here
-FEW = 4096  # documents whose statistic is added up in float32; it loses the last ones of many
+FEW = 4096  # documents whose statistic is summed in float32, which loses the last of many
 Arrays = tuple[np.ndarray, ...]
 DENSE_STEP = 1 << 18  # counts that are worked on at a time: they stay in the cache
 
 
 def make_cpu_pass(block: DocumentBlock, share: Tensor) -> DocumentPass:
-    """The pass over one block, on as many threads as torch uses."""
+    """Make the pass over one block, on as many threads as torch uses."""
     if not isinstance(block.values, Csr):
         return CoreDensePass(torch.from_numpy(block.values))
     if not has_numba():
@@ -39,14 +39,14 @@ def make_cpu_pass(block: DocumentBlock, share: Tensor) -> DocumentPass:
 
 
 class CoreDensePass(PlainDense):
-    """Dense counts in memory: some documents at a time, whose shares stay in the cache and in memory that is kept."""
+    """Dense counts in memory: some documents at a time, so that they stay in the cache."""
 
     def __init__(self, counts: Tensor) -> None:
         super().__init__(counts)
         self.step = min(len(counts), max(1, DENSE_STEP // counts.shape[1]))
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
-        """Each thread works on documents of its own: no operation waits for the threads of another one."""
+        """Work on documents in threads that do not wait for each other."""
         count = min(torch.get_num_threads(), -(-len(L) // self.step))
         if count <= 1:
             return self._part(0, len(L), L, Ft, S, loss)
@@ -80,7 +80,7 @@ class CoreDensePass(PlainDense):
 
 
 class CoreSparsePass:
-    """Nonzeros of documents in memory. Each thread adds up a statistic of its own."""
+    """Nonzeros of documents in memory. Each thread sums its own statistic."""
 
     def __init__(self, values: Csr, terms: int) -> None:
         self.values, self.terms = values, terms
@@ -101,14 +101,14 @@ class CoreSparsePass:
         return torch.tensor(sum(part for part, _ in found), dtype=torch.float64)
 
     def solve(self, L: Tensor, Ft: Tensor, steps: int, tolerance: float) -> float:
-        """Rows of L for topics that stay, each until it has converged; returns the sum of -x log p."""
+        """Solve rows of L for fixed topics, each until it has converged; return the sum of -x log p."""
         from paceline.workloads.topics.counts.numba_kernels import solve_rows
 
         table = self._table(Ft)
         return sum(self._on_threads(L, lambda csr, shares: solve_rows(*csr, shares, table, steps, tolerance)))
 
     def _on_threads(self, L: Tensor, work: Callable[[Arrays, np.ndarray], Any]) -> list[Any]:
-        """The work on parts of the documents with their rows of L, each part by a thread."""
+        """Run work on parts of the documents with their rows of L, each part in a thread."""
         values, shares = self.values, L.numpy()
 
         def on(part: tuple[int, int]) -> Any:
@@ -119,7 +119,7 @@ class CoreSparsePass:
         return list(get_thread_pool(len(parts)).map(on, parts)) if len(parts) > 1 else [on(parts[0])]
 
     def _table(self, Ft: Tensor) -> np.ndarray:
-        """F transposed in whole vectors."""
+        """Return F transposed, padded to whole vectors."""
         return torch.nn.functional.pad(Ft, (0, pad_core_topics(Ft.shape[1]) - Ft.shape[1])).contiguous().numpy()
 
     def multiply(self, B: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class CoreSparsePass:
 
 
 def cut_evenly(indptr: np.ndarray, parts: int) -> list[tuple[int, int]]:
-    """Ranges of rows with about the same number of nonzeros."""
+    """Return ranges of rows with about the same number of nonzeros."""
     rows = len(indptr) - 1
     goals = indptr[0] + (indptr[-1] - indptr[0]) * np.arange(1, parts) // parts
     at = [0, *np.searchsorted(indptr, goals).tolist(), rows]

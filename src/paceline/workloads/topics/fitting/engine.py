@@ -1,10 +1,9 @@
-"""The fit: one read of all documents after the other, each of them a step of accelerated EM.
+"""Accelerated EM: each step is one read of all documents.
 
-A pass works on a point (L, F). From the same shares x / p it makes the EM step of L and the statistic of F, which the
-ranks add up; that is the point's image, and EM's loss never rises from a point to its image. The next point lies beyond
-the image, on the line from the image before, in logarithms (Nesterov's momentum). Where the loss rises after all, the
-fit goes back to the last image that is known to be good and takes smaller leaps. Rows of L belong to one rank and
-never travel.
+A pass works on a point (L, F). From the ratios x / p it makes the EM step of L and the statistic of F, which the ranks
+sum; that is the point's image, and the loss never rises from a point to its image. The next point lies beyond the
+image, on the line from the image before, in logarithms (Nesterov's momentum). Where the loss rises after all, the fit
+returns to the last image that is known to be good and takes smaller leaps. Rows of L stay on their rank.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from paceline.workloads.topics.fitting.passes import ReadPasses
 from paceline.workloads.topics.sections import FitOptions
 
 Tensor = Any  # torch.Tensor; torch is not typed here
-LEAST = 1e-20  # of any share: what divides and multiplies stays far from the ends of float32
-FARTHEST = 10.0  # times its value a share may change in one leap, before the momentum's power is taken
+LEAST = 1e-20  # of any share: keeps products and quotients within float32
+FARTHEST = 10.0  # factor by which a share may change in one leap, before the momentum's power is taken
 WINDOW = 10
 FAR_APART = 50
-"""Passes between two looks at how far the topics have moved."""
-BACK = 0.25  # of its momentum a fit keeps after a leap that was too far
+"""Passes between two measurements of how much the topics have moved."""
+BACK = 0.25  # of its momentum that a fit keeps after a leap that was too long
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """What one pass found out. Its times are those of this rank."""
+    """The result of one pass; times are those of this rank."""
 
     loss: float
     residual: float
@@ -55,9 +54,9 @@ class AcceleratedEM:
     options: FitOptions = field(default_factory=FitOptions)
     accelerate: bool = True
     check: int = 1
-    """The loss is found at every so many passes. On some devices it takes half as long as the rest of a pass."""
+    """Passes per loss: on some devices the loss takes half as long as the rest of a pass."""
     all_documents: int = 0
-    """With those of the other ranks; 0 where there are none."""
+    """Documents of all ranks; 0 for a single rank."""
     losses: list[float] = field(default_factory=list)
     passes: int = 0
     momentum: float = 1.0
@@ -65,9 +64,9 @@ class AcceleratedEM:
     """Of the pass before the last one."""
     moved: float = 1.0
     drift: float = 1.0
-    """Share of their mass by which the topics moved between the last two looks at them, as all ranks know it."""
+    """Share of their mass by which the topics moved between the last two measurements, agreed on by all ranks."""
     drifted: float = 1.0
-    """The same as this rank knows it."""
+    """The same, as measured by this rank."""
 
     def __post_init__(self) -> None:
         self.alone = not self.all_documents
@@ -76,15 +75,14 @@ class AcceleratedEM:
         self.L_before, self.Ft_before = self.L.clone(), self.Ft.clone()
         self.L_safe, self.Ft_safe = self.L_before, self.Ft_before
         self.has_before = self.leaped = False
-        self.turned = 0.0  # above 0 where a step leads back against the way here: the leap went too far
+        self.turned = 0.0  # above 0 where a step points back: the leap was too long
         self.S = torch.zeros_like(self.Ft)
         self.Ft_earlier = self.Ft_before
-        """When they were last looked at."""
 
     @property
     def end(self) -> FitEnd | None:
-        """Why the fit is over; None while it is not."""
-        if self.passes >= self.options.most_passes:
+        """Why the fit has ended; None while it has not."""
+        if self.passes >= self.options.max_passes:
             return FitEnd.MOST_PASSES
         if len(self.losses) <= self.window or self.residual > self.options.residual:
             return None
@@ -99,17 +97,17 @@ class AcceleratedEM:
         return self.drift <= self.options.steady
 
     def end_words(self) -> str:
-        """The end and its numbers, for people."""
+        """Describe why the fit ended."""
         if self.end is FitEnd.MOST_PASSES:
             gained = f", and the last ones still gained {self.gain(1):.1e} each" if len(self.losses) > 1 else ""
-            return f"not converged: {self.options.most_passes:,} passes were done{gained}"
+            return f"not converged: {self.options.max_passes:,} passes were done{gained}"
         if self._gains_nothing:
             return f"converged: gain {self.gain(self.window):.1e} a pass, residual {self.residual:.1e}"
         return f"the topics no longer change: {100 * self.drift:.2g} % of their mass moved in {FAR_APART} passes"
 
     @property
     def window(self) -> int:
-        """The losses among the last WINDOW passes."""
+        """Number of losses among the last WINDOW passes."""
         return max(1, WINDOW // self.check)
 
     @property
@@ -117,7 +115,7 @@ class AcceleratedEM:
         return self.end is FitEnd.CONVERGED
 
     def gain(self, losses: int, before: int = 0) -> float:
-        """Mean relative gain per pass over so many losses, up to the one `before` the last."""
+        """Return the mean relative gain per pass over so many losses, up to the one `before` the last."""
         first, last = self.losses[-1 - losses - before], self.losses[-1 - before]
         return (first - last) / (losses * self.check) / abs(self.losses[-1])
 
@@ -128,12 +126,12 @@ class AcceleratedEM:
         return (few[0] - few[-1]) / (self.window * self.check) / abs(self.losses[-1])
 
     def step(self, flag: bool = False) -> PassResult:
-        """One pass over all documents of all ranks. A flag that is up on one of them is seen by all."""
+        """Make one pass over all documents of all ranks. A flag that is set on one rank is seen by all."""
         began = perf_counter()
         data_s = 0.0
-        words = (self.moved, self.turned, self.drifted)  # one rank's, so that all do and end the same
-        words = words if self.leads else (0.0, 0.0, 0.0)
-        sums = torch.tensor([0.0, flag, *words], dtype=torch.float64, device=self.Ft.device)
+        state = (self.moved, self.turned, self.drifted)  # of one rank, so that all decide the same
+        state = state if self.leads else (0.0, 0.0, 0.0)
+        sums = torch.tensor([0.0, flag, *state], dtype=torch.float64, device=self.Ft.device)
         self.S.zero_()
         checked = not self.losses or self.passes % self.check == 0
         waiting = perf_counter()
@@ -144,19 +142,19 @@ class AcceleratedEM:
         data_s += perf_counter() - waiting
         self.L.clamp_min_(LEAST)
         sent = perf_counter()
-        flights = [] if self.alone else [dist.all_reduce(part, async_op=True) for part in (self.S, sums)]
-        leap = self._leap()  # while the sums travel
-        beyond = self._beyond(self.L, self.L_before, 1, leap) if leap else None
+        pending = [] if self.alone else [dist.all_reduce(part, async_op=True) for part in (self.S, sums)]
+        leap = self._leap()  # overlaps with the all-reduce
+        beyond = self._extrapolate(self.L, self.L_before, 1, leap) if leap else None
         waited = perf_counter()
-        for flight in flights:
-            flight.wait()
+        for work in pending:
+            work.wait()
         landed = perf_counter()
         total, flags, self.residual, turned, self.drift = sums.tolist()
-        if turned > 0 and not checked:  # where the loss is not known, this says when to begin again
+        if turned > 0 and not checked:  # the loss is not known: restart the momentum
             self.momentum = 1.0
         found, accepted = self._settle(total + self.all_documents if checked else None, leap, beyond)
         if self.passes % FAR_APART == 0:
-            self._look()
+            self._measure_drift()
         return PassResult(
             found,
             self.residual,
@@ -164,23 +162,23 @@ class AcceleratedEM:
             flags > 0,
             step_s=perf_counter() - began,
             data_s=data_s,
-            comm_s=landed - sent if flights else 0.0,
-            exposed_s=landed - waited if flights else 0.0,
+            comm_s=landed - sent if pending else 0.0,
+            exposed_s=landed - waited if pending else 0.0,
         )
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """The last image: L of this rank, and F transposed."""
+        """Return the last image: L of this rank, and F transposed."""
         return self.L_before, self.Ft_before
 
     def final_loss(self) -> float:
-        """The loss of the result: one more read of the documents. A result above the last loss is not kept."""
-        loss = self._loss_of_result()
+        """Return the loss of the result, by one more read of the documents; a result above the last loss is dropped."""
+        loss = self._compute_loss()
         if self.check > 1 and not loss <= self.losses[-1]:
-            self._go_back()
-            loss = self._loss_of_result()
+            self._restore_safe()
+            loss = self._compute_loss()
         return loss
 
-    def _loss_of_result(self) -> float:
+    def _compute_loss(self) -> float:
         L, Ft = self.result()
         total = torch.zeros((), dtype=torch.float64, device=Ft.device)
         for first, last, work in self.documents():
@@ -190,14 +188,14 @@ class AcceleratedEM:
         return float(total) + self.all_documents
 
     def _settle(self, loss: float | None, leap: float, beyond: Tensor | None) -> tuple[float, bool]:
-        """Take the image and leap on, or go back to the image of the last point whose loss was found and accepted."""
+        """Accept the image and leap, or return to the last image whose loss is known and was accepted."""
         self.passes += 1
         if loss is not None:
             if self.leaped and not loss <= self.losses[-1]:
-                self._go_back()
+                self._restore_safe()
                 return self.losses[-1], False
             if not math.isfinite(loss):
-                raise UserError("the counts are too large: the loss is not finite; divide them by their largest value")
+                raise UserError("the loss is not finite: divide the counts by their largest value", code="invalid-data")
             self.losses.append(loss)
         expected = self.S.mul_(self.Ft).clamp_min_(LEAST)
         image = expected.div(expected.sum(0, keepdim=True))
@@ -205,7 +203,7 @@ class AcceleratedEM:
         self.moved = float(step.abs().sum() / (2 * self.Ft.shape[1]))
         self.turned = -float((step * (image - self.Ft_before) / image).sum()) if self.check > 1 else 0.0
         self.momentum = self._next_momentum()
-        F_beyond = image if beyond is None else self._beyond(image, self.Ft_before, 0, leap)
+        F_beyond = image if beyond is None else self._extrapolate(image, self.Ft_before, 0, leap)
         self.L, self.L_before = (self.L_before.copy_(self.L) if beyond is None else beyond), self.L
         self.Ft, self.Ft_before = F_beyond.clone() if F_beyond is image else F_beyond, image
         self.has_before, self.leaped = True, beyond is not None
@@ -215,14 +213,14 @@ class AcceleratedEM:
             self.L_safe, self.Ft_safe = self.L_before.clone(), image
         return self.losses[-1], True
 
-    def _look(self) -> None:
-        """How far the topics have moved since the last look."""
+    def _measure_drift(self) -> None:
+        """Measure how much the topics have moved since the last time."""
         if self.passes > FAR_APART:  # the first topics were only a start
             self.drifted = float((self.Ft_before - self.Ft_earlier).abs().sum() / (2 * self.Ft_before.shape[1]))
         self.Ft_earlier = self.Ft_before
 
-    def _go_back(self) -> None:
-        """To the safe point, which is the result then."""
+    def _restore_safe(self) -> None:
+        """Return to the safe point, which becomes the result."""
         self.L.copy_(self.L_safe)
         self.Ft.copy_(self.Ft_safe)
         self.L_before.copy_(self.L_safe)
@@ -237,7 +235,7 @@ class AcceleratedEM:
         return (1 + math.sqrt(1 + 4 * self.momentum**2)) / 2
 
     @staticmethod
-    def _beyond(image: Tensor, before: Tensor, over: int, leap: float) -> Tensor:
-        """The point beyond the image, seen from the one before."""
+    def _extrapolate(image: Tensor, before: Tensor, over: int, leap: float) -> Tensor:
+        """Return the point beyond the image, on the line from the image before."""
         point = (image / before).clamp_(1 / FARTHEST, FARTHEST).pow_(leap).mul_(image).clamp_min_(LEAST)
         return point.div_(point.sum(over, keepdim=True))

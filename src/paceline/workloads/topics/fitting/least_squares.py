@@ -1,4 +1,4 @@
-"""A start by least squares: topics of a compressed, weighted matrix, found before the first pass.
+"""First topics by least squares on a compressed, weighted matrix.
 
 Y = counts / document length / sqrt(term share) has noise of about equal size everywhere, so least squares on it is
 close to maximum likelihood. A randomised range finder writes Y as Q B^T with a few more columns than topics; that is
@@ -23,12 +23,12 @@ EXTRA = 10  # columns of the basis, beside one for each topic
 POWERS = 2  # times that the basis is brought nearer to the largest axes
 SWEEPS, CARRY_SWEEPS = 2, 20
 RECORDED_FROM = 8  # turns
-PARTS = 64  # long sums on a device are cut into so many: else a few of its processors do all the work
+PARTS = 64  # of long sums on a device, so that all of its processors work
 
 
 @dataclass(frozen=True)
 class SweepCounts:
-    """How often both factors are found in turn: on a sample of so many documents and terms, then on all."""
+    """Alternations of both factors: on a sample of so many documents and terms, then on all."""
 
     sample: int = 16384
     on_sample: int = 100
@@ -36,7 +36,7 @@ class SweepCounts:
 
 
 class WeightedCounts:
-    """Y: the rows of X made comparable, and what undoes it."""
+    """Y: the rows of X, weighted so that their noise is alike."""
 
     def __init__(self, X: MatrixProducts, per_document: Tensor, per_term: Tensor) -> None:
         self.X, self.length, share = X, per_document.float(), per_term.float() + SMOOTHING
@@ -53,7 +53,7 @@ class WeightedCounts:
         return self.X.multiply_t(C * self.to_row[:, None]) / self.root_share[:, None]
 
     def topics(self, terms: Tensor) -> Tensor:
-        """F transposed (m, k) from the factor of Y (k, m)."""
+        """Return F transposed (m, k) from the factor of Y (k, m)."""
         F = terms * self.root_share
         Ft = (F / F.sum(1).clamp_min(TINY)[:, None]).T
         return (Ft / Ft.sum(0)).contiguous()
@@ -68,7 +68,7 @@ def find_topics_by_least_squares(
     seed: int = 0,
     turns: SweepCounts = SweepCounts(),  # noqa: B008 - frozen
 ) -> Tensor:
-    """F transposed (m, k), its columns on the simplex; there are as many documents and terms as topics, or more."""
+    """Return F transposed (m, k), its columns on the simplex; needs at least k documents and k terms."""
     n, m = len(per_document), len(per_term)
     Y = WeightedCounts(X, per_document, per_term)
     random = torch.Generator(device=per_term.device).manual_seed(seed)
@@ -91,7 +91,7 @@ def find_topics_by_least_squares(
 
 
 def find_basis(Y: WeightedCounts, rank: int, random: torch.Generator) -> Tensor:
-    """An orthonormal basis (n, rank) of most of what the columns of Y hold, by products with random ones."""
+    """Return an orthonormal basis (n, rank) of most of the column space of Y, by products with random columns."""
     Q = Y.multiply(torch.randn(len(Y.share), rank, device=random.device, generator=random))
     for _ in range(POWERS):
         Q = Y.multiply(make_orthonormal(Y.multiply_t(make_orthonormal(Q))))
@@ -99,10 +99,7 @@ def find_basis(Y: WeightedCounts, rank: int, random: torch.Generator) -> Tensor:
 
 
 def make_orthonormal(A: Tensor) -> Tensor:
-    """A basis of the columns of a tall matrix, through its Gram matrix: one product, and a small problem for the CPU.
-
-    Columns without content of their own become zero: this is a basis to search in, no factorisation.
-    """
+    """Return a basis of the columns of a tall matrix, from its Gram matrix; dependent columns become zero."""
     double = A.double()
     sizes, axes = torch.linalg.eigh((double.T @ double).cpu())
     scale = torch.where(sizes > 1e-12 * sizes[-1], sizes.clamp_min(1e-300).rsqrt(), torch.zeros_like(sizes))
@@ -110,7 +107,7 @@ def make_orthonormal(A: Tensor) -> Tensor:
 
 
 def pick_extreme_rows(Q: Tensor, B: Tensor, weight: Tensor, length: Tensor, k: int) -> Tensor:
-    """Coordinates (rank, k) of k documents that are far from each other: one by one the one farthest from those before.
+    """Return the coordinates (rank, k) of k documents, each the farthest from those before.
 
     Short documents, below half the median length, are left out: noise makes them extreme.
     """
@@ -129,14 +126,13 @@ def pick_extreme_rows(Q: Tensor, B: Tensor, weight: Tensor, length: Tensor, k: i
 
 
 def stack_side(basis: Tensor, factor: Tensor) -> Tensor:
-    """One side of the pair as one matrix: its basis (rank, size) above its factor (k, size). Columns of zeros are added
-    up to a multiple of PARTS; they stay zero."""
+    """Stack a basis (rank, size) on its factor (k, size), padded with zero columns to a multiple of PARTS."""
     both = torch.cat([basis, factor])
     return torch.nn.functional.pad(both, (0, -both.shape[1] % PARTS)).contiguous()
 
 
 def run_hals(documents: Tensor, terms: Tensor, k: int, turns: int) -> None:
-    """Both factors in turn, in place."""
+    """Alternate between both factors, in place."""
 
     def turn() -> None:
         solve_nonnegative(terms, documents, k, SWEEPS)
@@ -146,8 +142,7 @@ def run_hals(documents: Tensor, terms: Tensor, k: int, turns: int) -> None:
 
 
 def repeat_on_device(work: Callable[[], None], times: int, device: torch.device) -> None:
-    """The same work on the same tensors, again and again. On a device it is recorded once: small kernels take longer to
-    launch one by one than to run."""
+    """Repeat work on the same tensors, on a device as a CUDA graph: small kernels take longer to launch than to run."""
     if device.type != "cuda" or times < RECORDED_FROM:
         for _ in range(times):
             work()
@@ -155,17 +150,17 @@ def repeat_on_device(work: Callable[[], None], times: int, device: torch.device)
     stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        work()  # kernels are compiled and libraries set up at first use: neither can be recorded
+        work()  # compiles kernels and loads libraries, which cannot be captured
         graph.capture_begin(capture_error_mode="thread_local")
         work()
         graph.capture_end()
         for _ in range(times - 1):
             graph.replay()
-    stream.synchronize()  # what was recorded owns its memory: it must not end before its work
+    stream.synchronize()  # the graph owns its memory
 
 
 def solve_nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
-    """Some sweeps of nonnegative least squares for the factor of `free`, in place."""
+    """Sweep nonnegative least squares for the factor of `free`, in place."""
     rank = len(free) - k
     if fixed.is_cuda:
         parts = fixed.view(len(fixed), PARTS, -1).transpose(0, 1)
@@ -178,7 +173,7 @@ def solve_nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
 
 
 def sweep_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
-    """Coordinate descent for min over w >= 0 of w gram w / 2 - c w, for each column c of `target` and w of `free`."""
+    """Minimise w gram w / 2 - c w over w >= 0 by coordinate descent, for columns c of `target` and w of `free`."""
     if can_run_triton(free.device):
         from paceline.workloads.topics.fitting.triton_calls import solve_columns
 

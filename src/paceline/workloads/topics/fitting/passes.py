@@ -1,7 +1,7 @@
-"""A pass over documents: their rows of L are updated, and the statistic for F is added up, in one read.
+"""Passes over documents: update their rows of L and sum the statistic of F, in one read.
 
-`make_pass` brings one block of counts to the device. With Triton the counts stay in their small type and L F is never
-written to memory; without it, and on cores, the same arithmetic runs in plain torch, slower.
+`make_pass` copies one block of counts to the device. With Triton the counts stay in their small type and L F is never
+written to memory; without it, and on CPU cores, the same arithmetic runs in plain torch, slower.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from paceline.io.terminal import warn
+from paceline.workloads.topics.counts.arrays import PIECE
 from paceline.workloads.topics.counts.matrices import Csr, DocumentBlock
-from paceline.workloads.topics.counts.on_device import PIECE
 from paceline.workloads.topics.sizes import NEWTON_TOPICS, pad_to_tile
 
 Tensor = Any  # torch.Tensor; torch is not typed here
@@ -27,7 +27,7 @@ LEAST_SHARE = 1e-30
 
 
 class MatrixProducts(Protocol):
-    """A matrix X, known by its products."""
+    """A matrix X, given by its products."""
 
     def multiply(self, B: Tensor) -> Tensor: ...  # X @ B
 
@@ -39,20 +39,20 @@ class DocumentPass(MatrixProducts, Protocol):
 
     `rows` is "em" (S from the rows before the update) or "newton" (S from the updated rows; dense counts and many
     topics take EM steps under this name too, with S from the rows before). Returns the sum of -x log p at the incoming
-    L and F, a float64 tensor on the device; nothing waits for the device. Without `loss` it is zero, and costs nothing.
+    L and F as a float64 tensor, without waiting for the device; 0 without `loss`.
     """
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor: ...
 
 
 RangePass = tuple[int, int, DocumentPass]
-"""The pass over some of a rank's documents, with their range of rows."""
+"""(first row, last row, pass) of some of a rank's documents."""
 ReadPasses = Callable[[], Iterable[RangePass]]
-"""The passes over a rank's documents; called once for every pass over all of them."""
+"""Return the passes over a rank's documents; called once for every pass over all of them."""
 
 
 class JoinedProducts:
-    """The products of all documents, from the passes over parts of them."""
+    """The products of all documents, from the passes over their parts."""
 
     def __init__(self, documents: ReadPasses, terms: int) -> None:
         self.documents, self.terms = documents, terms
@@ -68,7 +68,7 @@ class JoinedProducts:
 
 
 def make_pass(block: DocumentBlock, per_document: Tensor, q: Tensor, device: Any) -> DocumentPass:
-    """The pass over one block, its counts copied to `device`.
+    """Make the pass over one block, its counts copied to `device`.
 
     `per_document` are the counts of the block's documents, `q` the shares of the terms in the counts of all documents.
     """
@@ -83,14 +83,14 @@ def make_pass(block: DocumentBlock, per_document: Tensor, q: Tensor, device: Any
 
 
 def import_triton_calls() -> Any:
-    """Imported only where kernels run: Triton may not be installed."""
+    """Import the kernels where they run: Triton may not be installed."""
     from paceline.workloads.topics.fitting import triton_calls as calls
 
     return calls
 
 
 def make_device_pass(values: Any, per_document: Tensor, share: Tensor, per_term: Tensor | None = None) -> DocumentPass:
-    """The pass over counts that are on their device: rows, or the three parts of CSR. All tensors are there.
+    """Make the pass over counts on their device: rows, or the three parts of CSR.
 
     `per_term` are the sums of these counts, where they are known.
     """
@@ -104,10 +104,10 @@ def make_device_pass(values: Any, per_document: Tensor, share: Tensor, per_term:
 
 
 class DensePass:
-    """Dense counts, padded and on the device. Newton steps are not worth their k x k model here: all steps are EM.
+    """Dense counts, padded and on the device. All steps are EM: a Newton step is not worth its k x k model here.
 
-    The operands are halves, whose rows no longer sum to what they should. The loss is that of the rounded rows made to
-    sum to it again: near an optimum it then differs from the exact one by the square of the rounding.
+    The operands are halves. The loss is that of the rounded rows, normalised again: near an optimum it differs from the
+    exact one by the square of the rounding.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class DensePass:
         tile = self.tile or calls.dense_tile(self.counts, k, loss)
         total, parts = zero_loss(L.device), (part.split(MANY) for part in (self.counts, L, self.per_document))
         seen = (self.share > LEAST_SHARE).float()
-        mass, there = seen @ Ft, (seen * self.share) @ v[: len(Ft)].float()  # of the topics, as they are and rounded
+        mass, rounded = seen @ Ft, (seen * self.share) @ v[: len(Ft)].float()  # of the topics, exact and rounded
         for X, some, lengths in zip(*parts, strict=True):
             u = calls.operand(some * calls.SCALE, len(X), X, empty=calls.SCALE)
             own, other, logs = calls.dense_statistics(X, u, v, loss=loss, tile=tile)
             S.add_(other[: len(S), :k] / self.share[:, None])
             if loss:
-                size = (u[: len(some)].float() @ there) / (some @ mass * calls.SCALE)
+                size = (u[: len(some)].float() @ rounded) / (some @ mass * calls.SCALE)
                 total += logs.sum(dtype=torch.float64) - lengths.double() @ size.log2().double()
             keep_or_normalise(some, some * own[: len(some), :k])
         if not loss:
@@ -139,7 +139,7 @@ class DensePass:
 
     @functools.cached_property
     def of_shares(self) -> Tensor:
-        """sum x log q: what the kernels leave out of the loss."""
+        """sum x log q, which the kernels leave out of the loss."""
         per_term = sum_dense(self.counts)[1] if self.per_term is None else self.per_term
         return per_term[: len(self.share)] @ self.share.double().log()
 
@@ -151,8 +151,10 @@ class DensePass:
 
 
 class SparsePass:
-    """Rows of nonzeros on the device, and the same nonzeros in the order of the terms, from which S is added up: by
-    atomics in the pass over the rows it would take many times as long, and lose the last ones of many documents."""
+    """Rows of nonzeros on the device, and the same nonzeros sorted by term, from which S is summed.
+
+    Atomics in the pass over the rows would take many times as long, and lose the last of many documents.
+    """
 
     def __init__(self, csr: Any, per_document: Tensor, share: Tensor, per_term: Tensor | None = None) -> None:
         self.csr, self.per_document, self.share, self.per_term = csr, per_document, share, per_term
@@ -176,7 +178,7 @@ class SparsePass:
 
     @functools.cached_property
     def of_shares(self) -> Tensor:
-        """sum x log q: what the kernels leave out of the loss."""
+        """sum x log q, which the kernels leave out of the loss."""
         per_term = sum_sparse_terms(self.csr, len(self.share)) if self.per_term is None else self.per_term
         return per_term @ self.share.double().log()
 
@@ -248,7 +250,7 @@ class PlainSparse:
 
 
 def keep_or_normalise(L: Tensor, new: Tensor) -> None:
-    """Rows of `new`, made to sum to one, into L; a document without counts keeps its row."""
+    """Copy the normalised rows of `new` to L; a document without counts keeps its row."""
     norm = new.sum(1, keepdim=True)
     L.copy_(torch.where(norm > 0, new / norm.clamp_min(1e-30), L))
 
@@ -258,7 +260,7 @@ def zero_loss(device: Any) -> Tensor:
 
 
 def can_run_triton(device: Any) -> bool:
-    """Whether kernels can run: on a CUDA device, or on the CPU under Triton's interpreter, for tests."""
+    """Whether kernels can run: on a CUDA device, or on the CPU under Triton's interpreter (for tests)."""
     if importlib.util.find_spec("triton") is None:
         return False
     return torch.device(device).type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
@@ -266,13 +268,12 @@ def can_run_triton(device: Any) -> bool:
 
 @functools.cache
 def warn_slow_fallback(missing: str, times: int, install: str) -> None:
-    """Once, that a library which would be faster is not there."""
-    line = f"topics: {missing} is not installed; plain torch, about {times} times slower. Type: pip install {install}"
-    warn(line)
+    """Warn once that a library which would be faster is not installed."""
+    warn(f"topics: {missing} is not installed; plain torch is about {times} times slower. Type: pip install {install}")
 
 
 def upload_dense(values: np.ndarray, device: torch.device) -> Tensor:
-    """Dense counts on the device, padded with zeros to whole tiles."""
+    """Copy dense counts to the device, padded with zeros to whole tiles."""
     rows, terms = values.shape
     counts = torch.zeros(pad_to_tile(rows), pad_to_tile(terms), dtype=torch.from_numpy(values[:0]).dtype, device=device)
     copy_rows(values, counts[:rows, :terms])
@@ -280,37 +281,37 @@ def upload_dense(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 def pad_to_tiles(values: Tensor) -> Tensor:
-    """Dense counts padded with zeros to whole tiles; themselves where they are that."""
+    """Pad dense counts on a device with zeros to whole tiles; not copied where they fill them."""
     if not tile_copy_bytes(values):
         return values
     rows, terms = values.shape
     counts = torch.empty(pad_to_tile(rows), pad_to_tile(terms), dtype=values.dtype, device=values.device)
     counts[rows:], counts[:, terms:] = 0, 0
-    there = counts[:rows, :terms]
-    if terms * values.element_size() % 8 == 0:  # eight bytes at a time: a byte at a time takes several times as long
-        values, there = values.view(torch.int64), there.view(torch.int64)
-    there.copy_(values)
+    inside = counts[:rows, :terms]
+    if terms * values.element_size() % 8 == 0:  # eight bytes at a time, which is several times as fast
+        values, inside = values.view(torch.int64), inside.view(torch.int64)
+    inside.copy_(values)
     return counts
 
 
 def tile_copy_bytes(values: Tensor) -> int:
-    """What the copy of `pad_to_tiles` takes."""
+    """The bytes of the copy that `pad_to_tiles` makes."""
     rows, terms = values.shape
     if values.is_contiguous() and (pad_to_tile(rows), pad_to_tile(terms)) == (rows, terms):
         return 0
     return pad_to_tile(rows) * pad_to_tile(terms) * values.element_size()
 
 
-def copy_rows(values: np.ndarray, there: Tensor) -> None:
-    """In pieces: a copy between matrices of different widths takes the device's memory twice."""
+def copy_rows(values: np.ndarray, target: Tensor) -> None:
+    """Copy rows in pieces: a copy between matrices of different widths takes the device's memory twice."""
     step = max(1, PIECE // values.shape[1])
     for first in range(0, len(values), step):
-        piece = torch.from_numpy(values[first : first + step]).to(there.device, non_blocking=True)
-        there[first : first + len(piece)] = piece
+        piece = torch.from_numpy(values[first : first + step]).to(target.device, non_blocking=True)
+        target[first : first + len(piece)] = piece
 
 
 def sum_dense(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of rows and of columns, float64."""
+    """Return the sums of rows and of columns, float64."""
     if can_run_triton(counts.device) and counts.dtype in (torch.uint8, torch.uint16):
         return import_triton_calls().small_sums(counts)
     per_term = torch.zeros(counts.shape[1], dtype=torch.float64, device=counts.device)
@@ -323,7 +324,7 @@ def sum_dense(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_sparse(csr: Any, terms: int) -> tuple[Tensor, Tensor]:
-    """Sums of rows and of columns, float64."""
+    """Return the sums of rows and of columns, float64."""
     pointer, _, count = csr
     step, per_document = PIECE // 8, torch.zeros(len(pointer) - 1, dtype=torch.float64, device=count.device)
     for number, piece in enumerate(count.split(step)):
@@ -333,7 +334,7 @@ def sum_sparse(csr: Any, terms: int) -> tuple[Tensor, Tensor]:
 
 
 def sum_sparse_terms(csr: Any, terms: int) -> Tensor:
-    """Sums of columns, float64."""
+    """Return the sums of columns, float64."""
     _, index, count = csr
     per_term = torch.zeros(terms, dtype=torch.float64, device=index.device)
     for j, x in zip(index.split(PIECE // 8), count.split(PIECE // 8), strict=True):

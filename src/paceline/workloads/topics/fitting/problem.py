@@ -1,9 +1,8 @@
 """One rank's part of a fit: its documents, where their counts are kept, and the first point.
 
-A fit begins at topics of a sample of the documents, found by least squares or as the best of several tries. The sample
-is a function of the documents and the seed alone, so that every number of ranks begins at the same topics; on a device
-it is smaller where memory is short. Of counts that live on a device all dense documents are taken, and more of the
-sparse ones; all of it happens there.
+A fit starts from topics of a sample of the documents, found by least squares or as the best of several tries. The
+sample depends on the documents and the seed alone, so that the topics are the same on any number of ranks. Of counts
+that are on a device all dense documents are taken, and more of the sparse ones.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
+from paceline.workloads.topics.counts.arrays import DeviceCounts, upload_counts
 from paceline.workloads.topics.counts.matrices import (
     Counts,
     Csr,
@@ -26,7 +26,6 @@ from paceline.workloads.topics.counts.matrices import (
     stack_arrays,
     to_dense,
 )
-from paceline.workloads.topics.counts.on_device import DeviceCounts, upload_counts
 from paceline.workloads.topics.counts.stream import can_find_nonzeros, compute_totals, iterate_blocks
 from paceline.workloads.topics.fitting.cpu_passes import make_cpu_pass
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
@@ -47,21 +46,21 @@ from paceline.workloads.topics.sections import FitOptions
 from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, SCANNED_BYTES
 
 Tensor = Any  # torch.Tensor; torch is not typed here
-MOST_TOPICS = 512
+MAX_TOPICS = 512
 LARGEST = 1e30
 DENSE_CHECK = 5  # passes over dense counts on a device for one loss
-RUNS = 64  # of consecutive documents that a sample is made of
+RUNS = 64  # of consecutive documents, in a sample
 TRIES = 2
 SURPLUS = 3  # times k documents that a try begins with
 FIRST_PASSES, EACH_PASSES, LAST_PASSES = 6, 3, 8
-FEW_SWEEPS, SWEEPS = 10, 40  # of least squares for rows: few where they take longer than the passes they save
+FEW_SWEEPS, SWEEPS = 10, 40  # of least squares for rows: few where they cost more than the passes they save
 DEVICE_TURNS = SweepCounts(sample=1 << 62, on_sample=0, on_all=300)  # a turn on all costs what one on a sample does
 MIX = 0.02  # of the average in every topic: no term is ruled out by the sample
 
 
 @dataclass(frozen=True)
 class FitProblem:
-    """Some documents of counts, for one device. `share` is what each term is of all counts."""
+    """Some documents of counts, for one device. `share` is the share of each term in all counts."""
 
     counts: Counts
     per_document: Tensor  # float32, of these documents
@@ -70,30 +69,30 @@ class FitProblem:
     device: torch.device
     documents: ReadPasses
     alone: bool
-    """No other rank has a part of these counts, whatever process group there is."""
+    """No other rank has a part of these counts, even if there is a process group."""
 
     def begin(self, k: int, options: FitOptions) -> AcceleratedEM:
-        """The first point: topics of a sample, the same on every rank, and rows of L for them."""
+        """Make the first point: topics of a sample, the same on every rank, and rows of L for them."""
         Ft = torch.empty(self.counts.terms, k, device=self.device)
         if self.alone or dist.get_rank() == 0:
-            Ft = self._first_topics(k, options)
+            Ft = self._find_topics(k, options)
         if not self.alone:
             dist.broadcast(Ft, 0)
         L = torch.empty(len(self.per_document), k, device=self.device)
         sweeps = FEW_SWEEPS if self.counts.sparse and self.device.type == "cpu" else SWEEPS
         for first, last, work in self.documents():
             L[first:last] = find_first_rows(work, Ft, self.per_document[first:last], self.share, sweeps)
-        return self.at(L, Ft, options)
+        return self.resume_at(L, Ft, options)
 
-    def _first_topics(self, k: int, options: FitOptions) -> Tensor:
-        """Where one rank has all documents on its device, the start uses the passes over them that are there."""
+    def _find_topics(self, k: int, options: FitOptions) -> Tensor:
+        """Find the first topics, with the passes over all documents if this rank has them on its device."""
         all_here = isinstance(self.counts, DeviceCounts) and self.alone
         everything = StartSample(self.documents, self.per_document.double(), self.per_term) if all_here else None
         how: dict[str, Any] = {"how": options.start, "seed": options.seed}
         return find_first_topics(self.counts, self.per_term, k, **how, device=self.device, everything=everything)
 
-    def at(self, L: Tensor, Ft: Tensor, options: FitOptions) -> AcceleratedEM:
-        """A fit that goes on from a point."""
+    def resume_at(self, L: Tensor, Ft: Tensor, options: FitOptions) -> AcceleratedEM:
+        """Return a fit that continues from a point."""
         check = DENSE_CHECK if self.device.type == "cuda" and not self.counts.sparse else 1
         everyone = 0 if self.alone else self.counts.documents
         return AcceleratedEM(self.documents, L, Ft, options, check=check, all_documents=everyone)
@@ -102,7 +101,7 @@ class FitProblem:
 def build_problem(
     counts: Counts, device: str | torch.device = "cpu", *, fractional: bool = False, alone: bool = False
 ) -> FitProblem:
-    """This rank's problem: of N ranks each takes the next N-th part of the documents, unless it works `alone`."""
+    """Build this rank's problem: each of N ranks takes an N-th of the documents, unless it works `alone`."""
     alone = alone or not (dist.is_available() and dist.is_initialized())
     rank, world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     start, stop = documents_of_rank(counts.documents, rank, world)
@@ -118,31 +117,31 @@ def build_problem(
         dist.all_reduce(per_term)
     total = float(per_term.sum())
     if not total:
-        raise UserError(f"all {counts.documents:,} x {counts.terms:,} counts are zero: there is nothing to learn")
+        raise UserError(f"all {counts.documents:,} x {counts.terms:,} counts are zero", code="invalid-data")
     if not total < LARGEST:
-        raise UserError(f"the counts add up to {total:.3g}; divide them so that it is below {LARGEST:g}")
+        raise UserError(f"the counts add up to {total:.3g}; divide them to get below {LARGEST:g}", code="invalid-data")
     per_document, share = per_document.float(), (per_term / total).float()
     if there is not None:
         documents = make_device_passes(there, per_document, own, share)
     else:
-        documents = _reader(counts, (start, stop), per_document, share)
+        documents = _make_reader(counts, (start, stop), per_document, share)
     return FitProblem(counts, per_document, per_term, share, device, documents, alone)
 
 
 def documents_of_rank(documents: int, rank: int, world: int) -> tuple[int, int]:
-    """The documents of a rank: parts of equal size, of which the last may be smaller."""
+    """Return the range of a rank's documents: parts of equal size, of which the last may be smaller."""
     size = -(-documents // world)
     return min(documents, rank * size), min(documents, (rank + 1) * size)
 
 
 def check_topics(k: Any, counts: Counts) -> None:
-    most = min(counts.documents, counts.terms, MOST_TOPICS)
+    most = min(counts.documents, counts.terms, MAX_TOPICS)
     if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 1 <= k <= most:
         what = f"{counts.documents:,} documents and {counts.terms:,} terms"
-        raise UserError(f"k={k} topics for {what}: give a whole number from 1 to {most}")
+        raise UserError(f"k={k} topics for {what}: give a whole number from 1 to {most}", code="invalid-value", key="k")
 
 
-def _reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, share: Tensor) -> ReadPasses:
+def _make_reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, share: Tensor) -> ReadPasses:
     start, stop = rows
     if share.device.type == "cuda":
         return TieredDocuments(counts, per_document, share, share.device, rows).steps
@@ -160,7 +159,7 @@ def _reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, share: 
 
 @dataclass(frozen=True)
 class SampleSize:
-    """Of a sample: nonzeros of a sparse one and documents of it at least, and counts of a dense one."""
+    """The size of a sample: nonzeros and least documents of a sparse one, counts of a dense one."""
 
     nonzeros: int
     rows: int
@@ -174,7 +173,7 @@ COUNT_BYTES = 8  # of a dense sample on a device at most: four, and again in who
 
 @dataclass(frozen=True)
 class StartSample:
-    """The documents that topics are looked for in: the passes over them, and their sums (float64), on one device."""
+    """The documents that first topics are found in: the passes over them, and their sums (float64), on one device."""
 
     passes: ReadPasses
     per_document: Tensor
@@ -182,7 +181,7 @@ class StartSample:
 
 
 def draw_random_topics(per_term: Tensor, k: int, seed: int) -> Tensor:
-    """F transposed: the terms' shares, each times a random number of its own for every topic."""
+    """Return F transposed: the terms' shares, each times a random number for every topic."""
     random = torch.Generator().manual_seed(seed)
     Ft = torch.empty(len(per_term), k).exponential_(generator=random) * (per_term.float()[:, None] + 1e-3)
     return Ft / Ft.sum(0)
@@ -198,9 +197,9 @@ def find_first_topics(
     device: str | torch.device = "cpu",
     everything: StartSample | None = None,
 ) -> Tensor:
-    """F transposed (terms, k), on `device`. `how`: "auto" takes least squares for dense counts, a race for sparse.
+    """Return F transposed (terms, k). `how`: "auto" takes least squares for dense counts, a race for sparse ones.
 
-    `everything`: all documents, where the passes over them are on the device already.
+    `everything`: all documents, if the passes over them are on the device already.
     """
     device = torch.device(device)
     in_all = torch.as_tensor(per_term).to(device)
@@ -208,22 +207,19 @@ def find_first_topics(
         return draw_random_topics(in_all.cpu(), k, seed).to(device)
     size = FOR_CPU if device.type == "cpu" and not isinstance(counts, DeviceCounts) else FOR_DEVICE
     size = replace(size, counts=min(size.counts, get_free_device_bytes(device) // COUNT_BYTES))
-    few, terms = _without_unused(sample_documents(counts, seed, least=2 * k, size=size))
-    some = everything if few is counts and everything is not None else _some(few, device)
+    few, terms = _drop_unused_terms(sample_documents(counts, seed, least=2 * k, size=size))
+    some = everything if few is counts and everything is not None else _load_sample(few, device)
     by_squares = how == "least_squares" or (how == "auto" and not few.sparse)
     by_squares = by_squares and k <= min(few.documents, few.terms)
     Ft = torch.zeros(counts.terms, k, device=device)
-    Ft[terms.to(device)] = _by_least_squares(some, k, seed) if by_squares else _by_race(some, k, seed)
+    Ft[terms.to(device)] = _start_by_least_squares(some, k, seed) if by_squares else _start_by_race(some, k, seed)
     return Ft * (1 - MIX) + MIX * (in_all / in_all.sum()).float()[:, None]
 
 
 def find_first_rows(
     work: DocumentPass, Ft: Tensor, per_document: Tensor, share: Tensor, sweeps: int = SWEEPS
 ) -> Tensor:
-    """Rows of L for given topics by weighted nonnegative least squares: one read of the documents.
-
-    Documents are k numbers then, their products with the topics, and each row is found from those alone.
-    """
+    """Return rows of L for given topics by weighted nonnegative least squares, with one read of the documents."""
     k = Ft.shape[1]
     weighted = torch.where(share[:, None] > 0, Ft / share.clamp_min(TINY)[:, None], torch.zeros_like(Ft))
     rows = torch.full((k, len(per_document)), 1 / k, device=Ft.device)
@@ -235,14 +231,14 @@ def find_first_rows(
 
 
 def sample_documents(counts: Counts, seed: int, least: int = 1, size: SampleSize = FOR_CPU) -> Counts:
-    """A sample of the documents, `least` or more, in memory: short runs of them, spread evenly over all."""
+    """Return a sample of the documents, `least` or more, in memory: short runs, spread evenly over all."""
     if isinstance(counts, DeviceCounts) and not counts.sparse:
         return counts
     mean = max(1.0, float(counts.weights().mean()))
     rows = max(size.rows, int(size.nonzeros / mean)) if counts.sparse else int(size.counts / mean)
     rows = max(rows, least)
     if rows >= counts.documents:
-        return counts if counts.resident else _in_memory([counts.block(0, counts.documents).values], counts.terms)
+        return counts if counts.resident else _load_parts([counts.block(0, counts.documents).values], counts.terms)
     runs = min(RUNS, rows)
     length = -(-rows // runs)
     stride = counts.documents / runs
@@ -250,20 +246,20 @@ def sample_documents(counts: Counts, seed: int, least: int = 1, size: SampleSize
     starts = [int(i * stride + offset) for i in range(runs)]
     ranges = [(at, min(at + length, counts.documents)) for at in starts]
     if isinstance(counts, DeviceCounts):
-        return counts.some(ranges)
-    return _in_memory([counts.block(*some).values for some in ranges], counts.terms)
+        return counts.take_ranges(ranges)
+    return _load_parts([counts.block(*some).values for some in ranges], counts.terms)
 
 
-def _in_memory(parts: list[np.ndarray | Csr], terms: int) -> Counts:
+def _load_parts(parts: list[np.ndarray | Csr], terms: int) -> Counts:
     if all(isinstance(values, Csr) for values in parts):
         return SparseCounts(join_rows([values for values in parts if isinstance(values, Csr)]), terms)
     return DenseCounts(stack_arrays([to_dense(values, terms) for values in parts]))
 
 
-def _some(few: Counts, device: torch.device) -> StartSample:
-    """All documents of a sample, on the device."""
+def _load_sample(few: Counts, device: torch.device) -> StartSample:
+    """Load all documents of a sample on the device."""
     if device.type == "cpu" and not isinstance(few, DeviceCounts):
-        sums = _sums(few)
+        sums = _sum_sample(few)
         whole = [(0, few.documents, make_cpu_pass(few.block(0, few.documents), sums[1]))]
         return StartSample(lambda: whole, *sums)
     there = few if isinstance(few, DeviceCounts) else upload_counts(few, device)
@@ -272,35 +268,36 @@ def _some(few: Counts, device: torch.device) -> StartSample:
     return StartSample(make_device_passes(there, per_document.float(), per_term, share), per_document, per_term)
 
 
-def _by_least_squares(some: StartSample, k: int, seed: int) -> Tensor:
+def _start_by_least_squares(some: StartSample, k: int, seed: int) -> Tensor:
     work, device = JoinedProducts(some.passes, len(some.per_term)), some.per_term.device
     turns = DEVICE_TURNS if device.type == "cuda" else SweepCounts()
     return find_topics_by_least_squares(work, some.per_document, some.per_term, k, seed=seed, turns=turns)
 
 
-def _by_race(some: StartSample, k: int, seed: int) -> Tensor:
-    """The best of several tries.
+def _start_by_race(some: StartSample, k: int, seed: int) -> Tensor:
+    """Return the best of several tries, each a few passes over the sample.
 
-    Each begins with more topics than asked for, every one of them a document half mixed with the average, and drops
-    those that the fewest words belong to, half of the surplus at a time: what is left has taken over their words.
-    Better optima are found so than from k random topics, in the time of a few passes over the sample.
+    A try starts with more topics than asked for, each a document half mixed with the average, and drops those with the
+    fewest words, half of the surplus at a time. This finds better optima than k random topics.
     """
     fits = []
     for number in range(TRIES):
         fit = AcceleratedEM(
             some.passes, *_documents_as_topics(some, SURPLUS * k, 1000 * seed + number), accelerate=False
         )
-        _passes(fit, FIRST_PASSES)
+        _run_passes(fit, FIRST_PASSES)
         while (surplus := fit.L.shape[1] - k) > 0:
             left = surplus // 2
-            fit = AcceleratedEM(some.passes, *_largest(*fit.result(), some.per_document, k + left), accelerate=not left)
-            _passes(fit, EACH_PASSES if left else LAST_PASSES)
+            fit = AcceleratedEM(
+                some.passes, *_keep_largest(*fit.result(), some.per_document, k + left), accelerate=not left
+            )
+            _run_passes(fit, EACH_PASSES if left else LAST_PASSES)
         fits.append(fit)
     return min(fits, key=lambda fit: min(fit.losses)).result()[1]
 
 
 def _documents_as_topics(some: StartSample, k: int, seed: int) -> tuple[Tensor, Tensor]:
-    """L, the same for every document, and F transposed: k of the longer documents, each mixed with the average."""
+    """Return L, the same for every document, and F transposed: k of the longer documents mixed with the average."""
     share = (some.per_term / some.per_term.sum()).float()
     length = some.per_document.cpu().numpy()
     longer = np.flatnonzero(length >= np.median(length[length > 0]))
@@ -312,21 +309,21 @@ def _documents_as_topics(some: StartSample, k: int, seed: int) -> tuple[Tensor, 
     return torch.full((len(length), k), 1 / k, device=share.device), 0.5 * Ft + 0.5 * share[:, None]
 
 
-def _largest(L: Tensor, Ft: Tensor, per_document: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Without the topics that the fewest words belong to."""
+def _keep_largest(L: Tensor, Ft: Tensor, per_document: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Drop the topics with the fewest words."""
     words = per_document.float() @ L
     kept = words.argsort(descending=True)[:k].sort().values
     L = L[:, kept] + 1e-3
     return L / L.sum(1, keepdim=True), Ft[:, kept].contiguous()
 
 
-def _passes(fit: AcceleratedEM, count: int) -> None:
+def _run_passes(fit: AcceleratedEM, count: int) -> None:
     for _ in range(count):
         fit.step()
 
 
-def _without_unused(few: Counts) -> tuple[Counts, Tensor]:
-    """A sparse sample without the terms that it does not use, and the numbers of the others. Large ones keep all."""
+def _drop_unused_terms(few: Counts) -> tuple[Counts, Tensor]:
+    """Return a sparse sample without the terms that it does not use, and the numbers of the others."""
     if isinstance(few, DeviceCounts):
         return few, torch.arange(few.terms)
     values = few.block(0, few.documents).values
@@ -339,7 +336,7 @@ def _without_unused(few: Counts) -> tuple[Counts, Tensor]:
     return SparseCounts(Csr(values.indptr, number[values.indices], values.data), len(terms)), torch.from_numpy(terms)
 
 
-def _sums(few: Counts) -> tuple[Tensor, Tensor]:
+def _sum_sample(few: Counts) -> tuple[Tensor, Tensor]:
     values = few.block(0, few.documents).values
     if isinstance(values, Csr):
         per_document = np.bincount(values.row_numbers, values.data, few.documents)

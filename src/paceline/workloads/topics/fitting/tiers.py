@@ -1,7 +1,7 @@
-"""All documents of a rank in one pass, wherever their counts fit: on the device, in pinned host memory, or on disk.
+"""Documents in tiers: as many as fit on the device, then in pinned host memory, the rest on disk.
 
-The first documents stay on the device, the next ones in pinned memory; the rest is read from its source at each pass. A
-thread brings the next block over in a stream of its own while the device works on the last one.
+What is on disk is read from its source at each pass. A thread copies the next block in its own CUDA stream while the
+device works on the last one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.workloads.topics.counts.arrays import PIECE, DeviceCounts
 from paceline.workloads.topics.counts.matrices import Counts, Csr, DocumentBlock, join_rows
-from paceline.workloads.topics.counts.on_device import PIECE, DeviceCounts
 from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.fitting import passes
 from paceline.workloads.topics.sizes import BLOCK_BYTES, DEVICE_SHARE, HOST_SHARE, SORT_BYTES, pad_to_tile
@@ -28,7 +28,7 @@ TINIEST = float(np.finfo(np.float64).tiny)
 
 @dataclass(frozen=True)
 class TierBudget:
-    """For counts on the device and in pinned memory, None: a share of what is free; and for a block on its way."""
+    """Bytes for counts on the device and in pinned memory (None: a share of what is free), and of a block."""
 
     device_bytes: int | None = None
     host_bytes: int | None = None
@@ -61,7 +61,7 @@ class TieredDocuments:
         self.on_disk = self._fill_host(rest, get_free_host_bytes() if beside is None else beside)
 
     def _fill_device(self, source: Iterator[DocumentBlock], budget: int) -> Iterator[DocumentBlock]:
-        """As many documents as fit, as one pass; what does not fit is handed back."""
+        """Fill the device with as many documents as fit, as one pass; return the others."""
         head = next(source, None)
         if head is None:
             return source
@@ -83,11 +83,11 @@ class TieredDocuments:
         return source
 
     def _fill_dense(self, source: Iterator[DocumentBlock], dtype: np.dtype, room: int) -> Iterator[DocumentBlock]:
-        """`room` documents into one matrix on the device, copied in pieces: they are there once only."""
+        """Copy `room` documents in pieces to one matrix on the device; return the others."""
         if room < 1:
             return source
-        dtype_there = torch.from_numpy(np.empty(0, dtype)).dtype
-        whole = torch.zeros(pad_to_tile(room), pad_to_tile(len(self.q)), dtype=dtype_there, device=self.device)
+        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+        whole = torch.zeros(pad_to_tile(room), pad_to_tile(len(self.q)), dtype=torch_dtype, device=self.device)
         filled = 0
         for block in source:
             values: Any = block.values
@@ -107,7 +107,7 @@ class TieredDocuments:
         return source
 
     def _fill_host(self, source: Iterator[DocumentBlock], budget: int) -> int:
-        """Blocks into pinned memory; returns the first document that is left on disk."""
+        """Copy blocks to pinned memory; return the first document that is left on disk."""
         if self.side is None:
             budget = 0
         for block in source:
@@ -118,7 +118,7 @@ class TieredDocuments:
         return self.stop
 
     def steps(self) -> Iterator[passes.RangePass]:
-        """The passes over all documents in order, each with its range of rows. Use each before asking for the next."""
+        """Yield the passes over all documents in order, with their rows; use each before asking for the next."""
         yield from self.resident
         if self.pinned or self.on_disk < self.stop:
             disk = (
@@ -130,7 +130,7 @@ class TieredDocuments:
 
     def _streamed(self, source: Iterator[DocumentBlock]) -> Iterator[passes.RangePass]:
         def fetch(free_after: Any) -> Any:
-            """The next block on the device. What is released after `free_after` may be overwritten, nothing later."""
+            """Copy the next block to the device; only what was released before `free_after` may be overwritten."""
             block = next(source, None)
             if block is None:
                 return None
@@ -168,7 +168,7 @@ def pin_block(block: DocumentBlock) -> DocumentBlock:
 
 
 def get_free_device_bytes(device: torch.device) -> int:
-    """Of what is free, and of what torch keeps for later."""
+    """Return the bytes for counts, of what is free and what torch has cached."""
     if device.type != "cuda":
         return 1 << 62
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -182,16 +182,16 @@ def get_free_host_bytes() -> int:
 
 
 def sum_counts(counts: DeviceCounts) -> tuple[Tensor, Tensor]:
-    """Per document and per term, float64, on the device."""
+    """Return the sums per document and per term, float64, on the device."""
     return passes.sum_sparse(counts.values, counts.terms) if counts.sparse else passes.sum_dense(counts.values)
 
 
 def make_device_passes(
     counts: DeviceCounts, per_document: Tensor, per_term: Tensor, share: Tensor
 ) -> passes.ReadPasses:
-    """The passes over all documents, in one where what it needs fits beside them, else some at a time.
+    """Make the passes over all documents: one if its scratch memory fits beside them, else over some at a time.
 
-    That is a copy of dense counts in whole tiles, and the sort of sparse ones into the order of the terms.
+    Scratch memory is a copy of dense counts in whole tiles, or the sort of sparse ones by term.
     `per_term` are the sums of these documents, `share` the shares of the terms in all of them, on all ranks.
     """
     needed = SORT_BYTES * counts.stored_bytes if counts.sparse else passes.tile_copy_bytes(counts.values)
@@ -206,7 +206,7 @@ def make_device_passes(
 
 
 def sum_negative_log_likelihood(counts: DeviceCounts, L: np.ndarray, F: np.ndarray) -> float:
-    """The sum of -x log p, in float64."""
+    """Return the sum of -x log p, in float64."""
     rows, topics = (torch.as_tensor(part, dtype=torch.float64, device=counts.device) for part in (L, F))
     total = torch.zeros((), dtype=torch.float64, device=counts.device)
     if not counts.sparse:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found,import-untyped"
-"""Calls of the Triton kernels with tensors: operands, padding, tile sizes. Import it only where Triton is installed."""
+"""Launch the Triton kernels: operands, padding, tile sizes. Import it only where Triton is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import triton
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts.on_device import take_elements
+from paceline.workloads.topics.counts.arrays import take_elements
 from paceline.workloads.topics.fitting import triton_kernels as kernels
 from paceline.workloads.topics.fitting import triton_kernels as sparse
 from paceline.workloads.topics.sizes import FUSED_TOPICS, pad_device_topics
@@ -64,7 +64,7 @@ TERM_NONZEROS, TERM_WARPS = 64, 2
 
 def pad_operand_topics(k: int) -> int:
     if k > LARGEST_K:
-        raise UserError(f"{k} topics; at most {LARGEST_K} on a device. Use the CPU: --device cpu")
+        raise UserError(f"{k} topics; at most {LARGEST_K}; use  --device cpu", code="not-supported", key="k")
     return pad_device_topics(k)
 
 
@@ -81,8 +81,7 @@ def choose_tile(counts: Tensor, k: int, loss: bool = False) -> Tile:
 
 
 def make_operand(rows: Tensor, size: int, counts: Tensor, *, empty: float) -> Tensor:
-    """(size, K) in the type that `counts` are worked on with; rows beyond the last hold `empty` for all topics: for one
-    of them alone u v would be zero where a share is."""
+    """Return (size, K) in the type that `counts` need; rows beyond the last hold `empty`: no u v is zero."""
     dtype = torch.float16 if counts.dtype == torch.uint8 else torch.float32
     result = torch.zeros(size, pad_operand_topics(rows.shape[1]), device=rows.device, dtype=dtype)
     result[: len(rows), : rows.shape[1]] = rows if dtype == torch.float16 else round_to_tf32(rows)
@@ -91,14 +90,14 @@ def make_operand(rows: Tensor, size: int, counts: Tensor, *, empty: float) -> Te
 
 
 def round_to_tf32(values: Tensor) -> Tensor:
-    """Rounded to the 10 bits that a tf32 product reads: it would cut the others off, and bias the loss."""
+    """Round to the 10 bits that a tf32 product reads: truncation would bias the loss."""
     return ((values.float().contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
 
 def compute_dense_statistics(
     counts: Tensor, u: Tensor, v: Tensor, *, loss: bool, tile: Tile
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For padded counts: sum_j x / (u v) v_j per document, sum_i x / (u v) u_i per term, sum_j x log2(u v)."""
+    """Return, for padded counts: sum_j x / (u v) v_j per document, sum_i x / (u v) u_i per term, sum_j x log2(u v)."""
     K = u.shape[1]
     own, other = torch.zeros_like(u, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
     losses = torch.zeros(len(u) if loss else 1, device=u.device)
@@ -114,7 +113,7 @@ def compute_dense_statistics(
 
 
 def sum_small_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of rows and of columns of uint8 or uint16 counts, float64."""
+    """Return the sums of rows and of columns of uint8 or uint16 counts, float64."""
     rows, terms = counts.shape
     per_document, per_term = (torch.zeros(size, dtype=torch.int64, device=counts.device) for size in (rows, terms))
     kernels.small_sums_kernel[(triton.cdiv(terms, 512), triton.cdiv(rows, SUM_ROWS))](
@@ -124,7 +123,7 @@ def sum_small_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def multiply_dense(counts: Tensor, B: Tensor, *, transposed: bool) -> Tensor:
-    """counts @ B, or counts.T @ B, for padded counts; B has as many rows as the real side, the result is padded."""
+    """Return counts @ B, or counts.T @ B, for padded counts; B is not padded, the result is."""
     size, others = counts.shape[::-1] if transposed else counts.shape
     results = []
     for columns in B.split(PRODUCT_K, dim=1):
@@ -160,7 +159,7 @@ def _dense(
 
 
 def _grid(own: int, others: int, own_tile: int, other_tile: int) -> tuple[int, int, int]:
-    """Programs along the own side, parts of the other side, and the length of a part."""
+    """Return the programs along the own side, the parts of the other side, and the length of a part."""
     programs, steps = own // own_tile, others // other_tile
     per_split = -(-steps // min(steps, -(-PROGRAMS // programs)))
     return programs, -(-steps // per_split), per_split * other_tile
@@ -171,7 +170,7 @@ def supports_fast_path(counts: Tensor) -> bool:
 
 
 def update_sparse(csr: Csr, L: Tensor, table: Tensor, totals: Tensor, *, newton: bool, loss: bool) -> Tensor:
-    """L in place by EM or Newton. Returns sum_j x log p' per document."""
+    """Update L in place by EM or Newton; return sum_j x log p' per document."""
     mode = (sparse.NEWTON if newton else sparse.EM).value
     losses = torch.zeros(len(L) if loss else 1, device=L.device)
     _sparse_rows(csr, L, table, losses, totals, mode, loss=loss)
@@ -179,7 +178,7 @@ def update_sparse(csr: Csr, L: Tensor, table: Tensor, totals: Tensor, *, newton:
 
 
 def multiply_sparse(csr: Csr, B: Tensor) -> Tensor:
-    """X @ B for the documents of `csr`."""
+    """Return X @ B for the documents of `csr`."""
     results = []
     for columns in B.split(PRODUCT_K, dim=1):
         out = torch.zeros(len(csr[0]) - 1, columns.shape[1], device=B.device)
@@ -202,13 +201,13 @@ def _sparse_rows(
 
 
 def make_full_operand(rows: Tensor) -> Tensor:
-    """(rows, K) in float32, the columns beyond the last zero: each row of it is read with wide loads."""
+    """Return (rows, K) in float32, padded with zero columns so that rows are read with wide loads."""
     return torch.nn.functional.pad(rows.float(), (0, pad_operand_topics(rows.shape[1]) - rows.shape[1])).contiguous()
 
 
 @dataclass(frozen=True)
 class TermItems:
-    """The nonzeros in the order of the terms, in pieces of at most `PIECE`: work for one program each."""
+    """The nonzeros sorted by term, in pieces of at most `PIECE`: work for one program each."""
 
     term: Tensor
     begin: Tensor
@@ -236,7 +235,7 @@ def sort_by_terms(csr: Csr, terms: int) -> TermItems:
 
 
 def multiply_sparse_t(items: TermItems, C: Tensor, terms: int) -> Tensor:
-    """X.T @ C."""
+    """Return X.T @ C."""
     results = []
     for columns in C.split(PRODUCT_K, dim=1):
         out = torch.zeros(terms, pad_operand_topics(columns.shape[1]), device=C.device)
@@ -258,7 +257,7 @@ def add_sparse_statistic(items: TermItems, L: Tensor, table: Tensor, S: Tensor, 
 
 
 def solve_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
-    """min over w >= 0 of w gram w / 2 - c w for each column of `free` (k, size), some sweeps, in place."""
+    """Minimise w gram w / 2 - c w over w >= 0 for each column of `free` (k, size), some sweeps, in place."""
     k, size = free.shape
     K = pad_operand_topics(k)
     columns = max(16, 2048 // K)

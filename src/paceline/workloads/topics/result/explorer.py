@@ -1,4 +1,4 @@
-"""The topic explorer: one HTML file that opens offline, with the topics, their terms and their documents inside."""
+"""The topic explorer: one HTML file that opens offline, with the topics, their terms and their documents."""
 
 from __future__ import annotations
 
@@ -58,18 +58,21 @@ def write_explorer(
     title: str = "Topics",
     texts: Iterable[str] | None = None,
 ) -> Path:
-    """Write the explorer of a fit. With the counts X it also knows lengths, coherence and the terms of documents; with
-    their `texts`, in the same order, how each begins."""
+    """Write the explorer of a fit.
+
+    With the counts X it also shows lengths, coherence and the terms of documents; with their `texts`, in the same
+    order, how each begins.
+    """
     fitted: TopicFit = getattr(model, "fit_", model)
     if not isinstance(fitted, TopicFit):
-        raise UserError(
-            f"a {type(model).__name__} is no fit: give what  paceline.topics.fit  or  TopicFit.load  returns"
-        )
-    where = Path(path).expanduser()
-    if where.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{str(where)!r} does not end in .html; write it as  {where.with_suffix('.html')}")
-    write_atomic(where, render_explorer(fitted, X, names, title, texts).encode("utf-8", "replace"))
-    return where
+        message = f"a {type(model).__name__} is not a fit: give the result of  paceline.topics.fit  or  TopicFit.load"
+        raise UserError(message, code="invalid-value", key="model")
+    file = Path(path).expanduser()
+    if file.suffix.lower() not in (".html", ".htm"):
+        message = f"{str(file)!r} does not end in .html; write it as  {file.with_suffix('.html')}"
+        raise UserError(message, code="invalid-value", key="path")
+    write_atomic(file, render_explorer(fitted, X, names, title, texts).encode("utf-8", "replace"))
+    return file
 
 
 def render_explorer(
@@ -106,14 +109,13 @@ def read_explorer_asset(name: str) -> str:
 def collect_explorer_data(
     model: TopicFit, X: Any = None, names: Sequence[str] | None = None, texts: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """Everything that the page shows: of each topic the first terms and documents, never the matrices."""
+    """Return the data of the page: top terms and documents of each topic, never the matrices."""
     if names is not None and len(names) != len(model.L):
-        raise UserError(f"{len(names):,} names for {len(model.L):,} documents: give one for each")
+        raise UserError(f"{len(names):,} names for {len(model.L):,} documents", code="invalid-value", key="names")
     counts = None if X is None else model._counts(X, fractional=True)
     if counts is not None and counts.documents != len(model.L):
-        raise UserError(
-            f"X has {counts.documents:,} documents and the fit {len(model.L):,}: give the documents of the fit"
-        )
+        message = f"X has {counts.documents:,} documents and the fit {len(model.L):,}: give the documents of the fit"
+        raise UserError(message, code="invalid-value", key="X")
     lengths = None if counts is None else compute_totals(counts).per_document
     shares = model.topic_shares(lengths)
     everywhere = compute_term_probabilities(model.F, shares)
@@ -148,13 +150,13 @@ def collect_explorer_data(
         "colours": PALETTE,
         "stripes": compute_stripes(model.L),
         **documents,
-        "texts": None if texts is None else _beginnings(texts, shown),
+        "texts": None if texts is None else _read_beginnings(texts, shown),
         "documentTerms": None if typical is None else [place[terms].tolist() for terms in typical],
     }
 
 
 def _similar(overlap: np.ndarray) -> list[list[list[float]]]:
-    """For each topic the nearest others: (topic, overlap)."""
+    """Return for each topic the nearest others: (topic, overlap)."""
     found = []
     for topic, row in enumerate(overlap):
         near = [at for at in find_largest(row, SIMILAR + 1).tolist() if at != topic][:SIMILAR]
@@ -163,7 +165,7 @@ def _similar(overlap: np.ndarray) -> list[list[list[float]]]:
 
 
 def _uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.ndarray) -> list[list[int]]:
-    """For each term the topics that its use is in, each with how many in a hundred: topic, share, topic, share."""
+    """Return for each term the topics that use it, with percentages: topic, share, topic, share."""
     found: list[list[int]] = []
     for start in range(0, len(used), 4096):
         terms = used[start : start + 4096]
@@ -179,7 +181,7 @@ def _uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.nd
 
 
 def _line(data: dict[str, Any], topic: int) -> str:
-    """The terms that name a topic, for the printed table: neither the commonest nor the rarest."""
+    """Return the terms that name a topic, for the printed table: neither the commonest nor the rarest."""
     places, p = data["tops"][topic]
     everywhere = np.array([data["everywhere"][at] for at in places])
     score = np.log(np.maximum(p, 1e-30)) - (1 - NAMING) * np.log(np.maximum(everywhere, 1e-30))
@@ -198,12 +200,12 @@ def _facts(model: TopicFit) -> list[str]:
 
 
 def _short(value: float) -> float:
-    """Three digits."""
+    """Round to three digits."""
     return float(f"{value:.3g}")
 
 
 def compute_overlaps(F: np.ndarray) -> np.ndarray:
-    """(k, k): the sum over terms of sqrt(p q). 1 for the same topic, 0 for topics without a term in common."""
+    """Return (k, k) sums over terms of sqrt(p q): 1 for the same topic, 0 for topics without a common term."""
     k, m = F.shape
     total = np.zeros((k, k))
     for start in range(0, m, TERMS_AT_ONCE):
@@ -213,7 +215,7 @@ def compute_overlaps(F: np.ndarray) -> np.ndarray:
 
 
 def place_topics(overlap: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """((k, 2) places, (k) radii) in a unit square: classical scaling of the Hellinger distances, then pushed apart."""
+    """Return (k, 2) places and (k) radii in a unit square: scaled Hellinger distances, then pushed apart."""
     k = len(overlap)
     radii = np.clip(np.sqrt(FILLED * shares / np.pi), SMALLEST, LARGEST)
     middle = overlap - overlap.mean(axis=0) - overlap.mean(axis=1)[:, None] + overlap.mean()
@@ -221,7 +223,7 @@ def place_topics(overlap: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, n
     two = np.argsort(-values)[: min(2, k)]
     spots = np.zeros((k, 2))
     spots[:, : len(two)] = vectors[:, two] * np.sqrt(np.maximum(values[two], 0))
-    for axis in range(len(two)):  # a sign of its own, so that the same topics make the same map
+    for axis in range(len(two)):  # a fixed sign, so that the same topics make the same map
         if spots[np.abs(spots[:, axis]).argmax(), axis] < 0:
             spots[:, axis] *= -1
     spots += 1e-6 * np.column_stack([np.cos(np.arange(k)), np.sin(np.arange(k))])
@@ -229,7 +231,7 @@ def place_topics(overlap: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _spread(spots: np.ndarray) -> np.ndarray:
-    """Into the square, with outliers drawn in: half by place, half by rank."""
+    """Map places into the square, half by place and half by rank, which draws outliers in."""
     k = len(spots)
     if k == 1:
         return np.full((1, 2), 0.5)
@@ -260,26 +262,26 @@ def _documents(
     everywhere: np.ndarray,
     names: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """What the page says of every document of a small collection; of a large one, of the first of each topic.
+    """Return the data of every document of a small collection, or of the top documents of each topic.
 
     `topDocuments` are places in these lists.
     """
     firsts = [find_largest(_rank(model.L[:, topic], lengths), PER_TOPIC) for topic in range(model.k)]
     firsts = [found[model.L[found, topic] >= LEAST_SHARE] for topic, found in enumerate(firsts)]
     shown = np.arange(len(model.L)) if len(model.L) <= ALL_UP_TO else np.unique(np.concatenate(firsts))
-    told = [str(names[at]) if names is not None else model.document(at) for at in shown.tolist()]
+    titles = [str(names[at]) if names is not None else model.document(at) for at in shown.tolist()]
     return {
         "shown": shown,
-        "names": [name[:LONGEST_NAME] for name in told],
+        "names": [name[:LONGEST_NAME] for name in titles],
         "lengths": None if lengths is None else [float(f"{v:.6g}") for v in lengths[shown]],
         "mixtures": [_in_thousandths(row, find_largest(row, MOST_IN_MIXTURE)) for row in model.L[shown]],
-        "documentTerms": None if counts is None else _typical(counts, shown, everywhere),
+        "documentTerms": None if counts is None else _find_typical_terms(counts, shown, everywhere),
         "topDocuments": [np.searchsorted(shown, found).tolist() for found in firsts],
     }
 
 
-def _beginnings(texts: Iterable[str], shown: np.ndarray) -> list[str]:
-    """How the documents begin that are shown; the others are passed over as they come."""
+def _read_beginnings(texts: Iterable[str], shown: np.ndarray) -> list[str]:
+    """Return how the documents begin that are shown."""
     wanted = set(shown.tolist())
     return [_beginning(text) for at, text in enumerate(texts) if at in wanted]
 
@@ -290,23 +292,23 @@ def _beginning(text: str) -> str:
 
 
 def _rank(shares: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
-    """By share; of equal ones the longer first."""
+    """Return scores: the share and, of equal ones, the length."""
     return shares if lengths is None else shares.astype(np.float64) + 1e-3 * lengths / (lengths.max() + 1)
 
 
 def _in_thousandths(shares: np.ndarray, topics: np.ndarray) -> list[int]:
-    """topic, share in a thousand, topic, ..."""
+    """Return topic, share in thousandths, topic, ..."""
     return [n for at in topics if shares[at] >= LEAST_SHARE for n in (int(at), round(1000 * float(shares[at])))]
 
 
-def _typical(counts: Counts, shown: np.ndarray, everywhere: np.ndarray) -> list[np.ndarray]:
-    """For each document the terms that it uses more than others do: the largest parts of its divergence from all."""
+def _find_typical_terms(counts: Counts, shown: np.ndarray, everywhere: np.ndarray) -> list[np.ndarray]:
+    """Return for each document the terms with the largest part in its divergence from all documents."""
     found = []
     for block in iterate_blocks(counts, 0, counts.documents, BLOCK_BYTES):
         nonzeros = to_sparse(block.values)
         inside = shown[(shown >= block.start) & (shown < block.stop)] - block.start
         for at in inside.tolist():
-            row = nonzeros.between(at, at + 1)
+            row = nonzeros.slice_rows(at, at + 1)
             terms, x = row.indices, row.data.astype(np.float64)
             score = x * np.log(np.maximum(x / max(x.sum(), 1e-30), 1e-30) / np.maximum(everywhere[terms], 1e-9))
             found.append(terms[find_largest(score, DOCUMENT_TERMS)])
@@ -314,7 +316,7 @@ def _typical(counts: Counts, shown: np.ndarray, everywhere: np.ndarray) -> list[
 
 
 def compute_stripes(L: np.ndarray) -> list[list[int]]:
-    """All documents side by side in columns, each as the mixture of its documents: topic, share in a thousand, ..."""
+    """Return all documents in columns, each the mean mixture of its documents: topic, share in thousandths, ..."""
     means = average_neighbours(L, sort_documents(L), STRIPES)
     # in the order of topics, so that neighbours line up
     return [_in_thousandths(mean, np.sort(find_largest(mean, STRIPE_TOPICS))) for mean in means]

@@ -31,9 +31,9 @@ SMALLEST = 1e-30
 
 class Alignment(NamedTuple):
     order: np.ndarray
-    """F[order] has the topics in the order of the reference; topics that it does not have come last."""
+    """F[order] has the topics in the order of the reference; topics without a counterpart come last."""
     similarities: np.ndarray
-    """The cosine of each with its counterpart; NaN for those without one."""
+    """Cosine of each with its counterpart; NaN for those without one."""
 
 
 def align_topics(F: Any, reference: Any) -> Alignment:
@@ -42,10 +42,13 @@ def align_topics(F: Any, reference: Any) -> Alignment:
 
     ours, theirs = as_matrix(F, "F"), as_matrix(reference, "F")
     if ours.shape[1] != theirs.shape[1]:
-        raise UserError(f"topics over {ours.shape[1]:,} and over {theirs.shape[1]:,} terms cannot be compared")
+        raise UserError(
+            f"topics over {ours.shape[1]:,} and over {theirs.shape[1]:,} terms", code="invalid-value", key="terms"
+        )
     if len(ours) < len(theirs):
-        raise UserError(f"{len(ours)} topics cannot be matched one to one with {len(theirs)}: swap the two")
-    cosines = _unit(theirs) @ _unit(ours).T
+        message = f"{len(ours)} topics cannot be matched one to one with {len(theirs)}: swap the two"
+        raise UserError(message, code="invalid-value", key="reference")
+    cosines = _normalise_rows(theirs) @ _normalise_rows(ours).T
     _, matched = linear_sum_assignment(cosines, maximize=True)
     rest = np.setdiff1d(np.arange(len(ours)), matched)
     similar = cosines[np.arange(len(theirs)), matched]
@@ -53,10 +56,7 @@ def align_topics(F: Any, reference: Any) -> Alignment:
 
 
 def sort_documents(L: Any) -> np.ndarray:
-    """Documents by their leading topic, then by their second, then from the purest to the most mixed.
-
-    Neighbours look alike, one sees which topics go together, and 100,000 documents take a fraction of a second.
-    """
+    """Sort documents by their leading topic, then by their second, then from the purest to the most mixed."""
     shares = as_matrix(L, "L")
     documents = np.arange(len(shares))
     first = shares.argmax(axis=1)
@@ -67,13 +67,13 @@ def sort_documents(L: Any) -> np.ndarray:
 
 
 def average_neighbours(shares: np.ndarray, order: np.ndarray, most: int) -> np.ndarray:
-    """The mixtures of some documents in this order; of more than `most`, the means of neighbours."""
+    """Return the mixtures of documents in this order; of more than `most`, the means of neighbours."""
     edges = np.linspace(0, len(order), min(most, len(order)) + 1).round().astype(np.int64)
     return np.add.reduceat(shares[order], edges[:-1], axis=0) / np.diff(edges)[:, None]
 
 
 def as_matrix(given: Any, which: str) -> np.ndarray:
-    """L or F of a fit, or the array itself; tensors too."""
+    """Return L or F of a fit, or the array or tensor itself, as an array."""
 
     if not isinstance(given, TopicFit) and hasattr(given, "fit_"):
         given = given.fit_
@@ -84,34 +84,35 @@ def as_matrix(given: Any, which: str) -> np.ndarray:
     array = np.asarray(given)
     if array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
         shape = "(documents, k)" if which == "L" else "(k, terms)"
-        raise UserError(f"a fit or an array {shape} is needed; this is {type(given).__name__} of shape {array.shape}")
+        message = f"a fit or an array {shape} is needed; this is {type(given).__name__} of shape {array.shape}"
+        raise UserError(message, code="invalid-value", key=which)
     return array
 
 
-def _unit(F: np.ndarray) -> np.ndarray:
+def _normalise_rows(F: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(F.astype(np.float32, copy=False), axis=1, keepdims=True)
     return F / np.maximum(lengths, 1e-30)
 
 
 def compute_term_probabilities(F: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """The probability of every term over all documents, as the model has it. float64."""
+    """Return the model's probability of every term over all documents. float64."""
     return np.asarray(shares, np.float64) @ F
 
 
 def find_top_terms(F: np.ndarray, shares: np.ndarray, n: int, by: str = "probability") -> list[np.ndarray]:
-    """For each topic the numbers of its n first terms."""
+    """Return for each topic the numbers of its n top terms."""
     if by not in WAYS:
-        raise UserError(f"by={by!r}: terms are ranked by  {'  or by  '.join(WAYS)}")
+        raise UserError(f"by={by!r}: give {' or '.join(WAYS)}", code="invalid-value", key="by")
     if n < 1:
-        raise UserError(f"n={n}: ask for at least one term")
+        raise UserError(f"n={n}: give at least 1", code="invalid-value", key="n")
     return rank_terms(F, compute_term_probabilities(F, shares), n, [WAYS[by]])[0]
 
 
 def rank_terms(F: np.ndarray, everywhere: np.ndarray, n: int, weights: Sequence[float]) -> list[list[np.ndarray]]:
-    """For each weight w, for each topic, the n first terms by  w log p + (1 - w) log lift.
+    """Return for each weight w and each topic the n top terms by  w log p + (1 - w) log lift.
 
-    Lift is p(term in topic) / p(term everywhere). It favours terms that are hardly ever used, so only terms that are
-    more probable in the topic than 1 / number of terms take part; the others come after them.
+    Lift is p(term in topic) / p(term everywhere). It favours rare terms, so those that are less probable in the topic
+    than 1 / number of terms come last.
     """
     n = min(n, F.shape[1])
     log_everywhere = np.log(np.maximum(everywhere, SMALLEST)).astype(np.float32)
@@ -128,7 +129,7 @@ def rank_terms(F: np.ndarray, everywhere: np.ndarray, n: int, weights: Sequence[
 
 
 def find_largest(values: np.ndarray, n: int) -> np.ndarray:
-    """The places of the n largest values, largest first; of equals, the first."""
+    """Return the places of the n largest values, largest first; of equals, the first."""
     n = min(n, len(values))
     if 4 * n < len(values):
         least = np.partition(values, len(values) - n)[len(values) - n]
@@ -143,7 +144,7 @@ FORMAT = "paceline topics 1"
 ARRAYS = ("L", "F", "losses")
 WORDS = ("terms", "names", "about")
 ABOUT = ("loss", "passes", "converged", "stopped_because", "seconds", "settings")
-HEADER_BYTES = 8 << 20  # longer lists go beside the arrays: readers refuse a header of 100 MB
+HEADER_BYTES = 8 << 20  # longer lists are stored as arrays: readers reject a header of 100 MB
 AGAIN = "save it again or copy it again"
 
 
@@ -165,12 +166,12 @@ class TopicFit:
 
     def __post_init__(self) -> None:
         if self.L.ndim != 2 or self.F.ndim != 2 or self.L.shape[1] != self.F.shape[0]:
-            raise UserError(
-                f"L has the shape {self.L.shape} and F {self.F.shape}: they must be (documents, k) and (k, terms)"
-            )
+            message = f"L has the shape {self.L.shape} and F {self.F.shape}: give (documents, k) and (k, terms)"
+            raise UserError(message, code="invalid-value", key="F")
         for what, names, expected in (("terms", self.terms, self.F.shape[1]), ("names", self.names, self.L.shape[0])):
             if names is not None and len(names) != expected:
-                raise UserError(f"{len(names):,} {what} for {expected:,} {'columns' if what == 'terms' else 'rows'}")
+                message = f"{len(names):,} {what} for {expected:,} {'columns' if what == 'terms' else 'rows'}"
+                raise UserError(message, code="invalid-value", key=what)
         if math.isnan(self.loss) and self.losses:
             self.loss = float(self.losses[-1])
 
@@ -179,24 +180,24 @@ class TopicFit:
         cls, fit: AcceleratedEM, counts: Counts, factors: tuple[np.ndarray, np.ndarray], *,
         loss: float, seconds: float, settings: dict[str, Any],
     ) -> TopicFit:  # fmt: skip
-        """The result of a fit that is over; its L and F, of all ranks, are the factors."""
+        """Make the result of a fit that has ended; the factors are L and F of all ranks."""
         terms, names = (None if given is None else list(given) for given in (counts.vocabulary, counts.names))
-        losses, why = list(fit.losses), fit.end_words()
-        return cls(*factors, losses, loss, terms, names, fit.passes, fit.converged, why, seconds, settings)
+        losses, reason = list(fit.losses), fit.end_words()
+        return cls(*factors, losses, loss, terms, names, fit.passes, fit.converged, reason, seconds, settings)
 
     @property
     def k(self) -> int:
         return int(self.F.shape[0])
 
     def save(self, path: str | Path) -> Path:
-        """Write everything into one .safetensors file, whole or not at all: arrays, and the words around them as JSON
-        in its header."""
+        """Write one .safetensors file, atomically: arrays, and the rest as JSON in its header."""
         from safetensors.numpy import save
 
         path = Path(path).expanduser()
         if path.suffix != ".safetensors":
             instead = path.with_suffix(".safetensors")
-            raise UserError(f"{str(path)!r} does not end in .safetensors; write it as  {instead}")
+            message = f"{str(path)!r} does not end in .safetensors; write it as  {instead}"
+            raise UserError(message, code="invalid-value", key="path")
         arrays: dict[str, np.ndarray] = {
             "L": np.ascontiguousarray(self.L, np.float32),
             "F": np.ascontiguousarray(self.F, np.float32),
@@ -210,41 +211,41 @@ class TopicFit:
                 header[name] = text
             else:
                 arrays[name] = np.frombuffer(text.encode(), np.uint8)
-        header["sum"] = _check_sum(arrays, header)
+        header["sum"] = _compute_checksum(arrays, header)
         write_atomic(path, save(arrays, metadata=header))
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> TopicFit:
-        """Read what `save` wrote. Nothing in the file is run."""
+        """Read what `save` wrote, without executing anything in the file."""
         path = Path(path).expanduser()
-        header, arrays = _read(path)
+        header, arrays = _read_model_file(path)
         try:
-            if header.get("sum") != _check_sum(arrays, header):
-                raise ValueError("its check sum is another")
-            terms, names, made = (json.loads(header.get(name) or bytes(arrays[name]).decode()) for name in WORDS)
-            if made["loss"] is None:
-                made["loss"] = np.nan
+            if header.get("sum") != _compute_checksum(arrays, header):
+                raise ValueError("its checksum differs")
+            terms, names, about = (json.loads(header.get(name) or bytes(arrays[name]).decode()) for name in WORDS)
+            if about["loss"] is None:
+                about["loss"] = np.nan
             if any(arrays[name].dtype.kind != "f" for name in ARRAYS) or arrays["losses"].ndim != 1:
-                raise ValueError("its arrays are of another kind")
-            return cls(arrays["L"], arrays["F"], arrays["losses"].tolist(), terms=terms, names=names, **made)
+                raise ValueError("its arrays are of other types")
+            return cls(arrays["L"], arrays["F"], arrays["losses"].tolist(), terms=terms, names=names, **about)
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: is damaged ({get_first_line(error)}); {AGAIN}") from None
+            raise UserError(f"{path}: is damaged ({get_first_line(error)}); {AGAIN}", code="damaged") from None
 
     def transform(
         self, new_docs: Any, *, passes: int = 100, tolerance: float = 1e-9, fractional: bool = False
     ) -> np.ndarray:
-        """The mixtures of other documents, with the topics as they are: an array (documents, k).
+        """Return the mixtures of other documents for these topics: an array (documents, k).
 
-        Takes what `fit` takes, with the same columns. Where the model knows its terms, also a text, a list of texts or
-        a file of texts: words that the model does not know are left out.
+        Takes what `fit` takes, with the same columns. A model with terms also takes a text, a list of texts or a file
+        of texts; unknown words are left out.
         """
         from paceline.workloads.topics.result.new_documents import infer_mixtures
 
         return infer_mixtures(self._counts(new_docs, fractional), self.F, passes, tolerance)[0]
 
     def top_terms(self, n: int = 10, by: str = "probability") -> list[list[str]]:
-        """The n first terms of each topic, by probability or by lift (probability in the topic / overall)."""
+        """Return the n top terms of each topic, by probability or by lift (probability in the topic / overall)."""
         return [[self.term(at) for at in row] for row in self.top_term_numbers(n, by)]
 
     def top_term_numbers(self, n: int = 10, by: str = "probability") -> list[np.ndarray]:
@@ -257,36 +258,39 @@ class TopicFit:
         return f"document {at}" if self.names is None else self.names[at]
 
     def topic_shares(self, lengths: np.ndarray | None = None) -> np.ndarray:
-        """How much of the documents each topic is; with the lengths of the documents, how much of the words."""
+        """Return each topic's share of the documents or, with the lengths of the documents, of the words."""
         if lengths is None:
             return self.L.mean(axis=0, dtype=np.float64)
         weights = np.asarray(lengths, np.float64)
         if weights.shape != (len(self.L),):
-            raise UserError(f"{weights.size:,} lengths for {len(self.L):,} documents")
+            raise UserError(
+                f"{weights.size:,} lengths for {len(self.L):,} documents", code="invalid-value", key="lengths"
+            )
         return weights @ self.L / max(weights.sum(), SMALLEST)
 
     def sort_topics(self, order: Sequence[int] | np.ndarray | None = None) -> TopicFit:
-        """The same fit with its topics in another order: the given one, or the largest share first."""
+        """Return the fit with its topics in the given order, or the largest share first."""
         new = np.argsort(-self.topic_shares(), kind="stable") if order is None else np.asarray(order)
         if not np.array_equal(np.sort(new), np.arange(self.k)):
-            raise UserError(f"order={new.tolist()}: it must name each of the topics 0 to {self.k - 1} once")
+            message = f"order={new.tolist()}: it must name each of the topics 0 to {self.k - 1} once"
+            raise UserError(message, code="invalid-value", key="order")
         return replace(self, L=np.ascontiguousarray(self.L[:, new]), F=np.ascontiguousarray(self.F[new]))
 
     def perplexity(self, X: Any, *, smoothing: float = 0.01, seed: int = 0, fractional: bool = False) -> float:
-        """How many terms the model hesitates between at each unseen word of these documents; lower is better.
+        """Return the perplexity of unseen words of these documents; lower is better.
 
-        Document completion: each word goes by a coin to the known or to the unseen half. The known half finds the
-        mixture, the unseen half is scored:  exp(- sum x log p / sum x)  with  p = (1 - smoothing) LF + smoothing / m.
+        Document completion: each word is known or unseen, by a coin. The known words give the mixture, the unseen ones
+        are scored:  exp(- sum x log p / sum x)  with  p = (1 - smoothing) LF + smoothing / m.
         """
         from paceline.workloads.topics.result.new_documents import compute_perplexity
 
         return compute_perplexity(self, self._counts(X, fractional), smoothing, seed)
 
     def coherence(self, X: Any, n: int = 10, *, by: str = "probability", fractional: bool = False) -> np.ndarray:
-        """For each topic, how much its n first terms keep company in the documents of X: from -1 to 1.
+        """Return the coherence of each topic's n top terms in the documents of X, from -1 to 1.
 
-        The mean over all pairs of terms of NPMI = log(p_ij / (p_i p_j)) / -log p_ij, where p is the share of the
-        documents that hold the term or both terms; -1 for two that never meet.
+        It is the mean over all pairs of terms of NPMI = log(p_ij / (p_i p_j)) / -log p_ij, where p is the share of the
+        documents that contain the term or both terms; -1 for two that never occur together.
         """
         from paceline.workloads.topics.result.new_documents import compute_coherence
 
@@ -317,34 +321,35 @@ class TopicFit:
         return f"<p>{escape(repr(self))}</p><table>{head}{rows}</table>{more}"
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Header and arrays of a model's file."""
+def _read_model_file(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Return the header and the arrays of a model file."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+        raise UserError(f"{path}: no such file", code="not-found")
     try:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
-            there = list(file.keys())
-            if header.get("format") != FORMAT or not set(ARRAYS) <= set(there):
-                raise UserError(f"{path}: holds no topic model (there: {', '.join(there)[:80] or 'nothing'})")
-            arrays = {name: file.get_tensor(name) for name in there}
+            names = list(file.keys())
+            if header.get("format") != FORMAT or not set(ARRAYS) <= set(names):
+                message = f"{path}: not a topic model (found: {', '.join(names)[:80] or 'nothing'})"
+                raise UserError(message, code="invalid-format")
+            arrays = {name: file.get_tensor(name) for name in names}
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}", code="unreadable") from None
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path}: is damaged or no safetensors file ({get_first_line(error)}); {AGAIN}") from None
+        raise UserError(f"{path}: is damaged ({get_first_line(error)}); {AGAIN}", code="damaged") from None
     return header, arrays
 
 
-def _check_sum(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
-    """Of the contents, so that a flipped bit does not become another model."""
+def _compute_checksum(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
+    """Return a checksum of the contents."""
     total = 0
     for name in sorted(arrays):
-        told = f"{name} {arrays[name].dtype} {arrays[name].shape}"
-        total = zlib.crc32(np.ascontiguousarray(arrays[name]).data, zlib.crc32(told.encode(), total))
+        about = f"{name} {arrays[name].dtype} {arrays[name].shape}"
+        total = zlib.crc32(np.ascontiguousarray(arrays[name]).data, zlib.crc32(about.encode(), total))
     for name in sorted(header):
         if name != "sum":
             total = zlib.crc32(f"{name}={header[name]}".encode(), total)

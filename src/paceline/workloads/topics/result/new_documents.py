@@ -12,16 +12,15 @@ import numpy as np
 import torch
 
 from paceline.errors import UserError
+from paceline.workloads.topics.counts.arrays import DeviceCounts
 from paceline.workloads.topics.counts.matrices import (
     Counts,
     Csr,
     DocumentBlock,
     SparseCounts,
     find_integer_type,
-    is_fractional,
     to_sparse,
 )
-from paceline.workloads.topics.counts.on_device import DeviceCounts
 from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.files.texts import SUFFIXES, TextOptions, is_text, read_text
@@ -40,10 +39,12 @@ NUMBERS_AT_ONCE = 1 << 22
 
 
 def compute_perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: int) -> float:
-    """See TopicFit.perplexity. Documents without a word in one of the halves are left out."""
+    """Compute TopicFit.perplexity. Documents without a word in one of the halves are left out."""
 
     if not 0 <= smoothing < 1:
-        raise UserError(f"smoothing={smoothing}: a share of at least 0 and below 1, such as 0.01")
+        raise UserError(
+            f"smoothing={smoothing}: give a share below 1, such as 0.01", code="invalid-value", key="smoothing"
+        )
     chance = np.random.default_rng(seed)
     by_term = np.ascontiguousarray(model.F.T)
     log_likelihood, words = 0.0, 0.0
@@ -53,7 +54,7 @@ def compute_perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: 
         scored = np.diff(known.indptr)[row] > 0
         if not scored.any():
             continue
-        half = SparseCounts(known, counts.terms, fractional=is_fractional(counts))
+        half = SparseCounts(known, counts.terms, fractional=counts.fractional)
         found, _ = infer_mixtures(half, model.F)
         p = compute_probabilities(found, by_term, row[scored], unseen.indices[scored])
         p = (1 - smoothing) * p + smoothing / counts.terms
@@ -62,27 +63,27 @@ def compute_perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: 
             log_likelihood += float(x @ np.log(p))
         words += float(x.sum())
     if not words:
-        raise UserError("no document has two words: there is nothing to hold back and score")
+        raise UserError("no document has two words: there is nothing to score", code="invalid-data")
     return math.exp(min(700.0, -log_likelihood / words))
 
 
 def split_in_halves(values: Csr, chance: np.random.Generator) -> tuple[Csr, Csr]:
-    """Every word by a coin to one of two halves. Fractions are not words: an entry goes to one half as a whole."""
+    """Split words by a coin into two halves. A fraction is not a word: such an entry goes to one half as a whole."""
     if values.data.dtype.kind == "f":
         first = np.where(chance.random(len(values.data)) < 0.5, values.data, np.float32(0))
     else:
         first = chance.binomial(values.data.astype(np.int64), 0.5)
-    return _some(values, first), _some(values, values.data - first)
+    return _with_counts(values, first), _with_counts(values, values.data - first)
 
 
-def _some(values: Csr, data: np.ndarray) -> Csr:
-    """The same rows with these counts, without zeros."""
+def _with_counts(values: Csr, data: np.ndarray) -> Csr:
+    """Return the same rows with these counts, without zeros."""
     kind = np.float32 if data.dtype.kind == "f" else find_integer_type(data.max(initial=0)) or np.dtype(np.int32)
-    return values.only(data > 0, data.astype(kind))
+    return values.select(data > 0, data.astype(kind))
 
 
 def compute_probabilities(L: np.ndarray, by_term: np.ndarray, rows: np.ndarray, terms: np.ndarray) -> np.ndarray:
-    """(LF) at some places, from F transposed. float64."""
+    """Return (LF) at some places, from F transposed. float64."""
     found = np.empty(len(rows))
     together = max(1, NUMBERS_AT_ONCE // L.shape[1])
     for start in range(0, len(rows), together):
@@ -92,12 +93,12 @@ def compute_probabilities(L: np.ndarray, by_term: np.ndarray, rows: np.ndarray, 
 
 
 def compute_coherence(counts: Counts, topics: Sequence[np.ndarray]) -> np.ndarray:
-    """See TopicFit.coherence. One pass over the documents, which keeps the columns of these terms alone."""
+    """Compute TopicFit.coherence in one pass over the documents."""
     import scipy.sparse
 
     wanted = np.unique(np.concatenate(topics))
     if any(len(terms) < 2 for terms in topics):
-        raise UserError("coherence is about pairs of terms: it needs n of at least 2, and two terms")
+        raise UserError("coherence is of pairs of terms: give n of at least 2", code="invalid-value", key="n")
     place = np.full(counts.terms, -1, np.int32)
     place[wanted] = np.arange(len(wanted), dtype=np.int32)
     rows, columns = [], []
@@ -132,16 +133,18 @@ EXACT_BYTES = 4 << 20
 
 
 def read_matching_counts(model: TopicFit, source: Any, fractional: bool = False) -> Counts:
-    """Counts with the columns of the model, from whatever `fit` takes or from texts."""
-    texts = _texts(source)
+    """Read counts with the columns of the model, from whatever `fit` takes or from texts."""
+    texts = _find_texts(source)
     if texts is not None:
-        return _counted(model, texts)
+        return _count_texts(model, texts)
     counts = read_counts(source, fractional=fractional)
     terms = model.F.shape[1]
     if counts.terms != terms:
         raise UserError(
             f"the documents have {counts.terms:,} columns and the model {terms:,} terms: give the same columns in the "
-            f"same order{', or the texts themselves' if model.terms else ''}"
+            f"same order{', or the texts themselves' if model.terms else ''}",
+            code="invalid-data",
+            key="columns",
         )
     if model.terms is not None and counts.vocabulary is not None:
         pairs = zip(counts.vocabulary, model.terms, strict=True)
@@ -149,14 +152,16 @@ def read_matching_counts(model: TopicFit, source: Any, fractional: bool = False)
         if other is not None:
             raise UserError(
                 f"column {other} (from 0) is {counts.vocabulary[other]!r} in the documents and {model.terms[other]!r} "
-                "in the model: give the same columns in the same order, or the texts themselves"
+                "in the model: give the same columns in the same order, or the texts themselves",
+                code="invalid-data",
+                key=model.terms[other],
             )
     return counts
 
 
-def _texts(source: Any) -> str | Path | list[str] | None:
-    """What is to be tokenised: texts, or the path of a file of texts. None for counts."""
-    if isinstance(source, Path) or (isinstance(source, str) and _names_a_file(source)):
+def _find_texts(source: Any) -> str | Path | list[str] | None:
+    """Return texts, or the path of a file of texts; None for counts."""
+    if isinstance(source, Path) or (isinstance(source, str) and _is_path(source)):
         path = Path(source).expanduser()
         return path if is_text(path) else None
     if isinstance(source, str):
@@ -166,8 +171,8 @@ def _texts(source: Any) -> str | Path | list[str] | None:
     return None
 
 
-def _names_a_file(text: str) -> bool:
-    """A text has words in it; a path does not, or is there."""
+def _is_path(text: str) -> bool:
+    """Whether a string is a path: it exists, or is one word with a known suffix."""
     if len(text) > 1000 or "\n" in text:
         return False
     if text.lower().endswith(FILES) and len(text.split()) == 1:
@@ -178,33 +183,32 @@ def _names_a_file(text: str) -> bool:
         return False
 
 
-def _counted(model: TopicFit, texts: str | Path | list[str]) -> SparseCounts:
+def _count_texts(model: TopicFit, texts: str | Path | list[str]) -> SparseCounts:
     if model.terms is None:
-        raise UserError(
-            "texts were given, but the model does not know its terms: give counts, or set  model.terms = [...]  first"
-        )
-    told = model.settings.get("text") or {}
-    options = TextOptions(**{item.name: told[item.name] for item in fields(TextOptions) if item.name in told})
+        message = "the model has no terms to count texts with: give counts, or set  model.terms = [...]  first"
+        raise UserError(message, code="invalid-request", key="terms")
+    saved = model.settings.get("text") or {}
+    options = TextOptions(**{item.name: saved[item.name] for item in fields(TextOptions) if item.name in saved})
     return read_text(texts, options, model.terms)
 
 
 def infer_mixtures(
     counts: Counts, F: np.ndarray, passes: int = 100, tolerance: float = 1e-7
 ) -> tuple[np.ndarray, float]:
-    """Mixtures (documents, k) for topics that stay as they are, and the loss.
+    """Return the mixtures (documents, k) for fixed topics, and the loss.
 
-    Each row ends when a step gains less than `tolerance` of its own loss: it does not depend on the other documents.
+    Each row ends when a step gains less than `tolerance` of its own loss: documents do not depend on each other.
     """
     Ft = torch.from_numpy(np.ascontiguousarray(F.T, np.float32)).clamp_min(LEAST)
     L = torch.full((counts.documents, Ft.shape[1]), 1 / Ft.shape[1])
     loss = float(counts.documents)
     for block in iterate_blocks(counts):
-        loss += _rows_for_topics(block, L[block.start : block.stop], Ft, passes, tolerance)
+        loss += _solve_block(block, L[block.start : block.stop], Ft, passes, tolerance)
     return L.numpy(), loss
 
 
-def _rows_for_topics(block: DocumentBlock, L: Tensor, Ft: Tensor, steps: int, tolerance: float) -> float:
-    """Rows of L, in place, for topics that stay; returns the sum of -x log p."""
+def _solve_block(block: DocumentBlock, L: Tensor, Ft: Tensor, steps: int, tolerance: float) -> float:
+    """Solve rows of L in place for fixed topics; return the sum of -x log p."""
     nonzeros = DocumentBlock(block.start, to_sparse(block.values))
     work, share = make_cpu_pass(nonzeros, Ft[:, 0]), Ft.mean(1)
     L.copy_(find_first_rows(work, Ft, work.multiply(torch.ones(len(Ft), 1))[:, 0], share, FEW_SWEEPS))
@@ -220,7 +224,7 @@ def _rows_for_topics(block: DocumentBlock, L: Tensor, Ft: Tensor, steps: int, to
 
 
 def exact_loss(X: Any, L: np.ndarray, F: np.ndarray, *, fractional: bool = False) -> float:
-    """The loss, sum(LF - X log LF), in float64."""
+    """Return the loss, sum(LF - X log LF), in float64."""
     counts = read_counts(X, fractional=fractional, on_device=True)
     total = float(L.sum(0, dtype=np.float64) @ F.sum(1, dtype=np.float64))
     if isinstance(counts, DeviceCounts):

@@ -1,4 +1,4 @@
-"""Pictures of a fit: its loss, the mixtures of its documents, the terms of its topics."""
+"""Plots of a fit: its loss, the mixtures of its documents, the terms of its topics."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ PALETTE = (
     "#2563eb", "#d97706", "#059669", "#d2c3ff", "#5a3c78", "#871e00", "#96e187", "#5ae1c3", "#9678d2", "#ffc300",
     "#b478a5", "#782d4b", "#4b3ca5", "#e11e4b", "#b44b0f", "#96c34b", "#ff8796", "#4b693c", "#4b87ff", "#964b78",
 )  # fmt: skip
-"""Each as far as possible from those before it, for people who see all colours and for those who do not."""
+"""Each as far as possible from those before it, also for colour-blind readers."""
 REST = "#c4c9d1"
-COLUMNS = 1600  # of the structure plot; more documents than this share columns, as means
+COLUMNS = 1600  # of the structure plot: more documents are averaged
 GAP = 0.012  # between groups, of the width
-MOST_TERM_PLOTS = 24
+MAX_TERM_PLOTS = 24
 LONGEST_TERM = 22
 PLOT_SETTINGS = {"text.parse_math": False, "hatch.linewidth": 0.6}
 OutputFile = str | Path | None
 
 
 def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) -> Figure:
-    """The loss after each pass, and below it how far each was above the last, on a logarithmic scale."""
+    """Plot the loss after each pass, and below it the distance to the lowest, on a logarithmic scale."""
     values = np.asarray([float(v) for v in getattr(losses, "losses", losses)])
     if not values.size:
-        raise UserError("there are no losses to draw: the list is empty")
+        raise UserError("there are no losses to plot", code="invalid-value", key="losses")
     with _figure((6.4, 4.6), output_file) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         passes = np.arange(1, len(values) + 1)
@@ -71,15 +71,15 @@ def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) 
 
 @dataclass(frozen=True)
 class StructureOptions:
-    """What `plot_structure` takes by name."""
+    """Keyword arguments of `plot_structure`."""
 
     groups: Sequence[Any] | None = None
     """A label for each document: groups are drawn apart."""
     order: Sequence[int] | np.ndarray | None = None
-    """Instead of the order of the documents."""
+    """Instead of `sort_documents`."""
     topic_names: Sequence[str] | None = None
     most_topics: int = len(PALETTE)
-    """Beyond them the smallest topics are drawn as one, in grey."""
+    """The smallest of more topics are drawn as one, in grey."""
 
 
 def plot_structure(
@@ -89,14 +89,14 @@ def plot_structure(
     output_file: OutputFile = None,
     **options: Any,
 ) -> Figure:
-    """Every document as a stacked bar of its topics, documents of like mixture side by side; see StructureOptions."""
+    """Plot every document as a stacked bar of its topics, like ones side by side; see StructureOptions."""
     chosen = StructureOptions(**options)
     groups = chosen.groups
     shares = _shares(L, normalize_rows)
     documents = len(shares)
-    kept = _kept(shares, chosen.most_topics)
-    stacked, labels, colours = _merged(shares, kept, chosen.topic_names)
-    parts = _parts(shares, kept, groups, chosen.order)
+    kept = _keep_topics(shares, chosen.most_topics)
+    stacked, labels, colours = _merge_others(shares, kept, chosen.topic_names)
+    parts = _split_groups(shares, kept, groups, chosen.order)
     with _figure((9.0, 3.9), output_file) as figure:
         axes = figure.add_subplot()
         gap = GAP * documents if len(parts) > 1 else 0.0
@@ -126,11 +126,11 @@ def plot_structure(
 
 @dataclass(frozen=True)
 class TermOptions:
-    """What `plot_top_terms` takes by name."""
+    """Keyword arguments of `plot_top_terms`."""
 
     by: str = "probability"
     topics: Sequence[int] | None = None
-    """Those to draw; without them, of many topics the largest."""
+    """Topics to draw; by default the largest of many."""
     topic_names: Sequence[str] | None = None
 
 
@@ -142,7 +142,7 @@ def plot_top_terms(
     output_file: OutputFile = None,
     **options: Any,
 ) -> Figure:
-    """The first terms of each topic as bars, one small chart for each; see TermOptions."""
+    """Plot the top terms of each topic as bars, one small chart for each; see TermOptions."""
     chosen = TermOptions(**options)
     topics = chosen.topics
     probabilities = as_matrix(F, "F")
@@ -151,7 +151,7 @@ def plot_top_terms(
     shares = fitted.topic_shares() if hasattr(fitted, "topic_shares") else np.full(k, 1 / k)
     names = term_names if term_names is not None else getattr(fitted, "terms", None)
     if names is not None and len(names) != m:
-        raise UserError(f"{len(names):,} term_names for {m:,} columns of F")
+        raise UserError(f"{len(names):,} term_names for {m:,} columns of F", code="invalid-value", key="term_names")
     shown = _shown_topics(k, shares, topics)
     firsts = find_top_terms(probabilities, shares, n_top_terms, chosen.by)
     wide = min(4, len(shown))
@@ -182,10 +182,11 @@ def plot_top_terms(
 
 @contextmanager
 def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]:
-    """A figure in the style of the reports, which nobody else knows of; written when it is drawn."""
+    """Yield a figure in the style of the reports, outside of pyplot; write it when it is drawn."""
     path = None if output_file is None else Path(output_file).expanduser()
     if path is not None and path.suffix.lower().removeprefix(".") not in FORMATS:
-        raise UserError(f"output_file={str(path)!r}: pictures are written as {', '.join('.' + f for f in FORMATS)}")
+        message = f"output_file={str(path)!r}: give one of {', '.join('.' + f for f in FORMATS)}"
+        raise UserError(message, code="invalid-value", key="output_file")
     with use_plot_style(settings=PLOT_SETTINGS):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -203,32 +204,31 @@ def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]
 def _shares(L: Any, normalize_rows: bool) -> np.ndarray:
     shares = as_matrix(L, "L").astype(np.float32, copy=False)
     if not np.isfinite(shares).all() or shares.min() < 0:
-        raise UserError("L has numbers below zero or not finite: it must hold shares")
+        raise UserError("L has numbers below zero or not finite: give shares", code="invalid-value", key="L")
     sums = shares.sum(axis=1, keepdims=True)
     if normalize_rows:
         return shares / np.maximum(sums, 1e-30)
     if sums.max() > 1.01:
-        raise UserError(
-            f"a row of L sums to {sums.max():.4g}, not to one: pass  normalize_rows=True  to draw its shares"
-        )
+        message = f"a row of L sums to {sums.max():.4g}, not to one; pass  normalize_rows=True"
+        raise UserError(message, code="invalid-value", key="normalize_rows")
     return shares
 
 
-def _kept(shares: np.ndarray, most: int) -> np.ndarray:
-    """The topics that are drawn on their own: all, or the largest."""
+def _keep_topics(shares: np.ndarray, most: int) -> np.ndarray:
+    """Return the topics that are drawn separately: all, or the largest."""
     if most < 1:
-        raise UserError(f"most_topics={most}: draw at least one")
+        raise UserError(f"most_topics={most}: give at least 1", code="invalid-value", key="most_topics")
     k = shares.shape[1]
     return np.arange(k) if k <= most else np.sort(find_largest(shares.mean(axis=0, dtype=np.float64), most))
 
 
-def _merged(
+def _merge_others(
     shares: np.ndarray, kept: np.ndarray, names: Sequence[str] | None
 ) -> tuple[np.ndarray, list[str], list[tuple[str, str]]]:
-    """(documents, drawn topics), their labels, their colours with hatches. Topics that are not kept are one."""
+    """Return (documents, drawn topics), their labels and their colours with hatches; the others are merged."""
     k = shares.shape[1]
     if names is not None and len(names) != k:
-        raise UserError(f"{len(names)} topic_names for {k} topics")
+        raise UserError(f"{len(names)} topic_names for {k} topics", code="invalid-value", key="topic_names")
     labels, looks = [_topic_name(int(at), names) for at in kept], [_look(place) for place in range(len(kept))]
     if len(kept) == k:
         return shares, labels, looks
@@ -237,25 +237,25 @@ def _merged(
 
 
 def _look(place: int) -> tuple[str, str]:
-    """Colour and hatch: beyond the palette, the same colours with lines."""
+    """Return colour and hatch: beyond the palette, the same colours with lines."""
     hatches = ("", "////", "....", "\\\\\\\\", "xxxx")
     return PALETTE[place % len(PALETTE)], hatches[place // len(PALETTE) % len(hatches)]
 
 
-def _parts(
+def _split_groups(
     shares: np.ndarray, kept: np.ndarray, groups: Sequence[Any] | None, order: Sequence[int] | np.ndarray | None
 ) -> list[tuple[str, np.ndarray]]:
-    """(name, documents in order) of every group; without groups, one that has no name."""
+    """Return (name, documents in order) of every group; without groups, one without a name."""
     documents = len(shares)
     placed = sort_documents(shares) if order is None else np.asarray(order)
     if order is None:  # documents of topics that are not drawn on their own come last
         placed = placed[np.argsort(~np.isin(shares.argmax(axis=1)[placed], kept), kind="stable")]
     elif not np.array_equal(np.sort(placed), np.arange(documents)):
-        raise UserError(f"order: it must name each of the {documents:,} documents once")
+        raise UserError(f"order: give each of the {documents:,} documents once", code="invalid-value", key="order")
     if groups is None:
         return [("", placed)]
     if len(groups) != documents:
-        raise UserError(f"{len(groups):,} groups for {documents:,} documents: give a label for each")
+        raise UserError(f"{len(groups):,} groups for {documents:,} documents", code="invalid-value", key="groups")
     labels = np.array([str(label) for label in groups])
     names, of = np.unique(labels, return_inverse=True)
     in_order = placed[np.argsort(of[placed], kind="stable")]
@@ -264,7 +264,7 @@ def _parts(
 
 
 def _bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[tuple[str, str]]) -> None:
-    """One polygon per topic, with the steps of its columns."""
+    """Draw one polygon per topic, with the steps of its columns."""
     xs = np.repeat(edges, 2)[1:-1]
     below = np.zeros(len(columns), np.float32)
     for place, (colour, hatch) in enumerate(colours):
@@ -277,7 +277,7 @@ def _bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[t
 
 
 def _group_labels(axes: Any, names: Sequence[str], shares: Sequence[float]) -> None:
-    """Upright where they have room beside each other, else aslant."""
+    """Label groups, rotated where there is no room beside each other."""
     tight = any(len(name) > 110 * share for name, share in zip(names, shares, strict=True))
     axes.set_xticklabels([shorten_label(name) for name in names], size=8, color=INK)
     axes.tick_params(axis="x", length=0, rotation=40 if tight else 0)
@@ -300,10 +300,10 @@ def _topic_legend(figure: Any, labels: Sequence[str], colours: Sequence[tuple[st
 
 def _shown_topics(k: int, shares: np.ndarray, topics: Sequence[int] | None) -> list[int]:
     if topics is None:
-        return list(range(k)) if k <= MOST_TERM_PLOTS else sorted(find_largest(shares, MOST_TERM_PLOTS).tolist())
+        return list(range(k)) if k <= MAX_TERM_PLOTS else sorted(find_largest(shares, MAX_TERM_PLOTS).tolist())
     wrong = [topic for topic in topics if not 0 <= topic < k]
     if wrong or not len(topics):
-        raise UserError(f"topics={list(topics)}: give some of 0 to {k - 1}")
+        raise UserError(f"topics={list(topics)}: give some of 0 to {k - 1}", code="invalid-value", key="topics")
     return [int(topic) for topic in topics]
 
 
@@ -312,13 +312,13 @@ def _topic_name(topic: int, names: Sequence[str] | None) -> str:
 
 
 def shorten_label(text: str, longest: int = LONGEST_TERM) -> str:
-    """On one line, and not longer than its place."""
+    """Return the text on one line, cut to a length."""
     text = to_one_line(text) or "(blank)"
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _plain() -> Any:
-    """Numbers without powers in raised signs: terms may hold the signs of formulas, so formulas are not read."""
+    """Return a formatter of plain numbers: mathtext is off, since terms may contain its characters."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: f"{value:,.10g}" if 1e-3 <= abs(value) < 1e10 else f"{value:.6g}")
