@@ -53,7 +53,6 @@ class Diagnosis:
 
 
 def diagnose(rows: Sequence[MeasuredRow | FailedRow], cores: int = 0) -> list[Diagnosis]:
-    """Diagnose each measured row: its largest cause."""
     base = find_reference(rows)
     return [] if base is None else [_diagnose_row(row, base, cores) for row in drop_failed(rows)]
 
@@ -107,8 +106,6 @@ def _find_compute_cause(row: MeasuredRow, cores: int) -> Cause:
 
 @dataclass(frozen=True)
 class WorkerSuggestion:
-    """Another number of worker processes for a row that waits for input, and what it would gain."""
-
     workers: int
     step_s: float
 
@@ -139,8 +136,6 @@ class RankChoice(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether more ranks than the reference pay."""
-
     choice: RankChoice
     row: TimedRow  # to take, to measure again, or the fastest
     base: TimedRow
@@ -163,7 +158,6 @@ def decide_ranks(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
 
 
 def mark_recommended(rows: Sequence[RowT | FailedRow]) -> list[RowT | FailedRow]:
-    """Mark the row to take or to stay on; none if the measurement does not decide."""
     found = decide_ranks(rows)
     chosen = {RankChoice.TAKE: found.row, RankChoice.STAY: found.base}.get(found.choice) if found is not None else None
     label = chosen.label if chosen is not None else None
@@ -178,5 +172,4 @@ def _is_doubtful(row: TimedRow, base: TimedRow) -> bool:
 
 
 def is_superlinear(row: TimedRow) -> bool:
-    """Return whether a row is faster than more ranks alone can explain."""
     return row.ranks > 1 and row.scaling.speedup_low > SUPERLINEAR * row.ranks

@@ -34,8 +34,6 @@ LONG_S = 4.0  # larger sizes are left out
 
 @dataclass(frozen=True)
 class Link:
-    """One collective between some ranks."""
-
     collective: str
     between: str
     ranks: int
@@ -93,7 +91,6 @@ def time_collectives(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
 
 
 def _list_host_pairs(world: int) -> list[tuple[str, tuple[int, int]]]:
-    """Return the first ranks of every two hosts, if there are more than two hosts."""
     import socket
 
     import torch.distributed as dist
@@ -171,13 +168,11 @@ def _compute_bandwidth(name: str, ranks: int, sizes: Sequence[int], seconds: Seq
 
 
 def compute_rates_by_size(link: Link) -> list[tuple[int, float]]:
-    """Return (bytes of the message, bits per second through one link), latency included."""
     crossing = 8 * compute_link_factor(link.collective, link.ranks)
     return [(sent, crossing * sent / took) for sent, took in zip(link.sizes_bytes, link.seconds, strict=True)]
 
 
 def read_links(file: Path) -> list[Link]:
-    """Read what `--links --out` wrote; raise UserError if it is damaged."""
     values = read_json(file)
     if values.get("format") != FORMAT:
         raise UserError(f"{file} is not a measurement of links of format {FORMAT}", code="invalid-format")

@@ -53,8 +53,6 @@ NOT_COMPARED = ("parallel.ranks", "train.epochs", "train.steps")
 
 @dataclass(frozen=True)
 class SpecTrial(MeasureTrial):
-    """A layout to train."""
-
     spec: RunSpec
 
     @property
@@ -72,8 +70,6 @@ class SpecTrial(MeasureTrial):
 
 
 class MeasureOptions(TypedDict, total=False):
-    """Keyword arguments of `measure`."""
-
     layouts: Sequence[str]
     """Short forms such as "fsdp:2+tensor:2", beside the numbers of ranks."""
     weak: bool  # the batch grows with the ranks
@@ -149,7 +145,6 @@ def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int
 
 
 def select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in which all measurements of one folder must agree."""
     values = {key: state.get(key) for key in ("name", "kind", "steps")}
     spec = flatten_values(rename_old_keys(state.get("spec", {})))
     return values | {key: spec[key] for key in sorted(spec) if not key.startswith(NOT_COMPARED)}

@@ -77,8 +77,6 @@ FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed 
 
 @dataclass(frozen=True)
 class Finding:
-    """A diagnosis in words."""
-
     label: str
     cause: Cause
     share: float
@@ -95,7 +93,6 @@ def build_finding(found: Diagnosis) -> Finding:
 
 
 def _list_other_shares(row: MeasuredRow, named: Cause) -> str:
-    """Return the shares of the parts that are not the cause."""
     parts = row.parts
     shares = {
         Cause.COMMUNICATION: ("exposed communication", parts.exposed_s - parts.waiting_s),
@@ -202,7 +199,6 @@ def _explain_verdict(base: TimedRow, findings: Sequence[Finding]) -> str:
 
 
 def describe_decision(rows: Sequence[TimedRow | FailedRow]) -> str:
-    """Return in one sentence whether more ranks pay."""
     found = decide_ranks(rows)
     if found is None:
         return NOTHING_MEASURED
@@ -243,7 +239,6 @@ def _plural_ending(row: TimedRow) -> str:
 
 
 def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[LawFit]) -> str:
-    """Return what twice the ranks would do, by the last law that fits."""
     counts = {row.ranks for row in drop_failed(rows)}
     if not laws and len(counts) < LEAST_COUNTS:
         return f"Beyond: a law of scaling takes {LEAST_COUNTS} numbers of ranks or more; {len(counts)} measured."
@@ -271,7 +266,6 @@ def describe_law(law: LawFit, most: int) -> str:
 
 
 def collect_notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> list[str]:
-    """Return what a reader should know before trusting the numbers."""
     found, measured = [], drop_failed(rows)
     if cores and load > BUSY * cores:
         found.append(

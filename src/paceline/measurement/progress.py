@@ -87,7 +87,6 @@ class MeasureRuns:
                 yield trial, repeat
 
     def _run(self, trial: MeasureTrial, repeat: int) -> dict[str, Any]:
-        """Run one repeat, and return what measure.json keeps of it."""
         self.log(f"{trial.label}: repeat {repeat + 1} of {self.repeats}")
         path = self.folder / trial.run_name(repeat)
         shutil.rmtree(path, ignore_errors=True)  # of a measurement that was killed
@@ -110,8 +109,6 @@ class MeasureRuns:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is done; `times` are those of a flat RunTimes."""
-
     label: str
     times: dict[str, Any]
     usage: dict[str, float]
@@ -119,8 +116,6 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class SavedProgress:
-    """What measure.json keeps of runs, by their names; of failures, by the labels of rows."""
-
     spec: dict[str, Any]
     done: dict[str, dict[str, Any]]
     failed: dict[str, str]
@@ -156,12 +151,10 @@ def load_state(
 
 
 def collect_rates(times: Mapping[str, Mapping[str, RunTimes]]) -> dict[str, list[float]]:
-    """Return samples per second of each run, by row."""
     return {label: [run.samples_per_s for run in runs.values()] for label, runs in times.items()}
 
 
 def forget_failures(state: MeasureState, trials: Sequence[AnyTrial]) -> None:
-    """Remove the failures of these trials, so that they run again."""
     state.pop("out_of_memory", None)
     for trial in trials:
         state["failed"].pop(trial.label, None)
@@ -186,7 +179,6 @@ def collect_times(trials: Sequence[AnyTrial], state: MeasureState) -> dict[str, 
 def build_rows(
     trials: Sequence[AnyTrial], state: MeasureState, times: Mapping[str, Mapping[str, RunTimes]]
 ) -> list[MeasuredRow | FailedRow]:
-    """Build a row for each label, fewest ranks first."""
     known = {trial.label: trial for trial in trials}
     rows = [
         _build_row(label, known.get(label), state, found)
@@ -211,7 +203,6 @@ def _build_failed_row(trial: AnyTrial, reason: str, out_of_memory: bool) -> Fail
 
 
 def trim_reason(reason: str) -> str:
-    """Return the first clause of a reason, for a cell."""
     return reason.partition("\n")[0].partition(";")[0]
 
 

@@ -30,8 +30,6 @@ LEAST, MOST = 1e-6, 1e6
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A measured row, and what is needed to plan it."""
-
     row: MeasuredRow
     spec: RunSpec
     subject: CostModel
@@ -43,8 +41,6 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class CorrectedRow:
-    """A measured row, and its plan before and after the correction."""
-
     label: str
     step_s: float
     before_s: float
@@ -96,7 +92,6 @@ def _is_usable(spec: RunSpec) -> bool:
 
 
 def _average_factors(probed: Calibration, rows: Sequence[MeasuredRun]) -> list[RankCorrection]:
-    """Return a pair of factors for each number of ranks; of several layouts, their geometric mean."""
     by_ranks: dict[int, list[tuple[float, float]]] = {}
     for run in rows:
         by_ranks.setdefault(run.row.ranks, []).append(solve_factors(probed, run))

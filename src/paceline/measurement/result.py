@@ -36,8 +36,6 @@ PEAK_OF = {"fp8": "bf16"}  # all but the products are bf16
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A row as it was planned, in the terms that are measured."""
-
     label: str
     step_s: float
     data_s: float
@@ -88,7 +86,6 @@ def _find_site(measured: Sequence[MeasuredRow], specs: Mapping[str, RunSpec]) ->
 
 
 def group_step_terms(time: Any) -> dict[str, float]:
-    """Return a planned step in the terms that are measured."""
     return {
         "data_s": time.data_s,
         "compute_s": time.compute_s + time.update_s + time.overhead_s + time.bubble_s + time.offload_s,
@@ -151,8 +148,6 @@ PLAIN_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusions:
-    """Rows that belong together, and what follows from them."""
-
     name: str
     kind: str  # strong, weak, or times: nothing else is known
     rows: tuple[TimedRow | FailedRow, ...]
@@ -171,7 +166,6 @@ class Conclusions:
 
     @property
     def measured(self) -> list[MeasuredRow]:
-        """Rows with the parts of a step."""
         return [row for row in self.rows if isinstance(row, MeasuredRow)]
 
     @property
@@ -207,7 +201,6 @@ class Measurement(Tabular, Conclusions):
         return self.folder / "measure.json"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what follows from the runs; measure.json has the runs too."""
         return {
             "workload": self.workload,
             "total_samples": self.total_samples,
@@ -230,7 +223,6 @@ def build_measurement(
     price: float | None,
     specs: Mapping[str, RunSpec],
 ) -> Measurement:
-    """Draw all conclusions from rows with times."""
     rows = add_mfu(add_costs(add_speedups(rows, rates), total_samples, price), specs)
     cores = int(state["environment"].get("cores") or 0)
     return Measurement(
@@ -250,7 +242,6 @@ def build_measurement(
 
 
 def draw_conclusions(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: int) -> dict[str, Any]:
-    """Return the conclusions that follow from rows with speed-ups alone."""
     rows = mark_recommended(rows)
     on_cores = cores and not any(row.resources.device for row in drop_failed(rows) if isinstance(row, MeasuredRow))
     laws = fit_row_laws(rows, weak=kind == "weak", most=cores if on_cores else None)
@@ -262,7 +253,6 @@ def draw_conclusions(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: 
 def fit_row_laws(
     rows: Sequence[TimedRow | FailedRow], weak: bool = False, most: int | None = None
 ) -> tuple[LawFit, ...]:
-    """Fit the laws to the best layout of each number of ranks."""
     best: dict[int, TimedRow] = {}
     for row in drop_failed(rows):
         if row.ranks not in best or row.speedup > best[row.ranks].speedup:

@@ -17,8 +17,6 @@ GRADIENT_BYTES = 4.0
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How the samples of a step were divided."""
-
     layout: str = ""
     global_batch: int | None = None
     passes: int = 1
@@ -27,8 +25,6 @@ class BatchLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedRow:
-    """A layout without numbers."""
-
     label: str
     ranks: int
     failed: str  # in a few words
@@ -115,8 +111,6 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow(TimedRow):
-    """A layout that was trained."""
-
     batch: BatchLayout = BatchLayout()
     runs: tuple[str, ...] = ()
     parts: StepParts
@@ -187,12 +181,10 @@ def parse_measured_row(values: Mapping[str, Any]) -> MeasuredRow | FailedRow:
 
 
 def drop_failed(rows: Iterable[RowT | FailedRow]) -> list[RowT]:
-    """Return the rows that have numbers."""
     return [row for row in rows if not isinstance(row, FailedRow)]
 
 
 def has_passes(rows: Iterable[TimedRow | FailedRow]) -> bool:
-    """Return whether each step of these rows is a pass over all samples."""
     return any(isinstance(row, MeasuredRow) and row.fits for row in rows)
 
 

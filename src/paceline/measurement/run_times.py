@@ -33,14 +33,11 @@ class StepParts:
 
     @property
     def travelling_s(self) -> float:
-        """The part of `exposed_s` in which something is sent."""
         return max(0.0, self.exposed_s - self.waiting_s)
 
 
 @dataclass(frozen=True)
 class ObservedScript:
-    """What was observed of a measured command, in place of a spec."""
-
     from_outside: bool = False
     rank_batches: tuple[int, ...] = ()  # empty without a DataLoader
     aside: bool = False  # collectives had their own stream
@@ -124,7 +121,6 @@ def compute_run_times(
 
 
 def find_cuda_device(start: Mapping[str, Any]) -> str | None:
-    """Return the name of the CUDA device of the rank with this start event."""
     kind, _, index = str(start.get("device") or "").partition(":")
     names = start.get("gpus") or []
     place = int(index) if re.fullmatch("[0-9]{1,9}", index) else 0
@@ -143,7 +139,6 @@ def select_steady_steps(steps: Sequence[Step]) -> list[Step]:
 
 
 def _align_ranks(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
-    """Return the events by rank of each step that all ranks have."""
     numbered = [{step["step"]: step for step in steps} for steps in by_rank]
     shared = sorted(set.intersection(*(set(steps) for steps in numbered)))
     return [[steps[number] for steps in numbered] for number in shared] or [[step] for step in by_rank[0]]

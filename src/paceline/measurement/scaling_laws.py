@@ -157,7 +157,6 @@ def _resample(found: Sequence[float], dice: random.Random) -> float:
 
 
 def _find_limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float | None]:
-    """Return the (ceiling, peak) of a `LawFit`."""
     if p.get("crosstalk", 0.0) > 1e-9:
         peak = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
         return LAWS[name].speedup(p, peak), peak
@@ -166,7 +165,6 @@ def _find_limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float
 
 
 def list_rank_counts(most: int) -> list[int]:
-    """Return 1, 2, 3, …, then growing steps that keep a curve smooth."""
     found, n = [], 1
     while n < most:
         found.append(n)

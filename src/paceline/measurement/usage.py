@@ -69,7 +69,6 @@ class UsageSampler:
 
 
 def load_nvml() -> Any:
-    """Return the NVML module; None without nvidia-ml-py or a driver."""
     try:
         import pynvml
 

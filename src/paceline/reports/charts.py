@@ -132,7 +132,6 @@ def _chart_breakdown(contents: ReportContents) -> Chart:
 
 
 def _label_rows(series: Sequence[Series]) -> tuple[list[str], list[MeasuredRow], list[PlannedRow | None]]:
-    """Return the labels, rows and plans of all series."""
     rows = [(s, row) for s in series for row in s.measured]
     labels = [f"{s.name}, {row.label}" if len(series) > 1 else row.label for s, row in rows]
     plans = [{plan.label: plan for plan in s.planned}.get(row.label) for s, row in rows]
@@ -234,7 +233,6 @@ CURVES = (
 
 
 def build_curves(runs: Sequence[RunView]) -> list[Chart]:
-    """Build the charts over the steps of runs that there are numbers for."""
     found = [_chart_evaluation(runs)]
     if len(runs) <= MAX_CURVE_RUNS:
         found += [*(_chart_curve(runs, curve) for curve in CURVES), _chart_usage(runs)]

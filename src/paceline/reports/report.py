@@ -20,8 +20,6 @@ from paceline.reports.tables import build_tables
 
 @dataclass(frozen=True, repr=False)
 class Report(Tabular):
-    """What was written, and what it says."""
-
     folder: Path
     contents: ReportContents
     figures: tuple[str, ...]
@@ -64,7 +62,6 @@ def report(
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:
-    """Write each as a .csv file of its name."""
     _make_folder(folder)
     names = Counter[str]()
     for table in tables:

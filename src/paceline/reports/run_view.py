@@ -38,7 +38,7 @@ class EvaluationPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """Values of the steps of a run, in the order of its points; nan where there is none."""
+    """Values of the steps, in the order of the points; nan if missing."""
 
     lr: tuple[float, ...] = ()
     grad_norm: tuple[float, ...] = ()
@@ -48,8 +48,6 @@ class Curves:
 
 @dataclass(frozen=True)
 class RunView:
-    """One run. `times` is None where it has too few steps."""
-
     name: str
     path: Path
     spec: RunSpec
@@ -78,7 +76,7 @@ class RunView:
 
 
 def read_run_view(path: Path, name: str = "") -> RunView:
-    """A run from its folder; UserError where there is nothing to show of it."""
+    """Read a run; raise UserError if it has nothing to show."""
     run = RunDir.open(path)
     spec = run.recorded_spec()
     lines = list(read_event_lines(run.events_file(0)))
@@ -136,7 +134,7 @@ def _explain_no_steps(run: RunDir) -> str:
 
 
 def thin_points(points: Sequence[LossPoint], most: int) -> list[LossPoint]:
-    """At most about so many points; of each stretch, the lowest and the highest stay, so no spike is lost."""
+    """Keep about `most` points: the lowest and the highest of each stretch, so that no spike is lost."""
     if len(points) <= most:
         return list(points)
     width = math.ceil(2 * len(points) / most)
@@ -149,7 +147,7 @@ def thin_points(points: Sequence[LossPoint], most: int) -> list[LossPoint]:
 
 
 def compute_loss_differences(reference: RunView, other: RunView) -> list[tuple[int, float]]:
-    """(step, relative difference of the loss) at the steps of both; infinite where one alone is finite."""
+    """Return (step, relative difference) at common steps; infinite if one alone is finite."""
     ours = {p.step: p.loss for p in reference.points}
     pairs = [(p.step, ours[p.step], p.loss) for p in other.points if p.step in ours]
     return [(step, _compute_difference(a, b)) for step, a, b in pairs if math.isfinite(a) or math.isfinite(b)]
@@ -189,7 +187,7 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[RunView]) -> Comparison | None:
-    """The largest difference of the losses says whether they are the same; None for one run."""
+    """Compare the losses of several runs with those of the first."""
     if len(runs) < 2:
         return None
     first, *others = runs
@@ -208,7 +206,7 @@ def compare_runs(runs: Sequence[RunView]) -> Comparison | None:
 
 
 def is_same_work(runs: Sequence[RunView]) -> bool:
-    """Whether a sample asks all of them for the same: then, and only then, their speeds can be compared."""
+    """Return whether a sample is the same work in all runs, so that their speeds can be compared."""
     alike = ("workload", "model.", "data.", "train.precision", "train.optimizer")
     first, *others = (
         {k: v for k, v in _select_deciding_values(run.spec).items() if k.startswith(alike)} for run in runs
@@ -217,7 +215,7 @@ def is_same_work(runs: Sequence[RunView]) -> bool:
 
 
 def _select_deciding_values(spec: RunSpec) -> dict[str, Any]:
-    """The values of a spec that decide the losses of its steps."""
+    """Return the values of a spec that decide the losses of its steps."""
     same = (*SAME_ANSWER, *(LENGTHS if spec.train.schedule == "constant" and not spec.train.warmup else ()))
     return {k: v for k, v, *_ in spec.fields() if k in MUST_STAY or not k.startswith((*same, "cluster"))}
 
@@ -229,8 +227,6 @@ USUAL_SCORES = ("accuracy", "dice", "-loss")  # first of these that was measured
 
 @dataclass(frozen=True)
 class Score:
-    """The best evaluation of a run, by the metric that its workload is judged by."""
-
     name: str
     value: float
     step: int | None
@@ -242,7 +238,6 @@ class Score:
 
 
 def find_score(run: RunView) -> Score | None:
-    """None where nothing was evaluated."""
     if run.summary is None:
         return None
     told = run.summary.evaluation
@@ -257,7 +252,7 @@ def find_score(run: RunView) -> Score | None:
 
 @dataclass(frozen=True)
 class Experiments:
-    """Runs, the best first where they have the same score; the keys in which they differ, and each one's values."""
+    """Runs, the best first if they share a score; the keys in which they differ, and their values."""
 
     runs: tuple[RunView, ...]
     scores: tuple[Score | None, ...]
@@ -266,19 +261,18 @@ class Experiments:
 
     @property
     def score(self) -> str:
-        """The metric that all of them which were evaluated are judged by; empty where there is none."""
+        """The metric that all evaluated runs share, or ""."""
         names = {score.name for score in self.scores if score is not None}
         return names.pop() if len(names) == 1 else ""
 
     @property
     def best(self) -> int | None:
-        """The place of the best one, where there are several to choose from."""
+        """The index of the best of several runs."""
         known = [i for i, score in enumerate(self.scores) if score is not None]
         return known[0] if self.score and len(known) > 1 else None
 
     @property
     def text(self) -> str:
-        """Which is best, and what it was asked; empty where that cannot be said."""
         if self.best is None:
             return ""
         first, *others = ((run, score) for run, score in zip(self.runs, self.scores, strict=True) if score is not None)
@@ -314,6 +308,5 @@ def _format_value(value: Any) -> str:
 
 
 def describe_other_keys(found: Experiments) -> str:
-    """Those that have no column."""
     left = found.keys[MAX_KEYS:]
     return f"They also differ in {', '.join(left)}." if left else ""

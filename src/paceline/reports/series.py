@@ -49,7 +49,7 @@ class TimesLine:
 
 
 def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
-    """Rows by name; a row that is given twice is a repeat."""
+    """Read rows by name; a row that is given twice is a repeat."""
     try:
         text = read_text(path, MOST_BYTES, "utf-8-sig")
     except UnicodeDecodeError:
@@ -81,7 +81,6 @@ def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
 
 
 def _find_columns(path: Path, head: list[str]) -> tuple[int, int, int | None]:
-    """Places of devices, seconds and, where there is one, the name."""
     if len(head) < 2:
         raise UserError(f"{path}: line 1 has one column; give two, devices and seconds, as in  1,19.5")
     if _is_number(head[0]) and _is_number(head[1]):
@@ -118,8 +117,6 @@ NO_REASON = "Why: a table of times does not say; measure a run to see where its 
 
 @dataclass(frozen=True)
 class SourceLine:
-    """Where a number came from."""
-
     file: Path
     line: int | None = None
 
@@ -127,7 +124,6 @@ class SourceLine:
         return f"{self.file} line {self.line}" if self.line else str(self.file)
 
     def address(self, folder: Path) -> str:
-        """As seen from the folder of the report."""
         relative = quote(os.fsencode(os.path.relpath(self.file.resolve(), folder.resolve())))
         return f"./{relative}#L{self.line}" if self.line else f"./{relative}"  # never taken for `scheme:…`
 
@@ -150,7 +146,7 @@ def from_measurement(found: Measurement, price: float | None) -> Series:
 
 
 def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: float | None) -> Series:
-    """A run of fixed length on several numbers of devices: all that is known is how long each took."""
+    """Build a series from the durations of one run on several numbers of devices."""
     by_count: dict[int, list[TimesLine]] = {}
     for line in sorted(timed, key=lambda line: line.devices):
         by_count.setdefault(line.devices, []).append(line)
@@ -187,7 +183,7 @@ def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: f
 
 
 def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
-    """Plain runs of the same work as rows, where at least two layouts with one rank among them can be compared."""
+    """Build a series from plain runs of the same work, if one rank and another number are among them."""
     timed = [(run, run.times) for run in runs if run.times is not None]
     counts = {run.ranks for run, _ in timed}
     if 1 not in counts or len(counts) < 2 or not is_same_work([run for run, _ in timed]):
@@ -210,7 +206,7 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
 
 
 def _find_lines(file: Path, begins: str, section: str = "") -> list[SourceLine]:
-    """The lines of a JSON file that begin so; of those inside a list at its top, where a `section` is named."""
+    """Find the lines of a JSON file that start so, within a top-level list if `section` names one."""
     text = read_text(file).splitlines()
     first = next((i for i, line in enumerate(text) if line.startswith(f'  "{section}"')), len(text)) if section else 0
     last = next((i for i in range(first, len(text)) if text[i].startswith("  ]")), len(text)) if section else len(text)
@@ -219,8 +215,6 @@ def _find_lines(file: Path, begins: str, section: str = "") -> list[SourceLine]:
 
 @dataclass(frozen=True)
 class LinkMeasurement:
-    """One measurement of links."""
-
     name: str
     links: tuple[Link, ...]
     sources: tuple[SourceLine, ...]
@@ -242,5 +236,4 @@ def read_link_measurement(folder: Path) -> LinkMeasurement:
 
 
 def link_name(link: Link) -> str:
-    """The collective, and between whom where that is not everyone."""
     return link.name if link.of_all_ranks else f"{link.name}, {link.between}"

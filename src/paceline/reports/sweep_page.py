@@ -65,7 +65,7 @@ def write_sweep_page(sweep: Sweep) -> None:
 
 
 def build_sweep_style() -> str:
-    """That of a report, whose script would choose the dark colours: here the browser does. The picture is on white."""
+    """Return the style of a report, with the colour scheme that the browser prefers."""
     report = read_asset("page.css")
     dark = re.search(r':root\[data-theme="dark"\] (\{.*?\})', report, re.DOTALL)
     assert dark is not None
@@ -86,7 +86,6 @@ def describe_sweep(sweep: Sweep) -> str:
 
 
 def build_sweep_table(sweep: Sweep, most: int | None = None) -> Table:
-    """Build a row for each trial, or for the best `most` of them."""
     lengths = ["length"] if _has_lengths(sweep) else []
     table = Table("trial", *sweep.keys, sweep.metric, "time", *lengths, Column("status", "left"), left=0)
     for row in sweep.rows[:most]:
@@ -102,7 +101,6 @@ def build_sweep_table(sweep: Sweep, most: int | None = None) -> Table:
 
 
 def _has_lengths(sweep: Sweep) -> bool:
-    """Whether trials are of different length."""
     return any(len(row.history) > 1 or row.status == "dropped" for row in sweep.trials)
 
 
@@ -111,7 +109,6 @@ def _format_value(value: Any) -> str:
 
 
 def draw_sweep(sweep: Sweep) -> bytes:
-    """A panel for each key, and with halving one of the scores on the way."""
     rows = [row for row in sweep.rows if row.score is not None]
     keys, way = sweep.keys[:PANELS], _has_lengths(sweep)
     with use_plot_style():
@@ -157,13 +154,13 @@ def _draw_key(axes: Any, key: str, rows: Sequence[TrialRow], log: bool) -> None:
 
 
 def _cut_start(text: str, most: int) -> str:
-    """Of a long text what tells it from others: the name of a file, rather than that of a folder."""
+    """Shorten a text to its end, which tells paths apart."""
     text, most = escape_hidden(text), max(most, FEWEST_LETTERS)
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
 def _space_out(values: Sequence[float]) -> list[float]:
-    """Those that there is room to write beside a logarithmic axis."""
+    """Select the values that there is room for beside a logarithmic axis."""
     least, found = APART * math.log(max(values) / min(values)), [min(values)]
     for value in sorted(values):
         if value > found[-1] and math.log(value / found[-1]) >= least:

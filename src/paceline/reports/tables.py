@@ -64,7 +64,6 @@ def _build_runs(contents: ReportContents) -> Table:
 
 
 def build_experiments_table(found: Experiments) -> Table:
-    """Build a row for each run: what it was asked, how well it did and how long it took."""
     keys, metric = found.keys[:MAX_KEYS], found.score or "score"
     note = f"The best {found.score} of each run. " if found.score else ""
     table = Table(
@@ -92,7 +91,6 @@ def build_experiments_table(found: Experiments) -> Table:
 
 
 def _build_classes(event: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield what the last evaluation found for each class, and which ones were taken for which."""
     results, left = select_class_results(event)
     if not results:
         return

@@ -39,8 +39,6 @@ MOST_BYTES = 1 << 24  # else only the end is read at first
 
 @dataclass
 class EventFollower:
-    """The events of one rank, as far as they are written."""
-
     path: Path
     place: int = 0
     rest: bytes = b""
@@ -53,7 +51,7 @@ class EventFollower:
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
 
     def look(self) -> bool:
-        """Take in what is new; True if anything was."""
+        """Read new events; return whether there were any."""
         try:
             length = self.path.stat().st_size
             if length == self.place:
@@ -93,14 +91,11 @@ class EventFollower:
                 self.end = event
 
     def mean(self, *names: str) -> float:
-        """Of the sum of these values in a step, over the last steps."""
         return _mean([sum(step.get(name) or 0 for name in names) for step in list(self.steps)[-WINDOW:]])
 
 
 @dataclass
 class LiveView:
-    """A run as it is now."""
-
     run: RunDir
     spec: RunSpec
     ranks: list[EventFollower] = field(default_factory=list)
@@ -122,7 +117,7 @@ class LiveView:
 
     @property
     def quiet_s(self) -> float:
-        """How long a run that has not ended has written nothing; 0 while that is not unusual."""
+        """How long a running run has written nothing; 0 while that is usual."""
         if not self.ranks or not self.ranks[0].start or self.ranks[0].end:
             return 0.0
         begun = float(self.ranks[0].start.get("t") or 0)
@@ -136,7 +131,6 @@ class LiveView:
 
     @property
     def total_steps(self) -> int | None:
-        """Of the whole run: from the spec, or from how far an epoch is."""
         if self.spec.train.steps:
             return self.spec.train.steps
         if not self.run.summary_file.is_file():
@@ -146,7 +140,7 @@ class LiveView:
 
 
 def watch(path: Path, *, once: bool = False, as_json: bool = False, every_s: float = EVERY_S) -> int:
-    """Show a run until it ends; on something that is no terminal, with `once` or as JSON, show it one time."""
+    """Show a run until it ends; once if `once`, as JSON, or without a terminal."""
     import psutil
     from rich.live import Live
 
@@ -171,7 +165,6 @@ def watch(path: Path, *, once: bool = False, as_json: bool = False, every_s: flo
 
 
 def _dump_state(view: LiveView) -> dict[str, Any]:
-    """The present state as plain data."""
     main = view.ranks[0] if view.ranks else EventFollower(view.run.events_file(0))
     last = main.steps[-1] if main.steps else {}
     return {
@@ -190,7 +183,6 @@ def _dump_state(view: LiveView) -> dict[str, Any]:
 
 
 def render_view(view: LiveView) -> Any:
-    """The present state, for rich."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -246,7 +238,6 @@ def _describe_rank(follower: EventFollower) -> str:
 
 
 def _describe_usage(usage: dict[str, Any]) -> str:
-    """Of its device, its machine's cores and memory, and the network."""
     known = {name: float(value) for name, value in usage.items() if isinstance(value, int | float)}
     words = {
         "device_share": lambda share: f"device {percent(share)}",
@@ -260,7 +251,7 @@ def _describe_usage(usage: dict[str, Any]) -> str:
 
 
 def _describe_silent_rank(beat: Beat) -> str:
-    """What a rank of a run without news was at, and what became of its process."""
+    """Describe what a silent rank was doing, and the state of its process."""
     stopped = ", stopped by a signal" if beat.state == STOPPED else ""
     return f"{beat.description} for {duration(max(0.0, time.time() - beat.t))}{stopped}"
 
@@ -272,7 +263,7 @@ def _draw_bar(main: EventFollower, step_s: float) -> str:
 
 
 def _describe_machine(start: dict[str, Any]) -> str:
-    """How busy this machine is; said only where the run is on it."""
+    """Describe where the run is, and how busy the machine is if it is this one."""
     import socket
 
     ranks = start.get("ranks", 1)
@@ -286,7 +277,6 @@ def _describe_machine(start: dict[str, Any]) -> str:
 
 
 def draw_sparkline(values: list[float | None], columns: int) -> str:
-    """A line of bars: means over equal stretches."""
     known = [v for v in values if v is not None and math.isfinite(v)]
     if not known:
         return ""

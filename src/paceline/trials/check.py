@@ -38,7 +38,7 @@ DEFAULT_PARALLEL = Parallel()
 
 
 class Quantity(Enum):
-    """What is compared; the value says where it differs."""
+    """What is compared; the value formats where it differs."""
 
     LOSS = "loss at step {}"
     GRAD_NORM = "gradient norm at step {}"
@@ -49,7 +49,7 @@ class Quantity(Enum):
 
 @dataclass(frozen=True)
 class LargestDifference:
-    """The largest relative difference of a quantity, and the step, tensor or metric where it is."""
+    """The largest relative difference of a quantity, and where it is."""
 
     value: float
     quantity: Quantity
@@ -61,8 +61,6 @@ class LargestDifference:
 
 @dataclass(frozen=True)
 class Variant:
-    """One layout to train."""
-
     layout: str
     name: str  # with the accumulated passes, if they vary
     accumulate: int
@@ -75,8 +73,6 @@ class Variant:
 
 @dataclass(frozen=True)
 class LayoutDifference:
-    """One layout against the first: the largest relative difference of each quantity."""
-
     layout: str
     name: str
     ranks: int
@@ -94,7 +90,7 @@ class LayoutDifference:
 
 @dataclass(frozen=True, repr=False)
 class Parity(Tabular):
-    """Whether the answer is the same on every layout, and by how much it differs."""
+    """Whether the answer is the same on every layout."""
 
     rows: list[LayoutDifference]  # empty on ranks other than the main one
     tolerance: float
@@ -200,7 +196,7 @@ def _check_variants(variants: Sequence[Variant]) -> None:
 
 
 def _check_launched_ranks(variants: Sequence[Variant], place: RankInfo) -> None:
-    """Under a launcher there are as many ranks as it started; one of them can also train alone."""
+    """Raise UserError if a layout has other ranks than the launcher started, or one."""
     for variant in variants:
         if variant.spec.parallel.ranks not in (1, place.world):
             raise UserError(
@@ -210,7 +206,7 @@ def _check_launched_ranks(variants: Sequence[Variant], place: RankInfo) -> None:
 
 
 def _build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
-    """The run file with another layout, and all that belongs to no layout as it is."""
+    """Replace the layout of a spec, and keep everything else."""
     spec = spec.replace(
         {
             "train.epochs": None,
@@ -260,7 +256,7 @@ def _compare_results(reference: RunResult, other: RunResult, variant: Variant) -
 def _find_largest_difference(
     ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str, quantity: Quantity
 ) -> LargestDifference:
-    """Of steps that both skipped, the loss alone counts."""
+    """Of steps that both skipped, only the loss counts."""
     apart = [
         (compute_relative_difference(a[key], b[key]), a["step"])
         for a, b in zip(ours, theirs, strict=True)
@@ -272,7 +268,7 @@ def _find_largest_difference(
 
 
 def compute_relative_difference(a: float | None, b: float | None) -> float:
-    """What is not finite agrees with nothing."""
+    """Return the relative difference; infinite if a value is not finite."""
     if a is None or b is None or not math.isfinite(a - b):
         return math.inf
     return abs(a - b) / max(abs(a), abs(b), 1e-30)

@@ -39,8 +39,6 @@ SEEDED: dict[str, Callable[[int], Any]] = {
 
 
 class LayoutCause(Enum):
-    """The value is what is said of it, and what to do."""
-
     WEIGHTS = (
         "model() gives other weights each time: {names}; draw them from torch's generator, which is seeded before the "
         "call"
@@ -81,8 +79,6 @@ class FoundCause:
 
 @dataclass(frozen=True)
 class LossResult:
-    """What the loss gave for some samples."""
-
     total: float
     count: float
     samples: int
@@ -90,15 +86,13 @@ class LossResult:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module: what went in and what came out."""
-
     name: str
     given: list[Tensor]
     found: list[Tensor]
 
 
 def find_layout_causes(spec: RunSpec) -> list[FoundCause]:
-    """What makes the answer of a run file depend on the layout, as far as it shows in one process."""
+    """Find what makes the answer depend on the layout, as far as one process shows it."""
     with preserve_generators():
         return _find_causes(spec)
 
@@ -118,7 +112,7 @@ def _find_causes(spec: RunSpec) -> list[FoundCause]:
 
 
 def seed_all_generators(seed: int, *others: str) -> None:
-    """The generators that are not among the others get this seed; those get another one."""
+    """Seed the generators; `others` get another seed."""
     for name, seeds in SEEDED.items():
         seeds(seed + (name in others))
 
@@ -158,7 +152,7 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 @dataclass
 class SplitExperiment:
-    """A model and a few samples, taken through the loss in different ways."""
+    """A model and a few samples, whose loss is taken at once and in parts."""
 
     workload: Workload
     model: nn.Module
@@ -183,7 +177,7 @@ class SplitExperiment:
         return self._statistics(apart_without=bool(rest)) + self._dropout(draws_without=bool(rest)) + rest
 
     def loss(self, part: slice = slice(None), *others: str) -> LossResult:
-        """From the same generators and buffers as before, but for generators named among the others."""
+        """Compute the loss from the same generators and buffers each time; `others` get another seed."""
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(self.buffers[name])
@@ -193,13 +187,13 @@ class SplitExperiment:
         return LossResult(float(total.detach()), float(count), len(self.ids[part]))
 
     def apart(self) -> bool:
-        """Whether the mean loss of all samples is another one where they are taken in parts."""
+        """Return whether the mean loss changes if samples are taken in parts."""
         whole, parts = self.loss(), [self.loss(part) for part in self.parts]
         total, count = sum(part.total for part in parts), sum(part.count for part in parts)
         return not _is_close(whole.total / max(whole.count, 1), total / max(count, 1))
 
     def _statistics(self, apart_without: bool) -> list[FoundCause]:
-        """In the loss, or in what such modules keep: a norm of each sample by itself can do that too."""
+        """Look at the loss and at the buffers: a norm of single samples keeps statistics too."""
         if not self.statistics:
             return []
         with _evaluation_mode(self.dropout):
@@ -216,7 +210,6 @@ class SplitExperiment:
         return [FoundCause(kind, _describe_modules(modules)) for kind, modules in by_kind.items()]
 
     def _kept(self, part: slice) -> dict[str, Tensor]:
-        """The buffers after a pass."""
         self.loss(part)
         return {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
@@ -239,7 +232,7 @@ class SplitExperiment:
         return [FoundCause(LayoutCause.OWN_DRAWS, tuple(found))] if found else []
 
     def _loss(self) -> list[FoundCause]:
-        """Nothing random is left: is it a mean, a wrong count, or samples that are mixed?"""
+        """Without randomness: is it a mean, a wrong count, or samples that are mixed?"""
         if not self.apart():
             return []
         whole, parts = self.loss(), [self.loss(part) for part in self.parts]
@@ -256,7 +249,7 @@ class SplitExperiment:
         return [FoundCause(LayoutCause.SHARED, (mixing or "loss()",))]
 
     def _calls(self, part: slice, *others: str) -> list[ModuleCall]:
-        """Every call of a module during a loss, the inner ones before those around them."""
+        """Return every call of a module during a loss, inner ones first."""
         calls: list[ModuleCall] = []
         with ExitStack() as hooks:
             for name, module in self.model.named_modules():
@@ -274,7 +267,7 @@ def _list_tensors(given: Any) -> list[Tensor]:
 
 
 def _find_first_difference(whole: Sequence[ModuleCall], part: Sequence[ModuleCall]) -> str:
-    """The first module that gave something else for the same input, where the part may be the first rows of it."""
+    """Return the first module with another output for the same input; `part` may be its first rows."""
     for ours, theirs in zip(whole, part, strict=False):
         pairs = [
             [_is_equal(a[: len(b)] if a.ndim and b.ndim else a, b) for a, b in zip(some, others, strict=False)]
@@ -290,7 +283,7 @@ def _describe_modules(modules: Sequence[tuple[str, nn.Module]]) -> tuple[str, ..
 
 
 def _list_keras_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Layers within models of Keras that act otherwise in training; they are not among a module's own modules."""
+    """Return layers of Keras models that behave differently in training; `named_modules` lacks them."""
     found: dict[int, Any] = {}
     for module in model.modules():
         original = unwrap_keras(module)
@@ -301,7 +294,6 @@ def _list_keras_layers(model: nn.Module) -> list[tuple[str, Any]]:
 
 @contextmanager
 def _evaluation_mode(modules: Sequence[tuple[str, Any]]) -> Iterator[None]:
-    """These modules do as in evaluation."""
     with ExitStack() as restored:
         for _, module in modules:
             if is_keras(module):
@@ -314,7 +306,7 @@ def _evaluation_mode(modules: Sequence[tuple[str, Any]]) -> Iterator[None]:
 
 @contextmanager
 def _inference_call(layer: Any) -> Iterator[None]:
-    """Layers of Keras are told by each call whether they are trained."""
+    """Keras passes `training` to each call."""
     own = vars(layer).get("call")
     layer.call = lambda *given, **named: type(layer).call(layer, *given, **{**named, "training": False})
     yield

@@ -123,7 +123,6 @@ def check_same_request(file: Path, before: Mapping[str, Any], now: Mapping[str, 
 
 
 def flatten_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by dotted key."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= flatten_values(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

@@ -23,8 +23,6 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of these."""
-
     values: tuple[Any, ...]
 
     def draw(self, random: np.random.Generator) -> Any:
@@ -36,7 +34,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Range:
-    """A number from here to there; whole where both ends are."""
+    """A number between two ends; an integer if both ends are."""
 
     low: float
     high: float
@@ -55,7 +53,6 @@ class Range:
         return round(found) if self.whole else self.rounded(found)
 
     def rounded(self, value: float) -> float:
-        """To six digits, as people type it."""
         return min(max(float(f"{value:.6g}"), self.low), self.high)
 
     def __str__(self) -> str:
@@ -66,7 +63,7 @@ Space = dict[str, OneOf | Range]
 
 
 def parse_space(given: Sequence[str] | Mapping[str, Any]) -> tuple[Space, Values]:
-    """(what varies, values that all trials share) of words such as `train.lr=0.05,0.1`, or of values by key."""
+    """Return (what varies, values that all trials share) of words such as `train.lr=0.05,0.1`."""
     found: Space = {}
     fixed: Values = {}
     pairs = given.items() if isinstance(given, Mapping) else (_split_word(word) for word in given)
@@ -112,7 +109,6 @@ def _parse_values(key: str, value: Any) -> OneOf | Range:
 
 
 def _parse_number(value: Any) -> Any:
-    """YAML takes 3e-4 for a word."""
     return float(value) if isinstance(value, str) and re.fullmatch(_NUMBER, value) and "e" in value.lower() else value
 
 
@@ -127,7 +123,7 @@ def _parse_range(key: str, low: str, high: str, log: str | None) -> Range:
 
 
 def split_values(text: str) -> list[str]:
-    """At its commas, but for those in brackets or quotes."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for sign in text:
         if quote:
@@ -143,7 +139,7 @@ def split_values(text: str) -> list[str]:
 
 
 def enumerate_grid(space: Space) -> list[Values]:
-    """Every combination; the last key varies fastest."""
+    """List every combination; the last key varies fastest."""
     for key, tried in space.items():
         if isinstance(tried, Range):
             raise UserError(
@@ -156,13 +152,13 @@ def enumerate_grid(space: Space) -> list[Values]:
 
 
 def sample_trials(space: Space, trials: int, seed: int) -> list[Values]:
-    """Trial k is the same, however many there are."""
+    """Sample trials; trial k is the same, however many there are."""
     randoms = [np.random.default_rng([seed, number]) for number in range(trials)]
     return [{key: tried.draw(random) for key, tried in space.items()} for random in randoms]
 
 
 def apply_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
-    """The run of a trial. A length replaces the other one; paths are relative to the current folder."""
+    """Return the spec of a trial; a length replaces the other one, paths are relative to the current folder."""
     given = dict(values)
     for one, other in (("train.steps", "train.epochs"), ("train.epochs", "train.steps")):
         if one in given and other not in given:
@@ -213,7 +209,7 @@ def _to_distribution(tried: Any) -> Any:
 
 
 def _to_optuna(tried: Any, value: Any) -> Any:
-    """Choices travel by their place: Optuna takes few kinds of values."""
+    """Choices are passed by index: Optuna takes few types."""
     return tried.values.index(value) if isinstance(tried, OneOf) else value
 
 

@@ -40,8 +40,6 @@ TRIALS, FACTOR = 20, 3
 
 
 class SweepOptions(TypedDict, total=False):
-    """What `sweep` can be asked for by name."""
-
     search: Search
     trials: int  # to draw, unless it is a grid
     halving: bool
@@ -53,8 +51,6 @@ class SweepOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class SweepPlan:
-    """All that a sweep depends on."""
-
     spec: RunSpec
     space: Space
     folder: Path
@@ -66,7 +62,7 @@ class SweepPlan:
 
     @property
     def lengths(self) -> list[int]:
-        """Of the parts that trials are trained in: one, or with halving a third of a third of … the whole."""
+        """Lengths of the parts of a trial: one, or with halving a third of a third of … the whole."""
         whole = length_of(self.spec.train)[1]
         if not self.halving:
             return [whole]
@@ -74,7 +70,6 @@ class SweepPlan:
         return sorted({max(1, round(whole / FACTOR**part)) for part in range(parts + 1)})
 
     def asked(self) -> dict[str, Any]:
-        """As JSON has it."""
         tried = {key: str(value) for key, value in self.space.items()}
         values = {"search": self.search, "halving": self.halving, "seed": self.seed, "keys": tried}
         if self.search != "grid":
@@ -94,7 +89,7 @@ class SweepPlan:
 def build_sweep_plan(
     source: SpecSource, values: Sequence[str] | Mapping[str, Any], out: str | Path | None, choices: SweepOptions
 ) -> SweepPlan:
-    """UserError where what is asked for cannot be."""
+    """Check a request before anything starts."""
     space, fixed = parse_space(values)
     spec = apply_values(resolve_spec(source), fixed)
     search, halving = choices.get("search", "grid"), choices.get("halving", False)
@@ -122,7 +117,7 @@ def build_sweep_plan(
 
 
 def _check_values(plan: SweepPlan) -> None:
-    """A key that is not known, or a value that no trial can have, is said before anything starts."""
+    """Raise UserError for an unknown key, or a value that no trial can have."""
     firsts = sample_trials(plan.space, plan.trials, plan.seed) if plan.search != "grid" else enumerate_grid(plan.space)
     wrong: dict[tuple[str, str], str] = {}
     fine: set[tuple[str, str]] = set()
@@ -163,7 +158,7 @@ def run_sweep_trials(plan: SweepPlan, options: SweepOptions, log: LogFn, publish
 
 
 def open_sweep(plan: SweepPlan, retry: bool = False) -> Sweep:
-    """The sweep that the folder holds, or a new one; another one is refused by what is different."""
+    """Return the sweep of the folder, or a new one; raise UserError if it is another."""
     file = plan.folder / FILE
     if not file.exists():
         listed: list[Values] = []
@@ -185,7 +180,7 @@ def open_sweep(plan: SweepPlan, retry: bool = False) -> Sweep:
 
 
 def _refresh_row(plan: SweepPlan, row: TrialRow) -> TrialRow:
-    """As its run says, where another process has trained it: a job of an array, or a sweep that was killed."""
+    """Update a row that another process has trained: a job of an array, or a killed sweep."""
     if row.done or plan.halving or not (plan.folder / row.run / "summary.json").is_file():
         return row
     with suppress(UserError):
@@ -230,7 +225,6 @@ def _run_halving(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
 
 
 def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: int, jobs: int, log: LogFn) -> Sweep:
-    """Train these trials up to this length, and keep the result of each."""
 
     def run(row: TrialRow, slot: int) -> RunResult:
         spec = plan.spec_of(row, length)
@@ -257,6 +251,5 @@ def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: 
 
 
 def read_outcome(plan: SweepPlan, row: TrialRow, length: int) -> TrialRow:
-    """Return the row of a trial, as its run folder says."""
     metric, best = plan.score.removeprefix("-"), plan.spec.train.patience > 0
     return score_trial(row, read_run_summary(plan.folder / row.run), metric, length, best)

@@ -36,7 +36,6 @@ class TrialRow:
 
     @property
     def run(self) -> str:
-        """The name of its run folder."""
         return f"trial-{self.number:03d}"
 
     @property
@@ -58,7 +57,7 @@ class Sweep:
 
     @property
     def rows(self) -> list[TrialRow]:
-        """Best first, of halving those that went farthest first; then what has no score."""
+        """Best first, with halving the longest first; then rows without a score."""
         scored = [row for row in self.trials if row.score is not None]
         others = [row for row in self.trials if row.score is None]
         return [*sorted(scored, key=lambda row: (-(row.length or 0), -self.goodness(row))), *others]
@@ -115,7 +114,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def _parse_row(number: int, told: dict[str, Any], keys: Sequence[str]) -> TrialRow:
-    """A trial as `Sweep.to_json` tells it; ValueError where it is none. A score that was no number is null there."""
+    """A score that is not finite is null in the file."""
     told["history"] = [(at, math.nan if score is None else score) for at, score in told["history"]]
     row = TrialRow(**validate_fields(TrialRow, {name: value for name, value in told.items() if name != "run"}))
     if row.number != number or row.status not in STATUSES or not set(keys) <= set(row.values):
@@ -124,7 +123,7 @@ def _parse_row(number: int, told: dict[str, Any], keys: Sequence[str]) -> TrialR
 
 
 def score_trial(row: TrialRow, summary: Summary, metric: str, length: int, best: bool) -> TrialRow:
-    """The row of a trial whose run has ended; by its best evaluation, where the run is ended by that."""
+    """Return the row of a finished trial; `best` takes the best evaluation in place of the last."""
     held_out, final = summary.evaluation, dict(summary.evaluation.metrics)
     if best and held_out.best is not None:
         final |= {name: value for name, value in held_out.best.items() if name in final}
@@ -152,7 +151,6 @@ def read_run_summary(run: Path) -> Summary:
 
 
 def format_values(row: TrialRow, keys: Sequence[str]) -> str:
-    """As they are typed."""
     return " ".join(f"{key}={_format_value(row.values[key])}" for key in keys if key in row.values)
 
 

@@ -60,7 +60,6 @@ def swap_groups(watching: bool) -> None:
 
 
 def watch_buckets(notes: StepRecorder, entered: CallScope) -> None:
-    """Record the buckets of all models that are built from now on."""
     build, register, register_builtin = (
         getattr(DistributedDataParallel, name)
         for name in ("__init__", "register_comm_hook", "_register_builtin_comm_hook")

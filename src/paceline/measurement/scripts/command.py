@@ -37,7 +37,6 @@ class RecordRequest:
         return cls(**json.loads(text)) if text else None
 
     def environ(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment in which every Python process records its steps."""
         path = os.pathsep.join(filter(None, (str(ON_PATH), given.get("PYTHONPATH"))))
         return {**given, "PYTHONPATH": path, REQUEST_VARIABLE: json.dumps(asdict(self))}
 
@@ -64,7 +63,6 @@ class MeasuredCommand:
 
     @property
     def name(self) -> str:
-        """Name of the script, or of the program."""
         script = next((word for word in self.words if word.endswith(".py")), self.words[0])
         return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).name.removesuffix(".py")) or "command"
 
@@ -82,7 +80,6 @@ class MeasuredCommand:
         return module if module in LAUNCHERS else None
 
     def on(self, ranks: int) -> list[str]:
-        """Return the words that start so many ranks."""
         words = [word.replace(RANKS, str(ranks)) for word in self.words]
         if self.starts_its_ranks:
             return words

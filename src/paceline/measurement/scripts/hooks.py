@@ -35,7 +35,6 @@ COLLECTIVES = (
 
 
 def install_hooks() -> None:
-    """Install all hooks in this process, if its environment has a request."""
     request = RecordRequest.of(os.environ)
     if request is None:
         return
@@ -116,8 +115,6 @@ def _replace_function(name: str, function: Callable[..., Any]) -> None:
 
 
 class _CollectiveCalls:
-    """Calls of collectives: those inside another belong to it."""
-
     def __init__(self, notes: StepRecorder) -> None:
         self.notes = notes
         self._inside = threading.local()

@@ -42,7 +42,6 @@ Event = Mapping[str, Any]
 
 
 def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes:
-    """Read the times of a command that ended with `code`."""
     run = RunDir(path)
     by_rank = [list(read_events(run.events_file(rank))) for rank in range(min(request.ranks, MOST_RANKS))]
     main = by_rank[0]
@@ -104,8 +103,6 @@ SAME_BATCH = 0.02  # the last batch may be shorter
 
 @dataclass(frozen=True)
 class CommandTrial(MeasureTrial):
-    """A number of ranks to start the command on."""
-
     command: MeasuredCommand
     steps: int
     steps_by: str = ""
@@ -159,7 +156,6 @@ def _select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def detect_scaling_kind(rows: Sequence[MeasuredRow]) -> str:
-    """Return "strong" if a step has the same samples on all rows, else "weak"."""
     if len(rows) < 2:
         return "strong"
     batches = [row.batch.global_batch for row in rows]
@@ -170,7 +166,6 @@ def detect_scaling_kind(rows: Sequence[MeasuredRow]) -> str:
 
 
 def collect_script_notes(runs: Sequence[RunTimes], steps: int) -> list[str]:
-    """Return what a reader should know of numbers that were measured from outside."""
     found = [f"{FROM_OUTSIDE} Loss, layout and evaluations are not known, and runs are ended after {steps} steps."]
     if not all(run.seen.rank_batches for run in runs):
         found.append(

@@ -47,7 +47,6 @@ class RecordedStep:
     notes: list[Note]
 
     def times(self, seconds: Seconds, comm_s: float, exposed_s: float) -> dict[str, Any]:
-        """Return the values of the step event, given its communication."""
         ((begin_s, end_s),) = seconds([(self.begin, self.end)])
         step_s = end_s - begin_s
         data_s = sum_union(self._select(seconds, INPUT))
@@ -62,7 +61,6 @@ class RecordedStep:
         }
 
     def communication(self, seconds: Seconds) -> tuple[float, float]:
-        """Return (comm_s, exposed_s)."""
         comm_s = sum_union(self._select(seconds, FLIGHT, BLOCKING, BUCKET))
         return comm_s, min(comm_s, sum_union([*self._select(seconds, WAIT, BLOCKING), *self._tails(seconds)]))
 
@@ -112,7 +110,6 @@ class StepTracker:
         self._inside.append(optimizer)
 
     def finish(self, optimizer: Any) -> bool:
-        """Return whether a step of the script ends with this call."""
         self._leave(optimizer)
         if self._inside:
             return False
@@ -250,7 +247,6 @@ class StepRecorder:
             self._events.write("step", t=round(step.t, 6), step=step.number, **times, **compiled)
 
     def _communication(self, step: RecordedStep) -> tuple[float, float]:
-        """Return (comm_s, exposed_s); a step whose buckets were not watched has those of the last one that was."""
         if not step.watched and self._of_buckets:
             return self._of_buckets
         found = step.communication(self._clock.seconds)
@@ -258,7 +254,6 @@ class StepRecorder:
         return found
 
     def close(self, status: str = "ended") -> None:
-        """Write what is left, and the end event."""
         if self._events is None and self._tracker.names:
             self._events = self._writer(find_rank_and_world()[0])
         if self._events is None:

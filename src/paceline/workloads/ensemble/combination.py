@@ -35,7 +35,7 @@ class Logistic:
 
 @dataclass(frozen=True)
 class IsotonicCurves:
-    """For each class, a curve through these points, from the probability that was said to the one that held."""
+    """A curve for each class, from predicted to observed probabilities."""
 
     said: tuple[tuple[float, ...], ...]
     held: tuple[tuple[float, ...], ...]
@@ -83,7 +83,6 @@ class Combination:
 def fit_class_combination(
     outputs_JNC: np.ndarray, labels_N: np.ndarray, how: Combine, calibrate: Calibrate
 ) -> Combination:
-    """Fit the combination with the lowest log loss on these rows."""
     logs, members = compute_logs(outputs_JNC), len(outputs_JNC)
     if how == "stack":
         stacked = _fit_logistic(logs, labels_N, shifts=True)
@@ -100,7 +99,6 @@ def fit_class_combination(
 
 
 def fit_number_combination(outputs_JN: np.ndarray, truth_N: np.ndarray, how: Combine) -> Combination:
-    """Fit the combination with the least squares on these rows."""
     from scipy.optimize import lsq_linear, nnls
 
     members = len(outputs_JN)

@@ -21,8 +21,6 @@ FILE = "ensemble.json"
 
 @dataclass(frozen=True)
 class MemberReference:
-    """A member, as ensemble.json names it."""
-
     name: str
     path: Path
     workload: str
@@ -60,7 +58,6 @@ class FittedEnsemble:
 
 
 def read_manifest(folder: Path) -> tuple[list[dict[str, str]], tuple[str, ...], Combination]:
-    """Return the members, the classes and the combination of ensemble.json."""
     values = read_sealed(folder / FILE)
     try:
         members = [{key: str(one[key]) for key in ("name", "path", "sha256")} for one in values["members"]]

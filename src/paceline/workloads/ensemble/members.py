@@ -36,7 +36,6 @@ class MemberOutputs:
     classes: tuple[str, ...]
 
     def aligned(self, classes: Sequence[str], who: str) -> np.ndarray:
-        """Return the values with the columns in this order."""
         if set(classes) != set(self.classes):
             ours, theirs = (join_names(some) if some else "numbers" for some in (self.classes, classes))
             raise UserError(
@@ -103,7 +102,6 @@ def hash_run(path: Path) -> str:
 
 
 def name_members(paths: Sequence[Path]) -> list[str]:
-    """Return different names, from those of the run files or folders."""
     found: list[str] = []
     for path in paths:
         stem = path.stem if path.suffix in (".yaml", ".yml") else path.name
@@ -135,7 +133,6 @@ class PredictionFiles:
 
 
 def encode_labels(labels: Sequence[str], classes: Sequence[str], label: str) -> np.ndarray:
-    """Return the indices of classes or, without classes, the numbers."""
     if classes:
         place = {name: number for number, name in enumerate(classes)}
         return np.array([place[word] for word in labels], np.int64)

@@ -50,8 +50,6 @@ SOURCES = {"csv": "csv", "tsv": "csv", "jsonl": "jsonl", "parquet": "parquet"}
 
 @dataclass(frozen=True)
 class MemberFile:
-    """The run file of a member."""
-
     name: str
     file: Path
     spec: RunSpec
@@ -62,7 +60,6 @@ class MemberFile:
         return self.spec.train.patience > 0
 
     def on(self, learn: Path, test: Path, label: str, cache: Path | None = None) -> RunSpec:
-        """Return the spec of its run on these tables."""
         known = type(self.spec.data).model_fields
         values: dict[str, Any] = {"name": self.name, "data.path": str(learn), "data.test_path": str(test)}
         usual = {"label": label, "source": SOURCES[table_kind(learn)]}
@@ -128,7 +125,6 @@ def check_folds(folds: Folds, label: str) -> None:
 
 
 def train_member(spec: RunSpec, out: Path) -> tuple[Path, bool]:
-    """Start or resume the run of a member; return (its folder, whether it is finished)."""
     try:
         result = train_trial(spec, out, again=True, new_process=False)
     except PacelineError as error:
@@ -151,8 +147,6 @@ class MemberTask:
 
 @dataclass(frozen=True, eq=False)
 class EnsembleRequest:
-    """What an ensemble depends on."""
-
     model: EnsembleModel
     label: str
     names: Sequence[str]
@@ -169,7 +163,6 @@ class EnsembleRequest:
         return [*there, *(MemberTask(number) for number in range(len(self.names)))]
 
     def asked(self, task: MemberTask) -> dict[str, RowSet]:
-        """Return the rows that a member is asked about, by name."""
         if self.folds is None:
             return {FIT: self.fit, TEST: self.test}
         if task.fold is None:

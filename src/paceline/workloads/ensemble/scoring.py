@@ -43,7 +43,6 @@ class Scores:
 
 
 def score_classes(found_NC: np.ndarray, labels_N: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the metrics of every classifier, and the calibration error."""
     import torch
 
     sums = class_sums(torch.as_tensor(compute_logs(found_NC)), torch.as_tensor(labels_N))
@@ -161,7 +160,6 @@ SHADES = ("#2563eb", "#059669", "#9333ea", "#0891b2", "#be185d", "#65a30d")
 
 @use_plot_style(None)
 def draw_members(scores: Scores, folder: Path, step: int) -> None:
-    """Draw each metric with its bootstrap error, one row for each model."""
     from matplotlib.figure import Figure
 
     names = list(scores.each)[::-1]

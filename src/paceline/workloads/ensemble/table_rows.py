@@ -31,8 +31,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class RowSet:
-    """Some rows of a file, in its order."""
-
     file: Path
     numbers: np.ndarray  # of the file, rising
     labels: tuple[str, ...]
@@ -119,7 +117,6 @@ def _hash_numbers(rows: RowSet, seed: int, purpose: int) -> np.ndarray:
 
 
 def find_test_table(runs: list[Path]) -> Path:
-    """Return the one table that all members were tested on."""
     found = {str(getattr(RunDir(run).recorded_spec().data, "test_path", None) or "") for run in runs}
     if len(found) != 1 or "" in found:
         raise UserError(
