@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline.io.format import duration, number, percent
 from paceline.measurement.diagnosis import (
@@ -33,45 +35,7 @@ PARAMETERS = {"serial": "serial share", "contention": "contention", "crosstalk":
 LEAST_COUNTS = 1 + min(law.needs for law in LAWS.values())
 NOTHING_MEASURED = "Nothing could be measured."
 NOT_SLOWER = "look for other processes on these machines; no rank is slower than the rest all the time"
-ADVICE = {
-    Cause.NONE: "",
-    Cause.COMMUNICATION: (
-        "send less (parallel.reduce=bf16, or powersgd), compute more per exchange (a larger train.global_batch), "
-        "or use fewer ranks"
-    ),
-    Cause.INPUT: "make batch() of the data cheaper: prepare the samples once, keep them in memory or memory-mapped",
-    Cause.SHARED_CORES: (
-        "ranks on one machine pay only if each has its own cores or device; "
-        "to count a core as a device, measure with parallel.threads=1"
-    ),
-    Cause.SHARED_DEVICE: "ranks that share a device only test a layout; they pay if each has its own device",
-    Cause.SMALL_PASSES: "use a larger train.global_batch, a larger parallel.micro_batch, or fewer ranks",
-    Cause.FIXED_WORK: "give each rank more samples, or on a CUDA device let train.compile=auto record the step",
-}
-ADVICE_FOR_PASSES = {
-    Cause.COMMUNICATION: "use fewer ranks: the sums of a pass are as large, however few samples each rank has",
-    Cause.SLOW_RANK: (
-        "look at its device and host, and at the lengths of its samples: ranks get equal numbers of them"
-    ),
-    Cause.INPUT: (
-        "give each rank memory to keep its samples, or store them in a form that is read faster; of counts, that is "
-        "compact shards"
-    ),
-    Cause.SMALL_PASSES: "use fewer ranks: these are few samples",
-    Cause.FIXED_WORK: "use fewer ranks: sums and updates take as long on each of them, whatever its samples",
-}
-ADVICE_FOR_COMMANDS = {
-    Cause.COMMUNICATION: (
-        "send less (a communication hook such as bf16_compress_hook), sum gradients less often (no_sync() while they "
-        "are accumulated), give each rank more samples in a step, or use fewer ranks"
-    ),
-    Cause.SHARED_CORES: (
-        "ranks on one machine pay only if each has its own cores or device; "
-        "to count a core as a device, set OMP_NUM_THREADS=1"
-    ),
-    Cause.SMALL_PASSES: "give each rank more samples in a step, or use fewer ranks",
-    Cause.FIXED_WORK: "give each rank more samples in a step, or use fewer ranks",
-}
+ADVICE = json.loads(Path(__file__).with_name("advice.json").read_text(encoding="utf-8"))
 FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
 
 
@@ -150,35 +114,29 @@ def _describe_compute_growth(found: Diagnosis) -> str:
 
 
 def _advise(found: Diagnosis) -> str:
-    row, cause = found.row, found.cause
-    if row.outside and cause is Cause.INPUT:
-        now = f" (now {row.resources.workers})" if row.resources.workers is not None else ""
-        return f"give the DataLoader more worker processes, num_workers{now}, or make a sample cheaper"
-    if row.outside and cause in ADVICE_FOR_COMMANDS:
-        return ADVICE_FOR_COMMANDS[cause]
-    if cause is Cause.INPUT and row.resources.workers is not None:
-        return _advise_on_workers(found)
-    if row.fits and cause in ADVICE_FOR_PASSES:
-        return ADVICE_FOR_PASSES[cause]
-    if cause is not Cause.SLOW_RANK:
-        return ADVICE[cause]
+    row, cause, workers = found.row, found.cause, found.row.resources.workers
+    kind = "command" if row.outside else "passes" if row.fits else "run"
     slow = row.loads.slowest
-    if slow is None or slow.over_others < UNEVEN:
-        return NOT_SLOWER
-    cost = "how long its samples are" if row.outside else "cost() of the samples"
-    return f"look at the device and the host of rank {slow.rank}, and at {cost}"
+    if cause is Cause.INPUT and row.outside:
+        now = f" (now {workers})" if workers is not None else ""
+        return f"give the DataLoader more worker processes, num_workers{now}, or make a sample cheaper"
+    if cause is Cause.INPUT and workers is not None:
+        return _advise_on_workers(found)
+    if cause is Cause.SLOW_RANK and kind != "passes":
+        if slow is None or slow.over_others < UNEVEN:
+            return NOT_SLOWER
+        cost = "how long its samples are" if row.outside else "cost() of the samples"
+        return f"look at the device and the host of rank {slow.rank}, and at {cost}"
+    return str(ADVICE[kind].get(cause) or ADVICE["run"].get(cause, ""))
 
 
 def _advise_on_workers(found: Diagnosis) -> str:
     row, more = found.row, suggest_workers(found.row, found.cores)
-    took = duration(row.resources.load_s or 0.0)
+    took = f"one process takes {duration(row.resources.load_s or 0.0)} for the samples of a step"
     if more is None:
-        return f"one process takes {took} for the samples of a step, and more have no cores: make an item cheaper"
-    now = row.resources.workers
-    return (
-        f"type  data.workers={more.workers}  (now {now}): one process takes {took} for the samples of a step, "
-        f"which would take {duration(more.step_s)} at best"
-    )
+        return f"{took}, and more have no cores: make an item cheaper"
+    best = duration(more.step_s)
+    return f"type  data.workers={more.workers}  (now {row.resources.workers}): {took}, which would take {best} at best"
 
 
 def describe_verdict(

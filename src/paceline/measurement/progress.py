@@ -181,9 +181,7 @@ def build_rows(
 ) -> list[MeasuredRow | FailedRow]:
     known = {trial.label: trial for trial in trials}
     rows = [
-        _build_row(label, known.get(label), state, found)
-        if found
-        else _build_failed_row(known[label], state["failed"].get(label, ""), label in state.get("out_of_memory", ()))
+        _build_row(label, known.get(label), state, found) if found else _build_failed_row(known[label], state)
         for label, found in times.items()
     ]
     return sorted(rows, key=lambda row: row.ranks)
@@ -197,8 +195,9 @@ def _build_row(label: str, trial: AnyTrial | None, state: MeasureState, times: M
     return combine_repeats(label, ranks, runs, batch, tuple(times), means)
 
 
-def _build_failed_row(trial: AnyTrial, reason: str, out_of_memory: bool) -> FailedRow:
-    short = "out of memory" if out_of_memory else trim_reason(reason)
+def _build_failed_row(trial: AnyTrial, state: MeasureState) -> FailedRow:
+    reason = state["failed"].get(trial.label, "")
+    short = "out of memory" if trial.label in state.get("out_of_memory", ()) else trim_reason(reason)
     return FailedRow(label=trial.label, ranks=trial.ranks, failed=short, why=reason, batch=trial.batch)
 
 

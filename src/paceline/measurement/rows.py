@@ -276,9 +276,7 @@ def add_costs(
     return [
         row
         if isinstance(row, FailedRow)
-        else replace(
-            row, cost=_compute_cost(row, 1 if shared else _count_devices(row), total_samples, usd_per_device_hour)
-        )
+        else replace(row, cost=_compute_cost(row, shared, total_samples, usd_per_device_hour))
         for row in rows
     ]
 
@@ -289,11 +287,9 @@ def share_cores(rows: Iterable[TimedRow | FailedRow]) -> bool:
     return len({row.resources.threads for row in on_cores if row.resources.threads}) > 1
 
 
-def _count_devices(row: TimedRow) -> int:
-    return -(-row.ranks // row.resources.device_ranks) if isinstance(row, MeasuredRow) else row.ranks
-
-
-def _compute_cost(row: TimedRow, devices: int, total_samples: int | None, price: float | None) -> Cost:
+def _compute_cost(row: TimedRow, shared: bool, total_samples: int | None, price: float | None) -> Cost:
+    each = row.resources.device_ranks if isinstance(row, MeasuredRow) else 1
+    devices = 1 if shared else -(-row.ranks // each)
     hours = total_samples / row.samples_per_s / 3600 if total_samples else None
     device_hours = hours * devices if hours is not None else None
     usd = device_hours * price if device_hours is not None and price is not None else None

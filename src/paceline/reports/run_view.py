@@ -150,12 +150,11 @@ def compute_loss_differences(reference: RunView, other: RunView) -> list[tuple[i
     """Return (step, relative difference) at common steps; infinite if one alone is finite."""
     ours = {p.step: p.loss for p in reference.points}
     pairs = [(p.step, ours[p.step], p.loss) for p in other.points if p.step in ours]
-    return [(step, _compute_difference(a, b)) for step, a, b in pairs if math.isfinite(a) or math.isfinite(b)]
-
-
-def _compute_difference(ours: float, other: float) -> float:
-    finite = math.isfinite(ours) and math.isfinite(other)
-    return abs(other - ours) / max(abs(ours), 1e-30) if finite else math.inf
+    return [
+        (step, abs(b - a) / max(abs(a), 1e-30) if math.isfinite(a) and math.isfinite(b) else math.inf)
+        for step, a, b in pairs
+        if math.isfinite(a) or math.isfinite(b)
+    ]
 
 
 @dataclass(frozen=True)

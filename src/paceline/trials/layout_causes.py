@@ -255,15 +255,12 @@ class SplitExperiment:
             for name, module in self.model.named_modules():
 
                 def note(module: nn.Module, given: Any, found: Any, name: str = name) -> None:
-                    calls.append(ModuleCall(name, *(_list_tensors(one) for one in (given, found))))
+                    leaves = (tree_leaves(one) for one in (given, found))
+                    calls.append(ModuleCall(name, *([x.detach() for x in s if isinstance(x, Tensor)] for s in leaves)))
 
                 hooks.enter_context(module.register_forward_hook(note))
             self.loss(part, *others)
         return calls
-
-
-def _list_tensors(given: Any) -> list[Tensor]:
-    return [leaf.detach() for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
 
 
 def _find_first_difference(whole: Sequence[ModuleCall], part: Sequence[ModuleCall]) -> str:

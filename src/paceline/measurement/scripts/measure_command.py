@@ -61,22 +61,13 @@ def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes
             f"the script ended after {len(steps[0]) + 1} steps of {request.steps + 1}; let it run longer, with more "
             "epochs or data"
         )
-    rank_batches = _count_rank_batches(steps)
-    together = [_add_batch(of_rank, rank_batches, request.ranks) for of_rank in steps]
+    medians = tuple(round(statistics.median(event["rank_batch"] for event in of_rank)) for of_rank in steps)
+    rank_batches = medians if any(medians) else ()
+    batch = sum(rank_batches) or request.ranks  # if it is not known, the step of a rank counts as one sample
+    together = [[{**event, "batch": batch} for event in of_rank] for of_rank in steps]
     ends = [event for events in by_rank for event in events if event["kind"] == "end"]
     seen = ObservedScript(True, rank_batches, any(event.get("aside") for event in ends))
     return replace(compute_run_times(run, together, tuple(event["peak_bytes"] for event in ends)), seen=seen)
-
-
-def _count_rank_batches(steps: Sequence[Sequence[Event]]) -> tuple[int, ...]:
-    """Return the samples of a median step of each rank; gradients may be accumulated over several batches."""
-    found = tuple(round(statistics.median(event["rank_batch"] for event in of_rank)) for of_rank in steps)
-    return found if any(found) else ()
-
-
-def _add_batch(steps: Sequence[Event], rank_batches: Sequence[int], ranks: int) -> list[Event]:
-    """Add the batch of all ranks; if it is not known, the step of a rank counts as one sample."""
-    return [{**event, "batch": sum(rank_batches) or ranks} for event in steps]
 
 
 def extract_error_lines(output: Path) -> list[str]:

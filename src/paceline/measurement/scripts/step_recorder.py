@@ -116,14 +116,12 @@ class StepTracker:
         name = self._name_of.get(ref(optimizer)) or self._add_name(optimizer)
         if self.steps_by:
             return name == self.steps_by
-        again = name != self._last and self._stepped_before(name)
+        order = self.names.index
+        again = bool(self._last) and order(name) < order(self._last)
         self._last, last = name, self._last
         if again:
             raise SeveralOptimizers(self.names, last)
         return True
-
-    def _stepped_before(self, name: str) -> bool:
-        return bool(self._last) and self.names.index(name) < self.names.index(self._last)
 
     def _leave(self, optimizer: Any) -> None:
         if optimizer in self._inside:
