@@ -11,33 +11,14 @@ from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.trainer.engines.deepspeed_config import check_deepspeed
 
-ACCELERATE_FSDP = """
-compute_environment: LOCAL_MACHINE
-debug: false
-distributed_type: FSDP
-downcast_bf16: 'no'
-enable_cpu_affinity: false
-fsdp_config:
-  fsdp_activation_checkpointing: true
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-  fsdp_backward_prefetch: BACKWARD_PRE
-  fsdp_cpu_ram_efficient_loading: true
-  fsdp_forward_prefetch: false
-  fsdp_offload_params: true
-  fsdp_sharding_strategy: SHARD_GRAD_OP
-  fsdp_state_dict_type: SHARDED_STATE_DICT
-  fsdp_sync_module_states: true
-  fsdp_use_orig_params: true
-machine_rank: 0
-main_training_function: main
-mixed_precision: fp16
-num_machines: 2
-num_processes: 8
-rdzv_backend: static
-same_network: true
-tpu_env: []
-tpu_use_cluster: false
-use_cpu: false
+ACCELERATE_FSDP = """---
+{compute_environment: LOCAL_MACHINE, debug: false, distributed_type: FSDP, downcast_bf16: 'no', machine_rank: 0,
+ enable_cpu_affinity: false, main_training_function: main, mixed_precision: fp16, num_machines: 2, num_processes: 8,
+ rdzv_backend: static, same_network: true, tpu_env: [], tpu_use_cluster: false, use_cpu: false,
+ fsdp_config: {fsdp_activation_checkpointing: true, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP,
+  fsdp_backward_prefetch: BACKWARD_PRE, fsdp_cpu_ram_efficient_loading: true, fsdp_forward_prefetch: false,
+  fsdp_offload_params: true, fsdp_sharding_strategy: SHARD_GRAD_OP, fsdp_state_dict_type: SHARDED_STATE_DICT,
+  fsdp_sync_module_states: true, fsdp_use_orig_params: true}}
 """
 ACCELERATE_ZERO = """
 distributed_type: DEEPSPEED
