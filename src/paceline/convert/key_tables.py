@@ -23,7 +23,7 @@ AUTO_RULING = Ruling(Outcome.DERIVED, reason="auto: as the other files have it, 
 
 @dataclass(frozen=True)
 class KeyTable:
-    """The keys of one tool. A key that ends with `.*` stands for all below it."""
+    """The keys of one tool. A key that ends with `.*` covers all below it."""
 
     tool: str
     rules: Mapping[str, Rule]
