@@ -30,7 +30,7 @@ from published_rows import Row, Scaling, read_rows, scalings
 from unknown_shapes import data_parallel_step_s
 
 from paceline.planner.formulas.memory import estimate_memory
-from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.placement import Physics
 from paceline.planner.formulas.step_time import price_step
 
 SOFT = 0.05

@@ -20,8 +20,7 @@ from published_models import model_of
 from paceline.errors import UserError
 from paceline.hardware.catalogue import GB, Cluster, find_device
 from paceline.planner.formulas.memory import estimate_memory
-from paceline.planner.formulas.physics import Physics
-from paceline.planner.formulas.placement import DTYPE_SIZES, DtypeSizes, Kernels, Placement, Runtime
+from paceline.planner.formulas.placement import DTYPE_SIZES, DtypeSizes, Kernels, Physics, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape
 
 USUAL_BATCH_TOKENS = 4e6

@@ -6,8 +6,7 @@ import math
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
-from paceline.planner.formulas.physics import Physics
-from paceline.planner.formulas.placement import DtypeSizes
+from paceline.planner.formulas.placement import DtypeSizes, Physics
 from paceline.planner.formulas.shape import ModelShape
 from paceline.planner.formulas.step_time import BUCKET_BYTES, all_reduce_s, bucketed_exposed_s, build_group
 

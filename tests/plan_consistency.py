@@ -14,9 +14,8 @@ from consistency import run_files, unfounded
 from paceline.config import COMMAND_LINE, build_spec
 from paceline.errors import UserError
 from paceline.io.format import duration, format_short_duration, size
-from paceline.planner.advice import format_speedup
-from paceline.planner.candidates import family_name
-from paceline.planner.layout_space import constraints_of
+from paceline.planner.advice import format_times
+from paceline.planner.candidates import constraints_of, family_name
 from paceline.planner.plan import Plan, plan
 from paceline.planner.rows import HourlyRates, Requirements
 from paceline.planner.show import format_cell_amount, format_multiple, render_plan
@@ -164,7 +163,7 @@ def sentences_are_in_the_tables(found: Plan, text: str) -> None:
         hidden = (parts.comm_s - parts.exposed_s) / parts.comm_s if parts.comm_s else 0.0
         known += [f"{hidden:.0%}".replace("%", " %"), size(held.total_bytes), size(price.capacity_bytes)]
         known += [size(held.host_bytes), str(price.devices), family_name(price.layout)]
-    known += [format_speedup(row.speedup) for row in found.rows]
+    known += [format_times(row.speedup) for row in found.rows]
     numbers = found.cost_model.numbers
     states = found.cost_model.stored_params * numbers.weight_bytes
     states += found.cost_model.trained_params * (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.placement import Physics
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS = ROOT.parent / "shared" / "published" / "measurements.csv"

@@ -23,18 +23,18 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
     parser.add_argument("--cluster", metavar="2x8xH100|FILE.yaml", help="devices and links; without it the run file's")
     parser.add_argument("--devices", default="", metavar="1,2,4", help="numbers of devices to try")
-    parser.add_argument("--deadline", metavar="24h", help="recommend the cheapest that is done by then")
-    parser.add_argument("--budget", type=float, metavar="USD", help="recommend only what costs at most this much")
-    parser.add_argument("--min-efficiency", type=float, metavar="0.5", help="recommend only what wastes no more")
+    parser.add_argument("--deadline", metavar="24h", help="recommend the cheapest row that meets it")
+    parser.add_argument("--budget", type=float, metavar="USD", help="skip rows that cost more")
+    parser.add_argument("--min-efficiency", type=float, metavar="0.5", help="skip rows below this efficiency")
     parser.add_argument("--price", type=float, metavar="USD", help="per device and hour, instead of the catalogue's")
-    parser.add_argument("--spot-price", type=float, metavar="USD", help="the same of devices that may be taken away")
-    parser.add_argument("--spot", action="store_true", help="count with that price: cost, budget and the page")
-    parser.add_argument("--samples", type=int, metavar="N", help="training samples, where the data are not here")
-    parser.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, where the data are not here")
+    parser.add_argument("--spot-price", type=float, metavar="USD", help="the same for preemptible devices")
+    parser.add_argument("--spot", action="store_true", help="count with the spot price: cost, budget and the page")
+    parser.add_argument("--samples", type=int, metavar="N", help="training samples, if the data are not here")
+    parser.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, if they are not")
     parser.add_argument(
         "--what-if",
         metavar="WORDS",
-        help="price what training does not do: pure-bf16, 8bit-states, context=N, with commas between them",
+        help="price what training does not support: pure-bf16, 8bit-states, context=N, separated by commas",
     )
     parser.add_argument("--calibration", type=Path, metavar="FILE.json", help="measured by  paceline calibrate")
     parser.add_argument("--page", type=Path, metavar="plan.html", help="write a page with sliders that opens offline")
@@ -47,7 +47,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
-    """The run that options describe in place of a run file; None where there are none."""
+    """Build the run that options describe instead of a run file; None if there are no such options."""
     given = {
         option: (workload, what.key, str(vars(arguments)[what.key]))
         for option, (workload, what) in registry.list_plan_options().items()
@@ -59,11 +59,13 @@ def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
     first = next(iter(registry.find_entry(workload).plan_options))
     if first not in given:
         option, (_, key, _) = next(iter(given.items()))
-        raise UserError(f"{option}: it goes with {first}; with a run file, type  {key}=…")
+        raise UserError(f"{option} needs {first}; with a run file, type  {key}=…", code="missing-value", key=option)
     if files := [word for word in arguments.words if "=" not in word]:
-        raise UserError(f"{first} stands in place of a run file, and {files[0]!r} was given too; leave one of them out")
+        message = f"{first} replaces a run file, and {files[0]!r} was given too; leave one of them out"
+        raise UserError(message, code="conflict", key=first)
     if arguments.emit:
-        raise UserError(f"--emit: launch files start a run file, and {first} is none; write one that names it")
+        message = f"--emit: launch files start a run file, not {first}; write a run file with the same settings"
+        raise UserError(message, code="conflict", key="--emit")
     values: dict[str, Any] = {"name": workload, "workload": workload}
     settings = {**parse_overrides(arguments.words), **{key: value for _, key, value in given.values()}}
     for key, value in settings.items():
@@ -92,7 +94,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     deadline = parse_hours(arguments.deadline, "--deadline") if arguments.deadline else None
     requirements = Requirements(deadline, arguments.budget, arguments.min_efficiency)
     if arguments.page is not None and (arguments.page.is_dir() or not arguments.page.parent.is_dir()):
-        raise UserError(f"--page: {arguments.page} cannot be a file; give one in a folder that exists, as  plan.html")
+        message = f"--page: {arguments.page} cannot be written; give a file in a folder that exists, as  plan.html"
+        raise UserError(message, code="not-writable", key="--page")
     found = ask(spec, parse_numbers(arguments.devices, "--devices") if arguments.devices else ())
     if arguments.page is not None:
         from paceline.planner.page.page import render_plan_page
@@ -125,17 +128,23 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 
 def _page_command(arguments: argparse.Namespace) -> list[str]:
-    """The words that a page's settings are added to."""
-    given = {"--cluster": arguments.cluster, "--samples": arguments.samples, "--tokens": arguments.tokens}
-    given |= {"--price": arguments.price, "--spot-price": arguments.spot_price, "--budget": arguments.budget}
-    given |= {
-        "--what-if": arguments.what_if,
-        "--min-efficiency": arguments.min_efficiency,
-        "--calibration": arguments.calibration,
-    }
-    given |= {option: vars(arguments)[what.key] for option, (_, what) in registry.list_plan_options().items()}
-    said = [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    return ["paceline", "plan", *arguments.words, *said, *["--spot"] * arguments.spot]
+    """Return the command that made the plan, which a page adds its settings to."""
+    names = (
+        "cluster",
+        "samples",
+        "tokens",
+        "price",
+        "spot_price",
+        "budget",
+        "what_if",
+        "min_efficiency",
+        "calibration",
+    )
+    options = {f"--{name.replace('_', '-')}": name for name in names}
+    options |= {option: what.key for option, (_, what) in registry.list_plan_options().items()}
+    given = {option: vars(arguments)[key] for option, key in options.items()}
+    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    return ["paceline", "plan", *arguments.words, *words, *["--spot"] * arguments.spot]
 
 
 def _write_plan_files(values: dict[str, Any], files: dict[str, str], folder: Path) -> None:
@@ -155,9 +164,9 @@ def _is_calibration(path: Path) -> bool:
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", default="1,2,4", metavar="1,2,4", help="numbers of ranks to measure with")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="per rank; 0 shares the cores (0)")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="where to (~/.cache/paceline/calibration.json)")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="file (~/.cache/paceline/calibration.json)")
     parser.add_argument(
-        "--from", dest="measured", type=Path, metavar="FOLDER", help="correct it by what  paceline measure  found there"
+        "--from", dest="measured", type=Path, metavar="FOLDER", help="correct it by a result of  paceline measure"
     )
     add_json_argument(parser)
 
@@ -172,13 +181,16 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
     ranks = parse_numbers(arguments.ranks, "--ranks")
     if min(ranks) < 1 or max(ranks) > 64:
-        raise UserError(f"--ranks: {arguments.ranks} is not possible here; give numbers from 1 to 64")
+        message = f"--ranks: {arguments.ranks} is not possible here; give numbers from 1 to 64"
+        raise UserError(message, code="invalid-value", key="--ranks")
     path = arguments.out or default_calibration_path()
     if arguments.out is not None and path.is_file() and not _is_calibration(path):
-        raise UserError(f"--out: {path} is there and is no calibration; name another file, or remove it")
+        message = f"--out: {path} exists and is not a calibration; name another file, or remove it"
+        raise UserError(message, code="conflict", key="--out")
     path.parent.mkdir(parents=True, exist_ok=True)
     if arguments.threads < 0:
-        raise UserError(f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores")
+        message = f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores"
+        raise UserError(message, code="invalid-value", key="--threads")
     found = calibrate_machine(sorted(set(ranks)), warn, arguments.threads)
     if has_gpu():  # after the ranks: they are forked from this process
         from paceline.planner.calibration.gpu_probes import measure_gpu

@@ -11,10 +11,9 @@ from paceline.config.registry import find_entry
 from paceline.errors import PacelineError
 from paceline.io.format import duration, number, percent, size
 from paceline.layout import layout_of
-from paceline.planner.candidates import MEMORY_ERROR, PricedLayout
+from paceline.planner.candidates import MEMORY_ERROR, LayoutConstraints, PricedLayout
 from paceline.planner.cost_model import CostModel, build_cost_model
 from paceline.planner.formulas.placement import Reduction
-from paceline.planner.layout_space import LayoutConstraints
 from paceline.planner.search import search_layouts
 from paceline.planner.target import resolve_target
 
@@ -70,7 +69,6 @@ def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
 
 
 def describe_base(cost_model: CostModel, base: PricedLayout) -> str:
-    """Name what speed-ups are counted from."""
     layout = cost_model.layout_name(base).replace(" *", ", states in host memory")
     return "one device" if layout == "single" else f"{_count_devices(base.devices)} ({layout})"
 
@@ -121,7 +119,7 @@ def _describe_gain(cost_model: TrainingCostModel, chosen: PlanRow, base: PricedL
     if hidden > 0.1 * p.time.comm_s:
         travel += f", of which {hidden / p.time.comm_s:.0%} is hidden behind compute".replace("%", " %")
     return (
-        f"{name} on {n} devices will run at {format_speedup(chosen.speedup)} the speed of "
+        f"{name} on {n} devices will run at {format_times(chosen.speedup)} the speed of "
         f"{describe_base(cost_model, base)}: each step computes {duration(p.time.compute_s)} and {travel}."
     )
 
@@ -131,7 +129,7 @@ def _describe_loss(cost_model: TrainingCostModel, plan: Plan, most: PlanRow) -> 
     p, n, base, chosen, knee = most.price, most.devices, plan.base, plan.chosen, plan.ranking.knee
     assert base is not None
     assert chosen is not None
-    text = f"{_layout_name(cost_model, p)} on {n} devices will run at {format_speedup(most.speedup)} the speed of "
+    text = f"{_layout_name(cost_model, p)} on {n} devices will run at {format_times(most.speedup)} the speed of "
     text += f"{describe_base(cost_model, base)}: each step computes {duration(p.time.compute_s)}"
     fixed = p.time.update_s + p.time.overhead_s
     if p.time.exposed_s >= fixed:
@@ -144,9 +142,9 @@ def _describe_loss(cost_model: TrainingCostModel, plan: Plan, most: PlanRow) -> 
     if chosen.devices == 1:
         ways = ["stay on one device"]
     elif chosen.devices < n:
-        ways = [f"use {chosen.devices} devices ({format_speedup(chosen.speedup)})"]
+        ways = [f"use {chosen.devices} devices ({format_times(chosen.speedup)})"]
     elif knee is not None and knee.devices < n:
-        least = f"{_count_devices(knee.devices)} ({format_speedup(knee.speedup)})"
+        least = f"{_count_devices(knee.devices)} ({format_times(knee.speedup)})"
         text += f". That is the fastest; {least} have the least time × money"
     ways += [*_suggest_larger_batch(cost_model, most, base), *_suggest_less_communication(cost_model, base, most)]
     do = ", or ".join(ways)
@@ -186,7 +184,7 @@ def _suggest_larger_batch(cost_model: TrainingCostModel, most: PlanRow, base: Pr
     good = [(speedup, batch) for speedup, batch in tried if speedup * base.devices >= 0.5 * most.devices]
     best = good[0] if good else max(tried, default=None)
     if best is not None and best[0] > max(WORTHWHILE_SPEEDUP, 1.2 * most.speedup):
-        yield f"raise the batch to {best[1]:,} ({format_speedup(best[0])})"
+        yield f"raise the batch to {best[1]:,} ({format_times(best[0])})"
 
 
 def _price_at_batch(cost_model: TrainingCostModel, price: PricedLayout, batch: int) -> PricedLayout:
@@ -211,7 +209,7 @@ def _suggest_less_communication(cost_model: TrainingCostModel, base: PricedLayou
         price = replace(cost_model, reduction=reduction).price(whole[0].layout, most.price.where)
         speedup = base.step_s / price.step_s
         if speedup > max(WORTHWHILE_SPEEDUP, 1.15 * most.speedup):
-            yield f"{words} ({format_speedup(speedup)})"
+            yield f"{words} ({format_times(speedup)})"
 
 
 def _suggest_precision(cost_model: TrainingCostModel, chosen: PricedLayout) -> Iterator[str]:
@@ -228,10 +226,10 @@ def _suggest_precision(cost_model: TrainingCostModel, chosen: PricedLayout) -> I
     other = replace(cost_model.with_precision(half), reduction=Reduction())
     gain = chosen.step_s / other.price(chosen.layout, chosen.where).step_s
     if gain > 1.15:
-        yield f"train.precision={half} would make a step {format_speedup(gain)} as fast."
+        yield f"train.precision={half} would make a step {format_times(gain)} as fast."
 
 
-def format_speedup(ratio: float) -> str:
+def format_times(ratio: float) -> str:
     return f"{ratio:.2g}×" if ratio < 9.95 else f"{ratio:.0f}×"
 
 
@@ -271,7 +269,6 @@ def _price_spec(cost_model: CostModel, spec: RunSpec) -> PricedLayout:
 
 
 def _list_memory_changes(spec: RunSpec) -> Iterator[dict[str, Any]]:
-    """Yield settings that may help, one at a time."""
     layout, parallel = layout_of(spec), spec.parallel
     if layout.micro_batch > 1:
         yield {"parallel.micro_batch": layout.micro_batch // 2}

@@ -17,10 +17,9 @@ from paceline.config.sections import MAX_INT
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
 from paceline.layout import Layout
-from paceline.planner.candidates import PricedLayout, RejectedFamily, RejectReason
+from paceline.planner.candidates import LayoutConstraints, PricedLayout, RejectedFamily, RejectReason, constraints_of
 from paceline.planner.formulas.memory import DeviceMemory
 from paceline.planner.formulas.placement import DtypeSizes
-from paceline.planner.layout_space import LayoutConstraints, constraints_of
 from paceline.planner.target import PricedCluster
 
 if TYPE_CHECKING:
@@ -46,12 +45,10 @@ class PlanWording:
     """The words of a plan's tables that depend on the kind of work."""
 
     layout: str = "layout"
-    """Head of the column that tells rows apart."""
     step: str = "step"
     total: str = "hours"
-    """Head of the column with the length of the whole run."""
     durations: bool = False
-    """That column has units of its own, as runs may be short."""
+    """That column shows units, as runs may be short."""
     batch: str = "this batch"
     times: Mapping[str, str] = field(default_factory=lambda: TIME_TERMS)
     several_layouts: bool = True
@@ -59,7 +56,6 @@ class PlanWording:
     to_fit: str = (
         "Take more devices or larger ones, a smaller train.global_batch, or leave more of `parallel` to the search."
     )
-    """What to do if nothing fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +65,6 @@ class CostModel(ABC):
     name: str
     workload: str
     global_batch: int
-    """Samples of a step."""
     numbers: DtypeSizes
     steps: int | None
     """Of the whole run; None if the number of samples is not known."""
@@ -96,8 +91,7 @@ class CostModel(ABC):
 
     @property
     @abstractmethod
-    def flops_per_sample(self) -> float:
-        """Of a step."""
+    def flops_per_sample(self) -> float: ...
 
     @property
     def divides_samples_only(self) -> bool:
@@ -105,8 +99,7 @@ class CostModel(ABC):
         return True
 
     @abstractmethod
-    def headline(self) -> str:
-        """Describe the run in one line."""
+    def headline(self) -> str: ...
 
     @abstractmethod
     def layout_name(self, price: PricedLayout) -> str:
@@ -116,8 +109,7 @@ class CostModel(ABC):
         return constraints_of(spec)
 
     @abstractmethod
-    def layout(self, spec: RunSpec) -> Layout:
-        """Return the layout that a run file asks for."""
+    def layout(self, spec: RunSpec) -> Layout: ...
 
     @abstractmethod
     def families(
@@ -134,8 +126,7 @@ class CostModel(ABC):
         yield layout
 
     @abstractmethod
-    def memory(self, layout: Layout, where: PricedCluster) -> DeviceMemory:
-        """Estimate the memory of the fullest device."""
+    def memory(self, layout: Layout, where: PricedCluster) -> DeviceMemory: ...
 
     @abstractmethod
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout: ...
@@ -152,8 +143,7 @@ class CostModel(ABC):
         """Return the dotted values of the run file that lead to a layout."""
 
     @abstractmethod
-    def advice(self, plan: Plan) -> Iterator[str]:
-        """Say what to do, given that something fits."""
+    def advice(self, plan: Plan) -> Iterator[str]: ...
 
     def engine_obstacle(self, engine: str) -> str:
         """Return why an engine other than torch cannot do this kind of work, or ""."""
@@ -202,7 +192,6 @@ def split_rows(rows: int, ranks: int) -> Layout:
 
 
 def rows_per_rank(layout: Layout) -> int:
-    """Of the fullest rank."""
     return -(-layout.global_batch // layout.data)
 
 

@@ -180,8 +180,6 @@ def _changes_strides(args: Any, out: Any) -> bool:
 
 
 class LiveBytes:
-    """Tracks the bytes of all live tensors."""
-
     def __init__(self) -> None:
         self.changes: list[int] = []
         self._known: set[int] = set()

@@ -215,7 +215,6 @@ class LaunchWriter:
         return f"{top}{head}exec {launcher} {shlex.join(command)}\n"
 
     def _torchrun(self) -> str:
-        """On one node, or on each of several."""
         if self.cluster.nodes == 1:
             return f"torchrun --standalone --nproc-per-node {self.cluster.per_node}"
         return (

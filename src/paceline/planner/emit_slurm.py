@@ -42,15 +42,12 @@ class BatchJob:
 
     name: str
     note: str
-    """A comment in a few words."""
     command: tuple[str, ...]
     """Of each rank: `train …`."""
     run: str
-    """The run's folder."""
     nodes: str
     """`2`, or `1-2` if fewer are enough."""
     per_node: int
-    """Ranks of a node."""
     gpus: str = ""
     """Of a node: `4` or, with their kind, `a100:4`."""
     hours: float | None = None

@@ -27,7 +27,6 @@ class NamedWeight(NamedTuple):
     name: str
     numbers: int
     repeated: bool
-    """It belongs to one of the equal layers."""
 
 
 def list_weights(model: nn.Module) -> list[NamedWeight]:
@@ -70,12 +69,10 @@ class TextStatistics:
 
     count: int | None
     mean: float
-    """Tokens of a text."""
     longest: int
     deviation: float = 0.0
     classes: int = 0
     held_out: int | None = None
-    """Texts to evaluate on; None if not known."""
     assumptions: tuple[str, ...] = ()
 
     @classmethod

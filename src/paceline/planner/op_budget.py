@@ -22,7 +22,7 @@ FACTORED = 20
 
 
 class OverBudget(Exception):
-    """The next operation would exceed the budget."""
+    pass
 
 
 class OpBudget(DispatchObserver):
@@ -58,7 +58,6 @@ def _broadcast_elements(given: list[Tensor]) -> int:
 
 
 def _count_multiply_adds(name: str, given: list[Tensor]) -> float:
-    """Count the multiply-adds, if it is a product."""
     products = 2.0 if "backward" in name else 1.0
     if name.startswith("convolution"):
         *images, weight = given[: 3 if products > 1 else 2]

@@ -12,9 +12,8 @@ from paceline.config import DEFAULT, RunSpec, SpecSource, resolve_spec
 from paceline.errors import UserError
 from paceline.io.table import Tabular
 from paceline.planner.advice import explain_misfit
-from paceline.planner.candidates import MEMORY_ERROR, PricedLayout, RejectedFamily, RejectReason
+from paceline.planner.candidates import MEMORY_ERROR, LayoutConstraints, PricedLayout, RejectedFamily, RejectReason
 from paceline.planner.cost_model import CostModel, build_cost_model
-from paceline.planner.layout_space import LayoutConstraints
 from paceline.planner.rows import HourlyRates, PlanRow, Requirements, RowRanking
 from paceline.planner.search import SearchResult, search_layouts
 from paceline.planner.target import TargetCluster, resolve_target
@@ -62,17 +61,14 @@ class Plan(Tabular):
         return f"{self.spec.name}: {self.advice[0] if self.advice else 'nothing fits'}"
 
     def rows_of_table(self) -> list[dict[str, Any]]:
+        names = ("speedup", "efficiency", "hours", "device_hours", "cost_usd")
         return [
             {
                 "devices": row.devices,
                 "layout": self.cost_model.layout_name(row.price),
                 "step_s": row.price.step_s,
-                "speedup": row.speedup,
-                "efficiency": row.efficiency,
                 "memory_bytes": row.price.memory.total_bytes,
-                "hours": row.hours,
-                "device_hours": row.device_hours,
-                "cost_usd": row.cost_usd,
+                **{name: getattr(row, name) for name in names},
                 "chosen": row is self.chosen,
             }
             for row in self.rows
@@ -84,12 +80,10 @@ class Plan(Tabular):
 
     @functools.cached_property
     def ranking(self) -> RowRanking:
-        """The rows by what they are best at."""
         return RowRanking(self.rows, self.requirements)
 
     @functools.cached_property
     def chosen(self) -> PlanRow | None:
-        """The recommended row, marked ✓."""
         return self.ranking.chosen
 
     @property
@@ -127,7 +121,6 @@ class Plan(Tabular):
         return self.cost_model.overrides(self.chosen.price.layout)
 
     def as_json(self) -> dict[str, Any]:
-        """Return every term of every row, as plain data."""
         best = {name: getattr(self.ranking, name) for name in ("fastest", "cheapest", "most_efficient", "knee")}
         return {
             "format": PLAN_FORMAT,
@@ -138,7 +131,14 @@ class Plan(Tabular):
             "base": self.base and self.base.as_json(),
             "wishes": asdict(self.requirements),
             "what_if": asdict(self.what_if),
-            "rows": [self._row_json(row) for row in self.rows],
+            "rows": [
+                {
+                    **row.as_json(),
+                    "relative_cost": self.ranking.relative_cost(row),
+                    "verdict": self.ranking.verdict(row),
+                }
+                for row in self.rows
+            ],
             "does_not_fit": [
                 {"devices": found.devices, "refused": [r.as_json() for r in found.rejected]} for found in self.misfits
             ],
@@ -150,10 +150,6 @@ class Plan(Tabular):
             "ceilings": self.ceilings and asdict(self.ceilings),
             "advice": list(self.advice),
         }
-
-    def _row_json(self, row: PlanRow) -> dict[str, Any]:
-        cost, verdict = self.ranking.relative_cost(row), self.ranking.verdict(row)
-        return {**row.as_json(), "relative_cost": cost, "verdict": verdict}
 
 
 def plan(
@@ -189,7 +185,10 @@ def plan(
         )
     counts = _check_device_counts(devices) if devices else _choose_device_counts(target, cost_model)
     constraints = cost_model.constraints(spec)
-    whole = _extend_target(target, counts[-1]) if devices else target
+    whole = target
+    if counts[-1] > target.devices and not target.shared:
+        nodes = -(-counts[-1] // target.whole.per_node)
+        whole = replace(target, whole=replace(target.whole, nodes=nodes))
     found, impossible = _search_counts(cost_model, whole, counts, constraints)
     base = _find_base(cost_model, whole, constraints, found)
     requirements = requirements or Requirements()
@@ -234,13 +233,6 @@ def _choose_device_counts(target: TargetCluster, cost_model: CostModel) -> list[
         n = n // step if n % step == 0 else 1 << max(0, n.bit_length() - step // 2)
         counts.add(max(1, n))
     return sorted(counts)
-
-
-def _extend_target(target: TargetCluster, devices: int) -> TargetCluster:
-    """Add nodes until there are as many devices as are asked for."""
-    if target.shared or devices <= target.devices:
-        return target
-    return replace(target, whole=replace(target.whole, nodes=-(-devices // target.whole.per_node)))
 
 
 def _find_base(

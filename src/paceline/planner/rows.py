@@ -26,7 +26,6 @@ class HourlyRates:
     spot_usd: float | None = None
     """Of spot devices, which can be preempted."""
     take_spot: bool = False
-    """Count with the spot price."""
 
     def resolve(self, defaults: HourlyRates) -> HourlyRates:
         """Check these rates and fill in the default ones; the default spot price only beside the default price."""
@@ -52,7 +51,6 @@ class PlanRow:
 
     found: SearchResult
     price: PricedLayout
-    """The layout that was chosen."""
     base: PricedLayout
     """Which speed-ups are counted from."""
     rates: HourlyRates
@@ -79,7 +77,6 @@ class PlanRow:
 
     @functools.cached_property
     def hours(self) -> float | None:
-        """Of the whole run, with its start and its pauses."""
         if self.steps is None:
             return None
         return (self.price.start_s + self.steps * self.price.step_s + sum(self.pauses_s.values())) / 3600
@@ -171,7 +168,6 @@ class RowRanking:
     """The rows of a plan by what they are best at."""
 
     rows: tuple[PlanRow, ...]
-    """Fewest devices first."""
     requirements: Requirements = field(default_factory=Requirements)
 
     @property
@@ -184,7 +180,6 @@ class RowRanking:
 
     @functools.cached_property
     def accepted(self) -> tuple[PlanRow, ...]:
-        """Rows that meet all requirements."""
         return tuple(row for row in self.rows if not self.requirements.violation_of(row))
 
     @property
@@ -225,7 +220,6 @@ class RowRanking:
         return min(self.rows if among is None else among, key=lambda row: (value(row), row.devices), default=None)
 
     def relative_cost(self, row: PlanRow) -> float:
-        """Over the cheapest."""
         assert self.cheapest is not None
         return self.paid_s(row) / self.paid_s(self.cheapest)
 

@@ -13,9 +13,15 @@ from enum import Enum
 
 from paceline.io.format import duration, size
 from paceline.layout import Layout
-from paceline.planner.candidates import PricedLayout, RejectedFamily, RejectReason, family_name
+from paceline.planner.candidates import (
+    SEARCHED_STRATEGIES,
+    LayoutConstraints,
+    PricedLayout,
+    RejectedFamily,
+    RejectReason,
+    family_name,
+)
 from paceline.planner.cost_model import CostModel
-from paceline.planner.layout_space import SEARCHED_STRATEGIES, LayoutConstraints
 from paceline.planner.target import PricedCluster
 
 TRIED_BATCH_SIZES = 3
@@ -45,7 +51,6 @@ class RuleOfThumb(Enum):
     SPLIT = "does not fit on one device, and there are many → tensor, pipeline or both"
 
     def matches(self, layout: Layout) -> bool:
-        """Whether a layout is of the recommended kind."""
         split = layout.tensor * layout.pipeline > 1
         kinds = {RuleOfThumb.FSDP: not split and not layout.plain, RuleOfThumb.SPLIT: split}
         return kinds.get(self, layout.plain)
@@ -98,7 +103,6 @@ class SearchResult:
     """The best of each family that fits, fastest first."""
     rejected: tuple[RejectedFamily, ...]
     verdict: LayoutVerdict | None
-    """None if nothing fits."""
 
     @property
     def chosen(self) -> PricedLayout | None:

@@ -33,9 +33,8 @@ def format_cell_amount(value: float | None) -> str:
 
 
 def render_plan(plan: Plan) -> Iterator[Any]:
-    """Yield what to print, part by part, for rich."""
     yield from wrap_lines(plan.cost_model.headline(), "")
-    yield from wrap_lines(describe_verdict(plan), "")
+    yield from wrap_lines(summarize_plan(plan), "")
     yield from _render_head(plan)
     yield ""
     if plan.rows:
@@ -62,7 +61,7 @@ def render_plan(plan: Plan) -> Iterator[Any]:
         yield from wrap_lines(" ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items()), "  ")
 
 
-def describe_verdict(plan: Plan) -> str:
+def summarize_plan(plan: Plan) -> str:
     """Say in one line whether the run fits, where, how long it takes and what it costs."""
     row, device = plan.chosen, plan.target.whole.device.name
     if row is None:
@@ -78,7 +77,6 @@ def describe_verdict(plan: Plan) -> str:
 
 
 def _describe_requirements(plan: Plan) -> str:
-    """Say what was asked for, and whether a row meets it."""
     asked = []
     if (deadline := plan.requirements.deadline_h) is not None:
         asked.append(f"a deadline of {deadline:,.6g} h")
@@ -169,7 +167,6 @@ def _build_device_table(plan: Plan) -> Table:
 
 
 def _shows_cost(plan: Plan) -> bool:
-    """Whether rows differ in cost."""
     return len(plan.rows) > 1 and not plan.target.shared
 
 
@@ -265,7 +262,6 @@ def _select_rejected(rejected: tuple[RejectedFamily, ...]) -> list[RejectedFamil
 
 
 def _build_term_table(p: PricedLayout, wording: PlanWording) -> Any:
-    """Memory and time of the chosen layout, side by side."""
     import rich.table
 
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))

@@ -19,7 +19,7 @@ from paceline.planner.calibration.calibration import (
     find_catalogue_device,
     read_calibration,
 )
-from paceline.planner.formulas.physics import CPU_PHYSICS, Physics
+from paceline.planner.formulas.placement import CPU_PHYSICS, Physics
 from paceline.runlog.machine import list_gpu_names
 
 MAX_LOCAL_RANKS = 4
@@ -40,7 +40,6 @@ class TargetCluster:
     """What `cluster` in a run file or `--cluster` names."""
 
     name: str
-    """As the user wrote it."""
     whole: Cluster
     shared: bool = False
     """The ranks share one machine's cores."""
@@ -50,7 +49,6 @@ class TargetCluster:
 
     @property
     def calibrated(self) -> str:
-        """The file that the calibration came from."""
         return self.calibration.file if self.calibration is not None else ""
 
     @property
@@ -71,7 +69,6 @@ class TargetCluster:
         }
 
     def at(self, devices: int) -> PricedCluster:
-        """Return that many of the devices."""
         if devices < 1 or (devices > self.devices and not self.shared):
             message = f"{self.name} has {self.devices} devices, and {devices} are asked for"
             raise UserError(message, code="invalid-value", key="--devices")
@@ -118,7 +115,9 @@ def _resolve_local(file: str | Path | None) -> TargetCluster:
     gpu = found.gpu if found is not None else None
     notes = []
     if found is not None and gpu is not None:
-        if _is_same_device(gpu.name, gpus[0]) if gpus else file is not None:
+        same = bool(gpus) and gpu.name == gpus[0]
+        same |= bool(gpus) and match_driver_name(gpu.name) == match_driver_name(gpus[0]) is not None
+        if same or (not gpus and file is not None):
             return _local_gpus(max(1, len(gpus)), find_catalogue_device(gpu).name, found)
         unseen = "no GPU can be seen here; --calibration with that file plans it"
         here = f"this machine has {gpus[0]}" if gpus else unseen
@@ -152,10 +151,3 @@ def _host_memory_bytes() -> float:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (ValueError, OSError):
         return 0.0
-
-
-def _is_same_device(name: str, other: str) -> bool:
-    """Whether two drivers' names are of one model."""
-    return name == other or (
-        match_driver_name(name) is not None and match_driver_name(name) == match_driver_name(other)
-    )

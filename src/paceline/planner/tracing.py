@@ -27,6 +27,7 @@ from paceline.nn.keras_backend import has_keras
 from paceline.nn.op_counter import PRODUCTS, OperationCounter, count_moved_elements, is_product
 from paceline.parallel.parallelize import reject_for_keras
 from paceline.parallel.parameters import ParameterGroups, resolve_groups
+from paceline.planner.candidates import SplitOptions
 from paceline.planner.eager_kernels import (
     NO_TRAFFIC,
     KernelTraffic,
@@ -37,7 +38,6 @@ from paceline.planner.eager_kernels import (
     simulate_cuda,
 )
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, EagerTraffic, Matmul
-from paceline.planner.layout_space import SplitOptions
 from paceline.planner.op_budget import OpBudget, OverBudget
 from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype_sizes_of
 from paceline.workload import Outline, Workload, build_workload
@@ -54,10 +54,8 @@ class RegionWork:
     """What one region of a model did in a pass; forward unless stated otherwise."""
 
     products: list[Matmul] = field(default_factory=list)
-    """Of the whole batch."""
     moved: float = 0.0
     saved: float = 0.0
-    """Bytes."""
     given: float = 0.0
     """What layers are called with: all that is kept of a layer whose activations are computed again."""
     kernels: int = 0
@@ -67,8 +65,6 @@ class RegionWork:
 
 
 class _RegionCounter(OperationCounter):
-    """Counts by the region at work."""
-
     def __init__(self, more: float) -> None:
         """A pass of the run has `more` times the samples."""
         super().__init__()
@@ -126,7 +122,7 @@ def _product_sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int
     return [(rows, left.shape[-1], right.shape[-2]), (rows, right.shape[-2], left.shape[-1])]  # attention
 
 
-def build_traced_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingCostModel:
+def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: Any = None) -> TrainingCostModel:
     workload = build_workload(spec)
     outline = _read_outline(workload) or _prepare_outline(workload)
     data = outline.samples
@@ -312,7 +308,6 @@ class _SampleGrowth:
     few: int
     many: int
     element: float
-    """Bytes of an element."""
 
     def each(self, a: float, b: float) -> float:
         more = self.many - self.few

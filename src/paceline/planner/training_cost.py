@@ -15,19 +15,22 @@ from paceline.hardware.catalogue import Cluster, Device
 from paceline.io.format import format_quantity, number, percent, size
 from paceline.layout import ZERO_STAGES, Layout, layout_of
 from paceline.planner.advice import advise_training
-from paceline.planner.candidates import PricedLayout, RejectedFamily, RejectReason, family_name
+from paceline.planner.candidates import (
+    LayoutConstraints,
+    LayoutSpace,
+    PricedLayout,
+    RejectedFamily,
+    RejectReason,
+    SplitOptions,
+    enumerate_layouts,
+    family_name,
+    layout_overrides,
+)
 from paceline.planner.cost_model import CostModel
 from paceline.planner.formulas.memory import TrainingMemory, estimate_memory
 from paceline.planner.formulas.placement import DTYPE_SIZES, DtypeSizes, Placement, Reduction, Runtime
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, find_repeated_block
 from paceline.planner.formulas.step_time import price_step
-from paceline.planner.layout_space import (
-    LayoutConstraints,
-    LayoutSpace,
-    SplitOptions,
-    enumerate_layouts,
-    layout_overrides,
-)
 from paceline.planner.target import PricedCluster
 from paceline.runlog.progress import PauseSchedule
 
@@ -71,7 +74,6 @@ class LengthStats:
     """How samples differ in length."""
 
     longest_ratio: float = 1.0
-    """Longest sample over the mean one."""
     varies: float = 0.0
     """Standard deviation over the mean; 0 if unknown or constant."""
     distinct: float = 1.0
@@ -98,9 +100,7 @@ class TrainingCostModel(CostModel):
     sample_bytes: float = 0.0
     """Read from storage or host memory for each sample."""
     held_out: int | None = None
-    """Samples to evaluate on; None if not known."""
     evaluation_chunk: int = 256
-    """As `Workload.evaluation_chunk`."""
     narrow_gathers: bool = False
     """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
     context: int = 1
@@ -147,7 +147,6 @@ class TrainingCostModel(CostModel):
 
     @property
     def flops_per_sample(self) -> float:
-        """Forward and backward."""
         return 3 * sum(b.repeat * b.flops for b in self.blocks)
 
     @property

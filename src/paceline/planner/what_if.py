@@ -24,7 +24,6 @@ class WhatIf:
     pure_bf16: bool = False
     states_8bit: bool = False
     context: int = 1
-    """Devices that divide a sequence."""
 
     def __bool__(self) -> bool:
         return self != WhatIf()
@@ -35,7 +34,6 @@ class WhatIf:
         return "; ".join(words).replace(" N ", f" {self.context} ")
 
     def apply(self, cost_model: CostModel) -> CostModel:
-        """Return the cost model with these options."""
         if not self:
             return cost_model
         if not isinstance(cost_model, TrainingCostModel):

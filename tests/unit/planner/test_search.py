@@ -7,9 +7,8 @@ import pytest
 from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.layout import Layout, layout_of
-from paceline.planner.candidates import RejectReason, family_name
+from paceline.planner.candidates import LayoutConstraints, RejectReason, constraints_of, family_name, layout_overrides
 from paceline.planner.cost_model import build_cost_model
-from paceline.planner.layout_space import LayoutConstraints, constraints_of, layout_overrides
 from paceline.planner.plan import apply_plan, plan
 from paceline.planner.search import RuleOfThumb, search_layouts
 from paceline.planner.show import render_plan

@@ -7,8 +7,7 @@ from unknown_shapes import typical
 
 from paceline.config import build_spec
 from paceline.hardware.catalogue import parse_cluster
-from paceline.planner.formulas.physics import Physics
-from paceline.planner.formulas.placement import DTYPE_SIZES, Placement, Runtime
+from paceline.planner.formulas.placement import DTYPE_SIZES, Physics, Placement, Runtime
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul, ModelShape
 from paceline.planner.formulas.step_time import price_step
 from paceline.planner.plan import plan

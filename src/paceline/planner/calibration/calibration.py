@@ -19,8 +19,7 @@ from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster, Device, find_device, match_driver_name
 from paceline.io.files import read_json
 from paceline.planner.formulas import compute
-from paceline.planner.formulas.physics import CPU_PHYSICS, Physics
-from paceline.planner.formulas.placement import DTYPE_SIZES, Kernels, Placement, Runtime
+from paceline.planner.formulas.placement import CPU_PHYSICS, DTYPE_SIZES, Kernels, Physics, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape, build_decoder_blocks
 
 Count = Annotated[int, Field(gt=0)]
@@ -52,14 +51,12 @@ class AcceleratorRates:
     memory_bytes: Rate
     matmuls: Matmuls
     attentions: Annotated[Attentions, Field(min_length=1)]
-    """Of fused causal attention."""
     packed: Attentions
     """Over texts end to end; empty if the device has no such kernel."""
     moved_bytes_s: Rate
     """Element-wise kernels on large tensors."""
     update_bytes_s: Rate
     launch_s: Rate
-    """By the host."""
     kernel_s: Rate
     """Of a kernel that does next to nothing, on the device."""
     pcie_bytes_s: Rate
@@ -74,7 +71,6 @@ class AcceleratorRates:
 
     @property
     def attention_flops_s(self) -> float:
-        """Over all sizes; the half that is skipped is not counted."""
         flops = sum(2.0 * d * b * h * s * s for b, h, s, d, _ in self.attentions)
         return (1 + compute.FUSED_BACKWARD) * flops / sum(took_s for *_, took_s in self.attentions)
 
@@ -187,7 +183,6 @@ class RankCorrection:
     ranks: Count
     compute: Rate
     communication: Rate | None
-    """None on one rank."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.hardware.catalogue import Device
-from paceline.planner.formulas.physics import Physics
-from paceline.planner.formulas.placement import DtypeSizes, Placement, Runtime
+from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement, Runtime
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, LOSS_PASSES, AttentionShape, BlockShape
 
 TILE = 128

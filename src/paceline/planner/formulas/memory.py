@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.hardware.catalogue import Device
-from paceline.planner.formulas.physics import Physics
-from paceline.planner.formulas.placement import DtypeSizes, Placement
+from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
 from paceline.planner.formulas.shape import BlockShape, find_repeated_block
 
 SCORE_COPIES = 2.5
@@ -62,7 +61,6 @@ class TrainingMemory(DeviceMemory):
     gathered_bytes: float
     """Whole weights and gradients of the layers at work, where they are kept in shards."""
     casts_bytes: float
-    """Copies of weights in the type of the products."""
     buffers_bytes: float
     lost_bytes: float
     """Room between allocations that none fits into."""

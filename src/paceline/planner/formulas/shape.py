@@ -54,7 +54,6 @@ class AttentionShape:
     """The products of queries with keys and of weights with values, for one sample."""
 
     length: int
-    """Queries."""
     span: int
     """Keys that a query meets, before any mask."""
     heads: int
@@ -64,11 +63,9 @@ class AttentionShape:
     fused: bool
     """One kernel that never stores the scores; otherwise scores are written, masked, normalised and read."""
     packed: bool = False
-    """Texts of different lengths, end to end."""
 
     @property
     def flops(self) -> float:
-        """Counted in full, causal or not."""
         return 4.0 * self.length * self.span * self.heads * self.head_width
 
     @property
@@ -108,7 +105,6 @@ class BlockShape:
     edge_elements: float
     """What enters the block: all that full recomputation keeps."""
     kernels: float
-    """Kernels launched in a forward pass."""
     most_logits: float = math.inf
     """Logits alive at a time, where the loss is computed in chunks."""
     loss_params: float = 0.0
@@ -165,7 +161,6 @@ class ModelShape:
     gated: bool = False
     """Gate and up projection instead of one (SwiGLU)."""
     tied: bool = True
-    """Input and output embedding share their weights."""
     learned_positions: bool = True
     biases: bool = True
     causal: bool = True

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from paceline.hardware.catalogue import Cluster
 from paceline.planner.formulas.compute import optimizer_s, price_block
-from paceline.planner.formulas.physics import Physics
-from paceline.planner.formulas.placement import DtypeSizes, Placement
+from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
 from paceline.planner.formulas.shape import BlockShape, find_repeated_block
 
 BUCKET_BYTES = 25e6
@@ -73,7 +72,6 @@ def all_gather_s(whole_bytes: float, members: CommGroup, physics: Physics, calls
 
 
 def send_s(sent_bytes: float, stride: int, cluster: Cluster, physics: Physics) -> float:
-    """One message to a neighbour `stride` devices away."""
     if stride < cluster.per_node:
         return physics.link_latency_s + sent_bytes / (cluster.link_bytes_s * physics.link_efficiency)
     share = cluster.node_bytes_s * physics.node_efficiency / cluster.per_node
@@ -92,19 +90,15 @@ class StepTime:
     compute_s: float
     """Forward, backward and recomputation of all micro-batches on the slowest stage."""
     comm_s: float
-    """Time that collectives are in flight."""
     exposed_s: float
-    """Communication that nothing hides."""
     bubble_s: float = 0.0
     """A stage waiting for the first micro-batch to come and the last to go."""
     update_s: float = 0.0
     overhead_s: float = 0.0
     waiting_s: float = 0.0
-    """For the slowest of the ranks."""
     offload_s: float = 0.0
     """Shards on their way between host and device that nothing hides, and the update by the host."""
     data_s: float = 0.0
-    """Waiting for input."""
 
     @property
     def step_s(self) -> float:
@@ -144,8 +138,6 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Step:
-    """One step of a model under a placement on a cluster."""
-
     blocks: tuple[BlockShape, ...]
     placement: Placement
     cluster: Cluster
@@ -240,7 +232,6 @@ class _Step:
         )
 
     def _sends_s(self, layer: BlockShape) -> float:
-        """From stage to stage, forward and back."""
         placement = self.placement
         edge = placement.micro_batch * layer.edge_elements / placement.context
         edge = edge * self.numbers.element_bytes / placement.tensor

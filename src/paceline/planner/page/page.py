@@ -58,10 +58,7 @@ def render_plan_page(plan: Plan, ask: PlanFn, command: list[str]) -> str:
 
 @dataclass(frozen=True)
 class SliderAxis:
-    """One slider whose positions were planned."""
-
     key: str
-    """Of the run file."""
     name: str
     unit: str
     values: tuple[Any, ...]
@@ -103,7 +100,6 @@ def setting_overrides(plan: Plan, axes: list[SliderAxis], values: tuple[Any, ...
 
 
 def build_page_grid(plan: Plan, ask: PlanFn) -> dict[str, Any]:
-    """Return all that the page shows, as plain data."""
     axes = build_axes(plan)
     counts = sorted({*(r.devices for r in plan.rows), *(f.devices for f in plan.misfits)})
     wording = plan.cost_model.wording
@@ -153,7 +149,6 @@ def _find_nearest(found: SearchResult) -> dict[str, Any] | None:
 
 
 def _memory_json(price: PricedLayout) -> dict[str, Any]:
-    """Return what a device needs of its memory, by term."""
     memory, terms = price.memory, price.memory.terms.items()
     return {
         "layout": family_name(price.layout) + ", states in host memory" * price.layout.offload,

@@ -1,4 +1,4 @@
-"""The text classifier as a plan sees it: texts as they are in the cache, or as they usually are."""
+"""The cost model of the text classifier, for texts as they are in the cache, or as they usually are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DROPOUT_PASSES = 33
 """Over the elements that are dropped, to draw them from the key of each text."""
 DROPOUT_OPERATIONS = 35
 RESIDUAL_BYTES = 4.0
-"""Of an element that layers hand on: half precision is for what goes on within them."""
+"""Of an element between layers: half precision is used within them."""
 AG_NEWS = (120_000, 48.0, 18.0)
 """Texts of the original training set, their mean length in tokens and its standard deviation."""
 AG_NEWS_TEST = 7_600
@@ -52,7 +52,7 @@ def build_classifier_cost_model(spec: RunSpec, samples: int | None, tokens: floa
 
 
 def _assume_statistics(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
-    """Texts that are not in the cache, as is said or assumed."""
+    """Return what is given or assumed of texts that are not in the cache."""
     longest, deviation, held_out = data.max_length, 0.0, None
     count, mean, assumed = samples, tokens, ""
     if data.source == "ag_news":
@@ -69,7 +69,7 @@ def _assume_statistics(data: Any, samples: int | None, tokens: float | None) -> 
 
 
 def _list_weights(model: Any, longest: int, vocab: int, classes: int) -> Iterator[NamedWeight]:
-    """Those of `Encoder`, in its order."""
+    """List the weights of `Encoder`, in its order."""
     width, ffn = model.width, model.ffn
     norms = {f"norm{n}.{part}": width for n in (1, 2) for part in ("weight", "bias")}
     products = {"qkv.weight": 3 * width * width, "out.weight": width * width}

@@ -1,4 +1,4 @@
-"""The language model as a plan sees it."""
+"""The cost model of the language model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paceline.config.decoder_shape import DecoderShape
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.tokenizer import estimate_vocabulary_size
 from paceline.errors import UserError
+from paceline.planner.candidates import SplitOptions
 from paceline.planner.formulas.shape import build_decoder_blocks
-from paceline.planner.layout_space import SplitOptions
 from paceline.planner.model_inputs import NamedWeight, apply_frozen_groups
 from paceline.planner.training_cost import TrainingCostModel, dtype_sizes_of
 from paceline.workloads.lm import ENTRY
@@ -24,7 +24,8 @@ def build_lm_cost_model(spec: RunSpec, samples: int | None, tokens: float | None
     data: Any = spec.data
     vocab, known, length = estimate_vocabulary_size(data), samples, data.sequence
     if tokens is not None:
-        raise UserError(f"--tokens: samples of lm have data.sequence={length} tokens; change that instead")
+        message = f"--tokens: samples of lm have data.sequence={length} tokens; change that instead"
+        raise UserError(message, code="not-supported", key="--tokens")
     found, held_out = None if samples else TokenStreams.cached(data), None
     if found is not None:
         vocab, known, held_out = found.vocab, *(-(-(len(split) - 1) // length) for split in (found.train, found.test))

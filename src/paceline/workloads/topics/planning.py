@@ -1,4 +1,4 @@
-"""The planning subject of a topic model: a step is a pass over all documents, and ranks divide nothing but those."""
+"""The cost model of a topic model: a step is a pass over all documents, which ranks divide among them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.config import RunSpec
 from paceline.errors import UserError
 from paceline.io.format import duration, size
 from paceline.layout import Layout
-from paceline.planner.advice import format_speedup
+from paceline.planner.advice import format_times
 from paceline.planner.candidates import PricedLayout
 from paceline.planner.cost_model import TIME_TERMS, PassCostModel, PlanWording, rows_per_rank
 from paceline.planner.formulas.placement import DTYPE_SIZES
@@ -65,7 +65,7 @@ class TopicsCostModel(PassCostModel):
         return f"{self.name}: {self.counts.describe()}; {self.steps:,} passes, fewer if converged before"
 
     def layout_name(self, price: PricedLayout) -> str:
-        """Where its counts come from."""
+        """Name where the counts are read from."""
         assert isinstance(price.memory, TopicsMemory)
         return price.memory.tier
 
@@ -75,15 +75,14 @@ class TopicsCostModel(PassCostModel):
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
         documents, memory = rows_per_rank(layout), self.memory(layout, where)
         time = estimate_pass_time(self.counts, documents, layout.ranks, where, memory)
-        return PricedLayout(
-            layout, where, time, memory, estimate_start_s(self.counts, documents, layout.ranks, where, time.step_s)
-        )
+        start_s = estimate_start_s(self.counts, documents, layout.ranks, where, time.step_s)
+        return PricedLayout(layout, where, time, memory, start_s)
 
     def details(self) -> dict[str, Any]:
         return {"counts": asdict(self.counts)}
 
     def advice(self, plan: Plan) -> Iterator[str]:
-        """Whether more devices pay, and what the passes wait for."""
+        """Say whether more devices pay, and what the passes wait for."""
         assert plan.chosen is not None
         chosen, most, counts = plan.chosen, plan.rows[-1], self.counts
         p = chosen.price
@@ -95,13 +94,13 @@ class TopicsCostModel(PassCostModel):
             sooner = ", and the whole fit would end less than 5 % sooner" if as_long else ""
             yield (
                 f"Stay on one device, where a pass takes {duration(p.step_s)}: {most.devices} would run at "
-                f"{format_speedup(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and spend "
+                f"{format_times(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and spend "
                 f"{duration(slow.comm_s + slow.update_s + slow.overhead_s)} on what does not shrink: sums over ranks, "
                 "topics, launches."
             )
         else:
             yield (
-                f"{chosen.devices} devices will run at {format_speedup(chosen.speedup)}: in each pass one reads "
+                f"{chosen.devices} devices will run at {format_times(chosen.speedup)}: in each pass one reads "
                 f"{size(counts.documents * counts.document_bytes / chosen.devices)} of counts, works "
                 f"{duration(p.time.compute_s)}, and adds up {size(4.0 * counts.k * counts.terms)} with the others in "
                 f"{duration(p.time.comm_s)}."
@@ -132,18 +131,21 @@ def build_topics_cost_model(spec: RunSpec, samples: int | None, tokens: float | 
 
 
 def describe_counts(spec: RunSpec, documents: int | None, words: float | None) -> tuple[CountsShape, list[str]]:
-    """The counts of a run file and what was assumed of them; `documents` and their mean `words` stand in for data."""
+    """Return the counts of a run file and what was assumed; `documents` and their mean `words` replace data."""
     _check_parallel(spec)
     model: Any = spec.model
     if documents is not None:
         return _assume_counts(spec, documents, words)
     if words is not None:
-        raise UserError("--tokens: words are counted in the data; give --samples DOCUMENTS too, to plan without them")
+        message = "--tokens: words are counted in the data; give --samples DOCUMENTS too, to plan without them"
+        raise UserError(message, code="conflict", key="--tokens")
     found = _inspect_counts(spec.data)
     if model.k > min(found.documents, found.terms):
         raise UserError(
             f"model.k={model.k} topics for {found.documents:,} documents and {found.terms:,} terms: "
-            f"give at most {min(found.documents, found.terms)}"
+            f"give at most {min(found.documents, found.terms)}",
+            code="invalid-value",
+            key="model.k",
         )
     sizes = (found.documents, found.terms, model.k, found.nonzeros, found.sparse, found.element_bytes)
     counts = CountsShape(*sizes, found.stored_bytes, found.resident, model.rows == "newton")
@@ -151,7 +153,7 @@ def describe_counts(spec: RunSpec, documents: int | None, words: float | None) -
 
 
 def _inspect_counts(data: Any) -> CountsProbe:
-    """The size of the counts; small ones are read as a whole."""
+    """Read the size of the counts; small ones are read whole."""
     from paceline.workloads.topics.files.probe import CountsProbe, probe_counts
     from paceline.workloads.topics.files.reading import read_counts
     from paceline.workloads.topics.files.texts import TextOptions
@@ -159,7 +161,9 @@ def _inspect_counts(data: Any) -> CountsProbe:
     if data.path is None:
         raise UserError(
             "data.path is missing: give the counts, as  data.path=counts.npz,  or plan without them by  "
-            "--samples DOCUMENTS [--tokens WORDS_PER_DOCUMENT]"
+            "--samples DOCUMENTS [--tokens WORDS_PER_DOCUMENT]",
+            code="missing-value",
+            key="data.path",
         )
     options = TextOptions(**data.text_options())
     if (looked := probe_counts(data.path.expanduser(), options)) is not None:
@@ -176,17 +180,17 @@ def _assume_counts(spec: RunSpec, documents: int, words: float | None) -> tuple[
     model: Any = spec.model
     data: Any = spec.data
     terms = data.max_terms or ASSUMED_TERMS
-    told = [] if data.max_terms else [f"{terms:,} terms (data.max_terms=N says otherwise)"]
+    assumed = [] if data.max_terms else [f"{terms:,} terms (set by data.max_terms=N)"]
     share = 1.0
     if words is None:
-        told.append("dense counts of 8 bits; short documents have fewer, say it with  --tokens WORDS")
+        assumed.append("dense counts of 8 bits; short documents have fewer: give  --tokens WORDS")
     else:
-        share = 1 - math.exp(-words / terms)  # as if all terms were alike: text repeats itself, and has fewer
-        told.append(f"{terms * share:,.0f} different terms in a document of {words:,.0f} words, at most")
+        share = 1 - math.exp(-words / terms)  # if all terms were equally likely; real text has fewer
+        assumed.append(f"{terms * share:,.0f} different terms in a document of {words:,.0f} words, at most")
     sparse = share < SPARSE_BELOW
     nonzeros, newton = documents * (terms * share if sparse else float(terms)), model.rows == "newton"
     found = CountsShape(documents, terms, model.k, nonzeros, sparse, 1, stored_bytes=0.0, resident=False, newton=newton)
-    return replace(found, stored_bytes=documents * found.document_bytes), told
+    return replace(found, stored_bytes=documents * found.document_bytes), assumed
 
 
 def _check_parallel(spec: RunSpec) -> None:
@@ -195,5 +199,7 @@ def _check_parallel(spec: RunSpec) -> None:
     if parallel.strategy not in ("auto", "single", "ddp") or split or parallel.reduce != "exact":
         raise UserError(
             "workload=topics spreads documents over ranks and nothing else; "
-            "leave parallel.strategy, tensor, pipeline, offload and reduce out, and give parallel.ranks"
+            "leave parallel.strategy, tensor, pipeline, offload and reduce out, and give parallel.ranks",
+            code="not-supported",
+            key="parallel",
         )

@@ -15,7 +15,7 @@ from paceline.hardware.catalogue import Device
 from paceline.io.format import format_quantity, size
 from paceline.planner.formulas.compute import matmul_rate
 from paceline.planner.formulas.memory import DeviceMemory
-from paceline.planner.formulas.physics import Physics
+from paceline.planner.formulas.placement import Physics
 from paceline.planner.formulas.step_time import StepTime, all_reduce_s, build_group, exposed_s
 from paceline.planner.target import PricedCluster
 from paceline.workloads.topics import sizes

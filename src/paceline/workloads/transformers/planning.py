@@ -1,6 +1,6 @@
-"""A model of the library transformers as a plan sees it: by the sizes in its config, mostly without torch.
+"""The cost model of a model of the library transformers: from the sizes in its config, mostly without torch.
 
-An architecture that has no formula here is counted on an object of the library that has no memory.
+An architecture without a formula here is counted on a model of the library on the meta device.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from paceline.workloads.transformers.model_files import ConfigFile, read_config
 
 ASSUMED_CLASSES = 2
 ROUTED_PASSES, ROUTER_OPERATIONS = 4, 12
-"""Over what goes to an expert and comes back from it, copied and weighed; operations that choose the experts."""
-EVERY_EXPERT = "every rank holds or gathers all experts: to spread them over ranks is not priced"
+"""Over what is sent to an expert and back, copied and weighted; operations that choose the experts."""
+EVERY_EXPERT = "every rank holds or gathers all experts: expert parallelism is not priced"
 ADAPTER_OPERATIONS = 4
 """Two products, a scale and a sum."""
 
@@ -79,7 +79,8 @@ def _read_statistics(spec: RunSpec, file: ConfigFile, samples: int | None, token
     found = model_files.find_cached_texts(spec) if read and not samples else None
     if spec.model.task == "causal_lm":  # type: ignore[attr-defined]
         if tokens is not None:
-            raise UserError(f"--tokens: samples have data.sequence={data.sequence} tokens; change that instead")
+            message = f"--tokens: samples have data.sequence={data.sequence} tokens; change that instead"
+            raise UserError(message, code="not-supported", key="--tokens")
         known = -(-(len(found.train) - 1) // data.sequence) if isinstance(found, TokenStreams) else samples
         assumed = (f"samples of {data.sequence} tokens; change it with  data.sequence=N",)
         said = spec.origin("data.sequence") != DEFAULT
@@ -100,7 +101,7 @@ def _keeps_bf16(spec: RunSpec, file: ConfigFile) -> bool:
 def _build_blocks(
     sizes: TransformerSizes, length: int, classes: int, model: Any, keeps_bf16: bool
 ) -> tuple[BlockShape, ...]:
-    """Embedding, layer and head. Under adapters all but these and a head over classes is frozen."""
+    """Build embedding, layer and head. With adapters, all but these and a head over classes is frozen."""
     sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
     embedding, layer, head = ModelShape(
         *sides,
@@ -142,7 +143,7 @@ def _build_blocks(
 
 
 def _add_experts(layer: BlockShape, sizes: TransformerSizes, length: int) -> BlockShape:
-    """A layer whose tokens go through some of its experts: as products over all experts at once."""
+    """Add the experts of a layer that a token goes through, as products over all experts at once."""
     width, ffn, shared, more = sizes.width, sizes.ffn, sizes.shared_ffn, sizes.active - 1
     *attention, up, down = layer.matmuls
     products = (*attention, replace(up, rows=up.rows * sizes.active), replace(down, rows=down.rows * sizes.active))
@@ -159,7 +160,7 @@ def _add_experts(layer: BlockShape, sizes: TransformerSizes, length: int) -> Blo
 
 
 def _build_model(file: ConfigFile, task: str, classes: int) -> Any:
-    """The model as an object of the library, without memory."""
+    """Build the model of the library on the meta device."""
     from paceline.workloads.transformers.build import build_config, build_transformer
 
     config = build_config(file)
@@ -169,7 +170,7 @@ def _build_model(file: ConfigFile, task: str, classes: int) -> Any:
 
 
 def _count_sizes(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
-    """The sizes of a model that the library can build, with its parameters as they are."""
+    """Count the sizes of a model that the library can build."""
     from paceline.workload import find_repeated_layers
     from paceline.workloads.transformers.lora import linear_sides
 

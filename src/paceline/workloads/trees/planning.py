@@ -1,4 +1,4 @@
-"""The planning subject of boosted trees: a step is a round over all rows, and ranks divide nothing but those."""
+"""The cost model of boosted trees: a step is a round over all rows, which ranks divide among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.config import RunSpec
 from paceline.errors import UserError
 from paceline.io.format import duration, size
 from paceline.layout import Layout
-from paceline.planner.advice import format_speedup
+from paceline.planner.advice import format_times
 from paceline.planner.candidates import PricedLayout
 from paceline.planner.cost_model import TIME_TERMS, PassCostModel, PlanWording, rows_per_rank
 from paceline.planner.formulas.memory import DeviceMemory
@@ -44,7 +44,7 @@ DEFAULT_LEVELS = {"xgboost": 6, "lightgbm": 5}
 
 @dataclass(frozen=True)
 class TreesShape:
-    """The table and its trees, as far as time and memory depend on them."""
+    """The sizes of a table and its trees that time and memory depend on."""
 
     rows: int
     columns: int
@@ -161,17 +161,11 @@ class TreesCostModel(PassCostModel):
         comm = all_reduce_s(grown.sent_bytes, members, physics, grown.starts)
         memory = self.memory(layout, where)
         streamed = rows * grown.columns * grown.levels / physics.input_bytes_s if self.on_disk else 0.0
-        time = StepTime(
-            compute_s=work,
-            comm_s=comm,
-            exposed_s=comm,
-            data_s=max(0.0, streamed - work),
-        )
+        time = StepTime(work, comm, exposed_s=comm, data_s=max(0.0, streamed - work))
         values = min(grown.bin_rows, grown.rows) * SKETCH_FLOPS + rows * BINNING_FLOPS
         return PricedLayout(layout, where, time, memory, START_S + values * grown.columns / plain)
 
     def advice(self, plan: Plan) -> Iterator[str]:
-        """Whether more ranks pay."""
         assert plan.chosen is not None
         chosen, most = plan.chosen, plan.rows[-1]
         p = chosen.price
@@ -183,12 +177,12 @@ class TreesCostModel(PassCostModel):
             sooner = ", and the whole fit would end less than 5 % sooner" if as_long else ""
             yield (
                 f"Stay on one rank, where a round takes {duration(p.step_s)}: {most.devices} would run at "
-                f"{format_speedup(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and wait "
+                f"{format_times(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and wait "
                 f"{duration(slow.exposed_s)} for the histograms of the others."
             )
         else:
             yield (
-                f"{chosen.devices} ranks will run at {format_speedup(chosen.speedup)}: in each round one works "
+                f"{chosen.devices} ranks will run at {format_times(chosen.speedup)}: in each round one works "
                 f"{duration(p.time.compute_s)}, and adds up {size(self.grown.sent_bytes)} of histograms with the "
                 f"others in {duration(p.time.comm_s)}."
             )
@@ -196,10 +190,11 @@ class TreesCostModel(PassCostModel):
 
 def build_trees_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TreesCostModel:
     if tokens is not None:
-        raise UserError("--tokens: a table has no texts; leave it out")
+        raise UserError("--tokens: a table has no texts; leave it out", code="not-supported", key="--tokens")
     steps = spec.train.steps or spec.train.epochs
     if not steps:
-        raise UserError("how many rounds? give their number as  train.steps=200")
+        message = "the number of rounds is missing; give it as  train.steps=200"
+        raise UserError(message, code="missing-value", key="train.steps")
     grown, assumptions = _shape_of(spec, samples)
     return TreesCostModel(
         name=spec.name,
@@ -221,20 +216,19 @@ def _shape_of(spec: RunSpec, samples: int | None) -> tuple[TreesShape, list[str]
     levels = model.max_depth or (model.max_leaves.bit_length() if model.max_leaves else DEFAULT_LEVELS[model.library])
     if samples is not None:
         bins = float(data.columns * (model.max_bin or 256))
-        told = [f"{data.columns} columns of numbers (data.columns=N says otherwise), two classes"]
-        return TreesShape(samples, data.columns, bins, False, levels, 1, data.bin_rows), told
+        assumed = [f"{data.columns} columns of numbers (set by data.columns=N), two classes"]
+        return TreesShape(samples, data.columns, bins, False, levels, 1, data.bin_rows), assumed
     from paceline.workloads.trees.table import probe_table
 
     facts, seen = probe_table(data)
     sizes = (facts.rows, len(facts.columns), float(facts.bins), facts.gaps)
-    told = [f"about {facts.rows:,} rows like the first {seen:,}, which were read"] if seen else []
-    return TreesShape(
-        *sizes, levels, _count_outputs(model.objective, data.label, facts, sure=not seen), data.bin_rows
-    ), told
+    assumed = [f"about {facts.rows:,} rows like the first {seen:,}, which were read"] if seen else []
+    outputs = _count_outputs(model.objective, data.label, facts, sure=not seen)
+    return TreesShape(*sizes, levels, outputs, data.bin_rows), assumed
 
 
 def _count_outputs(objective: str, label: str, facts: TableFacts, sure: bool) -> int:
-    """For each row of a round. The first rows may not have every class, so that they are no reason to refuse."""
+    """Count the outputs per row. The first rows may lack a class, so they are no reason to reject the target."""
     from paceline.workloads.trees.targets import choose_target
 
     try:

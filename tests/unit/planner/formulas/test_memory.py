@@ -7,8 +7,7 @@ from unknown_shapes import typical
 
 from paceline.config.decoder_shape import DecoderShape
 from paceline.planner.formulas.memory import estimate_memory
-from paceline.planner.formulas.physics import Physics
-from paceline.planner.formulas.placement import DTYPE_SIZES, Placement, Runtime
+from paceline.planner.formulas.placement import DTYPE_SIZES, Physics, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape, build_decoder_blocks
 
 BARE = Physics(context_bytes=0, communicator_bytes=0, fragmentation=0, bucket_bytes=0)

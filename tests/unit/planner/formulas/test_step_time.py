@@ -11,8 +11,7 @@ from unknown_shapes import data_parallel_step_s, typical
 
 from paceline.hardware.catalogue import parse_cluster
 from paceline.planner.formulas.compute import count_fused_scores, matmul_s, price_block
-from paceline.planner.formulas.physics import Physics
-from paceline.planner.formulas.placement import DTYPE_SIZES, Placement, Runtime
+from paceline.planner.formulas.placement import DTYPE_SIZES, Physics, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape
 from paceline.planner.formulas.step_time import all_gather_s, all_reduce_s, build_group, exposed_s, price_step
 

@@ -14,8 +14,8 @@ from paceline.config import build_spec, load
 from paceline.config.registry import load_user_function
 from paceline.errors import UserError
 from paceline.nn.keras_backend import import_keras
+from paceline.planner.candidates import UNSHARDED_STRATEGIES
 from paceline.planner.cost_model import build_cost_model
-from paceline.planner.layout_space import UNSHARDED_STRATEGIES
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.run import build_resumed_spec
 from paceline.trials.layout_causes import find_layout_causes
