@@ -17,27 +17,26 @@ from paceline.config.registry import StepWork, Traits
 from paceline.layout import Layout
 
 HALF_PRECISIONS = ("bf16", "fp16", "fp8")
-"""Types of the matrix products for which compiled kernels are made."""
+"""Precisions for which compiling pays."""
 RECORDED_OPTIMIZERS = ("adamw", "adam", "sgd")
-"""Those whose update never asks the host."""
+"""Optimisers whose update never synchronises with the host."""
 
 START_COMPILER_S = 8.0
-"""To import the compiler and start its processes."""
 COMPILE_OPERATION_S = 0.2
-"""To compile what one operation of the forward pass and its gradient become; 0.1 for many small ones, 0.3 for
-convolutions."""
+"""For an operation of the forward pass and its gradient; 0.1 for many small ones, 0.3 for convolutions."""
 SAVED_PER_ELEMENT_S = 5.5e-12
-"""By compiled kernels in a whole step, for each element that the forward pass as it is written moves between its
-products. On an H200 a CNN with group norms saved 6.3e-12, a text classifier 5.1e-12."""
+"""In a whole step, for each element that the forward pass moves between its matrix products.
+
+On an H200 a CNN with group norms saved 6.3e-12, a text classifier 5.1e-12."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What runs the step: its kind, and whether kernels can be compiled for it."""
+    """What runs the step."""
 
     kind: Literal["cpu", "cuda"]
     compiles: bool = False
-    """A CUDA device with Triton, and a C compiler, which Triton calls."""
+    """There are Triton and a C compiler, which Triton calls."""
 
 
 CPU = Target("cpu")
@@ -67,12 +66,12 @@ class NoGraphReason(Enum):
 
 @dataclass(frozen=True)
 class CompileEstimate:
-    """What compiling costs a run, and what it saves."""
+    """What compiling costs and saves a run."""
 
     cost_s: float
     saved_s_per_step: float
     steps: int | None
-    """Of the run; None where it is not known."""
+    """Of the run, if known."""
 
     @property
     def pays(self) -> bool:
@@ -86,7 +85,7 @@ class CompileEstimate:
 
 
 def estimate_compiling(work: StepWork, steps: int | None, layout: Layout) -> CompileEstimate:
-    """For one rank's part of the work."""
+    """Estimate compiling one rank's part of the work."""
     cost_s = START_COMPILER_S + COMPILE_OPERATION_S * work.operations
     return CompileEstimate(cost_s, SAVED_PER_ELEMENT_S * work.moved_elements / layout.ranks, steps)
 
@@ -100,18 +99,17 @@ class Execution:
     recorded: bool = False
     """One CUDA graph holds the whole step, update included."""
     reason: NoGraphReason = NoGraphReason.ON_CPU
-    """Why it is not recorded, the first that applies."""
     detail: str = ""
-    """Where that is so."""
+    """Where in the model the reason is."""
     compiling: CompileEstimate | None = None
-    """What `train.compile=auto` weighed, if it did."""
+    """What `train.compile=auto` was decided by, if it was."""
 
     @property
     def compiled(self) -> bool:
         return self.compiled_layers or self.compiled_whole
 
     def words(self) -> str:
-        """What is done, and why not more."""
+        """Describe how the step runs, and why not faster."""
         kernels = "compiled whole" if self.compiled_whole else "compiled by layer" if self.compiled_layers else "eager"
         why = f"{self.reason.value} ({self.detail})" if self.detail else self.reason.value
         if self.recorded:
@@ -125,10 +123,7 @@ class Execution:
 def decide_execution(
     train: Train, layout: Layout, target: Target, traits: Traits, weighed: CompileEstimate | None = None
 ) -> Execution:
-    """The one decision: what is compiled, and whether the step is recorded.
-
-    Without `weighed` a compilation is taken to pay.
-    """
+    """Decide what is compiled, and whether the step is recorded; without `weighed`, compiling is assumed to pay."""
     reason = _why_not_recorded(train, layout, target, traits)
     recorded = reason is NoGraphReason.RECORDED
     possible = train.compile == "auto" and target.compiles and traits.compiles

@@ -1,4 +1,4 @@
-"""How the work is spread over ranks and passes: the value that the planner prices and the runtime applies.
+"""How work is spread over ranks and passes: the value that the planner prices and the runtime applies.
 
 Ranks form a grid. The fastest-changing axis is `tensor`, whose ranks talk most and should share a node; then come
 `shard` and `replicate`, the data-parallel axes; the slowest is `pipeline`, whose ranks only pass activations on.
@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config import Parallel, RunSpec
-from paceline.errors import UserError
+from paceline.errors import Code, UserError
 
 ZERO_STAGES = {"single": 0, "ddp": 0, "fsdp": 3, "hsdp": 3, "zero1": 1, "zero2": 2, "zero3": 3}
 """Strategies in the order in which people try them, and what each shards among data-parallel ranks, as ZeRO counts:
 1 optimiser states, 2 gradients too, 3 weights too. zero3 is another name for fsdp."""
 TWO_STAGE_SCHEDULES = {"interleaved", "zero_bubble"}
-"""Schedules under which a pipeline rank holds two stages."""
 LAYOUT_FIELDS = (
     *("strategy", "ranks", "replicate", "tensor", "sequence", "pipeline", "schedule"),
     *("offload", "engine", "engine_config"),
 )
-"""Fields of the section `parallel` that make a layout, beside the size of a pass."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Layout:
     global_batch: int
     micro_batch: int
     shard: int = 1
-    """Ranks of such a group that share its state and get samples of their own."""
+    """Ranks of a group that share its state; each has its own samples."""
     tensor: int = 1
     pipeline: int = 1
     schedule: str = "1f1b"
@@ -48,26 +46,26 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Ranks with samples of their own."""
+        """Count the ranks that have their own samples."""
         return self.replicate * self.shard
 
     @property
     def stages(self) -> int:
-        """Parts into which a pipeline cuts the model."""
+        """Count the parts into which a pipeline cuts the model."""
         return self.pipeline * (2 if self.schedule in TWO_STAGE_SCHEDULES and self.pipeline > 1 else 1)
 
     def data_rank(self, rank: int) -> int:
-        """Its place among those with samples of their own; tensor and pipeline ranks get the same samples."""
+        """Return the data-parallel index of a rank; tensor and pipeline ranks get the same samples."""
         return rank // self.tensor % self.data
 
     def passes(self, samples: int) -> int:
-        """Forward and backward passes each rank makes over a global batch of that many samples; the same on all."""
+        """Count the forward and backward passes of each rank over a global batch of that many samples."""
         if self.pipeline > 1:  # it always runs full: rounds of as many passes as it has ranks
             return self.pipeline * math.ceil(self.global_batch / (self.data * self.micro_batch * self.pipeline))
         return max(1, math.ceil(math.ceil(samples / self.data) / self.micro_batch))
 
     def equation(self) -> str:
-        """The global batch as a product of what each rank does, or as a sum where it does not divide."""
+        """Format the global batch as a product of what each rank does."""
         passes = self.passes(self.global_batch)
         ranks = f"{self.data} rank{'s' if self.data > 1 else ''}"
         each, left = divmod(self.global_batch, self.data * passes)
@@ -75,28 +73,33 @@ class Layout:
         return f"{self.global_batch} global {per_pass} × {ranks} × {passes} accumulated"
 
     def grid(self) -> str:
-        """The ranks as the product of the axes."""
+        """Format the ranks as the product of the axes."""
         axes = (f"{name} {getattr(self, name)}" for name in ("replicate", "shard", "tensor", "pipeline"))
         return f"{self.ranks} rank{'s' * (self.ranks > 1)} = {' × '.join(axes)}"
 
     @property
     def plain(self) -> bool:
-        """Whether every rank holds the whole model and nothing but gradients travels."""
+        """Whether every rank holds the whole model, and only gradients are sent."""
         return self.strategy in ("single", "ddp") and self.tensor * self.pipeline == 1
 
 
 EXAMPLES = "single, ddp:2, fsdp:4, hsdp:2x2, tensor:2+sequence, pipeline:2:gpipe, fsdp:2+tensor:2+pipeline:2"
 
 
+def _error(message: str, key: str, code: Code = "conflict") -> UserError:
+    key = key if key == "layout" or "." in key else f"parallel.{key}"
+    return UserError(message, code=code, key=key)
+
+
 def parse_layout(text: str) -> dict[str, Any]:
-    """A short form such as `fsdp:2+tensor:2` as values of the section `parallel`."""
+    """Parse a short form such as `fsdp:2+tensor:2` into values of the section `parallel`."""
     found: dict[str, Any] = {"strategy": "auto", "ranks": 1}
     words = text.split("+")
     kinds = ["strategy" if word.split(":")[0] in ZERO_STAGES else word.split(":")[0] for word in words]
     for word, kind in zip(words, kinds, strict=True):
         name, *rest = word.split(":")
         if kinds.count(kind) > 1:
-            raise UserError(f"{text!r} is not a layout: it names {kind} twice; write it as one of  {EXAMPLES}")
+            raise _error(f"{text!r} is not a layout: it names {kind} twice; write it as one of  {EXAMPLES}", "layout")
         sized = bool(rest) and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", rest[0]) is not None
         sizes = [int(size) for size in rest[0].split("x")] if sized else []
         match name, sizes, rest[1:]:
@@ -116,12 +119,13 @@ def parse_layout(text: str) -> dict[str, Any]:
             case ("tensor", [ranks], []):
                 found |= {"tensor": ranks, "ranks": found["ranks"] * ranks}
             case _:
-                raise UserError(f"{text!r} is not a layout: {word!r} is not known; write it as one of  {EXAMPLES}")
+                message = f"{text!r} is not a layout: {word!r} is not known; write it as one of  {EXAMPLES}"
+                raise _error(message, "layout", "unknown-name")
     return found
 
 
 def layout_of(spec: RunSpec) -> Layout:
-    """The layout a run file asks for; whatever cannot work is said here, before a process starts."""
+    """Return the layout of a run file, or raise UserError before a process starts if it cannot work."""
     parallel, batch = spec.parallel, spec.train.global_batch
     data = _data_ranks(parallel)
     if not spec.entry.batched:
@@ -129,29 +133,27 @@ def layout_of(spec: RunSpec) -> Layout:
     same = {"auto": "ddp" if data > 1 else "single", "zero3": "fsdp"}
     strategy = same.get(parallel.strategy, parallel.strategy)
     if strategy == "single" and data > 1:
-        raise UserError(
-            f"parallel.strategy=single runs on 1 rank, but parallel.ranks={parallel.ranks}; use parallel.strategy=ddp"
-        )
-    replicate, shard = _divided(parallel, strategy, data)
+        but = f"but parallel.ranks={parallel.ranks}; use parallel.strategy=ddp"
+        raise _error(f"parallel.strategy=single runs on 1 rank, {but}", "strategy")
+    replicate, shard = _divide_data_ranks(parallel, strategy, data)
     _check_options(parallel, strategy)
     if parallel.reduce == "powersgd" and spec.train.precision == "fp16":
-        raise UserError(
+        raise _error(
             "parallel.reduce=powersgd keeps a part of each gradient for the next step, and train.precision=fp16 "
-            "changes the scale of gradients between steps; use train.precision=bf16"
+            "changes the scale of gradients between steps; use train.precision=bf16",
+            "reduce",
         )
     if spec.train.precision == "fp8" and parallel.tensor > 1:
-        raise UserError(
+        raise _error(
             f"train.precision=fp8 scales whole matrices, and parallel.tensor={parallel.tensor} divides them; "
-            "use train.precision=bf16, or parallel.tensor=1"
+            "use train.precision=bf16, or parallel.tensor=1",
+            "train.precision",
         )
     if batch < data:
-        raise UserError(
-            f"train.global_batch={batch} is smaller than parallel.ranks={parallel.ranks}: "
-            f"each rank needs a sample; use train.global_batch={data} or more, or parallel.ranks={batch}"
-            if data == parallel.ranks
-            else f"train.global_batch={batch} is smaller than the {data} data-parallel ranks, and each needs a sample; "
-            f"use train.global_batch={data} or more"
-        )
+        ranks = f"parallel.ranks={parallel.ranks}" if data == parallel.ranks else f"the {data} data-parallel ranks"
+        use = f"use train.global_batch={data} or more" + f", or parallel.ranks={batch}" * (data == parallel.ranks)
+        message = f"train.global_batch={batch} is smaller than {ranks}, and each needs a sample; {use}"
+        raise _error(message, "train.global_batch")
     names = ("tensor", "pipeline", "schedule", "sequence", "offload")
     as_given: dict[str, Any] = {name: getattr(parallel, name) for name in names}
     as_given["checkpointing"] = parallel.activation_checkpointing
@@ -172,89 +174,81 @@ def _data_ranks(parallel: Parallel) -> int:
         product = f"parallel.tensor={parallel.tensor} × parallel.pipeline={parallel.pipeline}"
         below, above = parallel.ranks // each * each, (parallel.ranks // each + 1) * each
         use = f"{below} or {above}" if below else str(above)
-        raise UserError(
-            f"parallel.ranks={parallel.ranks} is not a multiple of {product} = {each}; use parallel.ranks={use}"
-        )
+        message = f"parallel.ranks={parallel.ranks} is not a multiple of {product} = {each}; use parallel.ranks={use}"
+        raise _error(message, "ranks")
     return data
 
 
-def _divided(parallel: Parallel, strategy: str, data: int) -> tuple[int, int]:
-    """(replicate, shard) of the data-parallel ranks."""
+def _divide_data_ranks(parallel: Parallel, strategy: str, data: int) -> tuple[int, int]:
+    """Divide the data-parallel ranks into (replicate, shard)."""
     if parallel.replicate is not None and strategy != "hsdp":
-        raise UserError(
-            f"parallel.replicate={parallel.replicate} is for parallel.strategy=hsdp, not {strategy}; "
-            "leave it out, or use parallel.strategy=hsdp"
-        )
+        message = f"parallel.replicate={parallel.replicate} is for parallel.strategy=hsdp, not {strategy}"
+        raise _error(message, "replicate")
     if strategy != "hsdp":
         return (1, data) if ZERO_STAGES[strategy] else (data, 1)
     fits = [n for n in range(2, data) if data % n == 0]
     if not fits:
-        raise UserError(
-            f"parallel.strategy=hsdp divides the data-parallel ranks twice, and there are {data}; "
-            "use 4 or more, or parallel.strategy=fsdp"
+        use = "use 4 or more, or parallel.strategy=fsdp"
+        raise _error(
+            f"parallel.strategy=hsdp divides the data-parallel ranks twice, and there are {data}; {use}", "ranks"
         )
     copies = fits[0] if parallel.replicate is None else parallel.replicate
     if copies not in fits:
         near = min(fits, key=lambda n: abs(n - copies))
-        raise UserError(
-            f"parallel.replicate={copies} does not divide {data} data-parallel ranks into groups of at least 2; "
-            f"use parallel.replicate={near}"
-        )
+        wrong = f"does not divide {data} data-parallel ranks into groups of at least 2"
+        raise _error(f"parallel.replicate={copies} {wrong}; use parallel.replicate={near}", "replicate")
     return copies, data // copies
 
 
 def _check_options(parallel: Parallel, strategy: str) -> None:
     beside = parallel.tensor * parallel.pipeline > 1
     if strategy == "zero1" and beside:
-        raise UserError("parallel.strategy=zero1 does not go with tensor or pipeline; use zero2, fsdp or ddp")
+        raise _error("parallel.strategy=zero1 excludes tensor and pipeline; use zero2, fsdp or ddp", "strategy")
     if parallel.sequence and parallel.tensor == 1:
-        raise UserError(
-            "parallel.sequence=true divides what tensor parallelism leaves whole; use it with parallel.tensor=2"
-        )
+        raise _error("parallel.sequence=true needs tensor parallelism; use it with parallel.tensor=2", "sequence")
     if parallel.offload and ZERO_STAGES[strategy] < 2 and parallel.engine == "torch":
-        raise UserError(f"parallel.offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp")
+        message = f"parallel.offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp"
+        raise _error(message, "offload")
     saving = parallel.reduce != "exact"
     gathers = ZERO_STAGES[strategy] >= 2
     rounds = parallel.reduce in ("bf16", "fp16")
     if saving and (beside or strategy == "zero1" or (gathers and not rounds)):
         others = ", zero2, fsdp or hsdp" if rounds else ""
-        raise UserError(
-            f"parallel.reduce={parallel.reduce} is for data parallelism; use parallel.strategy=ddp{others} alone"
-        )
+        message = f"parallel.reduce={parallel.reduce} is for data parallelism; use parallel.strategy=ddp{others} alone"
+        raise _error(message, "reduce")
     if parallel.wrap != "layers" and parallel.engine != "torch" and gathers:
-        raise UserError(
-            f"parallel.wrap={parallel.wrap}: parallel.engine={parallel.engine} has its own way to choose what is "
-            "gathered together; leave it out, or use parallel.engine=torch"
-        )
+        message = f"parallel.wrap={parallel.wrap} is for parallel.engine=torch, not {parallel.engine}"
+        raise _error(message, "wrap")
     if parallel.backend == "nccl" and parallel.device == "cpu":
-        raise UserError("parallel.backend=nccl joins CUDA devices, but parallel.device=cpu; use parallel.backend=gloo")
+        message = "parallel.backend=nccl connects CUDA devices, but parallel.device=cpu; use parallel.backend=gloo"
+        raise _error(message, "backend")
     if parallel.engine == "torch" and parallel.engine_config is not None:
-        raise UserError(
-            f"parallel.engine_config={parallel.engine_config} is for parallel.engine=deepspeed or accelerate, not torch"
+        raise _error(
+            "parallel.engine_config is for parallel.engine=deepspeed or accelerate, not torch", "engine_config"
         )
     if parallel.engine != "torch" and (beside or saving):
-        raise UserError(
-            f"parallel.engine={parallel.engine} spreads data and optimiser state alone; "
-            "use parallel.engine=torch for tensor, pipeline and reduce"
-        )
+        use = "use parallel.engine=torch for tensor, pipeline and reduce"
+        raise _error(f"parallel.engine={parallel.engine} spreads data and optimiser state alone; {use}", "engine")
 
 
 def _micro_batch(parallel: Parallel, per_rank: int) -> int:
-    """Samples in one pass. A pipeline is filled by as many passes as it has ranks; twice that halves its bubble."""
+    """Return the samples of one pass. A pipeline needs as many passes as ranks; twice that halves its bubble."""
     stages = parallel.pipeline
     if stages == 1:
         return min(parallel.micro_batch or per_rank, per_rank)
     if per_rank < stages:
         enough = stages * (parallel.ranks // (parallel.tensor * stages))
-        raise UserError(
+        raise _error(
             f"a pipeline of {stages} ranks needs {stages} passes of at least one sample, but a data-parallel rank has "
-            f"{per_rank} per step; use train.global_batch={enough} or more, or parallel.pipeline={per_rank}"
+            f"{per_rank} per step; use train.global_batch={enough} or more, or parallel.pipeline={per_rank}",
+            "pipeline",
         )
     wanted = parallel.micro_batch or max(1, per_rank // (2 * stages))
     passes = math.ceil(per_rank / wanted)
     if passes < stages:
-        raise UserError(
+        raise _error(
             f"parallel.micro_batch={wanted} makes {passes} pass{'es' * (passes > 1)} of {per_rank} samples per rank, "
-            f"fewer than the {stages} ranks of the pipeline; use parallel.micro_batch={per_rank // stages} or less"
+            f"fewer than the {stages} ranks of the pipeline; use parallel.micro_batch={per_rank // stages} or less",
+            "micro_batch",
         )
     return wanted
