@@ -143,7 +143,7 @@ def test_a_pipe_is_refused(name, tmp_path, monkeypatch, capsys, in_time):
         main.main(PIPES[name].split())
     assert left.value.code == 2
     err = capsys.readouterr().err
-    assert "it is not a plain file" in err
+    assert "it is not a regular file" in err
     assert err.count("\n") == 1
 
 

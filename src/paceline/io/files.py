@@ -25,13 +25,13 @@ from paceline.io.safe_open import open_regular, read_text
 from paceline.io.terminal import print_text
 
 T = TypeVar("T")
-MOST_DIGITS = 19
+MAX_DIGITS = 19
 SEAL = "seal"
 
 
 def write_atomic(path: Path, text: str | bytes) -> None:
-    """Put `text` at `path` in one go: a sibling is written, forced to the disk and renamed over it."""
-    content = text.encode(errors="replace") if isinstance(text, str) else text  # half of a sign, as JSON can spell it
+    """Write a file atomically: write a sibling, force it to the disk and rename it."""
+    content = text.encode(errors="replace") if isinstance(text, str) else text
     beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         try:
@@ -44,35 +44,41 @@ def write_atomic(path: Path, text: str | bytes) -> None:
                 beside.unlink()
             raise
     except OSError as error:
-        raise RunFailed(f"cannot write {path}: {error.strerror}") from error
-    with contextlib.suppress(OSError):  # a file system that cannot
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        message = f"cannot write {path}: {error.strerror}"
+        raise RunFailed(message, code="disk-full" if full else "not-writable", key=str(path)) from error
+    with contextlib.suppress(OSError):  # not supported by every file system
         sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value for people and programs: keys in the order given, and null where a number is not finite."""
-    write_atomic(
-        path,
-        json.dumps(replace_nonfinite(value), indent=2, ensure_ascii=False, allow_nan=False, default=to_json_value)
-        + "\n",
-    )
+    """Write a value as JSON, with null for numbers that are not finite."""
+    write_atomic(path, _dump_json(value) + "\n")
+
+
+def _dump_json(value: Any) -> str:
+    return json.dumps(replace_nonfinite(value), indent=2, ensure_ascii=False, default=to_json_value)
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """The same with a checksum of itself, for values that an answer comes from."""
+    """Write JSON with a checksum of itself, for values that determine an answer."""
     write_json(path, {**value, SEAL: _seal(value)})
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read back what `write_sealed` wrote, unless it was changed since. Older files have no seal."""
+    """Read what `write_sealed` wrote, and verify its checksum. Older files have none."""
     value = read_json(path)
     try:
         seal = _seal(value)
     except RecursionError:
-        raise UserError(f"{path} is damaged: it is nested without end") from None
+        raise _damaged(path, "it is nested too deeply") from None
     if value.pop(SEAL, seal) != seal:
-        raise UserError(f"{path} is damaged: it is not what was written there, its checksum differs")
+        raise _damaged(path, "its checksum differs")
     return value
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"{path} is damaged: {reason}", code="damaged", key=str(path))
 
 
 def _seal(value: Mapping[str, Any]) -> str:
@@ -81,50 +87,46 @@ def _seal(value: Mapping[str, Any]) -> str:
 
 
 def compute_seal(value: Mapping[str, Any]) -> str:
-    """A checksum of what JSON holds, whatever the order of its names."""
+    """Return a checksum of JSON values that does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file; OSError where it is none."""
+    """Return the SHA-256 of a regular file."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def print_json(value: Any) -> None:
-    """For other programs: to standard output, and nan as null."""
-    text = json.dumps(replace_nonfinite(value), indent=2, ensure_ascii=False, default=to_json_value)
-    print_text(
-        replace_hidden(text, lambda sign: json.dumps(sign)[1:-1])
-    )  # as JSON spells them: what is read back is the same
+    """Print JSON for other programs, with hidden characters as JSON escapes them."""
+    print_text(replace_hidden(_dump_json(value), lambda hidden: json.dumps(hidden)[1:-1]))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read back what `write_json` wrote."""
+    """Read what `write_json` wrote."""
     try:
-        value = json.loads(read_text(path), parse_int=_whole_number, parse_constant=_whole_number)
+        value = json.loads(read_text(path), parse_int=_parse_int, parse_constant=_parse_int)
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
+        raise UserError(f"{path} does not exist", code="not-found", key=str(path)) from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}", code="unreadable", key=str(path)) from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path} is damaged: {error.msg} (line {error.lineno}, column {error.colno})") from None
+        raise _damaged(path, f"{error.msg} (line {error.lineno}, column {error.colno})") from None
     except (ValueError, RecursionError):
-        raise UserError(f"{path} is damaged: it is not JSON") from None
+        raise _damaged(path, "it is not JSON") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged: it holds a {type(value).__name__}, not a set of named values")
+        raise _damaged(path, f"it holds a {type(value).__name__}, not a set of named values")
     return value
 
 
-def _whole_number(digits: str) -> int:
-    """Nothing that is counted here has more digits, and what is not finite is written as null."""
-    if len(digits) > MOST_DIGITS:
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"{digits[:20]}… is too large")
     return int(digits)
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """The same value with None for every NaN and infinity, which JSON cannot write."""
+    """Replace every NaN and infinity by None, since JSON has neither."""
     if isinstance(value, dict):
         return {key: replace_nonfinite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -135,7 +137,7 @@ def replace_nonfinite(value: Any) -> Any:
 
 
 def to_json_value(value: Any) -> Any:
-    """Array scalars and small arrays as numbers and lists; anything else that JSON has no word for as its text."""
+    """Convert arrays and their scalars to lists and numbers, and anything else to its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -155,7 +157,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def to_flat(record: Any) -> dict[str, Any]:
-    """Every field of a dataclass by name, those of dataclasses inside it beside them."""
+    """Flatten a dataclass and the dataclasses inside it into one dict."""
     found: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)
@@ -164,7 +166,7 @@ def to_flat(record: Any) -> dict[str, Any]:
 
 
 def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
-    """The inverse: lists become tuples, unknown keys are left out, and what is not there has its default."""
+    """Build a dataclass from `to_flat`: lists become tuples, unknown keys are ignored, missing ones have defaults."""
     given: dict[str, Any] = {}
     hints = get_type_hints(kind)
     for name, hint in ((field.name, hints[field.name]) for field in fields(kind)):  # type: ignore[arg-type]
@@ -172,25 +174,25 @@ def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
             given[name] = from_flat(hint, values)
         elif name in values:
             is_enum = isinstance(hint, type) and issubclass(hint, Enum)
-            given[name] = hint(values[name]) if is_enum else _checked(hint, _as_tuple(values[name]))
+            given[name] = hint(values[name]) if is_enum else _check_type(hint, _as_tuple(values[name]))
     return kind(**given)
 
 
 def validate_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of some fields of a dataclass, each of its kind; ValueError if one is not. Lists become tuples."""
+    """Check values of some fields of a dataclass, or raise ValueError; lists become tuples."""
     if not isinstance(values, Mapping):
         raise ValueError(f"it holds a {type(values).__name__}, not a set of named values")
     hints = get_type_hints(kind)
-    return {name: _checked(hints[name], _as_tuple(value)) for name, value in values.items()}
+    return {name: _check_type(hints[name], _as_tuple(value)) for name, value in values.items()}
 
 
-def _checked(hint: Any, value: T) -> T:
-    """The value, if it is of its kind; ValueError if it is not. Numbers in a table may be missing."""
+def _check_type(hint: Any, value: T) -> T:
+    """Return a value of the hinted type, or raise ValueError. Numbers in a table may be missing."""
     known = {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
     try:
         _adapter(hint).validate_python(known, strict=True)
-    except ValueError:  # which says so in several lines
-        raise ValueError(f"{value!r:.60} is not of the kind that belongs there") from None
+    except ValueError:
+        raise ValueError(f"{value!r:.60} has the wrong type") from None
     return value
 
 

@@ -1,4 +1,4 @@
-"""Numbers and sentences as people read them, in signs that the stream can write."""
+"""Format numbers, durations and sentences for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLAIN = str.maketrans({"×": "x", "≈": "~", "…": "...", "→": ">", "µ": "u
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Four significant digits, and no more zeros than it takes: 0.8731, 12.5, 1,234, 3.2e-06."""
+    """Format a number with four significant digits: 0.8731, 12.5, 1,234, 3.2e-06."""
     if value is None or not math.isfinite(value):
         return "nan" if value is None or math.isnan(value) else str(value)
     if value == 0 or isinstance(value, int):
@@ -25,7 +25,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """35 µs, 48 ms, 12.3 s, 3 min 12 s, 2 h 05 min, 4 d 06 h; `durations.parse_hours` reads them from seconds on."""
+    """Format seconds: 35 µs, 48 ms, 12.3 s, 3 min 12 s, 2 h 05 min, 4 d 06 h."""
     if 0 < seconds < 0.9995e-3:
         return f"{number(seconds * 1e6, 3)} µs"
     if seconds < 0.9995:
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def format_short_duration(seconds: float) -> str:
-    """A duration in few columns: 12.3 ms, 1.82 s, 23.9 min, 3.1 h."""
+    """Format seconds in few columns: 12.3 ms, 1.82 s, 23.9 min, 3.1 h."""
     for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= scale * (1 if unit == "s" else 1.5):
             return f"{number(seconds / scale, 3)} {unit}"
@@ -49,7 +49,7 @@ def format_short_duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """0:48, 3:12, 2:05:10, 4 d 06 h: a duration in few columns."""
+    """Format seconds as a clock: 0:48, 3:12, 2:05:10, 4 d 06 h."""
     whole = round(seconds)
     if whole >= 86400:
         return duration(whole)
@@ -58,7 +58,7 @@ def clock(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Decimal units, as on the label of a disk: 812 MB, 1.25 GB."""
+    """Format bytes in decimal units: 812 MB, 1.25 GB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= scale * 0.9995:
             return f"{number(nbytes / scale, 3)} {unit}"
@@ -66,7 +66,7 @@ def size(nbytes: float) -> str:
 
 
 def format_quantity(n: float, billion: str = "B") -> str:
-    """Three significant digits: 7.03 B, 124 M, 12.3 k, 12."""
+    """Format a count with three significant digits: 7.03 B, 124 M, 12.3 k, 12."""
     for unit, scale in ((billion, 1e9), ("M", 1e6), ("k", 1e3)):
         if n >= scale:
             return f"{n / scale:.3g} {unit}"
@@ -82,14 +82,14 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 
 def wrap_lines(text: str, mark: str) -> Iterator[str]:
-    """A sentence in lines of the width of tables; a number and its unit stay together."""
+    """Wrap a sentence to the width of tables; a number and its unit stay together."""
     kept = re.sub(r"(?<=\d) (?=[%a-zA-Z]{1,3}\b|%)", "\u00a0", text)
     for i, line in enumerate(textwrap.wrap(kept, TEXT_COLUMNS - len(mark), break_on_hyphens=False)):
         yield (mark if i == 0 else " " * len(mark)) + line.replace("\u00a0", " ")
 
 
 def to_encodable(text: str, encoding: str | None) -> str:
-    """The same text with the nearest plain sign for each that this encoding lacks."""
+    """Replace characters that the encoding lacks by the nearest plain ones."""
     encoding = encoding or "utf-8"
     if not encoding.lower().startswith("utf"):
         text = text.translate(PLAIN)

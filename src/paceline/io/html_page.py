@@ -1,4 +1,4 @@
-"""Pages that open offline in a browser, and what it may do with them."""
+"""Templates, data and the content policy of pages that open offline in a browser."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from paceline.io.escape import HIDDEN, escape_hidden, escape_values
 from paceline.io.files import replace_nonfinite
 
 ESCAPED = re.compile(r"\\[bfru]")
-"""In JSON: a control character, perhaps."""
 
 
 def build_content_policy(*scripts: str) -> str:
-    """What a browser may do with a page: run these scripts, and nothing that came with the numbers; ask no network."""
+    """Build a policy that allows these scripts only, and no network."""
     sums = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     run = " ".join(f"'sha256-{found}'" for found in sums) or "'none'"
     shown = f"script-src {run}; style-src 'unsafe-inline'; img-src data:"
@@ -32,15 +31,12 @@ def compile_template(
     signs: Mapping[str, str] | None = None,
     **filters: Callable[..., Any],
 ) -> Any:
-    """A template in which every value is shown as text: without markup of its own, and with all of it to be seen.
-
-    `value` is done to each value instead; in LaTeX braces mean something else, and blocks have other `signs`.
-    """
+    """Compile a template in which values are escaped, by `value` if given; `signs` are the delimiters of blocks."""
     from jinja2 import Environment
 
     made = Environment(
         autoescape=html,
-        finalize=value or _shown,
+        finalize=value or _escape_text,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols"],
@@ -50,20 +46,19 @@ def compile_template(
     return made.from_string(text)
 
 
-def _shown(value: Any) -> Any:
-    """What is markup stays as it is."""
+def _escape_text(value: Any) -> Any:
     return value if hasattr(value, "__html__") else escape_hidden(str(value))
 
 
 def dump_page_data(value: Any) -> str:
-    """JSON that cannot end the element of a page it stands in: all text can be seen, and what is no number is null."""
-    text = _json(value)
+    """Dump JSON that cannot end the script element around it, with hidden characters escaped."""
+    text = _dump_compact(value)
     if HIDDEN.search(text) or ESCAPED.search(text):
-        text = _json(escape_values(value))
+        text = _dump_compact(escape_values(value))
     return text.replace("<", "\\u003c")
 
 
-def _json(value: Any) -> str:
+def _dump_compact(value: Any) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):

@@ -1,7 +1,4 @@
-"""Files that somebody named, for reading: plain ones alone, and no more of them than was asked for.
-
-A pipe would be waited for without end, and a device may go on for ever.
-"""
+"""Open files that a user named: regular files only, up to a size. A pipe or a device could block forever."""
 
 from __future__ import annotations
 
@@ -11,12 +8,11 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
-MOST_BYTES = 1 << 28
-"""Of a file that is read as a whole."""
+MAX_BYTES = 1 << 28
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file for reading its bytes; OSError where it is a pipe, a socket or a device."""
+    """Open a file for reading bytes; raise OSError if it is not a regular file."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check(os.fstat(handle).st_mode, path)
@@ -27,24 +23,24 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def check_regular(path: Path) -> None:
-    """The same for a file that a library opens by its name."""
+    """Raise OSError if a file that a library opens by name is not a regular file."""
     _check(path.stat().st_mode, path)
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The whole of a file; OSError where it is longer."""
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """Read a whole file; raise OSError if it is longer than `most`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(min(size, most) + 1)  # which takes as much memory, whatever is there
-        if len(content) > size:  # it grew meanwhile, or its file system does not say
+        content = file.read(min(size, most) + 1)  # allocates as much, whatever the file holds
+        if len(content) > size:  # it grew, or its file system reports no size
             content += file.read(max(0, most + 1 - len(content)))
         if max(size, len(content)) > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
         return content
 
 
-def read_text(path: Path, most: int = MOST_BYTES, encoding: str = "utf-8") -> str:
-    """The same as text; UnicodeDecodeError where it is none."""
+def read_text(path: Path, most: int = MAX_BYTES, encoding: str = "utf-8") -> str:
+    """Read a whole text file."""
     return read_bytes(path, most).decode(encoding)
 
 
@@ -52,4 +48,4 @@ def _check(mode: int, path: Path) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -1,4 +1,4 @@
-"""What reaches the terminal: text, and nothing that steers it or hides in it, wherever the text was read."""
+"""Print to the terminal, with hidden and control characters escaped."""
 
 from __future__ import annotations
 
@@ -11,29 +11,26 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COLUMNS = 100
-"""Of all that is shown on a terminal or in a log."""
+"""Width of tables and logs."""
 
 
 def print_text(text: object, end: str = "\n") -> None:
-    """To standard output."""
+    """Print to standard output."""
     print(escape_hidden(str(text)), end=end, flush=True)
 
 
 def warn(text: object) -> None:
-    """To standard error."""
+    """Print to standard error."""
     print(escape_hidden(str(text)), file=sys.stderr, flush=True)
 
 
 def print_file(text: str) -> None:
-    """A file on standard output: into a pipe as it is, and on a terminal as it can be seen."""
+    """Print the content of a file: unchanged into a pipe, escaped on a terminal."""
     print(escape_hidden(text) if sys.stdout.isatty() else text, end="")
 
 
 def build_console(**options: Any) -> Console:
-    """A console of rich that shows texts as they are: no markup, and no escape sequences but its own.
-
-    As wide as the terminal; in a pipe, as wide as our tables may be.
-    """
+    """Build a rich console without markup and escape sequences in texts; in a pipe it has the width of tables."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
