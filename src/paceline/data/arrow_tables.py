@@ -32,7 +32,6 @@ class ArrowTable:
     path: Path
     kind: str
     dataset: Any
-    """`pyarrow.dataset.Dataset`"""
 
     @classmethod
     def open(cls, path: Path, kind: str, key: str, text_columns: Collection[str] = ()) -> ArrowTable:
@@ -76,7 +75,6 @@ class ArrowTable:
         return list(self.dataset.schema.names)
 
     def iter_batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        """Yield record batches of at most so many rows; none is empty."""
         return self._translated(lambda: self.dataset.to_batches(columns=list(columns), batch_size=rows))
 
     def iter_first(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
@@ -123,7 +121,6 @@ def is_number(kind: Any) -> bool:
 
 
 def _csv_options(kind: str, types: Any = None) -> tuple[Any, None, Any]:
-    """Return (parse, read, convert) options."""
     from pyarrow import csv
 
     parse = csv.ParseOptions(delimiter="\t" if kind == "tsv" else ",")

@@ -179,7 +179,6 @@ def map_array(path: Path) -> NDArray[Any]:
 
 
 def write_synced(path: Path, content: bytes) -> dict[str, Any]:
-    """Write a small file, force it to the disk, and return its size and checksum."""
     with path.open("wb") as file:
         file.write(content)
         sync_file(file)
@@ -187,7 +186,6 @@ def write_synced(path: Path, content: bytes) -> dict[str, Any]:
 
 
 _verified: set[tuple[object, ...]] = set()
-"""Files that this process has verified, with their sizes and times."""
 
 
 def verify_entry(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
@@ -213,7 +211,6 @@ def verify_entry(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _hash_entry_file(path: Path, array: NDArray[Any] | None) -> str:
-    """Hash the numbers of an array, or the whole of any other file."""
     if array is not None:
         return hashlib.sha256(array.data).hexdigest()
     check_regular(path)
@@ -221,13 +218,11 @@ def _hash_entry_file(path: Path, array: NDArray[Any] | None) -> str:
 
 
 def describe_array(path: Path) -> dict[str, Any]:
-    """Return the facts of an array as `ArrayWriter` has them, after the file was changed."""
     array = map_array(path)
     return {"bytes": path.stat().st_size, "sha256": _hash_entry_file(path, array), "dtype": array.dtype.str}
 
 
 def add_seal(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Add a checksum of the facts of an entry, for the file that they are written to."""
     return {**facts, "seal": compute_seal(facts)}
 
 

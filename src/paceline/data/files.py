@@ -57,7 +57,6 @@ def check_file(path: Path, key: str) -> Path:
 
 
 def missing_path_error(path: Path, key: str, expected: str) -> UserError:
-    """Return the error for a path that does not exist; it suggests the nearest one that does."""
     exists = path.parent.is_dir()
     missing = "" if exists else f" (the folder {path.parent} does not exist either)"
     hint = did_you_mean(path.name, (sibling.name for sibling in path.parent.iterdir())) if exists else ""
@@ -115,7 +114,6 @@ class FileWalk:
     """One walk through folders, which may be nested deeper than Python recurses, and linked in a circle."""
 
     most: int | None = None
-    """Names after which it raises TooManyFiles; None visits all."""
     seen: int = 0
     given: set[str] = field(default_factory=set)
 
@@ -133,7 +131,6 @@ class FileWalk:
                     yield Path(entry.path)
 
     def iter_matches(self, pattern: Path) -> Iterator[Path]:
-        """Yield the files that match a glob pattern, unsorted; `**` passes a circle of links once."""
         parts = [p for p, before in zip(pattern.parts, ("", *pattern.parts), strict=False) if not p == before == "**"]
         anchor = [pattern.anchor] if pattern.anchor else []
         waiting = [("".join(anchor), parts[len(anchor) :], frozenset[tuple[int, int]]())]
@@ -156,7 +153,6 @@ class FileWalk:
                     yield Path(path)
 
     def _expand(self, folder: str, part: str) -> Iterator[str]:
-        """Yield the paths in a folder that one part of a pattern matches."""
         if part != "**" and not glob.has_magic(part):
             path = os.path.join(folder, part)
             return iter([path] if os.path.lexists(path) else [])
@@ -166,7 +162,6 @@ class FileWalk:
         return (os.path.join(folder, name) for name in shown if fnmatch.fnmatch(name, wanted))
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        """Yield nothing where a folder may not be read."""
         try:
             opened = os.scandir(folder)
         except PermissionError:
@@ -249,7 +244,6 @@ def _find_invalid_line(path: Path) -> str:
 
 
 def hash_value(value: object) -> str:
-    """Hash a value that JSON can write."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
 
 

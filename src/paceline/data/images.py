@@ -89,7 +89,6 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _check_sizes(files: list[Path]) -> None:
-    """Raise UserError if the headers of some images have different sizes, which cannot be batched."""
     from PIL import Image
 
     first: tuple[Path, Pixels] | None = None

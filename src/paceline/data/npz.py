@@ -29,17 +29,13 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class ArrayHead:
-    """An array of a .npz file of which only the beginning is read."""
-
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     unpacked_bytes: int
     first: np.ndarray
-    """Its first rows; empty if it is stored by columns."""
 
 
 def read_npz_heads(path: Path, most_bytes: int) -> dict[str, ArrayHead]:
-    """Return the arrays of a .npz file by name, with so many bytes of the first rows of each."""
     found = {}
     with _open_archive(path) as archive:
         for entry in _list_arrays(archive):
@@ -73,7 +69,6 @@ def open_npz(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file; errors become UserError."""
     try:
         check_regular(path)
         with zipfile.ZipFile(path) as archive:

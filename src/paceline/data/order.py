@@ -27,7 +27,6 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def derive_key(*words: int) -> np.uint64:
-    """Derive one 64-bit key from several numbers."""
     key = np.zeros(1, np.uint64)
     for word in words:
         key = mix(key + _GOLDEN + np.uint64(word & 0xFFFFFFFFFFFFFFFF))
@@ -67,8 +66,6 @@ def derive_sample_keys(ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """All samples of one step, over all ranks, in their order."""
-
     step: int
     epoch: int
     ids: np.ndarray
@@ -99,7 +96,6 @@ class Order:
         return epoch * self.samples + min(index * self.batch, self.samples)
 
     def global_batches(self, first: int, last: int) -> Iterator[GlobalBatch]:
-        """Yield the batches of steps first … last - 1."""
         while first < last:
             epoch, index = divmod(first, self.steps_per_epoch)
             count = min(last - first, self.steps_per_epoch - index, AT_ONCE)

@@ -47,8 +47,6 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class RankBatch:
-    """A data-parallel rank's share of a global batch, ready to compute."""
-
     global_batch: GlobalBatch
     micro_batches: list[MicroBatch]
     cost: int  # of the whole global batch: its tokens, for texts
@@ -58,14 +56,11 @@ class RankBatch:
 
     @property
     def samples(self) -> int:
-        """Of the global batch."""
         return len(self.global_batch.ids)
 
 
 @dataclass(frozen=True)
 class Loader:
-    """The batches of one data-parallel rank."""
-
     samples: Samples
     order: Order
     layout: Layout
@@ -143,7 +138,6 @@ def count_workers(samples: Samples) -> int:
 
 
 def iter_batches(samples: Samples, wanted: Iterable[IdsAndKeys]) -> Iterator[Any]:
-    """Yield the batches of these samples and keys; worker processes make them ahead."""
     return map_in_order(lambda one: samples.batch(*one), wanted, count_workers(samples))
 
 

@@ -40,7 +40,6 @@ def load_training_samples(workload: Workload) -> Samples:
 
 
 def cost_of(samples: Samples, ids: np.ndarray) -> np.ndarray:
-    """Return the work of each of these samples, as they report it."""
     found = np.asarray(samples.cost(ids))
     if found.shape != ids.shape or found.dtype.kind not in "biuf":
         expected = "expected an array with a number for each, as in  return self.lengths[ids]"
@@ -49,12 +48,10 @@ def cost_of(samples: Samples, ids: np.ndarray) -> np.ndarray:
 
 
 def count_samples(workload: BaseWorkload) -> int:
-    """Return the number of samples to learn from."""
     return len(load_training_samples(workload)) if isinstance(workload, Workload) else workload.sample_count()
 
 
 def load_samples(workload: Workload, split: str) -> Samples | None:
-    """Return what `data(split)` returns as Samples."""
     found, source = workload.data(split), workload.data_words.format(split=split)
     if found is None:
         return None
@@ -79,7 +76,6 @@ def traits_of(workload: Workload, samples: Samples) -> Traits:
 
 
 def _has_one_shape(samples: Samples) -> bool:
-    """Guess from a few samples whether all have the same shape."""
     if hasattr(samples, "resident"):
         return True
     few = np.linspace(0, len(samples) - 1, min(len(samples), SHAPE_SAMPLES)).astype(np.int64)
@@ -117,8 +113,6 @@ def as_samples(found: Any, collate: Callable[[list[Any]], Any] | None, source: s
 
 
 class ArraySamples:
-    """Tensors or arrays in which row i is sample i."""
-
     def __init__(self, columns: Any, source: str) -> None:
         columns = tree_map(lambda c: c.to_numpy() if hasattr(c, "to_numpy") else c, columns, is_leaf=_is_list)
         for path, leaf in tree_flatten_with_path(columns, is_leaf=_is_list)[0]:
@@ -211,7 +205,6 @@ def _to_tensor(array: np.ndarray) -> Tensor:
 
 
 def _reject_differing(samples: Sequence[Any], ids: np.ndarray, source: str) -> None:
-    """Name the two samples that cannot be rows of one batch, or the part of a sample that never can."""
     hint = "in the data set, or give your Workload a method  collate(self, samples)"
     first = _describe_leaves(samples[0])
     for number, sample in zip(ids[1:].tolist(), samples[1:], strict=True):

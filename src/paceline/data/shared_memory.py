@@ -23,8 +23,6 @@ TensorSlot = tuple[int, torch.dtype, torch.Size]  # begin in the file, dtype, sh
 
 
 class _TensorPickler(ForkingPickler):
-    """Leaves plain tensors out of the pickle, and records their slots in the file."""
-
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.tensors: list[tuple[TensorSlot, Tensor]] = []
@@ -54,8 +52,6 @@ class _TensorUnpickler(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class Message:
-    """A pickle, and the slots of its tensors in a file of so many bytes."""
-
     pickle: bytes
     tensors: list[tuple[TensorSlot, Tensor]]
     bytes: int
@@ -69,7 +65,6 @@ def pack_message(thing: Any) -> Message:
 
 
 def send_message(pipe: Connection, message: Message) -> None:
-    """Send to the process at the other end of a pipe, which is a pair of sockets."""
     pipe.send_bytes(message.bytes.to_bytes(8, "little"))
     pipe.send_bytes(message.pickle)
     if not message.bytes:

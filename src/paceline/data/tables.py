@@ -25,13 +25,11 @@ JSON_EXAMPLE = '{"text": "some words", "label": "news"}'
 
 
 def table_kind(path: Path) -> str:
-    """Return the kind of a table by the end of its name, or "" if it has none; .gz may follow."""
     name = path.with_suffix("") if path.suffix == ".gz" else path
     return TABLE_KINDS.get(name.suffix.lower(), "")
 
 
 def check_table(path: Path, key: str) -> tuple[Path, str]:
-    """Return (path, kind) of a table that exists. `key` is the field of the run file that named it."""
     file = check_file(path, key)
     if kind := table_kind(file):
         return file, kind
@@ -52,7 +50,6 @@ def check_columns(wanted: Mapping[str, str], columns: Iterable[str], where: obje
 
 
 def locate_row(file: Path, kind: str, number: int) -> str:
-    """Return the file and row for a message; rows of jsonl are counted by lines."""
     return f"{file} {'line' if kind == 'jsonl' else 'row'} {number}"
 
 
@@ -101,7 +98,6 @@ def iter_columns(
 
 
 def iter_json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every line of a jsonl file that is not blank."""
     for number, line in enumerate(iter_lines(file), 1):
         if not line.strip():
             continue
@@ -198,15 +194,12 @@ class Columns:
         return len(next(iter(self.columns.values())))
 
     def texts(self, name: str) -> list[str]:
-        """Return a column as text; a missing value is an empty text."""
         return ["" if value is None else _format_value(value) for value in self._column(name)]
 
     def numbers(self, *names: str) -> np.ndarray:
-        """Return columns as float32, one row per sample."""
         return np.stack([self._numbers(name) for name in names], axis=1)
 
     def categories(self, *names: str) -> dict[str, list[str]]:
-        """Return the distinct texts of each of these columns, sorted."""
         return {name: sorted(set(self.texts(name))) for name in names}
 
     def codes(self, categories: Mapping[str, Sequence[str]]) -> np.ndarray:

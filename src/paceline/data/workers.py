@@ -80,15 +80,12 @@ class Worker:
 
 
 class Workers:
-    """The worker processes of one rank; one thread at a time asks each of them."""
-
     def __init__(self, splits: Mapping[str, Samples | None], reference: str) -> None:
         self.splits, self.reference = splits, reference
         self.all: list[Worker] = []
         self.free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
 
     def start(self, count: int) -> None:
-        """Start workers until there are so many."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # a fork would write their buffers once more
         while len(self.all) < count:
@@ -105,7 +102,6 @@ class Workers:
             self.free.put(self.all[-1])
 
     def ask(self, *request: Any) -> Any:
-        """Return the answer of a free worker, or raise what it raised."""
         worker = self.free.get()
         try:
             answer = worker.ask(*request)
@@ -130,8 +126,6 @@ class Workers:
 
 
 class WorkerSamples:
-    """A split whose batches are made by worker processes."""
-
     beside_the_loop = True
 
     def __init__(self, split: str, samples: Samples, workers: Workers, reason: str) -> None:
@@ -181,14 +175,12 @@ def start_workers(workload: Workload, place: RankInfo, samples_per_step: int) ->
 
 
 def describe_workers(samples: Samples) -> list[str]:
-    """Return a line for the log, if it is not a thread of the rank that makes the samples."""
     if isinstance(samples, WorkerSamples):
         return [f"{samples.workers} worker process{'es' * (samples.workers > 1)} for samples{samples.reason}"]
     return [] if getattr(samples, "beside_the_loop", True) else ["samples are made between steps: data.workers=0"]
 
 
 def list_worker_facts(spec: RunSpec, samples: Samples) -> dict[str, int]:
-    """Return the number of workers for the record, if the run file can set it."""
     return {"workers": getattr(samples, "workers", 0)} if hasattr(spec.data, "workers") else {}
 
 
@@ -201,7 +193,6 @@ def cores_of(place: RankInfo) -> int:
 def _start_as_asked(
     workers: Workers, samples: Samples, asked: int | str, place: RankInfo, samples_per_step: int
 ) -> str:
-    """Start as many as were asked for, or as are worthwhile; return the reason for the log."""
     if isinstance(asked, int):
         workers.start(asked)
         return ""
@@ -220,7 +211,6 @@ def _start_as_asked(
 
 
 def choose_worker_count(step_s: float, cores: int) -> int:
-    """Return the number of workers for a step whose samples take one process so long."""
     return max(1, min(cores, MAX_AUTO_WORKERS, math.ceil(step_s / TOLERATED_WAIT_S)))
 
 
@@ -232,7 +222,6 @@ MEASURE = "measure"
 def _serve(
     pipe: Connection, splits: Mapping[str, Samples], reference: str, inherited: list[Connection], parent: int
 ) -> None:
-    """Answer requests until the rank closes its end, or dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -32,7 +32,6 @@ SPACE_BEFORE_APOSTROPHE = re.compile(r"(?<=\w) (?=&#39;(?:s|t|d|m|re|ve|ll)\b)")
 
 
 def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
-    """Return (training file, test file) of the folder."""
     if path is None:
         raise UserError(f"data.path: not given; {EXPECTED}", code="missing-value", key="data.path")
     folder = path.expanduser()
@@ -47,7 +46,6 @@ def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
 
 
 def read_topics(folder: Path) -> tuple[str, ...]:
-    """Return the names of the classes: those of classes.txt, if it exists."""
     file = folder / "classes.txt"
     if not file.is_file():
         return TOPICS
@@ -58,7 +56,6 @@ def read_topics(folder: Path) -> tuple[str, ...]:
 
 
 def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Yield (text, label) of every row, the label from 0."""
     empty = True
     for number, fields in open_csv(path, names=COLUMNS)[1]:
         empty = False

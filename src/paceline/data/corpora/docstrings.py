@@ -43,7 +43,6 @@ Clean = Callable[[str], str]
 
 
 def list_source_versions() -> dict[str, str]:
-    """Return what the texts depend on: the installed versions and the version of the extraction."""
     try:
         found = {name: metadata.version(name) for name in CLASSES[:3]}
     except metadata.PackageNotFoundError as missing:
@@ -83,7 +82,6 @@ def mask_names(docstring: str) -> str:
 
 
 def iter_docstrings(source: str) -> Iterator[str]:
-    """Yield every docstring of a source text: of the module, its classes and its functions, in order."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code
@@ -126,7 +124,6 @@ def _not_installed(name: str) -> UserError:
 
 
 def _modules(root: Path, name: str, seen: set[str], clean: Clean) -> list[list[str]]:
-    """Return new cleaned docstrings, module by module, from as many files as needed."""
     modules: list[list[str]] = []
     count = 0
     files = sorted(_python_files(root), key=lambda file: hash_text(f"{name}/{file.relative_to(root).as_posix()}"))
@@ -168,7 +165,6 @@ def split_by_module(modules: list[list[str]], test_fraction: float) -> tuple[lis
 
 
 def _mix(texts_per_class: Iterable[list[str]]) -> list[Sample]:
-    """Return all classes in one shuffled order, so that the first rows are a fair sample."""
     samples = [(text, label) for label, texts in enumerate(texts_per_class) for text in texts]
     return sorted(samples, key=lambda sample: hash_text(sample[0]))
 

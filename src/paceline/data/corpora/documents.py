@@ -45,7 +45,6 @@ class DocumentPart(NamedTuple):
     text: str
     held_out: bool
     ends: bool
-    """Whether its document ends here; if not, the next part continues it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ def _open_text_files(data: CorpusSettings, looking: bool) -> DocumentSource:
 
 
 def find_text_files(path: Path | None, looking: bool = False) -> list[Path]:
-    """Return the files of `data.path`, sorted by name. `looking`: raise TooManyFiles rather than walk through many."""
     if path is None:
         hint = "source text reads a file, a folder or a pattern; type  data.path=FILE"
         raise UserError(f"data.path: not given; {hint}", code="missing-value", key="data.path")
@@ -171,7 +169,6 @@ class TokenStreams(TokenisedCorpus):
 def _write_streams(
     folder: Path, parts: Iterator[DocumentPart], chosen: ChosenTokenizer, log: LogFn
 ) -> dict[str, WrittenSplit]:
-    """Stream both splits to disk."""
     tokenizer, end = chosen
     dtype = token_dtype(tokenizer)
     documents = [0, 0]

@@ -43,8 +43,6 @@ Sample = tuple[str, int]
 
 
 class LabelledTextSettings(CorpusSettings, Protocol):
-    """Fields of the section `data` for labelled texts."""
-
     test_path: Path | None
     text: str
     label: str
@@ -60,7 +58,6 @@ class LabelledSource:
     test: Callable[[], Iterator[Sample]]
     fingerprint: Callable[[], str]
     classes: Callable[[], tuple[str, ...]]
-    """Return the names, in the order of the labels; for a table this reads the training file once."""
 
 
 def open_source(data: LabelledTextSettings, looking: bool = False) -> LabelledSource:
@@ -105,8 +102,6 @@ class LabelledRow(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelledTable:
-    """A table of the user's with a column of texts and one of labels."""
-
     path: Path
     kind: str
     text: str
@@ -191,7 +186,6 @@ def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dic
 
 
 def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int]) -> Iterator[Sample]:
-    """Yield the samples of the user's test file, whose labels must be those of the training file."""
     empty = True
     for row in table.rows():
         empty = False
@@ -229,12 +223,10 @@ class Tokens:
         return len(self.labels)
 
     def lengths(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of tokens of each sample."""
         samples = np.asarray(samples)
         return self.offsets[samples + 1] - self.offsets[samples]
 
     def gather(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens of these samples, concatenated in their order."""
         starts, lengths = self.offsets[np.asarray(samples)], self.lengths(samples)
         ends = np.cumsum(lengths)
         if not ends.size:
@@ -253,7 +245,6 @@ class LabelledCorpus(TokenisedCorpus):
     open_source = staticmethod(open_source)
     prefix = ""
     framed: ClassVar[bool] = False
-    """Whether texts have the tokens around them that a tokenizer adds."""
     settings = ("vocab", "max_length", "lowercase")
 
     @classmethod
@@ -293,7 +284,6 @@ def _open_split(folder: Path, split: str, facts: dict[str, int]) -> Tokens:
 def _write_split(
     folder: Path, split: str, samples: Iterator[Sample], chosen: ChosenTokenizer, classes: int, log: LogFn, framed: bool
 ) -> WrittenSplit:
-    """Stream one split to disk."""
     cut = empty = 0
     per_class = np.zeros(classes, np.int64)
     log_progress = limit_rate(log)

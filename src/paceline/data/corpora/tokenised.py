@@ -74,8 +74,6 @@ class BuiltCorpus(NamedTuple):
 
 
 class CorpusSettings(Protocol):
-    """Fields of the section `data` that every corpus of texts has."""
-
     @property
     def source(self) -> str: ...
 
@@ -98,9 +96,7 @@ class TokenisedCorpus:
     open_source: ClassVar[Any]
     """Function of the section `data` that opens the texts; `fingerprint()` of its result hashes their content."""
     prefix: ClassVar[str]
-    """Of the folder's name in the cache."""
     settings: ClassVar[tuple[str, ...]]
-    """Fields of the run file that the files depend on, beside the texts."""
 
     @classmethod
     def cached(cls, data: Any) -> Self | None:
@@ -133,7 +129,6 @@ class TokenisedCorpus:
 
     @classmethod
     def _folder(cls, data: Any, fingerprint: str) -> Path:
-        """Return the folder in the cache, named by all that its files depend on."""
         settings = {name: getattr(data, name) for name in cls.settings}
         if data.tokenizer is not None:
             settings["vocab"] = hash_tokenizer(data)
@@ -195,7 +190,6 @@ class TokenisedCorpus:
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that this kind of corpus adds."""
         raise NotImplementedError
 
     @cached_property
@@ -207,7 +201,6 @@ class TokenisedCorpus:
 
 
 def _write_meta(folder: Path, source: dict[str, str], built: BuiltCorpus) -> None:
-    """Write the tokenizer and, last of all, what `TokenisedCorpus.open` checks."""
     files = {writer.path.name: writer.facts for split in built.splits.values() for writer in split.arrays}
     files[TOKENIZER] = write_synced(folder / TOKENIZER, built.chosen.tokenizer.to_str().encode("utf-8"))
     content = "".join(files[name]["sha256"] for name in sorted(files))
@@ -258,7 +251,6 @@ class HashRange:
 
     @property
     def is_single(self) -> bool:
-        """Whether all texts are equal, so that none can be held out."""
         return self.lowest == self.highest
 
     def threshold(self, fraction: float) -> int:
@@ -273,7 +265,6 @@ class Vocabulary:
     folder: Path
     size: int
     special: int
-    """See `TokenisedCorpus`."""
     classes: tuple[str, ...] = ()
 
     @classmethod
@@ -282,7 +273,6 @@ class Vocabulary:
 
     @classmethod
     def open(cls, folder: Path) -> Vocabulary:
-        """Read what `keep` wrote."""
         file = folder / CLASSES_FILE
         facts = read_json(folder / VOCABULARY)
         try:
@@ -300,7 +290,6 @@ class Vocabulary:
             raise unreadable_error(self.folder / TOKENIZER, error) from None
 
     def keep(self, folder: Path) -> None:
-        """Write it into a folder that needs neither the corpus nor its cache."""
         self.copy_tokenizer(folder)
         if self.classes:
             write_json(folder / CLASSES_FILE, list(self.classes))

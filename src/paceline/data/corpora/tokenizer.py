@@ -45,7 +45,6 @@ class SpecialToken:
     purpose: str
     names: tuple[str, ...]
     instead: tuple[str, ...] = ()
-    """Names of tokens that can serve instead."""
 
 
 MASK = SpecialToken(
@@ -61,16 +60,12 @@ END = SpecialToken(
 
 
 class ChosenTokenizer(NamedTuple):
-    """A tokenizer, and the id of the special token that its corpus needs."""
-
     tokenizer: Tokenizer
     special: int
 
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """The tokens of a batch of texts, concatenated."""
-
     ids: NDArray[np.uint32]
     lengths: NDArray[np.int64]
     cut_texts: int
@@ -153,7 +148,6 @@ def encode_texts(tokenizer: Tokenizer, empty: int, texts: list[str], framed: boo
 
 
 def group_texts(samples: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
-    """Group the stream into batches that are limited in number and in size."""
     batch: list[tuple[str, int]] = []
     characters = 0
     for sample in samples:
@@ -194,7 +188,6 @@ def _take_first(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _has_long_word(text: str) -> bool:
-    """Check cheaply: nearly no text has one."""
     return len(text) > LONG_WORD_CHARACTERS and (
         max(map(len, text.split()), default=0) > LONG_WORD_CHARACTERS
         or any(b * LONG_WORD_CHARACTERS in text for b in BLANKS)
@@ -220,7 +213,6 @@ def load_tokenizer(
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read the user's tokenizer.json."""
     with _translate_tokenizer_errors(path):
         tokenizer = parse_tokenizer(read_text(path, MAX_TOKENIZER_BYTES))
     if not tokenizer.get_vocab_size():
@@ -244,7 +236,6 @@ def _translate_tokenizer_errors(path: Path) -> Iterator[None]:
 
 
 def hash_tokenizer(data: Any) -> str:
-    """Hash the user's tokenizer.json, for the name of an entry of the cache."""
     if not data.tokenizer.is_file() or data.tokenizer.stat().st_size > MAX_TOKENIZER_BYTES:
         read_tokenizer(data.tokenizer)  # raises
     return hash_files([data.tokenizer])

@@ -35,14 +35,12 @@ class Windows:
         return -(-(len(self.ids) - 1) // self.sequence)
 
     def cost(self, ids: np.ndarray) -> NDArray[np.int64]:
-        """Tokens that a sample predicts."""
         return np.minimum(self.sequence, len(self.ids) - 1 - np.asarray(ids, np.int64) * self.sequence)
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> LMBatch:
         return self.padded(ids, keys, len(ids))
 
     def padded(self, ids: np.ndarray, keys: np.ndarray, rows: int) -> LMBatch:
-        """These samples and, up to `rows`, rows in which nothing counts."""
         assert len(ids) <= rows, "more samples than rows"
         tokens_RS = np.zeros((rows, self.sequence), np.int64)
         targets_RS = np.full((rows, self.sequence), NOT_COUNTED, np.int64)

@@ -15,13 +15,10 @@ from paceline.planner.model_inputs import NamedWeight, TextStatistics, apply_fro
 from paceline.planner.training_cost import TrainingCostModel, dtype_sizes_of
 from paceline.workloads.classifier import ENTRY
 
-DROPOUT_PASSES = 33
-"""Over the elements that are dropped, to draw them from the key of each text."""
+DROPOUT_PASSES = 33  # over the elements, to draw the mask from the key of each text
 DROPOUT_OPERATIONS = 35
-RESIDUAL_BYTES = 4.0
-"""Of an element between layers: half precision is used within them."""
-AG_NEWS = (120_000, 48.0, 18.0)
-"""Texts of the original training set, their mean length in tokens and its standard deviation."""
+RESIDUAL_BYTES = 4.0  # of an element of the residual stream, which stays in fp32
+AG_NEWS = (120_000, 48.0, 18.0)  # training texts, mean length in tokens and its standard deviation
 AG_NEWS_TEST = 7_600
 ASSUMED_CLASSES = 4
 
@@ -52,7 +49,6 @@ def build_classifier_cost_model(spec: RunSpec, samples: int | None, tokens: floa
 
 
 def _assume_statistics(data: Any, samples: int | None, tokens: float | None) -> TextStatistics:
-    """Return what is given or assumed of texts that are not in the cache."""
     longest, deviation, held_out = data.max_length, 0.0, None
     count, mean, assumed = samples, tokens, ""
     if data.source == "ag_news":
@@ -69,7 +65,6 @@ def _assume_statistics(data: Any, samples: int | None, tokens: float | None) -> 
 
 
 def _list_weights(model: Any, longest: int, vocab: int, classes: int) -> Iterator[NamedWeight]:
-    """List the weights of `Encoder`, in its order."""
     width, ffn = model.width, model.ffn
     norms = {f"norm{n}.{part}": width for n in (1, 2) for part in ("weight", "bias")}
     products = {"qkv.weight": 3 * width * width, "out.weight": width * width}

@@ -1,4 +1,4 @@
-"""A classifier of texts: a transformer encoder with mean pooling, over texts packed end to end without padding."""
+"""A text classifier: a transformer encoder with mean pooling, over texts packed without padding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from paceline.workloads.classifier.standalone import ExportedClassifier
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward. Projections carry no bias: a key bias has no gradient but noise."""
+    """Pre-norm attention and feed-forward. Projections have no bias: the gradient of a key bias is noise."""
 
     def __init__(self, shape: ClassifierModel, site: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """What is added to the stream starts small, and so does the head: the first loss is that of a guess."""
+        """Start small what is added to the stream, and the head: the first loss is that of a guess."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
                 shrink = 0.1 if name == "head" else 1.0
@@ -95,8 +95,6 @@ class Encoder(nn.Module):
 
 
 class TextSamples:
-    """One split of a corpus as samples."""
-
     half_only = True
 
     def __init__(self, tokens: Tokens, longest: int) -> None:
@@ -118,7 +116,7 @@ class TextSamples:
 
 
 def compute_class_weights(asked: str | Mapping[str, float], corpus: LabelledCorpus) -> list[float]:
-    """`balanced`: such that each class weighs as much as any other in all training texts, and a text 1 on average."""
+    """Return the weight of each class; `balanced`: equal totals over all training texts, and 1 per text on average."""
     classes = corpus.classes
     if isinstance(asked, str):
         counts = np.bincount(corpus.train.labels, minlength=len(classes))
@@ -126,7 +124,7 @@ def compute_class_weights(asked: str | Mapping[str, float], corpus: LabelledCorp
     for name in asked:
         if name not in classes:
             hint = did_you_mean(name, classes) or f"; the classes are {', '.join(classes[:10])}"
-            raise UserError(f"model.class_weights: there is no class {name!r}{hint}")
+            raise UserError(f"model.class_weights: there is no class {name!r}{hint}", code="unknown-name")
     return [asked.get(name, 1.0) for name in classes]
 
 
@@ -167,7 +165,7 @@ class Classifier(Workload):
         return self.vocabulary.classes
 
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
-        """Where classes have weights, a loss counts as much as the class of its text."""
+        """Weigh each loss by the class of its text, if classes have weights."""
         logits, labels = to_at_least_fp32(model(batch)), batch.labels
         smoothing = cast(ClassifierModel, self.spec.model).label_smoothing
         if self.class_weights is None:
@@ -180,7 +178,6 @@ class Classifier(Workload):
 
     @cached_property
     def class_weights(self) -> Tensor | None:
-        """Of each class in the loss; None where all count alike."""
         asked = cast(ClassifierModel, self.spec.model).class_weights
         return None if asked == "none" else torch.tensor(compute_class_weights(asked, self.corpus))
 
@@ -193,7 +190,7 @@ class Classifier(Workload):
         }
 
     def encode(self, inputs: Sequence[Any]) -> tuple[Packed, Tensor]:
-        """The texts from short to long, as an evaluation has them, and where each was."""
+        """Return the texts from short to long, as in an evaluation, and their original order."""
         if wrong := [value for value in inputs if not isinstance(value, str)]:
             kinds = "; files of texts are .csv, .jsonl, .parquet and .txt" if isinstance(wrong[0], Path) else ""
             raise UserError(f"{str(wrong[0])[:60]!r} is not a text{kinds}")

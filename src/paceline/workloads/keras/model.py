@@ -109,7 +109,6 @@ class SampleLoss:
         return torch.cat([torch.zeros_like(odds), odds], -1)
 
     def class_sums(self, output: Any, y: Any) -> dict[str, Tensor]:
-        """Return the sums for accuracy and the like; empty unless outputs are scores of classes."""
         logits = self.logits(output)
         if logits is None:
             return {}
@@ -135,7 +134,6 @@ def _match_ranks(y: Any, output: Any) -> tuple[Any, Any]:
 
 
 def resolve_loss(section: KerasModel, model: Any) -> SampleLoss:
-    """Return the loss of the run file, else that of compile()."""
     if ":" in section.loss:
         return SampleLoss(load_user_function(section.loss, LOSS_KEY), section.loss.rpartition(":")[2])
     if section.loss:
@@ -164,7 +162,6 @@ def resolve_loss(section: KerasModel, model: Any) -> SampleLoss:
 
 
 def _find_loss(name: str, from_logits: bool) -> SampleLoss:
-    """Find a loss of keras.losses by its name in either case."""
     plain = name.replace("_", "").lower()
     for key, kind in vars(keras.losses).items():
         if isinstance(kind, type) and key.lower() == plain:
@@ -197,7 +194,6 @@ class SummedMetrics:
 
     @classmethod
     def of(cls, section: KerasModel, model: Any) -> SummedMetrics:
-        """Return those of the run file, else those of compile()."""
         if section.metrics or not model.compiled:
             return cls(section.metrics)
         names = ("_user_metrics", "_user_weighted_metrics")
@@ -219,7 +215,6 @@ class SummedMetrics:
         return found
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """Return each metric over all samples, from the sums over them."""
         found = {}
         with keras.device("cpu"):
             for name, metric in self.all.items():
@@ -231,12 +226,10 @@ class SummedMetrics:
         return found
 
     def among(self, sums: Mapping[str, Any]) -> set[str]:
-        """Return the keys of the sums that belong to metrics."""
         return {key for key in sums if key.rpartition("[")[0] in self.all}
 
 
 def _find_metric(given: Any) -> tuple[str, Any]:
-    """Return a metric and its name, as in the history of fit()."""
     if isinstance(given, keras.Metric):
         return given.name, given
     if str(given).lower() in BY_SHAPES:

@@ -58,7 +58,6 @@ class KerasWorkload(Workload):
 
     @property
     def file(self) -> Path | None:
-        """The user's file with the function that builds the model."""
         place = self.section.build.rpartition(":")[0]
         return Path(place) if place.endswith(".py") else None
 
@@ -66,7 +65,6 @@ class KerasWorkload(Workload):
         reject_for_keras(self.spec, layout)
 
     def prepare(self, log: LogFn) -> None:
-        """Try out all of the user's functions before ranks start."""
         samples, module = cast(KeyedSamples, self.data("train")), self.model()
         few = np.arange(min(2, len(samples)))
         with torch.no_grad(), guard_model_call():
@@ -151,7 +149,6 @@ class KerasWorkload(Workload):
         return torch.stack([_numbers(one) for one in inputs])
 
     def predict(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """Return probabilities if the loss is one of classes, else the output."""
         shape = getattr(cast(Any, model).original, "input_shape", None)
         if isinstance(batch, Tensor) and isinstance(shape, tuple) and None not in shape[1:]:
             if batch[0].numel() != np.prod(shape[1:]):
@@ -166,7 +163,6 @@ class KerasWorkload(Workload):
         return output if isinstance(output, dict) else {f"output_{i}": one for i, one in enumerate(output)}
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        """Save with Keras, and the user's file beside it, which may define layers."""
         original = cast(Any, model).original
         if original.compiled and original.optimizer is not None:
             original.optimizer.build(original.trainable_variables)

@@ -1,8 +1,8 @@
 """A modern decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, a tied or an untied head.
 
-It runs whole or as a stage of a pipeline: `tokens`, `norm` and `head` may be set to None and layers deleted, and what
-is left takes hidden states and gives hidden states. Nothing in it knows of ranks. The number of heads and the length of
-a sequence are read from what the projections give, which under tensor parallelism is a part of the whole.
+It runs whole or as a stage of a pipeline: without `tokens` it takes hidden states, without `head` it returns them. It
+knows nothing of ranks: the number of heads and the sequence length are read from the outputs of the projections, which
+under tensor parallelism are a part of the whole.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from paceline.nn.attention import RotaryTables, build_rotary_tables, causal_atte
 from paceline.nn.chunked_loss import compute_chunked_losses
 
 NORM_EPS = 1e-5
-DRAW_THREADS = 4
-"""As many weights are drawn at once: more would take much host memory where many ranks do so."""
+DRAW_THREADS = 4  # more weights at once would need much host memory if many ranks draw
 
 
 class Norm(nn.RMSNorm):
-    """The weight takes the type of the stream; the mean square is computed in fp32."""
+    """RMSNorm whose weight takes the type of the stream; the mean square is computed in fp32."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
@@ -52,7 +51,7 @@ class DecoderAttention(nn.Module):
 
 
 def _residual_stream(x: Tensor) -> Tensor:
-    """What runs through the layers is in bf16 where products are: half the bytes. fp16 has not the range for it."""
+    """Convert to bf16 if products are: half the bytes. fp16 lacks the range."""
     kind = x.device.type
     in_bf16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
     return x.to(torch.bfloat16) if in_bf16 else x
@@ -88,7 +87,7 @@ class DecoderLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """From hidden states to losses, or to logits where there are no targets. A tied one is handed its weight."""
+    """From hidden states to losses, or to logits without targets. A tied one is passed its weight."""
 
     def __init__(self, vocab: int, width: int, tied: bool) -> None:
         super().__init__()
@@ -117,22 +116,21 @@ class Decoder(nn.Module):
         self.initialise()
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """`x` is token ids (B, S), or hidden states (B, S, D) on a stage without `tokens`.
+        """Compute losses summed per sample (B,) of token ids (B, S); `targets` (B, S) below 0 do not count.
 
-        Returns hidden states on a stage without `head`; else losses summed per sample (B,), where `targets` (B, S)
-        below 0 do not count; else, without targets, logits (B, S, V).
+        Without targets return logits (B, S, V). A stage without `tokens` takes hidden states (B, S, D), and one without
+        `head` returns them.
         """
         x = self.hidden(x)
         return x if self.head is None else self.head(x, targets, self.shared_weight())
 
     def hidden(self, x: Tensor) -> Tensor:
-        """What goes into the head."""
         if self.tokens is not None:
             ids_BS, x = x, self.tokens(x)
             if self.positions is not None:
                 x = x + self.positions(torch.arange(ids_BS.shape[1], device=ids_BS.device))
             if self.shape.tied:
-                x = x * math.sqrt(self.shape.width)  # small numbers suit the head, the stream needs ordinary ones
+                x = x * math.sqrt(self.shape.width)  # the head needs small weights, the stream does not
             x = _residual_stream(x)
         tables = self.rotary_tables(x)
         for layer in self.layers.values():
@@ -140,9 +138,9 @@ class Decoder(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def rotary_tables(self, x_BSD: Tensor) -> RotaryTables | None:
-        """Made once and kept: a compiler would work the angles out again for every head of every sample.
+        """Return cached tables: a compiler would compute the angles again for every head of every sample.
 
-        Where the sequence is divided over ranks, x_BSD is a part of it, and the context is the whole.
+        If the sequence is divided over ranks, x_BSD is a part of it, and the context is the whole.
         """
         if self.shape.positions != "rotary":
             return None
@@ -153,11 +151,10 @@ class Decoder(nn.Module):
         return made
 
     def shared_weight(self) -> Tensor | None:
-        """The weight that a tied head takes from the embedding."""
         return self.tokens.weight if self.shape.tied and self.tokens is not None else None
 
     def stage(self, layers: range) -> Decoder:
-        """The part with these layers, and what comes before the first and after the last; names stay as they are."""
+        """Return the part with these layers, and with embedding or head at the ends; names stay the same."""
         part = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, dict):  # modules, weights and hooks are the stage's own
@@ -171,9 +168,9 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int | None = None) -> None:
-        """Draw the weights; after `to_empty` once more. What is added to the stream starts small.
+        """Draw the weights, again after `to_empty`. What is added to the residual stream starts small.
 
-        Each weight has a random stream of its own, by its name: a stage, a shard and the whole model draw the same.
+        Each weight has its own random stream, by its name: a stage, a shard and the whole model draw the same.
         """
         seed = torch.initial_seed() if seed is None else seed
         named = [(name, p) for name, p in self.named_parameters() if not p.is_meta]
@@ -188,7 +185,6 @@ class Decoder(nn.Module):
                     parameter.copy_(whole)
 
     def _draw(self, name: str, parameter: Tensor, seed: int) -> Tensor:
-        """The whole weight, as a core draws it, whatever the device."""
         whole = torch.empty(parameter.shape, device="cpu")
         if parameter.ndim == 1:
             return whole.fill_(1.0)
@@ -204,7 +200,7 @@ class Decoder(nn.Module):
         return std / math.sqrt(2 * self.shape.layers) if name.endswith((".out.weight", ".down.weight")) else std
 
     def costs(self, sequence: int) -> tuple[float, list[float], float]:
-        """FLOPs per token, forward and backward, of (the embedding, each layer of the whole model, the head)."""
+        """Return FLOPs per token, forward and backward, of (the embedding, each layer of the whole model, the head)."""
         shape = self.shape
         attention = 2 * sequence * shape.width  # scores and their sum, of which the causal half is computed
         layer = 3.0 * (2 * shape.weights_per_layer + attention)

@@ -1,4 +1,4 @@
-"""The verb `sample`: text from a trained language model, one token after the other."""
+"""The verb `sample`: generate text with a trained language model."""
 
 from __future__ import annotations
 
@@ -47,10 +47,9 @@ def sample(
     seed: int = 0,
     which: str = "newest",
 ) -> str:
-    """The prompt and what the model makes of it: up to `tokens` more tokens, fewer where the document ends.
+    """Return the prompt and up to `tokens` more tokens, fewer if the document ends.
 
-    Each token is drawn from the `top_k` most likely ones (0: from all), the likely ones the more so the lower the
-    temperature is.
+    Each token is drawn from the `top_k` most likely ones (0: from all); a lower temperature favours the likeliest.
     """
     _check(prompt, tokens, temperature, top_k, seed)
     import torch
@@ -76,19 +75,19 @@ def sample(
 
 def _check(prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> None:
     if not prompt:
-        raise UserError('the prompt is empty; give the beginning of a text, as in  paceline sample RUN "Returns the"')
-    if tokens < 1:
-        raise UserError(f"--tokens {tokens}: use 1 or more")
-    if not 0 < temperature < float("inf"):
-        raise UserError(f"--temperature {temperature:g}: it must be above 0; 0.8 is usual, 0.01 takes the likeliest")
-    if top_k < 0:
-        raise UserError(f"--top-k {top_k}: use 1 or more, or 0 to draw from all tokens")
-    if not 0 <= seed < 1 << 63:
-        raise UserError(f"--seed {seed}: use a number from 0 on")
+        raise UserError('the prompt is empty; type  paceline sample RUN "Returns the"', code="missing-value")
+    for option, value, allowed, hint in (
+        ("--tokens", tokens, tokens >= 1, "use 1 or more"),
+        ("--temperature", temperature, 0 < temperature < float("inf"), "it must be above 0; 0.8 is usual"),
+        ("--top-k", top_k, top_k >= 0, "use 1 or more, or 0 to draw from all tokens"),
+        ("--seed", seed, 0 <= seed < 1 << 63, "use a number from 0 on"),
+    ):
+        if not allowed:
+            raise UserError(f"{option} {value:g}: {hint}", code="invalid-value", key=option)
 
 
 def compute_next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
-    """Logits (V,) of the token that follows; those of all the others are never computed."""
+    """Return logits (V,) of the next token alone."""
     import torch
 
     assert model.head is not None
@@ -97,20 +96,17 @@ def compute_next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
 
 
 def load_language_model(run: str | Path, which: str = "newest") -> tuple[LanguageModel, Decoder]:
-    """The workload of a run, and its model with the weights of the newest (or best) checkpoint."""
+    """Return the workload of a run, and its model with the weights of the newest (or best) checkpoint."""
     from paceline.inference.trained_model import open as open_run
     from paceline.runlog.run_dir import RunDir
 
     folder = RunDir.open(Path(run))
     if (workload := folder.recorded_spec().workload) != "lm":
-        raise UserError(f"{folder.path} is a run of {workload}; only language models (workload: lm) write text")
+        raise UserError(f"{folder.path} is a run of {workload}, expected workload lm", code="not-supported")
     trained: Any = open_run(run, which)
     language_model = trained.workload
     began = folder.start()
     if language_model.kept is None and "data" in began and began["data"] != language_model.fingerprint():
-        raise UserError(
-            f"{folder.path} was trained on other data: what data.path or the installed packages hold has changed "
-            "since, and its vocabulary with it; bring it back, or train anew"
-        )
+        raise UserError(f"{folder.path}: its data have changed, and its vocabulary with them", code="conflict")
     model = trained.model
     return language_model, model

@@ -57,7 +57,7 @@ class LanguageModel(Workload):
         super().__init__(spec)
         self.sequence = cast(LMData, spec.data).sequence
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // self.sequence)
-        cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # too long a sequence is refused before data
+        cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # rejects too long a sequence
 
     def prepare(self, log: LogFn) -> None:
         self.corpus = TokenStreams.prepare(self.spec.data, log)
@@ -100,30 +100,21 @@ class LanguageModel(Workload):
         for name in ("heads", "kv_heads", "ffn"):
             size = getattr(shape, name)
             if size % layout.tensor:
-                near = max(
-                    n for n in range(1, layout.tensor) if shape.heads % n == shape.kv_heads % n == shape.ffn % n == 0
-                )
-                raise UserError(
-                    f"parallel.tensor={layout.tensor} does not divide model.{name}={size}; use parallel.tensor={near}"
-                )
+                sizes = (shape.heads, shape.kv_heads, shape.ffn)
+                near = max(n for n in range(1, layout.tensor) if not any(size % n for size in sizes))
+                raise _conflict(f"parallel.tensor={layout.tensor} does not divide model.{name}={size}; use {near}")
         if layout.sequence and self.sequence % layout.tensor:
-            raise UserError(
-                f"parallel.sequence=true divides data.sequence={self.sequence} by parallel.tensor={layout.tensor}; "
-                f"use data.sequence={-(-self.sequence // layout.tensor) * layout.tensor}"
-            )
+            near = -(-self.sequence // layout.tensor) * layout.tensor
+            given = f"parallel.sequence=true: parallel.tensor={layout.tensor} does not divide data.sequence"
+            raise _conflict(f"{given}={self.sequence}; use data.sequence={near}")
         if layout.sequence and shape.positions == "learned":
-            raise UserError("parallel.sequence=true needs model.positions=rotary, not learned")
+            raise _conflict("parallel.sequence=true needs model.positions=rotary, not learned")
         if layout.stages > shape.layers:
-            raise UserError(
-                f"parallel.pipeline={layout.pipeline} with parallel.schedule={layout.schedule} cuts the model into "
-                f"{layout.stages} stages, but it has {shape.layers} layers; use parallel.pipeline="
-                f"{shape.layers // (layout.stages // layout.pipeline)} or fewer"
-            )
+            most = shape.layers // (layout.stages // layout.pipeline)
+            given = f"parallel.pipeline={layout.pipeline}: {layout.stages} stages for {shape.layers} layers"
+            raise _conflict(f"{given}; use parallel.pipeline={most} or fewer")
         if layout.pipeline > 1 and shape.tied:
-            raise UserError(
-                f"parallel.pipeline={layout.pipeline} puts embedding and head on different ranks, and model.tied=true "
-                "makes them one; use model.tied=false"
-            )
+            raise _conflict(f"parallel.pipeline={layout.pipeline} cannot share weights; use model.tied=false")
 
     def inputs(self, batch: LMBatch) -> tuple[Tensor, dict[str, Tensor]]:
         return batch.tokens, {"targets": batch.targets}
@@ -152,6 +143,9 @@ class LanguageModel(Workload):
         return alone.eval(), {"ids": torch.arange(10).view(2, 5)}
 
     def _config(self) -> dict[str, Any]:
-        """All sizes, and how many of the rows of the embedding are tokens."""
         facts = {"tokens": self.vocabulary.size, "end": self.vocabulary.special, "sequence": self.sequence}
         return {**asdict(self.shape), **facts}
+
+
+def _conflict(message: str) -> UserError:
+    return UserError(message, code="conflict")

@@ -1,7 +1,6 @@
 """Sizes of a model from its config.json alone, for the usual architectures: no torch, no weights, no memory.
 
-Each architecture names its sizes in its own way. Parameters are counted to the last one, and compared with the
-library's own models in the tests.
+Parameters are counted exactly; tests compare them with the library's own models.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from typing import Any
 from paceline.errors import UserError
 
 Values = Mapping[str, Any]
-Linear = tuple[str, int, int]
-"""Name, inputs, outputs."""
+Linear = tuple[str, int, int]  # name, inputs, outputs
 
 
 @dataclass(frozen=True)
 class TransformerSizes:
-    """Sides of the products of a transformer, and the parameters of its parts."""
+    """Sides of the matrices of a transformer, and the parameters of its parts."""
 
     layers: int
     width: int
@@ -31,27 +29,19 @@ class TransformerSizes:
     gated: bool
     causal: bool
     linear: tuple[Linear, ...]
-    """The linear layers of one layer, by the last word of their names."""
-    context: int = 0
-    """Positions that it has learned, or was trained with."""
-    tables: int = 0
-    """Parameters of the embeddings."""
-    layer: int = 0
-    """Parameters of one layer."""
-    final: int = 0
-    """Parameters of the last norm."""
-    pooling: int = 0
-    """Parameters between the last layer and the classes."""
+    context: int = 0  # positions
+    tables: int = 0  # parameters of the embeddings
+    layer: int = 0  # parameters of one layer
+    final: int = 0  # parameters of the last norm
+    pooling: int = 0  # parameters between the last layer and the classes
     tied: bool = False
     class_biases: bool = False
     learned_positions: bool = True
-    active: int = 0
-    """Experts that a token goes through, each with `ffn` features; 0 where there are none."""
-    shared_ffn: int = 0
-    """Features of an expert that every token goes through besides."""
+    active: int = 0  # experts that a token passes, each with `ffn` features
+    shared_ffn: int = 0  # features of an expert that every token passes
 
     def head(self, classes: int) -> int:
-        """Parameters after the last layer: of a head over `classes` or, for 0, over the vocabulary."""
+        """Count the parameters after the last layer: of a head over `classes` or, for 0, over the vocabulary."""
         if classes:
             return self.final + self.pooling + classes * (self.width + self.class_biases)
         return self.final + (0 if self.tied else self.vocab * self.width)
@@ -60,35 +50,22 @@ class TransformerSizes:
         return self.tables + self.layers * self.layer + self.head(classes)
 
     def adapters(self, rank: int, targets: Collection[str] = ()) -> int:
-        """Parameters of low-rank adapters in one layer, of the layers so named; without names, of all."""
+        """Count the parameters of adapters in one layer, at the linear layers so named, or at all."""
         return sum(rank * (inner + outer) for name, inner, outer in self.linear if not targets or name in targets)
 
 
-ALWAYS = {
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"),
-    *("n_embd", "n_layer", "n_head", "n_positions"),
-}
-SIZES = ALWAYS | {
-    *("num_key_value_heads", "head_dim", "max_position_embeddings", "n_inner", "type_vocab_size"),
-    *("num_experts", "num_local_experts", "num_experts_per_tok"),
-    *("moe_intermediate_size", "shared_expert_intermediate_size"),
-}
-"""Keys of configs that are whole numbers; those of ALWAYS are above 0."""
-
-
 def sizes_of(values: Values) -> TransformerSizes | None:
-    """The sizes that a config describes; None for an architecture that has no formula here."""
+    """Return the sizes that a config describes; None for an architecture that has no formula here."""
     reader = READERS.get(values["model_type"])
     if reader is None:
         return None
-    given = {name: value for name, value in values.items() if value is not None}
-    for name in SIZES & given.keys():
-        if type(given[name]) is not int or given[name] < (name in ALWAYS):
-            raise UserError(f"config.json of {values['model_type']}: {name} is {given[name]!r:.40}, which is no size")
+    kind = f"config.json of {values['model_type']}"
     try:
-        return reader(given)
+        return reader({name: value for name, value in values.items() if value is not None})
     except KeyError as missing:
-        raise UserError(f"config.json of {values['model_type']} has no {missing}, so its size is not known") from None
+        raise UserError(f"{kind} has no {missing}, so its size is not known", code="invalid-data") from None
+    except (TypeError, ZeroDivisionError) as error:
+        raise UserError(f"{kind} has invalid sizes: {error}", code="invalid-data") from None
 
 
 def _read_llama(
@@ -100,7 +77,6 @@ def _read_llama(
     head_norms: bool = False,
     fused: bool = False,
 ) -> TransformerSizes:
-    """RMSNorm, rotary positions, a gated feed-forward part."""
     width, heads, ffn, vocab = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"], c["vocab_size"]
     kv_heads = c.get("num_key_value_heads") or heads
     head_width = c.get("head_dim") or width // heads
@@ -135,7 +111,7 @@ def _with_attention_bias(c: Values, **more: Any) -> TransformerSizes:
 
 
 def _experts(c: Values, attention: TransformerSizes, ffn: str, shared: int = 0) -> TransformerSizes | None:
-    """Experts in place of the feed-forward part, in one tensor each way, and a router; None where not in all layers.
+    """Replace the feed-forward part by experts and a router; None unless all layers have them.
 
     `ffn` names the features of one, `shared` are those of an expert for all tokens.
     """
@@ -169,8 +145,7 @@ def _gemma(c: Values, **more: Any) -> TransformerSizes:
 
 
 def _biased(c: Values, width: int, heads: int, layers: int, ffn: int, names: tuple[str, ...]) -> TransformerSizes:
-    """LayerNorm and biases everywhere, a plain feed-forward part. `names` of its linear layers; the first ones are
-    queries, keys and values, in one or in three."""
+    """LayerNorm and biases everywhere. The first `names` of linear layers are queries, keys and values."""
     *ins, out, up, down = names
     linear = (
         *((name, width, 3 * width // len(ins)) for name in ins),
@@ -259,4 +234,3 @@ READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
     "camembert": _bert,
     "distilbert": _distilbert,
 }
-"""By the `model_type` of the config."""

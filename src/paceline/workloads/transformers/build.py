@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from paceline.config.registry import describe_error
+from paceline.data.files import invalid_data
 from paceline.errors import UserError, did_you_mean
 from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.model_files import ConfigFile
 
-BIDIRECTIONAL = ("cpmant", "xlm", "xlnet")
-"""Architectures that the library calls causal, and whose tokens see those after them."""
+BIDIRECTIONAL = ("cpmant", "xlm", "xlnet")  # though the library calls them causal
 AUTO = {"causal_lm": "AutoModelForCausalLM", "sequence_classification": "AutoModelForSequenceClassification"}
 
 
@@ -25,31 +25,27 @@ def import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise UserError(
-            "workload: transformers is not installed here; type  pip install 'paceline[transformers]'"
-        ) from None
-    transformers.logging.set_verbosity_error()  # what it says of configs is not about this run
+        hint = "type  pip install 'paceline[transformers]'"
+        raise UserError(f"workload: transformers is not installed; {hint}", code="not-installed") from None
+    transformers.logging.set_verbosity_error()
     return transformers
 
 
 def build_config(file: ConfigFile) -> Any:
-    """The library's own object for a config. Code that lies beside a config is never run."""
+    """Build the library's config. Code beside a config is never run."""
     known = import_transformers().CONFIG_MAPPING
     if file.model_type not in known:
         near = did_you_mean(file.model_type, list(known.keys()))
         foreign = "; it brings its own code, which is not run" if "auto_map" in file.values else ""
-        raise UserError(
-            f"{file.path}: the architecture {file.model_type!r} is not known to transformers "
-            f"{import_transformers().__version__}{near}{foreign}"
-        )
+        message = f"{file.path}: transformers has no architecture {file.model_type!r}{near}{foreign}"
+        raise UserError(message, code="unknown-name", key="model_type")
     try:
         return known[file.model_type].from_dict(file.values)
     except Exception as error:  # the library checks values in many ways
-        raise UserError(f"{file.path}: transformers does not accept this config: {describe_error(error)}") from None
+        raise invalid_data(f"{file.path}: transformers rejects this config: {describe_error(error)}") from None
 
 
 def find_dropouts(config: Any) -> dict[str, float]:
-    """The probabilities of a config that are above 0, by name."""
     return {
         name: value
         for name, value in config.to_dict().items()
@@ -58,24 +54,18 @@ def find_dropouts(config: Any) -> dict[str, float]:
 
 
 def find_model_class(config: Any, task: str) -> Any:
-    """The library's class for a config and a task."""
     classes = getattr(import_transformers(), AUTO[task])._model_mapping
     if type(config) in classes:
         return classes[type(config)]
-    other = next(name for name in AUTO if name != task)
-    raise UserError(
-        f"model.task={task}: transformers has no such model of the architecture {config.model_type!r}; "
-        f"try  model.task={other}  or another architecture"
-    )
+    message = f"model.task={task}: transformers has no such model of the architecture {config.model_type!r}"
+    raise UserError(message, code="not-supported", key="model.task")
 
 
 def make_causal(config: Any) -> bool:
-    """Have each token see those before it alone, as predicting the next one needs; True where that is a change."""
+    """Let each token attend to earlier ones only; return whether that is a change."""
     if config.model_type in BIDIRECTIONAL:
-        raise UserError(
-            f"model.task=causal_lm: tokens of {config.model_type} see those after them, so that there is nothing to "
-            "predict; use another architecture"
-        )
+        message = f"model.task=causal_lm: {config.model_type} attends to later tokens; use another architecture"
+        raise UserError(message, code="not-supported", key="model.task")
     changed = getattr(config, "is_decoder", None) is False
     if changed:
         config.is_decoder = True
@@ -83,7 +73,7 @@ def make_causal(config: Any) -> bool:
 
 
 def build_transformer(config: Any, task: str) -> nn.Module:
-    """The model of a config as an object without memory; `initialise` gives it values once it has some."""
+    """Build the model on the meta device; `initialise` draws its weights once it has memory."""
     kind = find_model_class(config, task)
     try:
         with torch.device("meta"):
@@ -94,7 +84,7 @@ def build_transformer(config: Any, task: str) -> nn.Module:
 
 
 def attach_initialise(model: nn.Module, blocks: Sequence[nn.Module], given: Collection[str]) -> nn.Module:
-    """Give the model a method `initialise(seed)`, which leaves out the layers whose weights are `given` later."""
+    """Give the model a method `initialise(seed)`, which skips layers whose weights are `given` later."""
     names = {id(module): name for name, module in model.named_modules()}
     cast(Any, model).initialise = partial(draw_weights, model, [names[id(block)] for block in blocks], given)
     return model
@@ -102,11 +92,11 @@ def attach_initialise(model: nn.Module, blocks: Sequence[nn.Module], given: Coll
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, blocks: Sequence[str], given: Collection[str], seed: int) -> None:
-    """Draw the weights as the library does, and set the buffers, with one layer at a time whole in host memory.
+    """Draw the weights as the library does, and set the buffers, one layer at a time in host memory.
 
-    Each layer has a random stream of its own, by its name: a shard and the whole model draw the same.
+    Each layer has its own random stream, by its name, so that a shard and the whole model draw the same.
     """
-    cast(Any, model).tie_weights()  # memory was given to each module by itself
+    cast(Any, model).tie_weights()  # each module got its own memory
     layers = {name: model.get_submodule(name) for name in blocks}
     inside = {id(module) for layer in layers.values() for module in layer.modules()}
     rest = [module for module in model.modules() if id(module) not in inside]
@@ -128,7 +118,7 @@ def _initialise_module(model: nn.Module, module: nn.Module) -> None:
 
 
 def _draw(modules: Sequence[nn.Module], draw: Callable[[Any], None], name: str, seed: int) -> None:
-    """Put whole tensors in host memory in place of those of the modules, have them filled, and copy."""
+    """Replace the tensors of the modules by whole ones in host memory, draw these, and copy."""
     wholes: dict[int, tuple[Tensor, Tensor]] = {}
     places = list(_tensors(modules, only_adapters=draw is lora.LowRank.draw))
     for held, key, tensor in places:
@@ -138,7 +128,7 @@ def _draw(modules: Sequence[nn.Module], draw: Callable[[Any], None], name: str, 
         held[key] = wholes[id(tensor)][1]
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
-        for module in reversed(modules):  # what is inside first: some layers draw weights of their parts anew
+        for module in reversed(modules):  # inner ones first: some layers draw weights of their parts again
             draw(module)
     for held, key, tensor in places:
         held[key] = tensor
@@ -147,14 +137,13 @@ def _draw(modules: Sequence[nn.Module], draw: Callable[[Any], None], name: str, 
 
 
 def distribute_like(whole: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor as this rank holds it."""
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _tensors(modules: Sequence[nn.Module], only_adapters: bool) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """(where it is held, its name there, parameter or buffer) of each module by itself."""
+    """Yield (dict of the module, name, parameter or buffer)."""
     for module in modules:
         for held in (module._parameters, module._buffers):
             for name, tensor in list(held.items()):

@@ -1,4 +1,4 @@
-"""A trained model as a folder that the libraries transformers and PEFT read."""
+"""Write a trained model as a folder for the libraries transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from paceline.workloads.transformers.sections import ModelFolder
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ANY_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast"}
 PREFIX = "base_model.model."
-"""Of the names in a file of adapters."""
 
 
 def write_transformer(model: nn.Module, config: Any, kept: Path, folder: Path) -> None:
-    """Config, weights and tokeniser, as `from_pretrained` reads them."""
     config.architectures = [type(model).__name__]
     config.dtype = "float32"
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +34,7 @@ def write_transformer(model: nn.Module, config: Any, kept: Path, folder: Path) -
 
 
 def merge_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights by the library's names, those that are shared once, with adapters added to their layers."""
+    """Return the weights by the library's names, shared ones once, with adapters merged."""
     shared = cast(Any, model).all_tied_weights_keys
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in shared}
     for name, layer in lora.iter_adapters(model):
@@ -46,7 +44,7 @@ def merge_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None:
-    """The adapters alone, and what else was trained, as `PeftModel.from_pretrained` reads them."""
+    """Write the adapters, and what else was trained, for `PeftModel.from_pretrained`."""
     folder.mkdir(parents=True, exist_ok=True)
     layers = dict(lora.iter_adapters(model))
     others = {n: p for n, p in model.named_parameters() if p.requires_grad and not n.endswith((lora.A, lora.B))}
@@ -70,7 +68,7 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
 
 
 def _targets(model: nn.Module, layers: Collection[str]) -> list[str]:
-    """The layers by the last words of their names, or by whole names where those would mean others too."""
+    """Name layers by their last words, or by whole names if those would match other layers too."""
     words = {name.rpartition(".")[2] for name in layers}
     meant = [
         name for name, module in model.named_modules() if lora.linear_sides(module) and name.rpartition(".")[2] in words

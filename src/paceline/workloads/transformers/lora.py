@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): the weights stay as they are, beside each a product of two thin matrices.
+"""Low-rank adapters (LoRA, Hu et al. 2021): frozen weights, beside each a product of two thin matrices.
 
-A linear layer keeps its class, its place and the name of its weight, so that files of weights, sharding and
-checkpoints see the same model with two more parameters per layer. Their names are those of the library PEFT.
+A linear layer keeps its class, its place and the name of its weight, so that weight files, sharding and checkpoints see
+the same model with two more parameters per layer. Their names are those of PEFT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ A, B = "lora_A", "lora_B"
 
 
 class LowRank(nn.Module):
-    """What is added to a class of linear layers: y = layer(x) + scale · B A x."""
+    """Mixin of linear layers: y = layer(x) + scale · B A x."""
 
     lora_A: nn.Parameter
     lora_B: nn.Parameter
@@ -32,7 +32,7 @@ class LowRank(nn.Module):
         return super().forward(x) + self.lora_scale * F.linear(F.linear(x, self.lora_A), self.lora_B)
 
     def draw(self) -> None:
-        """B begins at zero, so that nothing changes at first."""
+        """Draw A; B starts at zero, so that nothing changes at first."""
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
         nn.init.zeros_(self.lora_B)
 
@@ -43,15 +43,13 @@ def make_low_rank_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def add_adapters(blocks: Sequence[nn.Module], targets: Collection[str], rank: int, scale: float) -> None:
-    """Give the linear layers of the blocks that are so named adapters of a rank; without names, all of them."""
+    """Add adapters to the linear layers of the blocks with these names; without names, to all."""
     linear = [(name, module) for block in blocks for name, module in block.named_modules() if linear_sides(module)]
     names = sorted({name.rpartition(".")[2] for name, _ in linear})
     for target in targets:
         if target not in names:
-            raise UserError(
-                f"model.lora_targets: the model has no linear layer {target!r}{did_you_mean(target, names)}; "
-                f"it has {', '.join(names)}"
-            )
+            known = f"{did_you_mean(target, names)} (linear layers: {', '.join(names)})"
+            raise UserError(f"model.lora_targets: no linear layer {target!r}{known}", code="unknown-name")
     for name, module in linear:
         if targets and name.rpartition(".")[2] not in targets:
             continue
@@ -65,24 +63,27 @@ def add_adapters(blocks: Sequence[nn.Module], targets: Collection[str], rank: in
 
 
 def linear_sides(module: nn.Module) -> tuple[int, int] | None:
-    """(inputs, outputs) of a linear layer; None for any other module."""
+    """Return (inputs, outputs) of a linear layer; None for any other module."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    if type(module).__name__.endswith("Conv1D"):  # the library's: a linear layer whose weight is transposed
+    if type(module).__name__.endswith("Conv1D"):  # a linear layer of the library with a transposed weight
         weight: Any = module.weight
         return weight.shape[0], weight.shape[1]
     return None
 
 
 def freeze_weights(model: nn.Module, also_trained: Collection[str]) -> None:
-    """Nothing but the adapters is trained, and modules of these names."""
+    """Freeze all but the adapters and the modules of these names."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.endswith((A, B)) or name.split(".")[0] in also_trained
 
 
 def find_frozen_products(model: nn.Module) -> list[nn.Parameter]:
-    """Frozen weights of linear layers that nothing else uses, as an embedding would, and that the library does not
-    want in fp32. Autocast makes them bf16 in each pass: those that are kept in bf16 give the very same numbers."""
+    """Return frozen weights of linear layers that can stay in bf16 without changing a result.
+
+    Autocast converts them in each pass anyway. Excluded are weights that an embedding shares, and those that the
+    library keeps in fp32.
+    """
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     library: Any = model
     wide = {*(library._keep_in_fp32_modules or ()), *(library._keep_in_fp32_modules_strict or ())}
@@ -93,13 +94,12 @@ def find_frozen_products(model: nn.Module) -> list[nn.Parameter]:
 
 
 def iter_adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The layers that have adapters, by name."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LowRank))
 
 
 @torch.no_grad()
 def merge_adapter(weight: Tensor, module: Any) -> Tensor:
-    """The weight of a layer with its adapter added: what a model without adapters needs to give the same."""
+    """Return the weight of a layer with its adapter added."""
     added = module.lora_scale * (module.lora_B.double() @ module.lora_A.double())
     if not isinstance(module, nn.Linear):
         added = added.T

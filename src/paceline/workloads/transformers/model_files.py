@@ -12,6 +12,7 @@ from paceline.config.sections import MAX_INT
 from paceline.data.cache import ignore_log
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
+from paceline.data.files import invalid_data, invalid_format
 from paceline.errors import UserError
 from paceline.io.safe_open import read_text
 from paceline.runlog.run_dir import RunDir
@@ -30,8 +31,6 @@ Corpus = TokenStreams | LabelledCorpus
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A config.json that was read."""
-
     path: Path
     values: dict[str, Any]
 
@@ -41,7 +40,6 @@ class ConfigFile:
 
     @property
     def bf16(self) -> bool:
-        """Whether its weights are of that type."""
         return (self.values.get("dtype") or self.values.get("torch_dtype")) in ("bfloat16", "torch.bfloat16")
 
 
@@ -51,37 +49,22 @@ def read_config(model: Any, kept: Path | None = None) -> ConfigFile:
         return _read_config_file(kept / CONFIG)
     given = model.config or model.init_from
     if given is None:
-        raise UserError(
-            "model: workload transformers needs a model; type  model.init_from=FOLDER  for the weights of a "
-            "local folder, or  model.config=config.json  to start with random ones",
-            code="missing-value",
-            key="model.init_from",
-        )
+        hint = "type  model.init_from=FOLDER  for local weights, or  model.config=config.json  for random ones"
+        raise UserError(f"model: a model is needed; {hint}", code="missing-value", key="model.init_from")
     key = "model.init_from" if model.config is None else "model.config"
     if not given.exists():
         hub_name = "/".join(given.parts[-2:]) if not given.parent.is_dir() else given.name
-        hint = (
-            "file; give the config.json of a model, or its folder"
-            if given.suffix == ".json"
-            else "folder; nothing is downloaded, so fetch it first, as in  "
-            f"hf download {hub_name} --local-dir {given.name}"
-        )
-        raise UserError(f"{key}={given}: no such {hint}", code="not-found", key=key)
+        hint = f"nothing is downloaded; fetch it:  hf download {hub_name} --local-dir {given.name}"
+        hint = "give the config.json of a model, or its folder" if given.suffix == ".json" else hint
+        raise UserError(f"{key}={given}: not found; {hint}", code="not-found", key=key)
     if given.is_dir():
         given = given / "kept" if RunDir(given).spec_file.is_file() else given
         if not (given / CONFIG).is_file():
-            raise UserError(
-                f"{key}={given}: the folder has no {CONFIG}; give the folder of a Hugging Face model",
-                code="not-found",
-                key=key,
-            )
+            raise UserError(f"{key}={given}: the folder has no {CONFIG}", code="not-found", key=key)
         given = given / CONFIG
     elif given.suffix == ".safetensors":
-        raise UserError(
-            f"model.init_from={given} has only weights; type  model.config=config.json  too",
-            code="missing-value",
-            key="model.config",
-        )
+        message = f"model.init_from={given} has only weights; type  model.config=config.json  too"
+        raise UserError(message, code="missing-value", key="model.config")
     return _read_config_file(given)
 
 
@@ -90,15 +73,13 @@ def _read_config_file(path: Path) -> ConfigFile:
         values = json.loads(read_text(path, MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path}: not a readable {CONFIG} ({reason})", code="invalid-format") from None
+        raise invalid_format(f"{path}: not a readable {CONFIG} ({reason})") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-        raise UserError(f'{path}: not the config of a Hugging Face model: no "model_type"', code="invalid-format")
+        raise invalid_format(f'{path}: not the config of a Hugging Face model: no "model_type"')
     for key, value in [*values.items(), *(item for v in values.values() if isinstance(v, dict) for item in v.items())]:
         most = MAX_REPEATED if "layer" in key or "expert" in key else MAX_INT
         if isinstance(value, int) and abs(value) > most:
-            raise UserError(
-                f"{path}: its {key} is beyond {most:,}; is this the config of a model?", code="invalid-data", key=key
-            )
+            raise invalid_data(f"{path}: its {key} is beyond {most:,}; is this the config of a model?", key)
     return ConfigFile(path, values)
 
 
@@ -110,13 +91,8 @@ def find_tokenizer_file(model: Any, data: Any) -> Path | None:
     if beside.is_file():
         return beside
     if model.init_from is not None and model.init_from.is_dir():
-        raise UserError(
-            f"model.init_from={model.init_from}: it has no {TOKENIZER}, and other kinds are not supported; "
-            "type  data.tokenizer=FILE  or write one in Python:  "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
-            code="not-found",
-            key="data.tokenizer",
-        )
+        hint = "write one in Python:  AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        raise UserError(f"model.init_from={model.init_from}: it has no {TOKENIZER}; {hint}", code="not-found")
     return None
 
 
@@ -141,23 +117,14 @@ def _corpus_class(spec: RunSpec) -> type[TokenStreams] | type[FramedCorpus]:
     data: Any = spec.data
     if model.task == "causal_lm":
         if data.source in LABELLED:
-            raise UserError(
-                f"data.source={data.source} has texts with labels, and model.task=causal_lm reads text or docstrings; "
-                "type  model.task=sequence_classification  or  data.source=text",
-                code="conflict",
-                key="data.source",
-            )
+            hint = "model.task=causal_lm reads text or docstrings; type  data.source=text"
+            raise UserError(f"data.source={data.source} has labels, and {hint}", code="conflict", key="data.source")
         return TokenStreams
     if data.source == "text":
-        raise UserError(
-            "data.source=text has no labels, which model.task=sequence_classification needs; "
-            f"use one of docstrings, {', '.join(LABELLED)}",
-            code="conflict",
-            key="data.source",
-        )
+        message = f"data.source=text has no labels; use one of docstrings, {', '.join(LABELLED)}"
+        raise UserError(message, code="conflict", key="data.source")
     return FramedCorpus
 
 
 def _with_tokenizer(spec: RunSpec) -> Any:
-    """Return the section `data` with the tokenizer of the model's folder."""
     return spec.data.model_copy(update={"tokenizer": find_tokenizer_file(spec.model, spec.data)})

@@ -32,7 +32,6 @@ ROUTED_PASSES, ROUTER_OPERATIONS = 4, 12
 """Over what is sent to an expert and back, copied and weighted; operations that choose the experts."""
 EVERY_EXPERT = "every rank holds or gathers all experts: expert parallelism is not priced"
 ADAPTER_OPERATIONS = 4
-"""Two products, a scale and a sum."""
 
 
 def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingCostModel:
@@ -94,7 +93,6 @@ def _read_statistics(spec: RunSpec, file: ConfigFile, samples: int | None, token
 
 
 def _keeps_bf16(spec: RunSpec, file: ConfigFile) -> bool:
-    """Whether frozen weights stay in the bf16 that they are in (`Workload.kept_in_bf16`)."""
     return file.bf16 and spec.train.precision in ("bf16", "fp8") and spec.parallel.engine == "torch"
 
 
@@ -160,7 +158,6 @@ def _add_experts(layer: BlockShape, sizes: TransformerSizes, length: int) -> Blo
 
 
 def _build_model(file: ConfigFile, task: str, classes: int) -> Any:
-    """Build the model of the library on the meta device."""
     from paceline.workloads.transformers.build import build_config, build_transformer
 
     config = build_config(file)

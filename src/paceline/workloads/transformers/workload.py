@@ -40,9 +40,7 @@ from paceline.workloads.transformers.sections import ModelFolder, Texts
 
 EVALUATION_TOKENS = 16_384
 ONNX_TOKENS = 8
-"""Of the two texts that a model is traced with."""
 LENGTH_STEP = 32
-"""Of padded texts, where few shapes may occur."""
 
 
 class PaddedTexts(NamedTuple):
@@ -56,10 +54,9 @@ class PaddedTexts(NamedTuple):
 def pad_texts(
     texts: Sequence[np.ndarray], labels: np.ndarray, pad: int, shape: tuple[int, int] = (0, 0)
 ) -> PaddedTexts:
-    """As long as the longest, and of at least that `shape`; rows that are added do not count.
+    """Pad to the longest text, and at least to `shape`; rows that are added do not count.
 
-    What is filled up is masked, and no answer depends on it. A row that is added shows a token, as nothing to look at
-    is not a number.
+    An added row shows one token, because attention over nothing is not a number.
     """
     rows, longest = max(len(texts), shape[0]), max(max(map(len, texts), default=1), shape[1])
     tokens_BS = np.full((rows, longest), pad, np.int64)
@@ -74,8 +71,6 @@ def pad_texts(
 
 
 class LabelledTexts:
-    """One split of labelled texts as samples."""
-
     def __init__(self, tokens: Tokens, pad: int, longest: int) -> None:
         self.tokens, self.pad, self.longest = tokens, pad, longest
 
@@ -89,7 +84,6 @@ class LabelledTexts:
         return self._padded(ids)
 
     def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[PaddedTexts]:
-        """Lengths are rounded up."""
         lengths = [int(self.tokens.lengths(ids).max(initial=1)) for ids, _ in cuts]
         lengths = [min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.longest) for length in lengths]
         return [self._padded(ids, (most, length)) for (ids, _), length in zip(cuts, lengths, strict=True)]
@@ -100,8 +94,6 @@ class LabelledTexts:
 
 
 class LogitsOnly(nn.Module):
-    """A model of the library whose answer is one tensor."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -130,7 +122,7 @@ class TransformersModel(Workload):
         self.corpus = model_files.prepare_texts(self.spec, log)
         self._check_sizes()
         if not self.classifies and make_causal(config):
-            log(f"model: {config.model_type} reads both ways; as causal_lm a token sees those before it (is_decoder)")
+            log(f"model: {config.model_type} attends both ways; as causal_lm to earlier tokens only (is_decoder)")
         if (drops := find_dropouts(config)) and not self.section.dropout:
             named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
             log(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
@@ -140,11 +132,10 @@ class TransformersModel(Workload):
 
     @cached_property
     def start_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The tensors of `model.init_from`."""
         return open_weights(self.section.init_from).shapes if self.section.init_from is not None else {}
 
     def init_from_name(self, name: str) -> str | None:
-        """A folder may have adapters or not, and may have a bare model, whose names lack the first word."""
+        """Return the name in the folder, which may lack adapters, or the first word of a bare model's names."""
         if name in self.start_shapes:
             return name
         if name.endswith((lora.A, lora.B)):
@@ -153,7 +144,7 @@ class TransformersModel(Workload):
         return bare if bare in self.start_shapes else name
 
     @cached_property
-    def corpus(self) -> corpus.Corpus:
+    def corpus(self) -> model_files.Corpus:
         return model_files.prepare_texts(self.spec, verify=False)  # `prepare` has verified it, for all ranks
 
     def _plain_config(self) -> Any:
@@ -181,7 +172,6 @@ class TransformersModel(Workload):
         return config
 
     def _pad(self) -> int:
-        """A token to fill up with, for a model that has none of its own."""
         known = [self.corpus.tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>", "<|pad|>")]
         end = getattr(self._plain_config(), "eos_token_id", None)
         ends = end if isinstance(end, list) else [end]
@@ -191,14 +181,13 @@ class TransformersModel(Workload):
         text = self.config.get_text_config()
         rows, longest = text.vocab_size, getattr(text, "max_position_embeddings", None)
         if self.corpus.vocab > rows:
-            raise UserError(
-                f"the tokeniser has {self.corpus.vocab:,} tokens and the model rows for {rows:,}; "
-                "give the tokenizer.json that belongs to the model, or a smaller data.vocab"
-            )
+            sizes = f"the tokenizer has {self.corpus.vocab:,} tokens and the model rows for {rows:,}"
+            raise UserError(f"{sizes}; give the tokenizer.json of the model, or a smaller data.vocab", code="conflict")
         key = "max_length" if self.classifies else "sequence"
         length = getattr(self.texts, key)
         if longest and length > longest:
-            raise UserError(f"data.{key}={length} is longer than the {longest} positions of the model; use {longest}")
+            message = f"data.{key}={length} is longer than the {longest} positions of the model; use {longest}"
+            raise UserError(message, code="invalid-value", key=f"data.{key}")
 
     def model(self) -> nn.Module:
         model = build_transformer(self.config, self.section.task)
@@ -207,7 +196,7 @@ class TransformersModel(Workload):
             lora.add_adapters(blocks, self.section.lora_targets, self.section.lora_rank, self.section.lora_scale)
             head = {name for name, _ in model.named_children()} - {cast(Any, model).base_model_prefix}
             lora.freeze_weights(model, head if self.classifies else ())
-        late = torch.get_default_device().type == "meta"  # memory and values come later
+        late = torch.get_default_device().type == "meta"
         attach_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
         if not late or self.kept is not None:
             model.to_empty(device="cpu")
@@ -215,15 +204,14 @@ class TransformersModel(Workload):
         return model
 
     def kept_in_bf16(self, model: nn.Module) -> Sequence[nn.Parameter]:
-        """What was bf16 stays so, and is neither rounded nor widened."""
         return lora.find_frozen_products(model) if read_config(self.section, self.kept).bf16 else ()
 
     def _given(self, model: nn.Module) -> set[str]:
-        """Parameters that are read after all, from `model.init_from` or from a checkpoint."""
+        """Return the parameters that are read later, from `model.init_from` or a checkpoint."""
         if self.kept is not None:
             return {name for name, _ in model.named_parameters()}
-        there = self.start_shapes
-        return {n for n, p in model.named_parameters() if there.get(self.init_from_name(n) or "") == tuple(p.shape)}
+        shapes = self.start_shapes
+        return {n for n, p in model.named_parameters() if shapes.get(self.init_from_name(n) or "") == tuple(p.shape)}
 
     def data(self, split: str) -> Samples:
         tokens: Any = self.corpus.train if split == "train" else self.corpus.test
@@ -234,10 +222,8 @@ class TransformersModel(Workload):
     def suits(self, layout: Layout) -> None:
         for axis in ("tensor", "pipeline"):
             if getattr(layout, axis) > 1:
-                raise UserError(
-                    f"parallel.{axis}={getattr(layout, axis)}: models of transformers are spread by whole layers only; "
-                    "use parallel.strategy=fsdp"
-                )
+                given = f"parallel.{axis}={getattr(layout, axis)}"
+                raise UserError(f"{given}: not supported; use parallel.strategy=fsdp", code="not-supported")
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         if self.classifies:
@@ -248,11 +234,8 @@ class TransformersModel(Workload):
         if not self.classifies:
             return {"loss": self._token_losses(model, batch).double().sum(), "count": (batch.targets >= 0).sum()}
         logits_BC, losses_B = self._class_losses(model, batch)
-        return {
-            "loss": losses_B.double().sum(),
-            "count": len(batch.labels),
-            **class_sums(logits_BC, batch.labels),
-        }
+        sums = class_sums(logits_BC, batch.labels)
+        return {"loss": losses_B.double().sum(), "count": len(batch.labels), **sums}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         metrics = super().metrics(sums)
@@ -267,7 +250,7 @@ class TransformersModel(Workload):
         return logits_BC, F.cross_entropy(logits_BC, batch.labels, ignore_index=NOT_COUNTED, reduction="none")
 
     def keep(self, folder: Path) -> None:
-        """All that `from_pretrained` reads beside the weights."""
+        """Write all that `from_pretrained` reads beside the weights."""
         write_atomic(folder / CONFIG, self.config.to_json_string(use_diff=False))
         own = find_tokenizer_file(self.section, self.texts)
         text = own.read_text(encoding="utf-8") if own is not None else self.corpus.tokenizer.to_str()
@@ -283,17 +266,14 @@ class TransformersModel(Workload):
 
     def encode(self, inputs: Sequence[Any]) -> PaddedTexts:
         if not self.classifies:
-            raise UserError(
-                "predict names classes, and model.task=causal_lm has none; to generate text, write the model for "
-                "transformers with  paceline export RUN --out FOLDER"
-            )
+            hint = "to generate text, type  paceline export RUN --out FOLDER  and use transformers"
+            raise UserError(f"model.task=causal_lm has no classes to predict; {hint}", code="not-supported")
         found = encode_texts(*self._tokenizer, [str(text) for text in inputs], framed=True)
         texts = np.split(found.ids.astype(np.int64), np.cumsum(found.lengths)[:-1])
         return pad_texts(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
 
     @cached_property
     def _tokenizer(self) -> ChosenTokenizer:
-        """As the corpus was tokenised, from what a run keeps."""
         kept = find_tokenizer_file(self.section, self.texts) if self.kept is None else self.kept / TOKENIZER
         data = self.texts.model_copy(update={"tokenizer": kept})
         return load_tokenizer(data, (), MASK, self.texts.max_length, False, lambda line: None)
@@ -303,7 +283,7 @@ class TransformersModel(Workload):
         return {"probabilities": logits_BC.softmax(1), "logits": logits_BC}
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        """A folder that `from_pretrained` reads; adapters are merged, and lie beside as PEFT reads them."""
+        """Write a folder for `from_pretrained` with adapters merged, and beside it the adapters for PEFT."""
         assert self.kept is not None, "of a run that is opened"
         write_transformer(model, self.config, self.kept, folder)
         if self.section.lora_rank:

@@ -41,8 +41,6 @@ ImagePair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 @dataclass(frozen=True)
 class ImageKind:
-    """Channels and classes of the images of a model."""
-
     channels: int
     classes: tuple[str, ...]
 
@@ -60,14 +58,10 @@ class PairSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
-    """One split, read-only: images and masks concatenated."""
-
     pixels: NDArray[np.uint8]
     labels: NDArray[np.uint8]
     sizes: NDArray[np.int64]
-    """n × 2: height and width."""
     begins: NDArray[np.int64]
-    """n: the first pixel of each."""
     channels: int
 
     def __len__(self) -> int:

@@ -61,7 +61,6 @@ class FolderSource:
             yield read_image(image_file), (mask > 0).astype(np.uint8) if self.black_and_white else mask
 
     def summarise(self) -> ImageSummary:
-        """Judge by the headers of a few images, and the values of their masks."""
         sides: list[tuple[int, int]] = []
         values: set[int] = set()
         for number in np.unique(np.linspace(0, len(self.all) - 1, MAX_SUMMARISED).astype(int)):
@@ -83,7 +82,6 @@ class FolderSource:
         )
 
     def _check_alike(self, image_file: Path, shape: tuple[int, ...], mask: NDArray[np.uint8]) -> None:
-        """Compare an image with its mask, and with the images before it."""
         if shape[:2] != mask.shape:
             sides = " and its mask ".join(f"{width} × {height}" for height, width in (shape[:2], mask.shape))
             raise invalid_data(f"{image_file}: the image has {sides} pixels; they must be the same")
@@ -93,7 +91,6 @@ class FolderSource:
         self.channels = shape[2]
 
     def _find_classes(self) -> None:
-        """Read all masks, before anything is written."""
         values: set[int] = set()
         for image_file, mask_file in self.all:
             mask = read_mask(mask_file)
@@ -111,7 +108,6 @@ class FolderSource:
 
 
 def find_pairs(folder: Path, key: str) -> list[tuple[Path, Path]]:
-    """Return the pairs of a folder, by name."""
     folder = folder.expanduser()
     images, masks = (_list_by_name(folder / part, key) for part in ("images", "masks"))
     if lonely := sorted(images.keys() ^ masks.keys()):
@@ -156,7 +152,6 @@ def read_mask(file: Path) -> NDArray[np.uint8]:
 
 
 def read_image_shape(file: Path) -> tuple[int, ...]:
-    """Return the shape that `read_image` would give, from the file's header."""
     with _open_image(file) as found:
         if isinstance(found, np.ndarray):
             return (*found.shape, 1)[:3]
@@ -174,7 +169,6 @@ def _read(file: Path, *, colours: bool) -> NDArray[Any]:
 
 @contextmanager
 def _open_image(file: Path) -> Iterator[NDArray[Any] | Image.Image]:
-    """Map an array, or read the header of a picture."""
     from PIL import Image
 
     try:

@@ -25,7 +25,6 @@ def compute_losses(logits_BKHW: Tensor, masks_BHW: Tensor) -> tuple[Tensor, Tens
 
 
 def compute_soft_dice(chances_BKHW: Tensor, labels_BHW: Tensor, counts_BHW: Tensor) -> Tensor:
-    """Return the mean over the classes of each sample."""
     classes_K11 = torch.arange(chances_BKHW.shape[1], device=labels_BHW.device)[:, None, None]
     truth = (labels_BHW[:, None] == classes_K11).to(chances_BKHW.dtype)
     chances = chances_BKHW * counts_BHW[:, None]

@@ -22,8 +22,6 @@ OUTLINE_SIDE, LOWEST_SIDE = 32, 2  # pixels of the images that a plan runs, and 
 
 @dataclass(frozen=True)
 class ImageSummary:
-    """What a source knows of its images before it reads them all."""
-
     kind: ImageKind
     train: int
     tiles: int  # of the held-out images
@@ -31,8 +29,6 @@ class ImageSummary:
 
 
 class BlankImages:
-    """So many black images, for a plan."""
-
     def __init__(self, count: int, channels: int, size: int) -> None:
         self.count, self.channels, self.size = count, channels, size
 
@@ -48,7 +44,6 @@ class BlankImages:
 
 
 def build_outline(seen: ImageSummary, size: int, depth: int) -> Outline:
-    """Return the outline of samples of size × size pixels, for a model that halves them `depth` times."""
     small = min(size, max(OUTLINE_SIDE, LOWEST_SIDE * 2**depth))
     samples = BlankImages(seen.train, seen.kind.channels, small)
     return Outline(samples, seen.tiles, (size / small) ** 2, seen.assumptions)

@@ -43,7 +43,6 @@ DIGITS: tuple[list[Line], ...] = (
     [_make_arc(0.5, 0.3, 0.21, 0.2, 0, 1), _make_arc(0.5, 0.7, 0.26, 0.2, 0, 1)],
     [_make_arc(0.48, 0.33, 0.24, 0.22, 0, 1), [(0.72, 0.34), (0.62, 0.9)]],
 )
-"""In a square of side 1, y downwards."""
 
 
 def draw_digit(digit: int, draws: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -125,7 +124,6 @@ class SceneSource:
 
 
 def _load_sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return real digits of 8 × 8 pixels, enlarged; every fifth is held out."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

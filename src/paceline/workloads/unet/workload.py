@@ -158,7 +158,6 @@ class Segmentation(Workload):
         return {"image_truth_found": draw_side_by_side(*(part.cpu().numpy() for part in parts))}
 
     def encode(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """Read images of any size: files, or arrays [H, W] or [H, W, C] of bytes."""
         if any(isinstance(one, Mapping) for one in inputs):
             raise UserError("this model takes images, not the rows of a table; give image files")
         images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
@@ -187,7 +186,6 @@ class Segmentation(Workload):
         return model, {"images": torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).byte()}
 
     def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
-        """Predict tile by tile, as in evaluation."""
         size, (height, width) = self.images.size, image_CHW.shape[1:]
         mask, sure = image_CHW.new_zeros((height, width)), 0.0
         for top, above in tile_offsets(height, size):

@@ -58,7 +58,7 @@ def test_weights_of_classes_balance_them_or_are_as_given():
     weights = compute_class_weights("balanced", CORPUS)
     assert [w * n for w, n in zip(weights, (3, 2, 1), strict=False)] == pytest.approx([1.5] * 3)
     assert compute_class_weights({"c": 5}, CORPUS) == [1.0, 1.0, 5, 1.0]
-    with pytest.raises(UserError, match=r"there is no class 'e'; the classes are a, b, c, d"):
+    with pytest.raises(UserError, match="no class 'e'"):
         compute_class_weights({"e": 1.0}, CORPUS)
 
 

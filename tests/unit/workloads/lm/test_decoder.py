@@ -162,9 +162,9 @@ def test_sizes_that_do_not_fit_are_refused(row):
 
 
 def test_data_that_do_not_fit_the_model_are_refused():
-    with pytest.raises(UserError, match=r"model.vocab=50257 is fewer than the 60000 tokens"):
+    with pytest.raises(UserError, match=r"model\.vocab=50257"):
         LMModel(preset="gpt2").shape(vocab=60000, sequence=16)
-    with pytest.raises(UserError, match=r"type  data.sequence=1024  or  model.context=2048"):
+    with pytest.raises(UserError, match=r"model\.context=2048"):
         LMModel(preset="gpt2").shape(vocab=1, sequence=2048)
 
 

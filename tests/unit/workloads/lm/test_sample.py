@@ -74,7 +74,7 @@ def test_a_run_that_is_no_language_model_is_refused(small, tmp_path):
     from paceline.runlog.run_dir import RunDir
 
     folder = RunDir.claim(tmp_path, "small", small)
-    with pytest.raises(paceline.UserError, match=r"is a run of classifier; only language models"):
+    with pytest.raises(paceline.UserError, match="run of classifier"):
         paceline.sample(folder.path, "a")
 
 
@@ -82,5 +82,5 @@ def test_a_run_without_a_checkpoint_is_refused(tiny_lm, tmp_path):
     from paceline.runlog.run_dir import RunDir
 
     folder = RunDir.claim(tmp_path, "young", tiny_lm)
-    with pytest.raises(paceline.UserError, match="has no whole checkpoint"):
+    with pytest.raises(paceline.UserError, match="whole checkpoint"):
         paceline.sample(folder.path, "a")

@@ -42,11 +42,11 @@ def test_shared_weights_stay_shared(run_file):
 
 def test_code_beside_a_config_is_not_run(tmp_path):
     values = {"model_type": "mine", "auto_map": {"AutoConfig": "modeling_mine.MyConfig"}}
-    with pytest.raises(UserError, match=r"'mine' is not known to transformers .* its own code, which is not run"):
+    with pytest.raises(UserError, match="its own code"):
         build_config(ConfigFile(tmp_path / "config.json", values))
 
 
 def test_a_task_that_the_architecture_does_not_have(tmp_path):
     config = build_config(ConfigFile(tmp_path / "config.json", {"model_type": "vit"}))
-    with pytest.raises(UserError, match="transformers has no such model of the architecture 'vit'"):
+    with pytest.raises(UserError, match="'vit'"):
         build_transformer(config, "causal_lm")

@@ -118,12 +118,12 @@ def test_frozen_weights_have_neither_gradients_nor_states(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--hf", "FOLDER/none"], "no such folder"),
-        (["--hf", "FOLDER/none.json"], "no such file"),
-        (["--hf", "FOLDER/strange.json"], "the architecture 'strange' is not known to transformers"),
+        (["--hf", "FOLDER/none"], "hf download"),
+        (["--hf", "FOLDER/none.json"], "none.json: not found"),
+        (["--hf", "FOLDER/strange.json"], "architecture 'strange'"),
         (["--hf", "FOLDER/text.json"], "not a readable config.json"),
-        (["--hf", "FOLDER/deep.json"], "its num_hidden_layers is beyond 10,000"),
-        (["--hf", "FOLDER/wide.json"], "its vocab_size is beyond 9,223,372,036,854,775,807"),
+        (["--hf", "FOLDER/deep.json"], "num_hidden_layers"),
+        (["--hf", "FOLDER/wide.json"], "vocab_size"),
         (["--hf", "FOLDER/llama.json"], "has no 'hidden_size'"),
         (["--lora", "8"], "--lora needs --hf"),
         (["--hf", "FOLDER/llama.json", "run.yaml"], "--hf replaces a run file"),

@@ -117,7 +117,7 @@ def test_a_base_in_bf16_stays_so_and_gives_the_same_losses(hf, run_file, tmp_pat
 
 
 def test_a_language_model_names_no_classes(tuned):
-    with pytest.raises(UserError, match="to generate text, write the model for transformers with  paceline export"):
+    with pytest.raises(UserError, match="paceline export"):
         paceline.open(tuned.path).predict(["good"])
 
 
@@ -237,17 +237,14 @@ def test_dropout_of_the_config_is_off_and_said(run_file):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model.init_from": "org/name"}, "nothing is downloaded, so fetch it first, as in  hf download org/name"),
-        ({"data.source": "csv"}, "data.source=csv has texts with labels, and model.task=causal_lm reads text"),
+        ({"model.init_from": "org/name"}, "hf download org/name"),
+        ({"data.source": "csv"}, "data.source=csv has labels"),
         ({"model.task": "sequence_classification", "data.source": "text"}, "data.source=text has no labels"),
-        ({"data.sequence": 65}, "data.sequence=65 is longer than the 64 positions of the model; use 64"),
-        ({"model.lora_rank": 2, "model.lora_targets": ["q_prj"]}, "no linear layer 'q_prj', did you mean 'q_proj'"),
-        ({"model.lora_alpha": 2.0}, "model.lora_alpha is given, but model.lora_rank=0 trains all weights"),
-        (
-            {"model.task": "sequence_classification"},
-            "the model has score.weight, which is not in it, and it has lm_head",
-        ),
-        ({"parallel.ranks": 2, "parallel.tensor": 2}, "parallel.tensor=2: models of transformers are spread by whole"),
+        ({"data.sequence": 65}, "data.sequence=65"),
+        ({"model.lora_rank": 2, "model.lora_targets": ["q_prj"]}, "did you mean 'q_proj'"),
+        ({"model.lora_alpha": 2.0}, "model.lora_rank=0"),
+        ({"model.task": "sequence_classification"}, "score.weight"),
+        ({"parallel.ranks": 2, "parallel.tensor": 2}, "parallel.tensor=2"),
     ],
 )
 def test_bad_input_is_one_line(change, said, run_file, tmp_path):
@@ -262,7 +259,7 @@ def test_a_folder_without_safetensors_is_refused(hf, run_file, tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((hf / "llama" / name).read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(UserError, match="this may be a pickle, which can run code"):
+    with pytest.raises(UserError, match="pickle"):
         train(run_file("llama", **{"model.init_from": str(tmp_path)}), tmp_path / "runs", show=False)
 
 
@@ -280,5 +277,5 @@ def test_a_config_alone_begins_with_random_weights_and_a_learned_vocabulary(hf, 
     values = (tmp_path / "config.json").read_text().replace('"vocab_size": 300', '"vocab_size": 299')
     (tmp_path / "config.json").write_text(values)
     spec = load(tmp_path / "run.yaml", {"data.tokenizer": str(hf / "llama" / "tokenizer.json")})
-    with pytest.raises(UserError, match="the tokeniser has 300 tokens and the model rows for 299"):
+    with pytest.raises(UserError, match="300 tokens"):
         train(spec, tmp_path)
