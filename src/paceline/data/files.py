@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import csv
 import fnmatch
 import glob
 import gzip
@@ -17,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO, TextIO
 
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.io.files import write_atomic
@@ -287,35 +286,3 @@ def hash_files_cached(files: Sequence[Path], folder: Path, looking: bool = False
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(note, f"{found} {hash_value(found)}")
     return found
-
-
-def iter_json_lines(path: Path, hint: str = "") -> Iterator[tuple[int, str, Any]]:
-    """(number from 1, text, value) of every line that is not blank."""
-    for number, line in enumerate(iter_lines(path), 1):
-        if line.strip():
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                said = f"not JSON ({error.msg} at column {error.colno}){hint}"
-                raise UserError(f"{path} line {number}: {said}") from None
-            except (ValueError, RecursionError):
-                said = "a number of thousands of digits, or brackets without end"
-                raise UserError(f"{path} line {number}: not JSON that can be read ({said})") from None
-            yield number, line, value
-
-
-def iter_csv_records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """(number from 0, fields) of every record of a csv file; blank lines are none."""
-    csv.field_size_limit(1 << 24)
-    reader = csv.reader(iter_lines(path), delimiter=delimiter, strict=True)
-    number = 0
-    try:
-        for fields in reader:
-            if fields:
-                yield number, fields
-                number += 1
-    except csv.Error as error:
-        raise UserError(
-            f"{path} near line {reader.line_num}: not valid csv ({error}); "
-            'write a quote inside a quoted field twice:  "say ""yes"" now"'
-        ) from None
