@@ -225,7 +225,7 @@ class ElasticCommit:
         import numpy as np
         import torch
 
-        from paceline.horovod.elastic import commits
+        from paceline.horovod import elastic
 
         state = {
             "w": torch.ones(3),
@@ -234,12 +234,12 @@ class ElasticCommit:
             "array": np.arange(3),
             "one": np.int64(7),
         }
-        commits.write_commit(folder / "state.safetensors", state)
+        elastic.write_commit(folder / "state.safetensors", state)
 
     def read(folder: Path) -> object:
-        from paceline.horovod.elastic import commits
+        from paceline.horovod import elastic
 
-        return commits.read_commit(folder / "state.safetensors")
+        return elastic.read_commit(folder / "state.safetensors")
 
 
 @target("model/model.safetensors.index.json")

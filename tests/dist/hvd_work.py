@@ -210,11 +210,9 @@ def batch_norms(dtype=torch.float32):
 
 def elastic_run(folder, fail_at=None, width=1):
     """Steps over what is left of two epochs; the samples that this rank used, and its weights."""
-    import paceline.horovod.elastic.state as state_module
-
     os.chdir(folder)
     sys.argv = ["elastic_script.py", "--lr", "1"]
-    state_module.WRITE_EVERY_S, state_module.WRITING_SHARE = 0.0, float("inf")
+    hvd.elastic.WRITE_EVERY_S, hvd.elastic.WRITING_SHARE = 0.0, float("inf")
     hvd.init()
     torch.manual_seed(hvd.rank())
     model = nn.Linear(1, width)

@@ -8,7 +8,6 @@ from typing import Any
 
 import paceline.horovod as torch
 from paceline.horovod import elastic, functions, optimizer, reduction, sync_batch_norm
-from paceline.horovod.elastic import sampler, state
 from paceline.horovod.unsupported import UnsupportedHorovodModule, run
 
 __version__ = "0.28.1"  # whose interface this is
@@ -16,7 +15,7 @@ __all__ = ["run", "torch"]
 
 
 class MissingParts(MetaPathFinder):
-    """Says which parts are not here, instead of letting Python say that they cannot be found."""
+    """Name the missing part of Horovod in the error of its import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name.startswith(f"{__name__}."):
@@ -27,8 +26,8 @@ sys.meta_path.insert(0, MissingParts())
 sys.modules |= {
     f"{__name__}.torch": torch,
     f"{__name__}.torch.elastic": elastic,
-    f"{__name__}.torch.elastic.sampler": sampler,
-    f"{__name__}.torch.elastic.state": state,
+    f"{__name__}.torch.elastic.sampler": elastic,
+    f"{__name__}.torch.elastic.state": elastic,
     f"{__name__}.torch.optimizer": optimizer,
     f"{__name__}.torch.sync_batch_norm": sync_batch_norm,
     f"{__name__}.torch.compression": reduction,

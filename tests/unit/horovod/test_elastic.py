@@ -1,13 +1,11 @@
-"""Committed states as files: everything comes back as it was, and what cannot be written is refused before."""
-
-import re
+"""Committed states as files: everything is read back as it was, and what cannot be written is rejected before."""
 
 import numpy as np
 import pytest
 import torch
 
 from paceline.errors import UserError
-from paceline.horovod.elastic import commits
+from paceline.horovod import elastic
 
 
 def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch):
@@ -29,9 +27,10 @@ def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch):
         "scalar": np.int64(7),
     }
     file = tmp_path / "state.safetensors"
-    commits.write_commit(file, state)
-    back, whence = commits.read_commit(file)
-    assert re.fullmatch(rf"{re.escape(str(file))}, committed \d+ s ago by  train.py --name 'two words'", whence)
+    elastic.write_commit(file, state)
+    back, origin = elastic.read_commit(file)
+    assert origin.startswith(str(file))
+    assert origin.endswith("train.py --name 'two words'")
     for plain in ("epoch", "best", "note", "mixed", "scalar"):
         assert back[plain] == state[plain]
         assert type(back[plain]) is type(state[plain])
@@ -48,16 +47,16 @@ def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("value", "kind"), [({2}, "set"), (np.array(["a"]), "ndarray"), (np.datetime64(1, "D"), "datetime64")]
 )
-def test_what_cannot_be_written_is_refused_before_the_work_begins(value, kind):
-    with pytest.raises(
-        UserError, match=rf"state.log\['x'\]\[1\] is a {kind}; an elastic state holds numbers, text, tensors"
-    ):
-        commits.check_commit({"log": {"x": [1, value]}})
+def test_what_cannot_be_written_is_rejected_before_the_work_begins(value, kind):
+    with pytest.raises(UserError, match=f"is a {kind}") as error:
+        elastic.check_commit({"log": {"x": [1, value]}})
+    assert error.value.key == "state.log['x'][1]"
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", b"no safetensors at all"])
 def test_another_file_is_not_taken_for_a_state(tmp_path, content):
     file = tmp_path / "elastic-train.safetensors"
     file.write_bytes(content)
-    with pytest.raises(UserError, match="is not a committed state"):
-        commits.read_commit(file)
+    with pytest.raises(UserError) as error:
+        elastic.read_commit(file)
+    assert (error.value.code, error.value.key) == ("damaged", str(file))

@@ -1,0 +1,322 @@
+"""Resume after a failure: state that is committed to disk, and ranks that a launcher restarts.
+
+Horovod keeps committed state in the memory of the ranks that survive. Here a commit is also a file, the launcher
+(`paceline launch --restarts 3`, `torchrun --max-restarts 3`, a requeued job) restarts all ranks, in the same or
+another number, and `run` starts from that file.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import random
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch.utils.data import Sampler
+
+from paceline.errors import UserError
+from paceline.horovod import functions, world
+from paceline.horovod.async_ops import start_reduce
+from paceline.horovod.reduction import ReduceRule, Sum
+from paceline.io.files import write_atomic
+from paceline.io.safe_open import check_regular
+from paceline.io.terminal import warn
+from paceline.launch.process_group import broadcast_from_main
+
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
+
+T = TypeVar("T")
+WRITE_EVERY_S = 2.0
+WRITING_SHARE = 0.1  # of the time, at most
+KEY = "paceline"
+NUMBERS = "biufc"  # the kinds of numpy that torch has too
+
+
+class ElasticSampler(Sampler[int]):
+    """Skip samples that were processed before a restart, on any number of ranks.
+
+    Each rank records its own; counts are summed and the rest is divided anew when the state is synchronised.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
+        self.epoch = 0
+        self.before = 0  # processed by all ranks at the last reset
+        self.since = 0  # processed by this rank since then
+        self.reset()
+
+    @property
+    def processed_num(self) -> int:
+        return self.before + self.since
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start an epoch. Call it at the end of the one before, so that a failure does not lose its rest."""
+        self.epoch, self.before = epoch, 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        self.since += len(self.get_indices(batch_idx, batch_size))
+
+    def record_indices(self, indices: Any) -> None:
+        self.since += len(indices)
+
+    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
+        return self.mine[batch_idx * batch_size : (batch_idx + 1) * batch_size]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "before": self.before, "since": self.since}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.before = state["epoch"], state["before"]
+        self.reset()
+        self.since = state["since"]
+
+    def reset(self) -> None:
+        """Divide the rest over the current ranks; the first few repeat if it does not divide evenly."""
+        ranks = world.size()
+        indices = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(f"{self.seed} {self.epoch}").shuffle(indices)
+        rest = indices[self.before :]
+        each = -(-len(rest) // ranks)
+        while rest and len(rest) < each * ranks:
+            rest += rest[: each * ranks - len(rest)]
+        self.mine = rest[world.rank() :: ranks]
+        self.since = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.mine)
+
+    def __len__(self) -> int:
+        return len(self.mine)
+
+
+class State:
+    """Named values as attributes, copied in memory by `save` and on disk by `commit`."""
+
+    def __init__(self, **values: Any) -> None:
+        self._values = values
+        self._saved: dict[str, Any] = {}
+        self._callbacks: list[Callable[[], None]] = []
+        self._file: Path | None = None  # set by `run`
+        self._next_write_s = 0.0
+        self.save()
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name in self._values:
+            return self._values[name]
+        raise AttributeError(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            self._values[name] = value
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Register functions to call after a restart, for example to scale the learning rate."""
+        self._callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        for call in self._callbacks:
+            call()
+
+    def check_host_updates(self) -> None:
+        """Do nothing: hosts change between restarts only."""
+
+    def commit(self) -> None:
+        """Save the state; the main rank writes it at most every two seconds and a tenth of the time."""
+        self.save()
+        if self._file is not None and world.rank() == 0 and time.monotonic() >= self._next_write_s:
+            began_s = time.monotonic()
+            write_commit(self._file, _scale_sampler_counts(self._saved))
+            ended_s = time.monotonic()
+            self._next_write_s = ended_s + max(WRITE_EVERY_S, (ended_s - began_s) / WRITING_SHARE)
+
+    def save(self) -> None:
+        self._saved = {name: _copy_value(value) for name, value in self._values.items()}
+
+    def restore(self) -> None:
+        """Restore what was saved last."""
+        for name, saved in self._saved.items():
+            now: Any = self._values.get(name)
+            if _stateful(now):
+                now.load_state_dict(copy.deepcopy(saved))
+            elif isinstance(saved, torch.Tensor) and isinstance(now, torch.Tensor):
+                self._values[name] = saved.clone().to(now.device)
+            else:
+                self._values[name] = copy.deepcopy(saved)
+
+    def sync(self) -> None:
+        """Broadcast the main rank's values, and sum what samplers have processed."""
+        plain = {name: value for name, value in self._values.items() if not _stateful(value)}
+        self._values.update(functions.broadcast_object(plain))
+        for value in self._values.values():
+            if isinstance(value, torch.nn.Module):
+                functions.broadcast_parameters(value.state_dict())
+            elif isinstance(value, torch.optim.Optimizer):
+                functions.broadcast_optimizer_state(value)
+            elif isinstance(value, ElasticSampler):
+                main = functions.broadcast_object(value.state_dict())
+                since = start_reduce(torch.tensor([value.since]), ReduceRule(Sum)).wait().item()
+                value.load_state_dict({**main, "before": main["before"] + int(since), "since": 0})
+            elif _stateful(value):
+                value.load_state_dict(functions.broadcast_object(value.state_dict()))
+        self.save()
+
+    def _resume(self, file: Path) -> bool:
+        """Restore an earlier commit on the main rank; return False if there is none."""
+        self._file = file
+
+        def read() -> str | None:
+            if not file.exists():
+                return None
+            self._saved, origin = read_commit(file)
+            try:
+                self.restore()
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                reason = str(error).strip().splitlines()[0]
+                message = f"{file} does not fit this script ({reason}); remove it to start anew"
+                raise UserError(message, code="conflict", key=str(file)) from None
+            return origin
+
+        origin = broadcast_from_main(read)
+        if origin is not None and world.rank() == 0:
+            warn(f"paceline.horovod: resuming from {origin}; remove it to start anew")
+        return origin is not None
+
+
+class ObjectState(State):
+    """Plain values; Horovod's first two arguments are accepted and ignored."""
+
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **values: Any) -> None:
+        super().__init__(**values)
+
+
+class TorchState(State):
+    def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
+        given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+        super().__init__(**given, **values)
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Wrap `func(state, …)` to start from the last commit, or from the main rank's state."""
+
+    @functools.wraps(func)
+    def call(state: State, *args: Any, **options: Any) -> T:
+        world.init()
+        check_commit(state._saved)
+        file = default_commit_file()
+        if state._resume(file):
+            state.on_reset()
+        state.sync()
+        result = func(state, *args, **options)
+        if world.rank() == 0:
+            file.unlink(missing_ok=True)
+        return result
+
+    return call
+
+
+def _stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _copy_value(value: Any) -> Any:
+    return copy.deepcopy(value.state_dict() if _stateful(value) else value)
+
+
+def _scale_sampler_counts(saved: dict[str, Any]) -> dict[str, Any]:
+    """Count samples for all ranks: each has processed as many as the main rank."""
+    return {
+        name: {**value, "before": value["before"] + value["since"] * world.size(), "since": 0}
+        if isinstance(value, dict) and value.keys() == {"epoch", "before", "since"}
+        else value
+        for name, value in saved.items()
+    }
+
+
+def default_commit_file() -> Path:
+    """Return the file of the running script, in the current folder."""
+    return Path(f"elastic-{Path(sys.argv[0]).stem or 'state'}.safetensors")
+
+
+def write_commit(file: Path, state: dict[str, Any]) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    packed = {name: _pack(value, f"state.{name}", tensors) for name, value in state.items()}
+    about = {"state": packed, "command": shlex.join(sys.argv), "time_s": time.time()}
+    write_atomic(file, save(tensors, metadata={KEY: json.dumps(about)}))
+
+
+def check_commit(state: dict[str, Any]) -> None:
+    """Raise UserError if a value of the state cannot be written."""
+    for name, value in state.items():
+        _pack(value, f"state.{name}", {})
+
+
+def read_commit(file: Path) -> tuple[dict[str, Any], str]:
+    """Return the state and a description of its origin."""
+    try:
+        check_regular(file)
+        with safe_open(file, framework="pt") as opened:
+            about = json.loads((opened.metadata() or {})[KEY])
+            state = {name: _unpack(value, opened) for name, value in about["state"].items()}
+            age_s = max(0.0, time.time() - about["time_s"])
+            return state, f"{file}, committed {age_s:.0f} s ago by  {about['command']}"
+    except Exception as error:
+        message = f"{file} is not a committed state ({error}); remove it to start anew"
+        raise UserError(message, code="damaged", key=str(file)) from None
+
+
+def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the value as JSON; types that JSON lacks become lists that begin with their name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        key = str(len(tensors))
+        tensors[key] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return ["tensor", key]
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in NUMBERS:
+        packed = _pack(torch.as_tensor(value), name, tensors)
+        return ["array", packed[1], bool(value.shape)]
+    if isinstance(value, dict):
+        return [
+            "dict",
+            *([_pack(key, name, tensors), _pack(v, f"{name}[{key!r}]", tensors)] for key, v in value.items()),
+        ]
+    if type(value) in (list, tuple):
+        return [type(value).__name__, *(_pack(inner, f"{name}[{i}]", tensors) for i, inner in enumerate(value))]
+    raise UserError(
+        f"{name} is a {type(value).__name__}; an elastic state holds numbers, text, tensors, lists and dicts of them, "
+        "and objects with state_dict() and load_state_dict()",
+        code="not-supported",
+        key=name,
+    )
+
+
+def _unpack(value: Any, opened: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, *rest = value
+    match kind:
+        case "tensor":
+            return opened.get_tensor(rest[0])
+        case "array":
+            array = opened.get_tensor(rest[0]).numpy()
+            return array if rest[1] else array[()]
+        case "dict":
+            return {_unpack(key, opened): _unpack(inner, opened) for key, inner in rest}
+        case "tuple":
+            return tuple(_unpack(inner, opened) for inner in rest)
+        case _:
+            return [_unpack(inner, opened) for inner in rest]

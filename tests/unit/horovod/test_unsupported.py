@@ -1,0 +1,119 @@
+"""What is not carried over from Horovod, and wrong calls: each is rejected by name."""
+
+import sys
+
+import pytest
+import torch
+
+import paceline.horovod as hvd
+from paceline.errors import UserError
+from paceline.horovod.__main__ import STAND_IN, run_horovod_script
+from paceline.horovod.optimizer import _Distributed
+from paceline.horovod.unsupported import UnsupportedHorovodFeature, run
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda: hvd.join(), "join"),
+        (lambda: hvd.start_timeline("t.json"), "timelines"),
+        (lambda: hvd.stop_timeline(), "timelines"),
+        (lambda: hvd.add_process_set([0]), "process sets"),
+        (lambda: hvd.remove_process_set(1), "process sets"),
+        (lambda: hvd.ProcessSet([0, 1]), "process sets"),
+        (lambda: hvd.init(process_sets=[1]), "process sets"),
+        (lambda: hvd.allreduce(torch.ones(1), process_set=1), "process sets"),
+        (lambda: hvd.init(comm=[0, 1]), "communicators of MPI"),
+        (lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum), "Adasum"),
+        (lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Adasum), "Adasum"),
+        (lambda: run(print, np=2), "run()"),
+    ],
+)
+def test_what_is_not_carried_over_is_rejected_by_name(call, what):
+    with pytest.raises(UnsupportedHorovodFeature) as caught:
+        call()
+    assert isinstance(caught.value, NotImplementedError)
+    assert str(caught.value).startswith(f"paceline.horovod has no {what};")
+    assert caught.value.exit_code == 2
+
+
+def sgd():
+    return torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+
+
+def already():
+    """Derived from the class that `DistributedOptimizer` puts before the optimiser's own."""
+    return type("SGD", (_Distributed, torch.optim.SGD), {})(LINEAR.parameters(), lr=0.1)
+
+
+LINEAR = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "about"),
+    [
+        (lambda: hvd.rank(), "hvd.init()"),
+        (lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum), "average="),
+        (lambda: hvd.allreduce(torch.ones(1), op="sum"), "op='sum'"),
+        (lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Max), "op=hvd.Max"),
+        (lambda: hvd.DistributedOptimizer(sgd(), backward_passes_per_step=0), "backward_passes_per_step=0"),
+        (
+            lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Sum, gradient_predivide_factor=2.0),
+            "gradient_predivide_factor=",
+        ),
+        (lambda: hvd.DistributedOptimizer(sgd(), LINEAR.named_parameters()), "named_parameters= leaves out 2"),
+        (lambda: hvd.DistributedOptimizer(sgd(), [*LINEAR.named_parameters()] * 2), "named_parameters= has several"),
+        (lambda: hvd.DistributedOptimizer(sgd(), LINEAR.parameters()), "named_parameters= takes pairs"),
+        (lambda: hvd.DistributedOptimizer(LINEAR), "DistributedOptimizer"),
+        (lambda: hvd.DistributedOptimizer(already()), "this optimiser is a DistributedOptimizer"),
+        (lambda: hvd.broadcast_parameters(torch.ones(1)), "broadcast_parameters"),
+    ],
+)
+def test_a_wrong_call_is_rejected_with_the_argument(call, about):
+    with pytest.raises(UserError) as caught:
+        call()
+    assert str(caught.value).startswith(about)
+
+
+@pytest.fixture
+def as_it_was():
+    """A script may change these; and Horovod must not stay importable."""
+    before = sys.argv, sys.path[:], dict(sys.modules), sys.meta_path[:]
+    yield
+    sys.argv, sys.path[:], sys.meta_path[:] = before[0], before[1], before[3]
+    for name in set(sys.modules) - set(before[2]):
+        if name.split(".")[0] == "horovod":
+            del sys.modules[name]
+
+
+def test_a_script_is_run_with_its_arguments_and_finds_horovod(tmp_path, as_it_was, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nimport horovod, horovod.torch as hvd\nfrom horovod.torch.elastic import TorchState\n"
+        "from horovod.torch.compression import Compression\nimport beside\n"
+        "from horovod.torch.elastic.sampler import ElasticSampler\nfrom horovod.torch.elastic.state import TorchState\n"
+        "from horovod.torch.optimizer import DistributedOptimizer\n"
+        "from horovod.torch.sync_batch_norm import SyncBatchNorm\n"
+        "try:\n    import horovod.tensorflow\nexcept ImportError as error:\n    print(error)\n"
+        "print(sys.argv[1:], hvd.Sum, hvd.elastic.TorchState is TorchState, horovod.__version__, __name__)\n"
+    )
+    (tmp_path / "beside.py").write_text("")
+    run_horovod_script([str(script), "--lr", "1"])
+    assert capsys.readouterr().out.splitlines() == [
+        "paceline.horovod has no horovod.tensorflow; it carries over horovod.torch alone",
+        "['--lr', '1'] Operation.SUM True 0.28.1 __main__",
+    ]
+    assert str(STAND_IN) in sys.path
+
+
+@pytest.mark.parametrize("words", [[], ["--lr"], ["none.py"]])
+def test_without_a_script_there_is_nothing_to_run(words, as_it_was):
+    with pytest.raises(UserError, match=r"python -m paceline\.horovod"):
+        run_horovod_script(words)
+
+
+def test_both_imports_give_the_same_names():
+    import paceline.horovod.torch as longer
+
+    assert all(getattr(longer, name) is getattr(hvd, name) for name in hvd.__all__)
+    assert {"init", "DistributedOptimizer", "elastic", "SyncBatchNorm"} <= set(hvd.__all__)
