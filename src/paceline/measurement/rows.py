@@ -36,9 +36,9 @@ class FailedRow:
 class Speedup:
     """Speed relative to the reference, times the ranks of the reference."""
 
-    speedup: float
-    speedup_low: float
-    speedup_high: float
+    speedup: float = 1.0
+    speedup_low: float = 1.0
+    speedup_high: float = 1.0
     speedups: tuple[float, ...] = ()  # against the adjacent run of the reference
 
 
@@ -63,7 +63,7 @@ class TimedRow:
     step_s_low: float
     step_s_high: float
     samples_per_s: float
-    scaling: Speedup = Speedup(1.0, 1.0, 1.0)
+    scaling: Speedup = Speedup()
     cost: Cost = Cost()
     recommended: bool = False
 
@@ -205,33 +205,19 @@ def combine_repeats(
         equation = f"{middle.documents:,} samples = {each:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
         batch = BatchLayout(equation, middle.documents)
     peaks = max((t.peak_bytes_per_rank for t in times), key=lambda peaks: max(peaks, default=0))
-    return MeasuredRow(
-        label=label,
-        ranks=ranks,
-        repeats=len(times),
-        step_s=middle.step_s,
-        step_s_low=min(t.step_s for t in times),
-        step_s_high=max(t.step_s for t in times),
-        samples_per_s=middle.samples_per_s,
-        batch=batch,
-        runs=tuple(runs),
-        parts=middle.parts,
-        tokens_per_s=middle.tokens_per_s,
-        loads=RankLoads(peaks, middle.busy_s_by_rank),
-        compiled_steps=middle.compiled_steps,
-        compiled_s=middle.compiled_s,
-        parameters=middle.parameters,
-        fits=bool(middle.documents),
-        outside=middle.seen.from_outside,
-        resources=Resources(
-            middle.threads,
-            middle.device,
-            usage=dict(usage or {}),
-            workers=middle.workers,
-            load_s=middle.load_s,
-            device_ranks=middle.device_ranks,
-        ),
-    )
+    values = to_flat(middle) | {
+        "label": label,
+        "ranks": ranks,
+        "repeats": len(times),
+        "step_s_low": min(t.step_s for t in times),
+        "step_s_high": max(t.step_s for t in times),
+        "runs": tuple(runs),
+        "peak_bytes_per_rank": peaks,
+        "fits": bool(middle.documents),
+        "outside": middle.seen.from_outside,
+        "usage": dict(usage or {}),
+    }
+    return replace(from_flat(MeasuredRow, values), batch=batch)
 
 
 def _describe_batch(seen: ObservedScript) -> BatchLayout:

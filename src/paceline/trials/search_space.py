@@ -15,7 +15,7 @@ import numpy as np
 from paceline.config import RunSpec, parse_overrides
 from paceline.errors import UserError
 
-MOST_TRIALS = 10_000
+MAX_TRIALS = 10_000
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(:log)?")
 Values = dict[str, Any]
@@ -66,8 +66,11 @@ def parse_space(given: Sequence[str] | Mapping[str, Any]) -> tuple[Space, Values
     """Return (what varies, values that all trials share) of words such as `train.lr=0.05,0.1`."""
     found: Space = {}
     fixed: Values = {}
-    pairs = given.items() if isinstance(given, Mapping) else (_split_word(word) for word in given)
-    for key, value in pairs:
+    pairs = given.items() if isinstance(given, Mapping) else (word.split("=", 1) for word in given)
+    for key, *values in pairs:
+        if not values:
+            raise UserError(f"{key!r} has no values; write it as  section.key=VALUE,VALUE  or  section.key=LOW..HIGH")
+        value = values[0]
         if key in found or key in fixed:
             raise UserError(f"{key} is given twice; write all of its values after one  {key}=")
         tried = _parse_values(key, value)
@@ -76,16 +79,9 @@ def parse_space(given: Sequence[str] | Mapping[str, Any]) -> tuple[Space, Values
         else:
             found[key] = tried
     if not found:
-        told = f"{next(iter(fixed))} has one value" if fixed else "no key is given"
-        raise UserError(f"nothing varies: {told}; write it as  model.width=64,128  or  train.lr=1e-4..1e-2:log")
+        reason = f"{next(iter(fixed))} has one value" if fixed else "no key is given"
+        raise UserError(f"nothing varies: {reason}; write it as  model.width=64,128  or  train.lr=1e-4..1e-2:log")
     return found, fixed
-
-
-def _split_word(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals:
-        raise UserError(f"{word!r} says no values; write it as  section.key=VALUE,VALUE  or  section.key=LOW..HIGH")
-    return key, value
 
 
 def _parse_values(key: str, value: Any) -> OneOf | Range:
@@ -99,17 +95,19 @@ def _parse_values(key: str, value: Any) -> OneOf | Range:
         return _parse_range(key, *ends.groups())
     else:
         if ".." in value and re.match(_NUMBER, value):
-            raise UserError(f"{key}={value} is no range; write it as  {key}=1e-4..1e-2  or  {key}=1e-4..1e-2:log")
-        words = tuple(_parse_number(parse_overrides([f"{key}={part}"])[key]) for part in split_values(value))
+            raise UserError(f"{key}={value} is not a range; write it as  {key}=1e-4..1e-2  or  {key}=1e-4..1e-2:log")
+        listed = parse_overrides([f"{key}=[{value}]"])[key]
+        if not isinstance(listed, list):
+            raise UserError(f"{key}={value} is not a list of values; quote those with brackets or commas")
+        words = tuple(  # YAML reads 3e-4 as text
+            float(one) if isinstance(one, str) and re.fullmatch(_NUMBER, one) and "e" in one.lower() else one
+            for one in listed
+        )
     twice = [word for number, word in enumerate(words) if word in words[:number]]
     if not words or twice:
-        wrong = f"{twice[0]} is there twice" if twice else "there is no value"
+        wrong = f"{twice[0]} is given twice" if twice else "there is no value"
         raise UserError(f"{key}={value}: {wrong}; write different values, with commas between them")
     return OneOf(words)
-
-
-def _parse_number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) and re.fullmatch(_NUMBER, value) and "e" in value.lower() else value
 
 
 def _parse_range(key: str, low: str, high: str, log: str | None) -> Range:
@@ -118,24 +116,8 @@ def _parse_range(key: str, low: str, high: str, log: str | None) -> Range:
     if numbers[0] >= numbers[1]:
         raise UserError(f"{given}: the first number must be the smaller one")
     if log and numbers[0] <= 0:
-        raise UserError(f"{given}: a logarithm needs numbers above 0; leave :log out, or begin above 0")
+        raise UserError(f"{given}: a logarithm needs numbers above 0; leave :log out, or start above 0")
     return Range(numbers[0], numbers[1], bool(log))
-
-
-def split_values(text: str) -> list[str]:
-    """Split at commas outside of brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for sign in text:
-        if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'":
-            quote = sign
-        depth += (sign in "[{") - (sign in "]}") if not quote else 0
-        if sign == "," and not depth and not quote:
-            parts.append("")
-        else:
-            parts[-1] += sign
-    return parts
 
 
 def enumerate_grid(space: Space) -> list[Values]:
@@ -146,7 +128,7 @@ def enumerate_grid(space: Space) -> list[Values]:
                 f"{key}={tried} is a range, from which trials are drawn; add  --random --trials 20,  or list its values"
             )
     choices = [tried.values for tried in space.values() if isinstance(tried, OneOf)]
-    if (count := math.prod(map(len, choices))) > MOST_TRIALS:
+    if (count := math.prod(map(len, choices))) > MAX_TRIALS:
         raise UserError(f"{count:,} combinations are too many; draw some of them with  --random --trials 100")
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]
 
@@ -195,8 +177,7 @@ def suggest_values(space: Space, before: Sequence[tuple[Values, float | None]], 
         study.add_trial(
             optuna.trial.create_trial(params=params, distributions=distributions, value=goodness, state=state)
         )
-    found = study.ask(distributions).params
-    return {key: _from_optuna(space[key], value) for key, value in found.items()}
+    return {key: _from_optuna(space[key], value) for key, value in study.ask(distributions).params.items()}
 
 
 def _to_distribution(tried: Any) -> Any:
