@@ -31,8 +31,6 @@ SUPERLINEAR = 1.05  # speed-up / ranks
 
 
 class Cause(StrEnum):
-    """Where most of the lost time goes; compute that did not divide has four causes."""
-
     COMMUNICATION = "communication"
     SLOW_RANK = "slow rank"
     INPUT = "input"
@@ -79,7 +77,6 @@ def split_lost_time(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict
 
 
 def compute_ideal_step_s(row: MeasuredRow, base: MeasuredRow) -> float:
-    """Return the step of the reference, divided by the ranks and scaled to the batch."""
     own, alone = row.batch.global_batch, base.batch.global_batch
     return base.step_s * (own / alone if own and alone else 1.0) * base.ranks / row.ranks
 
@@ -142,7 +139,6 @@ class Decision:
 
 
 def decide_ranks(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
-    """Decide whether more ranks pay; None if nothing was measured."""
     measured, base = drop_failed(rows), find_reference(rows)
     best = recommend_row(measured)
     if base is None or best is None:
@@ -165,7 +161,6 @@ def mark_recommended(rows: Sequence[RowT | FailedRow]) -> list[RowT | FailedRow]
 
 
 def _is_doubtful(row: TimedRow, base: TimedRow) -> bool:
-    """Return whether repeats disagree on whether a row pays, or differ too much."""
     low, high = row.scaling.speedup_low, row.scaling.speedup_high
     pays = high > PAYS * base.ranks or row.speedup >= LEAST_GAIN * base.ranks
     return (low <= base.ranks and pays) or high > CONTRADICTORY * low

@@ -56,7 +56,6 @@ class Link:
 
 
 def measure_links(ranks: int = 2, sizes_bytes: Sequence[int] = SIZES_BYTES, threads: int = 1) -> list[Link]:
-    """Measure between `ranks` new processes on this machine, or between those of a launcher."""
     if detect_rank(os.environ) is not None:
         return time_collectives(tuple(sizes_bytes), threads)
     from paceline.launch.local import run_ranks
@@ -65,7 +64,6 @@ def measure_links(ranks: int = 2, sizes_bytes: Sequence[int] = SIZES_BYTES, thre
 
 
 def compute_link_factor(collective: str, ranks: int) -> float:
-    """Return the bytes through one link for each byte of the message."""
     return {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks, "broadcast": 1.0}[collective]
 
 
@@ -137,7 +135,6 @@ def _build_collective(name: str, size: int, group: Any, device: Any) -> Callable
 
 
 def _time_median(work: Callable[[], object], group: Any, device: Any) -> float:
-    """Return the median time of the slowest rank: a message has arrived when it has arrived everywhere."""
     import torch
     import torch.distributed as dist
 

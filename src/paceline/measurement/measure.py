@@ -107,7 +107,6 @@ def measure(
 
 
 def build_trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:
-    """Build one for each number of ranks and each short form of a layout, fewest ranks first."""
     if weak and not find_entry(spec.workload).batched:
         raise UserError(
             "--weak: a fit passes over all of its samples, on any number of ranks; leave --weak out",

@@ -142,7 +142,6 @@ def _advise_on_workers(found: Diagnosis) -> str:
 def describe_verdict(
     rows: Sequence[MeasuredRow | FailedRow], findings: Sequence[Finding], laws: Sequence[LawFit]
 ) -> list[str]:
-    """Return three lines: does it pay, why, and what would more ranks do."""
     base = find_reference(rows)
     if base is None or decide_ranks(rows) is None:
         return [NOTHING_MEASURED]

@@ -30,8 +30,6 @@ MeasureState: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class MeasureTrial(ABC):
-    """Something to run, which becomes a row."""
-
     label: str
     ranks: int
 
@@ -161,7 +159,6 @@ def forget_failures(state: MeasureState, trials: Sequence[AnyTrial]) -> None:
 
 
 def select_usage(usage: UsageSampler, times: RunTimes) -> dict[str, float]:
-    """Return the usage during the steps, as starting may take longer; of devices only if the run was on them."""
     if times.began is None or times.ended is None:
         return {}
     found = usage.between(times.began, times.ended)
@@ -169,7 +166,6 @@ def select_usage(usage: UsageSampler, times: RunTimes) -> dict[str, float]:
 
 
 def collect_times(trials: Sequence[AnyTrial], state: MeasureState) -> dict[str, dict[str, RunTimes]]:
-    """Return all runs of this folder by row and name; rows of `trials` first, some of them empty."""
     found: dict[str, dict[str, RunTimes]] = {trial.label: {} for trial in trials}
     for name, run in state["done"].items():
         found.setdefault(run["label"], {})[name] = from_flat(RunTimes, run["times"])
@@ -206,7 +202,6 @@ def trim_reason(reason: str) -> str:
 
 
 def write_measurement(found: Measurement, state: MeasureState) -> Measurement:
-    """Write measure.json; raise RunFailed if no row has numbers."""
     write_json(found.file, {**state, **found.to_json()})
     rows = found.rows
     if not drop_failed(rows) and isinstance(rows[0], FailedRow):

@@ -48,7 +48,6 @@ class CorrectedRow:
 
 
 def update_calibration(folder: Path, file: Path) -> tuple[Correction, list[CorrectedRow]]:
-    """Write the factors of the measurement in `folder` into the calibration `file`, beside the probes."""
     if not file.is_file():
         raise UserError(f"{file} does not exist; make it with  paceline calibrate", code="not-found")
     probed = replace(read_calibration(file), correction=None)

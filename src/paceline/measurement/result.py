@@ -50,7 +50,6 @@ class PlannedRow:
 
 
 def compare_with_plan(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[PlannedRow]:
-    """Return the plan of each measured row that the planner can price."""
     from paceline.planner.cost_model import build_cost_model
 
     measured = [row for row in drop_failed(rows) if row.label in specs]
@@ -116,7 +115,6 @@ def _build_planned_row(row: MeasuredRow, found: Any, speedup: float | None, cali
 
 
 def add_mfu(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[MeasuredRow | FailedRow]:
-    """Add the model FLOPs utilisation, if the arithmetic and the peak of the device are known."""
     return [
         replace(row, resources=replace(row.resources, mfu=_compute_mfu(row, specs[row.label])))
         if isinstance(row, MeasuredRow) and row.label in specs
@@ -161,7 +159,6 @@ class Conclusions:
 
     @property
     def timed(self) -> bool:
-        """Whether the parts of a step are known."""
         return self.kind != "times"
 
     @property
@@ -262,7 +259,6 @@ def fit_row_laws(
 
 
 def read_measurement(folder: Path) -> Measurement:
-    """Read a measurement from its folder; raise UserError if it is damaged or not finished."""
     file = folder / "measure.json"
     values = read_json(file)
     if values.get("format") != FORMAT:

@@ -44,8 +44,6 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of the whole run; None if its length or the price is not known."""
-
     hours: float | None = None
     device_hours: float | None = None
     cost_usd: float | None = None
@@ -54,8 +52,6 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRow:
-    """A layout with the time of a step, or of a whole run."""
-
     label: str
     ranks: int
     repeats: int = 1
@@ -98,8 +94,6 @@ class RankLoads:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a rank ran on, and how much of it was used; see `RunTimes` for most of them."""
-
     threads: int | None = None
     device: str | None = None
     mfu: float | None = None  # share of the peak of the devices
@@ -130,7 +124,6 @@ class MeasuredRow(TimedRow):
 
     @property
     def other_s(self) -> float:
-        """The rest of the median step, without the medians of its parts."""
         return max(0.0, self.step_s - self.parts.compute_s - self.parts.data_s - self.parts.exposed_s)
 
     def link_bits_s(self) -> float | None:
@@ -250,7 +243,6 @@ def _compute_speedup(row: TimedRow, base: TimedRow, rates: Mapping[str, Sequence
 
 
 def find_reference(rows: Iterable[RowT | FailedRow]) -> RowT | None:
-    """Return the row that speed-ups are relative to: one rank, or the fewest that worked."""
     return min(drop_failed(rows), key=lambda row: row.ranks, default=None)
 
 

@@ -134,7 +134,6 @@ def _count_device_ranks(start: Mapping[str, Any]) -> int:
 
 
 def select_steady_steps(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps after the warm-up that compiled nothing; of many, the last."""
     return [s for s in drop_warmup_steps(steps)[-MOST_STEPS:] if None not in [s.get(name) for name in TIMES]]
 
 

@@ -51,7 +51,6 @@ class LawFit:
         return LAWS[self.law].name
 
     def beyond(self, ranks: int) -> CurvePoint | None:
-        """Return the first point of the curve at so many ranks or more; None if it ends before."""
         return next((point for point in self.curve if point.ranks >= ranks), None)
 
 
@@ -74,7 +73,6 @@ def _solve_serial(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def _solve_universal(points: Points) -> dict[str, float]:
-    """Solve relative least squares with both parameters at 0 or more."""
     rows = [(s * (n - 1) / n, s * (n - 1), 1 - s / n) for n, s in points.items() if n > 1]
     aa, bb = sum(a * a for a, _, _ in rows), sum(b * b for _, b, _ in rows)
     ab = sum(a * b for a, b, _ in rows)
@@ -151,7 +149,6 @@ def _fit_law(name: str, repeats: Mapping[int, Sequence[float]], points: Points, 
 
 
 def _resample(found: Sequence[float], dice: random.Random) -> float:
-    """Return the median of a bootstrap sample, with the noise that even equal repeats have."""
     drawn = median([dice.choice(found) for _ in found])
     return drawn * math.exp(dice.gauss(0.0, LEAST_NOISE))
 

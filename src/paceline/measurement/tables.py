@@ -19,7 +19,6 @@ SCALING_NOTES = {
 
 
 def build_measurement_tables(found: Conclusions, name: str = "") -> list[Table]:
-    """Build the tables that there are numbers for; `name` ends their titles."""
     tables = [build_scaling_table(found)]
     if found.timed:
         tables.append(build_times_table(found.measured))
@@ -155,7 +154,6 @@ def build_cost_table(found: Conclusions) -> Table:
 
 
 def build_links_table(links: Sequence[Link], name: str = "") -> Table:
-    """Build a table of times by size; that of the smallest is the latency."""
     sizes = sorted({s for link in links for s in link.sizes_bytes})[1:]
     note = "Bandwidth is the slope between the largest sizes, as bits through one link."
     head = ("", "latency", *(size(s) for s in sizes), "bandwidth")

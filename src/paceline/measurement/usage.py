@@ -38,7 +38,6 @@ class UsageSampler:
         self._thread.join()
 
     def between(self, begin: float, end: float) -> dict[str, float]:
-        """Return shares of the cores and devices, bytes per second sent and bytes in use; {} without a sample."""
         taken = [values for t, values in self._samples if begin <= t <= end]
         found = {name: [v[name] for v in taken if name in v] for name in (taken[-1] if taken else {})}
         return {name: max(vs) if name in PEAKS else math.fsum(vs) / len(vs) for name, vs in found.items()}
@@ -57,7 +56,6 @@ class UsageSampler:
         return found | self._of_devices()
 
     def _of_devices(self) -> dict[str, float]:
-        """Some drivers report one of them and not the other."""
         shares, used = [], []
         for device in self._devices:
             with suppress(self._nvml.NVMLError):

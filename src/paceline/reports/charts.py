@@ -54,7 +54,6 @@ LEAST_SHARE = 0.003
 
 
 def build_charts(contents: ReportContents, folder: Path) -> list[Chart]:
-    """Build the charts that there are numbers for, in the order of the page."""
     measured = [row for s in contents.layouts for row in s.measured]
     makers = (
         (_chart_scaling, bool(contents.series)),
@@ -269,7 +268,6 @@ def _chart_evaluation(runs: Sequence[RunView]) -> Chart | None:
 
 
 def _chart_usage(runs: Sequence[RunView]) -> Chart | None:
-    """Chart use, power and memory of the device, in % of the maximum."""
     names = {
         "device_share": ("in use", 100.0, "%"),
         "device_watts": ("power", 1.0, "W"),

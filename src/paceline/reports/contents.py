@@ -50,7 +50,6 @@ class ReportContents:
 
     @property
     def layouts(self) -> list[Series]:
-        """The series with the parts of a step."""
         return [s for s in self.series if s.timed]
 
     @property
@@ -69,8 +68,6 @@ class ReportContents:
 
 @dataclass
 class Inputs:
-    """What was read from the paths that a report was given."""
-
     price: float | None
     series: list[Series] = field(default_factory=list)
     measured: list[Measurement] = field(default_factory=list)

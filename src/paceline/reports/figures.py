@@ -24,7 +24,6 @@ DrawFn = Callable[[Any, dict[str, Any]], None]
 
 
 def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
-    """Draw every chart into the folder, in all formats, and return their names."""
     with use_plot_style():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -40,7 +40,6 @@ class Picture:
 
     @property
     def address(self) -> str:
-        """The picture itself, as the page is one file."""
         return "data:image/png;base64," + base64.b64encode(read_bytes(self.file)).decode()
 
 
@@ -114,7 +113,6 @@ def read_asset(name: str) -> str:
 
 
 def build_tiles(contents: ReportContents) -> list[tuple[str, str, str]]:
-    """Build a few large numbers: of the recommended row, or of the run."""
     if len(contents.series) == 1 and (best := contents.series[0].recommended) is not None:
         s, cost = contents.series[0], best.cost
         found = [

@@ -38,8 +38,6 @@ class EvaluationPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """Values of the steps, in the order of the points; nan if missing."""
-
     lr: tuple[float, ...] = ()
     grad_norm: tuple[float, ...] = ()
     rate: tuple[float, ...] = ()
@@ -76,7 +74,6 @@ class RunView:
 
 
 def read_run_view(path: Path, name: str = "") -> RunView:
-    """Read a run; raise UserError if it has nothing to show."""
     run = RunDir.open(path)
     spec = run.recorded_spec()
     lines = list(read_event_lines(run.events_file(0)))
@@ -186,7 +183,6 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[RunView]) -> Comparison | None:
-    """Compare the losses of several runs with those of the first."""
     if len(runs) < 2:
         return None
     first, *others = runs
@@ -260,13 +256,11 @@ class Experiments:
 
     @property
     def score(self) -> str:
-        """The metric that all evaluated runs share, or ""."""
         names = {score.name for score in self.scores if score is not None}
         return names.pop() if len(names) == 1 else ""
 
     @property
     def best(self) -> int | None:
-        """The index of the best of several runs."""
         known = [i for i, score in enumerate(self.scores) if score is not None]
         return known[0] if self.score and len(known) > 1 else None
 

@@ -251,7 +251,6 @@ def _describe_usage(usage: dict[str, Any]) -> str:
 
 
 def _describe_silent_rank(beat: Beat) -> str:
-    """Describe what a silent rank was doing, and the state of its process."""
     stopped = ", stopped by a signal" if beat.state == STOPPED else ""
     return f"{beat.description} for {duration(max(0.0, time.time() - beat.t))}{stopped}"
 
@@ -263,7 +262,6 @@ def _draw_bar(main: EventFollower, step_s: float) -> str:
 
 
 def _describe_machine(start: dict[str, Any]) -> str:
-    """Describe where the run is, and how busy the machine is if it is this one."""
     import socket
 
     ranks = start.get("ranks", 1)

@@ -38,8 +38,6 @@ DEFAULT_PARALLEL = Parallel()
 
 
 class Quantity(Enum):
-    """What is compared; the value formats where it differs."""
-
     LOSS = "loss at step {}"
     GRAD_NORM = "gradient norm at step {}"
     WEIGHTS = "{}"
@@ -49,8 +47,6 @@ class Quantity(Enum):
 
 @dataclass(frozen=True)
 class LargestDifference:
-    """The largest relative difference of a quantity, and where it is."""
-
     value: float
     quantity: Quantity
     at: str | int
@@ -206,7 +202,6 @@ def _check_launched_ranks(variants: Sequence[Variant], place: RankInfo) -> None:
 
 
 def _build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
-    """Replace the layout of a spec, and keep everything else."""
     spec = spec.replace(
         {
             "train.epochs": None,

@@ -112,7 +112,6 @@ def _find_causes(spec: RunSpec) -> list[FoundCause]:
 
 
 def seed_all_generators(seed: int, *others: str) -> None:
-    """Seed the generators; `others` get another seed."""
     for name, seeds in SEEDED.items():
         seeds(seed + (name in others))
 

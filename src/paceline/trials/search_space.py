@@ -121,7 +121,6 @@ def _parse_range(key: str, low: str, high: str, log: str | None) -> Range:
 
 
 def enumerate_grid(space: Space) -> list[Values]:
-    """List every combination; the last key varies fastest."""
     for key, tried in space.items():
         if isinstance(tried, Range):
             raise UserError(

@@ -89,7 +89,6 @@ class SweepPlan:
 def build_sweep_plan(
     source: SpecSource, values: Sequence[str] | Mapping[str, Any], out: str | Path | None, choices: SweepOptions
 ) -> SweepPlan:
-    """Check a request before anything starts."""
     space, fixed = parse_space(values)
     spec = apply_values(resolve_spec(source), fixed)
     search, halving = choices.get("search", "grid"), choices.get("halving", False)

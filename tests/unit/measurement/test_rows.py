@@ -146,7 +146,7 @@ def test_speedups_follow_the_rates_and_their_spread_is_of_pairs():
 def test_the_numbers_of_a_row_belong_together():
     """Of two repeats, one of them disturbed, the row has those of the other."""
     times = [
-        RunTimes(20, step_s, StepParts(0.0, step_s, 0.0, 0.0, 0.0), 64 / step_s, None, (step_s,), (n,), 1.0, 9, 1)
+        RunTimes(20, step_s, StepParts(0.0, step_s, 0.0, 0.0, 0.0), 64 / step_s, None, (step_s,), (n,))
         for n, step_s in enumerate((1.5, 0.2), 1)
     ]
     found = combine_repeats("1 rank", 1, times, BatchLayout())

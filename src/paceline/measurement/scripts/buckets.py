@@ -54,7 +54,6 @@ GROUPS: WeakKeyDictionary[DistributedDataParallel, TimedGroup] = WeakKeyDictiona
 
 
 def swap_groups(watching: bool) -> None:
-    """Give all reducers our groups, or the script's own again."""
     for model, group in GROUPS.items():
         model.reducer._update_process_group(group if watching else model.process_group)
 

@@ -86,7 +86,6 @@ class MeasuredCommand:
         return [sys.executable, "-m", "paceline", "launch", "--ranks", str(ranks), "--", *words]
 
     def with_ranks(self) -> str:
-        """Return the command with {ranks} as the number of processes of its launcher."""
         launcher = self.launcher
         if launcher is None:
             return shlex.join(self.words)
@@ -112,7 +111,6 @@ def _find_script(words: Sequence[str]) -> int:
 def check_command(
     words: Sequence[str], ranks: Sequence[int], environ: Mapping[str, str] = os.environ
 ) -> MeasuredCommand:
-    """Return the command; raise UserError if it cannot be measured on these numbers of ranks."""
     if not words:
         raise UserError(f"no command is given; write it after  --  as in  {EXAMPLE}", code="missing-value")
     command = MeasuredCommand(tuple(words))
@@ -161,7 +159,6 @@ def run_recorded(words: Sequence[str], request: RecordRequest, output: Path) -> 
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """Let a launcher end its ranks, and kill what is left of them after a while."""
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:
             process.terminate()

@@ -69,7 +69,6 @@ class RecordedStep:
         return any(note[0] == BUCKET for note in self.notes)
 
     def _select(self, seconds: Seconds, *kinds: str) -> list[Interval]:
-        """Return the notes of some kinds, without those that started before the device was known."""
         return seconds(
             [(begin, end) for kind, begin, end, _ in self.notes if kind in kinds and _is_same_clock(begin, end)]
         )
@@ -163,7 +162,6 @@ class StepRecorder:
         self._device = "cpu"
 
     def note(self, kind: str, begin: Any, detail: Any = None) -> None:
-        """Record something that started at a mark and ends now."""
         self.noted.append((kind, begin, self.mark(), detail))
 
     def optimizer_begins(self, optimizer: Any, *call: Any) -> None:
@@ -204,7 +202,6 @@ class StepRecorder:
                 notify(watching)
 
     def _start(self, optimizer: Any) -> None:
-        """Write the start event: at the first step the device of the model and the other ranks are known."""
         import torch
 
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -237,7 +234,6 @@ class StepRecorder:
         return EventWriter(Path(self.request.folder) / "events" / f"rank{rank}.jsonl")
 
     def _write(self, leave: int) -> None:
-        """Write all steps but the last `leave`, whose marks the device may not have passed."""
         while self._events is not None and len(self._done) > leave:
             step = self._done.popleft()
             times = step.times(self._clock.seconds, *self._communication(step))
@@ -274,7 +270,6 @@ class StepRecorder:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _exit_early(self) -> NoReturn:
-        """End the process after the requested steps, without the rest of the script and its clean-up."""
         rank, world = find_rank_and_world()
         self.close("measured")
         ended = Path(self.request.folder) / "ended"
@@ -284,7 +279,6 @@ class StepRecorder:
         exit_process(0)
 
     def refuse(self, reason: str, on_any_ranks: bool = False) -> NoReturn:
-        """Record why this cannot be measured, for the measuring command to report, and end the process."""
         with self._writer(find_rank_and_world()[0]) as events:
             events.write("refused", why=reason, on_any_ranks=on_any_ranks)
         exit_process(REFUSED_EXIT_CODE)
@@ -298,7 +292,6 @@ def describe_rank_mismatch(asked: int, found: int) -> str:
 
 
 def find_rank_and_world() -> tuple[int, int]:
-    """Return (rank, world) of the process group or, before there is one, of the launcher."""
     dist = sys.modules["torch"].distributed
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()

@@ -71,7 +71,6 @@ class Member:
         )
 
     def _taken(self, row: Any) -> Any:
-        """Return the text for a model of texts, else the row."""
         text = str(getattr(self.model.workload.spec.data, "text", ""))
         if not text or not isinstance(row, Mapping):
             return row
@@ -90,7 +89,6 @@ def check_finished(path: Path) -> RunDir:
 
 
 def hash_run(path: Path) -> str:
-    """Return a checksum of the newest checkpoint, and of what the run keeps for inference."""
     run = RunDir(path)
     sealed = list_sealed(run.checkpoints)
     if not sealed:
@@ -145,7 +143,6 @@ def encode_labels(labels: Sequence[str], classes: Sequence[str], label: str) -> 
 
 
 def compute_mean_loss(found: np.ndarray, truth: np.ndarray) -> float:
-    """Return the log loss of probabilities, or the mean square error of numbers."""
     if found.ndim == 2:
         return -float(compute_logs(found)[np.arange(len(truth)), truth].mean())
     return float(((found - truth) ** 2).mean())

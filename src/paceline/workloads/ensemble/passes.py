@@ -89,8 +89,6 @@ def load_member_files(files: Sequence[Path], names: Sequence[str]) -> list[Membe
 
 @dataclass(frozen=True)
 class Folds:
-    """The rows to learn from, and the fold of each."""
-
     rows: RowSet
     fold: np.ndarray
     count: int
@@ -108,7 +106,6 @@ class Folds:
 
 
 def check_folds(folds: Folds, label: str) -> None:
-    """Raise UserError if a class would be missing from the training without some fold."""
     words = np.array(folds.rows.labels)
     if len(set(folds.rows.labels)) > max(20, len(words) // 10):
         return  # numbers
@@ -139,8 +136,6 @@ PARTS = ("predictions", "tables", "folds", "members")
 
 @dataclass(frozen=True)
 class MemberTask:
-    """A member to ask about all rows or, if it was trained without them, about those of a fold."""
-
     member: int
     fold: int | None = None
 
@@ -210,7 +205,6 @@ class EnsemblePasses:
         return {**losses, **times, "flagged": loss is None, "of_samples": self.most * self.samples}
 
     def _ask(self, task: MemberTask) -> float | None:
-        """Return the loss of a member; None if its training was stopped."""
         name, asked = self.request.names[task.member], self.request.asked(task)
         if not all(self.answers.file(name, kind).exists() for kind in asked):
             run, finished = self._run(task)
@@ -228,7 +222,6 @@ class EnsemblePasses:
         return compute_mean_loss(found.values, encode_labels(rows.labels, found.classes, self.request.label))
 
     def _run(self, task: MemberTask) -> tuple[Path, bool]:
-        """Train a member; return (its folder, whether it is finished)."""
         request, folds = self.request, self.request.folds
         if folds is None:
             return request.model.runs[task.member], True
@@ -245,7 +238,6 @@ class EnsemblePasses:
         return train_member(member.on(learn_file, test_file, request.label, cache), out)
 
     def _check(self, kind: str, rows: RowSet, found: MemberOutputs, task: MemberTask) -> None:
-        """Raise UserError if predictions do not match the labels, or those of the first member."""
         name, first = self.request.names[task.member], self.request.names[0]
         if found.classes and (new := sorted(set(rows.labels) - set(found.classes))):
             raise UserError(

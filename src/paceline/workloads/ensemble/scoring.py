@@ -73,7 +73,6 @@ def compute_calibration_error(found_NC: np.ndarray, labels_N: np.ndarray) -> flo
 
 
 def score_members(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: int = 0) -> Scores:
-    """Score each model by name, the ensemble among them; `truth` holds indices of classes, or numbers."""
     scorers = {name: _build_scorer(found, truth) for name, found in outputs.items()}
     values = {name: score(np.ones(len(truth))) for name, score in scorers.items()}
     random = np.random.default_rng(seed)
@@ -184,7 +183,6 @@ def draw_members(scores: Scores, folder: Path, step: int) -> None:
 
 @use_plot_style(None)
 def draw_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, folder: Path, step: int) -> None:
-    """Draw the accuracy of the likeliest class by its probability."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.4, 3.8), layout="constrained")

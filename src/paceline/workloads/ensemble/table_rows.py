@@ -53,7 +53,6 @@ class RowSet:
             yield block
 
     def write_once(self, folder: Path, name: str) -> Path:
-        """Write a table of the same kind, unless it exists, and return its path."""
         kind = table_kind(self.file)
         file = folder / f"{name}.{kind}"
         if not file.is_file():
@@ -87,7 +86,6 @@ class RowSet:
 
 
 def read_labelled_rows(path: Path, label: str, key: str) -> RowSet:
-    """Read all rows of a table; raise UserError if a row has no label."""
     file, kind = check_table(path, key)
     labels: list[str] = []
     for number, row in enumerate(iter_rows(file, kind), 1):
@@ -129,7 +127,6 @@ def find_test_table(runs: list[Path]) -> Path:
 
 
 def drop_seen_rows(rows: RowSet, runs: list[Path], log: LogFn) -> RowSet:
-    """Drop rows that some run learned from; raise UserError if these are most of them."""
     seen = np.zeros(len(rows), bool)
     for run in runs:
         table: Any = getattr(RunDir(run).recorded_spec().data, "path", None)
@@ -151,7 +148,6 @@ def drop_seen_rows(rows: RowSet, runs: list[Path], log: LogFn) -> RowSet:
 
 
 def _find_rows_in(rows: RowSet, table: Path) -> np.ndarray:
-    """Return which rows equal some row of the table, in all columns that both have."""
     if table.resolve() == rows.file.resolve():
         return np.ones(len(rows), bool)
     first: Row = next(iter_rows(table, table_kind(table)), {})
