@@ -13,7 +13,6 @@ from paceline.convert.rules import (
     Ruling,
     UnreadableValue,
     is_off,
-    parse_bool,
     parse_int,
     parse_number,
     parse_word,
@@ -41,15 +40,6 @@ def judge_offload(value: Any) -> Ruling:
     return _reject(f"state can live in host memory, not on {value}")
 
 
-def judge_backend(value: Any) -> Ruling:
-    """The library for collectives. NCCL is the default on CUDA devices; without it a run file runs on CPUs too."""
-    if value is None or str(value).lower() in ("nccl", "auto", ""):
-        return Ruling(Outcome.KEPT, reason="NCCL for CUDA devices, gloo for CPUs")
-    if str(value).lower() in ("gloo", "mpi"):
-        return _translate({"parallel.backend": str(value).lower()})
-    return _reject("parallel.backend is nccl, gloo or mpi")
-
-
 def judge_loggers(value: Any) -> Ruling:
     """A name, a class path, or a list of names."""
     if value is not None and not isinstance(value, str | list | bool):
@@ -61,12 +51,6 @@ def judge_loggers(value: Any) -> Ruling:
     if None in known:
         return _reject(f"loggers are tensorboard, wandb and mlflow, not {names[known.index(None)]}")
     return _translate({"train.loggers": known})
-
-
-def judge_visible_devices(value: Any) -> Ruling:
-    if value in (None, "all"):
-        return Ruling(Outcome.KEPT, reason="all devices")
-    return Ruling(Outcome.NOTED, reason=f"export CUDA_VISIBLE_DEVICES={value}")
 
 
 def judge_bucket_size(value: Any) -> Ruling:
@@ -185,21 +169,6 @@ def judge_fsdp_words(value: Any) -> Ruling:
     if "offload" in words:
         claims["parallel.offload"] = True
     return _translate(claims) if claims else _reject("no known word")
-
-
-def judge_dataset(value: Any) -> Ruling:
-    name = parse_word(value).lower().replace("-", "_").removeprefix("fancyzhx/")
-    if name in ("ag_news", "agnews"):
-        return _translate({"data.source": "ag_news"})
-    return _reject("give the texts as data.source: csv, jsonl or parquet, and data.path")
-
-
-def judge_autocast(value: Any) -> Ruling:
-    if isinstance(value, str) and value.lower() in ("bf16", "fp16", "fp32"):
-        return _translate({"train.precision": value.lower()})
-    if is_off(value) or not parse_bool(value):
-        return OFF
-    return _translate({"train.precision": "fp16"}, "the default of torch's autocast")
 
 
 FUNCTIONS: dict[str, Rule] = {

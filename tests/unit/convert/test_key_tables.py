@@ -52,7 +52,7 @@ def test_every_rule_judges_any_value_or_says_what_it_must_be(name):
         ("training_arguments", "warmup_steps", 0.1, {"train.warmup": 0.1}),
         ("training_arguments", "logging_steps", 0.1, None),
         ("training_arguments", "report_to", ["wandb", "comet_ml"], None),
-        ("project", "data.dataset", "fancyzhx/ag-news", {"data.source": "ag_news"}),
+        ("project", "data.dataset", "fancyzhx/ag_news", {"data.source": "ag_news"}),
         ("project", "training.use_amp", True, {"train.precision": "fp16"}),
     ],
 )
