@@ -16,16 +16,13 @@ from paceline.io.format import number, size
 FREE_SHARE = 0.9
 MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 1024
 COPY_ELEMENTS, CPU_COPY_ELEMENTS = 1 << 28, 1 << 24
-"""Far more than a cache holds."""
 PEER_BYTES = 64 << 20
 MIN_FREE_BYTES = 4e9
 MEASURED_S, LOADED_S, PEER_S = 0.3, 0.2, 0.05
 USUAL_FRACTION, COPY_FRACTION = 0.7, 0.75
 """Of the peak that matrix products and copies reach, unless the catalogue has a measured one."""
 SLOW, TOO_SLOW = 0.85, 0.6
-"""Of the expected rate."""
 BEHIND_OTHERS = 0.85
-"""Of the median of the devices."""
 SLOW_LINK = 0.3
 THROTTLE_REASONS = {0x8: "by a hardware slow-down", 0x20: "by heat", 0x40: "by heat", 0x80: "by power"}
 """Bits of NVML. The power limit alone lowers the clocks of every busy device, and is not counted."""
@@ -54,7 +51,6 @@ def check_visible(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def check_free_memory(context: CheckContext) -> Iterator[CheckResult]:
-    """Find devices that other programs use."""
     import torch
 
     memory = {index: torch.cuda.mem_get_info(index) for index in _device_indices()}
@@ -98,7 +94,6 @@ def _format_bytes_s(rate: float) -> str:
 def judge_rate(
     check: str, rate: float, nominal: float | None, rates: Sequence[float], format_rate: Callable[[float], str]
 ) -> CheckResult:
-    """Judge a rate by what its kind of device should reach, and by the rates of all devices here."""
     median = statistics.median(rates)
     share = rate / nominal if nominal else 1.0
     behind = rate < BEHIND_OTHERS * median
@@ -157,7 +152,6 @@ def _query_under_load(index: int, flops_s: float, query: Callable[[], dict[str, 
 
 
 def _query_driver(nvml: Any, device: Any) -> dict[str, Any]:
-    """Return the facts that this driver knows."""
     queries: dict[str, Callable[[], Any]] = {
         "heat": lambda: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
         "watts": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
@@ -176,7 +170,6 @@ def _query_driver(nvml: Any, device: Any) -> dict[str, Any]:
 
 
 def check_peers(context: CheckContext) -> Iterator[CheckResult]:
-    """Check that copies between devices of this machine are correct and direct."""
     import torch
 
     indices = _device_indices()
@@ -215,7 +208,6 @@ def measure_core_rates() -> tuple[float, float]:
 
 
 def _time_calls(work: Callable[[], object], measured_s: float = MEASURED_S) -> list[float]:
-    """Return the seconds of each call after two for warm-up."""
     work(), work()
     times: list[float] = []
     end_s = time.perf_counter() + measured_s
@@ -269,7 +261,6 @@ def _measure_peer_copy(a: int, b: int) -> tuple[bool, float]:
 
 
 def _time_on_device(work: Callable[[], object], index: int, measured_s: float = MEASURED_S) -> float:
-    """Return the median seconds of a call, each synchronised."""
     import torch
 
     def run_and_wait() -> None:

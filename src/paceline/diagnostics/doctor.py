@@ -47,12 +47,9 @@ CHECKS: Mapping[str, Sequence[Check]] = {
     "data": (system_checks.check_loading,),
 }
 LOCAL_CHECKS_S = 120.0
-"""For the checks of one node; data may have to be prepared."""
 VISIBLE_S = 3.0
-"""For a file to become visible on other nodes."""
 RATE_TRIES = 2
 SLOW_NODE = 0.4
-"""Of the median rate of the nodes' cores."""
 
 
 def doctor(spec: SpecSource | None = None, out: str | Path = "runs", nodes: Sequence[str] = ()) -> Examination:
@@ -112,7 +109,6 @@ def _check_nodes(rendezvous: Rendezvous, context: CheckContext) -> list[CheckRes
 
 
 def merge_results(nodes: Sequence[Sequence[CheckResult]]) -> list[CheckResult]:
-    """Merge what is fine on several nodes into one row, and keep what is not by node."""
     rows: dict[tuple[str, str, Health], list[CheckResult]] = {}
     for finding in (finding for node in nodes for finding in node):
         rows.setdefault((finding.topic, finding.check, finding.verdict), []).append(finding)

@@ -41,7 +41,6 @@ SLOWING_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
 }
-"""Variables for debugging, which cost speed."""
 MAX_ROUNDS = 12
 CONNECT_S = 5.0
 SENT_S, SKIPPED_S = 0.25, 0.08
@@ -50,15 +49,12 @@ PAIR_TRIES = 2
 BLOCK_BYTES = 1 << 18
 PINGS = 8
 TOO_SLOW, SLOW = 0.2, 0.5
-"""Of the slower of the link and this machine's own TCP."""
 BEHIND_OTHERS = 0.5
-"""Of the median of the pairs."""
 APART_S, FAR_APART_S = 0.1, 2.0
 _result = partial(CheckResult, "network")
 
 
 def check_own_name(context: CheckContext) -> Iterator[CheckResult]:
-    """Check that this machine's own name resolves."""
     host = socket.gethostname()
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -131,7 +127,6 @@ def check_infiniband(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def check_variables(context: CheckContext) -> Iterator[CheckResult]:
-    """Find debugging variables that are still set."""
     names = [name for name, value in SLOWING_VARIABLES.items() if context.environ.get(name, "").upper() == value]
     found = ", ".join(f"{name}={SLOWING_VARIABLES[name]}" for name in names) or "none that slow a run"
     verdict = Health.LOOK if names else Health.OK
@@ -139,7 +134,6 @@ def check_variables(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def read_link_bits_s(interface: str) -> float | None:
-    """Return the speed of a network card's link, if it reports one."""
     with suppress(OSError, ValueError):
         speed = int(Path("/sys/class/net", interface, "speed").read_text())
         return speed * 1e6 if speed > 0 else None
@@ -148,8 +142,6 @@ def read_link_bits_s(interface: str) -> float | None:
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """Where a node listens, and the speed of its link."""
-
     host: str
     port: int
     token: str
@@ -254,7 +246,6 @@ def _format_rate(bits_s: float) -> str:
 
 
 def _describe_own_address(rendezvous: Rendezvous, port: int) -> NodeAddress:
-    """The other nodes know the main node by the address of the rendezvous."""
     shared = rendezvous.rank_info.address
     own = find_local_address(shared)
     link = read_link_bits_s(find_interface(own)) if own else None
@@ -263,7 +254,6 @@ def _describe_own_address(rendezvous: Rendezvous, port: int) -> NodeAddress:
 
 
 def measure_loopback_bits_s() -> float:
-    """Return what one connection carries on this machine, without a network."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def send() -> None:
@@ -297,7 +287,6 @@ def _measure_pair(a: int, b: int, peer: NodeAddress) -> PairRate:
 
 
 def _serve_pair(server: socket.socket, token: str) -> None:
-    """Serve PAIR_TRIES connections of a node that knows the token."""
     server.settimeout(CONNECT_S + SENT_S)
     for _ in range(PAIR_TRIES):
         with suppress(OSError):
@@ -316,7 +305,6 @@ def _serve_pair(server: socket.socket, token: str) -> None:
 
 
 def _ask_time(connection: socket.socket) -> Iterator[tuple[float, float]]:
-    """Yield (round trip, seconds that the other clock is ahead), several times."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for _ in range(PINGS):
         before = time.time()
@@ -327,7 +315,6 @@ def _ask_time(connection: socket.socket) -> Iterator[tuple[float, float]]:
 
 
 def _send(connection: socket.socket) -> None:
-    """Send until the other end hangs up."""
     block, end_s = bytes(BLOCK_BYTES), time.monotonic() + CONNECT_S
     with suppress(OSError):
         while time.monotonic() < end_s:

@@ -37,8 +37,6 @@ _port_result = partial(CheckResult, "network", "port of rank 0")
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """How the doctor ended on one node, and what it printed."""
-
     host: str
     code: int
     out: str
@@ -132,12 +130,9 @@ class RendezvousFailed(RunFailed):
 
 @dataclass
 class Rendezvous:
-    """The store in which the nodes exchange values."""
-
     rank_info: RankInfo
     store: Any
     hosts: list[str]
-    """By node, in the order of ranks."""
     node: int | None
     """This node; None on ranks that are not the first of their host."""
 
@@ -168,7 +163,6 @@ class Rendezvous:
 
 
 def join_rendezvous(rank_info: RankInfo) -> Rendezvous:
-    """Join the other nodes, or raise RendezvousFailed."""
     world, address = rank_info.world, f"{rank_info.address}:{rank_info.port}"
     if rank_info.rank:
         _wait_for_rank_0(rank_info)
@@ -239,7 +233,6 @@ def _find_missing(store: Any, keys: list[str]) -> list[str]:
 
 
 def _wait_for_rank_0(rank_info: RankInfo) -> None:
-    """Wait until rank 0 accepts connections, or raise the last reason why it does not."""
     host, port = rank_info.address, rank_info.port
     reason, remedy, end_s = "", "", time.monotonic() + RENDEZVOUS_S
     while time.monotonic() < end_s:

@@ -21,7 +21,6 @@ class Health(StrEnum):
     """It works, but not as well as it could; or it depends."""
     WRONG = "wrong"
     NOT_HERE = "not here"
-    """There is nothing to check."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ class CheckResult:
     expected: str = ""
     verdict: Health = Health.OK
     remedy: str = ""
-    """The line to type, or what to ask for."""
     host: str = ""
     """The node, or `a to b` for what is between two."""
 
@@ -44,7 +42,6 @@ class CheckResult:
 @dataclass(frozen=True)
 class CheckContext:
     folder: Path = Path()
-    """Where runs are written."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     spec: RunSpec | None = None
     rank_info: RankInfo = SINGLE_RANK

@@ -67,7 +67,6 @@ def check_software(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def check_cuda(context: CheckContext) -> Iterator[CheckResult]:
-    """Check that torch, the driver and NCCL are of matching versions of CUDA."""
     import torch
 
     result = partial(CheckResult, "versions", "CUDA")
@@ -107,7 +106,6 @@ def _explain_no_cuda() -> str:
 
 
 def compare_versions(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[CheckResult]:
-    """Find the nodes whose versions differ from the most common ones."""
     different = False
     for name in COMPARED_VERSIONS:
         values = {host: str(known.get(name, "")) for host, known in nodes.items()}
@@ -131,7 +129,6 @@ def check_open_files(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def check_processes(context: CheckContext) -> Iterator[CheckResult]:
-    """Threads count as processes."""
     yield _check_limit("processes", "ulimit -u", "nproc", resource.RLIMIT_NPROC, MIN_PROCESSES, 16384)
 
 
@@ -249,7 +246,6 @@ def check_disk_speed(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def find_existing_folder(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
     folder = folder.absolute()
     return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
 
@@ -311,7 +307,6 @@ def check_loading(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def _measure_samples_s(spec: RunSpec, workload: Any) -> float:
-    """Time the first batches of the run, without the very first, which opens files."""
     from paceline.data.order import Order
     from paceline.data.prefetch import Loader, make_collate
     from paceline.data.samples import load_training_samples
@@ -333,7 +328,6 @@ def _measure_samples_s(spec: RunSpec, workload: Any) -> float:
 
 
 def _plan_samples_s(spec: RunSpec) -> float | None:
-    """Return the samples/s of one device by the plan; None if there is no plan."""
     from paceline.planner.plan import plan
 
     try:

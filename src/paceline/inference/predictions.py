@@ -14,37 +14,38 @@ from paceline.data.tables import TABLE_KINDS, check_columns, iter_rows
 from paceline.errors import UserError, did_you_mean
 
 TABLE_SUFFIXES = {**TABLE_KINDS, ".txt": "txt"}
+PROBABILITIES = "probabilities"
+NOT_WRITTEN = (PROBABILITIES, "logits")
+SHOWN = 3
 
 
 @dataclass(frozen=True)
 class PredictInputs:
     values: list[Any]
-    """What the workload encodes."""
     rows: list[dict[str, Any]]
-    """What is written beside each prediction."""
 
 
 def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> PredictInputs:
-    """Texts as they are; of a table, the column that is named, else the usual one, else each row as a dict."""
+    """Read texts as they are; of a table, a named column, else the `usual` one, else each row as a dict."""
     tables = [word for word in words if _table_kind(word)]
     if not tables:
         if usual and (others := [word for word in words if _is_file(word)]):
-            raise UserError(
-                f"{others[0]!r} is a file, and this model reads texts; give a table "
-                f"({', '.join(TABLE_SUFFIXES)}) or a text"
-            )
+            message = f"{others[0]!r} is a file, and this model reads texts; give a text or a table "
+            raise UserError(f"{message}({', '.join(TABLE_SUFFIXES)})", code="invalid-value", key="inputs")
         values = [Path(word) if _is_file(word) else word for word in words]
         return PredictInputs(values, [{"input": str(word)} for word in words])
     if len(words) > 1:
-        raise UserError(f"{tables[0]!r} is a table; give it alone, or texts without it")
+        raise UserError(f"{tables[0]!r} is a table; give it alone", code="conflict", key="inputs")
     path = Path(tables[0])
     if not path.exists():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"there is no file {str(path)!r}{did_you_mean(path.name, beside)}")
+        hint = did_you_mean(path.name, beside)
+        raise UserError(f"there is no file {str(path)!r}{hint}", code="not-found", key="inputs")
     kind = _table_kind(tables[0])
-    rows = list(_read_lines(path) if kind == "txt" else iter_rows(path, kind))
+    lines = (line.rstrip("\r\n") for line in iter_lines(path)) if kind == "txt" else ()
+    rows = [{"text": line} for line in lines if line.strip()] if kind == "txt" else list(iter_rows(path, kind))
     if not rows:
-        raise UserError(f"{path}: there are no rows")
+        raise UserError(f"{path}: there are no rows", code="invalid-data", key="inputs")
     wanted = column or ("text" if kind == "txt" else usual)
     if not wanted:
         return PredictInputs(list(rows), rows)
@@ -54,7 +55,7 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Pred
 
 
 def _table_kind(word: str) -> str:
-    """What a word that names a table says of it; a text may end like one, but has a space somewhere."""
+    """Return the kind of table that a word names, or ""; a text may end like a table, but has a space somewhere."""
     name = word.removesuffix(".gz").lower()
     found = next((kind for suffix, kind in TABLE_SUFFIXES.items() if name.endswith(suffix)), "")
     return found if found and (_is_file(word) or not any(map(str.isspace, word))) else ""
@@ -63,24 +64,13 @@ def _table_kind(word: str) -> str:
 def _is_file(word: str) -> bool:
     try:
         return Path(word).is_file()
-    except (OSError, ValueError):  # too long for a name, or with a sign that none has
+    except (OSError, ValueError):  # too long for a name, or with an invalid character
         return False
-
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    yield from ({"text": line.rstrip("\r\n")} for line in iter_lines(path) if line.strip())
-
-
-PROBABILITIES = "probabilities"
-NOT_WRITTEN = (PROBABILITIES, "logits")
-"""Columns that a file has in another form, or not at all."""
-SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
     columns: Mapping[str, np.ndarray]
-    """All that the workload's `predict` gave, by name."""
     classes: Sequence[str] = field(default=())
 
     def __len__(self) -> int:
@@ -93,17 +83,16 @@ class Predictions:
     def probabilities(self) -> np.ndarray:
         """(inputs, classes)"""
         if not self.of_classes:
-            raise UserError(f"these predictions have no classes, but {', '.join(self.columns)}; take them by name")
+            message = f"these predictions have no classes, but {', '.join(self.columns)}; take them by name"
+            raise UserError(message, code="not-supported", key=PROBABILITIES)
         return self.columns[PROBABILITIES]
 
     @property
     def numbers(self) -> np.ndarray:
-        """Of the likeliest class of each input."""
         return np.asarray(self.probabilities.argmax(1))
 
     @property
     def labels(self) -> list[str]:
-        """The likeliest class of each input."""
         return [self.name_of(number) for number in self.numbers]
 
     def name_of(self, number: int) -> str:
@@ -115,13 +104,12 @@ class Predictions:
 
     @property
     def pictures(self) -> dict[str, np.ndarray]:
-        """The columns of pictures: bytes [H, W] or [H, W, 3] for each input, of one size or of several."""
+        """The columns of pictures: bytes [H, W] or [H, W, 3] for each input."""
         return {name: column for name, column in self.columns.items() if len(column) and _is_picture(column[0])}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """As a table has them: the label and its probability, then that of each class, then what else there is."""
-        left_out = (*NOT_WRITTEN, *self.pictures)
-        others = {name: column for name, column in self.columns.items() if name not in left_out and column.ndim < 3}
+        omitted = (*NOT_WRITTEN, *self.pictures)
+        others = {name: column for name, column in self.columns.items() if name not in omitted and column.ndim < 3}
         for row in range(len(self)):
             found: dict[str, Any] = {}
             if self.of_classes:

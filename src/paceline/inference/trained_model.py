@@ -1,7 +1,7 @@
-"""A finished run, opened: `paceline.open(RUN).predict([...])`.
+"""Trained models: open a run and predict, `paceline.open(RUN).predict([...])`.
 
-Neither the training data nor their cache are needed: what the model takes is in RUN/kept. A prediction computes as the
-evaluations of the run did, so that it agrees with them to the last digit on the same device.
+Neither the training data nor their cache are needed: RUN/kept has what the model needs. Predictions are computed like
+the evaluations of the run, and agree with them to the last digit on the same device.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class TrainedModel:
     step: int
     device: torch.device
     threads: int | None
-    """Of the main rank, where it was known: sums of fp32 depend on how many cores share them."""
+    """Of the main rank, if known: sums in fp32 depend on their number."""
 
     @property
     def classes(self) -> Sequence[str]:
         return self.workload.classes()
 
     def predict(self, inputs: Sequence[Any]) -> Predictions:
-        """What the model says of each of these inputs: texts, rows, pictures, whatever its workload encodes."""
+        """Predict for each input: a text, a row, a picture, whatever the workload encodes."""
         import numpy as np
 
         from paceline.data.prefetch import move_batch
@@ -52,12 +52,11 @@ class TrainedModel:
 
         check_predicts(self.run, self.workload)
         inputs = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-        if not inputs:
-            raise UserError("there is nothing to predict: the list of inputs is empty")
+        _check_not_empty(inputs)
         chunk, parts = self.workload.evaluation_chunk, []
         with translate_failures(self.workload.spec), _set_threads(self.threads):
-            for begin in range(0, len(inputs), chunk):
-                some = inputs[begin : begin + chunk]
+            for start in range(0, len(inputs), chunk):
+                some = inputs[start : start + chunk]
                 with use_evaluation_mode(self.model, self.workload.spec.train.precision, self.device):
                     found = self.workload.predict(self.model, move_batch(self.workload.encode(some), self.device))
                 parts.append(_to_host(found, len(some)))
@@ -66,13 +65,13 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         weights = sum(p.numel() for p in self.model.parameters())
-        told = f"{len(self.classes)} classes, " if self.classes else ""
-        return f"TrainedModel({self.run.path}: {told}{weights:,} parameters, step {self.step})"
+        classes = f"{len(self.classes)} classes, " if self.classes else ""
+        return f"TrainedModel({self.run.path}: {classes}{weights:,} parameters, step {self.step})"
 
 
 @dataclass(frozen=True, eq=False)
 class FittedModel:
-    """The same of a fit by passes."""
+    """A model that was fitted in passes, such as trees."""
 
     run: RunDir
     workload: PassWorkload
@@ -83,16 +82,19 @@ class FittedModel:
         return self.fitted.classes
 
     def predict(self, inputs: Sequence[Any]) -> Predictions:
-        """What was fitted says of each of these inputs."""
-        if not inputs:
-            raise UserError("there is nothing to predict: the list of inputs is empty")
+        _check_not_empty(inputs)
         return Predictions(self.fitted.predict(inputs), tuple(self.classes))
 
 
-def open(run: str | Path, which: str = "newest", *, code: str | Path | None = None) -> TrainedModel | FittedModel:
-    """The model of a run with the weights of its newest (or best) checkpoint, ready to predict.
+def _check_not_empty(inputs: Sequence[Any]) -> None:
+    if not len(inputs):
+        raise UserError("there is nothing to predict: the list of inputs is empty", code="missing-value")
 
-    `code` is the file that has the run's own workload class, where that of the training is not there any more.
+
+def open(run: str | Path, which: str = "newest", *, code: str | Path | None = None) -> TrainedModel | FittedModel:
+    """Open the model of a run with the weights of its newest (or best) checkpoint.
+
+    `code` is the file with the run's own workload class, if the one it was trained from is gone.
     """
     import torch
 
@@ -112,8 +114,8 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
             model = workload.model()
     _load_weights(model, read_tensors(checkpoint), folder)
     device = torch.device("cuda" if torch.cuda.is_available() and workload.spec.parallel.device != "cpu" else "cpu")
-    asked = folder.start().get("threads")
-    threads = asked if isinstance(asked, int) and 0 < asked <= (os.cpu_count() or 1) else None
+    recorded = folder.start().get("threads")
+    threads = recorded if isinstance(recorded, int) and 0 < recorded <= (os.cpu_count() or 1) else None
     return TrainedModel(folder, workload, model.to(device).eval(), checkpoint.step, device, threads)
 
 
@@ -130,13 +132,13 @@ def _set_threads(count: int | None) -> Iterator[None]:
 
 
 def open_workload(folder: RunDir, code: Path | None = None) -> Workload:
-    """The workload of a run, as it takes what the run kept."""
+    """Build the workload of a run, with what the run kept."""
     return _prepare_workload(folder, build_workload(_resolve_spec(folder, code)))
 
 
 def _prepare_workload(folder: RunDir, workload: BaseWorkload) -> Workload:
     if not isinstance(workload, Workload):
-        raise UserError(f"{folder.path} is a run of {workload.spec.workload}, {_suggest_verbs(folder, workload.spec)}")
+        raise _no_prediction_error(folder, workload.spec)
     folder.check_kept()
     workload.kept = folder.kept if folder.kept.is_dir() else None
     return workload
@@ -148,59 +150,56 @@ def check_predicts(folder: RunDir, workload: Workload) -> None:
         return
     spec = workload.spec
     if is_script(spec.workload):
-        raise UserError(
-            f"{folder.path} is a run of {Path(spec.workload).name}, a script, and nothing says how it would encode new "
-            f"inputs; in Python  paceline.open({str(folder.path)!r}).model  is its trained model"
+        message = f"{folder.path} is a run of a script, which does not say how to encode new inputs; its model is  "
+        message += f"paceline.open({str(folder.path)!r}).model"
+    elif find_entry(spec.workload).verbs:
+        raise _no_prediction_error(folder, spec)
+    else:
+        message = f"{folder.path}: its workload {type(workload).__name__} has no method {' and no '.join(missing)}; "
+        message += (
+            "a prediction needs\n"
+            "  def encode(self, inputs): ...          # a list of new inputs -> a batch\n"
+            '  def predict(self, model, batch): ...   # -> {"probabilities": model(batch).softmax(1)}'
         )
-    if find_entry(spec.workload).verbs:
-        raise UserError(f"{folder.path} is a run of {spec.workload}, {_suggest_verbs(folder, spec)}")
-    raise UserError(
-        f"{folder.path}: its workload {type(workload).__name__} has no method {' and no '.join(missing)}; "
-        "a prediction needs\n"
-        "  def encode(self, inputs): ...          # a list of new inputs -> a batch\n"
-        '  def predict(self, model, batch): ...   # -> {"probabilities": model(batch).softmax(1)}'
-    )
+    raise UserError(message, code="not-supported")
 
 
-def _suggest_verbs(folder: RunDir, spec: RunSpec) -> str:
+def _no_prediction_error(folder: RunDir, spec: RunSpec) -> UserError:
     verbs = [f"paceline {verb} {folder.path} …" for verb in find_entry(spec.workload).verbs]
-    return "which predicts nothing of new inputs" + (f"; use  {' or  '.join(verbs)}" if verbs else "")
+    hint = f"; use  {' or  '.join(verbs)}" if verbs else ""
+    message = f"{folder.path} is a run of {spec.workload}, which predicts nothing of new inputs{hint}"
+    return UserError(message, code="not-supported")
 
 
 def _resolve_spec(folder: RunDir, code: Path | None) -> RunSpec:
-    """Which file the run's own class comes from is never a surprise: the one it was trained from, or the one named."""
+    """Return the spec with the run's own class from the file that it was trained from, or from `code`."""
     if code is not None:
         if not code.is_file():
-            raise UserError(f"--code {code}: there is no such file")
+            raise UserError(f"--code {code}: there is no such file", code="not-found", key="--code")
         return folder.spec(code)
     copies = sorted((folder.kept / SOURCE).glob("*.py"))
     try:
         spec = folder.spec()
     except UserError as error:
-        if not copies or "there is no file" not in str(error):
+        if not copies or error.code != "not-found":
             raise
-        raise UserError(
-            f"{folder.path}: the file that its model was trained from is not there any more. The run kept a copy; "
-            f"read it and, if it may be run, add  --code {copies[0]}"
-        ) from None
-    now = find_user_file(spec.workload)
-    if now is not None and copies and now.read_bytes() != copies[0].read_bytes():
-        warn(f"{now} has changed since the run began, and runs as it is now; for that of then add  --code {copies[0]}")
+        message = f"{folder.path}: the file that its model was trained from is gone. The run kept a copy; "
+        message += f"read it and, if it may be run, add  --code {copies[0]}"
+        raise UserError(message, code="not-found", key="--code") from None
+    file = find_user_file(spec.workload)
+    if file is not None and copies and file.read_bytes() != copies[0].read_bytes():
+        warn(f"{file} has changed since the run started; for the file of then add  --code {copies[0]}")
     return spec
 
 
 def _load_weights(model: nn.Module, weights: dict[str, Tensor], folder: RunDir) -> None:
-    """Put the weights in; one line says what does not fit."""
-    there = model.state_dict()
-    wrong = [name for name in there if name not in weights] + [name for name in weights if name not in there]
-    wrong += [name for name in there if name in weights and there[name].shape != weights[name].shape]
+    own = model.state_dict()
+    wrong = sorted(own.keys() ^ weights.keys())
+    wrong += [name for name in own if name in weights and own[name].shape != weights[name].shape]
     if wrong:
-        raise UserError(
-            f"{folder.path}: its weights are not those of the model that its workload makes now; the first that does "
-            f"not fit is {wrong[0]}; bring the code back that it was trained with"
-        )
-    meta = any(tensor.is_meta for tensor in there.values())
-    model.load_state_dict(weights, assign=meta)
+        message = f"{folder.path}: its weights do not fit the model that its workload builds now (first: {wrong[0]}); "
+        raise UserError(f"{message}restore the code that it was trained with", code="conflict", key=wrong[0])
+    model.load_state_dict(weights, assign=any(tensor.is_meta for tensor in own.values()))
 
 
 def _to_host(found: Any, rows: int) -> dict[str, Any]:
@@ -208,10 +207,9 @@ def _to_host(found: Any, rows: int) -> dict[str, Any]:
     import torch
 
     if not isinstance(found, dict) or not all(len(value) == rows for value in found.values()):
-        raise UserError(
-            f"workload: predict must return tensors by name, each with a row for each of the {rows} inputs, as in\n"
-            '  return {"probabilities": model(batch).softmax(1)}'
-        )
+        message = f"workload: predict must return tensors by name, each with {rows} rows, one for each input, as in\n"
+        message += '  return {"probabilities": model(batch).softmax(1)}'
+        raise UserError(message, code="invalid-workload", key="predict")
     host = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
     wide = {name: value.float() for name, value in host.items() if getattr(value, "dtype", None) == torch.bfloat16}
     return {name: np.asarray(value) for name, value in {**host, **wide}.items()}

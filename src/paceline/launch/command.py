@@ -26,7 +26,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +41,6 @@ PrintFn = Callable[[str], None]
 TF_CONFIG = "TF_CONFIG"
 LAUNCH_EXAMPLE = "paceline launch --ranks 2 -- python train.py"
 MAX_LOCAL_RANKS = 1024
-"""More on one machine is a typo."""
 
 
 def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0, as_json: bool = False) -> int:
@@ -109,7 +107,7 @@ def run_command_ranks(
             if not failures:
                 return 0
             first = find_root_cause(failures)
-            code = 128 + first.signal if first.signal else started.ranks[first.rank].process.returncode
+            code = 128 + first.signal if first.signal else started.processes[first.rank].returncode
             if stop.interrupted_twice:
                 log("paceline: killed by the second Ctrl-C")
                 return code
@@ -174,71 +172,59 @@ def _start_error(program: str, error: OSError) -> UserError:
     return UserError(f"{program} cannot be started: {error.strerror}", code="unavailable", key=program)
 
 
-@dataclass
-class _CommandRank:
-    number: int
-    process: subprocess.Popen[bytes]
-    killed: bool = False
-    """By the launcher."""
-    failure: RankFailure | None = None
-
-    def poll(self) -> None:
-        if self.failure is None and self.process.poll():
-            code = self.process.returncode
-            self.failure = describe_exit(self.number, code, time.time(), secondary=self.killed, ours=False)
-
-
-@dataclass
 class _CommandRanks:
-    ranks: list[_CommandRank]
+    leaving = False  # a command sends no result before it ends
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._killed: set[int] = set()
+        self._failures: dict[int, RankFailure] = {}
 
     @property
     def over(self) -> bool:
-        return all(rank.process.returncode is not None for rank in self.ranks)
-
-    @property
-    def leaving(self) -> bool:
-        return False  # a command sends no result before it ends
+        return all(process.returncode is not None for process in self.processes)
 
     def failures(self) -> list[RankFailure]:
-        return [rank.failure for rank in self.ranks if rank.failure is not None]
+        return list(self._failures.values())
 
     def listen(self) -> None:
         time.sleep(POLL_S)
-        for rank in self.ranks:
-            rank.poll()
+        for rank, process in enumerate(self.processes):
+            if rank not in self._failures and (code := process.poll()):
+                secondary = rank in self._killed
+                self._failures[rank] = describe_exit(rank, code, time.time(), secondary, ours=False)
 
     def forward_signal(self, received: signal.Signals) -> None:
         self.signal(received)
 
     def signal(self, number: signal.Signals) -> None:
-        for rank in self.ranks:
-            if rank.process.poll() is None:
-                rank.killed = rank.killed or number == signal.SIGKILL
+        for rank, process in enumerate(self.processes):
+            if process.poll() is None:
+                if number == signal.SIGKILL:
+                    self._killed.add(rank)
                 with suppress(ProcessLookupError):
-                    os.killpg(rank.process.pid, number)
+                    os.killpg(process.pid, number)
 
 
 @contextmanager
 def _start_command_ranks(
     program: str, command: Sequence[str], environs: Sequence[dict[str, str]], output: IO[str] | None
 ) -> Iterator[_CommandRanks]:
-    """Start the ranks, and a process that ends them if this one is killed."""
-    started = _CommandRanks([])
+    started = _CommandRanks()
     script = Path(__file__).with_name("orphans.py")
     guard = subprocess.Popen([sys.executable, "-I", "-S", script], stdin=subprocess.PIPE, start_new_session=True)
     assert guard.stdin is not None
     try:
-        for number, environ in enumerate(environs):
+        for environ in environs:
             process = _start_command_rank(program, command, environ, output)
-            started.ranks.append(_CommandRank(number, process))
+            started.processes.append(process)
             guard.stdin.write(f"{process.pid}\n".encode())
             guard.stdin.flush()
         yield started
     finally:
         started.signal(signal.SIGKILL)
-        for rank in started.ranks:
-            rank.process.wait()
+        for process in started.processes:
+            process.wait()
         guard.kill()
         guard.wait()
         guard.stdin.close()

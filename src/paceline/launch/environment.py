@@ -19,7 +19,6 @@ LOCALHOST = "127.0.0.1"
 LAUNCHER_VARIABLE = "PACELINE_LAUNCHER"
 """Set in ranks that Paceline starts itself."""
 DEFAULT_PORT = 29500
-"""Used where a launcher gives its ranks nothing in common to derive a port from."""
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 OPEN_MPI_VARIABLES = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
 MPICH_VARIABLES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -164,7 +163,6 @@ def _parse_numbers(environ: Mapping[str, str], names: Sequence[str], remedy: str
 def _build_rank_info(
     environ: Mapping[str, str], names: Sequence[str], numbers: Sequence[int], launcher: str, address: str, port: int
 ) -> RankInfo:
-    """Check the numbers and combine them with the address and port; MASTER_PORT overrides `port`."""
     rank, world, local_rank, local_world = numbers
     if not rank < world or not local_rank < local_world <= world:
         raise _contradiction_error(environ, names)

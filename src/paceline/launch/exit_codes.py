@@ -91,7 +91,6 @@ def _print_bug_report(what: str, trace: str) -> None:
 
 
 def _write_bug_file(text: str) -> Path | None:
-    """Write the text to a file of the user's state folder, or else of the temporary folder, and return it."""
     name = f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in (get_state_folder() / "bugs", Path(tempfile.gettempdir())):
         with suppress(OSError):
@@ -105,7 +104,6 @@ def _write_bug_file(text: str) -> Path | None:
 
 @contextmanager
 def _print_user_code() -> Iterator[None]:
-    """Print on the main rank which files of the user are executed, while entered."""
     logger, handler = logging.getLogger(registry.USER_CODE_LOGGER), logging.Handler()
     handler.emit = lambda record: _write_line(record.getMessage())  # type: ignore[method-assign]
     logger.setLevel(logging.INFO if _find_rank_info().rank == 0 else logging.WARNING)

@@ -29,7 +29,6 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 ORPHAN_GRACE_S = 30.0
-"""For a rank without a launcher to save and stop."""
 
 
 def serve_forks(launcher: Connection, pipes: list[Connection]) -> int:
@@ -69,7 +68,6 @@ def serve_forks(launcher: Connection, pipes: list[Connection]) -> int:
 
 
 def _report_exits(launcher: Connection, pids: dict[int, int]) -> int:
-    """Send the launcher the process id of each rank, and then how and when each ends."""
     with contextlib.suppress(OSError):
         launcher.send(list(pids))
     while pids:
@@ -82,7 +80,6 @@ def _report_exits(launcher: Connection, pids: dict[int, int]) -> int:
 
 
 def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...]) -> NoReturn:
-    """Run the worker as one rank, and send its result or failure."""
     from paceline.launch.signals import exit_immediately, exit_rank, ignore_stop_signals
 
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
@@ -123,7 +120,6 @@ def _describe_failure(rank: int, error: BaseException) -> Any:
 
 
 def _exit_with_launcher(pipe: Connection) -> None:
-    """Wait until the launcher is gone, then stop this rank."""
     with contextlib.suppress(OSError, EOFError):
         pipe.recv_bytes()  # nothing is ever sent to a rank: this returns when the launcher is gone
     os.kill(os.getpid(), signal.SIGTERM)

@@ -48,14 +48,12 @@ BACKWARD = "backward"
 STOPPED_TEXT = "a signal such as SIGSTOP has stopped"
 NO_STACK_TEXT = "; it left no stack: its process did not run, or its machine cannot be reached"
 SHOWN_FRAMES = 6
-"""Frames of a stack in a message; its file has all of them."""
 ABORTED_SHARE = 0.9
 """Of the collective timeout: a rank that was silent for longer before its abort had waited for another."""
 POLL_EVERY_S = 0.25
 GAP_S = 5.0
 """A launcher that did not poll for so long was stopped itself, together with its ranks: Ctrl-Z."""
 STACK_TIMEOUT_S = 2.0
-"""For a rank to write its stack on request."""
 RECENT_S = 10.0
 TIMEOUT_PATTERN = re.compile(r"time[d ]? ?out", re.IGNORECASE)
 
@@ -99,7 +97,6 @@ class RankPosition:
 
     beat: Beat
     file: Path
-    """Of its stack."""
     stack: Stack
     calls: Calls
 
@@ -114,7 +111,6 @@ class RankPosition:
 
 
 def _find_awaited(folder: Path, rank: int, waiting_in: str | None, world: int | None = None) -> RankUnresponsive | None:
-    """Return the rank that `rank` waited for; `waiting_in` is read from its stack file if it is None."""
     beats = {beat.rank: beat for beat in read_beats(folder) if world is None or beat.rank < world}
     if (mine := beats.pop(rank, None)) is None:
         return None
@@ -183,7 +179,6 @@ def _in_same_collective(last: RankPosition, mine: WaitingRank, calls: Calls, rem
 
 
 def _describe_calls(folder: Path, *beats: Beat) -> str:
-    """Return the last collectives of two ranks, if torch recorded them and they differ."""
     one, other = (read_calls(folder, beat.rank) for beat in beats)
     for group in sorted(one.keys() & other.keys()):
         if (one[group].number, one[group].name) != (other[group].number, other[group].name):
@@ -201,7 +196,6 @@ def describe_stopped_rank(folder: Path, beat: Beat, waited: str = "") -> RankUnr
 
 
 def request_stack_file(folder: Path, beat: Beat) -> Path:
-    """Ask a rank of this machine for its stack, and return the file that it writes it to."""
     file = stack_file(folder, beat.rank, asked=True)
     if not file.is_file():
         return file
@@ -292,7 +286,6 @@ def _contains_call(stack: Stack, call: tuple[str, str]) -> bool:
 
 
 def _describe_worker(beat: Beat) -> str:
-    """Return what the data worker does that keeps a rank of this machine waiting; "" if there is none."""
     if not beat.state or beat.phase not in ("start", "data", "evaluation"):
         return ""
     for pid in list_children(beat.pid):
@@ -316,7 +309,6 @@ def _format_frames(stack: Stack) -> str:
 
 
 def _extract_stack(error: BaseException) -> Stack:
-    """Return the stack of the first error of a chain."""
     found = traceback.extract_tb([*iter_causes(error)][-1].__traceback__)
     return tuple(Frame(one.filename, one.lineno or 0, one.name) for one in reversed(found))
 

@@ -36,7 +36,6 @@ BUFFER_VARIABLE, OLD_BUFFER_VARIABLE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE
 """How many calls the flight recorder keeps: the variable, and its older name."""
 BUFFER_CALLS = "2000"
 RECORDER_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""Of NCCL, and of the other backends."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ Stack = tuple[Frame, ...]
 
 
 def stack_file(folder: Path, rank: int, asked: bool = False) -> Path:
-    """Return the file of a rank's stack: of a long silence, or (`asked`) on request."""
     return folder / f"rank{rank}.{'asked' if asked else 'stack'}"
 
 
@@ -163,12 +161,8 @@ def list_children(pid: int) -> list[int]:
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """The last collective of a group that a rank has called."""
-
     group: str
-    """Its backend and torch's name for it."""
     number: int
-    """Collectives of the group so far, this one included."""
     name: str
     done: bool
 
@@ -177,7 +171,6 @@ class CollectiveCall:
 
 
 Calls = Mapping[str, CollectiveCall]
-"""By group."""
 
 
 def enable_flight_recorder(environ: MutableMapping[str, str]) -> None:
@@ -229,10 +222,8 @@ def read_calls(folder: Path, rank: int) -> Calls:
 
 
 def find_pending_call(calls: Calls) -> CollectiveCall | None:
-    """Return the collective that a rank waits in, if any."""
     return next((call for call in calls.values() if not call.done), None)
 
 
 def count_calls(calls: Calls) -> int:
-    """Return the number of collectives in all groups."""
     return sum(call.number for call in calls.values())

@@ -40,20 +40,16 @@ HEARTBEAT_FILES = 4
 SILENT_SHARE = 0.5
 """Of the timeout of a collective: after so much silence a rank writes its stack, well before its peers give up."""
 STOPPED = "T"
-"""Linux's state of a process that a signal has stopped."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank was doing at its last heartbeat."""
-
     rank: int
     host: str
     pid: int
     born: int
     """Start time of its process in the kernel's count, since process ids are reused."""
     step: int
-    """Completed steps."""
     phase: Phase
     t: float
     busy_s: float = 0.0
@@ -117,7 +113,6 @@ class Heartbeat:
 
     @property
     def _complete(self) -> bool:
-        """Whether all of its files are open."""
         return len(self._files) == HEARTBEAT_FILES
 
     def _watch(self) -> None:

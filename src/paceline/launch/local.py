@@ -38,11 +38,8 @@ T = TypeVar("T")
 
 POLL_S = 0.05
 GRACE_S = 3.0
-"""For the peers of a failed rank to notice and report it."""
 EXIT_TIMEOUT_S = 60.0
-"""For ranks that have all sent their results and only have to exit."""
 FORK_SERVER_RANK = -1
-"""Stands for the fork server among the numbers of the ranks."""
 FORK_SERVER_NAME = "the process that starts the ranks"
 PRELOAD = ("paceline.launch.process_group",)  # imports torch
 
@@ -82,7 +79,6 @@ class _RankProcess:
     pid: int | None = None
     ended: bool = False
     killed: bool = False
-    """By the launcher."""
     result: list[Any] = field(default_factory=list)
     failure: RankFailure | None = None
 
@@ -109,8 +105,6 @@ class _RankProcess:
 
 @dataclass
 class _RankProcesses:
-    """The fork server and the ranks."""
-
     server: subprocess.Popen[bytes]
     control: Connection
     ranks: list[_RankProcess]

@@ -30,13 +30,10 @@ PROBE_PORT = 9
 
 @dataclass(frozen=True)
 class NetworkSetting:
-    """An environment variable that gloo or NCCL reads when the ranks join."""
-
     name: str
     value: str
     reason: str
     ours: bool
-    """False if the user has set it."""
 
     def __str__(self) -> str:
         return f"{self.name}={self.value}  ({self.reason})"
@@ -99,7 +96,6 @@ def find_local_address(host: str) -> str | None:
 
 
 def find_interface(address: str) -> str:
-    """Return the name of the interface with this address, or ""."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -146,7 +142,6 @@ def wait_for_main_rank(rank_info: RankInfo, timeout_s: float) -> None:
 
 
 def _resolve_host(host: str, kind: socket.SocketKind) -> list[Any]:
-    """Return what `socket.getaddrinfo` finds; [] for an unknown name."""
     try:
         return socket.getaddrinfo(host, PROBE_PORT, type=kind)
     except OSError:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 
 GRACE_S = 30.0
-"""For a rank to save."""
 POLL_EVERY_S = 0.1
 
 
@@ -30,7 +29,6 @@ def kill_orphans(lines: Iterable[str]) -> None:
 
 
 def _signal_groups(groups: list[int], number: int) -> list[int]:
-    """Send a signal and return the process groups that still exist."""
     reached = []
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -36,12 +36,9 @@ SINGLE_RANK_TIMEOUT_S = 1800.0
 JOIN_COUNT = itertools.count()
 """Each time that this process joins others, they meet under another name."""
 TEARDOWN_S = 1.0
-"""For closing connections after a failure."""
 
 
 class RankCores(NamedTuple):
-    """The cores that one rank may use."""
-
     host: str
     cores: frozenset[int]
 
@@ -104,7 +101,6 @@ def create_device_mesh(device: str, shape: tuple[int, ...], names: tuple[str, ..
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str) -> dist.ProcessGroup:
-    """Return the ranks of all dimensions of a mesh as one group."""
     group = mesh._flatten(name).get_group()
     _set_pg_timeout(_group_timeout(), group)
     return group
@@ -116,7 +112,6 @@ def _group_timeout() -> timedelta:
 
 
 def _select_device(rank_info: RankInfo, device: Literal["cpu", "cuda"], backend: Backend) -> torch.device:
-    """Return this rank's device: its own one under NCCL, possibly a shared one under gloo."""
     if device == "cpu":
         return torch.device("cpu")
     visible = torch.cuda.device_count()
@@ -140,7 +135,6 @@ def _select_device(rank_info: RankInfo, device: Literal["cpu", "cuda"], backend:
 
 
 def _backend_name(backend: Backend, device: str) -> str:
-    """Return torch's name of a backend."""
     if backend == "nccl" and device == "cpu":
         raise UserError(
             "parallel.backend=nccl joins CUDA devices, and these ranks have none; use gloo",

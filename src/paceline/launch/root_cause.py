@@ -41,10 +41,8 @@ class RankFailure:
     error: PacelineError
     """What the launcher raises, with the rank in its message."""
     time_s: float
-    """Since the epoch."""
     secondary: bool
     signal: int = 0
-    """The signal that killed the rank."""
 
 
 def describe_exception(rank: int, error: BaseException) -> RankFailure:

@@ -35,7 +35,6 @@ class StopRequest:
         self.received: list[signal.Signals] = []
         """Each signal once, in order of arrival."""
         self._interrupts: list[float] = []
-        """Times of each Ctrl-C."""
         self._previous: dict[signal.Signals, Any] = {}
 
     @property
@@ -44,7 +43,6 @@ class StopRequest:
 
     @property
     def signal_name(self) -> str | None:
-        """Name of the first signal."""
         return self.received[0].name if self.received else None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.config import RunSpec
+from paceline.script.guards import check_pair, take_share
 from paceline.trainer.checkpoint.reader import Stateful
 
 Schedule = Callable[[int, int], float]
@@ -21,7 +22,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class ScriptRun(ABC):
-    """One rank's view of its run."""
+    """One rank's view of its run. The defaults are those of one process that trains nothing."""
 
     spec: RunSpec
     device: torch.device
@@ -39,7 +40,6 @@ class ScriptRun(ABC):
     def steps(self) -> int:
         """Steps of the whole run so far, each of one global batch."""
 
-    @abstractmethod
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
     ) -> tuple[Model, Optimizer]:
@@ -48,6 +48,8 @@ class ScriptRun(ABC):
         The optimiser keeps its class and groups; without one, the run file's is used. Learning rates follow
         `train.schedule`, or `schedule(samples seen, samples of the run)` as a factor.
         """
+        check_pair(False, model, optimizer, others)
+        return model, optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
 
     @abstractmethod
     def batches(
@@ -63,29 +65,29 @@ class ScriptRun(ABC):
     def step(self, loss_sum: Tensor, count: float | Tensor) -> None:
         """Take the sum of a batch's losses and their number; the last pass of a global batch updates the model."""
 
-    @abstractmethod
     def epochs(self) -> Iterator[int]:
         """Yield the remaining epochs, counted from 0; the first may be partly done."""
+        yield 0
 
-    @abstractmethod
     def evaluate(self, dataset: Any, sums: Sums, best: str = "") -> dict[str, Any]:
         """Return and record metrics over a whole data set, the same on any number of ranks.
 
         `sums` is called with batches as the loop gets them, and returns sums over their samples with a "count", by
         which they are divided. `best` is the metric that ranks checkpoints, with a minus if lower is better: `-loss`.
         """
+        return {}
 
-    @abstractmethod
     def evaluating(self) -> AbstractContextManager[None]:
         """Context for your own evaluation: no gradients, the run's precision, averaged weights if it keeps them."""
+        return nullcontext()
 
-    @abstractmethod
     def total(self, **sums: float | Tensor) -> dict[str, float]:
         """Return each number, summed over the ranks."""
+        return {name: float(value) for name, value in sums.items()}
 
-    @abstractmethod
     def share(self, dataset: Any) -> Any:
         """Return this rank's part of a data set; every sample is in one part."""
+        return take_share(dataset, 0, 1, equal=False)
 
     @abstractmethod
     def keep(self, **things: Stateful) -> None:

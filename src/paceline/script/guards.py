@@ -19,14 +19,12 @@ from paceline.errors import UserError
 
 STEP_EXAMPLE = 'run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))'
 MEAN_REDUCTION = 1
-"""torch's number for losses that are means."""
 TRANSPARENT_NODES = ("ToCopyBackward", "CloneBackward", "ViewBackward", "SqueezeBackward", "AliasBackward", "_DDPSink")
 OPTIMIZER_KEYS = ("optimizer", "lr", "weight_decay", "beta1", "beta2", "momentum")
 """Keys of `train` without effect on an optimiser of the script."""
 
 
 def build_misuse_error(call: str, reason: str) -> UserError:
-    """Return the error for a wrong call of the script, such as `run.step`."""
     return UserError(f"{call}: {reason}", code="invalid-request", key=call)
 
 
@@ -91,8 +89,6 @@ class ModelView:
         """Since a pass started; gradients of other ranks are summed only in a call."""
 
     def _build_view(self, inner: nn.Module) -> nn.Module:
-        """Return another object with the state of the model."""
-
         def call(view: nn.Module, *args: Any, **kwargs: Any) -> Any:
             self.called = True
             training = view.training and torch.is_grad_enabled()
@@ -117,7 +113,6 @@ class ModelView:
 
 
 def check_pair(prepared: bool, model: Any, optimizer: Any, others: tuple[Any, ...]) -> None:
-    """Reject anything but one model with one optimiser."""
     if prepared or others or isinstance(optimizer, list | tuple | dict):
         reason = "takes one model and one optimiser, once; put several models into nn.ModuleDict({…}), and give one "
         reason += "optimiser a group for each (alternating losses, as of a GAN, are not supported)"

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.data import Subset
 
 from paceline.config import RunSpec
 from paceline.data.generators import preserve_generators
-from paceline.script.api import Model, Schedule, ScriptRun, Sums
+from paceline.script.api import ScriptRun
 from paceline.script.guards import check_dataset, check_loss, check_pair
 from paceline.script.injected_run import build_no_run_error, execute_script
-from paceline.trainer.checkpoint.reader import Stateful
 
 
 class ProbeDone(BaseException):
@@ -47,7 +44,6 @@ class ProbeRun(ScriptRun):
         yield self
 
     def ask(self) -> Any:
-        """Run the script and return the answer."""
         try:
             with redirect_stdout(io.StringIO()):
                 execute_script(self.spec, self)
@@ -59,12 +55,6 @@ class ProbeRun(ScriptRun):
         self.answer = answer
         return ProbeDone()
 
-    def prepare(
-        self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
-    ) -> tuple[Model, Optimizer]:
-        check_pair(False, model, optimizer, others)
-        return model, optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
-
     def batches(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int | None = None
     ) -> Iterator[Any]:
@@ -75,22 +65,7 @@ class ProbeRun(ScriptRun):
         check_loss(loss_sum, count)
         raise self.finish((loss_sum, count))
 
-    def epochs(self) -> Iterator[int]:
-        yield 0
-
-    def evaluate(self, dataset: Any, sums: Sums, best: str = "") -> dict[str, Any]:
-        return {}
-
-    def evaluating(self) -> nullcontext[None]:
-        return nullcontext()
-
-    def total(self, **sums: float | Tensor) -> dict[str, float]:
-        return {name: float(value) for name, value in sums.items()}
-
-    def share(self, dataset: Any) -> Any:
-        return dataset if isinstance(dataset, tuple) else Subset(dataset, range(len(dataset)))
-
-    def keep(self, **things: Stateful) -> None:
+    def keep(self, **things: Any) -> None:
         pass
 
 
@@ -134,15 +109,12 @@ def probe_model(spec: RunSpec) -> nn.Module:
 
 
 def probe_run_file(spec: RunSpec) -> tuple[Any, Mapping[str, Any]]:
-    """Return (run file, overrides) that the script passes to `paceline.run`."""
     return cast("tuple[Any, Mapping[str, Any]]", _FileProbe(spec).ask())
 
 
 def probe_data(spec: RunSpec) -> tuple[Any, Any]:
-    """Return (data set, collate) that the script passes to `run.batches`."""
     return cast("tuple[Any, Any]", ProbeRun(spec).ask())
 
 
 def probe_loss(spec: RunSpec, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
-    """Return (sum, count) that the script passes to `run.step`."""
     return cast("tuple[Tensor, Any]", _LossProbe(spec, model, batch).ask())

@@ -52,7 +52,6 @@ from paceline.trainer.step.step import State, Step
 
 PREPARE_FIRST = "comes after  model, optimizer = run.prepare(model, optimizer)"
 AUTO = "auto"
-"""`data.workers` that leaves it to the script."""
 
 
 @dataclass(eq=False)
@@ -167,7 +166,6 @@ class RankRun(ScriptRun):
         return self._loop.batches(by_epoch=self._by_epochs)
 
     def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptLoop:
-        """Build the job, now that its data are known, and start or resume it."""
         if self._step is None or self._view is None:
             raise build_misuse_error("run.batches", PREPARE_FIRST)
         check_dataset(dataset)
@@ -194,7 +192,6 @@ class RankRun(ScriptRun):
         return loop
 
     def _describe_optimizer(self) -> list[str]:
-        """Describe what the run file does to the script's own optimiser."""
         assert self._step is not None
         state, train = self._step.state, self.spec.train
         if not state.own_optimizer:

@@ -21,12 +21,9 @@ from paceline.trainer.loop import GradientJob, StepActions, StepLog
 
 @dataclass(frozen=True)
 class PendingPass:
-    """A batch for which the script has not called `run.step` yet."""
-
     batch: RankBatch
     micro: MicroBatch
     last: bool
-    """The last pass of its global batch."""
 
 
 class ScriptLoop:
@@ -40,7 +37,6 @@ class ScriptLoop:
         self.actions: StepActions | None = None
         """What the newest step requires, until it is done."""
         self.score: float | None = None
-        """Of the newest step, if it was evaluated."""
         self.saved = job.state.step
         self.stopped = False
         self.updating = False
@@ -116,7 +112,6 @@ class ScriptLoop:
             self.actions = self.job.after_step(now.batch, stats, self.log)
 
     def evaluate(self, held_out: HeldOut) -> None:
-        """Evaluate now, as the script asks, and save a better score."""
         self.score = self.job.evaluate(held_out)
         self.log.resume()
         if self.actions is not None and (self.actions.saving or self.job.stale == 0 or self.job.done):
@@ -138,7 +133,6 @@ class ScriptLoop:
         self.log.resume()
 
     def end(self) -> RunStatus:
-        """Finish the run after the script has left its loop."""
         if not self.steps:
             raise build_misuse_error("run.batches", f"the loop was left before its first step; call  {STEP_EXAMPLE}")
         self.finish_step()

@@ -39,7 +39,6 @@ class Script(OwnLoop):
         self.given_model: nn.Module | None = None
         self.given_data: Any = None
         self.sums: Any = None
-        """What `run.evaluate` calls with each batch."""
 
     def has(self, method: str) -> bool:
         return method in vars(self) or super().has(method)

@@ -20,10 +20,8 @@ ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING",
 class Partition:
     name: str
     hours: float | None
-    """The limit of a job, if any."""
     nodes: int
     memory_mb: int
-    """Of a node, as the GPUs."""
     gpus: int
     gpu_type: str
 
@@ -44,11 +42,8 @@ class JobState:
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A submitted job; after a dry run, the script without a job."""
-
     run: Path
     file: Path
-    """The script."""
     script: str
     reasons: tuple[str, ...]
     job: str = ""
@@ -85,7 +80,6 @@ def find_default_partition() -> str | None:
 
 
 def submit_script(script: Path) -> str:
-    """Submit a batch script and return the id of the job."""
     answer = _run_slurm("sbatch", "--parsable", str(script)).strip().splitlines()
     job = answer[-1].partition(";")[0] if answer else ""
     if not job.isdecimal():

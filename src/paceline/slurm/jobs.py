@@ -34,7 +34,6 @@ def list_run_folders() -> list[Path]:
 
 
 def find_run(given: str | Path) -> RunDir:
-    """Return the run in a folder, or the one that has this job."""
     path, job = Path(given), str(given)
     if not is_job_id(job) or path.exists():
         return RunDir.open(path)
@@ -59,12 +58,9 @@ def find_log_files(run: RunDir, jobs: Sequence[str]) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class JobRow:
-    """One run and its newest job."""
-
     run: str
     job: str
     jobs: int
-    """Jobs that the run has had."""
     state: str
     why: str
     step: int
@@ -129,7 +125,6 @@ def _describe_state(state: commands.JobState | None, ended: dict[str, Any], main
 
 
 def _count_steps(run: RunDir) -> int | None:
-    """Return the steps of the whole run, by its spec or its plan."""
     try:
         if steps := run.recorded_spec().train.steps:
             return steps

@@ -22,7 +22,6 @@ from paceline.slurm.commands import Partition
 from paceline.slurm.site_file import SiteFile, check_memory
 
 STARTUP_S = 30.0
-"""For Python, torch and joining the ranks."""
 ANYWAY_HINT = "submit it all the same with  --anyway"
 
 
@@ -81,7 +80,6 @@ def _option_error(option: str, value: object, reason: str, code: Code = "invalid
 
 
 def _parse_nodes(text: str) -> tuple[int, int] | None:
-    """Return (the fewest, the most) nodes of `2` or `1-2`."""
     if not text:
         return None
     form = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
@@ -132,7 +130,6 @@ class JobRequest:
     options: dict[str, str] = field(default_factory=dict)
     plan: Plan | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Keys of the run: the layout on these machines."""
     usd_per_device_hour: float | None = None
     reasons: list[str] = field(default_factory=list)
 

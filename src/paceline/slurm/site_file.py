@@ -33,8 +33,6 @@ MAKE_SCRATCH = (
 
 
 class SiteFile(Section):
-    """What a cluster needs in every job."""
-
     partition: str | None = field(None, "", "that jobs go to; without it Slurm's default")
     account: str | None = field(None, "", "that pays")
     qos: str | None = field(None, "", "quality of service")
@@ -103,13 +101,11 @@ class SiteFile(Section):
 
     @property
     def interpreter(self) -> tuple[str, ...]:
-        """The command that starts Python on a node."""
         container = shlex.split(self.container) if self.container else []
         words = (*container, self.python or ("python" if container else sys.executable))
         return tuple(map(os.path.expanduser, words))
 
     def lines(self, folder: Path) -> list[str]:
-        """Return the shell lines before the ranks start, in `folder`."""
         found = [f"cd {shlex.quote(str(folder))} || exit"]
         if self.modules:
             found.append(f"module load {shlex.join(self.modules)}")
@@ -124,7 +120,6 @@ class SiteFile(Section):
 
 
 def check_memory(text: str, option: str = "") -> str:
-    """Return an amount of memory if sbatch accepts it."""
     if not re.fullmatch(r"\d+[KMGT]?", text, re.ASCII):
         given = f"{option} {text}: this" if option else repr(text)
         raise UserError(f"{given} is not an amount of memory; write it as  64G", code="invalid-value", key=option)

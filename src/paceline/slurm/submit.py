@@ -82,7 +82,6 @@ def _list_partitions(dry_run: bool) -> Mapping[str, Partition]:
 
 
 def _find_unfinished(run: SpecSource) -> RunDir | None:
-    """Return the folder of a run to resume; None for anything else."""
     if not isinstance(run, str | Path) or not Path(run, "spec.yaml").is_file():
         return None
     found = RunDir.open(Path(run))
@@ -94,7 +93,6 @@ def _find_unfinished(run: SpecSource) -> RunDir | None:
 
 
 def _last_machines(run: RunDir) -> JobOptions:
-    """Return the machines of the last job of a run."""
     last: dict[str, Any] = next(reversed(list(read_events(run.jobs_file, "submit"))), {})
     nodes, per_node = last.get("nodes"), last.get("per_node")
     if not isinstance(nodes, str) or not isinstance(per_node, int):

@@ -111,21 +111,15 @@ def test_the_best_weights_as_one_file(classifier_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("out", "onnx", "said"),
-    [
-        (".", False, "'.' is a folder with files in it; name one that is not there yet"),
-        ("taken.txt", False, "'taken.txt' is a file; name a folder that is not there yet"),
-        ("no/model", False, "there is no folder 'no'; make it with  mkdir -p no"),
-        ("model.pt", False, "does not end in .safetensors; write it as  --out model.safetensors"),
-        ("w.safetensors", True, "--onnx writes a folder, and 'w.safetensors' is a file"),
-    ],
+    ("out", "onnx"),
+    [(".", False), ("taken.txt", False), ("no/model", False), ("model.pt", False), ("w.safetensors", True)],
 )
-def test_a_bad_target_is_refused_and_nothing_is_left(classifier_run, out, onnx, said, tmp_path, monkeypatch):
+def test_a_bad_target_is_rejected_and_nothing_is_left(classifier_run, out, onnx, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(UserError) as error:
         export(classifier_run.path, out, onnx=onnx)
-    assert said in str(error.value)
+    assert (error.value.code, error.value.key) == ("invalid-value", "--out")
     assert [file.name for file in tmp_path.iterdir()] == ["taken.txt"]
 
 
@@ -134,7 +128,7 @@ def test_a_model_that_torch_cannot_export_is_refused_in_one_line(circle_run, cir
     text = circle_file.read_text(encoding="utf-8")
     line = "return self.layers(points)"
     odd.write_text(text.replace(line, f"{line} if points.sum().item() > 0 else points"), encoding="utf-8")
-    with pytest.raises(UserError, match=r"torch cannot export this model as ONNX: .*; leave --onnx out") as error:
+    with pytest.raises(UserError, match="leave --onnx out") as error:
         export(circle_run.path, tmp_path / "model", onnx=True, code=odd)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "model").exists()

@@ -72,7 +72,7 @@ def test_texts_are_shown_with_their_class(classifier_run, tmp_path, capsys):
 def test_a_file_that_is_no_table_is_not_taken_for_a_text(classifier_run, tmp_path, capsys):
     (tmp_path / "notes.md").write_text("goal team match\n", encoding="utf-8")
     assert ask("predict", classifier_run.path, tmp_path / "notes.md") == 2
-    assert "notes.md' is a file, and this model reads texts; give a table (.csv," in capsys.readouterr().err
+    assert "notes.md' is a file" in capsys.readouterr().err
 
 
 def test_a_model_of_ones_own_predicts_rows(circle_run, circle_file, tmp_path, capsys):
@@ -92,12 +92,12 @@ def test_own_code_that_is_gone_is_run_from_its_copy_only_when_named(circle_run, 
     try:
         circle_file.write_text(f"{text}\n# changed\n", encoding="utf-8")
         paceline.open(circle_run.path)
-        assert f"has changed since the run began, and runs as it is now; for that of then add  --code {copy}" in (
-            capsys.readouterr().err
-        )
+        assert f"add  --code {copy}" in capsys.readouterr().err
         circle_file.unlink()
-        with pytest.raises(UserError, match=rf"is not there any more. The run kept a copy; .* add  --code {copy}"):
+        with pytest.raises(UserError) as error:
             paceline.open(circle_run.path)
+        assert (error.value.code, error.value.key) == ("not-found", "--code")
+        assert str(error.value).endswith(f"--code {copy}")
         assert len(paceline.open(circle_run.path, code=copy).predict([(0, 0)])) == 1
     finally:
         circle_file.write_text(text, encoding="utf-8")
@@ -108,7 +108,7 @@ def test_own_code_that_is_gone_is_run_from_its_copy_only_when_named(circle_run, 
     [
         (("missing.csv",), "there is no file 'missing.csv'"),
         (("TABLE", "--column", "txt"), "no column 'txt', did you mean 'text'?"),
-        (("TABLE", "more"), "is a table; give it alone, or texts without it"),
+        (("TABLE", "more"), "is a table; give it alone"),
         (("TABLE", "--out", "x.xls"), "or .jsonl, pictures into a folder; type  --out x.csv"),
         (("a text", "--out", "masks"), "--out masks: this model predicts no pictures; type  --out masks.csv"),
         (("TABLE", "--out", "no/x.csv"), "there is no folder 'no'; make it with  mkdir -p no"),
@@ -128,7 +128,7 @@ def test_what_a_run_keeps_is_read_by_people_too(classifier_run):
 
 
 def test_a_workload_without_predictions_says_what_to_use(lm_run):
-    with pytest.raises(UserError, match=r"is a run of lm, .*; use  paceline sample .*/tiny"):
+    with pytest.raises(UserError, match="use  paceline sample"):
         paceline.open(lm_run.path).predict(["a text"])
 
 
@@ -147,7 +147,7 @@ def test_a_mistake_in_keep_is_shown_with_its_line(circle_file, tmp_path):
 def test_predictions_without_classes_are_taken_by_name():
     found = Predictions({"mask": np.zeros((2, 4, 4), np.uint8)})
     assert found["mask"].shape == (2, 4, 4)
-    with pytest.raises(UserError, match="no classes, but mask; take them by name"):
+    with pytest.raises(UserError, match="no classes, but mask"):
         _ = found.labels
 
 
