@@ -55,22 +55,22 @@ def run_predict(arguments: argparse.Namespace) -> int:
     if out is None and not arguments.json:
         _print_predictions(inputs, found, console)
     elif out is not None and not out.suffix:
-        told = f"{out}: {_write_pictures(out, inputs, found):,} pictures"
+        message = f"{out}: {_write_pictures(out, inputs, found):,} pictures"
     elif out is not None:
         _write_predictions(out, inputs, found)
-        told = f"{out}: {len(found):,} predictions"
+        message = f"{out}: {len(found):,} predictions"
     if arguments.json:
         print_json([{"input": str(value), **row} for value, row in zip(inputs.values, found.rows(), strict=True)])
         return 0
     if out is not None:
-        console.print(told)
-    if told := format_agreement(inputs.rows, found, str(getattr(data, "label", ""))):
-        console.print(told)
+        console.print(message)
+    if agreement := format_agreement(inputs.rows, found, str(getattr(data, "label", ""))):
+        console.print(agreement)
     return 0
 
 
 def format_agreement(rows: Sequence[Mapping[str, Any]], found: Predictions, label: str) -> str:
-    """How well the predictions agree with the labels that the rows have; empty where they have none."""
+    """Return how well the predictions agree with the labels of the rows; "" if they have none."""
     if not found.of_classes or not label:
         return ""
     import numpy as np
@@ -94,7 +94,7 @@ def _check_out_path(out: Path) -> None:
             f"type  --out {out.stem or 'out'}.csv"
         )
     if out.is_dir() and out.suffix:
-        raise UserError(f"--out {out}: this is a folder; name a file that is not there yet, or may be replaced")
+        raise UserError(f"--out {out}: this is a folder; name a file")
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
 
@@ -112,7 +112,7 @@ def _write_predictions(out: Path, inputs: PredictInputs, found: Predictions) -> 
 
 
 def _write_pictures(out: Path, inputs: PredictInputs, found: Predictions) -> int:
-    """Each under the name of the file that it was found in; how many there are."""
+    """Write each picture under the name of its input, and return their number."""
     if not found.pictures:
         raise UserError(f"--out {out}: this model predicts no pictures; type  --out {out}.csv")
     names = [v.stem if isinstance(v, Path) else f"{number:06d}" for number, v in enumerate(inputs.values, 1)]

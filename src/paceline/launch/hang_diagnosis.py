@@ -1,6 +1,6 @@
 """Find the rank that the others wait for, and describe what it is doing.
 
-Ranks that wait too long fail with a timeout of their own connection, which does not name the cause. The heartbeat of
+Ranks that wait too long fail with a timeout of their connection, which does not name the cause. The heartbeat of
 each rank tells what it was doing, and /proc the state of its process, if that is on this machine:
 
     stopped by a signal              that rank
@@ -119,7 +119,7 @@ def _find_awaited(folder: Path, rank: int, waiting_in: str | None, world: int | 
 
 
 def find_silent_rank(folder: Path, others: Sequence[Beat], mine: WaitingRank) -> RankUnresponsive | None:
-    """Return the rank that the run waited for, of the ranks that did not give up; None if it cannot be told."""
+    """Return the rank that the run waited for, of those that did not give up; None if it is unknown."""
     if stopped := [beat for beat in others if beat.state == STOPPED]:
         return describe_stopped_rank(folder, stopped[0], f"\n  {mine}")
     alive = [beat for beat in others if beat.state or beat.host != mine.beat.host]  # a dead rank is reported as such

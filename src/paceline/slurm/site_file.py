@@ -57,9 +57,7 @@ class SiteFile(Section):
     variables: dict[str, str] = field({}, "", "of the environment")
     runs: Path | None = field(None, "path", "where run folders go, seen by all nodes")
     logs: Path | None = field(None, "path", "where logs of jobs go; without it the run folder")
-    scratch: str | None = field(
-        None, "path", "made on each node and named by TMPDIR; {user} and {job} stand for theirs"
-    )
+    scratch: str | None = field(None, "path", "made on each node, TMPDIR of its jobs; {user} and {job} are replaced")
     price: float | None = field(None, "USD", "per device and hour", ge=0)
 
     @field_validator("time_limit", "memory", "container", "scratch")
@@ -148,7 +146,7 @@ def read_site(name: str | Path | None = None) -> SiteFile:
             file = folder / f"{name}.yaml"
             if not file.is_file():
                 known = sorted(path.stem for path in folder.glob("*.yaml"))
-                existing = f"; known: {', '.join(known)}" if known else f"; there are none in {folder}"
+                existing = f"; known: {', '.join(known)}" if known else f"; {folder} has no site files"
                 hint = did_you_mean(name, known) or existing
                 message = f"--site {name}: there is no such site{hint}; or give a file, as  --site FILE.yaml"
                 raise UserError(message, code="not-found", key="--site")
