@@ -304,8 +304,7 @@ class KeptTrees:
         import xgboost
 
         from paceline.workloads.trees.sections import OBJECTIVES, Task
-        from paceline.workloads.trees.table import Coding
-        from paceline.workloads.trees.targets import TreeTarget
+        from paceline.workloads.trees.table import Coding, TreeTarget
         from paceline.workloads.trees.tree_model import FittedTrees
 
         random = np.random.default_rng(0)
@@ -338,8 +337,7 @@ class KeptLightgbm:
         import numpy as np
 
         from paceline.workloads.trees.sections import OBJECTIVES, Task
-        from paceline.workloads.trees.table import Coding
-        from paceline.workloads.trees.targets import TreeTarget
+        from paceline.workloads.trees.table import Coding, TreeTarget
         from paceline.workloads.trees.tree_model import FittedTrees
 
         X, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2

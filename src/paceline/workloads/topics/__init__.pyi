@@ -1,7 +1,6 @@
 from paceline.config.registry import WorkloadEntry
 from paceline.workloads.topics.counts.synthetic import generate_synthetic_data as generate_synthetic_data
 from paceline.workloads.topics.counts.synthetic import zipf_documents as zipf_documents
-from paceline.workloads.topics.distributed import fit_distributed as fit_distributed
 from paceline.workloads.topics.estimator import TopicModel as TopicModel
 from paceline.workloads.topics.files.datasets import NumpyDiskDataset as NumpyDiskDataset
 from paceline.workloads.topics.files.datasets import TorchDiskDataset as TorchDiskDataset
@@ -10,6 +9,7 @@ from paceline.workloads.topics.files.reading import read_counts as read_counts
 from paceline.workloads.topics.files.texts import TextOptions as TextOptions
 from paceline.workloads.topics.files.texts import read_text as read_text
 from paceline.workloads.topics.in_process import fit as fit
+from paceline.workloads.topics.in_process import fit_distributed as fit_distributed
 from paceline.workloads.topics.result.explorer import write_explorer as write_explorer
 from paceline.workloads.topics.result.model import TopicFit as TopicFit
 from paceline.workloads.topics.result.model import align_topics as align_topics

@@ -51,7 +51,6 @@ def add_topics_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _count_or_share(text: str) -> int | float:
-    """5 is five documents, 0.5 half of them."""
     try:
         return int(text) if text.isdigit() else float(text)
     except ValueError:
@@ -122,7 +121,6 @@ def _to_json(model: TopicFit, folder: Path) -> dict[str, Any]:
 
 
 def _read_texts(folder: Path) -> tuple[Any, Iterator[str] | None]:
-    """Return the counts and the texts of a run, or (None, None) if its data are not texts."""
     from paceline.runlog.run_dir import RunDir
     from paceline.workload import build_workload
     from paceline.workloads.topics.files.texts import is_text, iterate_documents
@@ -141,7 +139,6 @@ def _read_texts(folder: Path) -> tuple[Any, Iterator[str] | None]:
 def write_topic_pictures(
     model: TopicFit, folder: Path, counts: Any = None, texts: Iterable[str] | None = None
 ) -> list[str]:
-    """Write the plots and the explorer page of a fit into its folder; return their names."""
     from paceline.workloads.topics.result.explorer import write_explorer
     from paceline.workloads.topics.result.plots import plot_loss, plot_structure, plot_top_terms
 

@@ -26,11 +26,7 @@ except ImportError:
 
     class _Base:  # type: ignore[no-redef]
         def __new__(cls, *_: Any, **__: Any) -> Any:
-            raise UserError(
-                "TopicModel needs scikit-learn 1.6 or later: pip install scikit-learn; "
-                "without it,  paceline.topics.fit(X, k=20)  does the same",
-                code="not-installed",
-            )
+            raise UserError("TopicModel needs scikit-learn 1.6: pip install scikit-learn", code="not-installed")
 
     class _Transformer:  # type: ignore[no-redef]
         """Nothing without scikit-learn."""
@@ -72,16 +68,13 @@ class TopicModel(_Transformer, _Base):
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
-        """Return the mixtures that the fit found, (documents, k)."""
         return self.fit(X).fit_.L
 
     def transform(self, X: Any) -> np.ndarray:
-        """Return the mixtures of documents, (documents, k), with the topics as they are."""
         given = self._validate(X)
         return self.fit_.transform(given, fractional=self.fractional)
 
     def perplexity(self, X: Any) -> float:
-        """See TopicFit.perplexity."""
         return self._fitted().perplexity(self._validate(X), fractional=self.fractional)
 
     def score(self, X: Any, y: Any = None) -> float:
@@ -90,7 +83,6 @@ class TopicModel(_Transformer, _Base):
 
     @property
     def components_(self) -> np.ndarray:
-        """F, (k, terms)."""
         return self._result().F
 
     @property
@@ -123,12 +115,8 @@ class TopicModel(_Transformer, _Base):
         if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
             raise UserError(f"k={self.k!r}: give a whole number of at least 1", code="invalid-value", key="k")
         if shape is not None and self.k > min(shape):
-            raise UserError(
-                f"k={self.k} topics of n_samples={shape[0]} documents and n_features={shape[1]} terms: there can be at "
-                f"most {min(shape)}",
-                code="invalid-value",
-                key="k",
-            )
+            message = f"k={self.k}: at most {min(shape)} for n_samples={shape[0]} and n_features={shape[1]}"
+            raise UserError(message, code="invalid-value", key="k")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

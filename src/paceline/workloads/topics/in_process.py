@@ -1,4 +1,4 @@
-"""Fit a topic model in this process.
+"""Fit a topic model in this process, or on ranks that are started for it.
 
     model = fit(X, k=20)        # X: an array, a tensor, a sparse matrix, or the path of a file or folder
     model.L, model.F            # rows sum to one
@@ -9,9 +9,12 @@ On several ranks, with checkpoints and a run folder, the same fit runs as the wo
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +22,7 @@ import numpy as np
 
 from paceline.errors import UserError
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.result.model import TopicFit
+from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import FitOptions
 from paceline.workloads.topics.sizes import DEFAULT_PASSES
 
@@ -69,7 +72,6 @@ def fit(
 def _fit_starts(
     problem: FitProblem, k: int, options: FitOptions, progress: Progress | None
 ) -> tuple[AcceleratedEM, float]:
-    """Return the fit with the lowest loss of all starts, and that loss."""
     best, loss = None, math.inf
     for number in range(options.starts):
         found = problem.begin(k, replace(options, seed=options.seed + number))
@@ -102,3 +104,34 @@ def resolve_fit_device(name: str, X: Any = None) -> str:
     if name != "cpu" and isinstance(X, torch.Tensor) and X.is_cuda:
         return str(X.device)
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def fit_distributed(
+    X: Any, k: int, *, ranks: int | None = None, out: str | Path | None = None, **options: Any
+) -> TopicFit:
+    """Fit with the documents spread over ranks: those of torchrun, srun or mpirun, else `ranks` new processes (2).
+
+    What is in memory is written to shards first, for the ranks to read. `out` keeps the run's folder. Other options are
+    those of `fit`.
+    """
+    from paceline.launch.environment import detect_rank
+    from paceline.workloads.topics.command import train_topics
+    from paceline.workloads.topics.files.reading import convert
+
+    here = detect_rank(os.environ)
+    allowed = [field.name for field in fields(FitOptions) if field.name not in ("starts", "residual")]
+    if unknown := [name for name in options if name not in allowed]:
+        message = f"fit_distributed: {unknown[0]} is not known; it takes {', '.join(allowed)}"
+        raise UserError(message, code="unknown-key", key=unknown[0])
+    on_disk = isinstance(X, str | Path)
+    if not on_disk and here is not None and here.world > 1:
+        message = "fit_distributed: ranks of a launcher read the counts themselves; give the path of a file"
+        raise UserError(message, code="not-supported")
+    with tempfile.TemporaryDirectory(prefix="paceline-topics-") as folder:
+        asked = FitOptions(**options)
+        source = Path(X) if on_disk else Path(folder) / "shards"
+        if not on_disk:
+            convert(X, source, fractional=asked.fractional)
+        count = 1 if here is not None else (ranks or 2)
+        run = train_topics(source, k, Path(out or Path(folder) / "fit"), asked, ranks=count, show=False)
+        return TopicFit.load(run / MODEL_FILE)

@@ -58,14 +58,12 @@ class TopicsCostModel(PassCostModel):
 
     @property
     def flops_per_sample(self) -> float:
-        """Three products of each count."""
         return 6.0 * self.counts.k * round(self.counts.per_document)
 
     def headline(self) -> str:
         return f"{self.name}: {self.counts.describe()}; {self.steps:,} passes, fewer if converged before"
 
     def layout_name(self, price: PricedLayout) -> str:
-        """Name where the counts are read from."""
         assert isinstance(price.memory, TopicsMemory)
         return price.memory.tier
 
@@ -82,7 +80,6 @@ class TopicsCostModel(PassCostModel):
         return {"counts": asdict(self.counts)}
 
     def advice(self, plan: Plan) -> Iterator[str]:
-        """Say whether more devices pay, and what the passes wait for."""
         assert plan.chosen is not None
         chosen, most, counts = plan.chosen, plan.rows[-1], self.counts
         p = chosen.price
@@ -153,7 +150,6 @@ def describe_counts(spec: RunSpec, documents: int | None, words: float | None) -
 
 
 def _inspect_counts(data: Any) -> CountsProbe:
-    """Read the size of the counts; small ones are read whole."""
     from paceline.workloads.topics.files.probe import CountsProbe, probe_counts
     from paceline.workloads.topics.files.reading import read_counts
     from paceline.workloads.topics.files.texts import TextOptions

@@ -23,23 +23,19 @@ from paceline.workloads.topics import sizes
 SPECIAL_FLOPS = 16.0
 """Plain operations in whose time a GPU makes one reciprocal or one logarithm: units of that kind are a sixteenth."""
 SPECIALS = 2.0
-"""Of them per dense count: x / p, and log p for the loss."""
 CACHED_BANDWIDTH = 1.35
 """Times the memory's bandwidth at which a GPU reads rows of F and adds to rows of S: most are in its cache."""
 CORE_COUNT_FLOPS = 160.0
 """Plain operations in whose time a core converts a dense count, divides it and takes its logarithm."""
 CORE_NONZERO_FLOPS = 300.0
-"""The same for a nonzero, with finding its row of F."""
 CORE_GATHERED = 0.16
 """Fraction of its peak that a core reaches in the products of a nonzero, which are k long."""
 NEWTON_COST = 3.8
-"""Times an EM pass over nonzeros: a pass with Newton steps."""
 UPDATE_BYTES = 80.0
 """Read and written per element of L and F to find the next point: ratio, power, clamps and sums, in 4 bytes each."""
 LAUNCHES = 30.0
 """Kernels of a pass that no other kernel hides: the loss is waited for."""
 START_S = 1.0
-"""First topics, from a sample of fixed size, by the host."""
 STORAGE_BYTES_S = 6.7e9
 """That one host's storage gave all its devices together: 40 GB in 6 s, published for 4 H100 and for 8 A100."""
 HOST_MEMORY = 2.0
@@ -48,8 +44,6 @@ HOST_MEMORY = 2.0
 
 @dataclass(frozen=True)
 class CountsShape:
-    """Documents by terms, and the topics that they are to have."""
-
     documents: int
     terms: int
     k: int
@@ -57,9 +51,7 @@ class CountsShape:
     """Counts that a pass works on: where dense, all of them."""
     sparse: bool
     element_bytes: int
-    """Of a count, as it is worked on."""
     stored_bytes: float
-    """Of all counts, where they lie."""
     resident: bool
     """Read whole by every rank, as .npz and .mtx are; otherwise a rank reads its own documents."""
     newton: bool = False
@@ -70,7 +62,6 @@ class CountsShape:
 
     @property
     def document_bytes(self) -> float:
-        """Of one document, as it is worked on."""
         if self.sparse:
             return sizes.POINTER_BYTES + self.per_document * (sizes.INDEX_BYTES + self.element_bytes)
         return float(self.terms * self.element_bytes)
@@ -87,8 +78,6 @@ class CountsShape:
 
 @dataclass(frozen=True)
 class TopicsMemory(DeviceMemory):
-    """Bytes on the fullest rank's device, and of its counts in the tiers below."""
-
     counts_bytes: float
     mixtures_bytes: float
     topics_bytes: float
@@ -127,7 +116,6 @@ def padded_topic_count(k: int, device: Device) -> int:
 
 
 def estimate_pass_memory(counts: CountsShape, documents: float, ranks: int, where: PricedCluster) -> TopicsMemory:
-    """Of a rank with so many documents."""
     device, physics = where.cluster.device, where.physics
     K, m = padded_topic_count(counts.k, device), counts.terms
     context = physics.context_bytes + (physics.communicator_bytes if ranks > 1 else 0.0)

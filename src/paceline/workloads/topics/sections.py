@@ -28,9 +28,7 @@ class FitOptions:
     fractional: bool = False
     device: str = "auto"
     starts: int = 1
-    """Fits from different seeds, of which the one with the lowest loss is kept."""
     passes: int | None = None
-    """Maximum; None is DEFAULT_PASSES."""
     residual: float = 1e-3
     """Share of the topics' mass that an EM step still moves: 0 at an optimum."""
 
@@ -44,7 +42,6 @@ class FitOptions:
         return STEADY * min(1.0, self.tolerance / FitOptions.tolerance)
 
     def check(self) -> None:
-        """Raise UserError for values that no fit can be made with."""
         allowed = {"start": STARTS, "rows": ROWS}
         wrong = {key: f"one of {', '.join(known)}" for key, known in allowed.items() if getattr(self, key) not in known}
         for key, least, number in (("starts", 1, self.starts), ("passes", 1, self.max_passes), ("seed", 0, self.seed)):
@@ -86,6 +83,5 @@ class TopicsData(Section):
     cache: Path = field(Path("~/.cache/paceline"), "path", "folder of counted texts, named by file, size and date")
 
     def text_options(self) -> dict[str, Any]:
-        """Those of TextOptions."""
         same = ("min_df", "max_df", "max_terms", "stop_words", "markup")
         return {"column": self.text, "name_column": self.name, **{key: getattr(self, key) for key in same}}

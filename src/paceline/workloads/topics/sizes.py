@@ -5,18 +5,14 @@ from __future__ import annotations
 SPARSE_BELOW = 0.1
 """Share of nonzeros below which counts are kept as such: one takes five bytes and its arithmetic is irregular."""
 INDEX_BYTES = 4
-"""Of the term of a nonzero."""
 POINTER_BYTES = 8
-"""Of the place where the nonzeros of a document begin."""
 DEFAULT_PASSES = 1000
-"""Of a fit that does not converge before."""
 NEWTON_TOPICS = 64
 """With more, the quadratic model of a document no longer fits into registers: the fit takes EM steps."""
 
 CORE_BLOCK_BYTES, SCANNED_BYTES = 32 << 20, 128 << 20
 """On cores: of a block of nonzeros, and of rows whose nonzeros are found as they are read, which come to far less."""
 READ_AHEAD = 2
-"""Blocks that are read while one is worked on."""
 BLOCKS = READ_AHEAD + 2
 """In memory at a time: those that wait, the one that is being read, the one that is worked on."""
 
@@ -35,12 +31,10 @@ L_COPIES, F_COPIES = 4, 5
 
 
 def pad_to_tile(size: int) -> int:
-    """Return the rows or columns of dense counts on a device."""
     return -(-size // PAD) * PAD
 
 
 def pad_core_topics(k: int) -> int:
-    """Return the number of topics that loops on cores run over: whole vectors."""
     return -(-k // 8) * 8
 
 

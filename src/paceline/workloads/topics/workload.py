@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,13 +37,10 @@ from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import FitOptions, TopicsData, TopicsModel
 
 MAX_DONE = 0.98
-"""Reported progress of a fit that has not ended."""
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped", "drift", "drifted")
 
 
 class Topics(PassWorkload):
-    """Read counts or texts, and fit a topic model."""
-
     Model, Data = TopicsModel, TopicsData
 
     @cached_property
@@ -89,12 +86,8 @@ class Topics(PassWorkload):
 
     def suits(self, layout: Layout) -> None:
         if not layout.plain or self.spec.parallel.engine != "torch" or self.spec.parallel.reduce != "exact":
-            raise UserError(
-                "workload=topics spreads documents over ranks and nothing else; "
-                "leave parallel.strategy, tensor, pipeline, engine and reduce out, and give parallel.ranks",
-                code="not-supported",
-                key="parallel",
-            )
+            message = "workload=topics only spreads documents over ranks: of the section parallel give ranks alone"
+            raise UserError(message, code="not-supported", key="parallel")
 
     def fingerprint(self) -> str:
         """Hash the shape and a sample of the documents: a matrix may be too large to be read for a hash."""
@@ -118,17 +111,14 @@ class Topics(PassWorkload):
 
     @property
     def _data(self) -> TopicsData:
-        assert isinstance(self.spec.data, TopicsData)
-        return self.spec.data
+        return cast(TopicsData, self.spec.data)
 
     @property
     def _model(self) -> TopicsModel:
-        assert isinstance(self.spec.model, TopicsModel)
-        return self.spec.model
+        return cast(TopicsModel, self.spec.model)
 
 
 def _read_cached(entry: Path, log: LogFn, verify: bool = False) -> ShardCounts | None:
-    """Return the cached counts of texts; None if they are missing or damaged."""
     if not entry.exists():
         return None
     try:
@@ -142,8 +132,6 @@ def _read_cached(entry: Path, log: LogFn, verify: bool = False) -> ShardCounts |
 
 
 class TopicPasses:
-    """The fit of one rank, as the loop of passes calls it."""
-
     def __init__(self, problem: FitProblem, k: int, options: FitOptions, settings: Mapping[str, Any]) -> None:
         self.problem, self.counts, self.k, self.options, self.settings = problem, problem.counts, k, options, settings
         self.samples, self.most = self.counts.documents, options.max_passes
@@ -180,7 +168,6 @@ class TopicPasses:
         return {"loss": done.loss, "gain": gain, "of_samples": self._estimate_passes() * self.samples, **asdict(done)}
 
     def evaluate(self) -> dict[str, Any]:
-        """Return nothing: no documents are held out."""
         return {}
 
     def close(self) -> None:

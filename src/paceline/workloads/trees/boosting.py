@@ -1,26 +1,25 @@
-"""What a tree library does for a run, a round at a time, on this rank's rows."""
+"""What the rounds of one rank depend on, the library that trains them, and rounds of LightGBM."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module, util
-from typing import Any, Protocol
+from importlib import util
+from typing import Any
 
 import numpy as np
 
 from paceline.errors import UserError
 from paceline.launch.environment import RankInfo
-from paceline.workloads.trees.sections import TreesData, TreesModel
-from paceline.workloads.trees.table import PreparedTable
-from paceline.workloads.trees.targets import TreeTarget
+from paceline.workloads.trees.sections import Task, TreesData, TreesModel
+from paceline.workloads.trees.table import PreparedTable, TreeTarget
+
+REPLACED = str.maketrans(dict.fromkeys(' ",:[]{}', "_"))  # LightGBM rejects them in column names
 
 
 @dataclass(frozen=True)
 class BoostingJob:
-    """Everything that the rounds of one rank depend on."""
-
     model: TreesModel
     data: TreesData
     table: PreparedTable
@@ -51,52 +50,98 @@ class BoostingJob:
         return found
 
 
-class Rounds(Protocol):
-    """The trees so far, and the next ones."""
-
-    def join(self) -> None:
-        """Bin the rows and connect the ranks, before the first round; not called where no round is left."""
-        ...
-
-    def leave(self) -> None: ...
-
-    def load(self, raw: bytes, done: int) -> None:
-        """Begin with the trees of the first `done` rounds, as `serialize` returned them."""
-        ...
-
-    def train_round(self, number: int) -> None:
-        """Add a tree or, for several classes, a tree for each."""
-        ...
-
-    def loss(self) -> float:
-        """Return the mean over the training rows of all ranks; of a ranking, 1 - NDCG."""
-        ...
-
-    def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank."""
-        ...
-
-    def set_held_out(self, X: np.ndarray) -> None:
-        """Set the rows that `margins` predicts; a rank may have none."""
-        ...
-
-    def margins(self) -> np.ndarray:
-        """Return the raw scores of the held-out rows: (rows, outputs)."""
-        ...
-
-    def serialize(self) -> bytes: ...
-
-
 def load_library(name: str) -> Callable[[BoostingJob], Any]:
     """Return the class whose instances are the rounds of a library."""
     if util.find_spec(name) is None:
-        raise UserError(
-            f"model.library={name} is not installed; type  pip install 'paceline[trees]'",
-            code="not-installed",
-            key="model.library",
+        message = f"model.library={name} is not installed; type  pip install 'paceline[trees]'"
+        raise UserError(message, code="not-installed", key="model.library")
+    if name == "lightgbm":
+        return LightGBMRounds
+    from paceline.workloads.trees.xgboost_rounds import XGBoostRounds
+
+    return XGBoostRounds
+
+
+def build_lightgbm_parameters(model: TreesModel) -> dict[str, Any]:
+    given = {
+        "learning_rate": model.learning_rate,
+        "max_depth": model.max_depth,
+        "num_leaves": model.max_leaves,
+        "min_sum_hessian_in_leaf": model.min_child_weight,
+        "min_data_in_leaf": model.min_child_samples,
+        "min_gain_to_split": model.gamma,
+        "lambda_l2": model.reg_lambda,
+        "lambda_l1": model.reg_alpha,
+        "feature_fraction": model.colsample_bytree,
+        "bagging_fraction": model.subsample,
+        "bagging_freq": 1 if model.subsample < 1 else 0,
+        "max_bin": model.max_bin,
+        "scale_pos_weight": model.scale_pos_weight if model.scale_pos_weight != 1 else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class LightGBMRounds:
+    """Rounds on one rank: on several, each would find its own bins, and the trees would differ."""
+
+    def __init__(self, job: BoostingJob) -> None:
+        self.job = job
+        target = job.target
+        self.parameters = {
+            **build_lightgbm_parameters(job.model),
+            "objective": target.objective.lightgbm,
+            "metric": target.objective.lightgbm_loss,
+            "num_threads": job.threads,
+            "seed": job.seed,
+            "deterministic": True,
+            "force_row_wise": True,
+            "verbose": -1,
+            **({"num_class": target.outputs} if target.objective.task is Task.CLASSES else {}),
+            **({"eval_at": [1 << 30]} if target.objective.task is Task.RANKING else {}),
+        }
+        self.loaded = 0
+        self.booster: Any = None
+
+    def join(self) -> None:
+        """Build the booster; rounds of a checkpoint are repeated, since LightGBM cannot restore its random state."""
+        facts, split = self.job.table.facts, self.job.table.split("train")
+        import lightgbm
+
+        rows = lightgbm.Dataset(
+            np.asarray(split.X),
+            label=self.job.target.labels(split.y),
+            weight=split.weights,
+            group=None if split.queries is None else np.diff(np.append(split.queries, len(split))),
+            feature_name=[name.translate(REPLACED) for name in facts.columns],
+            categorical_feature=[number for number, name in enumerate(facts.columns) if name in facts.categories],
+            params=self.parameters,
         )
-    module = import_module(f"paceline.workloads.trees.{name}_rounds")
-    rounds: Callable[[BoostingJob], Any] = getattr(
-        module, {"xgboost": "XGBoostRounds", "lightgbm": "LightGBMRounds"}[name]
-    )
-    return rounds
+        self.booster = lightgbm.Booster(self.parameters, rows)
+        for number in range(self.loaded):
+            self.train_round(number)
+
+    def leave(self) -> None:
+        """Do nothing: there is one rank."""
+
+    def load(self, raw: bytes, done: int) -> None:
+        self.loaded = done
+
+    def train_round(self, number: int) -> None:
+        self.booster.update()
+
+    def loss(self) -> float:
+        found = float(self.booster.eval_train()[0][2])
+        return 1 - found if self.job.target.objective.task is Task.RANKING else found
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def set_held_out(self, X: np.ndarray) -> None:
+        self.held_out = X
+
+    def margins(self) -> np.ndarray:
+        found = np.asarray(self.booster.predict(self.held_out, raw_score=True, num_threads=self.job.threads))
+        return found.reshape(len(self.held_out), self.job.target.outputs)
+
+    def serialize(self) -> bytes:
+        return str(self.booster.model_to_string()).encode()

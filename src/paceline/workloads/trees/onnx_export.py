@@ -36,9 +36,7 @@ class Branch:
     compares: int
     against: float
     members: Sequence[int]
-    """Numbers of categories, where a row is compared with several."""
     missing: bool
-    """The answer for a missing value."""
     yes: Any
     no: Any
 
@@ -51,11 +49,9 @@ class TreeArrays:
     targets: list[list[int]] = field(default_factory=list)
     """[target of a yes, 1 if that is a leaf, and the same of a no]."""
     leaves: list[tuple[float, int]] = field(default_factory=list)
-    """(value, output)."""
     roots: list[int] = field(default_factory=list)
 
     def add(self, root: Any, output: int, look: Callable[[Any], Branch | float]) -> None:
-        """Add a tree; `look` returns the branch or the leaf value at a node."""
         first = look(root)
         if not isinstance(first, Branch):  # a tree that is a leaf: both ways lead to it
             first = Branch(0, LESS, 0.0, (), True, root, root)
@@ -110,7 +106,6 @@ class TreeArrays:
 
 
 def _add_xgboost_trees(raw: bytes, task: Task, arrays: TreeArrays) -> list[float]:
-    """Add all trees; return the base margins."""
     learner = json.loads(raw)["learner"]
     model = learner["gradient_booster"]["model"]
     for tree, output in zip(model["trees"], model["tree_info"], strict=True):
@@ -120,7 +115,6 @@ def _add_xgboost_trees(raw: bytes, task: Task, arrays: TreeArrays) -> list[float
 
 
 def _read_category_sets(tree: Mapping[str, Any]) -> dict[int, Sequence[int]]:
-    """Return the categories of each node that lead to the right."""
     segments = zip(tree["categories_nodes"], tree["categories_segments"], tree["categories_sizes"], strict=True)
     return {node: tree["categories"][first : first + size] for node, first, size in segments}
 
@@ -159,7 +153,6 @@ def _lightgbm_node(node: Mapping[str, Any]) -> Branch | float:
 
 
 def _build_link(task: Task) -> Iterator[Any]:
-    """Yield the nodes from margins to predictions."""
     from onnx import helper
 
     match task:

@@ -49,7 +49,6 @@ class TreesShape:
     rows: int
     columns: int
     bins: float
-    """Of all columns."""
     gaps: bool
     levels: int
     outputs: int
@@ -80,7 +79,6 @@ class TreesShape:
 
     @property
     def starts(self) -> float:
-        """Of levels, in a round."""
         return self.outputs * (self.levels + 1.0)
 
     def work_flops(self, rows: float) -> float:
@@ -88,14 +86,11 @@ class TreesShape:
 
     @property
     def sent_bytes(self) -> float:
-        """Summed over ranks in a round."""
         return self.outputs * self.nodes / 4 * self.bins * BIN_BYTES
 
 
 @dataclass(frozen=True)
 class TreesMemory(DeviceMemory):
-    """Bytes on the fullest rank."""
-
     table_bytes: float
     rows_bytes: float
     sums_bytes: float
@@ -130,7 +125,6 @@ class TreesCostModel(PassCostModel):
 
     @property
     def params(self) -> float:
-        """Nodes of all trees."""
         return float(self.grown.outputs * self.grown.nodes * (self.steps or 1))
 
     @property
@@ -229,7 +223,7 @@ def _shape_of(spec: RunSpec, samples: int | None) -> tuple[TreesShape, list[str]
 
 def _count_outputs(objective: str, label: str, facts: TableFacts, sure: bool) -> int:
     """Count the outputs per row. The first rows may lack a class, so they are no reason to reject the target."""
-    from paceline.workloads.trees.targets import choose_target
+    from paceline.workloads.trees.table import choose_target
 
     try:
         return choose_target(objective, label, facts).outputs

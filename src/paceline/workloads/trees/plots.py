@@ -23,7 +23,6 @@ from paceline.workloads.trees.tree_model import FittedTrees
 
 SHOWN_COLUMNS = 20
 MIN_ROWS, MAX_ROWS = 32, 512
-"""Rows whose SHAP values are drawn."""
 SHAP_WORK = 5e8
 """Leaves × levels² × rows: about two seconds of a core."""
 COLOUR, GREY = "#4477aa", "#999999"
@@ -76,7 +75,6 @@ def _draw_importance(importance: Mapping[str, float]) -> bytes:
 
 @use_plot_style(None)
 def _draw_shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
-    """Draw a dot for each row: its place is what the value adds, its colour how large the value is."""
     values, names, task = fitted.contributions(rows), fitted.coding.columns, fitted.target.objective.task
     sizes = np.abs(values).mean(axis=(0, 1))
     shown = np.argsort(-sizes, kind="stable")[:SHOWN_COLUMNS][::-1]
@@ -95,7 +93,6 @@ def _draw_shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
 
 
 def _dots(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -> None:
-    """Draw the dots of a column, beside each other where many are alike."""
     places = np.floor(40 * (added - added.min()) / max(float(np.ptp(added)), 1e-30))
     order = np.argsort(places, kind="stable")
     _, first, counts = np.unique(places[order], return_index=True, return_counts=True)

@@ -22,8 +22,7 @@ from paceline.launch.process_group import broadcast_from_main, gather_objects
 from paceline.nn.class_metrics import class_sums, compute_class_metrics, sum_two_classes
 from paceline.trainer.evaluation import ChunkSums, sum_chunks
 from paceline.workloads.trees.sections import Task
-from paceline.workloads.trees.table import RowSplit
-from paceline.workloads.trees.targets import TreeTarget
+from paceline.workloads.trees.table import RowSplit, TreeTarget
 
 CHUNK = 4096
 LOSS_ROWS = 1 << 14
@@ -66,7 +65,6 @@ def compute_row_losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarg
 def sum_losses(
     margins: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, target: TreeTarget
 ) -> tuple[float, float]:
-    """Return (sum of the losses of these rows, sum of their weights)."""
     total = 0.0
     for first in range(0, len(labels), LOSS_ROWS):
         some = slice(first, first + LOSS_ROWS)
@@ -100,7 +98,6 @@ class HeldOutRows:
     split: RowSplit
     target: TreeTarget
     edges: np.ndarray
-    """The first row of each chunk of all ranks, and the end of the last."""
     mine: range
 
     @classmethod
@@ -117,7 +114,6 @@ class HeldOutRows:
         return slice(int(self.edges[self.mine.start]), int(self.edges[self.mine.stop]))
 
     def metrics(self, margins: np.ndarray) -> dict[str, Any]:
-        """Return the metrics over the rows of all ranks, given the margins of this rank's."""
         mine, begin = ChunkSums(), self.rows.start
         for chunk in self.mine:
             first, last = int(self.edges[chunk]), int(self.edges[chunk + 1])
@@ -175,7 +171,6 @@ class CustomMetric:
         return self.reference.rpartition(":")[2]
 
     def evaluate(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
-        """Return the metric, given the margins of this rank's held-out rows."""
         margins = np.concatenate(gather_objects(margins))
         return broadcast_from_main(lambda: self._call(held_out, margins))
 
@@ -193,11 +188,8 @@ class CustomMetric:
             message = f"{message}\n\n{format_user_trace(error, self.reference)}".rstrip()
             raise UserError(message, code="user-code-failed", key=METRIC_KEY) from error
         if not isinstance(found, Real) or not math.isfinite(found):
-            raise UserError(
-                f"{METRIC_KEY}: {self.reference} returned {found!r}; it must return a finite number",
-                code="invalid-value",
-                key=METRIC_KEY,
-            )
+            message = f"{METRIC_KEY}: {self.reference} returned {found!r}; it must return a finite number"
+            raise UserError(message, code="invalid-value", key=METRIC_KEY)
         return float(found)
 
 

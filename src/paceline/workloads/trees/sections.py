@@ -68,7 +68,6 @@ LIBRARY_NAMES = {
     "parallel.threads": ("nthread", "n_jobs", "num_threads"),
     "parallel.device": ("device",),
 }
-"""The libraries' own names of what is a key here."""
 FIXED = ("max_cat_to_onehot", "tree_method", "booster", "colsample_bylevel", "colsample_bynode")
 """Parameters that would make the answer depend on the ranks or on a restart."""
 ONE_LIBRARY = {"grow_policy": "xgboost", "max_delta_step": "xgboost", "min_child_samples": "lightgbm"}

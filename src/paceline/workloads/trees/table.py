@@ -1,4 +1,4 @@
-"""Prepared tables: rows of 32-bit numbers on disk, read once and then mapped by every rank.
+"""Prepared tables: rows of 32-bit numbers on disk, read once and then mapped by every rank; and their targets.
 
 Categories are numbered in alphabetical order, missing values are NaN. Which rows are held out, and which of them bins
 are found from, depends on their numbers alone.
@@ -35,7 +35,7 @@ from paceline.data.tables import check_columns
 from paceline.errors import UserError, join_names
 from paceline.io.files import validate_fields
 from paceline.workload import LogFn
-from paceline.workloads.trees.sections import TreesData
+from paceline.workloads.trees.sections import BY_NAME, OBJECTIVES, Objective, Task, TreesData
 from paceline.workloads.trees.table_builder import SplitWriter, TableEncoder
 from paceline.workloads.trees.table_source import CATEGORY, Block, TableSource, open_tables
 
@@ -45,25 +45,21 @@ COPIED_ROWS = 1 << 16
 COUNTED_ROWS, MAX_BINS = 20_000, 256
 PROBED_VALUES, MIN_PROBED_ROWS = 1_000_000, 100
 """What a plan reads of a long table: values, and rows however many columns they have."""
-HELD_OUT, BINNED = 1, 2
-"""Streams of random numbers."""
+HELD_OUT, BINNED = 1, 2  # streams of random numbers
+AMBIGUOUS_VALUES = 20
+"""Different whole numbers of a label that may be classes as well as amounts."""
+MAX_RELEVANCE = 31
 
 
 @dataclass(frozen=True)
 class Coding:
-    """What the numbers of a row mean."""
-
     columns: tuple[str, ...]
     categories: dict[str, list[str]]
-    """By column, its names in the order of their numbers."""
 
 
 @dataclass(frozen=True)
 class TableFacts(Coding):
-    """The facts of a table that was read."""
-
     classes: tuple[str, ...]
-    """The names of the label's classes, in the order of their numbers; empty where it holds numbers."""
     values: tuple[float, ...]
     """The different numbers of a label that holds few of them."""
     rows: int
@@ -72,18 +68,13 @@ class TableFacts(Coding):
     """Sums over the labels: weights of each class, and of all; the weighted mean; the least label."""
     weighted: bool
     queries: int
-    """Training queries; 0 where rows are not ranked."""
     bins: int
     """Different values of all columns in the first rows, at most 256 of each column."""
     gaps: bool
-    """Whether values are missing in the first rows."""
     digest: str
-    """Hash of the numbers."""
 
 
 class RowSplit:
-    """Training or test rows: mapped, not read."""
-
     def __init__(self, folder: Path, name: str, columns: int) -> None:
         self.X = map_array(folder / f"{name}.X.npy").reshape(-1, columns)
         self.y = map_array(folder / f"{name}.y.npy")
@@ -91,7 +82,6 @@ class RowSplit:
         self.weights = map_array(weights) if weights.exists() else None
         queries = folder / f"{name}.q.npy"
         self.queries = map_array(queries) if queries.exists() else None
-        """The first row of each query."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -106,13 +96,11 @@ class PreparedTable:
         return RowSplit(self.folder, name, len(self.facts.columns))
 
     def bin_rows(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the rows that bins are found from, and their weights."""
         split = self.split("bins" if (self.folder / "bins.X.npy").exists() else "train")
         return split.X, split.weights
 
 
 def prepare_table(data: TreesData, log: LogFn, verify: bool = True) -> PreparedTable:
-    """Return the table of a run file, from the cache if it was read before."""
     entry = data.cache.expanduser() / "trees" / _name_of(data)
 
     def build(folder: Path) -> None:
@@ -196,11 +184,8 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
     encoder.start_testing()
     if test is not None:
         if missing := [name for name in encoder.needed if name not in test.columns]:
-            raise UserError(
-                f"data.test_path: {test.name} has no column {join_names(missing)}, which data.path has",
-                code="unknown-name",
-                key="data.test_path",
-            )
+            message = f"data.test_path: {test.name} has no column {join_names(missing)}, which data.path has"
+            raise UserError(message, code="unknown-name", key="data.test_path")
         seen = 0
         for block in test.blocks():
             rows = encoder.encode(test.name, block, seen)
@@ -218,7 +203,6 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
 
 
 def _count_bins(folder: Path, columns: int) -> dict[str, Any]:
-    """Return what a plan needs to know of the first rows."""
     few = np.array(RowSplit(folder, "train", columns).X[:COUNTED_ROWS])
     bins = sum(min(MAX_BINS, len(np.unique(column[~np.isnan(column)]))) for column in few.T)
     return {"bins": bins, "gaps": bool(np.isnan(few).any())}
@@ -248,7 +232,6 @@ def _choose_columns(data: TreesData, source: TableSource) -> TableEncoder:
 
 
 def _write_bins(folder: Path, data: TreesData, columns: int, rows: int) -> None:
-    """Write the rows that bins are found from, where these are not all."""
     if rows <= data.bin_rows:
         return
     for kind, width in (("X", columns), ("y", 1), ("w", 1)):
@@ -267,3 +250,86 @@ def encode_rows(block: Block, coding: Coding) -> np.ndarray:
     encoder.known = {name: {word: code for code, word in enumerate(words)} for name, words in coding.categories.items()}
     encoder.start_testing()
     return encoder.encode_features("predict", block, 0)
+
+
+@dataclass(frozen=True)
+class TreeTarget:
+    objective: Objective
+    classes: tuple[str, ...]
+    values: tuple[float, ...]
+
+    @property
+    def outputs(self) -> int:
+        return len(self.classes) if self.objective.task is Task.CLASSES else 1
+
+    def labels(self, y: np.ndarray) -> np.ndarray:
+        """Return labels for the libraries: classes are numbered from 0."""
+        if not self.classes:
+            return np.asarray(y)
+        return np.searchsorted(np.array(self.values, y.dtype), y).astype(np.float32)
+
+
+def choose_target(objective: str, label: str, facts: TableFacts) -> TreeTarget:
+    task = _choose_task(objective, facts)
+    if task is None:
+        problem = (
+            f"{label!r} holds {len(facts.values)} whole numbers ({_show_values(facts)}), which may be classes or "
+            "amounts; type  model.objective=multiclass  or  model.objective=regression"
+        )
+    else:
+        problem = _find_mismatch(task, label, facts)
+    if task is None or problem:
+        raise UserError(f"model.objective={objective}: {problem}", code="invalid-value", key="model.objective")
+    if not OBJECTIVES[task].of_classes:
+        return TreeTarget(OBJECTIVES[task], (), ())
+    classes = facts.classes or tuple(f"{value:g}" for value in facts.values)
+    return TreeTarget(OBJECTIVES[task], classes, facts.values)
+
+
+def _choose_task(objective: str, facts: TableFacts) -> Task | None:
+    """Return the task of an objective; None where `auto` cannot tell classes from amounts."""
+    if objective != "auto":
+        return BY_NAME[objective]
+    if facts.queries:
+        return Task.RANKING
+    if facts.classes or len(facts.values) == 2:
+        return Task.BINARY if len(facts.values) == 2 else Task.CLASSES
+    return None if 0 < len(facts.values) <= AMBIGUOUS_VALUES and _are_whole(facts) else Task.NUMBER
+
+
+def _find_mismatch(task: Task, label: str, facts: TableFacts) -> str:
+    words = f"words ({join_names(facts.classes)})"
+    if task is Task.RANKING:
+        if not facts.queries:
+            return "it ranks rows within queries; name their column as  data.query=COLUMN"
+        if facts.classes or not facts.values or not _are_relevances(facts):
+            held = words if facts.classes else f"numbers such as {_show_values(facts)}"
+            return f"{label!r} holds {held}; relevance is a whole number from 0 to {MAX_RELEVANCE}"
+        return ""
+    if facts.queries:
+        return "a table with data.query is ranked; use  model.objective=rank:ndcg  or leave data.query out"
+    if task in (Task.BINARY, Task.CLASSES):
+        if not facts.values:
+            return f"{label!r} has more than a thousand different numbers, which are not classes"
+        if not facts.classes and not _are_whole(facts):
+            return f"{label!r} holds numbers ({_show_values(facts)}); use  model.objective=regression"
+        if task is Task.BINARY and len(facts.values) != 2:
+            return f"{label!r} has {len(facts.values)} classes; use  model.objective=multiclass"
+        return ""
+    if facts.classes:
+        return f"{label!r} holds {words}; use  model.objective=auto  for their classes"
+    if task is Task.COUNT and facts.totals["least"] < 0:
+        return f"{label!r} has a value of {facts.totals['least']:g}; counts are 0 or more"
+    return ""
+
+
+def _are_relevances(facts: TableFacts) -> bool:
+    return _are_whole(facts) and all(0 <= value <= MAX_RELEVANCE for value in facts.values)
+
+
+def _are_whole(facts: TableFacts) -> bool:
+    return all(float(value).is_integer() for value in facts.values)
+
+
+def _show_values(facts: TableFacts) -> str:
+    return join_names([f"{value:g}" for value in facts.values or (facts.totals["least"], facts.totals["mean"])], 3)

@@ -14,26 +14,20 @@ from paceline.errors import UserError, join_names
 from paceline.workloads.trees.table_source import Block, Column, Words
 
 MAX_LABEL_VALUES = 1024
-"""Different numbers of a label that are remembered."""
 REMAPPED_ROWS = 1 << 16
 
 
 class EncodedRows(NamedTuple):
-    """Some rows of a table, as they are written."""
-
     X: np.ndarray
     y: np.ndarray
     w: np.ndarray | None
     queries: np.ndarray | None
-    """The number of each row's query."""
 
     def where(self, chosen: np.ndarray) -> EncodedRows:
         return EncodedRows(*(None if part is None else part[chosen] for part in self))  # type: ignore[arg-type]
 
 
 class SplitWriter:
-    """Write the rows of a split block by block, and sum up their labels."""
-
     def __init__(self, folder: Path, name: str, encoder: TableEncoder) -> None:
         self.folder, self.name, self.encoder = folder, name, encoder
         kinds = ["X", "y", *(["w"] if encoder.weight else []), *(["q"] if encoder.query else [])]
@@ -41,7 +35,6 @@ class SplitWriter:
         self.writers = {kind: ArrayWriter(folder / f"{name}.{kind}.npy", numbers[kind]) for kind in kinds}
         self.last_query = -1
         self.labels: Counter[float] = Counter()
-        """Weights by label, as long as there are few different ones."""
         self.many = False
         self.weight = self.weighted = 0.0
         self.least = np.inf
@@ -117,14 +110,12 @@ class TableEncoder:
         self.query_numbers = {}
 
     def order(self, name: str) -> np.ndarray:
-        """Return the place of each number in the alphabetical order of its names."""
         words = list(self.known.get(name, {}))
         places = np.empty(len(words), np.float32)
         places[np.argsort(np.array(words, str), kind="stable")] = np.arange(len(words))
         return places
 
     def encode(self, source: str, block: Block, seen: int) -> EncodedRows:
-        """Encode a block of a table, of which `seen` rows came before."""
         X, y = self.encode_features(source, block, seen), self._encode_labels(source, block[self.label], seen)
         queries = None if self.query is None else self._number_queries(source, block[self.query], seen)
         return EncodedRows(
@@ -145,16 +136,12 @@ class TableEncoder:
             if name in self.categories:
                 X[:, number] = self._encode_words(name, column)
             elif isinstance(column, Words):
-                raise UserError(
-                    f"{source}: {name!r} holds words; type  data.categories=[{name}]  or  data.ignore=[{name}]",
-                    key="data.categories",
-                )
+                message = f"{source}: {name!r} holds words; type  data.categories=[{name}]  or  data.ignore=[{name}]"
+                raise UserError(message, key="data.categories")
             else:
                 if len(bad := np.flatnonzero(np.isinf(column))):
-                    raise UserError(
-                        f"{source} row {seen + bad[0] + 1}: {name!r} is infinite; leave missing values empty",
-                        key=name,
-                    )
+                    message = f"{source} row {seen + bad[0] + 1}: {name!r} is infinite; leave missing values empty"
+                    raise UserError(message, key=name)
                 X[:, number] = column
         return X
 
@@ -176,19 +163,14 @@ class TableEncoder:
         bad = np.flatnonzero(column.codes < 0 if isinstance(column, Words) else ~np.isfinite(column))
         if len(bad) or (self.label_words and not words):
             row = f" row {seen + bad[0] + 1}" if len(bad) else ""
-            raise UserError(
-                f"{source}{row}: the label {self.label!r} is missing or not finite; leave such rows out",
-                key="data.label",
-            )
+            message = f"{source}{row}: the label {self.label!r} is missing or not finite; leave such rows out"
+            raise UserError(message, key="data.label")
         if not isinstance(column, Words):
             return column.astype(np.float32)
         self.label_words = True
         if self.testing and (new := [word for word in column.words if word not in self.known[self.label]]):
-            raise UserError(
-                f"{source}: {self.label!r} is {new[0]!r} in a test row and in no training row; add training rows of "
-                "it, or leave it out",
-                key="data.label",
-            )
+            message = f"{source}: {self.label!r} is {new[0]!r} in a test row and in no training row"
+            raise UserError(message, key="data.label")
         return self._encode_words(self.label, column)
 
     def _number_queries(self, source: str, column: Column, seen: int) -> np.ndarray:
@@ -196,10 +178,8 @@ class TableEncoder:
         keys = column.codes if isinstance(column, Words) else column
         missing = np.flatnonzero(keys < 0 if isinstance(column, Words) else ~np.isfinite(keys))
         if len(missing):
-            raise UserError(
-                f"{source} row {seen + missing[0] + 1}: the query {self.query!r} is missing; leave such rows out",
-                key="data.query",
-            )
+            message = f"{source} row {seen + missing[0] + 1}: the query {self.query!r} is missing; leave such rows out"
+            raise UserError(message, key="data.query")
         begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         numbers, known = [], self.query_numbers
         for begin in begins:
@@ -207,25 +187,20 @@ class TableEncoder:
             numbers.append(known.setdefault(value, len(known)))
             if numbers[-1] < len(known) - 1:
                 shown = value if isinstance(value, str) else f"{value:g}"
-                raise UserError(
-                    f"{source} row {seen + begin + 1}: the rows of {self.query}={shown} are not together; "
-                    f"sort the table by {self.query!r}",
-                    key="data.query",
-                )
+                place = f"{source} row {seen + begin + 1}"
+                message = f"{place}: the rows of {self.query}={shown} are not together; sort by {self.query!r}"
+                raise UserError(message, key="data.query")
         return np.repeat(numbers, np.diff(np.append(begins, len(keys))))
 
     def facts(self, train: SplitWriter, test: SplitWriter) -> dict[str, Any]:
-        """Return the facts of the whole table, under the names of `TableFacts`."""
         classes = sorted(self.known[self.label]) if self.label_words else []
         labels = dict(train.labels)
         if self.label_words:
             order = self.order(self.label)
             labels = {float(order[int(code)]): weight for code, weight in labels.items()}
             if len(missing := [name for code, name in enumerate(classes) if code not in labels]):
-                raise UserError(
-                    f"{self.label!r} is {join_names(missing)} in held-out rows alone; add rows, or leave it out",
-                    key="data.label",
-                )
+                message = f"{self.label!r} is {join_names(missing)} in held-out rows alone; add rows, or leave it out"
+                raise UserError(message, key="data.label")
         if not train.many and len(labels) == 1:
             only = classes[0] if classes else f"{next(iter(labels)):g}"
             raise UserError(

@@ -24,7 +24,6 @@ ARRAYS = ("X", "y", "weight", "query")
 COLOURS = ("amber", "blue", "green", "red", "violet")
 LABEL, CATEGORY = "label", "colour"
 MISSING_SHARE = 0.05
-"""Of the values of one column of the synthetic table."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ class TableSource:
     beginning: Callable[[int], Iterator[Block]]
     """The first rows, so many or a few more, with little else read."""
     rows: Callable[[], float]
-    """The number of rows; an estimate for a csv file."""
 
 
 def open_tables(data: TreesData, heads_only: bool = False) -> tuple[TableSource, TableSource | None]:
@@ -69,11 +67,8 @@ def open_tables(data: TreesData, heads_only: bool = False) -> tuple[TableSource,
         return train, None
     path, kind = _check_table(data.test_path, "data.test_path")
     if kind == "npz":
-        raise UserError(
-            f"data.test_path={path}: give a .csv or .parquet file; an .npz file holds X_test and y_test itself",
-            code="invalid-format",
-            key="data.test_path",
-        )
+        message = f"data.test_path={path}: give a .csv or .parquet file; an .npz file holds X_test and y_test itself"
+        raise UserError(message, code="invalid-format", key="data.test_path")
     return train, _open_arrow(path, kind, "data.test_path", data)
 
 
@@ -81,11 +76,8 @@ def _check_table(path: Path, key: str) -> tuple[Path, str]:
     path = check_file(path, key)
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if (kind := KINDS.get(suffix.lower())) is None:
-        raise UserError(
-            f"{key}={path}: the name must end in one of {', '.join(KINDS)}; .gz may follow .csv and .tsv",
-            code="invalid-format",
-            key=key,
-        )
+        message = f"{key}={path}: the name must end in one of {', '.join(KINDS)}; .gz may follow .csv and .tsv"
+        raise UserError(message, code="invalid-format", key=key)
     return path, kind
 
 
@@ -101,7 +93,6 @@ def _open_npz(path: Path) -> tuple[TableSource, TableSource | None]:
 
 
 def _open_npz_heads(path: Path) -> tuple[TableSource, TableSource | None]:
-    """Open the first rows of each array, with the number of rows of all."""
     heads = read_npz_heads(path, HEAD_BYTES)
     found = {name: head.first for name, head in heads.items()}
     for name in {"X", "X_test"} & heads.keys():
@@ -163,12 +154,9 @@ def _open_arrow(path: Path, kind: str, key: str, data: TreesData) -> TableSource
     known = (*data.categories, *data.ignore, data.label, data.query, data.weight)
     others = [item.name for item in table.dataset.schema if not is_number(item.type) and item.name not in known]
     if others:
-        raise UserError(
-            f"{path}: {join_names(others)} hold{'s' * (len(others) == 1)} words, and trees compare numbers; "
-            f"type  data.categories=[{','.join([*data.categories, *others])}]  or  data.ignore=…",
-            code="invalid-data",
-            key="data.categories",
-        )
+        change = f"data.categories=[{','.join([*data.categories, *others])}]  or  data.ignore=…"
+        message = f"{path}: {join_names(others)}: words, and trees compare numbers; type  {change}"
+        raise UserError(message, code="invalid-data", key="data.categories")
     columns = [name for name in table.columns if name not in data.ignore]
 
     def decode(batches: Iterable[Any]) -> Iterator[Block]:

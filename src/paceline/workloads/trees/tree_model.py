@@ -19,9 +19,8 @@ from paceline.io.files import read_sealed, validate_fields, write_atomic, write_
 from paceline.io.safe_open import read_bytes
 from paceline.workloads.trees.scoring import predict_from_margins
 from paceline.workloads.trees.sections import OBJECTIVES, Task
-from paceline.workloads.trees.table import Coding, encode_rows
+from paceline.workloads.trees.table import Coding, TreeTarget, encode_rows
 from paceline.workloads.trees.table_source import Column, encode_words
-from paceline.workloads.trees.targets import TreeTarget
 
 MODEL_FILES = {"xgboost": "model.json", "lightgbm": "model.txt"}
 TABLE_FILE = "table.json"
@@ -29,7 +28,6 @@ MAX_MODEL_BYTES = 1 << 34
 
 
 def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
-    """Return the trees of the first rounds, in the library's own text format."""
     if library == "xgboost":
         import xgboost
 
@@ -45,12 +43,10 @@ def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
 class FittedTrees:
     library: str
     raw: bytes
-    """The model in the library's own text format."""
     coding: Coding
     target: TreeTarget
 
     def write(self, folder: Path) -> None:
-        """Write the model in the library's own format, and what its numbers mean."""
         write_atomic(folder / MODEL_FILES[self.library], self.raw)
         about = {
             "library": self.library,
@@ -93,7 +89,6 @@ class FittedTrees:
         return {"probabilities": found} if self.target.classes else {"predicted": found}
 
     def predict_encoded(self, X: np.ndarray) -> np.ndarray:
-        """Return probabilities of classes, or numbers, of encoded rows."""
         return predict_from_margins(self.margins(X), self.target)
 
     def margins(self, X: np.ndarray) -> np.ndarray:
@@ -133,7 +128,6 @@ class FittedTrees:
 
     @property
     def leaves(self) -> int:
-        """The leaves of all trees."""
         if self.library == "lightgbm":
             return sum(tree["num_leaves"] for tree in self._booster.dump_model()["tree_info"])
         trees = json.loads(self.raw)["learner"]["gradient_booster"]["model"]["trees"]
@@ -148,11 +142,8 @@ class FittedTrees:
             )
         if missing := [name for name in columns if not any(name in row for row in rows)]:
             found = join_names([str(name) for name in rows[0]], 12)
-            raise UserError(
-                f"the rows have no column {join_names(missing)}, which the trees need (found: {found})",
-                code="unknown-name",
-                key=missing[0],
-            )
+            message = f"the rows have no column {join_names(missing)}, which the trees need (found: {found})"
+            raise UserError(message, code="unknown-name", key=missing[0])
         block: dict[str, Column] = {}
         for name in columns:
             values = [row.get(name) for row in rows]
@@ -173,7 +164,6 @@ class FittedTrees:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     def export(self, folder: Path) -> None:
-        """Write the library's own file, and the names behind its numbers."""
         write_atomic(folder / MODEL_FILES[self.library], self.raw)
         names = {
             "columns": list(self.coding.columns),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter, thread_time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from paceline.workload import LogFn, PassWorkload
 from paceline.workloads.trees.boosting import BoostingJob, load_library
 from paceline.workloads.trees.scoring import HeldOutRows, load_metric
 from paceline.workloads.trees.sections import TreesData, TreesModel
-from paceline.workloads.trees.table import PreparedTable, prepare_table
-from paceline.workloads.trees.targets import TreeTarget, choose_target
+from paceline.workloads.trees.table import PreparedTable, TreeTarget, choose_target, prepare_table
 from paceline.workloads.trees.tree_model import FittedTrees, cut_model
 
 DEFAULT_EVALUATE_EVERY = 10
@@ -35,8 +34,6 @@ SAVED = ("done", "stale", "best", "best_round")
 
 
 class TreePasses:
-    """The rounds of one rank, as the loop of passes calls them."""
-
     def __init__(self, job: BoostingJob, train: Train) -> None:
         self.job, self.train, self.rank_info = job, train, job.rank_info
         self.samples = job.table.facts.rows
@@ -136,8 +133,6 @@ class TreePasses:
 
 
 class Trees(PassWorkload):
-    """Read a table, and add a tree for each round (for several classes, one for each of them)."""
-
     Model, Data = TreesModel, TreesData
 
     @cached_property
@@ -168,28 +163,20 @@ class Trees(PassWorkload):
         load_metric(self._model.metric)
         self._check_ranking()
         if self._model.scale_pos_weight != 1 and len(target.classes) != 2:
-            raise UserError(
-                f"model.scale_pos_weight={self._model.scale_pos_weight:g} is for two classes; leave it out",
-                key="model.scale_pos_weight",
-            )
+            message = f"model.scale_pos_weight={self._model.scale_pos_weight:g} is for two classes; leave it out"
+            raise UserError(message, key="model.scale_pos_weight")
 
     def _check_ranking(self) -> None:
         """Reject what depends on the number of ranks: XGBoost divides by each rank's weights of queries."""
         facts, ranks = self.table.facts, self.spec.parallel.ranks
         if facts.queries and ranks > facts.queries:
-            raise UserError(
-                f"parallel.ranks={ranks}: there are {facts.queries} queries to learn from; use fewer ranks",
-                key="parallel.ranks",
-            )
+            message = f"parallel.ranks={ranks}: there are {facts.queries} queries to learn from; use fewer ranks"
+            raise UserError(message, key="parallel.ranks")
         if facts.queries and self._model.library == "xgboost":
             wrong = "data.weight" if facts.weighted else "model.subsample" if self._model.subsample < 1 else ""
             if wrong:
-                raise UserError(
-                    f"{wrong} and data.query: XGBoost normalises query weights on each rank separately; leave {wrong} "
-                    "out, or use  model.library=lightgbm",
-                    code="not-supported",
-                    key=wrong,
-                )
+                message = f"{wrong} and data.query: XGBoost normalises them per rank; use  model.library=lightgbm"
+                raise UserError(message, code="not-supported", key=wrong)
 
     def sample_count(self) -> int:
         return self.table.facts.rows
@@ -199,25 +186,14 @@ class Trees(PassWorkload):
 
     def suits(self, layout: Layout) -> None:
         if not layout.plain or self.spec.parallel.engine != "torch" or self.spec.parallel.reduce != "exact":
-            raise UserError(
-                "workload=trees spreads rows over ranks and nothing else; "
-                "leave parallel.strategy, tensor, pipeline, engine and reduce out, and give parallel.ranks",
-                code="not-supported",
-                key="parallel",
-            )
+            message = "workload=trees only spreads rows over ranks: of the section parallel give parallel.ranks alone"
+            raise UserError(message, code="not-supported", key="parallel")
         if layout.ranks > 1 and self._model.library == "lightgbm":
-            raise UserError(
-                f"parallel.ranks={layout.ranks}: on several ranks LightGBM grows other trees than on one; "
-                "use  model.library=xgboost, whose trees stay the same,  or  parallel.ranks=1  and parallel.threads",
-                code="not-supported",
-                key="parallel.ranks",
-            )
+            message = f"parallel.ranks={layout.ranks}: the trees of LightGBM would differ; use  model.library=xgboost"
+            raise UserError(message, code="not-supported", key="parallel.ranks")
         if self._model.library == "lightgbm" and self._data.memory == "disk":
-            raise UserError(
-                "data.memory=disk is for model.library=xgboost; leave one of them out",
-                code="not-supported",
-                key="data.memory",
-            )
+            message = "data.memory=disk is for model.library=xgboost; leave one of them out"
+            raise UserError(message, code="not-supported", key="data.memory")
 
     def passes(self, device: Any) -> TreePasses:
         spec = self.spec
@@ -242,26 +218,20 @@ class Trees(PassWorkload):
 
     @property
     def _data(self) -> TreesData:
-        assert isinstance(self.spec.data, TreesData)
-        return self.spec.data
+        return cast(TreesData, self.spec.data)
 
     @property
     def _model(self) -> TreesModel:
-        assert isinstance(self.spec.model, TreesModel)
-        return self.spec.model
+        return cast(TreesModel, self.spec.model)
 
 
 def _reject_gradient_keys(train: Train) -> None:
-    """Raise UserError for keys of the section `train` that trees would ignore."""
     given = [name for name, info in Train.model_fields.items() if getattr(train, name) != info.default]
     if others := [name for name in given if name not in USED_TRAIN_KEYS]:
         name, value = others[0], getattr(train, others[0])
         hint = f"type  model.learning_rate={value}" if name == "lr" else "leave it out"
-        raise UserError(
-            f"train.{name}={value} is for models that learn by gradients; {hint}",
-            code="not-supported",
-            key=f"train.{name}",
-        )
+        message = f"train.{name}={value} is for models that learn by gradients; {hint}"
+        raise UserError(message, code="not-supported", key=f"train.{name}")
 
 
 def _choose_tree_device(library: str, device: Any, required: bool) -> str:
@@ -274,9 +244,6 @@ def _choose_tree_device(library: str, device: Any, required: bool) -> str:
         if xgboost.build_info()["USE_CUDA"]:
             return str(device)
     if required:
-        raise UserError(
-            f"parallel.device=cuda: {CPU_BUILD.format(library)}; or use  parallel.device=cpu",
-            code="not-installed",
-            key="parallel.device",
-        )
+        message = f"parallel.device=cuda: {CPU_BUILD.format(library)}; or use  parallel.device=cpu"
+        raise UserError(message, code="not-installed", key="parallel.device")
     return "cpu"

@@ -37,10 +37,8 @@ from paceline.workloads.trees.sections import Task, TreesModel
 from paceline.workloads.trees.table import Coding
 
 PAGE_BYTES = 1 << 27
-"""Values binned at a time where the binned table stays on disk."""
 PREDICTED_ROWS = 1 << 14
 ROWS, COLUMNS = 11, 12
-"""Streams of random numbers."""
 
 
 class XGBoostNetwork:
@@ -73,7 +71,6 @@ class XGBoostNetwork:
         return dict(self._tracker.worker_args())
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank."""
         if self.rank_info.world == 1:
             return flag
         with self.translate_errors():
@@ -114,7 +111,6 @@ def _mute_stdout() -> Iterator[None]:
 
 
 def build_xgboost_parameters(model: TreesModel, device: str = "cpu") -> dict[str, Any]:
-    """Return the run file's parameters under XGBoost's names; what is not given is left to its defaults."""
     names = ("learning_rate", "max_depth", "max_leaves", "min_child_weight", "reg_lambda", "max_bin")
     given = {name: getattr(model, name) for name in names if getattr(model, name) is not None}
     always = ("gamma", "reg_alpha", "max_delta_step", "colsample_bytree", "grow_policy")

@@ -152,12 +152,10 @@ class DeviceCounts(Counts):
         return replace(self, values=(pointer[start : stop + 1] - first, index[first:last], count[first:last]))
 
     def block(self, start: int, stop: int) -> DocumentBlock:
-        """Copy documents to the host."""
         parts = [part.cpu().numpy() for part in self.part(start, stop).tensors]
         return DocumentBlock(start, Csr(*parts) if self.sparse else parts[0])
 
     def take_ranges(self, ranges: Sequence[tuple[int, int]]) -> DeviceCounts:
-        """Return the documents of some ranges of sparse counts."""
         import torch
 
         pointer, index, count = self.values
@@ -182,10 +180,8 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
     lengths = pointer.diff()
     ends = [pointer[0] == 0, pointer[-1] == len(index), (lengths >= 0).all(), (index >= 0).all(), (index < terms).all()]
     if not bool(torch.stack(ends).all()):
-        raise UserError(
-            f"{THE_TENSOR}: its row pointers or its columns are not those of {terms:,} terms; build it again",
-            code="invalid-data",
-        )
+        message = f"{THE_TENSOR}: its row pointers or its columns are not those of {terms:,} terms; build it again"
+        raise UserError(message, code="invalid-data")
 
     def place(at: int) -> str:
         row = int(torch.searchsorted(pointer, at, right=True)) - 1
@@ -196,7 +192,6 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
 
 
 def upload_counts(counts: Counts, device: torch.device) -> DeviceCounts:
-    """Copy all counts to a device."""
     import torch
 
     block = counts.block(0, counts.documents)
@@ -229,7 +224,6 @@ def convert_on_device(values: Tensor, fractional: bool, place: Locator) -> Tenso
 
 
 def _summarise(piece: Tensor) -> Tensor:
-    """Return (least, largest, whether all are whole numbers); NaN makes each of them fail."""
     import torch
 
     piece = piece if piece.is_floating_point() else piece.long()

@@ -93,7 +93,6 @@ class WideningArray:
         return bool((target == chunk).all()) and (self.values.dtype != np.int32 or bool(chunk.min() >= 0))
 
     def _find_type(self, chunk: np.ndarray) -> np.dtype:
-        """Return the type that this chunk needs, not smaller than the present one."""
         if chunk.dtype.kind == "f":
             self._reject(chunk, ~np.isfinite(chunk), "every count must be a finite number")
         self._reject(chunk, chunk < 0, "a count cannot be negative")
@@ -123,7 +122,6 @@ class WideningArray:
 
 
 def _iterate_flat(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the numbers row by row, a few MB at a time, whatever the order in memory."""
     if array.flags.c_contiguous or array.ndim == 1:
         yield array.ravel()
         return
@@ -150,16 +148,13 @@ class Csr:
 
     @property
     def row_numbers(self) -> np.ndarray:
-        """The row of each nonzero."""
         return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.indptr))
 
     def select(self, chosen: np.ndarray, data: np.ndarray) -> Csr:
-        """Return the chosen nonzeros, with the counts of `data`."""
         before = np.concatenate(([0], np.cumsum(chosen, dtype=np.int64)))
         return Csr(before[self.indptr], self.indices[chosen], data[chosen])
 
     def slice_rows(self, start: int, stop: int) -> Csr:
-        """Return the rows start..stop; their nonzeros are not copied."""
         first, last = int(self.indptr[start]), int(self.indptr[stop])
         indptr = self.indptr[start : stop + 1]
         return Csr(indptr - first if first else indptr, self.indices[first:last], self.data[first:last])
@@ -174,7 +169,6 @@ class DocumentBlock:
 
     @property
     def parts(self) -> tuple[np.ndarray, ...]:
-        """The arrays that hold the values."""
         return self.values.parts if isinstance(self.values, Csr) else (self.values,)
 
     @property
@@ -213,8 +207,6 @@ class Counts:
 
 @dataclass(frozen=True, eq=False)
 class DenseCounts(Counts):
-    """Rows in memory."""
-
     values: np.ndarray
 
     sparse = False
@@ -242,8 +234,6 @@ class DenseCounts(Counts):
 
 @dataclass(frozen=True, eq=False)
 class SparseCounts(Counts):
-    """Nonzeros in memory, row by row."""
-
     values: Csr
     terms: int
 
@@ -266,7 +256,6 @@ class SparseCounts(Counts):
 
 
 def make_empty_block(start: int, terms: int, sparse: bool) -> DocumentBlock:
-    """Return a block without documents."""
     if not sparse:
         return DocumentBlock(start, np.empty((0, terms), np.uint8))
     return DocumentBlock(start, Csr(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)))
@@ -282,7 +271,6 @@ def iterate_overlaps(first_rows: np.ndarray, start: int, stop: int) -> Iterator[
 
 
 def join_rows(parts: Sequence[Csr]) -> Csr:
-    """Concatenate the nonzeros of consecutive rows."""
     if len(parts) == 1:
         return parts[0]
     lengths = [np.diff(part.indptr) for part in parts]
@@ -311,7 +299,6 @@ def count_keys(keys: np.ndarray, rows: int, width: int) -> Csr:
 
 
 def to_dense(values: np.ndarray | Csr, terms: int) -> np.ndarray:
-    """Return the rows with their zeros."""
     if not isinstance(values, Csr):
         return values
     dense = np.zeros((values.rows, terms), values.data.dtype)
@@ -320,7 +307,6 @@ def to_dense(values: np.ndarray | Csr, terms: int) -> np.ndarray:
 
 
 def to_sparse(values: np.ndarray | Csr) -> Csr:
-    """Return the nonzeros of the rows."""
     if isinstance(values, Csr):
         return values
     rows, terms = values.shape

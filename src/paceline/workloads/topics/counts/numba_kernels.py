@@ -34,7 +34,6 @@ def compile_kernel(function=None, *, fastmath=True):
 
 
 def can_scan(dtype: np.dtype) -> bool:
-    """Whether numba compiles for a type."""
     return dtype.isnative and dtype.kind in "buif" and (dtype.kind != "f" or dtype.itemsize in (4, 8))
 
 
@@ -47,7 +46,6 @@ class NonzeroScanner:
         self.rows = self.count = 0
 
     def add(self, rows: np.ndarray) -> bool:
-        """Add rows; return False if there is no room, or a number is not a small count."""
         values = rows.view(np.uint8) if rows.dtype == np.bool_ else rows
         ends = self.indptr[self.rows + 1 : self.rows + 1 + len(rows)]
         found = _scan(values, values.view(f"u{values.itemsize}"), self.indices, self.data, self.count, ends)

@@ -25,7 +25,6 @@ EXACT_ROWS = 64
 
 
 def can_find_nonzeros(counts: Counts) -> bool:
-    """Whether these counts find nonzeros while they read rows."""
     return hasattr(counts, "nonzero_rows") and has_numba()
 
 
@@ -55,7 +54,6 @@ def iterate_blocks(
 
 
 def _make_scanning_reader(counts: Any) -> Read:
-    """Return a reader of nonzeros; blocks that the scan does not take are read again as rows."""
     failed = 0 if hasattr(counts, "nonzero_rows") else MAX_FAILED_SCANS
 
     def read(first: int, last: int) -> DocumentBlock:

@@ -100,7 +100,6 @@ def _dense_rows_of(rng: np.random.Generator, loadings: np.ndarray, factors: np.n
 
 
 def _sparse_rows_of(rng: np.random.Generator, loadings: np.ndarray, factors: np.ndarray, length: float) -> Any:
-    """Draw a Poisson number of words, each independently: that gives Poisson counts."""
     import scipy.sparse
 
     drawn = _drawn(rng, loadings, factors, rng.poisson(length, len(loadings)))
@@ -120,7 +119,6 @@ def _lengths(rng: np.random.Generator, n: int, mean: float) -> np.ndarray:
 
 
 def _zipf_topics(rng: np.random.Generator, k: int, m: int) -> np.ndarray:
-    """Draw topics around the same Zipf frequencies: the rarer a term, the more topics differ in it."""
     common = 1.0 / (np.arange(m) + 2.7) ** 1.05
     common /= common.sum()
     factors = rng.standard_gamma(np.maximum(0.05 * m * common, 1e-3), (k, m))
@@ -134,7 +132,6 @@ def _lookup(weights: np.ndarray) -> np.ndarray:
 def _draw_documents(
     rng: np.random.Generator, loadings: np.ndarray, lengths: np.ndarray, factors: np.ndarray, cumulative: np.ndarray
 ) -> Csr:
-    """Draw words topic by topic, then count them."""
     n, m = len(loadings), factors.shape[1]
     of_topic = rng.multinomial(
         lengths, loadings.astype(np.float64) / loadings.sum(axis=1, keepdims=True, dtype=np.float64)
@@ -190,7 +187,6 @@ def _zipf_on_device(
 
 
 def _device_documents(lengths: Any, loadings: Any, factors: Any, generator: Any) -> Any:
-    """Draw on a device: a topic for each word, a term for each topic, then count unique (document, term)."""
     import torch
 
     n, m, k = len(loadings), factors.shape[1], len(factors)

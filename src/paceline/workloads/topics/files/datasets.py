@@ -27,7 +27,6 @@ class MatrixRows(Dataset[Tensor]):
     data_path: Path | None
     indices: Sequence[int]
     mmap_data: Any = None
-    """The mapped file, once a row was read."""
 
     def _choose_rows(self, indices: Sequence[int] | None) -> None:
         rows = self.shape[0]
@@ -45,7 +44,6 @@ class MatrixRows(Dataset[Tensor]):
 
     @property
     def num_terms(self) -> int:
-        """Columns of the matrix."""
         return self.shape[1]
 
     def as_counts(self, *, fractional: bool = False) -> Counts:

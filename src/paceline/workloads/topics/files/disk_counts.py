@@ -147,7 +147,6 @@ class NpyCounts(Counts):
 
 @contextmanager
 def open_sequential(path: Path) -> Iterator[int]:
-    """Open a file handle that the kernel reads far ahead of."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -161,7 +160,6 @@ def open_sequential(path: Path) -> Iterator[int]:
 
 
 def read_array_into(handle: int, array: np.ndarray, offset: int, path: Path) -> None:
-    """Fill a contiguous array from the file at this offset."""
     left = memoryview(array.data).cast("B") if array.size else memoryview(b"")
     while left.nbytes:
         try:
@@ -309,7 +307,6 @@ def has_count_columns(path: Path) -> bool:
 
 
 def flatten_lists(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return (length of each list, all of their numbers)."""
     import pyarrow
     import pyarrow.compute
 

@@ -31,10 +31,8 @@ from paceline.workloads.topics.files.texts import (
 SMALL_BYTES = 1 << 22
 """Smaller files are read whole, and so much is read of larger ones."""
 SMALL_UNPACKED_BYTES = 1 << 23
-WIDE_ROW_BYTES = 1 << 26
 PROBED_DOCUMENTS = 2000
 MAX_FILES = 100_000
-"""In a folder of texts."""
 GROWTH = 0.5
 """Of a vocabulary with its texts: four times as many documents have about twice as many terms."""
 NOT_READ = "counts of 8 bits; they were not read"
@@ -63,8 +61,6 @@ def probe_counts(path: Path, options: TextOptions) -> CountsProbe | None:
         if not path.is_file():
             return None
         check_regular(path)
-        if name.endswith(".npy"):
-            return _probe_npy(path)
         if name.endswith(".npz"):
             return _probe_npz(path)
         if name.endswith(".parquet"):
@@ -89,7 +85,6 @@ def _sparse(shape: tuple[int, ...], nonzeros: float, element: int, resident: boo
 
 
 def _element_bytes(some: np.ndarray) -> int:
-    """Return the bytes of a count, if all are like these."""
     whole = some.dtype.kind in "bui" or bool((some == np.floor(some)).all())
     kind = find_integer_type(float(some.max(initial=0))) if whole else None
     return kind.itemsize if kind is not None else 4
@@ -101,12 +96,6 @@ def _probe_shards(path: Path) -> CountsProbe:
     element = found.row_bytes // found.terms
     sizes = (nonzeros, found.sparse, element, float(found.stored_bytes))
     return CountsProbe(found.documents, found.terms, *sizes, resident=False)
-
-
-def _probe_npy(path: Path) -> CountsProbe | None:
-    shape, _, dtype, _ = disk_counts.read_npy_header(path)
-    wide = len(shape) == 2 and shape[1] * dtype.itemsize > WIDE_ROW_BYTES
-    return _dense(shape, dtype.itemsize, resident=False) if wide else None
 
 
 def _probe_npz(path: Path) -> CountsProbe | None:
@@ -177,7 +166,6 @@ def _probe_texts(path: Path, options: TextOptions) -> CountsProbe:
 
 
 def _probe_folder(path: Path, options: TextOptions) -> CountsProbe | None:
-    """Estimate from the first files that are found."""
     few: list[Path] = []
     count, total = 0, 0
     try:
@@ -188,11 +176,8 @@ def _probe_folder(path: Path, options: TextOptions) -> CountsProbe | None:
                     few.append(file)
                     total += os.stat(file).st_size
     except TooManyFiles:
-        raise UserError(
-            f"{path} has more than {MAX_FILES:,} files and folders; plan without them by  --samples DOCUMENTS "
-            "--tokens WORDS_PER_DOCUMENT",
-            code="not-supported",
-        ) from None
+        message = f"{path} has more than {MAX_FILES:,} files; plan without them by  --samples DOCUMENTS --tokens WORDS"
+        raise UserError(message, code="not-supported") from None
     if count == len(few) and total <= SMALL_BYTES:
         return None
     texts = ((None, read_beginning(file, SMALL_BYTES)[0].decode("utf-8", "replace")) for file in few)
@@ -200,7 +185,6 @@ def _probe_folder(path: Path, options: TextOptions) -> CountsProbe | None:
 
 
 def _estimate(found: Iterable[Document], options: TextOptions, count: int, source: Path) -> CountsProbe:
-    """Estimate the counts of `count` texts from some of them."""
     counter = TermCounter(options)
     parts = list(counter.count(_take_documents(found)))
     place, terms = counter.vocabulary(source)
@@ -214,7 +198,6 @@ def _estimate(found: Iterable[Document], options: TextOptions, count: int, sourc
 
 
 def _take_documents(found: Iterable[Document]) -> Iterator[Document]:
-    """Yield documents until there are enough words."""
     letters = 0
     for document in islice(found, PROBED_DOCUMENTS):
         yield document

@@ -110,7 +110,6 @@ def _read_names_beside(path: Path, what: str, expected: int) -> list[str] | None
 
 
 def read_npz_counts(path: Path, fractional: bool = False) -> Counts:
-    """Read a sparse matrix saved by scipy.sparse.save_npz, or a single dense array saved by numpy.savez."""
     import scipy.sparse
 
     with open_npz(path) as archive:
@@ -129,7 +128,6 @@ def read_npz_counts(path: Path, fractional: bool = False) -> Counts:
 
 
 def read_mtx(path: Path, fractional: bool = False) -> Counts:
-    """Read a Matrix Market file, gzip or not: documents are rows."""
     from scipy.io import mmread
 
     try:
@@ -183,7 +181,6 @@ def convert(
 
 
 def _count_texts(source: Path, options: TextOptions) -> tuple[Iterator[Csr], Counts]:
-    """Count texts by reading them twice: they are never all in memory."""
     first = TermCounter(options)
     for _ in first.count(iterate_documents(source, options.column, options.name_column)):
         pass
@@ -193,7 +190,6 @@ def _count_texts(source: Path, options: TextOptions) -> tuple[Iterator[Csr], Cou
 
 
 def _estimate_bytes(counts: Counts) -> int:
-    """Estimate the bytes of the shards, from a sample where the counts are dense."""
     if counts.sparse:
         return int(4 * counts.documents + 4 * counts.weights().sum())
     starts = np.unique(np.linspace(0, max(0, counts.documents - SAMPLE_ROWS), SAMPLES).astype(int)).tolist()

@@ -67,7 +67,6 @@ class Shard:
         return "" if isinstance(self.largest, int | float) else "its largest count is not a number"
 
     def section(self, terms: int) -> dict[str, tuple[int, np.dtype, int]]:
-        """Return {name: (offset in bytes, type, how many)}."""
         entries = self.nonzeros if self.layout == "csr" else self.rows * terms
         sizes = [("large_at", "<u4", self.large), ("large", "<i4", self.large)]
         if self.layout == "csr":
@@ -86,7 +85,6 @@ class Shard:
 
 
 def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
-    """Write the rows in the smaller of the two layouts."""
     rows = values.rows if isinstance(values, Csr) else len(values)
     counts = values.data if isinstance(values, Csr) else values[values != 0]
     nonzeros, data = len(counts), _choose_type(counts)
@@ -116,7 +114,6 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
 
 
 def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:
-    """Read the rows start..stop of a shard as they are stored: nonzeros or dense."""
     sections = shard.section(terms)
     with open_sequential(path) as handle:
 
@@ -150,7 +147,6 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 
 def read_row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:
-    """Return where each row of a csr shard begins, and where the last one ends."""
     offset, dtype, many = shard.section(terms)["starts"]
     starts = np.empty(many, dtype)
     with open_sequential(path) as handle:
@@ -159,7 +155,6 @@ def read_row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:
 
 
 def verify_crc32(path: Path, crc32: str) -> None:
-    """Raise UserError if a file is not what was written."""
     if (found := compute_crc32(path)) != crc32:
         raise _damaged(path, f"its checksum is {found}, not {crc32}")
 
@@ -176,7 +171,6 @@ def compute_crc32(path: Path) -> str:
 
 
 def _choose_type(nonzeros: np.ndarray) -> np.dtype:
-    """Return the smallest type that holds nearly all."""
     if nonzeros.dtype == FRACTIONS:
         return FRACTIONS
     if find_integer_type(nonzeros.max(initial=0)) == WHOLE[0]:
@@ -186,7 +180,6 @@ def _choose_type(nonzeros: np.ndarray) -> np.dtype:
 
 
 def _split_large(flat: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (counts in their small type, positions of those that are too large, and these)."""
     if flat.dtype == dtype:
         return flat, np.empty(0, "<u4"), np.empty(0, "<i4")
     large_at = np.flatnonzero(flat > LARGEST[dtype])
@@ -207,14 +200,12 @@ def _merge_large(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, firs
 
 
 def _choose_segments(rows: int, nonzeros: int, terms: int) -> tuple[int, int]:
-    """Return (segments, bytes of an index): whatever takes less room."""
     segments = -(-terms // SEGMENT_TERMS)
     narrow_bytes = 4 * rows * segments + 2 * nonzeros
     return (segments, 2) if narrow_bytes <= 4 * rows + 4 * nonzeros else (1, 4)
 
 
 def _to_segments(values: Csr, segments: int, index_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (starts, index) as stored."""
     if index_bytes == 4:
         return values.indptr.astype("<u4"), values.indices.astype("<i4", copy=False)
     index = values.indices.astype("<u2")  # the low 16 bits

@@ -71,7 +71,6 @@ class ShardCounts(Counts):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a dense row as `block` returns it."""
         kind = None if self.fractional else find_integer_type(max(shard.largest for shard in self.shards))
         return self.terms * (kind.itemsize if kind else 4)
 
@@ -187,7 +186,6 @@ def write_shards(
 
 
 def _group_blocks(stream: Iterable[np.ndarray | Csr], shard_bytes: int) -> Iterator[np.ndarray | Csr]:
-    """Yield blocks, put together until they fill a shard."""
     parts: list[np.ndarray | Csr] = []
     gathered_bytes = 0
     for values in stream:
@@ -246,7 +244,6 @@ def _create_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write_names(path: Path, names: Iterable[str]) -> str:
-    """Write a name per line; return the checksum of the file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.writelines(" ".join(name.splitlines()) + "\n" for name in names)
     return compute_crc32(path)

@@ -31,7 +31,6 @@ WORDS = r"\b(?=\w*[^\W\d_])\w\w+\b"
 """Two characters or more, with a letter among them."""
 TAG = re.compile(r"<(?:[/!]?[A-Za-z][^<>]{0,1000}|!--.{0,1000}?--)>", re.DOTALL)
 Document = tuple[str | None, str]
-"""(name or None, text)"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class TextOptions:
     max_terms: int | None = None
 
     def rules(self) -> str:
-        """Describe what counts as a term."""
         left_out = ["markup"] if not self.markup else []
         left_out += ["numbers"] if self.token_pattern == WORDS else []
         stop = len(read_stop_words(self.stop_words))
@@ -68,7 +66,6 @@ def _format_limit(documents: float) -> str:
 
 
 def strip_markup(text: str) -> str:
-    """Replace tags by spaces, and entities such as &amp; by their characters."""
     text = TAG.sub(" ", text) if "<" in text else text
     return html.unescape(text) if "&" in text else text
 
@@ -155,13 +152,10 @@ class TermCounter:
         most = _count_documents(self.options.max_df, self.documents)
         kept = np.flatnonzero((self._in_documents >= least) & (self._in_documents <= most))
         if not kept.size:
-            raise UserError(
-                f"{_describe(source)}: of {len(words) - self._stop:,} terms in {self.documents:,} documents none is "
-                f"left with min_df={self.options.min_df:g} and max_df={self.options.max_df:g}; lower min_df or raise "
-                "max_df",
-                code="invalid-data",
-                key="min_df",
-            )
+            found = f"{len(words) - self._stop:,} terms in {self.documents:,} documents"
+            limits = f"min_df={self.options.min_df:g} and max_df={self.options.max_df:g}"
+            message = f"{_describe(source)}: of {found} none is left with {limits}; lower min_df or raise max_df"
+            raise UserError(message, code="invalid-data", key="min_df")
         kept = kept[np.argsort(words[kept], kind="stable")]
         if self.options.max_terms is not None and kept.size > self.options.max_terms:
             often = np.argsort(-self._in_all[kept], kind="stable")[: self.options.max_terms]
@@ -198,7 +192,6 @@ def _add_padded(sums: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 
 def _keep_terms(part: Csr, place: np.ndarray) -> Csr:
-    """Renumber terms by their place and sort them; those of place -1 are left out."""
     renumbered = replace(part, indices=place[part.indices])
     kept = renumbered.select(renumbered.indices >= 0, part.data)
     order = np.argsort(kept.row_numbers * WIDTH + kept.indices)
@@ -215,11 +208,8 @@ def read_stop_words(given: str | Iterable[str] | None) -> frozenset[str]:
         return _read_words(Path(__file__).with_name("english_stop_words.txt"))
     path = Path(given).expanduser()
     if not path.is_file():
-        raise UserError(
-            f"stop_words={given}: give english, none, a list of words, or a file with a word per line",
-            code="not-found",
-            key="stop_words",
-        )
+        message = f"stop_words={given}: give english, none, a list of words, or a file with a word per line"
+        raise UserError(message, code="not-found", key="stop_words")
     with open_text(path) as lines:
         return frozenset(line.strip() for line in lines if line.strip())
 
@@ -243,7 +233,6 @@ def is_text(path: Path) -> bool:
 
 
 def suffix_of(path: Path) -> str:
-    """The last suffix in lower case, without .gz."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     return suffixes[-1] if suffixes else ""
 
@@ -270,11 +259,8 @@ def iterate_documents(
     wanted = {"--text": column, **({"--name": name_column} if name_column else {})}
     for number, (text, *name) in iter_columns(path, kind, wanted, allow_repeated_header=True):
         if not isinstance(text, str):
-            raise UserError(
-                f"{locate_row(path, kind, number)}: {column!r} is not a text but {text!r:.40}",
-                code="invalid-data",
-                key="--text",
-            )
+            message = f"{locate_row(path, kind, number)}: {column!r} is not a text but {text!r:.40}"
+            raise UserError(message, code="invalid-data", key="--text")
         yield str(name[0]) if name else None, text
 
 

@@ -39,14 +39,11 @@ def make_cpu_pass(block: DocumentBlock, share: Tensor) -> DocumentPass:
 
 
 class CoreDensePass(PlainDense):
-    """Dense counts in memory: some documents at a time, so that they stay in the cache."""
-
     def __init__(self, counts: Tensor) -> None:
         super().__init__(counts)
         self.step = min(len(counts), max(1, DENSE_STEP // counts.shape[1]))
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
-        """Work on documents in threads that do not wait for each other."""
         count = min(torch.get_num_threads(), -(-len(L) // self.step))
         if count <= 1:
             return self._part(0, len(L), L, Ft, S, loss)
@@ -108,7 +105,6 @@ class CoreSparsePass:
         return sum(self._on_threads(L, lambda csr, shares: solve_rows(*csr, shares, table, steps, tolerance)))
 
     def _on_threads(self, L: Tensor, work: Callable[[Arrays, np.ndarray], Any]) -> list[Any]:
-        """Run work on parts of the documents with their rows of L, each part in a thread."""
         values, shares = self.values, L.numpy()
 
         def on(part: tuple[int, int]) -> Any:
@@ -119,7 +115,6 @@ class CoreSparsePass:
         return list(get_thread_pool(len(parts)).map(on, parts)) if len(parts) > 1 else [on(parts[0])]
 
     def _table(self, Ft: Tensor) -> np.ndarray:
-        """Return F transposed, padded to whole vectors."""
         return torch.nn.functional.pad(Ft, (0, pad_core_topics(Ft.shape[1]) - Ft.shape[1])).contiguous().numpy()
 
     def multiply(self, B: Tensor) -> Tensor:
@@ -137,7 +132,6 @@ class CoreSparsePass:
 
 
 def cut_evenly(indptr: np.ndarray, parts: int) -> list[tuple[int, int]]:
-    """Return ranges of rows with about the same number of nonzeros."""
     rows = len(indptr) - 1
     goals = indptr[0] + (indptr[-1] - indptr[0]) * np.arange(1, parts) // parts
     at = [0, *np.searchsorted(indptr, goals).tolist(), rows]

@@ -32,8 +32,6 @@ BACK = 0.25  # of its momentum that a fit keeps after a leap that was too long
 
 @dataclass(frozen=True)
 class PassResult:
-    """The result of one pass; times are those of this rank."""
-
     loss: float
     residual: float
     accepted: bool
@@ -56,17 +54,14 @@ class AcceleratedEM:
     check: int = 1
     """Passes per loss: on some devices the loss takes half as long as the rest of a pass."""
     all_documents: int = 0
-    """Documents of all ranks; 0 for a single rank."""
     losses: list[float] = field(default_factory=list)
     passes: int = 0
     momentum: float = 1.0
     residual: float = 1.0
-    """Of the pass before the last one."""
     moved: float = 1.0
     drift: float = 1.0
     """Share of their mass by which the topics moved between the last two measurements, agreed on by all ranks."""
     drifted: float = 1.0
-    """The same, as measured by this rank."""
 
     def __post_init__(self) -> None:
         self.alone = not self.all_documents
@@ -81,7 +76,6 @@ class AcceleratedEM:
 
     @property
     def end(self) -> FitEnd | None:
-        """Why the fit has ended; None while it has not."""
         if self.passes >= self.options.max_passes:
             return FitEnd.MOST_PASSES
         if len(self.losses) <= self.window or self.residual > self.options.residual:
@@ -97,7 +91,6 @@ class AcceleratedEM:
         return self.drift <= self.options.steady
 
     def end_words(self) -> str:
-        """Describe why the fit ended."""
         if self.end is FitEnd.MOST_PASSES:
             gained = f", and the last ones still gained {self.gain(1):.1e} each" if len(self.losses) > 1 else ""
             return f"not converged: {self.options.max_passes:,} passes were done{gained}"
@@ -107,7 +100,6 @@ class AcceleratedEM:
 
     @property
     def window(self) -> int:
-        """Number of losses among the last WINDOW passes."""
         return max(1, WINDOW // self.check)
 
     @property
@@ -121,7 +113,6 @@ class AcceleratedEM:
 
     @property
     def first_gain(self) -> float:
-        """Mean relative gain per pass over the first losses."""
         few = self.losses[: self.window + 1]
         return (few[0] - few[-1]) / (self.window * self.check) / abs(self.losses[-1])
 
@@ -167,7 +158,6 @@ class AcceleratedEM:
         )
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Return the last image: L of this rank, and F transposed."""
         return self.L_before, self.Ft_before
 
     def final_loss(self) -> float:
@@ -214,13 +204,11 @@ class AcceleratedEM:
         return self.losses[-1], True
 
     def _measure_drift(self) -> None:
-        """Measure how much the topics have moved since the last time."""
         if self.passes > FAR_APART:  # the first topics were only a start
             self.drifted = float((self.Ft_before - self.Ft_earlier).abs().sum() / (2 * self.Ft_before.shape[1]))
         self.Ft_earlier = self.Ft_before
 
     def _restore_safe(self) -> None:
-        """Return to the safe point, which becomes the result."""
         self.L.copy_(self.L_safe)
         self.Ft.copy_(self.Ft_safe)
         self.L_before.copy_(self.L_safe)

@@ -53,7 +53,6 @@ class WeightedCounts:
         return self.X.multiply_t(C * self.to_row[:, None]) / self.root_share[:, None]
 
     def topics(self, terms: Tensor) -> Tensor:
-        """Return F transposed (m, k) from the factor of Y (k, m)."""
         F = terms * self.root_share
         Ft = (F / F.sum(1).clamp_min(TINY)[:, None]).T
         return (Ft / Ft.sum(0)).contiguous()
@@ -132,8 +131,6 @@ def stack_side(basis: Tensor, factor: Tensor) -> Tensor:
 
 
 def run_hals(documents: Tensor, terms: Tensor, k: int, turns: int) -> None:
-    """Alternate between both factors, in place."""
-
     def turn() -> None:
         solve_nonnegative(terms, documents, k, SWEEPS)
         solve_nonnegative(documents, terms, k, SWEEPS)
@@ -160,7 +157,6 @@ def repeat_on_device(work: Callable[[], None], times: int, device: torch.device)
 
 
 def solve_nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
-    """Sweep nonnegative least squares for the factor of `free`, in place."""
     rank = len(free) - k
     if fixed.is_cuda:
         parts = fixed.view(len(fixed), PARTS, -1).transpose(0, 1)

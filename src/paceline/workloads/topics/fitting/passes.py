@@ -27,10 +27,7 @@ LEAST_SHARE = 1e-30
 
 
 class MatrixProducts(Protocol):
-    """A matrix X, given by its products."""
-
     def multiply(self, B: Tensor) -> Tensor: ...  # X @ B
-
     def multiply_t(self, C: Tensor) -> Tensor: ...  # X.T @ C
 
 
@@ -52,8 +49,6 @@ ReadPasses = Callable[[], Iterable[RangePass]]
 
 
 class JoinedProducts:
-    """The products of all documents, from the passes over their parts."""
-
     def __init__(self, documents: ReadPasses, terms: int) -> None:
         self.documents, self.terms = documents, terms
 
@@ -83,7 +78,6 @@ def make_pass(block: DocumentBlock, per_document: Tensor, q: Tensor, device: Any
 
 
 def import_triton_calls() -> Any:
-    """Import the kernels where they run: Triton may not be installed."""
     from paceline.workloads.topics.fitting import triton_calls as calls
 
     return calls
@@ -178,7 +172,6 @@ class SparsePass:
 
     @functools.cached_property
     def of_shares(self) -> Tensor:
-        """sum x log q, which the kernels leave out of the loss."""
         per_term = sum_sparse_terms(self.csr, len(self.share)) if self.per_term is None else self.per_term
         return per_term @ self.share.double().log()
 
@@ -218,8 +211,6 @@ class PlainDense:
 
 
 class PlainSparse:
-    """Rows of nonzeros in plain torch, EM steps only."""
-
     def __init__(self, csr: Any, share: Tensor) -> None:
         pointer, index, count = csr
         self.rows, self.terms, self.index, self.count = len(pointer) - 1, len(share), index, count.float()
@@ -268,12 +259,10 @@ def can_run_triton(device: Any) -> bool:
 
 @functools.cache
 def warn_slow_fallback(missing: str, times: int, install: str) -> None:
-    """Warn once that a library which would be faster is not installed."""
     warn(f"topics: {missing} is not installed; plain torch is about {times} times slower. Type: pip install {install}")
 
 
 def upload_dense(values: np.ndarray, device: torch.device) -> Tensor:
-    """Copy dense counts to the device, padded with zeros to whole tiles."""
     rows, terms = values.shape
     counts = torch.zeros(pad_to_tile(rows), pad_to_tile(terms), dtype=torch.from_numpy(values[:0]).dtype, device=device)
     copy_rows(values, counts[:rows, :terms])
@@ -295,7 +284,6 @@ def pad_to_tiles(values: Tensor) -> Tensor:
 
 
 def tile_copy_bytes(values: Tensor) -> int:
-    """The bytes of the copy that `pad_to_tiles` makes."""
     rows, terms = values.shape
     if values.is_contiguous() and (pad_to_tile(rows), pad_to_tile(terms)) == (rows, terms):
         return 0
@@ -311,7 +299,6 @@ def copy_rows(values: np.ndarray, target: Tensor) -> None:
 
 
 def sum_dense(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of rows and of columns, float64."""
     if can_run_triton(counts.device) and counts.dtype in (torch.uint8, torch.uint16):
         return import_triton_calls().small_sums(counts)
     per_term = torch.zeros(counts.shape[1], dtype=torch.float64, device=counts.device)
@@ -324,7 +311,6 @@ def sum_dense(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_sparse(csr: Any, terms: int) -> tuple[Tensor, Tensor]:
-    """Return the sums of rows and of columns, float64."""
     pointer, _, count = csr
     step, per_document = PIECE // 8, torch.zeros(len(pointer) - 1, dtype=torch.float64, device=count.device)
     for number, piece in enumerate(count.split(step)):
@@ -334,7 +320,6 @@ def sum_sparse(csr: Any, terms: int) -> tuple[Tensor, Tensor]:
 
 
 def sum_sparse_terms(csr: Any, terms: int) -> Tensor:
-    """Return the sums of columns, float64."""
     _, index, count = csr
     per_term = torch.zeros(terms, dtype=torch.float64, device=index.device)
     for j, x in zip(index.split(PIECE // 8), count.split(PIECE // 8), strict=True):

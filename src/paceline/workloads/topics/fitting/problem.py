@@ -92,7 +92,6 @@ class FitProblem:
         return find_first_topics(self.counts, self.per_term, k, **how, device=self.device, everything=everything)
 
     def resume_at(self, L: Tensor, Ft: Tensor, options: FitOptions) -> AcceleratedEM:
-        """Return a fit that continues from a point."""
         check = DENSE_CHECK if self.device.type == "cuda" and not self.counts.sparse else 1
         everyone = 0 if self.alone else self.counts.documents
         return AcceleratedEM(self.documents, L, Ft, options, check=check, all_documents=everyone)
@@ -129,7 +128,6 @@ def build_problem(
 
 
 def documents_of_rank(documents: int, rank: int, world: int) -> tuple[int, int]:
-    """Return the range of a rank's documents: parts of equal size, of which the last may be smaller."""
     size = -(-documents // world)
     return min(documents, rank * size), min(documents, (rank + 1) * size)
 
@@ -159,8 +157,6 @@ def _make_reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, sh
 
 @dataclass(frozen=True)
 class SampleSize:
-    """The size of a sample: nonzeros and least documents of a sparse one, counts of a dense one."""
-
     nonzeros: int
     rows: int
     counts: int
@@ -257,7 +253,6 @@ def _load_parts(parts: list[np.ndarray | Csr], terms: int) -> Counts:
 
 
 def _load_sample(few: Counts, device: torch.device) -> StartSample:
-    """Load all documents of a sample on the device."""
     if device.type == "cpu" and not isinstance(few, DeviceCounts):
         sums = _sum_sample(few)
         whole = [(0, few.documents, make_cpu_pass(few.block(0, few.documents), sums[1]))]
@@ -297,7 +292,6 @@ def _start_by_race(some: StartSample, k: int, seed: int) -> Tensor:
 
 
 def _documents_as_topics(some: StartSample, k: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return L, the same for every document, and F transposed: k of the longer documents mixed with the average."""
     share = (some.per_term / some.per_term.sum()).float()
     length = some.per_document.cpu().numpy()
     longer = np.flatnonzero(length >= np.median(length[length > 0]))
@@ -310,7 +304,6 @@ def _documents_as_topics(some: StartSample, k: int, seed: int) -> tuple[Tensor, 
 
 
 def _keep_largest(L: Tensor, Ft: Tensor, per_document: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Drop the topics with the fewest words."""
     words = per_document.float() @ L
     kept = words.argsort(descending=True)[:k].sort().values
     L = L[:, kept] + 1e-3

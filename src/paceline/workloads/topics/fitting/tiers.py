@@ -61,7 +61,6 @@ class TieredDocuments:
         self.on_disk = self._fill_host(rest, get_free_host_bytes() if beside is None else beside)
 
     def _fill_device(self, source: Iterator[DocumentBlock], budget: int) -> Iterator[DocumentBlock]:
-        """Fill the device with as many documents as fit, as one pass; return the others."""
         head = next(source, None)
         if head is None:
             return source
@@ -83,7 +82,6 @@ class TieredDocuments:
         return source
 
     def _fill_dense(self, source: Iterator[DocumentBlock], dtype: np.dtype, room: int) -> Iterator[DocumentBlock]:
-        """Copy `room` documents in pieces to one matrix on the device; return the others."""
         if room < 1:
             return source
         torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
@@ -107,7 +105,6 @@ class TieredDocuments:
         return source
 
     def _fill_host(self, source: Iterator[DocumentBlock], budget: int) -> int:
-        """Copy blocks to pinned memory; return the first document that is left on disk."""
         if self.side is None:
             budget = 0
         for block in source:
@@ -182,7 +179,6 @@ def get_free_host_bytes() -> int:
 
 
 def sum_counts(counts: DeviceCounts) -> tuple[Tensor, Tensor]:
-    """Return the sums per document and per term, float64, on the device."""
     return passes.sum_sparse(counts.values, counts.terms) if counts.sparse else passes.sum_dense(counts.values)
 
 
@@ -206,7 +202,6 @@ def make_device_passes(
 
 
 def sum_negative_log_likelihood(counts: DeviceCounts, L: np.ndarray, F: np.ndarray) -> float:
-    """Return the sum of -x log p, in float64."""
     rows, topics = (torch.as_tensor(part, dtype=torch.float64, device=counts.device) for part in (L, F))
     total = torch.zeros((), dtype=torch.float64, device=counts.device)
     if not counts.sparse:

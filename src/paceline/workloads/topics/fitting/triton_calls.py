@@ -113,7 +113,6 @@ def compute_dense_statistics(
 
 
 def sum_small_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of rows and of columns of uint8 or uint16 counts, float64."""
     rows, terms = counts.shape
     per_document, per_term = (torch.zeros(size, dtype=torch.int64, device=counts.device) for size in (rows, terms))
     kernels.small_sums_kernel[(triton.cdiv(terms, 512), triton.cdiv(rows, SUM_ROWS))](
@@ -159,7 +158,6 @@ def _dense(
 
 
 def _grid(own: int, others: int, own_tile: int, other_tile: int) -> tuple[int, int, int]:
-    """Return the programs along the own side, the parts of the other side, and the length of a part."""
     programs, steps = own // own_tile, others // other_tile
     per_split = -(-steps // min(steps, -(-PROGRAMS // programs)))
     return programs, -(-steps // per_split), per_split * other_tile
@@ -178,7 +176,6 @@ def update_sparse(csr: Csr, L: Tensor, table: Tensor, totals: Tensor, *, newton:
 
 
 def multiply_sparse(csr: Csr, B: Tensor) -> Tensor:
-    """Return X @ B for the documents of `csr`."""
     results = []
     for columns in B.split(PRODUCT_K, dim=1):
         out = torch.zeros(len(csr[0]) - 1, columns.shape[1], device=B.device)
@@ -235,7 +232,6 @@ def sort_by_terms(csr: Csr, terms: int) -> TermItems:
 
 
 def multiply_sparse_t(items: TermItems, C: Tensor, terms: int) -> Tensor:
-    """Return X.T @ C."""
     results = []
     for columns in C.split(PRODUCT_K, dim=1):
         out = torch.zeros(terms, pad_operand_topics(columns.shape[1]), device=C.device)

@@ -263,7 +263,6 @@ def accumulate_dense(
 def small_sums_kernel(
     X, ROWS, TERMS, rows, terms, rows_per_split, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """Sums of the rows and of the columns of counts up to 65,535, in whole numbers: ROWS and TERMS are int64."""
     j = tl.program_id(0) * BN + tl.arange(0, BN)
     begin = tl.program_id(1) * rows_per_split
     total = tl.zeros((BM, BN), dtype=tl.int32)  # of every BM-th row: columns are added up across warps once, at the end

@@ -156,7 +156,6 @@ def collect_explorer_data(
 
 
 def _similar(overlap: np.ndarray) -> list[list[list[float]]]:
-    """Return for each topic the nearest others: (topic, overlap)."""
     found = []
     for topic, row in enumerate(overlap):
         near = [at for at in find_largest(row, SIMILAR + 1).tolist() if at != topic][:SIMILAR]
@@ -165,7 +164,6 @@ def _similar(overlap: np.ndarray) -> list[list[list[float]]]:
 
 
 def _uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.ndarray) -> list[list[int]]:
-    """Return for each term the topics that use it, with percentages: topic, share, topic, share."""
     found: list[list[int]] = []
     for start in range(0, len(used), 4096):
         terms = used[start : start + 4096]
@@ -200,7 +198,6 @@ def _facts(model: TopicFit) -> list[str]:
 
 
 def _short(value: float) -> float:
-    """Round to three digits."""
     return float(f"{value:.3g}")
 
 
@@ -281,7 +278,6 @@ def _documents(
 
 
 def _read_beginnings(texts: Iterable[str], shown: np.ndarray) -> list[str]:
-    """Return how the documents begin that are shown."""
     wanted = set(shown.tolist())
     return [_beginning(text) for at, text in enumerate(texts) if at in wanted]
 
@@ -292,12 +288,10 @@ def _beginning(text: str) -> str:
 
 
 def _rank(shares: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
-    """Return scores: the share and, of equal ones, the length."""
     return shares if lengths is None else shares.astype(np.float64) + 1e-3 * lengths / (lengths.max() + 1)
 
 
 def _in_thousandths(shares: np.ndarray, topics: np.ndarray) -> list[int]:
-    """Return topic, share in thousandths, topic, ..."""
     return [n for at in topics if shares[at] >= LEAST_SHARE for n in (int(at), round(1000 * float(shares[at])))]
 
 

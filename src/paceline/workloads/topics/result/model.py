@@ -73,8 +73,6 @@ def average_neighbours(shares: np.ndarray, order: np.ndarray, most: int) -> np.n
 
 
 def as_matrix(given: Any, which: str) -> np.ndarray:
-    """Return L or F of a fit, or the array or tensor itself, as an array."""
-
     if not isinstance(given, TopicFit) and hasattr(given, "fit_"):
         given = given.fit_
     if isinstance(given, TopicFit):
@@ -95,12 +93,10 @@ def _normalise_rows(F: np.ndarray) -> np.ndarray:
 
 
 def compute_term_probabilities(F: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Return the model's probability of every term over all documents. float64."""
     return np.asarray(shares, np.float64) @ F
 
 
 def find_top_terms(F: np.ndarray, shares: np.ndarray, n: int, by: str = "probability") -> list[np.ndarray]:
-    """Return for each topic the numbers of its n top terms."""
     if by not in WAYS:
         raise UserError(f"by={by!r}: give {' or '.join(WAYS)}", code="invalid-value", key="by")
     if n < 1:
@@ -322,7 +318,6 @@ class TopicFit:
 
 
 def _read_model_file(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Return the header and the arrays of a model file."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -345,7 +340,6 @@ def _read_model_file(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]
 
 
 def _compute_checksum(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
-    """Return a checksum of the contents."""
     total = 0
     for name in sorted(arrays):
         about = f"{name} {arrays[name].dtype} {arrays[name].shape}"

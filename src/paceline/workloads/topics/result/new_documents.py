@@ -77,13 +77,11 @@ def split_in_halves(values: Csr, chance: np.random.Generator) -> tuple[Csr, Csr]
 
 
 def _with_counts(values: Csr, data: np.ndarray) -> Csr:
-    """Return the same rows with these counts, without zeros."""
     kind = np.float32 if data.dtype.kind == "f" else find_integer_type(data.max(initial=0)) or np.dtype(np.int32)
     return values.select(data > 0, data.astype(kind))
 
 
 def compute_probabilities(L: np.ndarray, by_term: np.ndarray, rows: np.ndarray, terms: np.ndarray) -> np.ndarray:
-    """Return (LF) at some places, from F transposed. float64."""
     found = np.empty(len(rows))
     together = max(1, NUMBERS_AT_ONCE // L.shape[1])
     for start in range(0, len(rows), together):
@@ -93,7 +91,6 @@ def compute_probabilities(L: np.ndarray, by_term: np.ndarray, rows: np.ndarray, 
 
 
 def compute_coherence(counts: Counts, topics: Sequence[np.ndarray]) -> np.ndarray:
-    """Compute TopicFit.coherence in one pass over the documents."""
     import scipy.sparse
 
     wanted = np.unique(np.concatenate(topics))
@@ -130,6 +127,7 @@ FILES = (".npy", ".npz", ".mtx", ".parquet", ".gz", ".safetensors", *SUFFIXES)
 Tensor = Any  # torch.Tensor; torch is not typed here
 EM_STEPS = 10  # for one Newton step
 EXACT_BYTES = 4 << 20
+SAME_COLUMNS = "give the same columns in the same order, or the texts themselves"
 
 
 def read_matching_counts(model: TopicFit, source: Any, fractional: bool = False) -> Counts:
@@ -140,27 +138,19 @@ def read_matching_counts(model: TopicFit, source: Any, fractional: bool = False)
     counts = read_counts(source, fractional=fractional)
     terms = model.F.shape[1]
     if counts.terms != terms:
-        raise UserError(
-            f"the documents have {counts.terms:,} columns and the model {terms:,} terms: give the same columns in the "
-            f"same order{', or the texts themselves' if model.terms else ''}",
-            code="invalid-data",
-            key="columns",
-        )
+        message = f"the documents have {counts.terms:,} columns and the model {terms:,} terms; {SAME_COLUMNS}"
+        raise UserError(message, code="invalid-data", key="columns")
     if model.terms is not None and counts.vocabulary is not None:
         pairs = zip(counts.vocabulary, model.terms, strict=True)
         other = next((at for at, (theirs, ours) in enumerate(pairs) if theirs != ours), None)
         if other is not None:
-            raise UserError(
-                f"column {other} (from 0) is {counts.vocabulary[other]!r} in the documents and {model.terms[other]!r} "
-                "in the model: give the same columns in the same order, or the texts themselves",
-                code="invalid-data",
-                key=model.terms[other],
-            )
+            pair = f"{counts.vocabulary[other]!r} in the documents and {model.terms[other]!r} in the model"
+            message = f"column {other} (from 0) is {pair}; {SAME_COLUMNS}"
+            raise UserError(message, code="invalid-data", key=model.terms[other])
     return counts
 
 
 def _find_texts(source: Any) -> str | Path | list[str] | None:
-    """Return texts, or the path of a file of texts; None for counts."""
     if isinstance(source, Path) or (isinstance(source, str) and _is_path(source)):
         path = Path(source).expanduser()
         return path if is_text(path) else None
@@ -208,7 +198,6 @@ def infer_mixtures(
 
 
 def _solve_block(block: DocumentBlock, L: Tensor, Ft: Tensor, steps: int, tolerance: float) -> float:
-    """Solve rows of L in place for fixed topics; return the sum of -x log p."""
     nonzeros = DocumentBlock(block.start, to_sparse(block.values))
     work, share = make_cpu_pass(nonzeros, Ft[:, 0]), Ft.mean(1)
     L.copy_(find_first_rows(work, Ft, work.multiply(torch.ones(len(Ft), 1))[:, 0], share, FEW_SWEEPS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,34 +68,27 @@ def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) 
     return figure
 
 
-@dataclass(frozen=True)
-class StructureOptions:
-    """Keyword arguments of `plot_structure`."""
-
-    groups: Sequence[Any] | None = None
-    """A label for each document: groups are drawn apart."""
-    order: Sequence[int] | np.ndarray | None = None
-    """Instead of `sort_documents`."""
-    topic_names: Sequence[str] | None = None
-    most_topics: int = len(PALETTE)
-    """The smallest of more topics are drawn as one, in grey."""
-
-
 def plot_structure(
     L: Any,
     normalize_rows: bool = False,
     title: str = "Structure of the documents",
     output_file: OutputFile = None,
-    **options: Any,
+    *,
+    groups: Sequence[Any] | None = None,
+    order: Sequence[int] | np.ndarray | None = None,
+    topic_names: Sequence[str] | None = None,
+    most_topics: int = len(PALETTE),
 ) -> Figure:
-    """Plot every document as a stacked bar of its topics, like ones side by side; see StructureOptions."""
-    chosen = StructureOptions(**options)
-    groups = chosen.groups
+    """Plot every document as a stacked bar of its topics, like ones side by side.
+
+    `groups`: a label for each document, drawn apart. `order`: instead of `sort_documents`. The smallest of more than
+    `most_topics` are drawn as one, in grey.
+    """
     shares = _shares(L, normalize_rows)
     documents = len(shares)
-    kept = _keep_topics(shares, chosen.most_topics)
-    stacked, labels, colours = _merge_others(shares, kept, chosen.topic_names)
-    parts = _split_groups(shares, kept, groups, chosen.order)
+    kept = _keep_topics(shares, most_topics)
+    stacked, labels, colours = _merge_others(shares, kept, topic_names)
+    parts = _split_groups(shares, kept, groups, order)
     with _figure((9.0, 3.9), output_file) as figure:
         axes = figure.add_subplot()
         gap = GAP * documents if len(parts) > 1 else 0.0
@@ -124,27 +116,18 @@ def plot_structure(
     return figure
 
 
-@dataclass(frozen=True)
-class TermOptions:
-    """Keyword arguments of `plot_top_terms`."""
-
-    by: str = "probability"
-    topics: Sequence[int] | None = None
-    """Topics to draw; by default the largest of many."""
-    topic_names: Sequence[str] | None = None
-
-
 def plot_top_terms(
     F: Any,
     n_top_terms: int = 10,
     term_names: Sequence[str] | None = None,
     title: str = "Top terms",
     output_file: OutputFile = None,
-    **options: Any,
+    *,
+    by: str = "probability",
+    topics: Sequence[int] | None = None,
+    topic_names: Sequence[str] | None = None,
 ) -> Figure:
-    """Plot the top terms of each topic as bars, one small chart for each; see TermOptions."""
-    chosen = TermOptions(**options)
-    topics = chosen.topics
+    """Plot the top terms of each topic as bars, one small chart for each; by default the largest of many topics."""
     probabilities = as_matrix(F, "F")
     k, m = probabilities.shape
     fitted = getattr(F, "fit_", F)
@@ -153,7 +136,7 @@ def plot_top_terms(
     if names is not None and len(names) != m:
         raise UserError(f"{len(names):,} term_names for {m:,} columns of F", code="invalid-value", key="term_names")
     shown = _shown_topics(k, shares, topics)
-    firsts = find_top_terms(probabilities, shares, n_top_terms, chosen.by)
+    firsts = find_top_terms(probabilities, shares, n_top_terms, by)
     wide = min(4, len(shown))
     high = -(-len(shown) // wide)
     size = (max(4.0, 2.6 * wide), 0.7 + high * (0.55 + 0.19 * min(n_top_terms, m)))
@@ -169,7 +152,7 @@ def plot_top_terms(
             labels = [f"term {at}" if names is None else shorten_label(str(names[at])) for at in terms]
             axes.set_yticks(np.arange(len(terms)), labels, size=8, color=INK)
             axes.invert_yaxis()
-            axes.set_title(_topic_name(topic, chosen.topic_names), size=9)
+            axes.set_title(_topic_name(topic, topic_names), size=9)
             axes.grid(axis="y", visible=False)
             axes.tick_params(axis="y", length=0)
             axes.tick_params(axis="x", labelsize=7)
@@ -182,7 +165,6 @@ def plot_top_terms(
 
 @contextmanager
 def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]:
-    """Yield a figure in the style of the reports, outside of pyplot; write it when it is drawn."""
     path = None if output_file is None else Path(output_file).expanduser()
     if path is not None and path.suffix.lower().removeprefix(".") not in FORMATS:
         message = f"output_file={str(path)!r}: give one of {', '.join('.' + f for f in FORMATS)}"
@@ -215,7 +197,6 @@ def _shares(L: Any, normalize_rows: bool) -> np.ndarray:
 
 
 def _keep_topics(shares: np.ndarray, most: int) -> np.ndarray:
-    """Return the topics that are drawn separately: all, or the largest."""
     if most < 1:
         raise UserError(f"most_topics={most}: give at least 1", code="invalid-value", key="most_topics")
     k = shares.shape[1]
@@ -225,7 +206,6 @@ def _keep_topics(shares: np.ndarray, most: int) -> np.ndarray:
 def _merge_others(
     shares: np.ndarray, kept: np.ndarray, names: Sequence[str] | None
 ) -> tuple[np.ndarray, list[str], list[tuple[str, str]]]:
-    """Return (documents, drawn topics), their labels and their colours with hatches; the others are merged."""
     k = shares.shape[1]
     if names is not None and len(names) != k:
         raise UserError(f"{len(names)} topic_names for {k} topics", code="invalid-value", key="topic_names")
@@ -237,7 +217,6 @@ def _merge_others(
 
 
 def _look(place: int) -> tuple[str, str]:
-    """Return colour and hatch: beyond the palette, the same colours with lines."""
     hatches = ("", "////", "....", "\\\\\\\\", "xxxx")
     return PALETTE[place % len(PALETTE)], hatches[place // len(PALETTE) % len(hatches)]
 
@@ -245,7 +224,6 @@ def _look(place: int) -> tuple[str, str]:
 def _split_groups(
     shares: np.ndarray, kept: np.ndarray, groups: Sequence[Any] | None, order: Sequence[int] | np.ndarray | None
 ) -> list[tuple[str, np.ndarray]]:
-    """Return (name, documents in order) of every group; without groups, one without a name."""
     documents = len(shares)
     placed = sort_documents(shares) if order is None else np.asarray(order)
     if order is None:  # documents of topics that are not drawn on their own come last
@@ -264,7 +242,6 @@ def _split_groups(
 
 
 def _bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[tuple[str, str]]) -> None:
-    """Draw one polygon per topic, with the steps of its columns."""
     xs = np.repeat(edges, 2)[1:-1]
     below = np.zeros(len(columns), np.float32)
     for place, (colour, hatch) in enumerate(colours):
@@ -277,7 +254,6 @@ def _bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[t
 
 
 def _group_labels(axes: Any, names: Sequence[str], shares: Sequence[float]) -> None:
-    """Label groups, rotated where there is no room beside each other."""
     tight = any(len(name) > 110 * share for name, share in zip(names, shares, strict=True))
     axes.set_xticklabels([shorten_label(name) for name in names], size=8, color=INK)
     axes.tick_params(axis="x", length=0, rotation=40 if tight else 0)
@@ -312,7 +288,6 @@ def _topic_name(topic: int, names: Sequence[str] | None) -> str:
 
 
 def shorten_label(text: str, longest: int = LONGEST_TERM) -> str:
-    """Return the text on one line, cut to a length."""
     text = to_one_line(text) or "(blank)"
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
