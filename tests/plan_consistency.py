@@ -1,4 +1,4 @@
-"""What a plan says, held against its own rows and against what is planned when the question is put another way."""
+"""Check a plan against its own rows, and against plans for the same question asked in another way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.planner.what_if import WhatIf
 CLUSTERS = ["4x4090", "8xA100", "2x8xH100", "4xV100@pcie", "1xT4", "local", "8xL40S"]
 WIDE = 100
 WAYS = re.compile(r"\. (Stay on|Use|Raise|Send) .*")
-"""What could be done instead: priced, and in no table."""
+"""Suggestions, whose numbers are in no table."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Question:
     values: dict
     cluster: str
     parallel: dict = field(default_factory=dict)
-    wishes: Requirements = field(default_factory=Requirements)
+    requirements: Requirements = field(default_factory=Requirements)
     rates: HourlyRates = field(default_factory=HourlyRates)
     what_if: WhatIf = field(default_factory=WhatIf)
 
@@ -41,7 +41,13 @@ class Question:
         written = {f"parallel.{name}": COMMAND_LINE for name in parallel}
         spec = build_spec({**self.values, "parallel": parallel}, written)
         tokens = {"tokens": 100.0} if self.values["workload"] == "classifier" else {}
-        given = {"cluster": self.cluster, "price": self.rates, "requirements": self.wishes, "samples": 20_000, **tokens}
+        given = {
+            "cluster": self.cluster,
+            "price": self.rates,
+            "requirements": self.requirements,
+            "samples": 20_000,
+            **tokens,
+        }
         given |= {"what_if": self.what_if}
         return plan(spec, **{**given, **changed})
 
@@ -79,21 +85,21 @@ def printed(found: Plan) -> str:
 def check_plan(asked: Question) -> None:
     try:
         found = asked.answered()
-    except UserError:  # a run file that cannot be
+    except UserError:  # an invalid run file
         assume(False)
     text = printed(found)
     assert "…" not in re.sub(r"… [\d,]+ (slower|impossible)", "", text)
     assert all(len(line.rstrip()) <= WIDE for line in text.splitlines()), text
-    insists_on_what_is_written(asked, found)
+    keeps_what_is_written(asked, found)
     marks_one_row(found, text)
     adds_up(found)
-    tree_is_right(found)
+    rule_of_thumb_is_right(found)
     sentences_are_in_the_tables(found, text)
-    reads_the_same_alone(asked, found)
-    does_what_it_says(asked, found)
+    is_the_same_alone(asked, found)
+    applies_as_promised(asked, found)
 
 
-def insists_on_what_is_written(asked: Question, found: Plan) -> None:
+def keeps_what_is_written(asked: Question, found: Plan) -> None:
     said = dict(word.split("=") for word in found.constraints.describe().split())
     for key, value in said.items():
         assert str(asked.parallel[key.removeprefix("parallel.")]).lower() == value
@@ -103,7 +109,7 @@ def insists_on_what_is_written(asked: Question, found: Plan) -> None:
 
 
 def marks_one_row(found: Plan, text: str) -> None:
-    """One choice: its mark, its verdict, the wishes and the lines to type."""
+    """One choice: its mark, its verdict, the requirements and the lines to type."""
     chosen, choice = found.chosen, found.ranking
     verdicts = {row.devices: choice.verdict(row) for row in found.rows}
     marked = re.findall(r"^✓ +([\d,]+) ", text, re.MULTILINE)
@@ -128,8 +134,6 @@ def marks_one_row(found: Plan, text: str) -> None:
 
 def adds_up(found: Plan) -> None:
     base = found.base
-    for devices, told in re.findall(r"the speed of ([\d,]+|one) devices?([^:]*):", " ".join(found.advice)):
-        assert base.devices == (1 if devices == "one" else int(devices.replace(",", ""))), told
     for row in found.rows:
         assert abs(row.speedup * row.price.step_s - base.step_s) <= 1e-9 * base.step_s
         assert row.devices > 1 or not row.price.time.comm_s
@@ -142,15 +146,13 @@ def adds_up(found: Plan) -> None:
         assert gathers or not row.price.memory.gathered_bytes
 
 
-def tree_is_right(found: Plan) -> None:
-    """Where the tree is said to agree, the choice is of the kind that it names."""
+def rule_of_thumb_is_right(found: Plan) -> None:
+    """What is said to be faster than the layout of the rule of thumb is faster."""
     for row in found.rows:
-        words, layout = row.found.verdict.describe(), row.price.layout
-        kind = "tensor, pipeline or both" if layout.tensor * layout.pipeline > 1 else "ddp" if layout.plain else "fsdp"
-        if "agrees" in words and row.devices > 1:
-            assert f"→ {kind}" in words
-        if "as fast as" in words and "agrees" not in words:
-            assert float(re.search(r"is ([\d.]+)× as fast as", words)[1]) >= 1
+        verdict = row.found.verdict
+        other = None if verdict.agrees else verdict.other
+        if other is not None and (verdict.chosen.tight or not other.tight):
+            assert round(other.step_s / verdict.chosen.step_s, 2) >= 1
 
 
 def sentences_are_in_the_tables(found: Plan, text: str) -> None:
@@ -166,37 +168,25 @@ def sentences_are_in_the_tables(found: Plan, text: str) -> None:
     known += [format_times(row.speedup) for row in found.rows]
     numbers = found.cost_model.numbers
     states = found.cost_model.stored_params * numbers.weight_bytes
-    states += found.cost_model.trained_params * (
-        found.cost_model.numbers.gradient_bytes + found.cost_model.numbers.state_bytes
-    )
+    states += found.cost_model.trained_params * (numbers.gradient_bytes + numbers.state_bytes)
     said = [WAYS.sub(".", line) for line in found.advice if "would make" not in line]
     assert not unfounded(said, " ".join([*known, size(states), "13 %"])), text
-    longest = found.rows and found.rows[-1].price
-    if longest and found.base and longest.devices > found.base.devices:
-        grew = longest.time.compute_s > found.base.time.compute_s
-        assert grew == any("computes" in line and "in a step, and" in line for line in found.advice), text
 
 
-def reads_the_same_alone(asked: Question, found: Plan) -> None:
-    """A row is the same whatever stands around it."""
+def is_the_same_alone(asked: Question, found: Plan) -> None:
+    """A row does not depend on the others."""
     if not found.rows:
         return
     row = found.rows[len(found.rows) // 2]
     alone = asked.answered(devices=[row.devices])
     (same,) = alone.rows
-    shown = [
-        (
-            format_multiple(r.speedup),
-            format_short_duration(r.price.step_s),
-            format_cell_amount(r.cost_usd),
-            r.price.layout,
-        )
-        for r in (row, same)
-    ]
-    assert shown[0] == shown[1]
+    assert format_multiple(row.speedup) == format_multiple(same.speedup)
+    assert format_short_duration(row.price.step_s) == format_short_duration(same.price.step_s)
+    assert format_cell_amount(row.cost_usd) == format_cell_amount(same.cost_usd)
+    assert row.price.layout == same.price.layout
 
 
-def does_what_it_says(asked: Question, found: Plan) -> None:
+def applies_as_promised(asked: Question, found: Plan) -> None:
     """The lines to type lead to the step that was promised."""
     if found.chosen is None or found.what_if:
         return

@@ -85,7 +85,7 @@ ASKED = {
     "brackets in a calibration": ("plan run.yaml --calibration c.json", {"c.json": "[" * 90_000}, "is not JSON"),
     "digits in a calibration": ("plan run.yaml --calibration c.json", {"c.json": f"[{DIGITS}]"}, "is not JSON"),
     "nowhere to calibrate to": ("calibrate --ranks 1 --out /proc/nowhere/c.json", {}, "/proc/nowhere"),
-    "a file of somebody's": ("calibrate --ranks 1 --out t.csv", {}, "t.csv is there and is no calibration"),
+    "a file of somebody's": ("calibrate --ranks 1 --out t.csv", {}, "t.csv exists and is not a calibration"),
     "UTF-16 table": (TRAIN, {"t.csv": f"text,label\n{ROWS}".encode("utf-16")}, "iconv -f UTF-16 -t UTF-8 t.csv"),
     "UTF-32 table": (TRAIN, {"t.csv": f"text,label\n{ROWS}".encode("utf-32")}, "iconv -f UTF-32 -t UTF-8 t.csv"),
     "Latin-1 table": (TRAIN, {"t.csv": b"text,label\n\xe4,a\n"}, "iconv -f LATIN1 -t UTF-8 t.csv"),

@@ -87,7 +87,8 @@ class _SimulatedCuda(TorchFunctionMode):
         if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             args, kwargs = _without_dropout(func, args, kwargs)
         if self.mixed and getattr(func, "__name__", "") in IN_FP32:
-            args, kwargs = tree_map_only(Tensor, _cast_to_fp32, (args, kwargs))
+            half = (torch.bfloat16, torch.float16)
+            args, kwargs = tree_map_only(Tensor, lambda x: x.float() if x.dtype in half else x, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -105,10 +106,6 @@ def _without_dropout(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     asked = inspect.signature(func).bind(*args, **kwargs)
     asked.arguments["dropout_p"] = 0.0
     return asked.args, asked.kwargs
-
-
-def _cast_to_fp32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def estimate_kernel_efficiency(name: str, args: Any, out: Any) -> float:

@@ -124,7 +124,10 @@ def _product_sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int
 
 def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: Any = None) -> TrainingCostModel:
     workload = build_workload(spec)
-    outline = _read_outline(workload) or _prepare_outline(workload)
+    outline = _read_outline(workload)
+    if outline is None:
+        workload.prepare(lambda text: None)
+        outline = Outline(load_training_samples(workload), len(samples_of(workload, "test") or ()))
     data = outline.samples
     count = len(data)
     sizes = [min(size, count) for size in TRACED_BATCHES]
@@ -179,12 +182,6 @@ def _read_outline(workload: Workload) -> Outline | None:
         message = f"{what} returned no samples; there must be one to train on"
         raise UserError(message, code="invalid-workload", key="workload")
     return replace(found, samples=samples)
-
-
-def _prepare_outline(workload: Workload) -> Outline:
-    """All of the data, where a workload has nothing to say of them before."""
-    workload.prepare(lambda text: None)
-    return Outline(load_training_samples(workload), len(samples_of(workload, "test") or ()))
 
 
 def _trace_model(

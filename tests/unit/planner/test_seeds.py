@@ -1,4 +1,4 @@
-"""Often-quoted results, from first principles: where they agree, how far, and which assumption explains the rest."""
+"""Often-quoted results from first principles: where they agree, and which assumption explains the rest."""
 
 from dataclasses import replace
 

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from paceline.nn.attention import causal_attention
 from paceline.nn.packed import BLOCK, compute_packed_attention, pack_texts
-from paceline.planner.calibration.calibration import GPU_LAYER, GPU_LAYER_SAMPLES
-from paceline.planner.calibration.cpu_probes import (
+from paceline.planner.calibration.calibrate import (
     Probe,
     build_launch_probe,
     build_product_probe,
     build_update_probe,
     time_stretches,
 )
+from paceline.planner.calibration.calibration import GPU_LAYER, GPU_LAYER_SAMPLES
 from paceline.workload import LogFn
 
 GPU_MATMULS = (

@@ -13,13 +13,13 @@ import paceline
 from paceline.cli.main import main
 from paceline.io.files import write_json
 from paceline.planner.calibration import calibrate
+from paceline.planner.calibration.calibrate import CPU_MATMULS, product_name
 from paceline.planner.calibration.calibration import (
     CALIBRATION_FORMAT,
     default_calibration_path,
     describe_calibration_file,
     read_calibration,
 )
-from paceline.planner.calibration.cpu_probes import CPU_MATMULS, product_name
 from paceline.planner.plan import plan
 from paceline.planner.target import resolve_target
 
