@@ -16,13 +16,13 @@ from paceline.trainer.engines import NO_RANK_VARIABLES, accelerate, accelerate_c
 from paceline.trainer.rank import train_rank
 from paceline.workload import build_workload
 
-CONFIG, PLUGIN = deepspeed_config.build_deepspeed_config, accelerate._plugin
+CONFIG, PLUGIN = deepspeed_config.build_deepspeed_config, accelerate._build_fsdp_plugin
 LIES = {
     "stage": lambda: _asks_deepspeed({"zero_optimization": {"stage": 1}}),
     "clip": lambda: _asks_deepspeed({"gradient_clipping": 1.0}),
     "offload": lambda: _asks_deepspeed({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}),
     "alone": lambda: mock.patch.object(accelerate, "build_launch_variables", variables_of_one),
-    "whole": lambda: mock.patch.object(accelerate, "_plugin", without_layers),
+    "whole": lambda: mock.patch.object(accelerate, "_build_fsdp_plugin", without_layers),
 }
 """Ways in which an engine may get something else than the run file says."""
 

@@ -139,7 +139,7 @@ ROWS = {
 
 LIES = {
     "stage": (deepspeed("zero3"), "asked for ZeRO stage 3 and has 1"),
-    "clip": (deepspeed("zero1"), "asked for clipping of its own 0.0 and has 1.0"),
+    "clip": (deepspeed("zero1"), "asked for own clipping 0.0 and has 1.0"),
     "offload": (deepspeed("zero2"), "asked for offload False and has True"),
     "alone": (ACCELERATE, "asked for processes 2 and has 1"),
     "whole": (accelerate("fsdp"), "asked for layers gathered one by one 2 and has 0"),
@@ -323,18 +323,18 @@ REFUSED = {
     "lars": ({**deepspeed("zero1"), "train.optimizer": "lars"}, {}, "use adamw, adam or sgd"),
     "lamb": ({**deepspeed("ddp"), "train.optimizer": "lamb"}, {}, "use adamw, adam or sgd"),
     "fp64": ({**deepspeed("zero1"), "train.precision": "fp64"}, {}, "no fp64"),
-    "offload": ({**deepspeed("ddp"), "parallel.offload": True}, {}, "ZeRO 0 would ignore it"),
+    "offload": ({**deepspeed("ddp"), "parallel.offload": True}, {}, "ZeRO 0 would silently"),
     "tensor": ({**deepspeed("ddp"), "parallel.tensor": 2}, {}, "parallel.engine=torch"),
     "fp8": ({**deepspeed("zero1"), "train.precision": "fp8"}, {}, "fp8 is Paceline's own; use bf16"),
     "accelerate fp8": ({**ACCELERATE, "train.precision": "fp8"}, {}, "fp8 is Paceline's own; use bf16"),
     "accelerate fsdp": (
         accelerate("fsdp", **{"parallel.device": "cpu"}),
         {},
-        "without a word and trains something else",
+        "silently drops FSDP",
     ),
     "accelerate zero1": (accelerate("zero1"), {}, "use ddp, fsdp or zero2"),
     "accelerate hsdp": (accelerate("hsdp", **{"parallel.ranks": 4}), {}, "use ddp, fsdp or zero2"),
-    "accelerate offload": (accelerate("fsdp", **{"parallel.offload": True, **CUDA}), {}, "not offered with Accelerate"),
+    "accelerate offload": (accelerate("fsdp", **{"parallel.offload": True, **CUDA}), {}, "not supported with Accel"),
     "launch precision": (ACCELERATE, {**LAUNCHED, "ACCELERATE_MIXED_PRECISION": "bf16"}, "--mixed_precision no"),
     "launch fsdp": (ACCELERATE, {**LAUNCHED, "ACCELERATE_USE_FSDP": "true"}, "no --use_fsdp"),
     "launch fsdp 1": (
@@ -373,7 +373,7 @@ CONTRADICTIONS = {
     ),
     "fp16": ({"fp16": {"enabled": True}}, "train.precision=fp32"),
     "bf16": ({"bf16": {"enabled": True}}, "train.precision=fp32"),
-    "sum": ({"gradient_allreduce_op": "sum"}, "has no place here"),
+    "sum": ({"gradient_allreduce_op": "sum"}, "is not supported"),
     "not json": ("{", "is not JSON"),
     "a list": ("[]", "holds a list"),
 }
@@ -463,7 +463,7 @@ def test_an_own_yaml_on_fsdp_is_taken_over(small, tmp_path):
     assert found["fsdp_state_dict_type"] == "FULL_STATE_DICT"
     assert found["fsdp_transformer_layer_cls_to_wrap"] == "Block"
     ddp = spec.replace({"parallel.strategy": "ddp"})
-    with pytest.raises(UserError, match="fsdp_config has no place here"):
+    with pytest.raises(UserError, match="fsdp_config is not"):
         engines.check_engine(ddp, layout_of(ddp), {})
 
 

@@ -1,7 +1,7 @@
-"""Engines: other people's libraries that may wrap the model, under the same loop, data order, events and checkpoints.
+"""Engines: DeepSpeed and Accelerate wrap the model, under the same loop, data order, events and checkpoints.
 
-`torch` needs nothing from here. The others are asked twice: `check` before a process starts, so that a wrong request
-ends with one sentence, and the adapter's own start in every rank, which proves that it got what it asked for.
+`check_engine` rejects a wrong request before a process starts; `start_engine` verifies in every rank that the library
+did what it was asked to do.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from paceline.trainer.step.step import Step
 
 NO_RANK_VARIABLES: dict[str, str | None] = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-"""No word of ranks: a library that finds none does not look for peers."""
+"""Unset, so that a library does not look for other ranks."""
 
 
 def check_engine(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
-    """Refuse what the engine of this run cannot do, or would do wrongly without a word."""
+    """Raise UserError for what the engine cannot do, or would do wrongly without notice."""
     engine = spec.parallel.engine
     if engine == "torch":
         return
@@ -42,7 +42,7 @@ def check_engine(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> N
     if engine == "deepspeed":
         for key, off in (("ema", None), ("clip_value", 0.0)):
             if (value := getattr(spec.train, key)) != off:
-                raise UserError(f"train.{key}={value} is not done under DeepSpeed; use parallel.engine=torch")
+                raise UserError(f"train.{key}={value} is not supported with DeepSpeed; use parallel.engine=torch")
         from paceline.trainer.engines import deepspeed_config
 
         deepspeed_config.check_deepspeed(spec, layout)
@@ -53,7 +53,7 @@ def check_engine(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> N
 
 
 def start_engine(setup: ModelSetup, context: RunContext) -> Step:
-    """How a step is done under the engine of a run, with the state; the configuration is kept in the run folder."""
+    """Return the step under the engine of a run; its configuration is written to the run folder."""
     if setup.spec.parallel.engine == "deepspeed":
         from paceline.trainer.engines import deepspeed
 
@@ -63,17 +63,17 @@ def start_engine(setup: ModelSetup, context: RunContext) -> Step:
     return accelerate.start_accelerate(setup, context)
 
 
-def must_agree(engine: str, has: Mapping[str, tuple[Any, Any]]) -> None:
-    """`has`: for each property, what a started engine has and what it was asked for; some drop requests in silence."""
-    for what, (got, asked) in has.items():
+def verify_engine(engine: str, found: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raise RunFailed if a started engine differs from what was requested, given as (actual, requested)."""
+    for what, (got, asked) in found.items():
         if got != asked:
             raise RunFailed(f"{engine} was asked for {what} {asked} and has {got}: the run was not started")
 
 
 def build_launch_variables(place: RankInfo, device: torch.device) -> dict[str, str | None]:
-    """Where this rank is in torchrun's words, whoever started it.
+    """Return torchrun's variables for this rank, whoever started it.
 
-    Libraries take LOCAL_RANK for the number of the device. It is not where each rank sees a single device, its own.
+    Libraries use LOCAL_RANK as the device index, which it is not if each rank sees only its own device.
     """
     local = str(device.index if device.type == "cuda" else place.local_rank)
     return {
@@ -89,7 +89,7 @@ def build_launch_variables(place: RankInfo, device: torch.device) -> dict[str, s
 
 @contextmanager
 def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables, or take them away where None, for as long as a library sets itself up."""
+    """Set environment variables, or unset those that are None, while entered."""
     before = os.environ.copy()
     for name in variables:
         os.environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""Accelerate as the engine: it wraps the model, and the loop goes on as with any other wrapper."""
+"""Accelerate as the engine: it wraps the model, and the loop stays the same."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from paceline.trainer.engines import (
     NO_RANK_VARIABLES,
     accelerate_config,
     build_launch_variables,
-    must_agree,
     set_environment,
+    verify_engine,
 )
 from paceline.trainer.step.step import State, Step
 
 LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-"""Accelerate's plugin leaves it in the environment."""
+"""Accelerate's plugin sets it and does not unset it."""
 
 
 def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:
-    """Gradients are summed where Accelerate would take their mean."""
+    """Wrap the model with Accelerate; gradients are summed instead of averaged."""
     workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.rank_info
     model, groups = prepare_model(setup)
     model = model.to(device)
@@ -51,9 +51,9 @@ def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:
         fsdp.reject_unshardable(model, blocks, layout)
         init_single_rank_group(device)
         ddp.broadcast_model(model)  # no wrapper does it here
-    place_said = build_launch_variables(place, device) if sharded or layout.ranks > 1 else NO_RANK_VARIABLES
-    told = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
-    with set_environment({**place_said, **told, LOADING: None}):
+    launched = build_launch_variables(place, device) if sharded or layout.ranks > 1 else NO_RANK_VARIABLES
+    flags = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
+    with set_environment({**launched, **flags, LOADING: None}):
         accelerator, net = _wrap_model(model, spec, device, config)
     _verify_accelerator(accelerator, net, blocks, setup, place.rank, config)
     if isinstance(net, DistributedDataParallel):
@@ -66,7 +66,7 @@ def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:
 
 
 def _wrap_model(model: nn.Module, spec: RunSpec, device: torch.device, config: dict[str, Any]) -> tuple[Any, nn.Module]:
-    """(Accelerate, the model in its wrapper)."""
+    """Return the Accelerator and the wrapped model."""
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
 
@@ -75,34 +75,34 @@ def _wrap_model(model: nn.Module, spec: RunSpec, device: torch.device, config: d
         cpu=device.type == "cpu",
         mixed_precision=config["mixed_precision"],
         kwargs_handlers=[how],
-        fsdp_plugin=_plugin(config["fsdp_config"]) if config["distributed_type"] == "FSDP" else None,
+        fsdp_plugin=_build_fsdp_plugin(config["fsdp_config"]) if config["distributed_type"] == "FSDP" else None,
     )
     if config["distributed_type"] != "FSDP":
         return accelerator, accelerator.prepare_model(model)
-    # it refuses a model without an optimiser, and divides the state of what it is given; ours comes later
+    # it requires an optimiser, whose state it shards; ours is built later
     net, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
     return accelerator, net
 
 
-def _plugin(said: dict[str, Any]) -> Any:
-    """FSDP as the configuration says. Autocast makes products bf16: Accelerate's own way sums gradients in bf16 too."""
+def _build_fsdp_plugin(config: dict[str, Any]) -> Any:
+    """Build the FSDP plugin. Products are bf16 by autocast: Accelerate's own policy would sum gradients in bf16 too."""
     from accelerate.utils import FullyShardedDataParallelPlugin
 
-    layers = said.get("fsdp_transformer_layer_cls_to_wrap")
+    layers = config.get("fsdp_transformer_layer_cls_to_wrap")
     return FullyShardedDataParallelPlugin(
-        fsdp_version=said["fsdp_version"],
-        reshard_after_forward=said["fsdp_reshard_after_forward"],
+        fsdp_version=config["fsdp_version"],
+        reshard_after_forward=config["fsdp_reshard_after_forward"],
         mixed_precision_policy=MixedPrecisionPolicy(),
-        auto_wrap_policy=said["fsdp_auto_wrap_policy"],
+        auto_wrap_policy=config["fsdp_auto_wrap_policy"],
         transformer_cls_names_to_wrap=layers.split(",") if layers else None,
-        cpu_offload=said["fsdp_offload_params"],
-        cpu_ram_efficient_loading=said["fsdp_cpu_ram_efficient_loading"],
-        activation_checkpointing=said["fsdp_activation_checkpointing"],
+        cpu_offload=config["fsdp_offload_params"],
+        cpu_ram_efficient_loading=config["fsdp_cpu_ram_efficient_loading"],
+        activation_checkpointing=config["fsdp_activation_checkpointing"],
     )
 
 
 def _sum_gradients(net: nn.Module) -> None:
-    """Summed, not averaged: the loss is divided by global counts."""
+    """Sum gradients instead of averaging: the loss is divided by global counts."""
     if dist.get_world_size() > 1:
         for module in net.modules():
             if isinstance(module, FSDPModule):
@@ -113,7 +113,7 @@ def _sum_gradients(net: nn.Module) -> None:
 def _verify_accelerator(
     accelerator: Any, net: nn.Module, blocks: Sequence[nn.Module], setup: ModelSetup, rank: int, config: dict[str, Any]
 ) -> None:
-    """Accelerate is as it was asked to be, or the run ends here: some requests it drops without a word."""
+    """Raise RunFailed if Accelerate dropped a request."""
     layout = setup.layout
     has = {
         "processes": (accelerator.num_processes, layout.ranks),
@@ -122,13 +122,13 @@ def _verify_accelerator(
         "device": (accelerator.device.type, setup.device.type),
         "precision": (accelerator.mixed_precision, config["mixed_precision"]),
     }
-    must_agree(
-        "Accelerate", has | (_sharding if accelerate_config.is_sharding(layout) else _copies)(net, blocks, layout)
+    verify_engine(
+        "Accelerate",
+        has | (_describe_shards if accelerate_config.is_sharding(layout) else _describe_replicas)(net, blocks, layout),
     )
 
 
-def _copies(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
-    """Every rank holds the model."""
+def _describe_replicas(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
     summing = net.process_group.size() if isinstance(net, DistributedDataParallel) else 1
     return {
         "ranks that sum gradients": (summing, layout.ranks),
@@ -136,8 +136,7 @@ def _copies(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict
     }
 
 
-def _sharding(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
-    """Every rank holds a part of each parameter, in fp32, and gathers layer by layer."""
+def _describe_shards(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
     parameters = list(net.parameters())
     divided = [p for p in parameters if isinstance(p, DTensor) and [q.is_shard() for q in p.placements] == [True]]
     return {

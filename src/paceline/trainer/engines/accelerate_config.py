@@ -1,4 +1,4 @@
-"""Accelerate's YAML for a run: made from the run file, or the user's own if it says the same."""
+"""Accelerate's YAML for a run: built from the run file, or the user's own if it agrees."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from paceline.trainer.engines import user_config
 ACCELERATE_FILE = "accelerate.yaml"
 NOT_HERE = {
     "deepspeed_config": "use parallel.engine=deepspeed, which gives DeepSpeed's JSON itself",
-    "megatron_lm_config": "Accelerate spreads data alone here",
-    "parallelism_config": "Accelerate spreads data alone here",
-    "fp8_config": "train.precision of the run file says it",
-    "dynamo_config": "train.compile of the run file says it",
+    "megatron_lm_config": "Accelerate is used for data parallelism only",
+    "parallelism_config": "Accelerate is used for data parallelism only",
+    "fp8_config": "set train.precision in the run file",
+    "dynamo_config": "set train.compile in the run file",
     "tpu_use_cluster": "Paceline runs on CPUs and CUDA devices",
 }
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"
 """Set by `accelerate launch` in every process it starts."""
 RESHARDS = {"zero2": False, "fsdp": True}
-"""Strategies that are FSDP2, and whether a layer is given back after its forward pass; zero3 is fsdp."""
+"""FSDP2 strategies, and whether a layer is freed after its forward pass; zero3 is fsdp."""
 
 
 def is_sharding(layout: Layout) -> bool:
-    """Whether Accelerate divides the model."""
     return layout.strategy in RESHARDS
 
 
 def check_accelerate(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
-    """Refuse what Accelerate cannot do, or does wrongly without a word."""
+    """Raise UserError for what Accelerate cannot do, or does wrongly without notice."""
     parallel = spec.parallel
     asked = f"parallel.engine=accelerate with parallel.strategy={parallel.strategy}"
     if layout.strategy not in ("single", "ddp", *RESHARDS):
-        raise UserError(f"{asked} is not offered; use ddp, fsdp or zero2, or parallel.engine=torch")
-    device = _device(spec, look=is_sharding(layout))
+        raise UserError(f"{asked} is not supported; use ddp, fsdp or zero2, or parallel.engine=torch")
+    device = _resolve_device(spec, look=is_sharding(layout))
     if is_sharding(layout) and device == "cpu":
         raise UserError(
-            f"{asked} needs CUDA devices: on CPUs Accelerate drops FSDP without a word and trains something else; "
+            f"{asked} needs CUDA devices: on CPUs Accelerate silently drops FSDP; "
             "use parallel.strategy=ddp, or parallel.engine=torch or deepspeed"
         )
     if parallel.offload:
-        raise UserError("parallel.offload=true is not offered with Accelerate; use parallel.engine=torch or deepspeed")
+        raise UserError(
+            "parallel.offload=true is not supported with Accelerate; use parallel.engine=torch or deepspeed"
+        )
     if LAUNCHED in environ:
         _check_launch(spec, layout, environ)
     build_accelerate_config(spec, layout, device)
 
 
-def _device(spec: RunSpec, look: bool) -> str | None:
-    """The kind of device that the ranks will take; None where it takes a look, which imports torch."""
+def _resolve_device(spec: RunSpec, look: bool) -> str | None:
+    """Return the device kind of the ranks; None if it is `auto` and torch should not be imported."""
     if spec.parallel.device != "auto":
         return spec.parallel.device
     if not look:
@@ -61,7 +62,7 @@ def _device(spec: RunSpec, look: bool) -> str | None:
 
 
 def _check_launch(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
-    """`accelerate launch` says some things of its own through the environment, and some it does not do."""
+    """Raise UserError if the options of `accelerate launch` contradict the run file."""
     if "RANK" not in environ and "OMPI_COMM_WORLD_RANK" not in environ and "PMI_RANK" not in environ:
         if "MASTER_ADDR" in environ:
             raise UserError(
@@ -74,8 +75,8 @@ def _check_launch(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> 
                 f"parallel.ranks={n}, but accelerate launch started one process; leave accelerate launch out, "
                 f"or type  accelerate launch --multi_gpu --num_processes {n} -m paceline train …"
             )
-    wanted = _mixed(spec)
-    told = {
+    wanted = _mixed_precision(spec)
+    allowed_values = {
         LAUNCHED: (("no", wanted), f"--mixed_precision {wanted}"),
         "ACCELERATE_USE_FSDP": (("false", "true") if is_sharding(layout) else ("false",), "no --use_fsdp"),
         "ACCELERATE_USE_DEEPSPEED": (("false",), "no --use_deepspeed"),
@@ -85,13 +86,13 @@ def _check_launch(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> 
     }
     if is_sharding(layout) and environ.get("ACCELERATE_USE_FSDP") == "true":
         again = str(RESHARDS[layout.strategy]).lower()
-        told |= {
+        allowed_values |= {
             "FSDP_VERSION": (("2",), "--fsdp_version 2"),
             "FSDP_RESHARD_AFTER_FORWARD": ((again,), f"--fsdp_reshard_after_forward {again}"),
             "FSDP_OFFLOAD_PARAMS": (("false",), "no --fsdp_offload_params"),
             "FSDP_ACTIVATION_CHECKPOINTING": (("false",), "no --fsdp_activation_checkpointing"),
         }
-    for name, (allowed, remedy) in told.items():
+    for name, (allowed, remedy) in allowed_values.items():
         if environ.get(name, allowed[0]).lower() not in allowed:
             raise UserError(
                 f"accelerate launch says {name}={environ[name]}, but the run file says otherwise; "
@@ -102,19 +103,19 @@ def _check_launch(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> 
 def build_accelerate_config(
     spec: RunSpec, layout: Layout, device: str | None, layers: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """What `accelerate config` would have asked for.
+    """Return what `accelerate config` would have written.
 
-    `device` may not be known yet, nor may `layers`: the classes of what is gathered by itself, where there is a model.
+    `device` and `layers`, the classes that are gathered one by one, are None while they are unknown.
     """
     many = layout.ranks > 1
     ours: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": ("MULTI_GPU" if device == "cuda" else "MULTI_CPU") if many else "NO",
         "num_processes": layout.ranks,
-        "mixed_precision": _mixed(spec),
+        "mixed_precision": _mixed_precision(spec),
         "use_cpu": device == "cpu",
     }
-    sharding = _fsdp(spec, layout, layers) if is_sharding(layout) else {}
+    sharding = _build_fsdp_section(spec, layout, layers) if is_sharding(layout) else {}
     if sharding:
         ours["distributed_type"] = "FSDP"
         ours["fsdp_config"] = {name: value for name, (value, _) in sharding.items()}
@@ -123,15 +124,15 @@ def build_accelerate_config(
         return {**ours, "num_machines": 1, "machine_rank": 0, "main_training_function": "main", "debug": False}
     said: dict[str, tuple[Any, str]] = {
         "num_processes": (layout.ranks, f"parallel.ranks={layout.ranks}"),
-        "mixed_precision": (_mixed(spec), f"train.precision={spec.train.precision}"),
+        "mixed_precision": (_mixed_precision(spec), f"train.precision={spec.train.precision}"),
         "gradient_accumulation_steps": (1, f"{layout.equation()}, and Paceline accumulates"),
         "gradient_clipping": (spec.train.clip, f"train.clip={spec.train.clip:g}"),
     }
     if device is not None:
         said["use_cpu"] = (ours["use_cpu"], f"parallel.device={spec.parallel.device}, which is {device} here")
     said |= {f"fsdp_config.{name}": what for name, what in sharding.items()}
-    refused = NOT_HERE if sharding else NOT_HERE | {"fsdp_config": f"the run file says {_strategy(spec)}"}
-    theirs = user_config.read_user_config(path, refused, said)
+    rejected = NOT_HERE if sharding else NOT_HERE | {"fsdp_config": f"the run file says {_strategy(spec)}"}
+    theirs = user_config.read_user_config(path, rejected, said)
     kinds = ("FSDP",) if sharding else ("MULTI_CPU", "MULTI_GPU", *(() if many else ("NO",)))
     kind = theirs.get("distributed_type")
     if kind not in (None, user_config.AUTO, *kinds):
@@ -142,8 +143,8 @@ def build_accelerate_config(
     return user_config.merge_config(theirs, ours)
 
 
-def _fsdp(spec: RunSpec, layout: Layout, layers: Sequence[str] | None) -> dict[str, tuple[Any, str]]:
-    """Accelerate's section on FSDP, each value with the words that the run file has for it."""
+def _build_fsdp_section(spec: RunSpec, layout: Layout, layers: Sequence[str] | None) -> dict[str, tuple[Any, str]]:
+    """Return Accelerate's FSDP section: (value, the setting of the run file that it follows from)."""
     wraps: dict[str, tuple[Any, str]] = {}
     if layers is not None:
         policy = "TRANSFORMER_BASED_WRAP" if layers else "NO_WRAP"
@@ -168,5 +169,5 @@ def _strategy(spec: RunSpec) -> str:
     return f"parallel.strategy={spec.parallel.strategy}"
 
 
-def _mixed(spec: RunSpec) -> str:
+def _mixed_precision(spec: RunSpec) -> str:
     return spec.train.precision if spec.train.precision in ("bf16", "fp16") else "no"

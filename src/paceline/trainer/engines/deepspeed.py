@@ -32,7 +32,7 @@ from paceline.parallel.precision import Scaler, autocast
 from paceline.runlog.timers import CollectiveTimer
 from paceline.trainer.checkpoint import dcp_files
 from paceline.trainer.context import RunContext
-from paceline.trainer.engines import build_launch_variables, deepspeed_config, must_agree, set_environment
+from paceline.trainer.engines import build_launch_variables, deepspeed_config, set_environment, verify_engine
 from paceline.trainer.optim.optimizers import build_optimizer
 from paceline.trainer.step.step import State, Step, get_divisor, stack_loss_and_count
 
@@ -40,10 +40,10 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_in
 
 
 def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
-    """The model is built as for one rank; DeepSpeed divides it."""
+    """Build the model as for one rank and let DeepSpeed shard it."""
     workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.rank_info
     if workload.has("optimizer"):
-        raise UserError("workload: DeepSpeed takes no optimiser of the workload's own; use parallel.engine=torch")
+        raise UserError("workload: DeepSpeed does not take the workload's own optimizer(); use parallel.engine=torch")
     model, groups = prepare_model(setup)
     if spec.train.precision == "fp16":
         _multiply_in_fp16(model, device)
@@ -73,9 +73,9 @@ def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
 
 
 def _multiply_in_fp16(model: nn.Module, device: torch.device) -> None:
-    """Autocast inside of what DeepSpeed wraps, where it cannot see it: to DeepSpeed this is a run in fp32.
+    """Autocast inside of what DeepSpeed wraps, so that DeepSpeed sees a run in fp32.
 
-    Told of fp16, it would scale the loss in its own way at some stages, and sum gradients in fp16 at others.
+    With fp16 it would scale the loss itself at some stages, and sum gradients in fp16 at others.
     """
     forward = model.forward
 
@@ -92,14 +92,14 @@ def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any], place:
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
-        if device.type == "cpu":  # would be compiled now, by a compiler that need not be there; training never uses it
+        if device.type == "cpu":  # would be compiled now; training never uses it
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
 
 
 def _verify_engine(engine: Any, layout: Layout, spec: RunSpec, stage: int, device: torch.device) -> None:
-    """DeepSpeed is as it was asked to be, or the run ends here."""
+    """Raise RunFailed if DeepSpeed dropped a request."""
     joined = torch.ones((), device=device)
     dist.all_reduce(joined, group=engine.data_parallel_group)
     half = torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
@@ -109,18 +109,18 @@ def _verify_engine(engine: Any, layout: Layout, spec: RunSpec, stage: int, devic
         "ranks that sum gradients": (int(joined), layout.ranks),
         "world size": (engine.world_size, layout.ranks),
         "ZeRO stage": (int(engine.zero_optimization_stage()), stage),
-        "clipping of its own": (engine.gradient_clipping(), 0.0),
+        "own clipping": (engine.gradient_clipping(), 0.0),
         "device": (engine.device.type, device.type),
         "type of the weights": (next(engine.module.parameters()).dtype, half),
         "optimiser": (optimizer in wanted.get(stage, ("DeepSpeedZeroOptimizer", "BF16_Optimizer")), True),
         "autocast": (bool(engine.torch_autocast_enabled()), spec.train.precision == "bf16" and half == torch.float32),
     }
-    must_agree("DeepSpeed", has)
+    verify_engine("DeepSpeed", has)
     if stage:
         offload = engine.zero_offload_optimizer()
         has = _division(engine, layout.ranks, stage)
         has["offload"] = (offload is not None and offload.device == "cpu", spec.parallel.offload)
-        must_agree("DeepSpeed", has)
+        verify_engine("DeepSpeed", has)
 
 
 def _division(engine: Any, ranks: int, stage: int) -> dict[str, tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON for a run: made from the run file, over a file of the user's own if there is one."""
+"""DeepSpeed's JSON for a run: built from the run file, over the user's own file if there is one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ DEEPSPEED_FILE = "deepspeed.json"
 STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
 """The ZeRO stage of each strategy; zero3 is another name of fsdp."""
 NOT_HERE = {
-    "amp": "train.precision of the run file says it",
+    "amp": "set train.precision in the run file",
     "gradient_allreduce_op": "Paceline undoes DeepSpeed's mean, and would undo one that was not taken",
     "communication_data_type": "gradients are summed as train.precision of the run file implies",
-    "tensor_parallel": "DeepSpeed spreads data and optimiser state alone here",
-    "pipeline": "DeepSpeed spreads data and optimiser state alone here",
-    "sequence_parallel_size": "DeepSpeed spreads data and optimiser state alone here",
-    "expert_parallel": "DeepSpeed spreads data and optimiser state alone here",
+    "tensor_parallel": "DeepSpeed is used for data parallelism and ZeRO only",
+    "pipeline": "DeepSpeed is used for data parallelism and ZeRO only",
+    "sequence_parallel_size": "DeepSpeed is used for data parallelism and ZeRO only",
+    "expert_parallel": "DeepSpeed is used for data parallelism and ZeRO only",
     "hybrid_engine": "it replaces the engine that Paceline drives",
     "compile.deepcompile": "it replaces the gradient sums that Paceline checks",
     "data_efficiency": "the order of the data is Paceline's",
-    "autotuning": "it starts runs of its own",
+    "autotuning": "it starts its own runs",
     "zero_optimization.zenflow": "it updates with gradients of earlier steps",
     "zero_optimization.cpu_offload": "write it as offload_optimizer",
     "zero_optimization.cpu_offload_param": "write it as offload_param",
@@ -36,7 +36,7 @@ NOT_HERE = {
 
 
 def check_deepspeed(spec: RunSpec, layout: Layout) -> None:
-    """Refuse what DeepSpeed cannot do, or does wrongly without a word."""
+    """Raise UserError for what DeepSpeed cannot do, or does wrongly without notice."""
     train, parallel = spec.train, spec.parallel
     if layout.strategy not in STAGES:
         raise UserError(
@@ -52,17 +52,17 @@ def check_deepspeed(spec: RunSpec, layout: Layout) -> None:
         raise UserError("train.precision=fp64: DeepSpeed has no fp64; use fp32, or parallel.engine=torch")
     if parallel.offload and STAGES[layout.strategy] == 0:
         raise UserError(
-            "parallel.offload=true: ZeRO 0 would ignore it without a word; use parallel.strategy=zero1, zero2 or zero3"
+            "parallel.offload=true: ZeRO 0 would silently ignore it; use parallel.strategy=zero1, zero2 or zero3"
         )
     if parallel.engine_config is not None:
         _read_user_json(spec, layout, parallel.engine_config)
 
 
 def build_deepspeed_config(spec: RunSpec, layout: Layout, pinned: bool, largest_vector: int) -> dict[str, Any]:
-    """The JSON as a dict. `pinned`: host memory that a device can copy from by itself.
+    """Return the JSON as a dict; `pinned` uses pinned host memory.
 
-    `largest_vector`: with ZeRO 3, biases and norms stay whole, since they are not worth a gather; matrices are divided.
-    DeepSpeed's own limit of 100,000 elements would leave a small model undivided.
+    `largest_vector`: with ZeRO 3, biases and norms up to this size stay whole and matrices are sharded. DeepSpeed's own
+    limit of 100,000 elements would leave a small model unsharded.
     """
     stage = STAGES[layout.strategy]
     zero: dict[str, Any] = {"stage": stage}
@@ -93,7 +93,7 @@ def build_deepspeed_config(spec: RunSpec, layout: Layout, pinned: bool, largest_
 
 
 def _read_user_json(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]:
-    """The user's own JSON, if it says nothing else than the run file."""
+    """Read the user's own JSON; raise UserError if it contradicts the run file."""
     train, parallel, stage = spec.train, spec.parallel, STAGES[layout.strategy]
     offload, where = f"parallel.offload={str(parallel.offload).lower()}", "cpu" if parallel.offload else "none"
     strategy, precision = f"parallel.strategy={parallel.strategy}", f"train.precision={train.precision}"
@@ -113,25 +113,25 @@ def _read_user_json(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]
         said |= {"bf16.enabled": (False, precision), "torch_autocast.enabled": (False, precision)}
     theirs = user_config.read_user_config(path, NOT_HERE, said)
     _check_same_meaning(spec, path, theirs)
-    for name in deepspeed_sections.SECTIONS:  # done by Paceline: to DeepSpeed the run is in fp32, with an optimiser
+    for name in deepspeed_sections.SECTIONS:  # done by Paceline
         theirs.pop(name, None)
     if user_config.get_nested(theirs, "bf16.enabled") is True and stage == 0:
         raise UserError(
             f"{path}: bf16.enabled with ZeRO 0 gives wrong numbers in DeepSpeed; use parallel.strategy=zero1, "
-            "or leave bf16 out: train.precision=bf16 is then done by autocast, over fp32 weights"
+            "or remove bf16: train.precision=bf16 then uses autocast over fp32 weights"
         )
     return theirs
 
 
 def _check_same_meaning(spec: RunSpec, path: Path, theirs: dict[str, Any]) -> None:
-    """Their optimiser, schedule and loss scale are those of the run file."""
+    """Raise UserError if optimiser, schedule or loss scale differ from the run file."""
     try:
         found = deepspeed_sections.translate_sections(theirs)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     for one in found:
         if one.refusal:
-            end = "; take it out of that file" if one.given else ""
+            end = "; remove it from that file" if one.given else ""
             raise UserError(f"{path}: {one.name} is {json.dumps(one.value)}: {one.refusal}{end}")
     keys = {key: (one, value) for one in found for key, value in one.keys.items()}
     different = {key: it for key, it in keys.items() if not _is_same(getattr(spec.train, key[6:]), it[1], key)}
@@ -142,7 +142,7 @@ def _check_same_meaning(spec: RunSpec, path: Path, theirs: dict[str, Any]) -> No
             for key, (one, _) in different.items()
         )
         line = " ".join(f"{key}={_format_typed(value)}" for key, (_, value) in different.items())
-        raise UserError(f"{path} and the run file differ: {words}; take it out of that file, or type  {line}")
+        raise UserError(f"{path} and the run file differ: {words}; remove it from that file, or type  {line}")
 
 
 def _is_same(ours: Any, theirs: Any, key: str) -> bool:

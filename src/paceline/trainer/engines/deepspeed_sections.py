@@ -1,7 +1,7 @@
-"""What `optimizer`, `scheduler` and `fp16` of DeepSpeed's JSON say, in the words of a run file.
+"""Translate `optimizer`, `scheduler` and `fp16` of DeepSpeed's JSON to keys of a run file.
 
-Where DeepSpeed has another default than Paceline, it is said too: an `AdamW` without more has no weight decay.
-The learning rate follows the same curve; DeepSpeed's warm-up is one step late, since it is looked up after an update.
+Defaults of DeepSpeed that differ are translated too: its `AdamW` has no weight decay unless given. The learning rate
+follows the same curve; DeepSpeed's warm-up is one step late, since it is looked up after an update.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ NUMBERS = WHOLE | {
     *("cos_min_ratio", "cycle_min_lr", "cycle_max_lr", "loss_scale"),
 }
 MAY_BE_NULL = (".warmup_max_lr", ".cycle_second_step_size")
-"""Numbers that DeepSpeed takes from others where they are null."""
+"""Numbers that DeepSpeed derives if they are null."""
 LARGEST_POWER = 100
-"""Of two, as a loss scale: fp32 ends at 127, and leaves room for the loss."""
+"""Largest power of two of a loss scale: fp32 ends at 127, which leaves room for the loss."""
 HARMLESS = {
     **dict.fromkeys(("torch_adam", "fused", "foreach"), "which kernel does the update is Paceline's choice"),
     "adam_w_mode": "train.optimizer says it",
@@ -51,62 +51,63 @@ HARMLESS = {
     "min_loss_scale": "a dynamic loss scale has no floor",
     "auto_cast": "products are in fp16 whatever comes in",
 }
-"""Names that change nothing which must be said, and why."""
+"""Names that need no key, and why."""
 FIRST = "the loss scale halves at the first overflow"
 OTHERWISE = {"hysteresis": (1, FIRST), "consecutive_hysteresis": (False, FIRST), "min_loss_scale": (1, "")}
-"""Names whose other values Paceline meets in its own way, and the value that it does meet."""
+"""Names that Paceline handles differently, with the value that it agrees with."""
 AS_USUAL = {"bias_correction": True, "amsgrad": False, "dampening": 0, "fp16_master_weights_and_grads": False}
-"""Names that may have this value and no other."""
+"""Names that may have only this value."""
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """One name of the JSON, and what it is in a run file."""
+    """One name of the JSON, translated."""
 
     name: str
     value: Any
     keys: dict[str, Any] = field(default_factory=dict)
-    """The values of a run file that say the same."""
+    """Equivalent keys of a run file."""
     note: str = ""
-    """Why a run file need not say it."""
+    """Why no key is needed."""
     refusal: str = ""
-    """Why it is not offered."""
+    """Why it is not supported."""
     given: bool = True
-    """False for what DeepSpeed does where the JSON says nothing."""
+    """False for a default of DeepSpeed."""
     own_way: bool = False
-    """Paceline does it as the note says, which is no reason to refuse a file."""
+    """Handled differently, as the note says; accepted."""
 
 
 def translate_sections(config: Mapping[str, Any]) -> list[Meaning]:
-    """Of every name in the three sections; one that is `auto` is left to the run file.
+    """Translate every name of the three sections, except those that are `auto`.
 
-    ValueError, with the name, where a value is not of the kind that DeepSpeed takes.
+    Raise ValueError if a value is not of the type that DeepSpeed takes.
     """
-    rate = list(_scheduler(config))
+    rate = list(_translate_scheduler(config))
     own_lr = next((one.keys["train.lr"] for one in rate if "train.lr" in one.keys), None)
-    found = [*_optimizer(config, own_lr), *rate, *_fp16(config)]
+    found = [*_translate_optimizer(config, own_lr), *rate, *_translate_fp16(config)]
     return [one for one in found if one.value != AUTO]
 
 
-def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _read_section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     said = config.get(name)
     if said is not None and not isinstance(said, Mapping):
         raise ValueError(f"{name}: {json.dumps(said)} is not a section with names of its own")
     return dict(said or {})
 
 
-def _params(config: Mapping[str, Any], section: str) -> tuple[str, dict[str, Any]]:
-    """(type, parameters) of the optimiser or the scheduler."""
-    said = _section(config, section)
-    return str(said.get("type", AUTO)), _numbers(f"{section}.params", _section(said, "params"))
+def _read_params(config: Mapping[str, Any], section: str) -> tuple[str, dict[str, Any]]:
+    """Return (type, parameters) of the optimiser or the scheduler."""
+    said = _read_section(config, section)
+    return str(said.get("type", AUTO)), _parse_numbers(f"{section}.params", _read_section(said, "params"))
 
 
-def _numbers(above: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """With numbers where numbers are meant."""
-    return {name: _number(f"{above}.{name}", value) if name in NUMBERS else value for name, value in values.items()}
+def _parse_numbers(above: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _parse_number(f"{above}.{name}", value) if name in NUMBERS else value for name, value in values.items()
+    }
 
 
-def _number(name: str, value: Any) -> Any:
+def _parse_number(name: str, value: Any) -> Any:
     if value == AUTO or (value is None and name.endswith(MAY_BE_NULL)):
         return value
     try:
@@ -123,8 +124,8 @@ def _number(name: str, value: Any) -> Any:
     return int(found)
 
 
-def _optimizer(config: Mapping[str, Any], lr_from_scheduler: Any) -> Iterator[Meaning]:
-    kind, params = _params(config, "optimizer")
+def _translate_optimizer(config: Mapping[str, Any], lr_from_scheduler: Any) -> Iterator[Meaning]:
+    kind, params = _read_params(config, "optimizer")
     if not config.get("optimizer"):
         return
     rule = RULES.get(kind.lower(), "")
@@ -142,34 +143,34 @@ def _optimizer(config: Mapping[str, Any], lr_from_scheduler: Any) -> Iterator[Me
     for name, value in params.items():
         at = f"optimizer.params.{name}"
         if name == "lr" and lr_from_scheduler is not None:
-            yield Meaning(at, value, note="the scheduler has the last word", own_way=value != lr_from_scheduler)
+            yield Meaning(at, value, note="the scheduler decides", own_way=value != lr_from_scheduler)
         elif name == "betas" and value != AUTO:
             if not isinstance(value, list | tuple) or len(value) != 2:
                 raise ValueError(f"{at}: {value!r} is not a pair such as [0.9, 0.999]")
-            yield Meaning(at, value, {key: _number(at, beta) for key, beta in zip(BETAS, value, strict=True)})
+            yield Meaning(at, value, {key: _parse_number(at, beta) for key, beta in zip(BETAS, value, strict=True)})
         elif name == "weight_decay" and value != AUTO:
             yield Meaning(at, value, dict(zip(DECAY, (value, "all"), strict=True)) if value else {DECAY[0]: 0.0})
         else:
-            yield _plain(at, name, value, SAME)
+            yield _translate_name(at, name, value, SAME)
 
 
-def _scheduler(config: Mapping[str, Any]) -> Iterator[Meaning]:
-    kind, params = _params(config, "scheduler")
+def _translate_scheduler(config: Mapping[str, Any]) -> Iterator[Meaning]:
+    kind, params = _read_params(config, "scheduler")
     if not config.get("scheduler"):
         return
     at = "scheduler.type"
     if kind == AUTO or kind not in SHAPES:
-        yield Meaning(at, kind, refusal="" if kind == AUTO else f"offered are {', '.join(SHAPES)}")
+        yield Meaning(at, kind, refusal="" if kind == AUTO else f"supported are {', '.join(SHAPES)}")
         for name, value in params.items():
-            refusal = "" if kind == AUTO else f"it belongs to {kind}, which is not offered"
+            refusal = "" if kind == AUTO else f"it belongs to {kind}, which is not supported"
             yield Meaning(f"scheduler.params.{name}", value, note="scheduler.type says it", refusal=refusal)
         return
     yield Meaning(at, kind, {"train.schedule": SHAPES[kind]})
     if kind == "OneCycle":
-        yield from _one_cycle(params)
+        yield from _translate_one_cycle(params)
         return
     said = {**_default_params(kind), **params}
-    begin = _begin(config, kind, said)
+    begin = _derive_lowest_lr(config, kind, said)
     for name, value in said.items():
         at, given = f"scheduler.params.{name}", name in params
         if name == "warmup_min_lr" and kind != "WarmupCosineLR":
@@ -177,32 +178,32 @@ def _scheduler(config: Mapping[str, Any]) -> Iterator[Meaning]:
         elif name == "warmup_num_steps" and value != AUTO:
             yield Meaning(at, value, {"train.warmup_steps": max(2, value)}, given=given)
         elif given:
-            yield _plain(at, name, value, SAME_SCHEDULE)
+            yield _translate_name(at, name, value, SAME_SCHEDULE)
         else:
             yield Meaning(at, value, {SAME_SCHEDULE[name]: value}, given=False)
 
 
 def _default_params(kind: str) -> dict[str, Any]:
-    """DeepSpeed's own values for what a scheduler is not told."""
+    """Return DeepSpeed's defaults of a scheduler."""
     both = {"warmup_num_steps": 1000, "warmup_type": "log"}
     if kind == "WarmupCosineLR":
         return {**both, "cos_min_ratio": 1e-4}
     return {**both, "warmup_min_lr": 0.0} | ({"warmup_max_lr": 0.001} if kind == "WarmupDecayLR" else {})
 
 
-def _begin(config: Mapping[str, Any], kind: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The lower rate of a schedule: of its warm-up and, where it decays, of its end; as a part of the higher one."""
+def _derive_lowest_lr(config: Mapping[str, Any], kind: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the lowest rate of warm-up and decay, as a fraction of the peak."""
     peak, low = said.get("warmup_max_lr"), said.get("warmup_min_lr", 0.0)
     if peak is None:
-        peak = _params(config, "optimizer")[1].get("lr")
+        peak = _read_params(config, "optimizer")[1].get("lr")
     if low and low != AUTO and not isinstance(peak, int | float):
         raise ValueError(f"scheduler.params.warmup_min_lr: {low} needs warmup_max_lr beside it")
     share = low / peak if low and low != AUTO else 0.0
     return {"train.warmup_from": share} | ({"train.final_lr": share} if kind == "WarmupDecayLR" else {})
 
 
-def _one_cycle(params: Mapping[str, Any]) -> Iterator[Meaning]:
-    """Up and down again in straight lines: a warm-up and a linear decay, if the run ends with the cycle."""
+def _translate_one_cycle(params: Mapping[str, Any]) -> Iterator[Meaning]:
+    """Translate OneCycle to a warm-up and a linear decay, if the run ends with the cycle."""
     low, high = params.get("cycle_min_lr") or 0.0, params.get("cycle_max_lr") or 0.0
     first = params.get("cycle_first_step_size") or 2000
     second = params.get("cycle_second_step_size") or first
@@ -229,8 +230,8 @@ def _one_cycle(params: Mapping[str, Any]) -> Iterator[Meaning]:
             yield Meaning(at, value, note="it is 0", refusal=why)
 
 
-def _fp16(config: Mapping[str, Any]) -> Iterator[Meaning]:
-    said = _numbers("fp16", _section(config, "fp16"))
+def _translate_fp16(config: Mapping[str, Any]) -> Iterator[Meaning]:
+    said = _parse_numbers("fp16", _read_section(config, "fp16"))
     enabled = said.pop("enabled", False)
     if enabled not in (True, False, None, AUTO):
         raise ValueError(f"fp16.enabled: {enabled!r} is not true or false")
@@ -248,11 +249,11 @@ def _fp16(config: Mapping[str, Any]) -> Iterator[Meaning]:
                 raise ValueError(f"{at}: 2 to the power of {value} is no loss scale")
             yield Meaning(at, value, {"train.loss_scale_start": 2.0**value})
         else:
-            yield _plain(at, name, value, {"loss_scale_window": "train.loss_scale_window"})
+            yield _translate_name(at, name, value, {"loss_scale_window": "train.loss_scale_window"})
 
 
-def _plain(at: str, name: str, value: Any, same: Mapping[str, str]) -> Meaning:
-    """A name that stands for one key, or that need not be said, or that is not known."""
+def _translate_name(at: str, name: str, value: Any, same: Mapping[str, str]) -> Meaning:
+    """Translate a name that is one key, needs none, or is unknown."""
     if name in same:
         return Meaning(at, value, {} if value is None else {same[name]: value}, note="not set" if value is None else "")
     if name in OTHERWISE:
@@ -262,6 +263,6 @@ def _plain(at: str, name: str, value: Any, same: Mapping[str, str]) -> Meaning:
         return Meaning(at, value, note=HARMLESS[name])
     if name in AS_USUAL:
         usual = value in (AUTO, AS_USUAL[name])
-        refusal = "" if usual else f"only {str(AS_USUAL[name]).lower()} is offered"
+        refusal = "" if usual else f"only {str(AS_USUAL[name]).lower()} is supported"
         return Meaning(at, value, note="as usual", refusal=refusal)
     return Meaning(at, value, refusal="Paceline has no such setting")

@@ -1,7 +1,6 @@
-"""A config file of the user's own, under a run file: what the run file says too must agree, all else is taken over.
+"""The user's own config file of an engine: it must agree with the run file, and adds what the run file does not say.
 
-Both describe the same run, and two descriptions can contradict each other. Whatever does is refused by its name in
-both files; nothing is overruled in silence. `auto` means: as the run file says.
+A contradiction is an error that names both settings. `auto` means: as in the run file.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ AUTO = "auto"
 MOST_BYTES = 1 << 20
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON or YAML file that holds named values."""
+def _read_mapping(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path.expanduser(), MOST_BYTES)
         found = json.loads(text) if path.suffix == ".json" else load_yaml(text)
@@ -37,28 +35,28 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_user_config(path: Path, refused: Mapping[str, str], said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
-    """Their values, if they do not contradict the run file.
+def read_user_config(path: Path, rejected: Mapping[str, str], said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Read the file; raise UserError if it contradicts the run file.
 
-    `refused`: what must not be in their file, and the reason. `said`: for names in their file, the value that the run
-    file has for it and the words it has for that.
+    `rejected`: unsupported keys, with the reason. `said`: for keys of the file, the value of the run file and
+    the setting that it follows from.
     """
-    theirs = _read(path)
-    for name, why in refused.items():
+    theirs = _read_mapping(path)
+    for name, why in rejected.items():
         if get_nested(theirs, name) not in (None, AUTO, False, {}):
-            raise UserError(f"{path}: {name} has no place here: {why}; take it out of that file")
+            raise UserError(f"{path}: {name} is not supported: {why}; remove it from that file")
     for name, (value, words) in said.items():
         found = get_nested(theirs, name)
         if found not in (None, AUTO, value) or (isinstance(found, bool) and found is not value):
             raise UserError(
                 f"{path}: {name} is {json.dumps(found)}, but the run file says {words}; "
-                f"take {name} out of that file, or write {json.dumps(value)}"
+                f"remove {name} from that file, or write {json.dumps(value)}"
             )
     return theirs
 
 
 def merge_config(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Their values with ours on top, section by section; an `auto` that is left goes, and the library decides."""
+    """Merge ours over theirs, section by section; drop remaining `auto` values."""
     joined = {
         name: merge_config(value, {}) if isinstance(value, dict) else value
         for name, value in theirs.items()
@@ -71,7 +69,7 @@ def merge_config(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str
 
 
 def get_nested(values: Mapping[str, Any], dotted: str) -> Any:
-    """`zero_optimization.stage` of nested values, or None."""
+    """Return the value of a dotted key such as `zero_optimization.stage`, or None."""
     found: Any = values
     for name in dotted.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
