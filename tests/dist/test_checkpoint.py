@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from paceline.errors import RunFailed, UserError
-from paceline.trainer.checkpoint import dcp_files
+from paceline.trainer.checkpoint import dcp_files, staging
 from paceline.trainer.checkpoint.reader import Checkpoint, find_newest, read_tensors, restore_checkpoint
 from paceline.trainer.checkpoint.writer import CheckpointWriter
 
@@ -81,7 +81,7 @@ def sample(scale: float) -> dict[str, Any]:
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    flat, expected = dcp_files.flatten_state(one), dcp_files.flatten_state(other)
+    flat, expected = staging.flatten_state(one), staging.flatten_state(other)
     assert flat.keys() == expected.keys()
     for name, tensor in flat.items():
         assert torch.equal(tensor, expected[name]), name
@@ -142,7 +142,7 @@ def step_once(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
 
 
 def whole(state: dict[str, Any]) -> dict[str, Tensor]:
-    return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in dcp_files.flatten_state(state).items()}
+    return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in staging.flatten_state(state).items()}
 
 
 def train_sharded_and_save(folder: Path) -> None:
@@ -269,14 +269,14 @@ def restore_another_model_on_rank_1(folder: Path) -> None:
     state = sample(0.0)
     if dist.get_rank() == 1:
         state["model"]["w0"] = torch.zeros(3)
-    with pytest.raises(UserError, match=r"of another model: model\.w0 is \[100, 30\] there and \[3\] here"):
+    with pytest.raises(UserError, match=r"model\.w0 .* \[3\]"):
         restore_checkpoint(found(folder), state)
 
 
 def write_apart(folder: Path) -> None:
     checkpoints = CheckpointWriter(folder / str(dist.get_rank()), 2)
     checkpoints.save(sample(1.0), {"step": 1})
-    with pytest.raises(RunFailed, match="is not seen by rank 0: all ranks must share this folder"):
+    with pytest.raises(RunFailed, match="not seen by rank 0"):
         checkpoints.close()
 
 
@@ -303,7 +303,7 @@ def one_rank_dies_while(moment: str, folder: Path) -> None:
             time.sleep(LONG_S)
         os._exit(3)
     began = time.monotonic()
-    with pytest.raises(RunFailed, match="the checkpoint of step 2 was not finished: another rank ended or cannot be"):
+    with pytest.raises(RunFailed, match="step 2 was not finished"):
         save_and_wait(checkpoints, sample(2.0), 2)
     assert time.monotonic() - began < LONG_S / 2
     assert os.listdir(folder) == ["step-00000001"]

@@ -133,5 +133,5 @@ def killed_after_5(result, folder):
 
 
 def test_a_run_keeps_its_way(exact):
-    with pytest.raises(UserError, match=r"begun with parallel\.reduce=exact"):
+    with pytest.raises(UserError, match=r"parallel\.reduce=exact"):
         resume(exact.path, ["parallel.reduce=bf16"], show=False)

@@ -162,7 +162,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(runs, own, strategy, tmp_p
 
 
 def test_an_optimiser_of_whole_matrices_is_refused_where_ranks_hold_rows(own, tmp_path):
-    with pytest.raises(UserError, match="Adafactor does not update the rows of a matrix as it updates the whole"):
+    with pytest.raises(UserError, match="Adafactor does not"):
         train(own("ByMatrix", "zero1"), tmp_path, show=False)
     assert train(own("ByMatrix", "ddp", steps=2), tmp_path, show=False).status == "finished"
 

@@ -82,7 +82,7 @@ def test_a_run_is_read_under_another_layout_than_it_was_saved(tiny_lm, begun):
 def test_what_one_stage_misses_is_refused_by_all(tiny_lm, begun, tmp_path):
     _, run = begun
     spec = under(tiny_lm, "pipeline:2", **{"model.init_from": run, "model.layers": 5})
-    with pytest.raises(UserError, match=r"the model has layers\.4\.attention\.k\.weight, .* which is not in it"):
+    with pytest.raises(UserError, match=r"layers\.4\.attention\.k"):
         train(spec, tmp_path / "runs", show=False)
     assert not list((tmp_path / "runs").iterdir())
 

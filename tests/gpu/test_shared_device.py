@@ -112,7 +112,7 @@ def test_nccl_is_refused_with_the_line_to_type(tiny_lm, tmp_path):
     from paceline import train
 
     spec = tiny_lm.replace({"train.steps": 1, "parallel.device": "cuda", "parallel.ranks": devices() + 1})
-    with pytest.raises(UserError, match=r"needs a CUDA device of its own.*parallel\.backend=gloo  to share"):
+    with pytest.raises(UserError, match=r"parallel\.backend=gloo"):
         train(spec, tmp_path, show=False)
 
 
@@ -146,5 +146,5 @@ def test_what_gloo_cannot_do_on_a_device_is_refused(tiny_lm, tmp_path):
 
     layout = keys_of("tensor:2+sequence")
     spec = tiny_lm.replace({"train.steps": 1, "parallel.device": "cuda", "parallel.backend": "gloo", **layout})
-    with pytest.raises(UserError, match=r"sum through gloo.*use parallel\.sequence=false"):
+    with pytest.raises(UserError, match=r"parallel\.sequence=false"):
         train(spec, tmp_path, show=False)

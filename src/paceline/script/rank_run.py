@@ -186,7 +186,7 @@ class RankRun(ScriptRun):
         job = build_job_around(step, self._execution, context, samples, order, self._initializer)
         notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._describe_optimizer()]
         job.facts = replace(job.facts, notes=notes, equations=lines)
-        job.kept = self._kept
+        job.extra = self._kept
         loop = ScriptLoop(job, dataset, self._view, running=self.session.begin(job))
         self.resources.callback(loop.close)
         return loop

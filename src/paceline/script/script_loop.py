@@ -142,7 +142,7 @@ class ScriptLoop:
         self.log.write()
         if self.stopped:
             return RunStatus.STOPPED
-        self.job.note_why()
+        self.job.record_stop()
         return RunStatus.FINISHED
 
     def _leave_loop(self) -> None:

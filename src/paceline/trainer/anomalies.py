@@ -1,7 +1,6 @@
-"""What people want to know while it happens: a loss that jumps, and a rank that is slower than the others.
+"""Report loss spikes and stragglers while a run is training, as "notice" events of the main rank.
 
-Both are "notice" events of the main rank: the terminal, `watch` and the page show them. How long each rank works on a
-step stands in its heartbeat, where the main rank reads it now and then; nothing is sent for it.
+Each rank leaves its time per step in its heartbeat, which the main rank reads now and then; nothing is sent.
 """
 
 from __future__ import annotations
@@ -21,70 +20,67 @@ from paceline.trainer.context import RunContext
 WINDOW = 100
 ENOUGH = 20
 """Steps before a loss can be unusual."""
-EVERY = 10
-"""Steps between two looks at what is usual."""
+UPDATE_EVERY = 10
 SPREADS = 8.0
-"""From the usual loss to one that jumps: times the median distance of the last ones from it."""
-AT_LEAST = 1.2
-"""Times the usual loss that a jump is at least."""
+"""From the usual loss to a spike, in median deviations."""
+MIN_RATIO = 1.2
+"""Of a spike to the usual loss."""
 LOOK_EVERY_S = 10.0
-SLOWER = 1.3
-"""Times as long at work as the others, to be called slow."""
+SLOW_RATIO = 1.3
 LOOKS = 2
-"""In a row, before it is said."""
+"""In a row, before a slow rank is reported."""
 
 
 class AnomalyDetector:
-    """On one rank, told of every step."""
+    """Observes every step of one rank."""
 
     def __init__(self, context: RunContext) -> None:
         self.context, self.folder = context, RunDir(context.folder).heartbeats
         self.losses: deque[float] = deque(maxlen=WINDOW)
         self.busy: deque[float] = deque(maxlen=WINDOW)
-        self.usual, self.most = 0.0, inf
-        """The usual loss, and the highest that is not a jump."""
+        self.usual, self.limit = 0.0, inf
         self.spiked = False
         self.slow: dict[int, int] = {}
-        """Ranks that were slow, and in how many looks in a row."""
+        """In how many looks in a row a rank was slow."""
         self.look_at = time.monotonic() + LOOK_EVERY_S
 
-    def step(self, event: Mapping[str, Any]) -> None:
-        place = self.context.rank_info
+    def observe(self, event: Mapping[str, Any]) -> None:
+        info = self.context.rank_info
         self.busy.append(event["compute_s"] + event["data_s"])
-        if place.rank == 0:
-            self._loss(event["step"], event["loss"])
-        if place.world > 1 and time.monotonic() > self.look_at:
+        if info.rank == 0:
+            self._check_loss(event["step"], event["loss"])
+        if info.world > 1 and time.monotonic() > self.look_at:
             self.look_at = time.monotonic() + LOOK_EVERY_S
             self.context.beat(None, None, median(self.busy))
-            if place.rank == 0:
-                self._ranks(event["step"], [beat for beat in read_beats(self.folder) if beat.rank < place.world])
+            if info.rank == 0:
+                self._check_ranks(event["step"], [beat for beat in read_beats(self.folder) if beat.rank < info.world])
 
-    def _loss(self, step: int, loss: float) -> None:
+    def _check_loss(self, step: int, loss: float) -> None:
         if not isfinite(loss):
             return
-        jumps = loss > self.most
-        if jumps and not self.spiked:
+        spikes = loss > self.limit
+        if spikes and not self.spiked:
             text = f"the loss jumps to {number(loss)} at step {step}; before, it was about {number(self.usual)}"
             self.context.event("notice", about="loss", step=step, loss=loss, usual=self.usual, text=text)
-        self.spiked = jumps
+        self.spiked = spikes
         self.losses.append(loss)
-        if len(self.losses) >= ENOUGH and step % EVERY == 0:
+        if len(self.losses) >= ENOUGH and step % UPDATE_EVERY == 0:
             self.usual = median(self.losses)
             spread = median(abs(earlier - self.usual) for earlier in self.losses)
-            self.most = max(self.usual + SPREADS * spread, AT_LEAST * self.usual) if self.usual > 0 else inf
+            self.limit = max(self.usual + SPREADS * spread, MIN_RATIO * self.usual) if self.usual > 0 else inf
 
-    def _ranks(self, step: int, beats: list[Beat]) -> None:
+    def _check_ranks(self, step: int, beats: list[Beat]) -> None:
         known = {beat.rank: beat for beat in beats if beat.busy_s > 0}
         if len(known) < self.context.rank_info.world:
             return
         for rank, beat in known.items():
             others = median(other.busy_s for other in known.values() if other.rank != rank)
-            if beat.busy_s < SLOWER * others:
+            if beat.busy_s < SLOW_RATIO * others:
                 self.slow.pop(rank, None)
                 continue
             self.slow[rank] = self.slow.get(rank, 0) + 1
             if self.slow[rank] == LOOKS:
                 took = f"works {duration(beat.busy_s)} on a step, the others {duration(others)}: they wait for it"
+                facts = {"rank": rank, "host": beat.host, "busy_s": beat.busy_s, "others_s": others}
                 text = f"rank {rank} on {beat.host} {took}"
-                told = {"rank": rank, "host": beat.host, "busy_s": beat.busy_s, "others_s": others}
-                self.context.event("notice", about="straggler", step=step, text=text, **told)
+                self.context.event("notice", about="straggler", step=step, text=text, **facts)

@@ -1,4 +1,4 @@
-"""Methods of a workload that are told how its run goes and may end it, on all ranks at the same step."""
+"""Workload callbacks: called on every rank, and able to stop the run on all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -15,44 +15,51 @@ from paceline.workload import Workload
 
 
 def run_step_callback(workload: Workload, event: Mapping[str, Any], device: torch.device) -> str:
-    """Why the run ends after this step; "" where it goes on. Times are not told: each rank has its own."""
+    """Call `workload.on_step` and return why the run should stop, or "" to continue.
+
+    Timings are left out: they differ between ranks, so a decision based on them would too.
+    """
     if not workload.has("on_step"):
         return ""
-    values = {name: value for name, value in event.items() if name != "step" and not name.endswith("_s")}
-    return _agree_on_stop(_parse_stop_reason("on_step", workload.on_step(event["step"], values)), device)
+    metrics = {name: value for name, value in event.items() if name != "step" and not name.endswith("_s")}
+    return _agree_on_stop(_parse_stop_reason("on_step", workload.on_step(event["step"], metrics)), device)
 
 
 def run_evaluation_callback(workload: Workload, step: int, metrics: Mapping[str, Any], device: torch.device) -> str:
-    """Why the run ends after this evaluation; "" where it goes on."""
+    """Call `workload.on_evaluate` and return why the run should stop, or "" to continue."""
     if not workload.has("on_evaluate"):
         return ""
     return _agree_on_stop(_parse_stop_reason("on_evaluate", workload.on_evaluate(step, dict(metrics))), device)
 
 
-def _parse_stop_reason(method: str, said: object) -> str:
-    if said is None or isinstance(said, str):
-        return said or ""
+def _parse_stop_reason(method: str, returned: object) -> str:
+    if returned is None or isinstance(returned, str):
+        return returned or ""
     raise RunFailed(
-        f"workload: {method} returned {said!r}; it must return None to go on, or why the run is to end: "
-        'return "the loss is low enough"'
+        f"workload: {method} returned {returned!r}; it must return None to continue, or why the run should stop: "
+        'return "the loss is low enough"',
+        code="invalid-workload",
+        key=method,
     )
 
 
-def _agree_on_stop(why: str, device: torch.device) -> str:
-    """The same on every rank: one that wants to end it is enough, and the lowest such rank says why."""
+def _agree_on_stop(reason: str, device: torch.device) -> str:
+    """Return the same reason on every rank: that of the lowest rank that wants to stop."""
     if not dist.is_initialized():
-        return why
-    wants = torch.tensor(float(bool(why)), device=device)
+        return reason
+    wants = torch.tensor(float(bool(reason)), device=device)
     dist.all_reduce(wants)
-    return next(filter(None, gather_objects(why))) if wants else ""
+    return next(filter(None, gather_objects(reason))) if wants else ""
 
 
 def dump_callback_state(workload: Workload) -> dict[str, Any]:
-    """What the callbacks remember, for a checkpoint."""
+    """Return what the callbacks remember, for a checkpoint."""
     try:
         found: dict[str, Any] = json.loads(json.dumps(workload.callback_state))
     except (TypeError, ValueError) as error:
         raise RunFailed(
-            f"workload: callback_state cannot be saved: {error}; it may hold numbers, words, lists and dicts"
+            f"workload: callback_state cannot be saved: {error}; it may hold numbers, words, lists and dicts",
+            code="invalid-workload",
+            key="callback_state",
         ) from None
     return found

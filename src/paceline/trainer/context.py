@@ -1,4 +1,4 @@
-"""The work of one rank, whatever its kind: its run, this rank's place in it, where its record goes, and its size."""
+"""The work of one rank: its run and layout, its rank and device, where its events go, and its job."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ from paceline.workload import BaseWorkload
 
 @dataclass
 class RunContext:
-    """On one rank."""
+    """What is resolved once at the start of a rank."""
 
     spec: RunSpec
     layout: Layout
     rank_info: RankInfo
     device: torch.device
     folder: Path
-    """The run's: an engine keeps its configuration there, a fit its result."""
     events: EventWriter
     checkpoints: CheckpointWriter
     stop: StopRequest
     checkpoint: Checkpoint | None = None
-    """Where a run goes on that was begun before."""
+    """Where a resumed run continues."""
     beat: Callable[..., None] = lambda phase, step, busy_s=None: None
-    """Leaves in the run folder what this rank is at (launch/heartbeat.py)."""
-    shown: Callable[[dict[str, Any]], None] = lambda event: None
-    """Told of every event, on the main rank: the progress bar, the loggers."""
+    """Writes the heartbeat of this rank (launch/heartbeat.py)."""
+    show_event: Callable[[dict[str, Any]], None] = lambda event: None
+    """Called with every event, on the main rank: the progress bar, the loggers."""
 
     def event(self, kind: str, **values: Any) -> None:
         self.events.write(kind, **values)
         if self.rank_info.rank == 0:
-            self.shown({"kind": kind, **values})
+            self.show_event({"kind": kind, **values})
 
 
 @dataclass(frozen=True)
@@ -56,17 +55,16 @@ class JobFacts:
 
     order: Order
     steps: int
-    """The last step there can be."""
+    """The last step."""
     parameters: int | None
-    """Of the whole model; None where it has none that are counted."""
+    """Of the whole model; None if it has none that are counted."""
     layout: str
     """How the work is spread over ranks, as an equation."""
     equations: list[str]
     """The derived numbers, each as the equation that gives it."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the "start" event says of this job alone."""
+    """For the "start" event."""
     pauses: PauseSchedule | None = None
-    """What is done between steps, where that is known beforehand."""
 
 
 @dataclass
@@ -79,26 +77,25 @@ class Job(ABC):
 
     @cached_property
     def answer(self) -> dict[str, Any]:
-        """What determines it, for checkpoints to keep."""
+        """What determines the answer, for checkpoints."""
         return describe_answer(self.workload)
 
     @property
     @abstractmethod
-    def done(self) -> bool:
-        """Whether nothing is left to do."""
+    def done(self) -> bool: ...
 
     @property
     @abstractmethod
     def end(self) -> str:
-        """For people: how a job that is done came to its end."""
+        """How a finished job came to its end, for people."""
 
     @property
-    def why(self) -> str:
-        """For people: why it is done before its last step; empty where it is not."""
+    def stop_reason(self) -> str:
+        """Why the job is done before its last step; "" if it is not."""
         return ""
 
     def change_of_length(self, old: Train) -> str:
-        """For people: what is different now that the run is longer than the section `old` says."""
+        """Describe what differs now that the run is longer than the section `old` says."""
         return ""
 
     @abstractmethod
@@ -106,7 +103,7 @@ class Job(ABC):
 
     @abstractmethod
     def run(self) -> RunStatus:
-        """From the present step until it is done, or asked to stop."""
+        """Work from the present step until the job is done, or asked to stop."""
 
     def conclude(self) -> None:  # noqa: B027
-        """Write what people read beside the last checkpoint; on the main rank, and safe to do again."""
+        """Write what people read beside the last checkpoint; on the main rank, and safe to repeat."""

@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from paceline.trainer.loop import GradientJob
 
 
-MOST_NUMBERS = 10_000
-"""In an array of an "evaluate" event."""
+MAX_RECORDED = 10_000
+"""Numbers in an array of an "evaluate" event."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What an evaluation uses of the held-out split."""
+    """The samples of the held-out split that are evaluated."""
 
     samples: Samples
     ids: np.ndarray
 
     @classmethod
     def of(cls, workload: Workload, order: Order) -> HeldOut | None:
-        """None where nothing is held out."""
+        """Return None if nothing is held out."""
         samples = samples_of(workload, "test")
         if samples is None:
             return None
@@ -50,20 +50,18 @@ class HeldOut:
         return cls(samples, select_evaluated(len(samples), count))
 
     def batches(self, chunks: Iterable[int], size: int) -> Iterator[Any]:
-        """The samples of these chunks, each from cheap to dear."""
+        """Yield the samples of these chunks, each sorted by cost."""
         ids = (self.ids[chunk * size : (chunk + 1) * size] for chunk in chunks)
         sorted_ids = (some[np.argsort(cost_of(self.samples, some), kind="stable")] for some in ids)
         return iter_batches(self.samples, ((some, np.zeros_like(some)) for some in sorted_ids))
 
 
 def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
-    """{"n": samples seen, "of": samples held out, metric: value …}.
+    """Return {"n": samples seen, "of": samples held out, metric: value …}.
 
-    The samples are cut into fixed chunks by position and whole chunks are handed to ranks, so a chunk's sums do not
-    depend on how many ranks there are; they are added up without rounding.
-
-    All ranks make the same number of rounds, since under some layouts a forward pass is work for all of them; one that
-    has no chunk left repeats the first and does not count it.
+    Samples are cut into fixed chunks, and ranks get whole chunks, so that sums do not depend on the number of ranks.
+    All ranks make the same number of rounds, since under some layouts a forward pass needs all of them; one that has
+    no chunk left repeats the first and does not count it.
     """
     workload, model, layout, device = job.workload, job.state.model.unwrapped, job.layout, job.context.device
     data_rank, size = layout.data_rank(job.context.rank_info.rank), workload.evaluation_chunk
@@ -79,21 +77,20 @@ def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
         job.context.beat("evaluation", job.state.step)
     everyone = dict(gather_objects((data_rank, mine)))  # ranks that share a model have the same sums
     metrics = workload.metrics(sum_chunks(list(everyone.values()), chunks))
-    told = {"classes": list(workload.classes())} if "support" in metrics else {}
-    return {"n": len(held_out.ids), "of": len(held_out.samples), **_select_recorded(metrics), **told}
+    classes = {"classes": list(workload.classes())} if "support" in metrics else {}
+    return {"n": len(held_out.ids), "of": len(held_out.samples), **_select_recorded(metrics), **classes}
 
 
 def _select_recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as plain values; an array of very many numbers is nothing to be recorded each time."""
+    """Return metrics as plain values, without large arrays."""
     arrays = {name: value for name, value in metrics.items() if hasattr(value, "tolist")}
-    short = {name: replace_nonfinite(value.tolist()) for name, value in arrays.items() if value.size <= MOST_NUMBERS}
+    short = {name: replace_nonfinite(value.tolist()) for name, value in arrays.items() if value.size <= MAX_RECORDED}
     return {name: value for name, value in {**metrics, **short}.items() if name in short or name not in arrays}
 
 
 @contextmanager
 def use_evaluation_mode(model: nn.Module, precision: str, device: torch.device) -> Iterator[None]:
-    """How an evaluation computes, of a run and of its finished model: in the run's precision, and layers that are
-    compiled for training as they are written, since a compilation would take longer than it saves."""
+    """Compute in the run's precision, without gradients and without the compiler, which would take too long."""
     was_training = model.training
     model.eval()
     torch.clear_autocast_cache()  # casts of other weights, where this is inside of a training pass
@@ -108,14 +105,13 @@ def use_evaluation_mode(model: nn.Module, precision: str, device: torch.device) 
 
 @dataclass
 class ChunkSums:
-    """What a rank has summed up. Whole numbers are exact in any order; others are kept by chunk until all are there."""
+    """Sums of a rank. Integers are exact in any order; floats are kept by chunk until all are known."""
 
     whole: dict[str, np.ndarray] = field(default_factory=dict)
     chunks: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sums: Mapping[str, Tensor | float]) -> ChunkSums:
-        """Those of a single chunk."""
         found = cls()
         found.add(0, sums)
         return found
@@ -124,7 +120,9 @@ class ChunkSums:
         if not isinstance(sums, Mapping):
             raise RunFailed(
                 f"workload: evaluate returned {type(sums).__name__}; it must return a dict of sums over the samples "
-                'and their count, as in  return {"loss": loss_sum, "count": len(labels)}'
+                'and their count, as in  return {"loss": loss_sum, "count": len(labels)}',
+                code="invalid-workload",
+                key="evaluate",
             )
         found = {name: _on_host(name, value) for name, value in sums.items()}
         for name, value in found.items():
@@ -134,7 +132,7 @@ class ChunkSums:
 
 
 def sum_chunks(parts: Sequence[ChunkSums], chunks: int) -> dict[str, Any]:
-    """The sums over all chunks, added without rounding: numbers, and arrays where there were arrays."""
+    """Return the sums over all chunks, added without rounding."""
     rows = {chunk: row for part in parts for chunk, row in part.chunks.items()}
     assert len(rows) == chunks, "a chunk was lost"
     totals: dict[str, np.ndarray] = {}
@@ -148,7 +146,7 @@ def sum_chunks(parts: Sequence[ChunkSums], chunks: int) -> dict[str, Any]:
 
 
 def _on_host(name: str, value: Any) -> np.ndarray:
-    """A sum as whole numbers of 64 bits where it has such, else as floats of 64 bits."""
+    """Return a sum as int64 if it is integral, else as float64."""
     found = value.detach().cpu() if isinstance(value, Tensor) else value
     if isinstance(found, Tensor) and found.dtype in (torch.bfloat16, torch.float16):
         found = found.float()
@@ -161,11 +159,10 @@ def _on_host(name: str, value: Any) -> np.ndarray:
 
 
 PICTURED_SAMPLES = 6
-"""Samples, spread evenly over the split, or over `Samples.pictured` where only some of them are worth a picture."""
 
 
 def write_evaluation_pictures(job: GradientJob, held_out: HeldOut) -> None:
-    """All ranks compute them, since under some layouts a forward pass is work for all of them; the main one writes."""
+    """Write pictures of a few held-out samples, the same each time; all ranks compute them, the main one writes."""
     workload, model, context = job.workload, job.state.model.unwrapped, job.context
     if not workload.has("pictures"):
         return
@@ -180,7 +177,7 @@ def write_evaluation_pictures(job: GradientJob, held_out: HeldOut) -> None:
 
 
 def write_picture(file: Path, picture: np.ndarray) -> None:
-    """Bytes [H, W, 3] as they are; [H, W] are the numbers of classes: the file holds them, and a colour for each."""
+    """Write a PNG: bytes [H, W, 3], or class numbers [H, W] with a colour for each."""
     from PIL import Image
 
     file.parent.mkdir(exist_ok=True)
@@ -192,7 +189,7 @@ def write_picture(file: Path, picture: np.ndarray) -> None:
 
 
 def build_palette() -> np.ndarray:
-    """A colour for each of the 256 values of a mask: 0 is black, 255 grey, neighbouring classes are far apart."""
+    """Return a colour for each value of a mask: 0 is black, 255 grey, neighbours differ."""
     from matplotlib import colormaps
 
     order = [shade + 2 * hue for shade in (0, 1) for hue in range(10) if hue != 7]  # without the greys

@@ -1,4 +1,4 @@
-"""What may go wrong in a rank without being a mistake of ours, turned into failures of the run that say what to do."""
+"""Turn what may go wrong in a rank without being a bug of ours into failures of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.config import RunSpec
 from paceline.config.registry import describe_error, format_user_trace, is_script
-from paceline.errors import OutOfMemory, PacelineError, RunFailed
+from paceline.errors import Code, OutOfMemory, PacelineError, RunFailed
 from paceline.launch.root_cause import is_secondary
 
 TORCH_MESSAGES = {
@@ -27,38 +27,35 @@ TORCH_MESSAGES = {
 
 @contextmanager
 def translate_failures(spec: RunSpec) -> Iterator[None]:
-    """Lost peers, memory that runs out and mistakes in the user's own code are failures of the run, said as such.
-
-    Any other exception is a mistake of ours and stays what it is.
-    """
+    """Raise RunFailed for lost peers, missing memory and mistakes in the user's code; other exceptions are our bugs."""
     try:
         yield
     except PacelineError:
         raise
     except Exception as error:
-        if said := _explain_failure(error, spec):
-            raise (OutOfMemory if is_out_of_memory(error) else RunFailed)(said) from error
-        raise
-
-
-def _explain_failure(error: Exception, spec: RunSpec) -> str:
-    """What to tell the user; empty where nobody but us can do something about it."""
-    if spec.parallel.ranks > 1 and is_secondary(error):
-        return f"another rank failed or cannot be reached ({describe_error(error)})"
-    if is_out_of_memory(error):
-        wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
-        for_what = f" for {wanted[1]} more" if wanted else ""
-        return f"there is no memory{for_what}; use a smaller parallel.micro_batch, more ranks or a smaller model"
-    for told, meant in TORCH_MESSAGES.items():
-        if told in str(error):
-            return f"{meant} ({describe_error(error)})"
-    trace = format_user_trace(error, spec.workload)
-    who = Path(spec.workload).name if is_script(spec.workload) else "the workload"
-    return f"{who} failed: {describe_error(error)}\n\n{trace}" if trace else ""
+        code: Code = "user-code-failed"
+        kind = RunFailed
+        trace = format_user_trace(error, spec.workload)
+        meaning = next((meaning for text, meaning in TORCH_MESSAGES.items() if text in str(error)), "")
+        if spec.parallel.ranks > 1 and is_secondary(error):
+            code, message = "rank-failed", f"another rank failed or cannot be reached ({describe_error(error)})"
+        elif is_out_of_memory(error):
+            wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+            size = f" for {wanted[1]} more" if wanted else ""
+            code, kind = "out-of-memory", OutOfMemory
+            message = f"there is no memory{size}; use a smaller parallel.micro_batch, more ranks or a smaller model"
+        elif meaning:
+            message = f"{meaning} ({describe_error(error)})"
+        elif trace:
+            who = Path(spec.workload).name if is_script(spec.workload) else "the workload"
+            message = f"{who} failed: {describe_error(error)}\n\n{trace}"
+        else:
+            raise
+        raise kind(message, code=code) from error
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """On a device there is a type for it; torch's allocator for the CPU has nothing but words."""
+    """Return whether memory ran out; torch's allocator for the CPU has no type for it."""
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True

@@ -1,4 +1,4 @@
-"""What a run folder keeps so that its model can be used later, without the data and the cache it was trained on."""
+"""Keep in the run folder what using its model needs, without the data and cache it was trained on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from paceline.runlog.run_dir import KEPT_SUMS, RunDir
 from paceline.workload import BaseWorkload, Workload
 
 SOURCE = "source"
-"""A folder in it: the user's own file as it was when the run began, to be read."""
 
 
 def save_inference_assets(run: RunDir, workload: BaseWorkload) -> None:
-    """Write RUN/kept in one go, unless it is there: a run that is resumed has it already."""
+    """Write RUN/kept in one rename, unless a resumed run has it already."""
     if run.kept.is_dir() or not isinstance(workload, Workload):
         return
     aside = run.path / f".kept.{os.getpid()}"
@@ -41,7 +40,7 @@ def save_inference_assets(run: RunDir, workload: BaseWorkload) -> None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """What fails here is the disk; what fails in `Workload.keep` may be the user's own code."""
+    """Turn errors of the disk into RunFailed; `Workload.keep` may be the user's own code."""
     try:
         yield
     except OSError as error:
@@ -49,6 +48,6 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def find_user_file(workload: str) -> Path | None:
-    """The file of `file.py:Class`, or the script."""
+    """Return the file of `file.py:Class`, or the script."""
     place = get_user_module(workload)
     return Path(place) if place.endswith(".py") else None

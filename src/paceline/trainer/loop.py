@@ -1,4 +1,4 @@
-"""Training by gradients, and fitting by passes: read each `run` from top to bottom as the story of a run."""
+"""Train by gradients, or fit by passes: read each `run` from top to bottom as the story of a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from paceline.trainer.step.step import State, Step
 from paceline.workload import PassWorkload, Workload
 
 MAX_UNREAD_STEPS = 50
-"""Steps between two readings of a device, however rarely they are shown: a request to stop is seen by then."""
+"""Steps between two readings of a device: a request to stop is seen by then."""
 
 
 @dataclass
@@ -62,9 +62,9 @@ class GradientJob(Job):
     stale: int = 0
     """Evaluations since then."""
     ended: str = ""
-    """Why a callback ended the run."""
-    kept: dict[str, Stateful] = field(default_factory=dict)
-    """By name, what a script keeps in checkpoints beside model and optimiser."""
+    """Why a callback stopped the run."""
+    extra: dict[str, Stateful] = field(default_factory=dict)
+    """What a script keeps in checkpoints beside model and optimiser."""
 
     @property
     def state(self) -> State:
@@ -72,10 +72,10 @@ class GradientJob(Job):
 
     @property
     def done(self) -> bool:
-        return self.state.step == self.facts.steps or bool(self.why)
+        return self.state.step == self.facts.steps or bool(self.stop_reason)
 
     @property
-    def why(self) -> str:
+    def stop_reason(self) -> str:
         patience = self.context.spec.train.patience
         if self.ended or not patience or self.stale < patience:
             return self.ended
@@ -84,8 +84,8 @@ class GradientJob(Job):
 
     @property
     def end(self) -> str:
-        if self.why:
-            return f"it ended at step {self.state.step}: {self.why}"
+        if self.stop_reason:
+            return f"it ended at step {self.state.step}: {self.stop_reason}"
         return f"all of its {self.facts.steps} steps are done"
 
     def change_of_length(self, old: Train) -> str:
@@ -100,10 +100,9 @@ class GradientJob(Job):
         self.evaluation, self.best = meta["evaluation"], meta["best"]
         self.stale, self.ended = meta.get("stale", 0), meta.get("ended", "")
         self.workload.callback_state = meta.get("callback_state", {})
-        restore_extra(checkpoint, self.kept)
+        restore_extra(checkpoint, self.extra)
 
     def run(self) -> RunStatus:
-        """Train from the present step to the last."""
         log = StepLog(self)
         try:
             return self._train(log)
@@ -111,7 +110,7 @@ class GradientJob(Job):
             log.write()
 
     def _train(self, log: StepLog) -> RunStatus:
-        decides = bool(self.context.spec.train.patience) or self.workload.has("on_evaluate")  # none is left out then
+        decides = bool(self.context.spec.train.patience) or self.workload.has("on_evaluate")  # then none is left out
         self.state.model.net.train()
 
         self.context.beat("data", self.state.step)
@@ -131,16 +130,16 @@ class GradientJob(Job):
             if now.stopping:
                 return RunStatus.STOPPED
             self.context.beat("data", self.state.step)
-        self.note_why()
+        self.record_stop()
         return RunStatus.FINISHED
 
     def before_step(self, batch: RankBatch) -> None:
-        """What a step takes from its position in the run."""
+        """Set what a step takes from its position in the run."""
         self.context.beat("step", self.state.step)
         self.state.before_step(self.schedule(batch.global_batch.seen))
 
     def after_step(self, batch: RankBatch, stats: Tensor, log: StepLog) -> StepActions:
-        """Count a step that was made, note what it found, and say what is due."""
+        """Count a step, log what it found, and return what is due."""
         train, state = self.context.spec.train, self.state
         state.step += 1
         last, epoch_end = self.done, state.step % self.loader.order.steps_per_epoch == 0
@@ -149,17 +148,17 @@ class GradientJob(Job):
         state.model.reduction.average_models(state.step, now=evaluating or saving)
         log.add(batch, stats)
         stopping = log.flush(now=evaluating or saving)
-        if self.done:  # as planned, or since a callback said so
+        if self.done:
             state.model.reduction.average_models(state.step, now=True)
         return StepActions(evaluating, saving, stopping)
 
-    def note_why(self) -> None:
-        """For the record: why it is done before its last step, where it is."""
-        if self.why:
-            self.context.event("done", step=self.state.step, why=self.why)
+    def record_stop(self) -> None:
+        """Record why the job is done before its last step."""
+        if self.stop_reason:
+            self.context.event("done", step=self.state.step, why=self.stop_reason)
 
     def evaluate(self, held_out: HeldOut) -> float:
-        """Evaluate the model as it is now; returns its score."""
+        """Evaluate the model as it is now; return its score."""
         self.context.beat("evaluation", self.state.step)
         broadcast_buffers(self.state.buffers(), self.layout)
         began = perf_counter()
@@ -188,16 +187,16 @@ class GradientJob(Job):
             "ended": self.ended,
             "callback_state": dump_callback_state(self.workload),
             ANSWER_KEY: self.answer,
-            **({EXTRA_KEY: collect_extra_values(self.kept)} if self.kept else {}),
+            **({EXTRA_KEY: collect_extra_values(self.extra)} if self.extra else {}),
         }
-        tensors = {**self.state.tensors(), **({EXTRA_KEY: collect_extra_tensors(self.kept)} if self.kept else {})}
+        tensors = {**self.state.tensors(), **({EXTRA_KEY: collect_extra_tensors(self.extra)} if self.extra else {})}
         self.context.checkpoints.save(tensors, meta, score=score)
         self.context.event("checkpoint", step=self.state.step, checkpoint_s=perf_counter() - began)
 
 
 @dataclass(frozen=True)
 class StepActions:
-    """What is due after a step, on every rank the same."""
+    """What is due after a step, the same on every rank."""
 
     evaluating: bool
     saving: bool
@@ -210,7 +209,7 @@ def is_due(step: int, every: int, epoch_end: bool) -> bool:
 
 
 class StepLog:
-    """Turns what the device found out into events, a few steps at a time so that nothing waits for it."""
+    """Turns what the device computed into events, a few steps at a time so that nothing waits for it."""
 
     def __init__(self, job: GradientJob) -> None:
         self.job, self.context, self.timer = job, job.context, job.train_step.timer
@@ -218,24 +217,24 @@ class StepLog:
         if self.context.device.type == "cpu" or job.workload.has("on_step"):
             self.every = 1
         self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
-        """Steps that the device may still be at."""
-        self.made = job.train_step.times_made
-        self.unheard = 0
+        """Steps that the device may not have finished."""
+        self.compilations = job.train_step.times_made
+        self.unread = 0
         """Steps since all ranks looked whether one of them was asked to stop."""
         self.stopping = False
         self.usage = RankUsage.of(self.context.device)
         self.known: deque[dict[str, Any]] = deque()
         """Events that are not written yet."""
-        self.noticing = AnomalyDetector(self.context)
+        self.anomalies = AnomalyDetector(self.context)
         self.resume()
 
     def resume(self) -> None:
-        """The next step begins now: what was done since the last one was not training, nor what was sent for it."""
+        """Start the clock of the next step: what was done since the last one was not training."""
         self.timer.take()
         self.began = perf_counter()
 
     def add(self, batch: RankBatch, stats: Tensor) -> None:
-        """Note a step that was handed to the device."""
+        """Add a step that was given to the device."""
         whole = batch.global_batch
         event = {
             "step": self.job.state.step,
@@ -249,22 +248,22 @@ class StepLog:
         if self.job.workload.unit:
             event[self.job.workload.unit] = batch.cost
         self.waiting.append((event, stats, self.timer.take()))
-        self.unheard += 1
-        made = self.job.train_step.times_made
-        if made != self.made:
-            self.made = made
+        self.unread += 1
+        compilations = self.job.train_step.times_made
+        if compilations != self.compilations:
+            self.compilations = compilations
             self._read(compiled=True)
         self.write(2)  # while the device is at work on this step
 
     def flush(self, now: bool) -> bool:
-        """Read what the device found; True, at the same step on every rank, when one of them was asked to stop.
+        """Read what the device computed; return True, at the same step on every rank, if one was asked to stop.
 
-        It is written at once where somebody waits for it, and else little by little while the next steps are computed.
+        Events are written at once if somebody waits for them, else while the next steps are computed.
         """
-        if not self.unheard or not (now or self.unheard >= self.every):
+        if not self.unread or not (now or self.unread >= self.every):
             return False
         self._read()
-        stopping, self.stopping, self.unheard = self.stopping, False, 0
+        stopping, self.stopping, self.unread = self.stopping, False, 0
         if used := self.usage.now():
             self.context.events.write("usage", step=self.job.state.step, **used)
         if now or stopping or self.every == 1 or any(event["skipped"] for event in self.known):
@@ -272,9 +271,7 @@ class StepLog:
         return stopping
 
     def _read(self, compiled: bool = False) -> None:
-        """Wait for the device. Of steps that are read together, each is said to have taken as long as their mean:
-        where one of them was `compiled` or recorded, no median is to count any.
-        """
+        """Wait for the device. Steps that are read together get their mean time; `compiled` keeps them from medians."""
         if not self.waiting:
             return
         numbers = torch.stack([stats for _, stats, _ in self.waiting]).tolist()
@@ -293,47 +290,44 @@ class StepLog:
         self.waiting.clear()
 
     def write(self, most: int | None = None) -> None:
-        """Write the events that are known, or some of them."""
+        """Write the known events, or the first `most` of them."""
         if not self.known:
             return
         for _ in range(len(self.known) if most is None else min(most, len(self.known))):
             event = self.known.popleft()
             self.context.event("step", **event)
-            self.noticing.step(event)
-            self._watch(event)
-            if why := run_step_callback(self.job.workload, event, self.context.device):
-                self.job.ended = why
+            self.anomalies.observe(event)
+            self._check_finite(event)
+            if reason := run_step_callback(self.job.workload, event, self.context.device):
+                self.job.ended = reason
         if not self.known:
             self.context.events.flush()
 
-    def _watch(self, event: dict[str, Any]) -> None:
-        """The stated policy for a step that is not finite. fp16 may overflow now and then: its scale adapts."""
+    def _check_finite(self, event: dict[str, Any]) -> None:
+        """Raise RunFailed for a step that is not finite, unless it may be skipped; the scale of fp16 adapts."""
         train, scaler = self.context.spec.train, self.job.state.scaler
         if not event["skipped"] or train.nonfinite == "skip" or (scaler.adapts and float(scaler.scale) >= 1):
             return
-        what, value = ("gradient norm", "grad_norm") if isfinite(event["loss"]) else ("loss", "loss")
-        self.known.clear()  # steps after this one went the same way
-        found = f"{what} is {event[value]} at step {event['step']}"
-        if train.precision == "fp16" and not scaler.adapts:
-            raise RunFailed(f"{found}: train.loss_scale={train.loss_scale:g} may be too large; use dynamic")
-        if event["step"] == 1:
-            raise RunFailed(
-                f"{found}, with the weights as they began: look for the cause in the data, the model or loss(), or "
-                "pass over such steps with train.nonfinite=skip"
-            )
-        raise RunFailed(
-            f"{found}; that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer "
-            "train.warmup, or pass over such steps with train.nonfinite=skip"
+        key = "grad_norm" if isfinite(event["loss"]) else "loss"
+        self.known.clear()  # the steps after this one failed the same way
+        advice = (
+            f"that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer train.warmup, or "
+            "skip such steps with train.nonfinite=skip"
         )
+        if train.precision == "fp16" and not scaler.adapts:
+            advice = f"train.loss_scale={train.loss_scale:g} may be too large; use dynamic"
+        elif event["step"] == 1:
+            advice = (
+                "with the first weights: look for the cause in the data, the model or loss(), or skip such steps with "
+                "train.nonfinite=skip"
+            )
+        name = key.replace("grad_norm", "gradient norm")
+        raise RunFailed(f"{name} is {event[key]} at step {event['step']}: {advice}", code="nonfinite", key=key)
 
 
 @dataclass
 class FitJob(Job):
-    """Work that is not gradient descent: passes over all samples, recorded, saved and resumed like any other run.
-
-    A pass is a step of the record, and an epoch. The workload knows what a pass does (`Workload.passes`); this is the
-    loop around it.
-    """
+    """A fit by passes over all samples, recorded, saved and resumed like any other run; a pass is a step."""
 
     workload: PassWorkload
     passes: Passes
@@ -348,7 +342,7 @@ class FitJob(Job):
         return f"{self.step} passes, {self.passes.end_words()}"
 
     @property
-    def why(self) -> str:
+    def stop_reason(self) -> str:
         return self.passes.end_words() if self.passes.end not in (None, FitEnd.AS_ASKED) else ""
 
     def change_of_length(self, old: Train) -> str:

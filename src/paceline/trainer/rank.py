@@ -1,4 +1,4 @@
-"""One rank: join the others, build the job, run it, sum up. The main rank alone speaks."""
+"""Be one rank: join the others, build the job, run it, write the summary. Only the main rank prints."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from paceline.layout import Layout
 from paceline.runlog.events import EventWriter, RunStatus, extract_metrics, read_events, read_steps, sum_wall_seconds
 from paceline.runlog.jobs import detect_scheduler_job
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import Summary, build_evaluation, compute_summary, read_summary
-from paceline.runlog.summary import print_summary as show_summary
+from paceline.runlog.summary import Summary, build_evaluation, compute_summary, print_summary, read_summary
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.inference_assets import save_inference_assets
 from paceline.workload import BaseWorkload, LogFn, OwnLoop, Workload, build_workload
@@ -146,16 +145,15 @@ def train_rank(
 
 @dataclass
 class RankSession:
-    """What one rank does before the first step and after the last, whoever makes the steps."""
+    """What a rank does before the first step and after the last, whoever makes the steps."""
 
     run: RunDir
     context: RunContext
     show: bool
     job: Job | None = None
     summary: Summary | None = None
-    """At the end."""
     ended: Summary | None = None
-    """The same on the main rank, where steps were made and not all were before."""
+    """The summary on the main rank, if this attempt made steps."""
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -163,42 +161,42 @@ class RankSession:
         return self.context.rank_info.rank == 0
 
     @property
-    def say(self) -> LogFn:
+    def log(self) -> LogFn:
         return log_line if self.show and self.main else ignore_line
 
     def begin(self, job: Job) -> bool:
-        """Bring a job to where the run stands and note that it goes on; False where nothing is left to do."""
+        """Restore the job and record its start; return False if nothing is left to do."""
         from paceline.runlog.loggers import open_event_sink
 
         self.job, context, run = job, self.context, self.run
         if context.checkpoint is not None:
             job.restore(context.checkpoint)
         if job.done:
-            self.summary = _summarize_finished(run, job, self.say) if self.main else None
+            self.summary = _summarize_finished(run, job, self.log) if self.main else None
             return False
         first = 0 if context.checkpoint is None else context.checkpoint.step
         again = first > 0 or any(read_events(run.events_file(context.rank_info.rank), "start"))
-        _note_start(job, first, again, self.say)
+        _note_start(job, first, again, self.log)
         if self.main:
-            _prepare_folder(run, context.spec, job, self.say)
+            _prepare_folder(run, context.spec, job, self.log)
             length = job.facts.order.seen(job.facts.steps), job.facts.order.seen(first)
-            told = open_event_sink(context.spec, run, *length, self.show, job.facts.pauses)
-            context.shown = self.held.enter_context(told)
+            sink = open_event_sink(context.spec, run, *length, self.show, job.facts.pauses)
+            context.show_event = self.held.enter_context(sink)
         return True
 
     def end(self, status: RunStatus) -> None:
-        """Wait for what is still being saved, and sum up."""
+        """Wait for the save in flight, and write the summary."""
         assert self.job is not None
-        context, why = self.context, self.job.why
+        context, reason = self.context, self.job.stop_reason
         context.beat("end", None)
         context.checkpoints.wait()
         if self.main:
-            context.shown({"kind": "end", "status": status})
+            context.show_event({"kind": "end", "status": status})
             self.held.close()
-            context.events.write("end", status=status, **({"why": why} if why else {}))
+            context.events.write("end", status=status, **({"why": reason} if reason else {}))
         peaks = _gather_peaks(context.device)
         if self.main:
-            self.summary = self.ended = _write_summary(self.run, self.job, status, peaks, why=why)
+            self.summary = self.ended = _write_summary(self.run, self.job, status, peaks, reason)
 
 
 @contextmanager
@@ -263,74 +261,84 @@ def check_shared_folder(run: RunDir, rank_info: RankInfo) -> RunFailed | None:
     return None
 
 
-def _show_end(run: RunDir, summary: Summary, say: LogFn) -> None:
-    show_summary(summary, build_console())
-    say(f"run folder {run.path}")
+def _show_end(run: RunDir, summary: Summary, log: LogFn) -> None:
+    print_summary(summary, build_console())
+    log(f"run folder {run.path}")
     if summary.status == RunStatus.STOPPED:
         resume = f"paceline train --resume {shlex.quote(str(run.path))}"
-        say(f"stopped after a checkpoint, as asked; go on with  {resume}")
+        log(f"stopped after a checkpoint, as asked; resume with  {resume}")
 
 
-def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, say: LogFn) -> None:
-    """What the main rank writes before the first step."""
+def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, log: LogFn) -> None:
+    """Write what the main rank writes before the first step."""
     from paceline.trainer.resume_guard import find_extension, write_extension
 
     save_inference_assets(run, job.workload)
     if (extension := find_extension(run, spec)) is not None:
         job.context.events.write("extend", key=extension.key, before=extension.before, now=extension.now)
         length = f"{extension.key} is {extension.now} instead of {extension.before}"
-        say(f"  {length}: {job.change_of_length(extension.old)}")
+        log(f"  {length}: {job.change_of_length(extension.old)}")
         write_extension(run, extension)
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
-    """How a run failed, in its folder. If that cannot be written (a full disk), what failed first stays the error."""
+    """Record how a run failed; if that cannot be written (a full disk), the first failure stays the error."""
     import torch.distributed as dist
 
-    why = str(error) if isinstance(error, PacelineError) else describe_error(error)
-    why = "another rank failed" if dist.is_initialized() and is_secondary(error) else why
+    reason = str(error) if isinstance(error, PacelineError) else describe_error(error)
+    reason = "another rank failed" if dist.is_initialized() and is_secondary(error) else reason
     with suppress(PacelineError):
-        events.write("end", status=RunStatus.FAILED, why=why)
+        events.write("end", status=RunStatus.FAILED, why=reason)
         if job is not None:
-            _write_summary(run, job, RunStatus.FAILED, [], why=why)
+            _write_summary(run, job, RunStatus.FAILED, [], reason)
 
 
-def _summarize_finished(run: RunDir, job: Job, say: LogFn) -> Summary:
-    """Nothing is left to train: the summary as it was written, or now, if a kill came before it."""
+def _summarize_finished(run: RunDir, job: Job, log: LogFn) -> Summary:
+    """Return the summary of a finished run as it was written, or write it if a kill came before."""
     job.conclude()
-    say(f"{run.path} is finished: {job.end}")
+    log(f"{run.path} is finished: {job.end}")
     with suppress(UserError):
         if (summary := read_summary(run.summary_file)).status == RunStatus.FINISHED:
             return summary
     job.context.events.write("end", status=RunStatus.FINISHED)
-    return _write_summary(run, job, RunStatus.FINISHED, [], why=job.why)
+    return _write_summary(run, job, RunStatus.FINISHED, [], job.stop_reason)
 
 
-def _note_start(job: Job, first: int, again: bool, say: LogFn) -> None:
-    """In the record of this rank; `say` is heard from the main one alone."""
+def _note_start(job: Job, first: int, again: bool, log: LogFn) -> None:
+    """Record the start of this rank; print the equations of the run."""
     import torch
 
     from paceline.runlog.machine import describe_environment, describe_load, get_load
 
-    events, place, facts = job.context.events, job.context.rank_info, job.facts
-    where = {"rank": place.rank, "ranks": place.world, "launcher": place.launcher, "device": str(job.context.device)}
-    data = job.workload.fingerprint()
-    where |= {"local_ranks": place.local_world, **detect_scheduler_job(os.environ)}
-    told = {"argv": sys.argv, "pid": os.getpid(), **where, "threads": torch.get_num_threads(), "data": data}
+    context, info, facts = job.context, job.context.rank_info, job.facts
     machine = describe_environment()
-    events.write("start", **machine, **told, **facts.notes)
+    context.events.write(
+        "start",
+        **machine,
+        argv=sys.argv,
+        pid=os.getpid(),
+        rank=info.rank,
+        ranks=info.world,
+        launcher=info.launcher,
+        device=str(context.device),
+        local_ranks=info.local_world,
+        **detect_scheduler_job(os.environ),
+        threads=torch.get_num_threads(),
+        data=job.workload.fingerprint(),
+        **facts.notes,
+    )
     if again:
-        events.write("resume", step=first)
-    say("\n  ".join([str(job.context.folder), *facts.equations]))
+        context.events.write("resume", step=first)
+    log("\n  ".join([str(context.folder), *facts.equations]))
     if busy := describe_load(get_load(), int(machine["cores"] or 0)):
-        say(f"  {busy}")
+        log(f"  {busy}")
     if first:
-        say(f"  going on from step {first} of {facts.steps}")
+        log(f"  resuming at step {first} of {facts.steps}")
     elif again:
-        say("  there is no whole checkpoint to go on from: starting from the beginning")
+        log("  there is no whole checkpoint to resume from: starting from the beginning")
 
 
-def _write_summary(run: RunDir, job: Job, status: RunStatus, peaks: list[int], why: str = "") -> Summary:
+def _write_summary(run: RunDir, job: Job, status: RunStatus, peaks: list[int], reason: str) -> Summary:
     from paceline.parallel.compress import describe_difference
 
     spec, facts, events = job.context.spec, job.facts, run.events_file(0)
@@ -343,7 +351,7 @@ def _write_summary(run: RunDir, job: Job, status: RunStatus, peaks: list[int], w
     workers = facts.notes.get("workers", 1)
     summary = replace(
         compute_summary(spec, facts.layout, read_steps(events), status, facts.order.samples, workers),
-        why=why,
+        why=reason,
         seconds=sum_wall_seconds(events),
         parameters=facts.parameters,
         evaluation=build_evaluation(
@@ -359,8 +367,7 @@ def _write_summary(run: RunDir, job: Job, status: RunStatus, peaks: list[int], w
 
 
 def _gather_peaks(device: torch.device) -> list[int]:
-    """Most memory each rank held: of the device, or of the process on a CPU. Nothing of a library that has its own
-    way to take memory of a device, as XGBoost."""
+    """Return the most memory each rank held: of the device, or of the process; [] if a library allocates on its own."""
     import torch
 
     from paceline.launch.process_group import gather_objects

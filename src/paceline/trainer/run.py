@@ -7,7 +7,7 @@ import shlex
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.config import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build_spec, load, parse_overrides
 from paceline.config.registry import find_entry
@@ -19,16 +19,12 @@ from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary, read_summary
 from paceline.trainer import engines
 from paceline.trainer.failures import translate_failures
-from paceline.trainer.init_from.vocabulary import check_same_vocabulary, find_tokenizer
 from paceline.trainer.rank import ignore_line
 from paceline.trainer.resume_guard import check_resume_request, check_same_answer, find_extension, resolve_added_length
 from paceline.workload import LogFn, Workload, build_workload
 
-if TYPE_CHECKING:
-    pass
-
 PRELOAD = ("paceline.launch.process_group", "paceline.trainer.setup")
-"""Imported once, before the ranks part ways."""
+"""Imported once, before the ranks are forked."""
 
 
 def find_finished_summary(run: RunDir, spec: RunSpec) -> Summary | None:
@@ -36,24 +32,24 @@ def find_finished_summary(run: RunDir, spec: RunSpec) -> Summary | None:
 
     A run whose last checkpoint was damaged is not finished: it resumes from the one before.
     """
+    from paceline.trainer.checkpoint.reader import DamagedCheckpoint, list_sealed, verify_checkpoint
+
     check_resume_request(run, spec)
     if not run.summary_file.is_file() or find_extension(run, spec) is not None:
         return None
     summary = read_summary(run.summary_file)
-    return summary if summary.status == RunStatus.FINISHED and _is_last_whole(run) else None
-
-
-def _is_last_whole(run: RunDir) -> bool:
-    from paceline.trainer.checkpoint.reader import DamagedCheckpoint, list_sealed, verify_checkpoint
-
+    if summary.status != RunStatus.FINISHED:
+        return None
     try:
-        return all(verify_checkpoint(path) for path in list_sealed(run.checkpoints)[:1])
+        for path in list_sealed(run.checkpoints)[:1]:
+            verify_checkpoint(path)
     except DamagedCheckpoint:
-        return False
+        return None
+    return summary
 
 
 def remove_run(run: RunDir) -> None:
-    """The request was wrong: nothing is left of it. What is not of a run was there before, and stays."""
+    """Remove what a wrong request has left; other files of the folder stay."""
     if any(run.checkpoints.glob("*")):
         return
     for folder in (run.events, run.checkpoints, run.heartbeats, run.kept, run.pictures):
@@ -65,20 +61,21 @@ def remove_run(run: RunDir) -> None:
 
 
 def suggest_resume(run: RunDir) -> str:
-    """The line to type after a failure."""
+    """Return the line to type after a failure."""
     from paceline.trainer.checkpoint.reader import find_newest
 
+    folder = shlex.quote(str(run.path))
     if not run.begun:
-        return f"  the folder {shlex.quote(str(run.path))} is not there any more; put it back, or train anew"
+        return f"  the folder {folder} does not exist any more; put it back, or start a new run"
     checkpoint = find_newest(run.checkpoints, ignore_line)
-    where = "there is no checkpoint yet; begin again" if checkpoint is None else f"go on from step {checkpoint.step}"
-    return f"  {where} with  paceline train --resume {shlex.quote(str(run.path))}"
+    where = "there is no checkpoint yet; start again" if checkpoint is None else f"resume at step {checkpoint.step}"
+    return f"  {where} with  paceline train --resume {folder}"
 
 
 def build_resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
-    """The spec of a run with new values for what may change: `train.epochs=+2` makes it longer.
+    """Return the spec of a run with new values for what may change: `train.epochs=+2` makes it longer.
 
-    A new strategy is a new layout: what the old one had beside it (tensor and pipeline axes, offload) does not stay.
+    A new strategy is a new layout: tensor and pipeline axes and offload of the old one are dropped.
     """
     folder = RunDir.open(Path(run))
     old = folder.spec()
@@ -97,17 +94,20 @@ def build_resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
 
 
 def build_follow_up_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
-    """The spec of another run that begins with the weights of this one, and is as it was in all that is not given."""
+    """Return the spec of another run that starts with the weights of this one."""
+    from paceline.trainer.init_from.match import find_tokenizer
+
     folder = RunDir.open(Path(run))
     old = folder.spec()
     if not find_entry(old.workload).batched:
-        raise UserError(f"{folder.path} is a run of {old.workload}, which has no weights that another could begin with")
+        reason = f"{folder.path} is a run of {old.workload}, which has no weights to start another run with"
+        raise UserError(reason, code="not-supported", key="--from")
     given = parse_overrides(overrides)
-    begin = {"name": f"{old.name}-next", "model.init_from": str(folder.path)}
+    values = {"name": f"{old.name}-next", "model.init_from": str(folder.path)}
     learned = getattr(old.data, "tokenizer", "") is None
     if learned and any(key.startswith("data.") for key in given) and (own := find_tokenizer(folder.path)) is not None:
-        begin["data.tokenizer"] = str(own)  # other texts would have another vocabulary
-    return load(folder.spec_file, {**begin, **given})
+        values["data.tokenizer"] = str(own)  # other texts would have another vocabulary
+    return load(folder.spec_file, {**values, **given})
 
 
 def open_run(
@@ -115,15 +115,15 @@ def open_run(
     layout: Layout,
     out: Path,
     resume: str | Path | None,
-    say: LogFn,
+    log: LogFn,
     workload: Workload | None = None,
     *,
     exactly: bool = False,
     changed_code: bool = False,
 ) -> tuple[RunDir, Workload]:
-    """Check all that can be known to be wrong before a rank starts, prepare the data, and make the run's folder.
+    """Check what can be checked before a rank starts, prepare the data, and make the run's folder.
 
-    `exactly`: OUT/NAME, and no other name where that folder is there already.
+    `exactly`: the folder is OUT/NAME even if it exists.
     """
     from paceline.runlog.loggers import check_loggers
 
@@ -131,32 +131,35 @@ def open_run(
         import torch
 
         if not torch.cuda.is_available():
-            raise UserError("parallel.device=cuda, but there is no CUDA device; use parallel.device=cpu")
+            reason = "parallel.device=cuda, but there is no CUDA device; use parallel.device=cpu"
+            raise UserError(reason, code="unavailable", key="parallel.device")
     engines.check_engine(spec, layout, os.environ)
     check_loggers(spec.train.loggers)
     run = None if resume is None else RunDir.open(Path(resume))
     if run is not None:
         check_resume_request(run, spec)
-    start = spec.init_from
-    if run is None and start is not None:
+    init_from = spec.init_from if run is None else None
+    if init_from is not None:
         from paceline.trainer.init_from.weights import open_weights
 
-        open_weights(start, say)
+        open_weights(init_from, log)
     with translate_failures(spec):
         workload = workload or build_workload(spec)
         workload.suits(layout)
         if isinstance(workload, Workload):
             _import_ahead(spec, layout)
-        workload.prepare(say)
-        if run is None and start is not None:
-            check_same_vocabulary(workload, start, say)
+        workload.prepare(log)
+        if init_from is not None:
+            from paceline.trainer.init_from.match import check_same_vocabulary
+
+            check_same_vocabulary(workload, init_from, log)
         if run is not None:
-            check_same_answer(run, workload, say, changed_code)
+            check_same_answer(run, workload, log, changed_code)
     return run or RunDir.claim(out, spec.name, spec, exactly=exactly), workload
 
 
 def _import_ahead(spec: RunSpec, layout: Layout) -> None:
-    """While data are prepared, where a device will make short work of the steps and no worker processes are forked."""
+    """Import DCP while data are prepared, if steps will be fast and no worker processes are forked."""
     import torch
 
     if layout.ranks == 1 and layout.plain and not hasattr(spec.data, "workers") and torch.cuda.is_available():
@@ -166,13 +169,16 @@ def _import_ahead(spec: RunSpec, layout: Layout) -> None:
         writer.start_import()
 
 
-def fit_to_launcher(spec: RunSpec, place: RankInfo) -> RunSpec:
-    """Under a launcher its number of ranks counts; a run file that insists on another is refused."""
-    if place.world == spec.parallel.ranks:
+def fit_to_launcher(spec: RunSpec, rank_info: RankInfo) -> RunSpec:
+    """Take over the launcher's number of ranks; raise UserError if the run file has another."""
+    ranks, world = spec.parallel.ranks, rank_info.world
+    if world == ranks:
         return spec
-    if spec.origin("parallel.ranks") != DEFAULT and spec.parallel.ranks != 1:
+    if spec.origin("parallel.ranks") != DEFAULT and ranks != 1:
         raise UserError(
-            f"parallel.ranks={spec.parallel.ranks} ({spec.origin('parallel.ranks')}), but {place.launcher} started "
-            f"{place.world}; give the same number to both, or leave parallel.ranks out"
+            f"parallel.ranks={ranks} ({spec.origin('parallel.ranks')}), but {rank_info.launcher} started {world}; give "
+            "the same number to both, or leave parallel.ranks out",
+            code="conflict",
+            key="parallel.ranks",
         )
-    return spec.replace({"parallel.ranks": place.world})
+    return spec.replace({"parallel.ranks": world})

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def build_job(context: RunContext, workload: BaseWorkload) -> Job:
-    """The one place where kinds of work part ways."""
+    """Build the job of a workload: the only place where kinds of work differ."""
     match workload:
         case PassWorkload():
             return build_fit_job(context, workload)
@@ -91,8 +91,8 @@ def build_job_around(
     spec, train, layout, workload = context.spec, context.spec.train, context.layout, step.workload
     steps, collate = total_steps(train, order), step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.rank_info.rank), collate, step.at_once)
-    said = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
-    said += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])
+    notes = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
+    notes += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])
     facts = JobFacts(
         order,
         steps,
@@ -104,7 +104,7 @@ def build_job_around(
             *step.state.model.groups.words(),
             *([start.match.sentence()] if start is not None and start.match is not None else []),
             *describe_workers(samples),
-            *said,
+            *notes,
         ],
         pauses=PauseSchedule.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),
         notes={"execution": execution.words(), **list_worker_facts(spec, samples), **describe_match(start)},
@@ -114,12 +114,12 @@ def build_job_around(
 
 
 def _describe_shared_devices(context: RunContext) -> str:
-    """Said where ranks have fewer CUDA devices than they are; srun and mpirun may show each rank another one."""
-    place, devices = context.rank_info, torch.cuda.device_count() if context.device.type == "cuda" else 0
-    unknown = place.launcher in ("srun", "mpirun") and devices == 1
-    if unknown or not 0 < devices < place.local_world:
+    """Describe devices that ranks share; srun and mpirun may show each rank another one."""
+    info, devices = context.rank_info, torch.cuda.device_count() if context.device.type == "cuda" else 0
+    unknown = info.launcher in ("srun", "mpirun") and devices == 1
+    if unknown or not 0 < devices < info.local_world:
         return ""
-    return f"{place.local_world} ranks share {devices} CUDA device{'s' * (devices > 1)}: {SHARED_DEVICE_NOTE}"
+    return f"{info.local_world} ranks share {devices} CUDA device{'s' * (devices > 1)}: {SHARED_DEVICE_NOTE}"
 
 
 def _decide_execution(context: RunContext, workload: Workload, samples: Samples, steps: int) -> Execution:
@@ -136,8 +136,7 @@ def _decide_execution(context: RunContext, workload: Workload, samples: Samples,
 
 
 def _settle_execution(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> tuple[Step, Execution]:
-    """The step, and how it runs in the end: one that could be recorded is tried first, unless its layers are compiled,
-    which the workload asked for."""
+    """Build the step and decide how it runs: a step that could be recorded is tried first."""
     execution, layout = setup.execution, setup.layout
     if not execution.recorded or execution.compiled_layers:
         return build_step(setup), execution
@@ -166,7 +165,7 @@ def _settle_execution(setup: ModelSetup, samples: Samples, order: Order, steps: 
 
 
 def build_step(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
-    """A step as it was decided to run, of the parallel model that the setup gives, or of one that is there already."""
+    """Build a step as it was decided to run, of the parallel model of the setup or of an existing one."""
     workload, train, execution = setup.workload, setup.spec.train, setup.execution
     state = State.new(model or parallelize(setup), train, setup.device, workload)
     pipeline = setup.layout.pipeline > 1
@@ -176,7 +175,7 @@ def build_step(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
 
 
 def build_recorded_step(step: Step, execution: Execution, one_shape: bool = False) -> RecordedStep:
-    """The same step, to be recorded; `one_shape` is that of samples, where batches are not brought to a few."""
+    """Build the same step, to be recorded; `one_shape`: samples have one, and batches are not padded to a few."""
     from paceline.trainer.step.cuda_graph import AT_ONCE, RecordedStep
 
     compiled = None
@@ -193,7 +192,7 @@ def build_recorded_step(step: Step, execution: Execution, one_shape: bool = Fals
 
 
 def get_compiler_options() -> dict[str, bool]:
-    """Sums over rows and over columns in one kernel took more than twice as long as in two, where sizes vary."""
+    """Keep sums over rows and over columns in two kernels: where sizes vary, one took more than twice as long."""
     name = "triton.mix_order_reduction"
     return {name: False} if name in torch._inductor.list_options() else {}
 
@@ -202,25 +201,23 @@ REPLACED_KEYS = {
     "optimizer": ("optimizer", "eps", "nesterov"),
     "schedule": ("schedule", "warmup", "warmup_steps", "warmup_from", "warmup_shape", "final_lr"),
 }
-"""Methods of a workload, and the keys of `train` whose place they take."""
+"""Methods of a workload, and the keys of `train` that they replace."""
 
 
 def reject_contradictions(workload: Workload, evaluates: bool) -> None:
-    train, parallel = workload.spec.train, workload.spec.parallel
+    """Raise UserError if keys contradict the workload or each other."""
+    train, parallel, reasons = workload.spec.train, workload.spec.parallel, {}
     if train.patience and not evaluates:
-        raise UserError(
-            f"train.patience={train.patience} waits for a better evaluation, but data('test') gives no samples to "
-            "evaluate on; hold some out, or use train.patience=0"
-        )
+        reasons["patience"] = "data('test') gives no samples to evaluate on; hold some out, or use train.patience=0"
     for method, keys in REPLACED_KEYS.items():
         for key in keys if workload.has(method) else ():
-            if (value := getattr(train, key)) != getattr(Train(), key):
-                raise UserError(
-                    f"train.{key}={value} has no effect: {type(workload).__name__} has a method {method} of its own; "
-                    "leave out one of the two"
-                )
+            if getattr(train, key) != getattr(Train(), key):
+                reasons[key] = f"{type(workload).__name__} has its own method {method}; leave out one of the two"
     if train.ema and parallel.reduce in LOCAL_MODES:
-        raise UserError(
-            f"train.ema={train.ema}: with parallel.reduce={parallel.reduce} each rank trains a model of its own, and "
-            "there is no common one to average; use parallel.reduce=exact, or leave train.ema out"
+        reasons["ema"] = (
+            f"with parallel.reduce={parallel.reduce} each rank trains its own model, and there is no common one to "
+            "average; use parallel.reduce=exact, or leave train.ema out"
         )
+    for key, reason in reasons.items():
+        message = f"train.{key}={getattr(train, key)} has no effect: {reason}"
+        raise UserError(message, code="conflict", key=f"train.{key}")

@@ -43,23 +43,23 @@ def test_the_run_file_may_take_all_that_the_workload_groups():
 
 
 @pytest.mark.parametrize(
-    ("table", "own", "said"),
+    ("table", "own", "named"),
     [
-        ({"haed.*": {"lr": 1}}, {}, r"no parameter has a name like 'haed\.\*', did you mean 'head\.\*'\?"),
-        ({"zzz": {"lr": 1}}, {}, r"no parameter has a name like 'zzz'; names are body\.weight, body\.bias"),
-        ({"*": {"lr": 1}, "head.*": {"lr": 2}}, {}, r"all that 'head\.\*' matches is matched by '\*' before it"),
-        ({"*": {"frozen": True}}, {}, r"all 26 parameters of the model \(ModuleDict\) are frozen; there must be one"),
-        ({}, {"head.*": {"lrr": 1}}, r"groups\(model\): 'head\.\*': lrr: "),
-        ({}, ["head.*"], r"groups\(model\) returned list; it must return a dict"),
+        ({"haed.*": {"lr": 1}}, {}, r"did you mean 'head\.\*'"),
+        ({"zzz": {"lr": 1}}, {}, r"body\.weight, body\.bias"),
+        ({"*": {"lr": 1}, "head.*": {"lr": 2}}, {}, r"'head\.\*' .* '\*' before"),
+        ({"*": {"frozen": True}}, {}, "all 26 parameters"),
+        ({}, {"head.*": {"lrr": 1}}, r"'head\.\*': lrr: "),
+        ({}, ["head.*"], "returned list"),
     ],
 )
-def test_what_is_refused(table, own, said):
-    with pytest.raises(UserError, match=said):
+def test_what_is_rejected(table, own, named):
+    with pytest.raises(UserError, match=named):
         grouped(table, own)
 
 
 def test_a_run_file_names_what_is_wrong_with_a_group():
-    with pytest.raises(UserError, match=r"train\.groups\.head\.\*\.lr: 0 is out of range; it must be greater than 0"):
+    with pytest.raises(UserError, match=r"groups\.head\.\*\.lr"):
         build_spec({"train": {"groups": {"head.*": {"lr": 0}}}})
-    with pytest.raises(UserError, match=r"train\.groups\.head\.\*\.rate: unknown key"):
+    with pytest.raises(UserError, match=r"groups\.head\.\*\.rate"):
         build_spec({"train": {"groups": {"head.*": {"rate": 1}}}})

@@ -38,14 +38,14 @@ def layout(**parallel):
 def test_layers_that_share_a_weight_are_not_sharded():
     model = Chain()
     model.layers[3].weight = model.layers[1].weight
-    with pytest.raises(UserError, match="layers 1 and 3 share weight"):
+    with pytest.raises(UserError, match="1 and 3 share weight"):
         fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
 
 
 def test_a_single_number_is_not_sharded():
     model = Chain()
     model.temperature = nn.Parameter(torch.tensor(1.0))
-    with pytest.raises(UserError, match=r"temperature is a single number .* make it of shape \[1\]"):
+    with pytest.raises(UserError, match="temperature is a single"):
         fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
     del model.temperature
     fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
@@ -56,17 +56,17 @@ def test_stages_must_not_share_a_weight():
     workload = Chained(build_spec({}))
     assert len(pipeline.build_stages(workload, model, two, 0)[0]) == 2
     model.layers[3].weight = model.layers[0].weight
-    with pytest.raises(UserError, match="is part of stage 0 and of stage 1"):
+    with pytest.raises(UserError, match="stage 0 and of stage 1"):
         pipeline.build_stages(workload, model, two, 0)
-    with pytest.raises(UserError, match=r"makes 2 stages, but the model has 1 layers; use parallel\.pipeline=1"):
+    with pytest.raises(UserError, match=r"parallel\.pipeline=1"):
         pipeline.build_stages(workload, Chain(1), two, 0)
 
 
 def test_on_a_part_of_the_sequence_every_weight_needs_a_rule():
     rules = {"layers.*": "column"}
-    with pytest.raises(UserError, match=r"no shard rule names 'norm'.*'norm': 'sequence'"):
+    with pytest.raises(UserError, match="'norm': 'sequence'"):
         tensor.apply_tensor_parallel(Chain(), rules, None, sequence=True)
-    with pytest.raises(UserError, match="the shard rule 'colum' is not known; use one of column, row"):
+    with pytest.raises(UserError, match="'colum' is not known"):
         tensor.apply_tensor_parallel(Chain(), {"layers.*": "colum"}, None, sequence=False)
 
 

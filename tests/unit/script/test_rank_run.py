@@ -75,7 +75,7 @@ def test_a_failed_run_goes_on_to_the_same_bits(by_epochs, trained, folder, capsy
     failing = by_epochs.replace({"data.arguments": ["fail"]})
     with pytest.raises(RunFailed, match=r"train\.py failed: ValueError: as asked") as failed:
         paceline.train(failing, folder / "failing")
-    assert "go on from step 4 with  paceline train --resume" in str(failed.value)
+    assert "step 4 with  paceline train --resume" in str(failed.value)
     run = folder / "failing" / "script"
     text = (run / "spec.yaml").read_text().replace("arguments: [fail]", "arguments: []")
     (run / "spec.yaml").write_text(text)
@@ -144,7 +144,7 @@ def test_a_script_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, capsys
     stopped = paceline.train(spec, tmp_path / "runs")
     assert stopped.status == "stopped"
     assert len(losses(stopped.path)) == 5  # the request is seen at the end of the next step
-    assert f"go on with  paceline train --resume {stopped.path}" in capsys.readouterr().out
+    assert f"paceline train --resume {stopped.path}" in capsys.readouterr().out
     assert not stopped.metrics  # a run that is not stopped has no evaluation there
     assert paceline.resume(stopped.path).status == "finished"
     assert "begins at 5" in capsys.readouterr().out

@@ -35,11 +35,11 @@ def by_hand(monkeypatch, *arguments):
 def test_a_run_that_failed_goes_on_by_itself(folder, monkeypatch, capsys):
     with pytest.raises(ValueError, match="as asked") as failed:
         by_hand(monkeypatch, "fail")
-    assert failed.value.__notes__ == ["  go on from step 3 with  paceline train --resume runs/hand"]
+    assert failed.value.__notes__ == ["  resume at step 3 with  paceline train --resume runs/hand"]
     spec = RunDir(folder / "runs" / "hand").spec()
     assert (spec.workload, spec.data.arguments) == (str(folder / "train.py"), ("fail",))
     by_hand(monkeypatch)
-    assert "going on from step 3 of 6" in capsys.readouterr().out
+    assert "step 3 of 6" in capsys.readouterr().out
     assert read_summary(folder / "runs" / "hand" / "summary.json").status == "finished"
     by_hand(monkeypatch)
     assert sorted(run.name for run in (folder / "runs").iterdir()) == ["hand", "hand-2"]

@@ -31,7 +31,7 @@ def test_a_loss_that_jumps_is_noticed_once(main):
     noticed, found = main
     losses = [3.0 - 0.01 * i + 0.02 * (i % 3) for i in range(60)] + [9.0, 9.5, 2.4, float("nan"), 2.4]
     for number, loss in enumerate(losses, 1):
-        noticed.step(step(number, loss))
+        noticed.observe(step(number, loss))
     (notice,) = found()
     assert (notice["about"], notice["step"], notice["loss"]) == ("loss", 61, 9.0)
     assert notice["text"].startswith("the loss jumps to 9 at step 61; before, it was about 2.7")
@@ -40,7 +40,7 @@ def test_a_loss_that_jumps_is_noticed_once(main):
 def test_a_noisy_loss_is_no_news(main):
     noticed, found = main
     for number in range(200):
-        noticed.step(step(number, 1.0 + 0.3 * ((number * 37) % 11) / 11))
+        noticed.observe(step(number, 1.0 + 0.3 * ((number * 37) % 11) / 11))
     assert not found()
 
 
@@ -53,7 +53,7 @@ def test_a_rank_that_works_longer_than_the_others_is_named(main, monkeypatch):
     for beat, busy_s in zip(beats, (0.1, 0.25), strict=True):
         beat("step", 3, busy_s)
     for number in range(4):
-        noticed.step(step(number))
+        noticed.observe(step(number))
     for beat in beats:
         beat.__exit__(None)
     (notice,) = found()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import compute_seal, hash_file
-from paceline.trainer.checkpoint import dcp_files, reader, writer
+from paceline.trainer.checkpoint import reader, staging, writer
 from paceline.trainer.checkpoint.reader import (
     MANIFEST,
     Checkpoint,
@@ -78,7 +78,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         "scaler": {},
     }
     restore_checkpoint(checkpoint, fresh)
-    flat, expected = dcp_files.flatten_state(fresh), dcp_files.flatten_state(state)
+    flat, expected = staging.flatten_state(fresh), staging.flatten_state(state)
     assert flat.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(flat[name], tensor), name
@@ -117,7 +117,7 @@ def test_only_tensors_are_state(tmp_path: Path) -> None:
     checkpoints = CheckpointWriter(tmp_path, 1)
     with pytest.raises(AssertionError, match=r"optim\.lr is a float"):
         checkpoints.save({"optim": {"lr": 0.1}}, {"step": 1})
-    with pytest.raises(AssertionError, match=r"two tensors of the state are called a\.b"):
+    with pytest.raises(AssertionError, match=r"called a\.b"):
         checkpoints.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, {"step": 1})
     with pytest.raises(KeyError, match="step"):
         checkpoints.save({}, {})
@@ -126,11 +126,11 @@ def test_only_tensors_are_state(tmp_path: Path) -> None:
 
 def test_shares_are_even_and_complete() -> None:
     sizes = {f"t{i}": 1 + i * i for i in range(40)}
-    shares = dcp_files.divide_by_size(sizes, 7)
+    shares = staging.divide_by_size(sizes, 7)
     assert sorted(name for share in shares for name in share) == sorted(sizes)
     loads = [sum(sizes[name] for name in share) for share in shares]
     assert max(loads) < 1.1 * min(loads)
-    assert dcp_files.divide_by_size({"a": 1}, 3) == [{"a"}, set(), set()]
+    assert staging.divide_by_size({"a": 1}, 3) == [{"a"}, set(), set()]
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -142,23 +142,24 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("model", "key"),
     [
-        ({"embed": torch.ones(4, 2)}, r"of another model: model.embed is \[8, 2\] there and \[4, 2\] here"),
-        ({"embed": torch.ones(8, 2).bfloat16()}, r"embed is \[8, 2\] of float32 there and \[8, 2\] of bfloat16 here"),
-        ({"embed": torch.ones(8, 2), "more": torch.ones(1)}, r"model.more is missing there and \[1\] here"),
-        ({}, r"model.embed is \[8, 2\] there and missing here"),
+        ({"embed": torch.ones(4, 2)}, "model.embed"),
+        ({"embed": torch.ones(8, 2).bfloat16()}, "model.embed"),
+        ({"embed": torch.ones(8, 2), "more": torch.ones(1)}, "model.more"),
+        ({}, "model.embed"),
     ],
 )
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: dict[str, Tensor], message: str) -> None:
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: dict[str, Tensor], key: str) -> None:
     checkpoints = CheckpointWriter(tmp_path, 1)
     checkpoints.save({"model": {"embed": torch.ones(8, 2), "bias": torch.ones(2)}}, {"step": 1})
     checkpoints.close()
     checkpoint = find_newest(tmp_path, nothing_to_say)
     assert checkpoint is not None
     bias = torch.zeros(2)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError) as refused:
         restore_checkpoint(checkpoint, {"model": {"bias": bias, **model}})
+    assert (refused.value.code, refused.value.key) == ("conflict", key)
     assert (bias == 0).all(), "nothing may be loaded before everything fits"
 
 
@@ -169,7 +170,7 @@ def test_part_of_a_state_can_be_restored(tmp_path: Path) -> None:
     state = {"model": state_of(0)["model"]}
     restore_checkpoint(checkpoint, state)
     assert (state["model"]["a.weight"] == 3).all()
-    with pytest.raises(UserError, match=r"does not fit this run: optim\.b is missing there and \[1\] here"):
+    with pytest.raises(UserError, match=r"optim\.b is missing"):
         restore_checkpoint(checkpoint, {"optim": {"b": torch.ones(1)}})
 
 
@@ -322,8 +323,9 @@ def test_metadata_that_would_run_something_is_refused(tmp_path: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
     checkpoint = harmful(folder)
     for read in (lambda: restore_checkpoint(checkpoint, state_of(0)), lambda: read_tensors(checkpoint)):
-        with pytest.raises(UserError, match=r"is refused: a checkpoint holds tensors and nothing .* posix.system"):
+        with pytest.raises(UserError, match=r"posix.system") as refused:
             read()
+        assert refused.value.code == "not-trusted"
     assert not (tmp_path / "harm").exists()
 
 
@@ -338,8 +340,9 @@ def test_a_shard_that_would_run_something_is_refused(tmp_path: Path) -> None:
         place.offset, place.length = 0, shard.stat().st_size
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     checkpoint = harmful(folder)
-    with pytest.raises(UserError, match="is refused: a checkpoint holds tensors and nothing that could run"):
+    with pytest.raises(UserError) as refused:
         restore_checkpoint(checkpoint, state_of(0))
+    assert refused.value.code == "not-trusted"
     assert not (tmp_path / "harm").exists()
 
 
@@ -357,8 +360,9 @@ def test_metadata_of_other_things_is_refused(tmp_path: Path, trick: str) -> None
         next(iter(metadata.storage_data.values())).relative_path = "../../secret"
     content = {"rubbish": b"\x80\x04rubbish", "list": pickle.dumps([1])}.get(trick, pickle.dumps(metadata))
     (folder / ".metadata").write_bytes(content)
-    with pytest.raises(UserError, match="is refused"):
+    with pytest.raises(UserError) as refused:
         restore_checkpoint(harmful(folder), state_of(0))
+    assert refused.value.code == "not-trusted"
 
 
 def test_every_dtype_of_a_checkpoint_can_be_described(tmp_path: Path) -> None:
@@ -437,7 +441,7 @@ def test_a_folder_that_cannot_be_written(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     checkpoints = CheckpointWriter(small_disk / "checkpoints", 2)
     checkpoints.save(state_of(1), {"step": 1})
-    with pytest.raises(RunFailed, match=r"read-only file system; it needs 0\.0 MB .*; make the folder writable"):
+    with pytest.raises(RunFailed, match="read-only file system"):
         checkpoints.close()
 
 
@@ -458,7 +462,7 @@ def test_an_old_one_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(writer, "_delete", refuse)
     checkpoints = CheckpointWriter(tmp_path, 1)
     checkpoints.save(state_of(2), {"step": 2})
-    with pytest.raises(RunFailed, match="step 2 is sealed, but an older one could not be removed"):
+    with pytest.raises(RunFailed, match="step 2 is sealed"):
         checkpoints.close()
     checkpoint, said = found(tmp_path)
     assert checkpoint is not None

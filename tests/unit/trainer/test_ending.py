@@ -5,7 +5,7 @@ import pytest
 import paceline
 from paceline import train
 from paceline.config import build_spec
-from paceline.errors import RunFailed, UserError
+from paceline.errors import PacelineError, UserError
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.checkpoint.reader import find_newest, read_tensors
@@ -96,24 +96,25 @@ def test_an_optimiser_may_have_state_before_its_first_step(own, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "error", "said"),
+    ("kind", "more", "code", "key"),
     [
-        ("Alone", {"patience": 2}, UserError, r"train\.patience=2 waits for a better evaluation, but data\('test'\)"),
-        ("Stubborn", {}, RunFailed, "on_evaluate returned True; it must return None to go on, or why"),
-        ("Scheduled", {}, RunFailed, r"schedule\(88, 160\) returned -0\.1"),
-        ("Scheduled", {"warmup": 0.2}, UserError, r"train\.warmup=0\.2 has no effect: Scheduled has a method schedule"),
-        ("Half", {"optimizer": "sgd"}, UserError, r"train\.optimizer=sgd has no effect: Half has a method optimizer"),
-        ("Half", {}, UserError, r"optimizer\(groups\) leaves out bias; give it all of groups"),
-        ("Again", {}, UserError, "LBFGS cannot make a step of its own"),
-        ("Never", {}, UserError, r"optimizer\(groups\) returned NoneType; it must return a torch\.optim\.Optimizer"),
+        ("Alone", {"patience": 2}, "conflict", "train.patience"),
+        ("Stubborn", {}, "invalid-workload", "on_evaluate"),
+        ("Scheduled", {}, "invalid-workload", "schedule"),
+        ("Scheduled", {"warmup": 0.2}, "conflict", "train.warmup"),
+        ("Half", {"optimizer": "sgd"}, "conflict", "train.optimizer"),
+        ("Half", {}, "invalid-workload", "optimizer"),
+        ("Again", {}, "invalid-workload", "optimizer"),
+        ("Never", {}, "invalid-workload", "optimizer"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(own, tmp_path, kind, more, error, said):
-    with pytest.raises(error, match=said) as caught:
+def test_what_cannot_be_is_said_in_one_line(own, tmp_path, kind, more, code, key):
+    with pytest.raises(PacelineError) as caught:
         train(own(kind, **more), tmp_path, show=False)
+    assert (caught.value.code, caught.value.key) == (code, key)
     assert "\n" not in str(caught.value).split("\n\n")[0]
 
 
 def test_an_average_needs_a_common_model(own, tmp_path):
-    with pytest.raises(UserError, match=r"train\.ema=0\.9: with parallel\.reduce=local_sgd each rank trains a model"):
+    with pytest.raises(UserError, match=r"^train\.ema=0\.9"):
         train(own("Flat", {"reduce": "local_sgd", "strategy": "ddp"}, ema=0.9), tmp_path, show=False)

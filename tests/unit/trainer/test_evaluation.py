@@ -58,7 +58,7 @@ def test_a_part_is_evaluated_and_arrays_are_recorded(asked, n, tmp_path, capsys)
 
 
 def test_a_score_must_be_a_number(tmp_path):
-    with pytest.raises(RunFailed, match="score is 'thirds', but its metrics are loss"):
+    with pytest.raises(RunFailed, match="score is 'thirds'"):
         train(spec_of("NoScore"), tmp_path, show=False)
 
 
@@ -79,5 +79,5 @@ def test_totals_do_not_depend_on_who_had_which_chunk():
 
 
 def test_an_evaluation_that_is_no_dict_is_refused():
-    with pytest.raises(RunFailed, match="evaluate returned float; it must return a dict of sums"):
+    with pytest.raises(RunFailed, match="evaluate returned float"):
         ChunkSums().add(0, 3.0)

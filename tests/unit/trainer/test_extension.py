@@ -47,8 +47,7 @@ def test_three_and_two_epochs_are_five_bit_for_bit(tmp_path, three, capfd):
     folder = tmp_path / "longer"
     shutil.copytree(three, folder)
     longer = resume(folder, {"train.epochs": "+2"})
-    said = "train.epochs is 5 instead of 3: what follows is as if it had been so from the start"
-    assert said in capfd.readouterr().out
+    assert "train.epochs is 5 instead of 3" in capfd.readouterr().out
     assert losses(folder) == losses(whole.path)
     ours, theirs = longer.weights(), whole.weights()
     assert ours.keys() == theirs.keys()
@@ -68,8 +67,7 @@ def test_a_changed_schedule_is_said_before_it_is_trained(tmp_path, capfd):
     resume(path, ["train.epochs=3"])
     after = losses(path)[8][2]
     assert after > 100 * before
-    said = f"the learning rate is that of the longer schedule, {after:.3g} at step 9 after {before:.3g} at step 8"
-    assert said in capfd.readouterr().out
+    assert f"{after:.3g} at step 9 after {before:.3g} at step 8" in capfd.readouterr().out
 
 
 REFUSED = {

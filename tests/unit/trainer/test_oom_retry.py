@@ -40,9 +40,8 @@ def test_what_takes_as_much_as_before_is_no_way_out(small):
     told = suggest_memory_savings(
         small.replace({"model.width": 4, "model.heads": 1, "model.ffn": 4, "train.global_batch": 2})
     )
-    assert told.startswith("  the plan counts ")
-    assert "what takes less" not in told
-    assert "what takes less" in suggest_memory_savings(LARGE)
+    assert len(told.splitlines()) == 1
+    assert len(suggest_memory_savings(LARGE).splitlines()) > 1
 
 
 def test_what_cannot_be_priced_has_no_ways_out(tmp_path):

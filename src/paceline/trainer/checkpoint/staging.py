@@ -1,24 +1,39 @@
-"""The tensors of a checkpoint on their way to files: which of them a rank writes, copied aside while training waits.
-
-The copies are made into memory that is kept from one save to the next, and a tensor that every rank holds is copied and
-written by one of them.
-"""
+"""Copy the tensors of a checkpoint aside, choose which of them a rank writes, and keep all in one safetensors file."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.errors import RunFailed
+from paceline.io.files import sync_file
+from paceline.io.safe_open import check_regular
 from paceline.parallel.parameters import is_sharded
+
+STATE_FILE = "state.safetensors"
+TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "BOOL": torch.bool,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+TensorTypes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def flatten_state(state: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Nested dicts of tensors as one dict with dotted names."""
+    """Flatten nested dicts of tensors to one dict with dotted names."""
     flat: dict[str, Tensor] = {}
     for key, value in state.items():
         name = f"{prefix}{key}"
@@ -31,7 +46,7 @@ def flatten_state(state: Mapping[str, Any], prefix: str = "") -> dict[str, Tenso
 
 
 class Staging:
-    """One copy of what this rank writes, in host memory kept between saves: fresh memory costs several copies."""
+    """A copy of what this rank writes, in host memory kept between saves: new memory costs several copies."""
 
     def __init__(self) -> None:
         self.copies: dict[str, Tensor] = {}
@@ -62,10 +77,9 @@ class Staging:
 
 
 def select_own_tensors(flat: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> list[str]:
-    """The names of what this rank writes: its parts of sharded tensors, and its share of those that all ranks hold.
+    """Return the names of what this rank writes: its parts of sharded tensors, and its share of the others.
 
-    So a save costs a rank of a data-parallel run a share of the time and of the memory. Where the ranks hold different
-    tensors (pipeline stages), each writes all of its own.
+    Where the ranks hold different tensors (pipeline stages), each writes all of its own.
     """
     if group is None:
         return list(flat)
@@ -82,7 +96,7 @@ def select_own_tensors(flat: Mapping[str, Tensor], group: dist.ProcessGroup | No
 
 
 def divide_by_size(sizes: Mapping[str, int], ranks: int) -> list[set[str]]:
-    """Names shared out so that every rank gets about the same number of bytes; each rank computes the same answer."""
+    """Divide names so that every rank gets about the same number of bytes; each rank computes the same answer."""
     shares: list[set[str]] = [set() for _ in range(ranks)]
     loads = [0] * ranks
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -90,3 +104,47 @@ def divide_by_size(sizes: Mapping[str, int], ranks: int) -> list[set[str]]:
         shares[lightest].add(name)
         loads[lightest] += sizes[name]
     return shares
+
+
+def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], step: int) -> Path:
+    """Write whole tensors (`train.checkpoint_format=full`), forced to the disk."""
+    from safetensors.torch import save_file
+
+    path = folder / STATE_FILE
+    save_file(dict(tensors), path, {"format": "pt", "step": str(step)})
+    with path.open("rb+") as stream:
+        sync_file(stream)
+    return path
+
+
+def read_tensor_types(path: Path) -> TensorTypes:
+    """Return (shape, type) of every tensor in a safetensors file, by name."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        check_regular(path)
+        with safe_open(path, framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {name: (tuple(one.get_shape()), TYPES[one.get_dtype()]) for name, one in slices.items()}
+    except SafetensorError as error:
+        raise RunFailed(f"{path} is not a whole safetensors file: {error}", code="damaged") from None
+
+
+@torch.no_grad()
+def read_safetensors(files: Mapping[str, Path], into: Mapping[str, Tensor]) -> None:
+    """Fill tensors in place, each from its file; of a divided tensor what this rank holds.
+
+    A file is opened for each tensor, so that what was read does not stay mapped into this process.
+    """
+    from safetensors import safe_open
+
+    for name, tensor in into.items():
+        with safe_open(files[name], framework="pt") as opened:
+            if not is_sharded(tensor):
+                tensor.copy_(opened.get_tensor(name))
+                continue
+            local, chunks = tensor.to_local(), tensor.__create_chunk_list__()
+            assert len(chunks) == 1, "one rank holds one part"
+            if local.numel():
+                place = zip(chunks[0].offsets, chunks[0].sizes, strict=True)
+                local.copy_(opened.get_slice(name)[tuple(slice(begin, begin + size) for begin, size in place)])

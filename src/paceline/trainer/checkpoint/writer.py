@@ -6,8 +6,8 @@
     checkpoints/.step-00000100.deleting/  no longer kept
 
 A folder gets its name in one rename, after everything in it is on the disk, so that a kill at any moment leaves the
-checkpoints before it whole. Writing happens in a thread of its own, over a process group of its own, and whatever
-fails on one rank fails on all.
+checkpoints before it whole. A background thread writes, over its own process group, and what fails on one rank fails
+on all.
 """
 
 from __future__ import annotations
@@ -28,29 +28,27 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from paceline.errors import RunFailed
+from paceline.errors import Code, RunFailed
 from paceline.io.files import compute_seal, hash_file, sync_file, sync_folder
 from paceline.launch.process_group import create_subgroup, gather_objects
 from paceline.trainer.checkpoint import reader, staging
 
 T = TypeVar("T")
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckpointWriter:
     """The checkpoints of one run: written aside, sealed with checksums, renamed; damaged ones are skipped."""
 
     def __init__(self, folder: Path, keep: int, one_file: bool = False) -> None:
-        """On every rank. The newest `keep` are kept, and the one with the best score.
-
-        `one_file`: all tensors in one file, instead of one for each rank.
-        """
+        """Keep the newest `keep` and the one with the best score; `one_file` holds the tensors of all ranks."""
         assert keep > 0
         self._folder = folder
-        with suppress(OSError):  # a save tells; one that finds it gone later does not make it again, without its run
+        with suppress(OSError):  # a save reports it
             folder.parent.mkdir(parents=True, exist_ok=True)
         self._keep = keep
         self._one_file = one_file
-        # Never the training group: its collectives go on in the main thread while ours run.
+        # Never the training group: its collectives run in the main thread at the same time.
         together = dist.is_available() and dist.is_initialized()
         self._group = create_subgroup(backend="gloo") if together else None
         self._rank: int = dist.get_rank() if together else 0
@@ -61,10 +59,7 @@ class CheckpointWriter:
         self._proven: set[Path] = set()  # their checksums were computed by this process
 
     def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], *, score: float | None = None) -> None:
-        """Copy the tensors and return; they are written while training goes on. One is in flight at most.
-
-        `meta` is anything that JSON can hold, with the step; a higher score is better.
-        """
+        """Copy the tensors and return; they are written while training continues. One save is in flight at most."""
         self.wait()
         score = float(score) if score is not None and math.isfinite(score) else None
         manifest = {"format": reader.CHECKPOINT_FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
@@ -79,7 +74,7 @@ class CheckpointWriter:
         self._in_flight = self._thread.submit(self._write, manifest, device)
 
     def wait(self) -> None:
-        """Until the one in flight is sealed; RunFailed, on every rank, if it could not be."""
+        """Wait until the save in flight is sealed; raise RunFailed, on every rank, if it could not be."""
         if self._in_flight is not None:
             try:
                 self._in_flight.result()
@@ -88,7 +83,7 @@ class CheckpointWriter:
                     self._in_flight = None
 
     def close(self) -> None:
-        """Wait for the one in flight, then give the thread and the process group back."""
+        """Wait for the save in flight, and release the thread and the process group."""
         try:
             self.wait()
         finally:
@@ -98,7 +93,7 @@ class CheckpointWriter:
             self._group = None
 
     def _write(self, manifest: dict[str, Any], device: int | None) -> None:
-        """The life of one checkpoint, in the background thread of every rank."""
+        """Write, seal and rename one checkpoint, in the background thread of every rank."""
         if device is not None:
             torch.cuda.set_device(device)
         step = manifest["step"]
@@ -127,7 +122,8 @@ class CheckpointWriter:
                 raise RunFailed(_describe_lost_rank(step, error)) from error
             with suppress(RuntimeError):
                 bytes_free = self._on_first(lambda: bytes_free)
-            raise RunFailed(f"{failure}: {error.reason(bytes_needed, bytes_free)}") from None
+            code: Code = "disk-full" if error.errno in DISK_FULL else "not-writable"
+            raise RunFailed(f"{failure}: {error.describe(bytes_needed, bytes_free)}", code=code) from None
 
     def _prepare(self, writing: Path) -> None:
         for leftover in [*self._folder.glob(".step-*.writing"), *self._folder.glob(".step-*.deleting")]:
@@ -159,7 +155,7 @@ class CheckpointWriter:
         self._proven.add(final)
 
     def _discard(self, sealed: Path) -> None:
-        """Delete what is no longer kept. What is damaged is neither counted nor deleted."""
+        """Delete what is no longer kept; damaged ones are neither counted nor deleted."""
         whole: list[reader.Checkpoint] = []
         replaced: list[Path] = []
         for path in reader.list_sealed(self._folder):
@@ -179,11 +175,11 @@ class CheckpointWriter:
                 _delete(path)
 
     def _on_first(self, work: Callable[[], T]) -> T:
-        """Do something on rank 0, with its answer or its failure on all."""
+        """Do something on rank 0; return its answer, or raise its failure, on all."""
         return self._on_all(lambda: work() if self._rank == 0 else None)[0]  # type: ignore[return-value]
 
     def _on_all(self, work: Callable[[], T]) -> list[T]:
-        """Do something on every rank, with the answers of all; a failure of one is the failure of all."""
+        """Do something on every rank and return all answers; a failure of one is raised on all."""
         from paceline.trainer.checkpoint.dcp_files import CheckpointException
 
         mine: tuple[T | None, _RankFailure | None]
@@ -207,25 +203,25 @@ class CheckpointWriter:
 
 
 class _RankFailure(Exception):
-    """What went wrong on one rank, in words that travel to the others."""
+    """What went wrong on one rank, sent to the others."""
 
-    def __init__(self, rank: int, why: str, number: int | None) -> None:
-        super().__init__(rank, why, number)
-        self.rank, self.why, self.number = rank, why, number
+    def __init__(self, rank: int, reason: str, number: int | None) -> None:
+        super().__init__(rank, reason, number)
+        self.rank, self.reason, self.errno = rank, reason, number
 
-    def reason(self, bytes_needed: int, bytes_free: int) -> str:
-        said = self.why if self.rank == 0 else f"{self.why} (rank {self.rank})"
-        if self.number is not None:
-            said += f"; it needs {bytes_needed / 1e6:,.1f} MB and {bytes_free / 1e6:,.1f} MB are free"
-        if self.number in (errno.ENOSPC, errno.EDQUOT):
-            said += "; make room there, then resume the run"
-        elif self.number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            said += "; make the folder writable, then resume the run"
-        return said
+    def describe(self, bytes_needed: int, bytes_free: int) -> str:
+        text = self.reason if self.rank == 0 else f"{self.reason} (rank {self.rank})"
+        if self.errno is not None:
+            text += f"; it needs {bytes_needed / 1e6:,.1f} MB and {bytes_free / 1e6:,.1f} MB are free"
+        if self.errno in DISK_FULL:
+            text += "; make room there, then resume the run"
+        elif self.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            text += "; make the folder writable, then resume the run"
+        return text
 
 
 def _join_files(writing: Path, files: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """What all ranks have written, as one file; its size and checksum."""
+    """Join what all ranks have written in one file."""
     from paceline.trainer.checkpoint import dcp_files
 
     _check_visible(writing, files)
@@ -240,24 +236,24 @@ def _check_visible(writing: Path, files: Mapping[str, Any]) -> None:
 
 
 def _describe_files(*files: Path) -> dict[str, Any]:
-    """Size and checksum of each, by its name."""
+    """Return size and checksum of each file by name."""
     return {file.name: [file.stat().st_size, hash_file(file)] for file in files}
 
 
 def _describe_lost_rank(step: int, error: BaseException) -> str:
-    why = str(error).strip().split("\n", 1)[0]
-    return f"the checkpoint of step {step} was not finished: another rank ended or cannot be reached ({why})"
+    reason = str(error).strip().split("\n", 1)[0]
+    return f"the checkpoint of step {step} was not finished: another rank ended or cannot be reached ({reason})"
 
 
 def _remove_unfinished(writing: Path) -> int:
-    """Remove what was half written; the bytes that are free then."""
+    """Remove what was half written; return the bytes that are free then."""
     shutil.rmtree(writing, ignore_errors=True)
     there = next(path for path in writing.absolute().parents if path.is_dir())
     return shutil.disk_usage(there).free
 
 
 def _delete(path: Path) -> None:
-    """Take the name away first, so that a half-deleted checkpoint is never mistaken for a damaged one."""
+    """Rename first, so that a half-deleted checkpoint is never mistaken for a damaged one."""
     doomed = path.with_name(f".{path.name}.deleting")
     if doomed.exists():
         shutil.rmtree(doomed)
@@ -269,7 +265,7 @@ _threads: list[threading.Thread] = []
 
 
 def start_import() -> None:
-    """Once in a process, and not beside the compiler."""
+    """Import DCP in a thread, which takes seconds; not while the compiler is imported, which imports the same parts."""
     if not _threads and "torch._dynamo" not in sys.modules:
         name = "paceline.trainer.checkpoint.dcp_files"
         _threads.append(threading.Thread(target=import_module, args=(name,), name="paceline-import", daemon=True))
@@ -277,6 +273,6 @@ def start_import() -> None:
 
 
 def finish_import() -> None:
-    """Wait until it is over, if it was begun."""
+    """Wait for the import, if it was started."""
     for thread in _threads:
         thread.join()

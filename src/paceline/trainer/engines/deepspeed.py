@@ -30,7 +30,7 @@ from paceline.parallel.parallelize import ModelSetup, ParallelModel, count_param
 from paceline.parallel.parameters import LocalParameters, collect_local_parameters
 from paceline.parallel.precision import Scaler, autocast
 from paceline.runlog.timers import CollectiveTimer
-from paceline.trainer.checkpoint import dcp_files
+from paceline.trainer.checkpoint.staging import flatten_state, select_own_tensors
 from paceline.trainer.context import RunContext
 from paceline.trainer.engines import build_launch_variables, deepspeed_config, set_environment, verify_engine
 from paceline.trainer.optim.optimizers import build_optimizer
@@ -234,7 +234,7 @@ class ZeroState(State):
     def tensors(self) -> dict[str, Any]:
         """What this rank writes is put together in host memory; of what others write it has the shape alone."""
         described = self._described()
-        mine = set(dcp_files.select_own_tensors(dcp_files.flatten_state(described), dist.group.WORLD))
+        mine = set(select_own_tensors(flatten_state(described), dist.group.WORLD))
         model, optim = described["model"], described["optim"]
         for name, p in self._saved().items():
             if isinstance(p, nn.Parameter):

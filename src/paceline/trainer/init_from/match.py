@@ -1,21 +1,24 @@
-"""Read `model.init_from` into a model that is spread over ranks already, and report which tensors matched."""
+"""Read the weights of `model.init_from` into a model that is spread over ranks, and report what fitted."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from paceline.data.corpora.tokenised import TOKENIZER
 from paceline.errors import PacelineError, UserError, join_names
 from paceline.launch.process_group import broadcast_from_main, gather_objects, raise_on_all
 from paceline.parallel.parameters import is_sharded
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.context import RunContext
-from paceline.trainer.init_from.weights import KEY, Weights, open_weights, read_model_type
-from paceline.workload import Workload
+from paceline.trainer.init_from.weights import KEY, Weights, open_weights, read_model_type, weights_error
+from paceline.workload import LogFn, Workload
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,15 @@ class WeightMatch:
     digest: str
     taken: int
     drawn: tuple[str, ...]
-    """Of the model, and begin as they were drawn; with the shapes, where only those differ."""
+    """Of the model, drawn at random; with the shapes, where only those differ."""
     left: tuple[str, ...]
-    """Of `model.init_from`, and are in no use."""
+    """Of `model.init_from`, not used."""
 
     def sentence(self) -> str:
-        said = [f"weights: {self.taken} of {self.taken + len(self.drawn)} tensors from {self.words}"]
-        said += [f"drawn anew: {join_names(self.drawn)}"] * bool(self.drawn)
-        said += [f"left over: {join_names(self.left)}"] * bool(self.left)
-        return "; ".join(said)
+        parts = [f"weights: {self.taken} of {self.taken + len(self.drawn)} tensors from {self.words}"]
+        parts += [f"drawn anew: {join_names(self.drawn)}"] * bool(self.drawn)
+        parts += [f"left over: {join_names(self.left)}"] * bool(self.left)
+        return "; ".join(parts)
 
 
 @dataclass
@@ -45,7 +48,7 @@ class MatchPart:
     used: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
     drawn: set[str] = field(default_factory=set)
-    """On purpose: they are in no `model.init_from`."""
+    """On purpose: no `model.init_from` has them."""
     missing: set[str] = field(default_factory=set)
     other_shape: dict[str, str] = field(default_factory=dict)
 
@@ -55,14 +58,14 @@ class MatchPart:
 
 
 class WeightInitializer:
-    """Reads `model.init_from`, once, on every rank; `match` says afterwards what fitted."""
+    """Reads `model.init_from` once, on every rank; `match` says afterwards what fitted."""
 
     def __init__(self, workload: Workload, context: RunContext) -> None:
-        self.workload, self.context = workload, context
+        self.workload, self.context, self.path = workload, context, context.spec.init_from
         self.match: WeightMatch | None = None
 
     def gives_all(self, model: nn.Module | None) -> bool:
-        """Whether every rank has a model of which each tensor is in `model.init_from`."""
+        """Return whether every rank has a model of which each tensor is in `model.init_from`."""
         shapes, mine = self._weights[0].shapes, False
         if model is not None:
             part = self._fit([model], shapes)[1]
@@ -70,7 +73,7 @@ class WeightInitializer:
         return all(gather_objects(mine))
 
     def __call__(self, parts: Sequence[nn.Module]) -> None:
-        """Into the modules that this rank holds. Whatever is wrong on one rank is raised on all of them."""
+        """Read into the modules that this rank holds; what is wrong on one rank is raised on all."""
         weights, digest = self._weights
         into, mine = self._fit(parts, weights.shapes)
         everyone = MatchPart()
@@ -80,7 +83,10 @@ class WeightInitializer:
         wrong: PacelineError | None = None
         try:
             weights.read(into)
-            _reject_nan(into, self._path)
+            for name, tensor in into.items():
+                local = tensor.to_local() if is_sharded(tensor) else tensor
+                if bool(local.isnan().any()):
+                    raise weights_error(self.path, f"{name} has values that are not numbers (nan)")
         except PacelineError as error:
             wrong = error
         raise_on_all(wrong)
@@ -88,28 +94,23 @@ class WeightInitializer:
     @cached_property
     def _weights(self) -> tuple[Weights, str]:
         """The weights and a hash of them, as the main rank finds them."""
-        return broadcast_from_main(self._opened)
+        return broadcast_from_main(self._open)
 
-    def _opened(self) -> tuple[Weights, str]:
-        """What a run began with must still be there if it begins once more."""
-        weights, run = open_weights(self._path), RunDir(self.context.folder)
+    def _open(self) -> tuple[Weights, str]:
+        """Open the weights; raise UserError if a run that starts once more began with others."""
+        assert self.path is not None
+        weights, run = open_weights(self.path), RunDir(self.context.folder)
         digest = weights.digest()
         began = run.start().get("weights")
         if began is not None and began["digest"] != digest:
-            raise UserError(
-                f"{run.path} began with other weights: what is in {KEY}={self._path} has changed since, and there is "
-                "no checkpoint to go on from; bring it back, or start a new run"
-            )
+            reason = f"what is in it has changed since {run.path} was started, without a checkpoint to resume from"
+            raise weights_error(self.path, f"{reason}; bring it back, or start a new run", "conflict")
         return weights, digest
-
-    @property
-    def _path(self) -> Any:
-        return self.context.spec.init_from
 
     def _fit(
         self, parts: Sequence[nn.Module], there: Mapping[str, tuple[int, ...]]
     ) -> tuple[dict[str, Tensor], MatchPart]:
-        """(tensors of this rank by their names in `model.init_from`, how all of its tensors fit)"""
+        """Return (tensors of this rank by their names in `model.init_from`, how all of its tensors fit)."""
         mine, into = MatchPart(), {}
         for part in parts:
             shared = _find_tied_names(part)
@@ -133,24 +134,22 @@ class WeightInitializer:
 
     def _matched(self, part: MatchPart, weights: Weights, digest: str) -> WeightMatch:
         left = sorted(weights.shapes.keys() - part.used)
-        given, some = f"{KEY}={self._path}", "take those that fit, and draw the others, with  model.match=some"
         if not part.taken:
-            raise UserError(f"{given}: {self._nothing_fits(part, left)}")
+            raise weights_error(self.path, self._explain_no_fit(part, left), "conflict")
         if self.context.spec.model.match == "all":  # type: ignore[attr-defined]
-            for name, said in sorted(part.other_shape.items()):
-                raise UserError(f"{given}: {name} is {said}; {some}")
-            wrong = [f"the model has {join_names(sorted(part.missing))}, which is not in it"] * bool(part.missing)
+            wrong = [f"{name} is {shapes}" for name, shapes in sorted(part.other_shape.items())][:1]
+            wrong += [f"the model has {join_names(sorted(part.missing))}, which is not in it"] * bool(part.missing)
             wrong += [f"it has {join_names(left)}, which is not in the model"] * bool(left)
             if wrong:
-                raise UserError(f"{given}: {', and '.join(wrong)}; {some}")
-        shapes = {name: f"{name} ({said})" for name, said in part.other_shape.items()}
-        drawn = sorted({*part.missing, *part.drawn, *part.other_shape})
-        return WeightMatch(
-            str(self._path), weights.words, digest, len(part.taken), tuple(shapes.get(n, n) for n in drawn), tuple(left)
-        )
+                some = "take those that fit, and draw the others, with  model.match=some"
+                raise weights_error(self.path, f"{', and '.join(wrong)}; {some}", "conflict")
+        shapes = {name: f"{name} ({text})" for name, text in part.other_shape.items()}
+        drawn = tuple(shapes.get(name, name) for name in sorted({*part.missing, *part.drawn, *part.other_shape}))
+        return WeightMatch(str(self.path), weights.words, digest, len(part.taken), drawn, tuple(left))
 
-    def _nothing_fits(self, part: MatchPart, left: Sequence[str]) -> str:
-        if kind := read_model_type(self._path):
+    def _explain_no_fit(self, part: MatchPart, left: Sequence[str]) -> str:
+        assert self.path is not None
+        if kind := read_model_type(self.path):
             return (
                 f"this is a Hugging Face model ({kind}), and its tensors have other names than those of "
                 f"{self.context.spec.workload}; it is trained by  workload: transformers"
@@ -160,16 +159,8 @@ class WeightInitializer:
         return f"nothing in it fits the model, which has {join_names(here)}; it has {there}"
 
 
-def _reject_nan(read: Mapping[str, Tensor], path: Any) -> None:
-    """A damaged file, or a run that diverged: its first loss would be no number either."""
-    for name, tensor in read.items():
-        local = tensor.to_local() if is_sharded(tensor) else tensor
-        if bool(local.isnan().any()):
-            raise UserError(f"{KEY}={path}: {name} has values that are not numbers (nan), so nothing can begin with it")
-
-
 def _find_tied_names(part: nn.Module) -> dict[str, list[str]]:
-    """All names of a parameter that has several, by each of them."""
+    """Return all names of each parameter that has several, by each of them."""
     names: dict[int, list[str]] = {}
     for name, parameter in part.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -177,14 +168,46 @@ def _find_tied_names(part: nn.Module) -> dict[str, list[str]]:
 
 
 def build_initializer(workload: Workload, context: RunContext) -> WeightInitializer | None:
-    """None where the run begins with weights that are drawn, or goes on from a checkpoint."""
-    return (
-        WeightInitializer(workload, context)
-        if context.spec.init_from is not None and context.checkpoint is None
-        else None
-    )
+    """Return None if the run draws its first weights, or resumes from a checkpoint."""
+    return WeightInitializer(workload, context) if context.spec.init_from and context.checkpoint is None else None
 
 
 def describe_match(start: WeightInitializer | None) -> dict[str, Any]:
-    """For the "start" event."""
+    """Return what the "start" event records of the match."""
     return {} if start is None or start.match is None else {"weights": asdict(start.match)}
+
+
+def check_same_vocabulary(workload: Workload, start: Path, log: LogFn) -> None:
+    """Raise UserError if the texts have other tokens than the weights were trained with: embeddings would be useless.
+
+    With `model.match=some` it is logged only.
+    """
+    theirs = find_tokenizer(start)
+    if theirs is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        workload.keep(Path(folder))
+        ours = _read_tokens(Path(folder) / TOKENIZER)
+    if ours is None or (there := _read_tokens(theirs)) is None or ours == there:
+        return
+    wrong = f"{KEY}={start} was trained with another vocabulary than these texts have"
+    if workload.spec.model.match == "all":  # type: ignore[attr-defined]
+        reason = f"{wrong}; tokenise them with its own, by  data.tokenizer={theirs}"
+        raise UserError(reason, code="conflict", key="data.tokenizer")
+    log(f"weights: {wrong}; its own is  data.tokenizer={theirs}")
+
+
+def find_tokenizer(start: Path) -> Path | None:
+    """Find the tokenizer of a run, of one of its checkpoints, or of a folder with a model."""
+    places = (start / "kept", start.parent.parent / "kept", start)
+    return next((place / TOKENIZER for place in places if start.is_dir() and (place / TOKENIZER).is_file()), None)
+
+
+def _read_tokens(file: Path) -> dict[str, Any] | None:
+    """Return the id of each token; None if the file is of another kind, which is reported elsewhere."""
+    from tokenizers import Tokenizer
+
+    try:
+        return dict(Tokenizer.from_file(str(file)).get_vocab())
+    except Exception:  # the library raises nothing narrower
+        return None

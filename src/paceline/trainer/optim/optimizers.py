@@ -1,24 +1,24 @@
-"""Optimisers: what a gradient does to the weights."""
+"""Optimisers, and the moving average of the weights."""
 
 from __future__ import annotations
 
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.config import Train
 from paceline.parallel.parameters import LocalParameters, ParameterGroups
 
 Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
-"""The norms of whole tensors, given the parameters they belong to and this rank's parts of them."""
 
 
 def build_optimizer(train: Train, local: LocalParameters, groups: ParameterGroups) -> torch.optim.Optimizer:
-    """The learning rates are tensors, set before each step."""
+    """Build the optimiser of the run file; its learning rates are tensors, set before each step."""
     device = local[0].data.device
     lrs: dict[float, Tensor] = defaultdict(lambda: torch.tensor(0.0, dtype=torch.float32, device=device))
     parts: list[Any] = [{**group, "lr": lrs[group["lr_factor"]]} for group in build_update_groups(train, local, groups)]
@@ -37,7 +37,7 @@ def build_optimizer(train: Train, local: LocalParameters, groups: ParameterGroup
 
 
 def build_update_groups(train: Train, local: LocalParameters, groups: ParameterGroups) -> list[dict[str, Any]]:
-    """Parameters that are updated alike. Matrices decay; biases, norms and other vectors only if `train.decay` says."""
+    """Group parameters that are updated alike; vectors decay only if `train.decay` is all."""
     found: dict[tuple[str, bool], list[Tensor]] = {}
     for part in local:
         found.setdefault((groups.pattern(part.name), part.data.ndim < 2), []).append(part.data)
@@ -57,21 +57,21 @@ def build_update_groups(train: Train, local: LocalParameters, groups: ParameterG
 
 
 def list_state_tensors(optimizer: torch.optim.Optimizer, data: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What an optimiser keeps of a parameter, by name; numbers as tensors."""
+    """Yield what an optimiser keeps of a parameter, by name; numbers as tensors."""
     for key, value in optimizer.state[data].items() if data in optimizer.state else ():
         if value is not None:
             yield key, value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
 
 
 def restore_numbers(optimizer: torch.optim.Optimizer, data: Tensor, name: str, read: Mapping[str, Tensor]) -> None:
-    """Take over numbers that were read from a checkpoint; tensors were read where they are."""
+    """Restore numbers that were read from a checkpoint; tensors were read in place."""
     for key, value in list(optimizer.state[data].items()) if data in optimizer.state else ():
         if value is not None and not isinstance(value, Tensor):
             optimizer.state[data][key] = type(value)(read[f"{name}.{key}"].item())
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """The learning rate of all groups, each by its factor."""
+    """Set the learning rate of all groups, each by its factor."""
     filled: set[int] = set()  # groups of one factor share a tensor
     for group in optimizer.param_groups:
         if not isinstance(group["lr"], Tensor):
@@ -84,8 +84,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 class _WithoutCompiler(torch.optim.Optimizer):
-    """An optimiser of torch as it is below its decorators, which import the compiler to keep it away: that would take
-    longer than many a run."""
+    """An optimiser without torch's decorators, which import the compiler for seconds."""
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
@@ -116,7 +115,6 @@ class _LayerWise(torch.optim.Optimizer):
     """Scales each matrix's update by a trust ratio |weight| / |update|, so that no layer moves too far."""
 
     kept: tuple[str, ...]
-    """What is remembered of each parameter."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], norms: Norms) -> None:
         super().__init__(params, defaults)
@@ -134,7 +132,7 @@ class _LayerWise(torch.optim.Optimizer):
                 self._update(group, params)
 
     def _trust(self, params: list[Tensor], updates: Sequence[Tensor]) -> list[Any]:
-        """|w| / |u| per tensor, or 1 where either is 0."""
+        """Return |w| / |u| per tensor, or 1 where either is 0."""
         weights, steps = self.norms(params, params), self.norms(params, updates)
         return [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in zip(weights, steps, strict=True)]
 
@@ -189,18 +187,17 @@ class LAMB(_LayerWise):
 
 
 BLOCK = 65_536
-"""Numbers that the kernel gives to a block."""
+"""Numbers that torch's fused kernel gives to a block of threads: too many to fill a device with a small model."""
 PIECE = 16_384
-TOGETHER = 36
+MAX_TENSORS = 36
 """Tensors that the kernel takes at once."""
 STREAMS = 8
-
 Piece = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of a parameter, its gradient and its two averages; and the number of its updates."""
 
 
 def can_spread(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a graph is being recorded whose device has more processors than the kernel has blocks."""
+    """Return whether a graph is recorded on a device with more processors than the kernel has blocks."""
     params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not (params and params[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
@@ -209,7 +206,7 @@ def can_spread(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def run_spread_step(optimizer: Any) -> None:
-    """What the `step` of a fused Adam or AdamW without amsgrad does, while a graph is recorded."""
+    """Do the step of a fused Adam while a graph is recorded, in small pieces on several streams."""
     groups = [(group, list(_pieces(optimizer, group))) for group in optimizer.param_groups]
     counts = [optimizer.state[p]["step"] for group, _ in groups for p in group["params"] if p.grad is not None]
     torch._foreach_add_(counts, 1)
@@ -217,11 +214,11 @@ def run_spread_step(optimizer: Any) -> None:
     streams = [torch.cuda.Stream() for _ in range(STREAMS)]
     used = 0
     for group, pieces in groups:
-        for first in range(0, len(pieces), TOGETHER):
+        for first in range(0, len(pieces), MAX_TENSORS):
             stream = streams[used % STREAMS]
             stream.wait_stream(here)
             with torch.cuda.stream(stream):
-                _run_kernel(optimizer, group, pieces[first : first + TOGETHER])
+                _run_kernel(optimizer, group, pieces[first : first + MAX_TENSORS])
             used += 1
     for stream in streams[:used]:
         here.wait_stream(stream)
@@ -234,12 +231,9 @@ def _pieces(optimizer: Any, group: dict[str, Any]) -> Iterator[Piece]:
             continue
         kept = optimizer.state[p]
         whole = (p.detach(), p.grad, kept["exp_avg"], kept["exp_avg_sq"])
-        cut = [_cut(tensor) for tensor in whole] if all(t.is_contiguous() for t in whole) else [[t] for t in whole]
+        size = PIECE if all(tensor.is_contiguous() for tensor in whole) else None
+        cut = [tensor.view(-1).split(size) if size else [tensor] for tensor in whole]
         yield from ((*parts, kept["step"]) for parts in zip(*cut, strict=True))
-
-
-def _cut(tensor: Tensor) -> Sequence[Tensor]:
-    return tensor.view(-1).split(PIECE)
 
 
 def _run_kernel(optimizer: Any, group: dict[str, Any], pieces: Sequence[Piece]) -> None:
@@ -263,3 +257,59 @@ def _run_kernel(optimizer: Any, group: dict[str, Any], pieces: Sequence[Piece]) 
         grad_scale=optimizer.grad_scale,
         found_inf=optimizer.found_inf,
     )
+
+
+WARM_UP_STEPS = 10
+"""After t steps the decay is at most (1 + t) / (10 + t): the random first weights are soon forgotten."""
+
+
+class WeightAverage:
+    """An exponential moving average of the weights that a rank updates, evaluated in their place (`train.ema`)."""
+
+    def __init__(self, decay: float, local: LocalParameters, parts: Sequence[nn.Module]) -> None:
+        self.decay, self.local, self.parts = decay, local, parts
+        self.averages = [part.data.detach().clone() for part in local]
+        self.share = torch.zeros((), device=self.averages[0].device)
+        """Of the new weights in the next average. A tensor: a recorded step reads it."""
+
+    def before(self, step: int) -> None:
+        self.share.fill_(1 - min(self.decay, (1 + step) / (WARM_UP_STEPS + step)))
+
+    @torch.no_grad()
+    def add(self, applied: Tensor) -> None:
+        """Add the weights after an update, unless it was not applied; nothing waits for the device."""
+        share = self.share * applied.to(self.share)
+        change = torch._foreach_sub([part.data for part in self.local], self.averages)
+        torch._foreach_mul_(change, share.to(self.averages[0].dtype))
+        torch._foreach_add_(self.averages, change)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let the model compute with the average; afterwards it has its own weights again, to the last bit."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for part, average in zip(self.local, self.averages, strict=True):
+            own = part.data.clone()
+            part.data.copy_(average)
+            average.copy_(own)
+        self.local.after_update()
+        for module in (module for part in self.parts for module in part.modules()):
+            if hasattr(module, "reshard"):
+                cast(Any, module).reshard()  # what is still gathered is of the weights before
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the averages by every name that a weight has: two if it is used in two places."""
+        pairs = zip(self.local, self.averages, strict=True)
+        by_weight = {id(part.param): part.whole(average) for part, average in pairs}
+        return {
+            name: by_weight[id(p)]
+            for part in self.parts
+            for name, p in part.named_parameters(remove_duplicate=False)
+            if id(p) in by_weight
+        }

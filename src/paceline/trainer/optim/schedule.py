@@ -15,19 +15,17 @@ if TYPE_CHECKING:
     from paceline.data.order import Order
 
 Rate = Callable[[int], float]
-"""The learning rate after a number of samples."""
 COMPARED = 1000
-"""As many steps, of the first and of all, tell whether two schedules were the same so far."""
+"""Steps by which two schedules are compared, of the first and of all."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate at a number of samples seen: never of calls, so restarts and accumulation cannot bend it."""
+    """The learning rate as a function of samples seen, never of calls: restarts and accumulation do not change it."""
 
     train: Train
     peak: float
     total: int
-    """Samples of the run."""
 
     def __call__(self, seen: int) -> float:
         warm, final = count_warmup_samples(self.train, self.total), self.train.final_lr
@@ -53,34 +51,33 @@ class Schedule:
 
 
 def count_warmup_samples(train: Train, total: int) -> float:
-    """Samples of the warm-up, of a run of so many."""
     if train.warmup_steps is None:
         return train.warmup * total
     return float(train.warmup_steps * train.global_batch)
 
 
 def describe_schedule_change(planned: Rate, now: Rate, order: Order, first: int) -> str:
-    """For people: what is different for a run that goes on at step `first` under another schedule."""
+    """Describe what differs for a run that continues at step `first` under another schedule."""
     some = {*range(0, first, 1 + first // COMPARED), *range(min(first, COMPARED))}
     if all(planned(order.seen(step)) == now(order.seen(step)) for step in some):
-        return "what follows is as if it had been so from the start"
+        return "the rest is as if it had been so from the start"
     was, becomes = planned(order.seen(first - 1)), now(order.seen(first))
     return (
-        f"from here on the learning rate is that of the longer schedule, {becomes:.3g} at step {first + 1} after "
-        f"{was:.3g} at step {first}; a run of this length from the start would have had others before"
+        f"the learning rate changes to the longer schedule, {becomes:.3g} at step {first + 1} after {was:.3g} at step "
+        f"{first}; a run of this length from the start would have had other rates before"
     )
 
 
 def scale_lr(train: Train) -> tuple[float, str]:
-    """The peak learning rate for this batch, and the equation that gives it."""
-    ratio, said = train.global_batch / train.base_batch, f"{train.global_batch} / {train.base_batch}"
-    ways = {"none": (1.0, ""), "linear": (ratio, f" × {said}"), "sqrt": (math.sqrt(ratio), f" × √({said})")}
-    factor, how = ways[train.lr_scaling]
+    """Return the peak learning rate for this batch, and the equation that gives it."""
+    ratio, text = train.global_batch / train.base_batch, f"{train.global_batch} / {train.base_batch}"
+    rules = {"none": (1.0, ""), "linear": (ratio, f" × {text}"), "sqrt": (math.sqrt(ratio), f" × √({text})")}
+    factor, how = rules[train.lr_scaling]
     return train.lr * factor, f"{train.lr * factor:g} peak lr = {train.lr:g}{how}"
 
 
 def build_schedule(train: Train, total_samples: int, workload: Workload | None = None) -> Rate:
-    """That of the run file, or the workload's own."""
+    """Return the schedule of the run file, or the workload's own."""
     peak = scale_lr(train)[0]
     if workload is None or not workload.has("schedule"):
         return Schedule(train, peak, total_samples)
@@ -91,7 +88,9 @@ def build_schedule(train: Train, total_samples: int, workload: Workload | None =
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
             raise RunFailed(
                 f"workload: schedule({seen}, {total_samples}) returned {factor!r}; it must return a factor of the "
-                "learning rate, 0 or more"
+                "learning rate, 0 or more",
+                code="invalid-workload",
+                key="schedule",
             )
         return peak * factor
 

@@ -1,7 +1,7 @@
-"""An optimiser of the user's own (`Workload.optimizer`, or a script's), under every layout and in every checkpoint.
+"""Use an optimiser of the user (`Workload.optimizer`, or a script's) under every layout and in every checkpoint.
 
-It is made on what this rank updates, as Paceline's own are. It begins as its author meant it to: its state is there
-once it has made a step. What a checkpoint must hold is learned from a step with gradients of zero that is undone.
+It is built on what this rank updates, and has state once it has made a step. What a checkpoint must hold is learned
+from a step with gradients of zero that is undone.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from paceline.workload import Workload
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 PROBE = (8, 3)
-"""Of the matrix on which it is tried whether rows are updated as the whole is."""
+"""Shape of the matrix that tells whether rows are updated as the whole is."""
 ENTRY = "own_optimizer"
-"""Of a checkpoint: whether it had made a step."""
 
 
 def build_user_optimizer(
     workload: Workload, groups: list[dict[str, Any]], peak: float, local: LocalParameters
 ) -> torch.optim.Optimizer:
-    """What the workload makes of the groups, each with its peak learning rate; `peak` is that of the run file."""
+    """Return what the workload makes of the groups, each with its peak learning rate."""
     given = [{"params": g["params"], "lr": peak * g["lr_factor"], "weight_decay": g["weight_decay"]} for g in groups]
     _reject_row_dependent(partial(_call_workload, workload), given, local, workload.spec.parallel.strategy)
     optimizer = _call_workload(workload, given)
     if left_out := _prepare_groups(optimizer, peak, local):
-        raise UserError(
-            f"workload: optimizer(groups) leaves out {join_names(left_out, 3)}; "
-            'give it all of groups, and freeze what is not to be trained with train.groups: {"NAME*": {frozen: true}}'
+        raise _invalid(
+            f"optimizer(groups) leaves out {join_names(left_out, 3)}; give it all of groups, and freeze what is not to "
+            'be trained with train.groups: {"NAME*": {frozen: true}}'
         )
     return optimizer
 
@@ -45,10 +44,7 @@ def build_user_optimizer(
 def take_over_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], peak: float, local: LocalParameters, strategy: str
 ) -> None:
-    """Let a script's optimiser update what this rank holds of each parameter; class and groups stay as they are.
-
-    `names` are those of the parameters that it was made of, by their id.
-    """
+    """Let a script's optimiser update what this rank holds of each parameter; `names` are by the id of a parameter."""
     mine = {part.name: part.data for part in local}
     groups = []
     for group in optimizer.param_groups:
@@ -71,7 +67,7 @@ def take_over_optimizer(
 
 
 def _clone_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Another one of its class and settings, however its class is made."""
+    """Return another optimiser of the same class and settings."""
     other = object.__new__(type(optimizer))
     other.__dict__.update(optimizer.__dict__)
     other.param_groups = [dict(group) for group in groups]
@@ -89,8 +85,7 @@ def _reject_row_dependent(make: Make, groups: list[dict[str, Any]], local: Local
 
 
 def _prepare_groups(optimizer: torch.optim.Optimizer, peak: float, local: LocalParameters) -> list[str]:
-    """Give each group its factor of the learning rate and learn what a checkpoint must hold; returns the names of
-    parameters that it leaves out."""
+    """Set the factor of each group, learn what a checkpoint must hold; return names of parameters left out."""
     names = {id(part.data): part.name for part in local}
     for group in optimizer.param_groups:
         group["lr_factor"] = float(group["lr"]) / peak
@@ -98,30 +93,33 @@ def _prepare_groups(optimizer: torch.optim.Optimizer, peak: float, local: LocalP
             names.pop(id(p), None)
     if names:
         return list(names.values())
-    first = {p: {key: _copied(value) for key, value in state.items()} for p, state in optimizer.state.items()}
+    first = {
+        p: {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+        for p, state in optimizer.state.items()
+    }
     allocate_user_state(optimizer)
     optimizer.state.clear()
     optimizer.state.update(first)
     return []
 
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def _invalid(reason: str) -> UserError:
+    return UserError(f"workload: {reason}", code="invalid-workload", key="optimizer")
 
 
 def _call_workload(workload: Workload, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     found: object = workload.optimizer([dict(group) for group in groups])
     if not isinstance(found, torch.optim.Optimizer):
-        raise UserError(
-            f"workload: optimizer(groups) returned {type(found).__name__}; it must return a torch.optim.Optimizer, "
-            "as in  return torch.optim.RMSprop(groups)"
+        raise _invalid(
+            f"optimizer(groups) returned {type(found).__name__}; it must return a torch.optim.Optimizer, as in  return "
+            "torch.optim.RMSprop(groups)"
         )
     return found
 
 
 @torch.no_grad()
 def allocate_user_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give it all of its state by a step without effect; refuse what no checkpoint could hold."""
+    """Create all state by a step without effect; raise UserError for what no checkpoint could hold."""
     kind = type(optimizer).__name__
     params = [p for group in optimizer.param_groups for p in group["params"]]
     before, options = [p.clone() for p in params], [_options(group) for group in optimizer.param_groups]
@@ -130,27 +128,25 @@ def allocate_user_state(optimizer: torch.optim.Optimizer) -> None:
     try:
         optimizer.step()
     except (TypeError, RuntimeError, ValueError) as error:
-        raise UserError(f"workload: {kind} cannot make a step of its own: {describe_error(error)}") from error
+        raise _invalid(f"{kind} cannot make a step: {describe_error(error)}") from error
     optimizer.zero_grad(set_to_none=True)
     for p, value in zip(params, before, strict=True):
         p.copy_(value)
     for group, known in zip(optimizer.param_groups, options, strict=True):
         if changed := [key for key, value in _options(group).items() if known.get(key) != value]:
-            raise UserError(f"workload: {kind} keeps {changed[0]!r} in its groups, where a checkpoint does not see it")
+            raise _invalid(f"{kind} keeps {changed[0]!r} in its groups, where a checkpoint does not see it")
     for key, value in ((key, value) for state in optimizer.state.values() for key, value in state.items()):
         if not isinstance(value, Tensor | Number | None):
-            raise UserError(
-                f"workload: {kind} keeps {key!r} as {type(value).__name__}; a checkpoint holds tensors and numbers"
-            )
+            raise _invalid(f"{kind} keeps {key!r} as {type(value).__name__}; a checkpoint holds tensors and numbers")
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Plain values of a group, which a step has no reason to change."""
+    """Return the plain values of a group, which a step has no reason to change."""
     return {key: value for key, value in group.items() if isinstance(value, int | float | str) and key != "lr"}
 
 
 def _probes(groups: list[dict[str, Any]], cuts: list[slice]) -> list[dict[str, Any]]:
-    """The groups with small tensors in place of the parameters: the same numbers, cut into rows or whole."""
+    """Return the groups with small tensors in place of the parameters, cut into rows or whole."""
     made = []
     for group in groups:
         ndim = group["params"][0].ndim
@@ -160,7 +156,7 @@ def _probes(groups: list[dict[str, Any]], cuts: list[slice]) -> list[dict[str, A
 
 
 def _updates_rows_alike(make: Make, groups: list[dict[str, Any]]) -> bool:
-    """Whether three steps on rows give the rows of three steps on the whole."""
+    """Return whether three steps on rows give the rows of three steps on the whole."""
     results = []
     for cuts in ([slice(None)], [slice(0, 3), slice(3, None)]):
         probes = _probes(groups, cuts)

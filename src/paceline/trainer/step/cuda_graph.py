@@ -1,10 +1,8 @@
-"""A whole step as one CUDA graph: for one rank, on batches that come in a few shapes.
+"""Record a whole step as one CUDA graph: for one rank, on batches that come in a few shapes.
 
-Data that fit on the device live there, and a batch is then no more than the numbers of its samples.
-
-A small model's step is hundreds of kernels of microseconds each, and starting them one by one takes longer than they
-run. Here a step is recorded once per shape and then replayed with a single call. Its batch travels as one row of
-bytes, so that a step costs the host one copy and one call.
+A small model's step is hundreds of kernels of microseconds each, and to start them takes longer than they run. A step
+is recorded once per shape and then replayed by one call. Its batch travels as one row of bytes; data that fit on the
+device live there, and a batch is then no more than the numbers of its samples.
 """
 
 from __future__ import annotations
@@ -31,28 +29,26 @@ from paceline.trainer.step.step import Step, update_weights
 
 AT_ONCE = 16
 """Batches made at a time, where making one takes about as long as a step."""
-TOGETHER = 8
+REUSED_TOGETHER = 8
 """Batches whose memory is used again at the same time."""
 WARM_UP = 3
-"""Times that the first step is run before it is recorded; later shapes need one."""
-MOST_GRAPHS = 32
-"""Shapes beyond these are run without a graph: a workload with so many is not what graphs are for."""
+"""Runs of the first step before it is recorded; later shapes need one."""
+MAX_GRAPHS = 32
 LEAF = tree_flatten(0)[1]
-"""The structure of a batch that is one tensor."""
 RESIDENT_SHARE = 0.25
-"""Of the device's free memory, that a data set may take to live there."""
+"""Of the device's free memory, that a data set may take."""
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A batch as one row of bytes, and how to take it apart."""
+    """A batch as one row of bytes, and how to unpack it."""
 
     row: Tensor
     leaves: tuple[tuple[torch.dtype, tuple[int, ...]] | Any, ...]
     tree: Any
 
     def unpacked(self, row: Tensor) -> Any:
-        """The batch, as views of a copy of the row."""
+        """Return the batch, as views of a copy of the row."""
         leaves, begin = [], 0
         for leaf in self.leaves:
             if not (isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[0], torch.dtype)):
@@ -66,28 +62,26 @@ class PackedBatch:
 
 
 class PinnedBuffers:
-    """Pinned memory that is used again: to pin some anew takes as long as a whole step of a small model.
+    """Pinned memory that is used again: to pin new memory takes as long as a step of a small model.
 
-    A thread that makes batches takes rows from here, and calls CUDA only for one that is not there yet; the thread
-    that sends them puts them back.
+    The thread that makes batches takes rows; the thread that sends them gives them back.
     """
 
     def __init__(self, together: int = 1) -> None:
-        """Rows given back wait for the device in groups of so many: to ask it costs as much as to send one."""
         self.together = together
         self.sent: list[Tensor] = []
         self.free: defaultdict[int, list[Tensor]] = defaultdict(list)
         self.in_flight: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
 
     def row(self, size: int) -> Tensor:
-        """One that is free, of just this size: batches come in few."""
+        """Return a free row of this size."""
         try:
             return self.free[size].pop()
         except IndexError:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def give_back(self, row: Tensor) -> None:
-        """Once the copy to the device that was just begun is over."""
+        """Free a row once the copy to the device is over; the device is asked about several at a time."""
         self.sent.append(row)
         if len(self.sent) < self.together:
             return
@@ -114,14 +108,14 @@ def pack_batch(batch: Any, buffers: PinnedBuffers) -> PackedBatch:
 
 
 def pack_ids(ids: np.ndarray, buffers: PinnedBuffers) -> PackedBatch:
-    """What `pack` makes of a tensor of them, without its detours: a step may take as long as they do."""
+    """Do what `pack_batch` does for a tensor of ids, in a fraction of its time."""
     row = buffers.row(ids.nbytes)
     row.numpy().view(np.int64)[:] = ids
     return PackedBatch(row, ((torch.int64, ids.shape),), LEAF)
 
 
 def load_resident_rows(samples: Any, order: Order, steps: int, device: torch.device) -> Any:
-    """All samples on the device, or None: they may be too large for it, and a short run never sees them all."""
+    """Return all samples on the device; None if they are too large, or a short run never sees them all."""
     if not hasattr(samples, "resident") or order.seen(steps) < len(samples):
         return None
     rows = samples.resident()
@@ -133,7 +127,7 @@ def load_resident_rows(samples: Any, order: Order, steps: int, device: torch.dev
 
 @dataclass
 class RecordedGraph:
-    """A graph and all the tensors outside its own memory that it reads or writes: it does not keep them alive."""
+    """A graph and the tensors outside its own memory that it uses: it does not keep them alive."""
 
     graph: torch.cuda.CUDAGraph
     row: Tensor
@@ -141,7 +135,6 @@ class RecordedGraph:
     zero: Tensor
     stats: Tensor
     filled: int = 1
-    """What `samples` holds."""
 
 
 @dataclass
@@ -149,12 +142,12 @@ class RecordedStep(Step):
     """The same numbers as those of a `Step`."""
 
     compiled: Callable[..., Any] | None = field(default=None, kw_only=True)
-    """The model compiled: for any shape, or for that of a whole batch where samples have one."""
+    """The compiled model: for any shape, or for that of a whole batch."""
     resident: Any = field(default=None, kw_only=True)
-    """All samples on the device, where batches are numbers of rows."""
+    """All samples on the device, if batches are ids."""
     draws: bool = field(default=False, kw_only=True)
     """The model draws from the generator of the device."""
-    buffers: PinnedBuffers = field(default_factory=lambda: PinnedBuffers(TOGETHER), kw_only=True)
+    buffers: PinnedBuffers = field(default_factory=lambda: PinnedBuffers(REUSED_TOGETHER), kw_only=True)
 
     def __post_init__(self) -> None:
         self.recorded: dict[Any, RecordedGraph] = {}
@@ -168,7 +161,7 @@ class RecordedStep(Step):
         return super().times_made + len(self.recorded) + self.eager
 
     def collate(self, samples: Any, layout: Layout) -> Collate:
-        super().collate(samples, layout)  # what cannot be done without a graph is refused
+        super().collate(samples, layout)  # raises what a step without a graph would
         self.any_shape = hasattr(samples, "fixed_shape_batches")
         make: Collate
         if self.any_shape:
@@ -182,7 +175,7 @@ class RecordedStep(Step):
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
         sent: PackedBatch = batch.micro_batches[0].batch
         recorded = None if self.eager else self.recorded.get(sent.leaves)
-        if recorded is None and not self.eager and len(self.recorded) < MOST_GRAPHS:
+        if recorded is None and not self.eager and len(self.recorded) < MAX_GRAPHS:
             recorded = self._recorded(sent, whole=batch.samples == self.train.global_batch)
         if recorded is None:
             micro = MicroBatch(self._assembled(sent, sent.row.to(self.device, non_blocking=True)), 1)
@@ -202,14 +195,14 @@ class RecordedStep(Step):
         return stats
 
     def _assembled(self, sent: PackedBatch, row: Tensor) -> Any:
-        """The batch that a row of bytes on the device stands for."""
+        """Return the batch of a row of bytes on the device."""
         batch = sent.unpacked(row)
         if self.resident is None:
             return batch
         return tree_map_only(Tensor, lambda rows: rows.index_select(0, batch), self.resident)
 
     def _recorded(self, sent: PackedBatch, whole: bool) -> RecordedGraph | None:
-        """The step for batches like this; None where it cannot be recorded, and then no other is."""
+        """Record the step for batches like this; None if that fails, and then no other is recorded."""
         net = self.compiled if self.compiled is not None and (whole or self.any_shape) else self.state.model.unwrapped
         try:
             with restore_after(self):

@@ -1,7 +1,7 @@
-"""Whether a step can be recorded: found out by making its passes once, before the run begins, and without effect.
+"""Find out whether a step can be recorded, by making its passes once before the run, without effect.
 
-A graph repeats what the device did and nothing that Python did. A step that asks the device for a number, draws on the
-host or changes the model in Python would be repeated wrongly, so it is recognised here and runs eagerly.
+A graph repeats what the device did and nothing that Python did: a step that asks the device for a number, draws on the
+host or changes the model in Python must run eagerly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paceline.trainer.step.step import Step
 
 PLAIN = (bool, int, float, str)
 Attribute = tuple[str, str]
-"""The name of a module and that of what it holds."""
+"""(module, attribute)"""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class ProbeResult:
     detail: str = ""
     work: StepWork | None = None
     draws: bool = False
-    """Random numbers on the device, as nn.Dropout does: its generator is seeded before each step."""
+    """Whether it draws on the device, as nn.Dropout does."""
 
 
 def probe_step(step: Step, batch: Any) -> ProbeResult:
-    """Make the passes over a batch in host memory; weights, buffers, gradients and generators stay as they were."""
+    """Make the passes over a batch; weights, buffers, gradients and generators stay as they were."""
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if not leaves or any(leaf.device.type != "cpu" or leaf.layout is not torch.strided for leaf in leaves):
         return ProbeResult(NoGraphReason.NOT_ON_HOST)
@@ -79,8 +79,7 @@ def _count_operations(step: Step, micro: MicroBatch) -> StepWork:
 
 
 def _pass_without_waiting(step: Step, micro: MicroBatch) -> None:
-    """Forward and backward, where whatever waits for the device raises; once more if it did, for what does so at first
-    alone, such as a table that is made when it is first needed."""
+    """Run forward and backward, raising where it waits for the device; twice, since tables may be made at first."""
     for last in (False, True):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Synchronization debug mode")
@@ -103,8 +102,7 @@ def _host_draws() -> tuple[Any, ...]:
 
 @contextmanager
 def restore_after(step: Step) -> Iterator[Callable[[], list[Attribute]]]:
-    """Buffers and plain attributes of the model get back what they had; yields a function that names those that are
-    another Python object than before."""
+    """Restore buffers and plain attributes of the model; yield a function that names those that were replaced."""
     modules: list[tuple[str, nn.Module]] = list(step.state.model.unwrapped.named_modules())
     buffers = [(name, module, key, b, b.clone()) for name, module in modules for key, b in _buffers(module)]
     holders: list[tuple[str, Any]] = [*modules, ("", step.workload)]
@@ -139,7 +137,7 @@ def _plain_attributes(holder: Any) -> dict[str, Any]:
 
 
 def _locate_user_line(error: BaseException) -> str:
-    """The line of the user's own code from which an error came; empty where none did, as in a backward pass."""
+    """Return the line of the user's code that raised an error; "" if none did, as in a backward pass."""
     ours = (str(Path(paceline.__file__).parent), str(Path(torch.__file__).parent))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""

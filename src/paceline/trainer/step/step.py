@@ -1,6 +1,6 @@
-"""What is trained, and one step of it on one rank: micro-batches forward and backward, one sum over ranks, one update.
+"""What is trained, and one step of it on one rank: micro-batches, one sum over ranks, one update.
 
-Nothing here waits for the device: what a step found out stays in a small tensor until the loop reads it.
+Nothing here waits for the device: what a step computed stays in a small tensor until the loop reads it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,17 @@ from paceline.parallel.parameters import LocalParameters
 from paceline.parallel.precision import Scaler, autocast
 from paceline.runlog.timers import CollectiveTimer, count_compilations
 from paceline.trainer.checkpoint.reader import EMA_PREFIX
-from paceline.trainer.optim import user_optimizer
-from paceline.trainer.optim.ema import WeightAverage
-from paceline.trainer.optim.optimizers import (
-    build_optimizer,
-    build_update_groups,
-    list_state_tensors,
-    restore_numbers,
-    set_lr,
-)
+from paceline.trainer.optim import optimizers, user_optimizer
+from paceline.trainer.optim.optimizers import WeightAverage, set_lr
 from paceline.trainer.optim.schedule import scale_lr
 from paceline.workload import LogFn, Samples, Workload
 
 
 @dataclass
 class State:
-    """All that resuming needs and nothing else: weights, optimiser, loss scale and the position in steps.
+    """What resuming needs: weights, optimiser, loss scale and the position in steps.
 
-    The position alone fixes the learning rate, the samples that follow and every random stream, since each is a
-    function of it; none of them is stored.
+    Learning rate, samples and random streams are functions of the position, and are not stored.
     """
 
     model: ParallelModel
@@ -63,36 +55,35 @@ class State:
         workload: Workload | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> State:
-        """The workload is asked for an optimiser of its own, unless there is one of the local parameters already."""
+        """Build the state, with the given optimiser, the workload's own, or that of the run file."""
         local, scaler = model.local_parameters, Scaler(train, device)
         average = WeightAverage(train.ema, local, model.parts) if train.ema else None
         if optimizer is not None:
             return cls(model, optimizer, scaler, average=average, own_optimizer=True)
         if workload is not None and workload.has("optimizer"):
-            groups = build_update_groups(train, local, model.groups)
+            groups = optimizers.build_update_groups(train, local, model.groups)
             optimizer = user_optimizer.build_user_optimizer(workload, groups, scale_lr(train)[0], local)
             return cls(model, optimizer, scaler, average=average, own_optimizer=True)
-        state = cls(model, build_optimizer(train, local, model.groups), scaler, average=average)
+        state = cls(model, optimizers.build_optimizer(train, local, model.groups), scaler, average=average)
         state.allocate()
         return state
 
     def before_step(self, lr: float) -> None:
-        """What the next step takes from its position in the run."""
         set_lr(self.optimizer, lr)
         if self.average is not None:
             self.average.before(self.step)
 
     def for_evaluation(self) -> AbstractContextManager[None]:
-        """The weights that are evaluated: the averaged ones, where they are averaged."""
+        """Use the averaged weights, if there are any."""
         return nullcontext() if self.average is None else self.average.in_use()
 
     def tensors(self) -> dict[str, Any]:
-        """Everything to be saved, by name; loading writes into these very tensors."""
+        """Return everything to be saved, by name; loading writes into these tensors."""
         model = {name: value for part in self.model.parts for name, value in part.state_dict().items()}
         optim = {
             f"{local.name}.{key}": local.whole(value)
             for local in self.model.local_parameters
-            for key, value in list_state_tensors(self.optimizer, local.data)
+            for key, value in optimizers.list_state_tensors(self.optimizer, local.data)
         }
         kept = self.model.reduction.tensors()
         return {
@@ -105,7 +96,7 @@ class State:
         }
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
-        """Take over what `read` puts into tensors of these names and shapes."""
+        """Restore what `read` puts into tensors of these names and shapes."""
         if self.own_optimizer:
             begun = torch.zeros(())
             read({user_optimizer.ENTRY: {"begun": begun}})
@@ -114,23 +105,19 @@ class State:
         tensors = self.tensors()
         read(tensors)
         for local in self.model.local_parameters:
-            restore_numbers(self.optimizer, local.data, local.name, tensors["optim"])
+            optimizers.restore_numbers(self.optimizer, local.data, local.name, tensors["optim"])
 
     def average_over_ranks(self) -> None:
-        """Before a checkpoint: what ranks still hold apart becomes the same on all of them, and stays so."""
+        """Average what ranks hold apart, before a checkpoint."""
         self.model.reduction.average_models(self.step, now=True)
         self.model.reduction.average_state(self._optimizer_tensors())
 
     def buffers(self) -> Iterator[Tensor]:
-        """Running statistics and the like."""
         for part in self.model.parts:
             yield from part.buffers()
 
     def allocate(self) -> None:
-        """Give the optimiser all of its state, at zero, before there was a gradient.
-
-        A checkpoint then holds the same tensors at any step, and a step that is passed over leaves nothing undefined.
-        """
+        """Create all state of the optimiser, at zero, so that a checkpoint holds the same tensors at any step."""
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 p.grad = torch.zeros_like(p)
@@ -148,11 +135,10 @@ class State:
 def update_weights(
     state: State, train: Train, samples: int | Tensor, found: Tensor, square: Tensor, zero: float | Tensor = 0.0
 ) -> Tensor:
-    """Scale, clip and apply the summed gradients; returns their norm. Not finite anywhere: nothing is applied.
+    """Scale, clip and apply the summed gradients, unless they or `zero` are not finite; return their norm.
 
-    `found` is (sum of losses, count), `square` the squared norm of the gradients as they are, over all ranks. With a
-    `zero` that is NaN nothing is applied either. All of it in few operations: each is a kernel, which takes its time in
-    a small model's step.
+    `found` is (sum of losses, count), `square` the squared norm of the gradients over all ranks. In few operations:
+    each is a kernel, which takes its time in a small model's step.
     """
     loss_sum, count = found
     local, optimizer = state.model.local_parameters, cast(Any, state.optimizer)
@@ -184,7 +170,7 @@ def update_weights(
 
 
 def _scale_and_cut(local: LocalParameters, scale: Tensor, most: float) -> Tensor:
-    """Divide the gradients and cut each number to ± most, if that is above 0; returns what is left to divide by."""
+    """Divide the gradients and clip each number to ± most, if above 0; return what is left to divide by."""
     grads = [part.data.grad for part in local if part.data.grad is not None]
     torch._foreach_mul_(grads, (1 / scale).to(grads[0].dtype))
     if most:
@@ -194,7 +180,7 @@ def _scale_and_cut(local: LocalParameters, scale: Tensor, most: float) -> Tensor
 
 
 def get_divisor(count: Tensor) -> Tensor:
-    """What a sum of losses is divided by: their number or weight, and 1 where nothing counts."""
+    """Return what a sum of losses is divided by: their number or weight, and 1 if nothing counts."""
     return count + (count == 0)
 
 
@@ -211,7 +197,6 @@ class Step:
     at_once: int = 1
     """Steps whose batches are made together."""
     notice: LogFn = lambda text: None
-    """Told what the user should know of how steps run."""
 
     @property
     def net(self) -> Any:
@@ -219,7 +204,7 @@ class Step:
 
     @property
     def times_made(self) -> int:
-        """How often a part of it was compiled so far, or the whole was recorded."""
+        """How often a part was compiled so far, or the whole was recorded."""
         return count_compilations()
 
     @property
@@ -227,24 +212,25 @@ class Step:
         return self.state.scaler.scale.device
 
     def collate(self, samples: Samples, layout: Layout) -> Collate:
-        """How batches are made for this step."""
+        """Return how batches are made for this step."""
         pin = self.device.type == "cuda"
         if not self.padded:
             return make_collate(samples.batch, pin)
         if not hasattr(samples, "padded"):
-            why = f"parallel.pipeline={layout.pipeline}" if layout.pipeline > 1 else "compile_layers"
+            key = f"parallel.pipeline={layout.pipeline}" if layout.pipeline > 1 else "compile_layers"
             raise UserError(
-                f"{why}: {type(samples).__name__} has no method padded(ids, keys, rows), and all passes must have the "
-                "same shape; see paceline.workload.Samples"
+                f"{key}: {type(samples).__name__} has no method padded(ids, keys, rows), and all passes must have the "
+                "same shape; see paceline.workload.Samples",
+                code="not-supported",
+                key="parallel.pipeline",
             )
         rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
         return make_collate(lambda ids, keys: samples.padded(ids, keys, rows), pin)
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
-        """A whole step; returns (sum of losses, count, gradient norm, stops asked for) over all ranks, on the device.
+        """Make a step; return (sum of losses, count, gradient norm, stops asked for) over all ranks, on the device.
 
-        A model that draws from torch's own generator finds it seeded by (seed, step, data-parallel rank, micro-batch):
-        after a resume on the same ranks it draws the same.
+        torch's generator is seeded by (seed, step, data-parallel rank, micro-batch), for models that draw from it.
         """
         samples, last = batch.samples, len(batch.micro_batches) - 1
         found = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -255,8 +241,7 @@ class Step:
         return self.finish(found, samples, stop)
 
     def seed(self, batch: RankBatch, index: int) -> None:
-        """The generators that a pass can draw from; `torch.manual_seed` seeds others too, and takes a hundred times as
-        long."""
+        """Seed the generators of a pass; `torch.manual_seed` seeds others too, and takes a hundred times as long."""
         number = int(derive_key(self.train.seed, batch.global_batch.step, batch.rank, index)) >> 1
         torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
@@ -266,24 +251,23 @@ class Step:
         return micro if self.device.type == "cpu" else MicroBatch(move_batch(micro.batch, self.device), micro.weight)
 
     def forward_backward(self, net: Any, micro: MicroBatch, samples: int | Tensor) -> Tensor:
-        """Adds to the gradients, returns (sum of losses, count).
+        """Add to the gradients; return (sum of losses, count).
 
-        The sum is divided by the samples of the global batch so that gradients keep a normal size; `update` puts in
-        what that leaves out where the loss counts something else (tokens, pixels).
+        The loss is divided by the samples of the global batch so that gradients keep a normal size; `update_weights`
+        corrects that if the loss counts something else (tokens, pixels).
         """
         with autocast(self.train.precision, self.device):
             total, count = self.workload.loss(net, micro.batch)
         return self.backward(total, count, micro.weight, samples)
 
     def backward(self, total: Tensor, count: Tensor | float, weight: int, samples: int | Tensor) -> Tensor:
-        """The second half of `forward_backward`, for a loss that is there."""
         scale = self.state.scaler.scale
         factor = (scale if weight == 1 else scale * weight) / samples
         total.backward(factor.to(total.dtype).expand_as(total))
         return stack_loss_and_count(total, count, weight)
 
     def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
-        """What follows the micro-batches: one sum over ranks of what they found (sum of losses, count), the update."""
+        """Sum (sum of losses, count) over ranks, and update the weights."""
         model = self.state.model
         reject_unused_parameters(model.net, model.local_parameters)
         if model.reduction.own_models:
@@ -298,11 +282,10 @@ class Step:
         return torch.stack([*totals[:2], norm.double(), totals[2]])
 
     def _finish_own_model(self, found: Tensor, samples: int, stop: bool) -> Tensor:
-        """The same where each rank updates a model of its own, by the mean over its own samples.
+        """Do the same if each rank updates its own model, by the mean over its own samples.
 
-        The norm that is reported is the root of the mean over ranks of their squared norms. A step that is not finite
-        on one rank is applied by none, so that their loss scales stay the same. A rank without a sample has a gradient
-        of 0.
+        The reported norm is the root of the mean over ranks of squared norms. A step that is not finite on one rank is
+        applied by none, so that loss scales stay the same.
         """
         square = self.state.model.local_parameters.square()
         factor = samples / (get_divisor(found[1]) * self.state.scaler.scale)
@@ -315,7 +298,7 @@ class Step:
 
 
 class PipelineStep(Step):
-    """A step where the model is spread over stages: all micro-batches go through them in one schedule."""
+    """A step of a model in stages: all micro-batches go through them in one schedule."""
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
         samples, scale = batch.samples, self.state.scaler.scale
