@@ -134,7 +134,7 @@ def load_state(
         raise UserError(
             f"{file} is of another version; measure into another folder with  --out FOLDER", code="invalid-format"
         )
-    kept = {key: old[key] for key in ("done", "failed", "out_of_memory") if key in old}
+    kept: dict[str, Any] = {key: old[key] for key in ("done", "failed", "out_of_memory") if key in old}
     try:
         validate_fields(SavedProgress, {"spec": old.get("spec", {}), **kept})
         for run in kept.get("done", {}).values():

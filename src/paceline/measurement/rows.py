@@ -170,7 +170,7 @@ def dump_measured_row(row: MeasuredRow | FailedRow) -> dict[str, Any]:
 
 
 def parse_measured_row(values: Mapping[str, Any]) -> MeasuredRow | FailedRow:
-    return from_flat(FailedRow if values.get("step_s") is None else MeasuredRow, values)
+    return from_flat(FailedRow, values) if values.get("step_s") is None else from_flat(MeasuredRow, values)
 
 
 def drop_failed(rows: Iterable[RowT | FailedRow]) -> list[RowT]:

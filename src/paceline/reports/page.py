@@ -92,7 +92,7 @@ def render_page(contents: ReportContents, charts: Sequence[Chart], tables: Seque
     lines = read_asset("chart.umd.min.js").splitlines()
     library = "\n".join(line for line in lines if "sourceMappingURL" not in line).replace("</script", "<\\/script")
     script = read_asset("page.js")
-    return compile_template(read_asset("page.html.j2")).render(
+    page: str = compile_template(read_asset("page.html.j2")).render(
         contents=contents,
         charts=charts,
         tables=tables,
@@ -105,6 +105,7 @@ def render_page(contents: ReportContents, charts: Sequence[Chart], tables: Seque
         policy=build_content_policy(library, script),
         style=Markup(read_asset("page.css")),
     )
+    return page
 
 
 @cache

@@ -16,11 +16,11 @@ COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#b
 INK, FAINT = "#1f2937", "#6b7280"
 STYLE_FILE = Path(__file__).parent / "assets" / "paceline.mplstyle"
 PROCESS_SETTINGS = ("backend", "interactive", "toolbar", "webagg", "timezone", "tk.", "docstring", "date.", "figure.m")
-NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+NO_SETTINGS: Mapping[Any, Any] = MappingProxyType({})
 
 
 @contextmanager
-def use_plot_style(style: Path | None = STYLE_FILE, settings: Mapping[str, Any] = NO_SETTINGS) -> Iterator[None]:
+def use_plot_style(style: Path | None = STYLE_FILE, settings: Mapping[Any, Any] = NO_SETTINGS) -> Iterator[None]:
     """Draw with matplotlib's own defaults, this style and these settings.
 
     The user's matplotlibrc is ignored: matplotlib reads that of the current folder first, which may be a run from
@@ -33,8 +33,10 @@ def use_plot_style(style: Path | None = STYLE_FILE, settings: Mapping[str, Any] 
         import matplotlib
     finally:
         log.setLevel(before)
-    plain = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith(PROCESS_SETTINGS)}
-    chosen = matplotlib.rc_params_from_file(style, use_default_template=False) if style is not None else {}
+    plain: dict[Any, Any] = {
+        key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith(PROCESS_SETTINGS)
+    }
+    chosen: Any = matplotlib.rc_params_from_file(style, use_default_template=False) if style is not None else {}
     with matplotlib.rc_context({**plain, **chosen, **settings}):
         yield
 

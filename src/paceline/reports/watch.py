@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,7 +240,7 @@ def _describe_rank(follower: EventFollower) -> str:
 
 def _describe_usage(usage: dict[str, Any]) -> str:
     known = {name: float(value) for name, value in usage.items() if isinstance(value, int | float)}
-    words = {
+    formats: dict[str, Callable[[float], str]] = {
         "device_share": lambda share: f"device {percent(share)}",
         "device_bytes": lambda count: f"{size(count)} of it",
         "device_watts": lambda watts: f"{number(watts, 3)} W",
@@ -247,7 +248,7 @@ def _describe_usage(usage: dict[str, Any]) -> str:
         "resident_bytes": size,
         "network_bytes_s": lambda rate: f"network {size(rate)}/s",
     }
-    return ", ".join(say(known[name]) for name, say in words.items() if name in known)
+    return ", ".join(show(known[name]) for name, show in formats.items() if name in known)
 
 
 def _describe_silent_rank(beat: Beat) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -118,9 +118,9 @@ def seed_all_generators(seed: int, *others: str) -> None:
 
 def build_seeded_model(workload: Workload, spec: RunSpec) -> nn.Module:
     seed_all_generators(spec.train.seed)
-    model: Any = workload.model()
+    model: nn.Module = workload.model()
     if workload.draws_by_name:
-        model.initialise(spec.train.seed)
+        cast(Any, model).initialise(spec.train.seed)
     return model.to(torch.float64 if spec.train.precision == "fp64" else torch.float32).train()
 
 

@@ -130,7 +130,13 @@ def measure_command(
     steps_by = options.get("steps_by") or ""
     trials = [CommandTrial(f"{n} rank{'s' * (n > 1)}", n, command, steps, steps_by, log) for n in sorted(ranks)]
     folder = Path(out) if out is not None else Path("runs") / f"{command.name}-measure"
-    request = {"name": command.name, "steps": steps, "spec": {}, "command": list(words), "steps_by": steps_by}
+    request: dict[str, Any] = {
+        "name": command.name,
+        "steps": steps,
+        "spec": {},
+        "command": list(words),
+        "steps_by": steps_by,
+    }
     runs = MeasureRuns(folder, trials, repeats, log)
     with runs.complete(request, _select_comparable, options.get("retry", False)) as state:
         times = collect_times(trials, state)

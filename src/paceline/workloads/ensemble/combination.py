@@ -43,7 +43,7 @@ class IsotonicCurves:
     def __call__(self, found_NC: np.ndarray) -> np.ndarray:
         curves = zip(found_NC.T, self.said, self.held, strict=True)
         risen = np.stack([np.interp(column, said, held) for column, said, held in curves], axis=1).clip(LEAST)
-        return risen / risen.sum(1, keepdims=True)
+        return np.asarray(risen / risen.sum(1, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def fit_number_combination(outputs_JN: np.ndarray, truth_N: np.ndarray, how: Com
 
 
 def compute_logs(probabilities: np.ndarray) -> np.ndarray:
-    return np.log(np.clip(probabilities, LEAST, 1.0))
+    return np.asarray(np.log(np.clip(probabilities, LEAST, 1.0)))
 
 
 def _calibrate(found: Combination, outputs: np.ndarray, labels: np.ndarray, calibrate: Calibrate) -> Combination:
