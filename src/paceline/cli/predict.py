@@ -13,8 +13,7 @@ from typing import Any
 from paceline.cli.arguments import add_checkpoint_arguments, add_json_argument
 from paceline.data.tables import format_label
 from paceline.errors import UserError
-from paceline.inference.predictions import PredictInputs, Predictions, read_inputs
-from paceline.inference.trained_model import TrainedModel, check_predicts
+from paceline.inference.trained_model import PredictInputs, Predictions, TrainedModel, check_predicts, read_inputs
 from paceline.inference.trained_model import open as open_run
 from paceline.io.files import print_json, replace_nonfinite, write_atomic
 from paceline.io.format import format_metrics

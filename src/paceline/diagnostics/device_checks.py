@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -78,23 +78,18 @@ def check_speed(context: CheckContext) -> Iterator[CheckResult]:
         kind = match_driver_name(torch.cuda.get_device_name(index))
         flops_s = kind.peak_flops_s("bf16") * (kind.matmul_fraction or USUAL_FRACTION) if kind else None
         bytes_s = kind.bandwidth_bytes_s * COPY_FRACTION if kind else None
-        yield judge_rate(f"products of cuda:{index}", products[index], flops_s, [*products.values()], _format_flops_s)
-        yield judge_rate(f"memory of cuda:{index}", copies[index], bytes_s, [*copies.values()], _format_bytes_s)
+        yield judge_rate(f"products of cuda:{index}", products[index], flops_s, products, "TFLOP/s", 1e12)
+        yield judge_rate(f"memory of cuda:{index}", copies[index], bytes_s, copies, "GB/s", 1e9)
     yield from check_throttling(context, products)
 
 
-def _format_flops_s(rate: float) -> str:
-    return f"{number(rate / 1e12, 3)} TFLOP/s"
-
-
-def _format_bytes_s(rate: float) -> str:
-    return f"{size(rate)}/s"
-
-
 def judge_rate(
-    check: str, rate: float, nominal: float | None, rates: Sequence[float], format_rate: Callable[[float], str]
+    check: str, rate: float, nominal: float | None, rates: Mapping[int, float], unit: str, scale: float
 ) -> CheckResult:
-    median = statistics.median(rates)
+    def format_rate(value: float) -> str:
+        return f"{number(value / scale, 3)} {unit}"
+
+    median = statistics.median(rates.values())
     share = rate / nominal if nominal else 1.0
     behind = rate < BEHIND_OTHERS * median
     expected = f"about {format_rate(nominal)}, of its data sheet" if nominal else "its kind is not in the catalogue"

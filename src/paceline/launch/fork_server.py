@@ -83,7 +83,9 @@ def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...])
     from paceline.launch.signals import exit_immediately, exit_rank, ignore_stop_signals
 
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-    _buffer_lines()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whole lines, also under PYTHONUNBUFFERED: ranks share a terminal
+            stream.reconfigure(line_buffering=True, write_through=False)
     threading.Thread(target=_exit_with_launcher, args=(pipe,), daemon=True).start()
     code = 0
     try:
@@ -99,16 +101,6 @@ def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...])
     if code:
         exit_immediately(code)
     exit_rank(0)
-
-
-def _buffer_lines() -> None:
-    """Write whole lines, since the ranks share a terminal.
-
-    Under PYTHONUNBUFFERED `print` writes a line and its end in two calls, between which another rank may write.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _describe_failure(rank: int, error: BaseException) -> Any:

@@ -74,9 +74,14 @@ def name_silent_rank(error: Exception, folder: Path, rank_info: RankInfo) -> Exc
     """Return an error that names the rank for which this one waited too long; any other error unchanged."""
     if rank_info.world == 1 or isinstance(error, RankUnresponsive):
         return error
-    if not (is_secondary(error) and _is_timeout(error)) or _was_asked_recently(folder, rank_info.rank):
+    causes = [*iter_causes(error)]
+    if not is_secondary(error) or not any(TIMEOUT_PATTERN.search(str(one)) for one in causes):
         return error
-    waiting_in = describe_position(_extract_stack(error))
+    asked = stack_file(folder, rank_info.rank, asked=True)
+    if _file_size(asked) and time.time() - asked.stat().st_mtime < RECENT_S:
+        return error  # this rank was the silent one: what it finds broken after it continues is a consequence
+    frames = reversed(traceback.extract_tb(causes[-1].__traceback__))
+    waiting_in = describe_position(tuple(Frame(one.filename, one.lineno or 0, one.name) for one in frames))
     return _find_awaited(folder, rank_info.rank, waiting_in, rank_info.world) or error
 
 
@@ -306,22 +311,6 @@ def _format_stack(file: Path, stack: Stack, whose: str = "its stack") -> str:
 def _format_frames(stack: Stack) -> str:
     first = next((i for i, frame in enumerate(stack) if not frame.library), 0)
     return "".join(f"\n    {frame}" for frame in stack[max(0, first - 1) :][:SHOWN_FRAMES])
-
-
-def _extract_stack(error: BaseException) -> Stack:
-    found = traceback.extract_tb([*iter_causes(error)][-1].__traceback__)
-    return tuple(Frame(one.filename, one.lineno or 0, one.name) for one in reversed(found))
-
-
-def _is_timeout(error: BaseException) -> bool:
-    return any(TIMEOUT_PATTERN.search(str(one)) for one in iter_causes(error))
-
-
-def _was_asked_recently(folder: Path, rank: int) -> bool:
-    """Return whether another rank asked this one for its stack: then this one was the silent one, and the broken
-    connections that it finds after it continues are a consequence."""
-    file = stack_file(folder, rank, asked=True)
-    return _file_size(file) > 0 and time.time() - file.stat().st_mtime < RECENT_S
 
 
 def _file_size(file: Path) -> int:

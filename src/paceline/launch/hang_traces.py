@@ -78,13 +78,9 @@ def read_stacks(file: Path) -> list[Stack]:
         thread = part.split(maxsplit=1)[0]
         if thread in found:
             break
-        found[thread] = tuple(_parse_frames(part))
+        calls = re.finditer(r'^  File "(.*)", line (\d+) in (.*)$', part, re.MULTILINE)
+        found[thread] = tuple(Frame(call[1], int(call[2]), call[3]) for call in calls)
     return [stack for stack in reversed(found.values()) if stack]
-
-
-def _parse_frames(text: str) -> Iterator[Frame]:
-    for found in re.finditer(r'^  File "(.*)", line (\d+) in (.*)$', text, re.MULTILINE):
-        yield Frame(found[1], int(found[2]), found[3])
 
 
 def dump_own_stacks() -> str:

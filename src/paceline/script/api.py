@@ -1,18 +1,23 @@
-"""The interface of a run that a script gets from `with paceline.run(…) as run`."""
+"""The interface of a run that a script gets from `with paceline.run(…) as run`, and checks of what it passes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from copy import copy, deepcopy
+from numbers import Real
+from types import MethodType
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from paceline.config import RunSpec
-from paceline.script.guards import check_pair, take_share
+from paceline.config import SCRIPT_OBJECT, RunSpec, Train
+from paceline.errors import UserError
 from paceline.trainer.checkpoint.reader import Stateful
 
 Schedule = Callable[[int, int], float]
@@ -92,3 +97,153 @@ class ScriptRun(ABC):
     @abstractmethod
     def keep(self, **things: Stateful) -> None:
         """Save these objects, with `state_dict` and `load_state_dict`, in checkpoints; call it before `batches`."""
+
+
+STEP_EXAMPLE = 'run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))'
+MEAN_REDUCTION = 1
+TRANSPARENT_NODES = ("ToCopyBackward", "CloneBackward", "ViewBackward", "SqueezeBackward", "AliasBackward", "_DDPSink")
+OPTIMIZER_KEYS = ("optimizer", "lr", "weight_decay", "beta1", "beta2", "momentum")
+"""Keys of `train` without effect on an optimiser of the script."""
+
+
+def build_misuse_error(call: str, reason: str) -> UserError:
+    return UserError(f"{call}: {reason}", code="invalid-request", key=call)
+
+
+def check_loss(total: Any, count: Any) -> None:
+    """Reject anything but a sum of losses that depend on the model, and their number."""
+    wrong = ""
+    if not isinstance(total, Tensor):
+        wrong = f"the loss is {type(total).__name__}, not a tensor"
+    elif total.ndim:
+        wrong = f"the loss has the shape {list(total.shape)}"
+    elif not total.requires_grad:
+        wrong = "the loss does not depend on the model's parameters"
+    elif isinstance(count, bool) or not (isinstance(count, Real) or (isinstance(count, Tensor) and count.numel() == 1)):
+        shape = f" of shape {list(count.shape)}" if isinstance(count, Tensor) else ""
+        wrong = f"the count is {type(count).__name__}{shape}, not a number"
+    if wrong:
+        raise build_misuse_error("run.step", f"{wrong}; give it a sum and a count:  {STEP_EXAMPLE}")
+
+
+def reject_mean_loss(total: Tensor, samples: int) -> None:
+    """Reject a mean over several samples, by the last operation in torch's graph."""
+    node: Any = total.grad_fn
+    while node is not None and node.name().startswith(TRANSPARENT_NODES) and node.next_functions:
+        node = node.next_functions[0][0]
+    if node is None or samples < 2:
+        return
+    if node.name().startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == MEAN_REDUCTION:
+        reason = f"got a mean over the {samples} samples of a pass ({node.name()}), and a mean of means depends on how "
+        raise build_misuse_error("run.step", f"{reason}the batch is divided; give it the sum:  {STEP_EXAMPLE}")
+
+
+def check_dataset(dataset: Any) -> None:
+    if isinstance(dataset, DataLoader):
+        reason = "got a DataLoader; give it the data set:  run.batches(loader.dataset)"
+        raise build_misuse_error("run.batches", reason)
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") or hasattr(dataset, "to_numpy")):
+        reason = f"got a stream, {type(dataset).__name__}, which cannot be resumed or divided over ranks; give it"
+        raise build_misuse_error("run.batches", f"{reason}  list(stream),  or a data set with __len__ and __getitem__")
+
+
+def take_share(dataset: Any, rank: int, ranks: int, equal: bool) -> Any:
+    """Return every `ranks`-th sample; `equal`: all ranks must get as many, as they compute each pass together."""
+    if equal and len(dataset) % ranks:
+        reason = f"{len(dataset)} samples on {ranks} ranks are not equal parts, which this layout needs; use"
+        raise build_misuse_error("run.share", f"{reason}  run.evaluate(dataset, sums)")
+    if isinstance(dataset, tuple):
+        return tuple(column[rank::ranks] for column in dataset)
+    return Subset(dataset, range(rank, len(dataset), ranks))
+
+
+class ModelView:
+    """A distributed model as the script sees it: with its own class, methods and names.
+
+    A call in training goes to the wrapper, any other call to the model itself, so that an evaluation never waits for
+    other ranks.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net: nn.Module | None = net if isinstance(net, DistributedDataParallel) else None
+        self.model = net if self.net is None else self._build_view(cast(nn.Module, net.module))
+        self.called = False
+        """Since a pass started; gradients of other ranks are summed only in a call."""
+
+    def _build_view(self, inner: nn.Module) -> nn.Module:
+        def call(view: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self.called = True
+            training = view.training and torch.is_grad_enabled()
+            return (self.net if training and self.net is not None else inner)(*args, **kwargs)
+
+        def deep_copy(view: nn.Module, memo: dict[int, Any]) -> nn.Module:
+            return deepcopy(inner, memo)
+
+        def reduce(view: nn.Module, protocol: Any) -> Any:  # a pickle that loads without this module
+            return copy, (inner,)
+
+        own = {"__call__": call, "__deepcopy__": deep_copy, "__reduce_ex__": reduce}
+        kind = type(type(inner).__name__, (type(inner),), {**own, "__module__": type(inner).__module__})
+        view = cast(nn.Module, object.__new__(kind))
+        view.__dict__ = inner.__dict__
+        return view
+
+    def check_called(self) -> None:
+        if self.net is not None and not self.called:
+            reason = "the loss was computed without a call of the model that run.prepare returned, where gradients of "
+            raise build_misuse_error("model", f"{reason}several ranks are summed; put the computation into forward()")
+
+
+def check_pair(prepared: bool, model: Any, optimizer: Any, others: tuple[Any, ...]) -> None:
+    if prepared or others or isinstance(optimizer, list | tuple | dict):
+        reason = "takes one model and one optimiser, once; put several models into nn.ModuleDict({…}), and give one "
+        reason += "optimiser a group for each (alternating losses, as of a GAN, are not supported)"
+    elif not isinstance(model, nn.Module):
+        reason = f"the model is {type(model).__name__}, not a torch.nn.Module"
+    elif isinstance(model, DistributedDataParallel):
+        reason = "the model is wrapped in DistributedDataParallel already; run.prepare does that by the run file"
+    elif optimizer is not None and not isinstance(optimizer, Optimizer):
+        reason = f"{type(optimizer).__name__} is not a torch.optim.Optimizer"
+    else:
+        return
+    raise build_misuse_error("run.prepare", reason)
+
+
+def apply_optimizer_rate(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
+    """Return the spec with the learning rate of a script's optimiser; reject keys that contradict it."""
+    kind = type(optimizer).__name__
+    unused = [key for key in OPTIMIZER_KEYS if getattr(spec.train, key) != getattr(Train(), key)]
+    unused += ["groups"] * any(group.lr or group.weight_decay is not None for group in spec.train.groups.values())
+    if unused:
+        key = f"train.{unused[0]}"
+        message = f"{key} ({spec.origin(key)}) has no effect: run.prepare got the script's own {kind}; leave the key "
+        message += "out, or call  run.prepare(model)  for the optimiser of the run file"
+        raise UserError(message, code="conflict", key=key)
+    reject_scheduler(optimizer)
+    rate = float(optimizer.param_groups[0]["lr"])
+    if optimizer.state:
+        raise build_misuse_error("run.prepare", f"the {kind} has made steps already; prepare it before its first")
+    if not rate > 0:
+        raise build_misuse_error("run.prepare", f"the learning rate of the {kind} is {rate:g}; it must be above 0")
+    return spec.replace({"train.lr": rate}, SCRIPT_OBJECT)
+
+
+def reject_scheduler(optimizer: Optimizer) -> None:
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        reason = f"the {type(optimizer).__name__} has a scheduler of torch, and the run file has a schedule; use "
+        reason += "train.schedule, or a factor:  run.prepare(model, optimizer, schedule=lambda seen, total: …)"
+        raise build_misuse_error("run.prepare", reason)
+
+
+def guard_optimizer(optimizer: Optimizer, updating: Callable[[], bool]) -> None:
+    """Reject `optimizer.step()` and `zero_grad()` in the script: the run calls both, once for each global batch."""
+    for name in ("step", "zero_grad"):
+        own = getattr(optimizer, name)
+
+        def call(_: Optimizer, *args: Any, name: str = name, own: Callable[..., Any] = own, **kwargs: Any) -> Any:
+            if not updating():
+                reason = "was called by the script; run.step does that, for all ranks together; delete the line"
+                raise build_misuse_error(f"optimizer.{name}", reason)
+            return own(*args, **kwargs)
+
+        setattr(optimizer, name, MethodType(call, optimizer))  # a method, as torch's schedulers expect

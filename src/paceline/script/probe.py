@@ -17,9 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from paceline.config import RunSpec
 from paceline.data.generators import preserve_generators
-from paceline.script.api import ScriptRun
-from paceline.script.guards import check_dataset, check_loss, check_pair
-from paceline.script.injected_run import build_no_run_error, execute_script
+from paceline.script.api import ScriptRun, check_dataset, check_loss, check_pair
+from paceline.script.workload import build_no_run_error, execute_script
 
 
 class ProbeDone(BaseException):

@@ -28,9 +28,12 @@ from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary
 from paceline.runlog.timers import build_timer
-from paceline.script.api import Model, Schedule, ScriptRun, Sums
-from paceline.script.guards import (
+from paceline.script.api import (
+    Model,
     ModelView,
+    Schedule,
+    ScriptRun,
+    Sums,
     apply_optimizer_rate,
     build_misuse_error,
     check_dataset,
@@ -39,9 +42,8 @@ from paceline.script.guards import (
     reject_scheduler,
     take_share,
 )
-from paceline.script.injected_run import build_no_run_error
 from paceline.script.script_loop import ScriptLoop
-from paceline.script.workload import SCORE, Script
+from paceline.script.workload import SCORE, Script, build_no_run_error
 from paceline.trainer.checkpoint.reader import Stateful
 from paceline.trainer.evaluation import HeldOut, evaluate, use_evaluation_mode
 from paceline.trainer.init_from.match import WeightInitializer, build_initializer

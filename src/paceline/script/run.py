@@ -23,7 +23,7 @@ from paceline.layout import layout_of
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir, find_runs
 from paceline.runlog.summary import read_summary
-from paceline.script.injected_run import get_injected_run
+from paceline.script.workload import get_injected_run
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.rank import ignore_line, log_line
 from paceline.trainer.run import open_run, remove_run, suggest_resume

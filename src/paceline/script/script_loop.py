@@ -14,7 +14,7 @@ from paceline.data.prefetch import MicroBatch, RankBatch
 from paceline.parallel.ddp import without_sync
 from paceline.parallel.precision import HALF, autocast
 from paceline.runlog.events import RunStatus
-from paceline.script.guards import STEP_EXAMPLE, ModelView, build_misuse_error, check_loss, reject_mean_loss
+from paceline.script.api import STEP_EXAMPLE, ModelView, build_misuse_error, check_loss, reject_mean_loss
 from paceline.trainer.evaluation import HeldOut
 from paceline.trainer.loop import GradientJob, StepActions, StepLog
 

@@ -15,7 +15,7 @@ import paceline
 from paceline import RunFailed, UserError, train
 from paceline.cli.main import main
 from paceline.config import build_spec
-from paceline.inference.predictions import Predictions
+from paceline.inference.trained_model import Predictions
 from paceline.io.files import read_json
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.script.guards import ModelView
+from paceline.script.api import ModelView
 
 
 @pytest.fixture
