@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.lib import format as npy
@@ -28,7 +28,8 @@ from paceline.io.files import compute_seal, hold_lock, sync_file
 from paceline.io.safe_open import check_regular, read_text
 from paceline.workload import LogFn
 
-Opened = TypeVar("Opened", covariant=True)
+Opened = TypeVar("Opened")
+OpenEntry = Callable[[LogFn, bool], Opened | None]  # (log, verify); None if it is missing or damaged
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 RETRIES, RETRY_S = 20, 0.1
@@ -36,12 +37,6 @@ RETRIES, RETRY_S = 20, 0.1
 
 class DamagedEntry(Exception):
     """An entry that is incomplete, or not what was written: it is built again."""
-
-
-class OpenEntry(Protocol[Opened]):
-    def __call__(self, log: LogFn, verify: bool) -> Opened | None:
-        """Open an entry; None if it does not exist or is damaged."""
-        ...
 
 
 def ignore_log(line: str) -> None:

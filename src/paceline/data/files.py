@@ -86,7 +86,8 @@ def find_files(path: Path, key: str, suffixes: tuple[str, ...], looking: bool = 
         if path.is_file():
             files = [path]
         elif path.is_dir():
-            files = sorted(file for file in walk.iter_below(path, _is_visible) if file.name.endswith(suffixes))
+            below = walk.iter_below(path, lambda name: name[0] != "." and name != "__pycache__")
+            files = sorted(file for file in below if file.name.endswith(suffixes))
             if not files:
                 kinds = " ".join(suffix for suffix in suffixes if not suffix.endswith(".gz"))
                 raise invalid_data(f"{given}: the folder has no text files ({kinds}, or the same with .gz)", key)
@@ -102,10 +103,6 @@ def find_files(path: Path, key: str, suffixes: tuple[str, ...], looking: bool = 
     except OSError as error:
         raise unreadable_error(given, error, key) from None
     return files
-
-
-def _is_visible(name: str) -> bool:
-    return not name.startswith(".") and name != "__pycache__"
 
 
 @dataclass

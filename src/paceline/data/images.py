@@ -74,7 +74,8 @@ def image_folder(
     names = list(found if classes is None else classes)
     if unknown := [name for name in found if name not in names]:
         raise invalid_data(f"image_folder={folder}: {unknown[0]!r} is not one of the classes {', '.join(names)}")
-    files = [(file, number) for number, name in enumerate(names) for file in _images(folder / name)]
+    files = [(file, number) for number, name in enumerate(names) for file in sorted((folder / name).rglob("*"))]
+    files = [(file, number) for file, number in files if file.suffix.lower() in SUFFIXES]
     if not files:
         hint = f"put them in one folder per class, as  {folder}/cat/1.png"
         raise invalid_data(f"image_folder={folder}: no images in its {len(found)} sub-folders; {hint}")
@@ -82,10 +83,6 @@ def image_folder(
     if sides is None and transform is None:
         _check_sizes([file for file, _ in files])
     return ImageFolder([file for file, _ in files], [number for _, number in files], names, mode, sides, transform)
-
-
-def _images(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
 
 
 def _check_sizes(files: list[Path]) -> None:

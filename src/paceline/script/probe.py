@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from paceline.config import RunSpec
-from paceline.data.generators import preserve_generators
+from paceline.data.samples import preserve_generators
 from paceline.script.api import ScriptRun, check_dataset, check_loss, check_pair
 from paceline.script.workload import build_no_run_error, execute_script
 

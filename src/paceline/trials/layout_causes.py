@@ -21,9 +21,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
 from paceline.config import RunSpec
-from paceline.data.generators import preserve_generators
 from paceline.data.order import Order
-from paceline.data.samples import load_training_samples
+from paceline.data.samples import load_training_samples, preserve_generators
 from paceline.errors import join_names
 from paceline.nn.keras_backend import is_keras, unwrap_keras
 from paceline.workload import Samples, Workload, build_workload

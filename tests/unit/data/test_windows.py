@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.data.corpora.windows import Windows
+from paceline.data.corpora.documents import Windows
 
 
 def tokens_of(length):

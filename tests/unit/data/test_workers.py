@@ -16,8 +16,16 @@ from paceline.config.sections import DataSection, merge_section_fields
 from paceline.data import workers
 from paceline.data.prefetch import count_workers, iter_batches, map_in_order
 from paceline.data.samples import samples_of
-from paceline.data.shared_memory import pack_message, receive_message, send_message
-from paceline.data.workers import WorkerSamples, choose_worker_count, cores_of, describe_workers, start_workers
+from paceline.data.workers import (
+    WorkerSamples,
+    choose_worker_count,
+    cores_of,
+    describe_workers,
+    pack_message,
+    receive_message,
+    send_message,
+    start_workers,
+)
 from paceline.launch.environment import SINGLE_RANK
 from paceline.workload import Workload
 

@@ -95,18 +95,13 @@ def iter_docstrings(source: str) -> Iterator[str]:
             if docstring := ast.get_docstring(node, clean=False):
                 yield docstring
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            yield from _added_docstrings(node.value)
+            function = node.value.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if name in ADDS_A_DOCSTRING:
+                parts = (part for argument in node.value.args[1:] for part in ast.walk(argument))
+                yield from (p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
         for block in ("orelse", "body"):
             pending.extend(reversed(getattr(node, block, ())))
-
-
-def _added_docstrings(call: ast.Call) -> Iterator[str]:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    if name in ADDS_A_DOCSTRING:
-        for argument in call.args[1:]:
-            for node in ast.walk(argument):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
 
 
 def _root(name: str) -> Path:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.data.cache import ArrayWriter, DamagedEntry, map_array
 from paceline.data.corpora import docstrings
 from paceline.data.corpora.tokenised import (
     SPLITS,
     BuiltCorpus,
-    CorpusSettings,
     HashRange,
     Ids,
     TokenisedCorpus,
@@ -33,6 +33,9 @@ from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
 from paceline.data.files import find_files, hash_files_cached, hash_text, hash_value, invalid_data, open_text
 from paceline.errors import UserError
 from paceline.workload import LogFn
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PART_CHARACTERS = 16 << 10
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cpp", ".java", ".js", ".ts", ".go", ".rs", ".sh")
@@ -55,12 +58,12 @@ class DocumentSource:
     fingerprint: Callable[[], str]
 
 
-def open_documents(data: CorpusSettings, looking: bool = False) -> DocumentSource:
+def open_documents(data: Any, looking: bool = False) -> DocumentSource:
     """Open the documents of `data.source`. `looking`: raise UserError rather than read much to hash it."""
     return _open_docstrings(data) if data.source == "docstrings" else _open_text_files(data, looking)
 
 
-def _open_docstrings(data: CorpusSettings) -> DocumentSource:
+def _open_docstrings(data: Any) -> DocumentSource:
     if data.path is not None:
         hint = "drop it, or type  data.source=text"
         raise UserError(f"data.path={data.path}: source docstrings does not read it; {hint}", code="conflict")
@@ -76,7 +79,7 @@ def _open_docstrings(data: CorpusSettings) -> DocumentSource:
     return DocumentSource(lambda: iter(parts()), lambda: _fingerprint(data, docstrings.list_source_versions()))
 
 
-def _open_text_files(data: CorpusSettings, looking: bool) -> DocumentSource:
+def _open_text_files(data: Any, looking: bool) -> DocumentSource:
     files = find_text_files(data.path, looking)
 
     def texts() -> Iterator[tuple[Path, str]]:
@@ -127,7 +130,7 @@ def _iter_parts(file: Path) -> Iterator[str]:
         yield rest
 
 
-def _fingerprint(data: CorpusSettings, content: object) -> str:
+def _fingerprint(data: Any, content: object) -> str:
     settings = {"source": data.source, "limit": data.limit, "test_fraction": data.test_fraction, "content": content}
     return hash_value({"lm": settings})
 
@@ -143,7 +146,7 @@ class TokenStreams(TokenisedCorpus):
     settings = ("vocab",)
 
     @classmethod
-    def build(cls, data: CorpusSettings, source: DocumentSource, folder: Path, log: LogFn) -> BuiltCorpus:
+    def build(cls, data: Any, source: DocumentSource, folder: Path, log: LogFn) -> BuiltCorpus:
         train_texts = (part.text for part in source.parts() if not part.held_out)
         chosen = load_tokenizer(data, train_texts, END, None, False, log)
         splits = _write_streams(folder, source.parts(), chosen, log)
@@ -193,3 +196,48 @@ def _write_streams(
         split: WrittenSplit({"tokens": writer.length, "documents": count}, [writer])
         for split, writer, count in zip(SPLITS, writers, documents, strict=True)
     }
+
+
+class LMBatch(NamedTuple):
+    """Tokens (B, S) and what follows each of them (B, S); NOT_COUNTED where there is nothing to predict."""
+
+    tokens: Tensor
+    targets: Tensor
+
+
+class Windows:
+    """One split of a corpus, cut into samples of `sequence` tokens. Every token but the very first is predicted once.
+
+    Sample i reads the tokens i × S … and predicts those one further on. The last may be shorter, and is filled up with
+    targets that do not count.
+    """
+
+    def __init__(self, ids: Ids, sequence: int, half_only: bool = False) -> None:
+        self.ids, self.sequence = ids, sequence
+        self.half_only = half_only
+
+    def __len__(self) -> int:
+        return -(-(len(self.ids) - 1) // self.sequence)
+
+    def cost(self, ids: np.ndarray) -> NDArray[np.int64]:
+        return np.minimum(self.sequence, len(self.ids) - 1 - np.asarray(ids, np.int64) * self.sequence)
+
+    def batch(self, ids: np.ndarray, keys: np.ndarray) -> LMBatch:
+        return self.padded(ids, keys, len(ids))
+
+    def padded(self, ids: np.ndarray, keys: np.ndarray, rows: int) -> LMBatch:
+        import torch
+
+        from paceline.nn.chunked_loss import NOT_COUNTED
+
+        assert len(ids) <= rows, "more samples than rows"
+        tokens_RS = np.zeros((rows, self.sequence), np.int64)
+        targets_RS = np.full((rows, self.sequence), NOT_COUNTED, np.int64)
+        for row, begin in enumerate(np.asarray(ids, np.int64) * self.sequence):
+            window = self.ids[begin : begin + self.sequence + 1]
+            tokens_RS[row, : len(window) - 1] = window[:-1]
+            targets_RS[row, : len(window) - 1] = window[1:]
+        return LMBatch(torch.from_numpy(tokens_RS), torch.from_numpy(targets_RS))
+
+    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[LMBatch]:
+        return [self.padded(*cut, most) for cut in cuts]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from paceline.data.corpora import ag_news, docstrings
 from paceline.data.corpora.tokenised import (
     SPLITS,
     BuiltCorpus,
-    CorpusSettings,
     HashRange,
     Ids,
     TokenisedCorpus,
@@ -42,14 +41,6 @@ WHOLE_NUMBER = re.compile(r"[+-]?\d+")
 Sample = tuple[str, int]
 
 
-class LabelledTextSettings(CorpusSettings, Protocol):
-    test_path: Path | None
-    text: str
-    label: str
-    max_length: int
-    lowercase: bool
-
-
 @dataclass(frozen=True)
 class LabelledSource:
     """Labelled texts in two splits. `train()` and `test()` start a new stream; `fingerprint()` hashes the content."""
@@ -60,12 +51,12 @@ class LabelledSource:
     classes: Callable[[], tuple[str, ...]]
 
 
-def open_source(data: LabelledTextSettings, looking: bool = False) -> LabelledSource:
+def open_source(data: Any, looking: bool = False) -> LabelledSource:
     """Open the texts of `data.source`. `looking`: raise UserError rather than read much to hash it."""
     return {"docstrings": _open_docstrings, "ag_news": _open_ag_news}.get(data.source, _open_table)(data, looking)
 
 
-def _open_docstrings(data: LabelledTextSettings, looking: bool) -> LabelledSource:
+def _open_docstrings(data: Any, looking: bool) -> LabelledSource:
     _reject_keys(data, "path", "test_path")
     splits = cache(lambda: docstrings.extract_samples(data.test_fraction))
     versions = docstrings.list_source_versions
@@ -77,7 +68,7 @@ def _open_docstrings(data: LabelledTextSettings, looking: bool) -> LabelledSourc
     )
 
 
-def _open_ag_news(data: LabelledTextSettings, looking: bool) -> LabelledSource:
+def _open_ag_news(data: Any, looking: bool) -> LabelledSource:
     _reject_keys(data, "test_path")
     train, test = ag_news.find_ag_news_files(data.path)
     classes = ag_news.read_topics(train.parent)
@@ -113,22 +104,18 @@ class LabelledTable:
             if not isinstance(text, str):
                 given = f"{self.where(number)}: {self.text!r} is {text!r:.40}"
                 raise invalid_data(f'{given}, expected a text; write "" or remove the row', "data.text")
-            yield LabelledRow(number, text, self._check_label(label, number))
+            if isinstance(label, float) and label.is_integer():  # 3 means the same in every kind of file
+                label = int(label)
+            if not isinstance(label, str | int) or not str(label).strip():
+                expected = "expected a whole number or a word; type  data.label=COLUMN  or remove the row"
+                raise invalid_data(f"{self.where(number)}: {self.label!r} is {label!r:.40}; {expected}", "data.label")
+            yield LabelledRow(number, text, str(label).strip())
 
     def where(self, number: int) -> str:
         return locate_row(self.path, self.kind, number)
 
-    def _check_label(self, value: Any, number: int) -> str:
-        """Labels are compared as texts, so that 3 means the same in every kind of file."""
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, str | int) and str(value).strip():
-            return str(value).strip()
-        expected = "expected a whole number or a word; type  data.label=COLUMN  or remove the row"
-        raise invalid_data(f"{self.where(number)}: {self.label!r} is {value!r:.40}; {expected}", "data.label")
 
-
-def _open_table(data: LabelledTextSettings, looking: bool) -> LabelledSource:
+def _open_table(data: Any, looking: bool) -> LabelledSource:
     if data.path is None:
         given = f"data.path: not given; source {data.source} reads a file"
         raise UserError(f"{given}; type  data.path=FILE.{data.source}", code="missing-value", key="data.path")
@@ -199,11 +186,11 @@ def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int
         raise invalid_data(f"data.test_path={table.path}: there are no rows; {hint}", "data.test_path")
 
 
-def _fingerprint_source(data: LabelledTextSettings, content: object, **fields: object) -> str:
+def _fingerprint_source(data: Any, content: object, **fields: object) -> str:
     return hash_value({"source": data.source, "limit": data.limit, "content": content, **fields})
 
 
-def _reject_keys(data: LabelledTextSettings, *keys: str) -> None:
+def _reject_keys(data: Any, *keys: str) -> None:
     for key in keys:
         if (value := getattr(data, key)) is not None:
             unused = f"data.{key}={value}: source {data.source} does not read it"
@@ -248,7 +235,7 @@ class LabelledCorpus(TokenisedCorpus):
     settings = ("vocab", "max_length", "lowercase")
 
     @classmethod
-    def build(cls, data: LabelledTextSettings, source: LabelledSource, folder: Path, log: LogFn) -> BuiltCorpus:
+    def build(cls, data: Any, source: LabelledSource, folder: Path, log: LogFn) -> BuiltCorpus:
         classes = source.classes()
         texts = (text for text, _ in source.train())
         chosen = load_tokenizer(data, texts, MASK, data.max_length, data.lowercase, log)

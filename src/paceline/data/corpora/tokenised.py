@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,18 +71,6 @@ class BuiltCorpus(NamedTuple):
     summary: str
     warnings: Sequence[str] = ()
     meta: Mapping[str, Any] = {}
-
-
-class CorpusSettings(Protocol):
-    @property
-    def source(self) -> str: ...
-
-    path: Path | None
-    test_fraction: float
-    vocab: int
-    tokenizer: Path | None
-    limit: int
-    cache: Path
 
 
 @dataclass(frozen=True, eq=False)

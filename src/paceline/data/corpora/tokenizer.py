@@ -184,14 +184,11 @@ def _take_first(texts: Iterable[str]) -> Iterator[str]:
         if count == LEARN_TEXTS or characters >= LEARN_CHARACTERS:
             return
         characters += len(text)
-        yield _LONG_WORD.sub(lambda word: word[word.lastindex or 0], text) if _has_long_word(text) else text
-
-
-def _has_long_word(text: str) -> bool:
-    return len(text) > LONG_WORD_CHARACTERS and (
-        max(map(len, text.split()), default=0) > LONG_WORD_CHARACTERS
-        or any(b * LONG_WORD_CHARACTERS in text for b in BLANKS)
-    )
+        long = len(text) > LONG_WORD_CHARACTERS and (
+            max(map(len, text.split()), default=0) > LONG_WORD_CHARACTERS
+            or any(blank * LONG_WORD_CHARACTERS in text for blank in BLANKS)
+        )
+        yield _LONG_WORD.sub(lambda word: word[word.lastindex or 0], text) if long else text
 
 
 def load_tokenizer(
@@ -206,10 +203,14 @@ def load_tokenizer(
     if data.tokenizer is None:
         return ChosenTokenizer(learn_bpe(texts, data.vocab, max_length, lowercase, special.names[0]), 0)
     tokenizer = read_tokenizer(data.tokenizer)
-    token, number = _find_special(tokenizer, special, data.tokenizer)
+    known = {token: tokenizer.token_to_id(token) for token in (*special.names, *special.instead)}
+    token = next((token for token, number in known.items() if number is not None), None)
+    if token is None:
+        hint = f"add one of {', '.join(special.names)}, as in  tokenizer.add_special_tokens(['{special.names[1]}'])"
+        raise invalid_data(f"{KEY}={data.tokenizer}: it has no token that {special.purpose}; {hint}", KEY)
     if token in special.instead:
         log(f"corpus: {KEY} has no {special.names[0]}: {token} {special.purpose} instead")
-    return ChosenTokenizer(adapt_tokenizer(tokenizer, max_length, lowercase), number)
+    return ChosenTokenizer(adapt_tokenizer(tokenizer, max_length, lowercase), known[token])
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -257,11 +258,3 @@ def estimate_vocabulary_size(data: Any) -> int:
         vocab, added = content["model"]["vocab"], content.get("added_tokens", ())
         known = len(vocab) if isinstance(vocab, list) else 1 + max(vocab.values())
         return int(max(known, *(1 + token["id"] for token in added), 1))
-
-
-def _find_special(tokenizer: Tokenizer, special: SpecialToken, path: Path) -> tuple[str, int]:
-    for token in (*special.names, *special.instead):
-        if (number := tokenizer.token_to_id(token)) is not None:
-            return token, number
-    hint = f"add one of {', '.join(special.names)}, as in  tokenizer.add_special_tokens(['{special.names[1]}'])"
-    raise invalid_data(f"{KEY}={path}: it has no token that {special.purpose}; {hint}", KEY)

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 import paceline
 from paceline.config.registry import StepWork
-from paceline.data.generators import preserve_generators
 from paceline.data.prefetch import MicroBatch, move_batch
+from paceline.data.samples import preserve_generators
 from paceline.execution import NoGraphReason
 from paceline.nn.op_counter import OperationCounter
 from paceline.parallel.precision import autocast

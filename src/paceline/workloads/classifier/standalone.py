@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 
 class ExportedLayer(nn.Module):
+    """Pre-norm attention and feed-forward. Projections have no bias: the gradient of a key bias is noise."""
+
     def __init__(self, width: int, heads: int, ffn: int) -> None:
         super().__init__()
         self.heads = heads

@@ -30,21 +30,15 @@ from paceline.nn.packed import (
 from paceline.parallel.precision import to_at_least_fp32
 from paceline.workload import LogFn, Workload
 from paceline.workloads.classifier.sections import ClassifierModel, TextData
-from paceline.workloads.classifier.standalone import ExportedClassifier
+from paceline.workloads.classifier.standalone import ExportedClassifier, ExportedLayer
 
 
-class EncoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward. Projections have no bias: the gradient of a key bias is noise."""
+class EncoderLayer(ExportedLayer):
+    """Pre-norm attention and feed-forward over packed texts."""
 
     def __init__(self, shape: ClassifierModel, site: int) -> None:
-        super().__init__()
-        width, ffn = shape.width, shape.ffn
-        self.heads, self.dropout, self.site = shape.heads, shape.dropout, site
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, ffn)
-        self.down = nn.Linear(ffn, width)
+        super().__init__(shape.width, shape.heads, shape.ffn)
+        self.dropout, self.site = shape.dropout, site
 
     def forward(self, x_TD: Tensor, packed: Packed) -> Tensor:
         tokens, width = x_TD.shape

@@ -101,14 +101,11 @@ class KerasWorkload(Workload):
     def model(self) -> KerasModule:
         from paceline.workloads.keras.model import SummedMetrics, build_keras_model, resolve_loss
 
-        module = build_keras_model(self.spec, self.section, self._make_input)
+        first = lambda: cast(KeyedSamples, self.data("train")).batch(FIRST_SAMPLE, FIRST_SAMPLE)[0][0]  # noqa: E731
+        module = build_keras_model(self.spec, self.section, first)
         self.sample_loss = resolve_loss(self.section, module.original)
         self.keras_metrics = SummedMetrics.of(self.section, module.original)
         return module
-
-    def _make_input(self) -> Any:
-        (inputs, *_), _ = cast(KeyedSamples, self.data("train")).batch(FIRST_SAMPLE, FIRST_SAMPLE)
-        return inputs
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
         total, count, _ = self._compute(model, batch)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from paceline.config import RunSpec
 from paceline.config.decoder_shape import DecoderShape
-from paceline.data.corpora.documents import TokenStreams
+from paceline.data.corpora.documents import LMBatch, TokenStreams, Windows
 from paceline.data.corpora.tokenised import Vocabulary
-from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.inference.export import write_standalone
 from paceline.layout import Layout

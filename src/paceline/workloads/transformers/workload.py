@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config import RunSpec
+from paceline.data.corpora.documents import LMBatch, Windows
 from paceline.data.corpora.labelled import LabelledCorpus, Tokens
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
-from paceline.data.corpora.windows import LMBatch, Windows
 from paceline.errors import UserError
 from paceline.io.files import write_atomic
 from paceline.layout import Layout
@@ -33,8 +33,9 @@ from paceline.workloads.transformers.build import (
     find_dropouts,
     find_model_class,
     make_causal,
+    write_adapters,
+    write_transformer,
 )
-from paceline.workloads.transformers.export import write_adapters, write_transformer
 from paceline.workloads.transformers.model_files import CONFIG, EXTRA_FILES, TOKENIZER, find_tokenizer_file, read_config
 from paceline.workloads.transformers.sections import ModelFolder, Texts
 
@@ -168,14 +169,11 @@ class TransformersModel(Workload):
             config.label2id = {name: number for number, name in enumerate(names)}
             config.problem_type = "single_label_classification"
             if getattr(config, "pad_token_id", None) is None:
-                config.pad_token_id = self._pad()
+                known = [self.corpus.tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>", "<|pad|>")]
+                end = getattr(config, "eos_token_id", None)
+                ends = end if isinstance(end, list) else [end]
+                config.pad_token_id = next((number for number in (*known, *ends) if number is not None), 0)
         return config
-
-    def _pad(self) -> int:
-        known = [self.corpus.tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>", "<|pad|>")]
-        end = getattr(self._plain_config(), "eos_token_id", None)
-        ends = end if isinstance(end, list) else [end]
-        return next((number for number in (*known, *ends) if number is not None), 0)
 
     def _check_sizes(self) -> None:
         text = self.config.get_text_config()

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from paceline.data.cache import (
     ArrayWriter,
@@ -26,7 +28,9 @@ from paceline.data.cache import (
     write_synced,
 )
 from paceline.data.files import invalid_data
-from paceline.workload import LogFn
+from paceline.data.order import draw_fractions
+from paceline.workload import LogFn, Outline
+from paceline.workloads.unet.sections import ImageData
 
 FORMAT = 1
 META = "meta.json"
@@ -150,3 +154,135 @@ def _build(source: PairSource, fingerprint: str, folder: Path, log: LogFn) -> No
     }
     write_synced(folder / META, json.dumps(add_seal(meta), indent=1).encode())
     log(f"images: {' and '.join(counts)} images in {len(source.classes)} classes prepared")
+
+
+ImageBatch = tuple[Tensor, Tensor]
+"""Images [B, C, size, size] and masks [B, size, size], as bytes."""
+OUTLINE_SIDE, LOWEST_SIDE = 32, 2  # pixels of the images that a plan runs, and of their lowest level
+
+
+@dataclass(frozen=True)
+class ImageSummary:
+    kind: ImageKind
+    train: int
+    tiles: int  # of the held-out images
+    assumptions: tuple[str, ...] = ()
+
+
+class BlankImages:
+    def __init__(self, count: int, channels: int, size: int) -> None:
+        self.count, self.channels, self.size = count, channels, size
+
+    def __len__(self) -> int:
+        return self.count
+
+    def cost(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.ones(len(ids))
+
+    def batch(self, ids: NDArray[np.int64], keys: NDArray[np.int64]) -> ImageBatch:
+        shape = len(ids), self.channels, self.size, self.size
+        return torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape[:1] + shape[2:], dtype=torch.uint8)
+
+
+def build_outline(seen: ImageSummary, size: int, depth: int) -> Outline:
+    small = min(size, max(OUTLINE_SIDE, LOWEST_SIDE * 2**depth))
+    samples = BlankImages(seen.train, seen.kind.channels, small)
+    return Outline(samples, seen.tiles, (size / small) ** 2, seen.assumptions)
+
+
+TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(CHANGES := 5)  # what a key decides of a crop
+
+
+class Tiles:
+    """Tiles of one size that show every pixel once; the last of a row or column is moved back into the image.
+
+    Pixels that an earlier tile has shown do not count. Pictures are of tiles without such pixels.
+    """
+
+    def __init__(self, images: ImageSplit, size: int) -> None:
+        self.images, self.size = images, size
+        self.places = [
+            (index, *down, *right)
+            for index, (height, width) in enumerate(images.sizes.tolist())
+            for down in tile_offsets(height, size)
+            for right in tile_offsets(width, size)
+        ]
+        self.pictured = np.array([i for i, (_, _, above, _, before) in enumerate(self.places) if not above + before])
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def cost(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.ones(len(ids))
+
+    def pair(self, index: int, key: int) -> ImagePair:
+        number, top, seen_above, left, seen_before = self.places[index]
+        image, mask = cut_window(*self.images.pair(number), top, left, self.size)
+        mask[:seen_above] = IGNORED
+        mask[:, :seen_before] = IGNORED
+        return image, mask
+
+    def batch(self, ids: NDArray[np.int64], keys: NDArray[np.int64]) -> ImageBatch:
+        images = np.empty((len(ids), self.images.channels, self.size, self.size), np.uint8)
+        masks = np.empty((len(ids), self.size, self.size), np.uint8)
+        for row, (index, key) in enumerate(zip(ids.tolist(), keys.tolist(), strict=True)):
+            image, masks[row] = self.pair(index, key)
+            images[row] = image.transpose(2, 0, 1)
+        return torch.from_numpy(images), torch.from_numpy(masks)
+
+
+class Crops(Tiles):
+    """A random crop of each image, drawn from its key: the same on any rank, another one in the next epoch."""
+
+    def __init__(self, images: ImageSplit, data: ImageData) -> None:
+        self.images, self.size, self.data = images, data.size, data
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pair(self, index: int, key: int) -> ImagePair:
+        drawn = draw_fractions(np.uint64(key), 0, CHANGES)
+        image, mask = self.images.pair(index)
+        top, left = (
+            int(drawn[which] * (max(0, side - self.size) + 1))
+            for which, side in zip((TOP, LEFT), mask.shape, strict=True)
+        )
+        image, mask = cut_window(image, mask, top, left, self.size)
+        if self.data.flip != "none" and drawn[ACROSS] < 0.5:
+            image, mask = image[:, ::-1], mask[:, ::-1]
+        if self.data.flip == "both" and drawn[UPSIDE_DOWN] < 0.5:
+            image, mask = image[::-1], mask[::-1]
+        if self.data.brightness:
+            factor = 1 + self.data.brightness * (2 * drawn[BRIGHT] - 1)
+            image = np.clip(image * factor, 0, 255).astype(np.uint8)
+        return image, mask
+
+
+class WholeImages(Crops):
+    """Images that have the size of a sample, without random changes: all can be kept on the device."""
+
+    def resident(self) -> ImageBatch:
+        everything = np.arange(len(self))
+        return self.batch(everything, np.zeros_like(everything))
+
+
+def make_crops(images: ImageSplit, data: ImageData) -> Crops:
+    random = data.flip != "none" or data.brightness > 0 or bool((images.sizes > data.size).any())
+    return Crops(images, data) if random else WholeImages(images, data)
+
+
+def tile_offsets(length: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield (begin of a tile, how many of its pixels the one before has shown) along one side of an image."""
+    for begin in range(0, max(length, 1), size):
+        moved = max(0, min(begin, length - size))
+        yield moved, begin - moved
+
+
+def cut_window(image: NDArray[np.uint8], mask: NDArray[np.uint8], top: int, left: int, size: int) -> ImagePair:
+    """Copy a square; beyond the edge of the image its pixels are black and do not count."""
+    square = np.zeros((size, size, image.shape[2]), np.uint8)
+    labels = np.full((size, size), IGNORED, np.uint8)
+    part = image[top : top + size, left : left + size]
+    square[: part.shape[0], : part.shape[1]] = part
+    labels[: part.shape[0], : part.shape[1]] = mask[top : top + size, left : left + size]
+    return square, labels

@@ -15,8 +15,7 @@ from paceline.config.registry import describe_error
 from paceline.data.files import hash_files, hash_text, hash_value, invalid_data, missing_path_error
 from paceline.data.npz import UNREADABLE
 from paceline.io.safe_open import check_regular
-from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair
-from paceline.workloads.unet.samples import ImageSummary
+from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair, ImageSummary
 from paceline.workloads.unet.sections import ImageData
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from paceline.data.files import check_file, hash_files, hash_value, invalid_data
 from paceline.data.order import derive_key, draw_fractions
 from paceline.errors import UserError
 from paceline.io.safe_open import read_bytes
-from paceline.workloads.unet.corpus import ImageKind, ImagePair
-from paceline.workloads.unet.samples import ImageSummary
+from paceline.workloads.unet.corpus import ImageKind, ImagePair, ImageSummary
 from paceline.workloads.unet.sections import ImageData
 
 SIDE = 28

@@ -23,10 +23,19 @@ from paceline.io.files import read_json, validate_fields, write_json
 from paceline.layout import Layout
 from paceline.parallel.precision import to_at_least_fp32
 from paceline.workload import LogFn, Outline, Workload
-from paceline.workloads.unet.corpus import ImageCorpus, ImageKind, prepare_images
+from paceline.workloads.unet.corpus import (
+    Crops,
+    ImageBatch,
+    ImageCorpus,
+    ImageKind,
+    Tiles,
+    build_outline,
+    make_crops,
+    prepare_images,
+    tile_offsets,
+)
 from paceline.workloads.unet.folder import FolderSource, read_image
 from paceline.workloads.unet.metrics import compute_losses, compute_scores, count_confused_pixels, draw_side_by_side
-from paceline.workloads.unet.samples import Crops, ImageBatch, Tiles, build_outline, make_crops, tile_offsets
 from paceline.workloads.unet.scenes import SceneSource
 from paceline.workloads.unet.sections import ImageData, UNetModel
 from paceline.workloads.unet.standalone import ExportedUNet

@@ -14,10 +14,9 @@ from paceline.data.samples import traits_of
 from paceline.errors import UserError
 from paceline.planner.cost_model import build_cost_model
 from paceline.workload import build_workload
-from paceline.workloads.unet import samples
-from paceline.workloads.unet.corpus import IGNORED, open_image_corpus
+from paceline.workloads.unet import corpus as samples
+from paceline.workloads.unet.corpus import IGNORED, Crops, Tiles, make_crops, open_image_corpus, tile_offsets
 from paceline.workloads.unet.folder import read_mask
-from paceline.workloads.unet.samples import Crops, Tiles, make_crops, tile_offsets
 from paceline.workloads.unet.scenes import DRAWS, SceneSource, draw_digit
 from paceline.workloads.unet.sections import ImageData
 
