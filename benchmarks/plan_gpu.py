@@ -4,7 +4,7 @@
                                   [--data AG_NEWS_FOLDER]
 
 It calibrates first (under a minute), plans each run with that calibration and with the catalogue alone, then trains it
-for a few steps. The formulas were revised with the `seen` runs in view; the six `fresh` ones were first planned
+for a few steps. The formulas were revised on the `seen` runs; the six `fresh` ones were first planned
 and run after that, and are those that count. `own-seen` and `own` are the same for modules as people write them
 (`own_modules.py`). Texts are made up unless AG News is named. The last steps of a run are profiled, and not
 timed; `--out` gets every term of each plan and the time of each kernel. Runs are neither evaluated nor saved: neither

@@ -90,7 +90,7 @@ def run_here(spec: RunSpec, ranks: int) -> float:
 
 
 def run_apart(spec: RunSpec, ranks: int) -> float:
-    """Each rank in a network namespace of its own."""
+    """Run each rank in its own network namespace."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.yaml"
         import yaml

@@ -238,7 +238,7 @@ def _spread(
     group = re.search(r"FSDP group=(\d+)", notes)
     shard = min(data, int(group[1])) if group else data if zero else 1
     chunks = re.search(r"VP=(\d+)", notes)
-    # frameworks since 2023 interleave their pipelines; where nothing is said, layer by layer
+    # frameworks since 2023 interleave their pipelines; by default, layer by layer
     interleaved = max(1, model.layers // pipeline) if modern and cluster and pipeline > 1 and model is not None else 1
     if chunks is None and ("VP=" in notes or "torchtitan" in raw["source"]):
         interleaved = 2 if "Interleaved" in notes else 1
@@ -284,7 +284,7 @@ def _spread(
 
 
 def _fused_loss(raw: dict[str, str], year: int) -> bool:
-    """MPT takes flash-attention's loss unless told otherwise; torchtitan compiles its own since 2025."""
+    """MPT takes flash-attention's loss unless set otherwise; torchtitan compiles its own since 2025."""
     compiled = "torchtitan" in raw["source"] and year >= 2025 and "compile=1" in raw["notes"]
     return compiled or "llm-foundry" in raw["source"]
 

@@ -147,7 +147,7 @@ def adds_up(found: Plan) -> None:
 
 
 def rule_of_thumb_is_right(found: Plan) -> None:
-    """What is said to be faster than the layout of the rule of thumb is faster."""
+    """A choice that beats the layout of the rule of thumb is faster."""
     for row in found.rows:
         verdict = row.found.verdict
         other = None if verdict.agrees else verdict.other

@@ -1,4 +1,4 @@
-"""A plan answers at once, whatever is behind a run file: of large data it reads a beginning, and says so."""
+"""A plan answers at once: of large data it reads the first few MB, and mentions it."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def bytes_read() -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "beginning", "workload", "data", "said"),
+    ("name", "beginning", "workload", "data", "note"),
     [
         ("t.csv", TEXTS, "classifier", {"source": "csv"}, "the data were not read"),
         ("t.jsonl", JSONL, "classifier", {"source": "jsonl"}, "the data were not read"),
@@ -54,7 +54,7 @@ def bytes_read() -> int:
         ("t.mtx", MATRIX, "topics", {}, "they were not read"),
     ],
 )
-def test_of_a_large_file_a_beginning_is_read(name, beginning, workload, data, said, tmp_path):
+def test_of_a_large_file_a_beginning_is_read(name, beginning, workload, data, note, tmp_path):
     path = large(tmp_path / name, beginning)
     spec = build_spec(
         {"name": "x", "workload": workload, **STEPS, "data": {"path": str(path), "cache": str(tmp_path / "c"), **data}}
@@ -62,7 +62,7 @@ def test_of_a_large_file_a_beginning_is_read(name, beginning, workload, data, sa
     before = bytes_read()
     found = build_cost_model(spec)
     assert bytes_read() - before < A_LITTLE
-    assert said in "; ".join(found.assumptions) or (workload == "lm" and found.samples is None)
+    assert note in "; ".join(found.assumptions) or (workload == "lm" and found.samples is None)
 
 
 def test_rows_of_a_table_are_counted_where_its_file_says_how_many(tmp_path):

@@ -1,4 +1,4 @@
-"""What a run file asks to be priced: steps, types, refusals, and a model of one's own that is tried out."""
+"""Cost models of run files: steps, types, errors, and the user's own model, which is traced."""
 
 import subprocess
 import sys
@@ -139,10 +139,10 @@ def test_kernels_as_they_are_written_are_counted_forward_and_backward(own):
     assert others.backward_elements > others.forward_elements
 
 
-def test_a_price_without_its_recurrent_layers_says_so(own):
-    said = "recurrent layers are not in the price"
-    assert any(said in text for text in build_cost_model(own("Words")).assumptions)
-    assert not any(said in text for text in build_cost_model(own("Deep")).assumptions)
+def test_recurrent_layers_are_mentioned_as_not_priced(own):
+    note = "recurrent layers are not in the price"
+    assert any(note in text for text in build_cost_model(own("Words")).assumptions)
+    assert not any(note in text for text in build_cost_model(own("Deep")).assumptions)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from paceline.planner.plan import plan
 from paceline.planner.target import resolve_target
 
 PEAK = 50e9
+FACTS = {"host": "desk", "cpu": "made up", "cores": 2, "memory_bytes": 16e9, "date": "2026-01-01", "torch": "2"}
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -51,9 +52,8 @@ def made_up(ranks, crowd=1.0, half=0.4):
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "calibration.json"
-    facts = {"host": "desk", "cpu": "made up", "cores": 2, "memory_bytes": 16e9, "date": "2026-01-01", "torch": "2"}
     rows = [made_up(1), made_up(2), made_up(4, crowd=2.0)]
-    write_json(path, {"format": CALIBRATION_FORMAT, **facts, "measured": rows})
+    write_json(path, {"format": CALIBRATION_FORMAT, **FACTS, "measured": rows})
     return path
 
 
@@ -93,26 +93,32 @@ def test_slow_links_between_calibrated_ranks_are_priced_at_their_rate(file):
     assert found.rows[0].speedup < plan(spec, "local", [2], calibration=file).rows[0].speedup
 
 
-def test_without_a_calibration_a_plan_says_that_it_guesses(monkeypatch, tmp_path, capsys):
+def test_without_a_calibration_cores_share_nominal_rates(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    site = resolve_target("local")
-    if not site.shared:
+    target = resolve_target("local")
+    if not target.shared:
         pytest.skip("this machine has devices of the catalogue")
-    assert site.calibration is None
-    part, whole = site.at(2).cluster.device, site.at(1).cluster.device
+    assert target.calibration is None
+    part, whole = target.at(2).cluster.device, target.at(1).cluster.device
     assert part.flops_s["fp32"] == whole.flops_s["fp32"] / 2
     with pytest.raises(paceline.UserError) as error:
         resolve_target("2x1xlocal+1Gb")
     assert (error.value.code, error.value.key) == ("not-found", "--calibration")
 
 
-def test_damaged_files_are_refused(file, tmp_path):
-    (tmp_path / "not.json").write_text("{}")
-    with pytest.raises(paceline.UserError, match="not a calibration"):
-        read_calibration(tmp_path / "not.json")
-    write_json(tmp_path / "half.json", {"format": CALIBRATION_FORMAT, "host": "desk", "measured": [{"ranks": 1}]})
-    with pytest.raises(paceline.UserError, match="is damaged"):
-        read_calibration(tmp_path / "half.json")
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ({}, "invalid-format"),
+        ({"format": CALIBRATION_FORMAT, "host": "desk", "measured": [{"ranks": 1}]}, "damaged"),
+        ({"format": CALIBRATION_FORMAT, **FACTS, "measured": []}, "damaged"),
+    ],
+)
+def test_damaged_files_are_rejected(tmp_path, content, code):
+    write_json(tmp_path / "damaged.json", content)
+    with pytest.raises(paceline.UserError) as error:
+        read_calibration(tmp_path / "damaged.json")
+    assert error.value.code == code
     with pytest.raises(paceline.UserError, match="does not exist"):
         plan(classifier(), "local", calibration=tmp_path / "none.json")
 
@@ -158,22 +164,22 @@ def test_the_demo_calibrates_before_it_plans_and_plans_with_that(file, monkeypat
         pytest.skip("this machine has devices of the catalogue")
     monkeypatch.chdir(ROOT)
     assert "--out" not in calibrates, "a plan looks for it in the usual place"
-    guess = said(capsys, plans)
+    guess = plan_json(capsys, plans)
     default_calibration_path().parent.mkdir(parents=True)
     file.rename(default_calibration_path())
-    planned = said(capsys, plans)
+    planned = plan_json(capsys, plans)
     assert [found["cluster"]["calibration"] for found in (guess, planned)] == [None, str(default_calibration_path())]
     for before, after in zip(guess["rows"], planned["rows"], strict=True):
         assert before["time"]["step_s"] != after["time"]["step_s"]
 
 
-def said(capsys, words):
+def plan_json(capsys, words):
     with pytest.raises(SystemExit):
         main([*words, "--json"])
     return json.loads(capsys.readouterr().out)
 
 
-def test_it_is_said_how_a_calibration_is_used(monkeypatch, tmp_path):
+def test_the_use_of_a_calibration_is_described(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "plans for cluster: local use it" in describe_calibration_file(default_calibration_path())
     assert describe_calibration_file(tmp_path / "a b.json").endswith(f"--calibration '{tmp_path}/a b.json'")

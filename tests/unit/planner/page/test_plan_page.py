@@ -41,12 +41,12 @@ def file(planned, tmp_path_factory):
 def opened(browser, file, width=1100, scheme="light"):
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
     context.set_default_timeout(PATIENCE_MS)
-    shown, said = context.new_page(), []
-    shown.on("console", lambda message: said.append(message.text))
-    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown, messages = context.new_page(), []
+    shown.on("console", lambda message: messages.append(message.text))
+    shown.on("pageerror", lambda error: messages.append(str(error)))
     shown.goto(file.as_uri())
     shown.wait_for_selector("html[data-drawn]")
-    return shown, said
+    return shown, messages
 
 
 READ = """(settings) => settings.map((setting) => {
@@ -69,7 +69,7 @@ READ = """(settings) => settings.map((setting) => {
 
 def test_every_number_is_the_one_that_python_plans(browser, planned, file):
     axes, chance = build_axes(planned), random.Random(3)
-    shown, said = opened(browser, file)
+    shown, messages = opened(browser, file)
     positions = {axis.name: range(len(axis.values)) for axis in axes}
     positions |= {"devices": range(4), "deadline": range(len(DEADLINES_H) + 1), "price": range(1, 10)}
     picked = [{name: chance.choice(values) for name, values in positions.items()}]
@@ -77,7 +77,7 @@ def test_every_number_is_the_one_that_python_plans(browser, planned, file):
         moved = {name: chance.choice(positions[name]) for name in chance.sample(list(positions), 2)}
         picked.append({**picked[-1], **moved})
     found = shown.evaluate(READ, picked)
-    assert said == []
+    assert messages == []
 
     @cache
     def python(values):
@@ -125,17 +125,17 @@ def test_the_command_that_a_page_shows_plans_the_same(browser, planned, file, ca
     words = seen["command"].replace("paceline plan lm.yaml", f"{RECIPES / 'lm_gpt2.yaml'} --cluster 2x4xA10").split()
     with pytest.raises(SystemExit):
         main(["plan", *words, *FIXED, "--json"])
-    told = json.loads(capsys.readouterr().out)
+    planned_json = json.loads(capsys.readouterr().out)
     row = next(row for row in seen["rows"] if row["devices"] == 4)
-    assert told["rows"][0]["time"]["step_s"] == row["step_s"]
-    assert told["rows"][0]["cost_usd"] == pytest.approx(row["usd"])
-    assert told["wishes"]["deadline_h"] == DEADLINES_H[8]
+    assert planned_json["rows"][0]["time"]["step_s"] == row["step_s"]
+    assert planned_json["rows"][0]["cost_usd"] == pytest.approx(row["usd"])
+    assert planned_json["wishes"]["deadline_h"] == DEADLINES_H[8]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (390, "dark")])
 def test_it_is_drawn_on_every_screen(browser, file, width, scheme):
-    shown, said = opened(browser, file, width, scheme)
-    assert said == []
+    shown, messages = opened(browser, file, width, scheme)
+    assert messages == []
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
     for place in ("memory", "time", "front"):
         box = shown.locator(f"#{place} svg").bounding_box()
