@@ -117,9 +117,9 @@ class LoggersFile:
         from paceline.runlog.run_dir import RunDir
 
         class Known:
-            def __init__(self, run: Any, spec: Any, known_as: str | None) -> None:
-                assert known_as is None or isinstance(known_as, str)
-                self.known_as = known_as or "new"
+            def __init__(self, run: Any, spec: Any, run_id: str | None) -> None:
+                assert run_id is None or isinstance(run_id, str)
+                self.run_id = run_id or "new"
 
         before = KINDS["tensorboard"]
         KINDS["tensorboard"] = Known

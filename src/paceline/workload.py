@@ -290,8 +290,8 @@ class Workload(BaseWorkload):
 class OwnLoop(Workload):
     """A script with its own loop, which calls the run instead of being called by it."""
 
-    def drive(self, show: bool, folder: Any) -> tuple[Path, Any]:
-        """Be one rank from start to end; return (run folder, summary)."""
+    def drive(self, layout: Layout, rank_info: Any, show: bool, folder: Any) -> tuple[Path, Any]:
+        """Be one rank from start to end, with the arguments of `run_rank`; return (run folder, summary)."""
         raise NotImplementedError
 
 
@@ -304,6 +304,8 @@ class PassWorkload(BaseWorkload):
     """Passes between two checkpoints, by default."""
     folder: Path | None = None
     """Of the run, once there is one."""
+    rank_info: Any = None
+    """The `RankInfo` of this process, once the ranks are connected."""
 
     def passes(self, device: Any) -> Passes:
         """Return this rank's part of the work; ranks are connected already."""

@@ -26,11 +26,6 @@ def test_numbers_that_must_differ(text):
         parse_numbers(text, "--ranks", different=True)
 
 
-def test_too_many_numbers_are_refused():
-    with pytest.raises(UserError, match="65 numbers are too many; give at most 64"):
-        parse_numbers(",".join(map(str, range(65))), "--devices")
-
-
 @pytest.mark.parametrize("usd", [-1.0, math.nan, math.inf])
 def test_prices_are_amounts(usd):
     assert check_price(None) is None

@@ -96,7 +96,8 @@ def run_logs(arguments: argparse.Namespace) -> int:
     found = find_run(arguments.run)
     jobs = [arguments.run] if is_job_id(arguments.run) else list_job_ids(found)
     if not jobs:
-        raise UserError(f"{found.path} was not submitted; submit it with  paceline submit RUN.yaml")
+        message = f"{found.path} was not submitted; submit it with  paceline submit RUN.yaml"
+        raise UserError(message, code="not-found", key=str(found.path))
     files = find_log_files(found, jobs)
     offsets: dict[str, int] = {}
     if arguments.json:

@@ -16,7 +16,7 @@ from paceline.io.files import print_json
 from paceline.io.terminal import build_console, print_text
 
 NEAR = 0.75
-"""Likeness of a word to a section, from which it is taken for a slip of the hand."""
+"""Similarity of a word to a section, above which it is a misspelling."""
 
 
 def add_keys_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,27 +31,28 @@ def run_keys(arguments: argparse.Namespace) -> int:
     console = build_console()
     known = list_keys(arguments.workload)
     exact = [key for key in known if key.name in arguments.asked]
-    found = exact or [key for key in known if not arguments.asked or _asked_for(key, arguments.asked)]
+    found = exact or [key for key in known if not arguments.asked or _matches(key, arguments.asked)]
     sections = list(list_sections(arguments.workload))
-    slips = [word for word in arguments.asked if not exact and _misspelt(word, sections, known)]
+    slips = [word for word in arguments.asked if not exact and _is_misspelt(word, sections, known)]
     if not found or slips:
         word = (slips or arguments.asked)[0]
         names = sections if slips else [*sections, *(key.name for key in known)]
         hint = did_you_mean(word, names) or f"; the sections are {', '.join(sections)}"
-        raise UserError(f"no key of a run file of {arguments.workload} is called {word!r} or speaks of it{hint}")
+        message = f"no key of {arguments.workload} has {word!r} in its name or meaning{hint}"
+        raise UserError(message, code="unknown-key", key=word)
     if arguments.json:
         print_json([{**asdict(key), "allowed": key.allowed} for key in found])
         return 0
     for key in found:
-        console.print(_lines(key), soft_wrap=False)
+        console.print(_render_key(key), soft_wrap=False)
     if not arguments.asked:
         workloads = ", ".join(registry.BUILT_IN)
         console.print(f"model and data are those of {arguments.workload}; --workload takes {workloads}")
     return 0
 
 
-def _asked_for(key: Key, words: Sequence[str]) -> bool:
-    """A section, a key, or else a word of its name or meaning."""
+def _matches(key: Key, words: Sequence[str]) -> bool:
+    """Return whether a word names the key or its section, or occurs in its name or meaning."""
     for word in words:
         if word == "run" and "." not in key.name:
             return True
@@ -62,13 +63,13 @@ def _asked_for(key: Key, words: Sequence[str]) -> bool:
     return False
 
 
-def _misspelt(word: str, sections: Sequence[str], known: Sequence[Key]) -> bool:
-    """Whether it looks like a section and is no word of any key."""
+def _is_misspelt(word: str, sections: Sequence[str], known: Sequence[Key]) -> bool:
+    """Return whether a word looks like a section and occurs in no key."""
     words = {part for key in known for part in re.split(r"\W+|_", f"{key.name} {key.meaning}".lower())}
     return word not in sections and word.lower() not in words and bool(did_you_mean(word, sections, cutoff=NEAR))
 
 
-def _lines(key: Key) -> Any:
+def _render_key(key: Key) -> Any:
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -139,24 +140,25 @@ def run_completion(arguments: argparse.Namespace) -> int:
     commands, keys = build_parser(list(list_verbs())), [key.name for key in list_keys() if "." in key.name]
     if arguments.json:
         about, options = _verbs(commands)
-        verbs = {verb: {"about": told, "options": options[verb]} for verb, told in about.items()}
+        verbs = {verb: {"about": help, "options": options[verb]} for verb, help in about.items()}
         print_json({"verbs": verbs, "keys": keys})
     elif arguments.shell is None:
-        raise UserError('which shell? write it as  eval "$(paceline completion bash)",  or zsh or fish')
+        usage = 'eval "$(paceline completion bash)",  or zsh or fish'
+        raise UserError(f"no shell given; write it as  {usage}", code="missing-value")
     else:
         print_text(build_completion_script(arguments.shell, commands, keys))
     return 0
 
 
 def build_completion_script(shell: str, top: argparse.ArgumentParser, keys: Sequence[str]) -> str:
-    """Everything is in the script: to complete a word starts no Python."""
+    """Build a script that completes words without starting Python."""
     about, options = _verbs(top)
     make = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]
     return make(about, options, keys)
 
 
 def _verbs(top: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """What each verb is for, and its options."""
+    """Return the help and the options of each verb."""
     (verbs,) = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
     about = {choice.dest: choice.help or "" for choice in verbs._choices_actions}
     options = {
@@ -172,15 +174,15 @@ def _bash(about: Mapping[str, str], options: Mapping[str, Sequence[str]], keys: 
 
 
 def _zsh(about: Mapping[str, str], options: Mapping[str, Sequence[str]], keys: Sequence[str]) -> str:
-    described = " ".join(shlex.quote(f"{verb}:{told}") for verb, told in about.items())
+    described = " ".join(shlex.quote(f"{verb}:{help}") for verb, help in about.items())
     cases = "\n".join(f"    {verb}) options=({' '.join(found)}) ;;" for verb, found in options.items())
     return ZSH.format(described=described, cases=cases, keys=" ".join(keys))
 
 
 def _fish(about: Mapping[str, str], options: Mapping[str, Sequence[str]], keys: Sequence[str]) -> str:
     lines = [
-        f"complete -c paceline -n __fish_use_subcommand -f -a {verb} -d {shlex.quote(told)}"
-        for verb, told in about.items()
+        f"complete -c paceline -n __fish_use_subcommand -f -a {verb} -d {shlex.quote(help)}"
+        for verb, help in about.items()
     ]
     for verb, found in options.items():
         used = f"complete -c paceline -n '__fish_seen_subcommand_from {verb}'"

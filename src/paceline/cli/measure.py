@@ -12,8 +12,7 @@ from typing import Any
 
 from paceline.cli.arguments import add_json_argument, add_run_file_arguments, load_spec
 from paceline.config import RunSpec
-from paceline.errors import UserError
-from paceline.io.arguments import check_price, make_output_folder, parse_numbers
+from paceline.io.arguments import check_price, make_output_folder, option_error, parse_numbers
 from paceline.io.files import print_json, write_json
 from paceline.io.format import duration, wrap_lines
 from paceline.io.table import Table
@@ -58,7 +57,7 @@ def run_measure_spec(spec: RunSpec, arguments: argparse.Namespace) -> int:
 
     options = _check_options(arguments)
     if arguments.steps_by:
-        raise UserError(f"--steps-by {arguments.steps_by}: it goes with a command, after  --  and not with a run file")
+        raise option_error("--steps-by", "it needs a command after  --  instead of a run file", "conflict")
     layouts = [word for word in arguments.layouts.split(",") if word]
     ranks = parse_numbers(arguments.ranks or ("1" if layouts else "1,2"), "--ranks", different=True)
     with _warn_when_stopped():
@@ -80,9 +79,9 @@ def run_measure_command(arguments: argparse.Namespace) -> int:
     options = _check_options(arguments)
     for option in ("layouts", "weak"):
         if getattr(arguments, option):
-            raise UserError(f"--{option}: a command has the layout that its script gives it; leave --{option} out")
+            raise option_error(f"--{option}", "the script of a command decides its layout; leave it out", "conflict")
     if arguments.words:
-        raise UserError(f"{arguments.words[0]}: a command is measured without a run file; give one of them")
+        raise option_error(arguments.words[0], "a command needs no run file; give one of them", "conflict")
     with _warn_when_stopped():
         found = measure_command(
             arguments.command,
@@ -98,9 +97,9 @@ def _check_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What run files and commands are measured with alike; all numbers are possible."""
     for name in ("steps", "repeats"):
         if getattr(arguments, name) < 1:
-            raise UserError(f"--{name}: {getattr(arguments, name)} is not possible; use 1 or more")
+            raise option_error(f"--{name}", f"{getattr(arguments, name)} is not possible; use 1 or more")
     if arguments.steps < 4:
-        raise UserError(f"--steps: {arguments.steps} leave nothing after the warm-up; use 10 or more")
+        raise option_error("--steps", f"{arguments.steps} leave nothing after the warm-up; use 10 or more")
     given = {name: getattr(arguments, name) for name in ("repeats", "steps", "out", "retry")}
     return {**given, "price": check_price(arguments.price), "log": warn}
 
@@ -127,10 +126,10 @@ def _print_measurement(found: Measurement, as_json: bool) -> None:
 def run_measure_links(arguments: argparse.Namespace) -> int:
     ranks = parse_numbers(arguments.ranks or "2", "--ranks", different=True)
     if len(ranks) > 1 or not 2 <= ranks[0] <= MOST_RANKS:
-        raise UserError(f"--links --ranks {arguments.ranks}: give one number, 2 or more, as in  --links --ranks 2")
+        raise option_error("--ranks", "a link needs one number, 2 or more, as in  --links --ranks 2")
     place = detect_rank(os.environ)
     if place is not None and place.world == 1:
-        raise UserError("--links: a link needs two ranks, and the launcher started one")
+        raise option_error("--links", "a link needs two ranks, and the launcher started one")
     found = measure_links(ranks[0])
     if place is not None and place.rank > 0:
         return 0
@@ -224,7 +223,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         parse_numbers(getattr(arguments, name), f"--{name}", different=True) for name in ("ranks", "accumulate")
     )
     if arguments.steps < 1:
-        raise UserError(f"--steps: {arguments.steps} is not a number of steps; use 1 or more")
+        raise option_error("--steps", f"{arguments.steps} is not a number of steps; use 1 or more")
     layouts = [word for word in arguments.layouts.split(",") if word]
     parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, log=warn)
     if not parity.rows:

@@ -1,4 +1,4 @@
-"""The verb `predict`: what a trained model says of new inputs, on the terminal or in a file."""
+"""The commands `predict` and `export`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from paceline.cli.arguments import add_checkpoint_arguments, add_json_argument
 from paceline.data.tables import format_label
-from paceline.errors import UserError
 from paceline.inference.trained_model import PredictInputs, Predictions, TrainedModel, check_predicts, read_inputs
 from paceline.inference.trained_model import open as open_run
+from paceline.io.arguments import option_error
 from paceline.io.files import print_json, replace_nonfinite, write_atomic
 from paceline.io.format import format_metrics
 from paceline.io.terminal import build_console, print_text
@@ -23,7 +23,6 @@ from paceline.trainer.evaluation import write_picture
 
 SHOWN_ROWS = 20
 MAX_INPUT_CHARS = 56
-"""Signs of an input that are shown."""
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,32 +53,35 @@ def run_predict(arguments: argparse.Namespace) -> int:
     if out is None and not arguments.json:
         _print_predictions(inputs, found, console)
     elif out is not None and not out.suffix:
-        message = f"{out}: {_write_pictures(out, inputs, found):,} pictures"
+        done = f"{out}: {_write_pictures(out, inputs, found):,} pictures"
     elif out is not None:
         _write_predictions(out, inputs, found)
-        message = f"{out}: {len(found):,} predictions"
+        done = f"{out}: {len(found):,} predictions"
     if arguments.json:
         print_json([{"input": str(value), **row} for value, row in zip(inputs.values, found.rows(), strict=True)])
         return 0
     if out is not None:
-        console.print(message)
+        console.print(done)
     if agreement := format_agreement(inputs.rows, found, str(getattr(data, "label", ""))):
         console.print(agreement)
     return 0
 
 
 def format_agreement(rows: Sequence[Mapping[str, Any]], found: Predictions, label: str) -> str:
-    """Return how well the predictions agree with the labels of the rows; "" if they have none."""
+    """Format how well predictions agree with the labels of the rows; "" if they have none."""
     if not found.of_classes or not label:
         return ""
     import numpy as np
 
     numbers = {format_label(name): number for number, name in enumerate(found.classes)}
-    known = [(numbers.get(format_label(row.get(label))), said) for row, said in zip(rows, found.numbers, strict=True)]
+    known = [
+        (numbers.get(format_label(row.get(label))), predicted)
+        for row, predicted in zip(rows, found.numbers, strict=True)
+    ]
     table = np.zeros((len(numbers), len(numbers)), np.int64)
-    for truth, said in known:
+    for truth, predicted in known:
         if truth is not None:
-            table[truth, said] += 1
+            table[truth, predicted] += 1
     if not table.sum():
         return ""
     metrics = {n: v for n, v in compute_class_metrics({CONFUSION: table}).items() if isinstance(v, float)}
@@ -88,14 +90,12 @@ def format_agreement(rows: Sequence[Mapping[str, Any]], found: Predictions, labe
 
 def _check_out_path(out: Path) -> None:
     if out.suffix not in (".csv", ".jsonl", ""):
-        raise UserError(
-            f"--out {out}: predictions are written as .csv or .jsonl, pictures into a folder; "
-            f"type  --out {out.stem or 'out'}.csv"
-        )
+        raise option_error("--out", f"{out} is neither .csv, .jsonl nor a folder; type  --out {out.stem or 'out'}.csv")
     if out.is_dir() and out.suffix:
-        raise UserError(f"--out {out}: this is a folder; name a file")
+        raise option_error("--out", f"{out} is a folder; name a file")
     if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
+        missing = f"there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}"
+        raise option_error("--out", missing, "not-found")
 
 
 def _write_predictions(out: Path, inputs: PredictInputs, found: Predictions) -> None:
@@ -111,12 +111,12 @@ def _write_predictions(out: Path, inputs: PredictInputs, found: Predictions) -> 
 
 
 def _write_pictures(out: Path, inputs: PredictInputs, found: Predictions) -> int:
-    """Write each picture under the name of its input, and return their number."""
+    """Write each picture under the name of its input, and return how many there are."""
     if not found.pictures:
-        raise UserError(f"--out {out}: this model predicts no pictures; type  --out {out}.csv")
+        raise option_error("--out", f"this model predicts no pictures; type  --out {out}.csv")
     names = [v.stem if isinstance(v, Path) else f"{number:06d}" for number, v in enumerate(inputs.values, 1)]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"--out {out}: two inputs are called {twice[0]}, and one would replace the other")
+        raise option_error("--out", f"two inputs are called {twice[0]}, and one would replace the other", "conflict")
     for column, pictures in found.pictures.items():
         for name, picture in zip(names, pictures, strict=True):
             write_picture(out / (f"{name}.png" if len(found.pictures) == 1 else f"{name}-{column}.png"), picture)

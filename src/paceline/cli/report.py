@@ -76,24 +76,24 @@ class ListedRun:
     """Why it cannot be read."""
 
     def to_json(self) -> dict[str, Any]:
-        told = self.summary
+        ended = self.summary
         return {
             "path": str(self.run.path),
             "name": self.run.name,
             "workload": self.workload,
-            "status": self.problem or (told.status if told else "not finished"),
-            "ranks": told.ranks if told else None,
-            "steps": told.trained.steps if told else None,
-            "samples": told.trained.samples if told else None,
-            "seconds": told.seconds if told else None,
-            "loss_last": told.loss_last if told else None,
-            "metrics": told.evaluation.metrics if told else {},
-            "best": told.evaluation.best if told else None,
+            "status": self.problem or (ended.status if ended else "not finished"),
+            "ranks": ended.ranks if ended else None,
+            "steps": ended.trained.steps if ended else None,
+            "samples": ended.trained.samples if ended else None,
+            "seconds": ended.seconds if ended else None,
+            "loss_last": ended.loss_last if ended else None,
+            "metrics": ended.evaluation.metrics if ended else {},
+            "best": ended.evaluation.best if ended else None,
         }
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
-    """The runs of a folder, or the one that it is; those that cannot be read say why."""
+    """Read the runs of a folder, or the run that it is; those that cannot be read have a problem."""
     found = []
     for run in [RunDir(folder)] if (folder / "spec.yaml").is_file() else find_runs(folder):
         try:
@@ -113,7 +113,7 @@ def run_runs(arguments: argparse.Namespace) -> int:
     if compare and len(found) > 1:
         views = [read_run_view(one.run.path) for one in found if not one.problem and one.summary is not None]
         if len(views) < 2:
-            raise UserError(f"{len(views)} of these runs ended, and it takes two to compare; see  paceline runs")
+            raise UserError(f"{len(views)} of these runs ended, and a comparison needs two", code="invalid-request")
         return _print_comparison(compare_experiments(views), arguments.json, console)
     if arguments.json:
         print_json([one.to_json() for one in found])
@@ -128,26 +128,27 @@ def run_runs(arguments: argparse.Namespace) -> int:
 def _require_runs(folder: Path) -> list[ListedRun]:
     found = list_runs(folder) if folder.is_dir() else []
     if not found:
-        there = "has no runs" if folder.is_dir() else "does not exist"
-        raise UserError(f"{folder} {there}; name the folder that  paceline train  wrote to, as in  paceline runs runs")
+        problem = "has no runs" if folder.is_dir() else "does not exist"
+        message = f"{folder} {problem}; name the folder of  paceline train, as in  paceline runs runs"
+        raise UserError(message, code="not-found", key=str(folder))
     return found
 
 
 def _build_runs_table(found: Sequence[ListedRun]) -> Table:
     table = Table("run", "workload", "status", "evaluation", "ranks", "steps", "last loss", "took", left=4)
     for one in found:
-        told = one.summary
+        ended = one.summary
         table.add_row(
             one.run.name,
             one.workload.rpartition("/")[2],
-            "cannot be read" if one.problem else told.status if told else "not finished",
-            format_metrics(dict(list(told.evaluation.metrics.items())[:3]))
-            if told and told.evaluation.metrics
+            "cannot be read" if one.problem else ended.status if ended else "not finished",
+            format_metrics(dict(list(ended.evaluation.metrics.items())[:3]))
+            if ended and ended.evaluation.metrics
             else UNKNOWN,
-            f"{told.ranks:,}" if told and told.ranks else UNKNOWN,
-            f"{told.trained.steps:,}" if told else UNKNOWN,
-            number(told.loss_last) if told and told.loss_last is not None else UNKNOWN,
-            duration(told.seconds) if told else UNKNOWN,
+            f"{ended.ranks:,}" if ended and ended.ranks else UNKNOWN,
+            f"{ended.trained.steps:,}" if ended else UNKNOWN,
+            number(ended.loss_last) if ended and ended.loss_last is not None else UNKNOWN,
+            duration(ended.seconds) if ended else UNKNOWN,
         )
     return table
 

@@ -12,7 +12,7 @@ from paceline.api import train
 from paceline.config import RunSpec
 from paceline.config.registry import is_script
 from paceline.errors import UserError
-from paceline.io.arguments import make_output_folder
+from paceline.io.arguments import make_output_folder, option_error
 from paceline.io.files import print_json
 from paceline.io.terminal import build_console, print_text, warn
 from paceline.reports.sweep_page import PAGE, build_sweep_table, describe_sweep, sweep, write_sweep_page
@@ -41,7 +41,8 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
 def run_sweep(arguments: argparse.Namespace) -> int:
     words = arguments.words
     if not words or "=" in words[0]:
-        raise UserError("which run file? write it as  paceline sweep RUN.yaml section.key=VALUE,VALUE")
+        usage = "paceline sweep RUN.yaml section.key=VALUE,VALUE"
+        raise UserError(f"no run file given; write it as  {usage}", code="missing-value")
     spec, choices = _load_spec(words[0]), _parse_options(arguments)
     if arguments.trial is not None or arguments.show:
         plan = build_sweep_plan(spec, words[1:], arguments.out, choices)
@@ -70,7 +71,7 @@ def _load_spec(word: str) -> RunSpec:
 
 def _parse_options(arguments: argparse.Namespace) -> SweepOptions:
     if arguments.random and arguments.optuna:
-        raise UserError("--random and --optuna both say how trials are drawn; leave one out")
+        raise option_error("--optuna", "--random draws trials too; leave one out", "conflict")
     found: SweepOptions = {
         "search": "optuna" if arguments.optuna else "random" if arguments.random else "grid",
         "halving": arguments.halving,
@@ -88,9 +89,9 @@ def _run_one_trial(plan: SweepPlan, number: int) -> int:
     """One trial, as a job of an array: it writes its own run folder, and the next `sweep` finds it there."""
     if plan.halving or plan.search == "optuna":
         kind = "--halving" if plan.halving else "--optuna"
-        raise UserError(f"--trial: with {kind} the next trials depend on those before; leave one of them out")
+        raise option_error("--trial", f"with {kind} trials depend on those before; leave one out", "conflict")
     if not 1 <= number <= plan.trials:
-        raise UserError(f"--trial {number}: there are {plan.trials} trials, from 1 to {plan.trials}")
+        raise option_error("--trial", f"{number} is not one of the {plan.trials} trials")
     make_output_folder(plan.folder)
     begun = open_sweep(plan)
     row = begun.trials[number - 1]

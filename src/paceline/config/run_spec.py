@@ -357,7 +357,8 @@ def _expand_shorthand(values: dict[str, Any], sections: Mapping[str, type[Sectio
 
 def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, type[Section]]) -> None:
     """Make the paths of a run file absolute, so that the spec means the same from anywhere."""
-    for section, kind in {**sections, "parallel": Parallel}.items():
+    kinds: dict[str, type[Section]] = {**sections, "parallel": Parallel}
+    for section, kind in kinds.items():
         inside = values.get(section)
         if not isinstance(inside, dict):
             continue
