@@ -134,10 +134,6 @@ def test_docstrings_of_a_source_text() -> None:
     assert list(docstrings.iter_docstrings("def broken(:")) == []
 
 
-def test_versions_name_what_the_texts_depend_on() -> None:
-    assert set(docstrings.list_source_versions()) == {"numpy", "scipy", "torch", "python", "extraction"}
-
-
 def test_the_cache_is_used(extraction: Extraction, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docstrings, "extract_samples", lambda fraction: pytest.fail("extracted again"))
     data = TextData(cache=Path(extraction.corpus.folder).parent, vocab=4096)

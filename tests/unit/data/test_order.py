@@ -1,10 +1,22 @@
 """The data order: a pure function of (seed, epoch, position), divided without loss."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.order import Order, derive_sample_keys, permute, split_by_cost
+from paceline.config import Train
+from paceline.data.order import (
+    Order,
+    count_evaluated,
+    derive_sample_keys,
+    describe_subset,
+    permute,
+    select_evaluated,
+    split_by_cost,
+)
+from paceline.data.prefetch import Loader, make_collate
+from paceline.layout import Layout
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 50))
@@ -72,3 +84,99 @@ def test_sample_keys_depend_on_sample_epoch_and_seed_only():
     assert (keys != derive_sample_keys(ids, 0, 1)).all()
     assert keys.min() >= 0
     assert keys.max() < 2**31
+
+
+CHUNK = 256
+
+
+@pytest.mark.parametrize(
+    ("given", "samples", "held_out", "expected"),
+    [
+        ({"epochs": 6, "global_batch": 128}, 120_000, 7600, 7600),
+        ({"epochs": 1, "global_batch": 64}, 4924, 544, 544),
+        ({"steps": 3, "global_batch": 128}, 200_000, 19_140, 4 * CHUNK),
+        ({"steps": 1000, "global_batch": 16, "evaluate_every": 500}, 200_000, 19_140, 4000),
+        ({"epochs": 2, "evaluate_every": 10**6}, 30_000, 50_000, 30_000),
+        ({"steps": 3, "evaluate_on": "all"}, 200_000, 19_140, 19_140),
+        ({"steps": 3, "evaluate_on": 100}, 200_000, 19_140, 100),
+        ({"steps": 3, "evaluate_on": 10**6}, 200_000, 19_140, 19_140),
+    ],
+)
+def test_an_evaluation_costs_little_beside_the_training_before_it(given, samples, held_out, expected):
+    train = Train(**given)
+    order = Order(samples, train.global_batch, train.seed)
+    assert count_evaluated(train, order, held_out, CHUNK) == expected
+    assert (f"all {held_out:,} held-out" in describe_subset(train, order, held_out, CHUNK)) == (expected == held_out)
+
+
+def test_the_part_is_fixed_spread_over_the_split_and_in_its_order():
+    ids = select_evaluated(19_140, 1024)
+    assert len(set(ids.tolist())) == 1024
+    assert (np.diff(ids) > 0).all()
+    assert ids[0] < 200
+    assert ids[-1] > 18_900
+    assert (ids == select_evaluated(19_140, 1024)).all()
+    assert select_evaluated(5, 9).tolist() == [0, 1, 2, 3, 4]
+
+
+class Numbers:
+    """Samples that are their own number."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def cost(self, ids):
+        return ids % 7 + 1
+
+    def batch(self, ids, keys):
+        return ids, keys
+
+
+def mine(step, order, samples, layout, rank):
+    (batch,) = loader(samples, order, layout, rank).load([order.global_batch(step)])
+    return batch
+
+
+def loader(samples, order, layout, rank=0, at_once=1):
+    return Loader(samples, order, layout, rank, make_collate(samples.batch), at_once)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro_batch", [1, 3, 100])
+def test_every_sample_once_per_epoch_on_any_layout(ranks, micro_batch):
+    samples, epochs = Numbers(103), 3
+    order = Order(103, 10, seed=5)
+    layout = Layout("ddp", ranks, 10, micro_batch)
+    seen = {epoch: [] for epoch in range(epochs)}
+    for step in range(order.steps_per_epoch * epochs):
+        of_ranks = [mine(step, order, samples, layout, rank) for rank in range(ranks)]
+        assert len({len(b.micro_batches) for b in of_ranks}) == 1, "ranks have the same number of micro-batches"
+        batch = [micro.batch[0] for b in of_ranks for micro in b.micro_batches if micro.weight]
+        assert sorted(np.concatenate(batch)) == sorted(order.global_batch(step).ids)
+        assert max(len(b) for b in batch) <= micro_batch
+        seen[order.global_batch(step).epoch] += np.concatenate(batch).tolist()
+    assert all(sorted(ids) == list(range(103)) for ids in seen.values())
+
+
+def test_a_tail_smaller_than_the_ranks_gives_stand_ins_of_weight_zero():
+    order = Order(11, 10, seed=0)
+    of_ranks = [mine(1, order, Numbers(11), Layout("ddp", 4, 10, 3), rank) for rank in range(4)]
+    assert sum(micro.weight for b in of_ranks for micro in b.micro_batches) == 1
+
+
+def test_prefetching_keeps_order_and_hands_over_errors():
+    layout, order = Layout("single", 1, 10, 10), Order(103, 10, 0)
+    for at_once in (1, 4):
+        found = list(loader(Numbers(103), order, layout, at_once=at_once).prefetch(3, 27))
+        assert [b.global_batch.step for b in found] == list(range(3, 27))
+        assert all((b.global_batch.ids == order.global_batch(b.global_batch.step).ids).all() for b in found)
+
+    class Broken(Numbers):
+        def batch(self, ids, keys):
+            raise ValueError("row 17 is broken")
+
+    with pytest.raises(ValueError, match="row 17"):
+        list(loader(Broken(103), order, layout).prefetch(0, 5))

@@ -13,7 +13,7 @@ import pytest
 from paceline.cli.main import main
 from paceline.data import cache, files
 from paceline.data.corpora import docstrings
-from paceline.data.corpora.documents import PART_CHARACTERS, TokenStreams, find_text_files, open_documents
+from paceline.data.corpora.documents import PART_CHARACTERS, TokenStreams, Windows, find_text_files, open_documents
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.classifier.sections import TextData
@@ -70,19 +70,6 @@ def test_a_long_file_is_cut_into_parts_that_join_again(tmp_path):
     assert 0.02 < held_out < 0.3
     for part, after in zip(parts, [*parts[1:], None], strict=True):
         assert part.ends == (after is None or after.held_out != part.held_out)
-
-
-@pytest.mark.parametrize("change", [b'"[END]"', b'"version"'])
-def test_another_tokenizer_of_the_same_size_is_noticed(tmp_path, texts, change):
-    first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
-    file = first.folder / "tokenizer.json"
-    content = file.read_bytes()
-    file.write_bytes(content.replace(change, change.swapcase()))
-    said = []
-    again = TokenStreams.prepare(data_of(tmp_path, texts), said.append)
-    assert "damaged (tokenizer.json was changed)" in said[0]
-    assert file.read_bytes() == content
-    assert again.fingerprint == first.fingerprint
 
 
 def other_length(folder, facts):
@@ -251,12 +238,37 @@ def test_fields_that_do_not_go_together(fields, said):
         open_documents(LMData(**fields))
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"not one", b"0" * 9999])
-def test_a_noted_digest_that_is_none_is_made_again(content, tmp_path, texts):
-    data = data_of(tmp_path, texts)
-    before = open_documents(data).fingerprint()
-    (note,) = (tmp_path / "cache").glob("*.digest")
-    whole = note.read_bytes()
-    note.write_bytes(content)
-    assert open_documents(data).fingerprint() == before
-    assert note.read_bytes() == whole
+def tokens_of(length):
+    return np.random.default_rng(length).integers(0, 300, length).astype(np.uint16)
+
+
+@pytest.mark.parametrize("length", [2, 65, 5001])
+@pytest.mark.parametrize("sequence", [1, 7, 64, 10_000])
+def test_every_token_is_predicted_exactly_once(length, sequence):
+    ids = tokens_of(length)
+    windows = Windows(ids, sequence)
+    seen = np.zeros(len(ids), np.int64)
+    samples = np.random.default_rng(1).permutation(len(windows))
+    for some in np.array_split(samples, -(-len(samples) // 5)):
+        batch = windows.batch(some, some)
+        assert batch.tokens.shape == batch.targets.shape == (len(some), sequence)
+        for i, tokens, targets in zip(some, batch.tokens.numpy(), batch.targets.numpy(), strict=True):
+            counted = int((targets >= 0).sum())
+            assert counted == windows.cost(np.array([i]))[0] > 0
+            begin = i * sequence
+            assert (tokens[:counted] == ids[begin : begin + counted]).all()
+            assert (targets[:counted] == ids[begin + 1 : begin + counted + 1]).all()
+            assert (targets[counted:] == -100).all()
+            seen[begin + 1 : begin + counted + 1] += 1
+    assert seen[0] == 0, "nothing is before the first end token"
+    assert (seen[1:] == 1).all()
+
+
+def test_padded_rows_count_nothing():
+    windows = Windows(tokens_of(200), 16)
+    ids = np.array([3, 1])
+    plain, padded = windows.batch(ids, ids), windows.padded(ids, ids, 5)
+    assert padded.tokens.shape == (5, 16)
+    assert padded.tokens[:2].equal(plain.tokens)
+    assert padded.targets[:2].equal(plain.targets)
+    assert (padded.targets[2:] == -100).all()

@@ -101,13 +101,6 @@ def _timed(call: Callable[[], object]) -> float:
     return time.process_time() - began_s
 
 
-def test_the_arrays_are_read_only(data: TextData) -> None:
-    corpus = LabelledCorpus.prepare(data)
-    for array in (corpus.train.ids, corpus.train.offsets, corpus.test.labels):
-        assert not array.flags.writeable
-    assert corpus.train.ids.dtype == np.uint16
-
-
 def test_the_second_time_comes_from_the_cache(data: TextData) -> None:
     said: list[str] = []
     first = LabelledCorpus.prepare(data, said.append)
@@ -223,13 +216,6 @@ def test_a_cache_that_cannot_be_is_named(data: TextData) -> None:
         LabelledCorpus.prepare(data.model_copy(update={"cache": data.path / "cache"}))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_cache_of_somebody_else_is_named(data: TextData) -> None:
-    data.cache.mkdir(mode=0o500)
-    with pytest.raises(UserError, match="Permission denied"):
-        LabelledCorpus.prepare(data)
-
-
 def test_an_interrupt_leaves_nothing_behind(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*args: Any) -> None:
         raise KeyboardInterrupt
@@ -337,16 +323,6 @@ def test_what_the_user_should_know_is_said(tmp_path: Path) -> None:
     assert "15 train texts (50.0%) were cut at data.max_length=2" in whole
     assert "15 train texts are empty" in whole
     assert "WARNING: no train text has the label y" in whole
-
-
-def test_an_array_written_in_pieces_is_an_ordinary_npy_file(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    pieces = [rng.integers(0, 1000, n) for n in (0, 1, 1000, 7)]
-    with cache.ArrayWriter(tmp_path / "a.npy", np.uint16) as writer:
-        for piece in pieces:
-            writer.append(piece)
-    assert np.load(tmp_path / "a.npy").tolist() == np.concatenate(pieces).tolist()
-    assert writer.facts["bytes"] == (tmp_path / "a.npy").stat().st_size
 
 
 @pytest.mark.skipif(not AG_NEWS.is_dir(), reason=f"AG News is not at {AG_NEWS}")

@@ -12,9 +12,11 @@ from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import plan
-from paceline.workload import find_repeated_layers
+from paceline.workload import build_workload, find_repeated_layers
 from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.architectures import READERS, sizes_of
+from paceline.workloads.transformers.build import build_config, build_transformer
+from paceline.workloads.transformers.model_files import ConfigFile, read_config
 
 SIDES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64}
@@ -178,3 +180,47 @@ def test_frozen_parts_have_no_gradients_and_no_states(kind, task, tmp_path):
     sizes = sizes_of(json.loads(file.read_text()))
     assert usual.trained_params == usual.params == some.params
     assert some.trained_params == pytest.approx(usual.params - sizes.tables - 2 * sizes.layer)
+
+
+def drawn(spec):
+    workload = build_workload(spec)
+    return workload.model()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_what_has_no_memory_is_filled_as_the_library_does(kind, hf, run_file):
+    import transformers
+
+    task = {"model.task": "sequence_classification"} if kind == "bert" else {}
+    spec = run_file(kind, **task)
+    config = build_config(read_config(spec.model))
+    auto = transformers.AutoModelForSequenceClassification if task else transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    theirs, ours = auto.from_config(config), drawn(spec)
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+    for (name, a), (_, b) in zip(ours.named_buffers(), theirs.named_buffers(), strict=True):
+        assert torch.equal(a, b), name
+    for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert a.isfinite().all(), name
+        assert torch.equal(a, b) if b.std() == 0 else 0.7 < (a.std() / b.std()).item() < 1.4, name
+    again = drawn(spec)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), again.parameters(), strict=True))
+    other = drawn(spec.replace({"train.seed": 1}))
+    assert not all(torch.equal(a, b) for a, b in zip(ours.parameters(), other.parameters(), strict=True))
+
+
+def test_shared_weights_stay_shared(run_file):
+    model = drawn(run_file("gpt2"))
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_code_beside_a_config_is_not_run(tmp_path):
+    values = {"model_type": "mine", "auto_map": {"AutoConfig": "modeling_mine.MyConfig"}}
+    with pytest.raises(UserError, match="its own code"):
+        build_config(ConfigFile(tmp_path / "config.json", values))
+
+
+def test_a_task_that_the_architecture_does_not_have(tmp_path):
+    config = build_config(ConfigFile(tmp_path / "config.json", {"model_type": "vit"}))
+    with pytest.raises(UserError, match="'vit'"):
+        build_transformer(config, "causal_lm")
