@@ -108,19 +108,23 @@ def _explain_size(plan: Plan, base: PricedLayout) -> str:
 
 
 def _describe_gain(cost_model: TrainingCostModel, chosen: PlanRow, base: PricedLayout) -> str:
-    p, n = chosen.price, chosen.devices
-    name = _layout_name(cost_model, p)
-    if n == 1:
+    p = chosen.price
+    if chosen.devices == 1:
         return f"Take one device: a step takes {duration(p.step_s)}."
-    if n == base.devices:
-        return f"{name} on {n} devices: a step takes {duration(p.step_s)}."
+    if chosen.devices == base.devices:
+        return f"{_layout_name(cost_model, p)} on {base.devices} devices: a step takes {duration(p.step_s)}."
     hidden = p.time.comm_s - p.time.exposed_s
     travel = f"communicates {duration(p.time.comm_s)}"
     if hidden > 0.1 * p.time.comm_s:
         travel += f", of which {hidden / p.time.comm_s:.0%} is hidden behind compute".replace("%", " %")
+    return f"{_describe_speed(cost_model, chosen, base)} and {travel}."
+
+
+def _describe_speed(cost_model: TrainingCostModel, row: PlanRow, base: PricedLayout) -> str:
+    name, speed = _layout_name(cost_model, row.price), format_times(row.speedup)
     return (
-        f"{name} on {n} devices will run at {format_times(chosen.speedup)} the speed of "
-        f"{describe_base(cost_model, base)}: each step computes {duration(p.time.compute_s)} and {travel}."
+        f"{name} on {row.devices} devices will run at {speed} the speed of {describe_base(cost_model, base)}: "
+        f"each step computes {duration(row.price.time.compute_s)}"
     )
 
 
@@ -129,8 +133,7 @@ def _describe_loss(cost_model: TrainingCostModel, plan: Plan, most: PlanRow) -> 
     p, n, base, chosen, knee = most.price, most.devices, plan.base, plan.chosen, plan.ranking.knee
     assert base is not None
     assert chosen is not None
-    text = f"{_layout_name(cost_model, p)} on {n} devices will run at {format_times(most.speedup)} the speed of "
-    text += f"{describe_base(cost_model, base)}: each step computes {duration(p.time.compute_s)}"
+    text = _describe_speed(cost_model, most, base)
     fixed = p.time.update_s + p.time.overhead_s
     if p.time.exposed_s >= fixed:
         text += f" and communicates {duration(p.time.comm_s)}"

@@ -19,10 +19,9 @@ from typing import Any
 from paceline.config import COMMAND_LINE, DEFAULT, RunSpec
 from paceline.config.registry import is_script
 from paceline.errors import UserError, join_names
-from paceline.hardware.catalogue import Cluster
 from paceline.io.format import duration
 from paceline.io.safe_open import read_text
-from paceline.layout import ZERO_STAGES, Layout, layout_of
+from paceline.layout import ZERO_STAGES, layout_of
 from paceline.planner.candidates import PROCESS_BYTES, family_name
 from paceline.planner.emit_slurm import MIN_JOB_H, BatchJob, build_batch_script, render_launch_template
 from paceline.planner.plan import Plan
@@ -52,7 +51,7 @@ def build_launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[st
     return files
 
 
-@dataclass(frozen=True)
+@dataclass
 class LaunchWriter:
     """A plan that is to be started; `words` are the user's overrides and those of the plan."""
 
@@ -61,25 +60,11 @@ class LaunchWriter:
     run_file: Path
     words: tuple[str, ...]
 
-    @property
-    def command(self) -> tuple[str, ...]:
-        return ("train", str(self.run_file), *self.words)
-
-    @property
-    def name(self) -> str:
-        return self.plan.spec.name
-
-    @property
-    def layout(self) -> Layout:
-        return self.row.price.layout
-
-    @property
-    def cluster(self) -> Cluster:
-        return self.row.price.where.cluster
-
-    @property
-    def on_gpu(self) -> bool:
-        return not self.plan.target.whole.device.synchronous
+    def __post_init__(self) -> None:
+        self.command = ("train", str(self.run_file), *self.words)
+        self.name = self.plan.spec.name
+        self.layout, self.cluster = self.row.price.layout, self.row.price.where.cluster
+        self.on_gpu = not self.plan.target.whole.device.synchronous
 
     def torchrun(self) -> dict[str, str]:
         return {f"{self.name}.sh": self._script(f"{self._torchrun()} -m paceline", self.command)}

@@ -21,7 +21,7 @@ from paceline.planner.candidates import (
     RejectReason,
     family_name,
 )
-from paceline.planner.cost_model import CostModel
+from paceline.planner.cost_model import TIME_TERMS, CostModel
 from paceline.planner.target import PricedCluster
 
 TRIED_BATCH_SIZES = 3
@@ -30,16 +30,6 @@ EQUAL_SPEED = 0.1
 """Relative difference below which two layouts are equally fast: estimates are not better than that."""
 MAX_FSDP_DEVICES = 8
 """Devices beyond which the rule of thumb goes from sharding to pipeline and tensor."""
-TERM_WORDS = {
-    "compute_s": "computes",
-    "exposed_s": "waits for its links",
-    "bubble_s": "has an idle pipeline",
-    "update_s": "updates",
-    "overhead_s": "launches",
-    "offload_s": "moves states to the host",
-    "data_s": "waits for data",
-}
-"""What a layout does in each term of its step."""
 
 
 class RuleOfThumb(Enum):
@@ -86,11 +76,11 @@ class LayoutVerdict:
         if other.tight and not self.chosen.tight:
             room = f"{size(other.memory.total_bytes)} of {size(other.capacity_bytes)}"
             return f"The rule of thumb is: {rule}. Here that leaves no room for error ({room}), and {name} does."
-        gaps = {term: getattr(other.time, term) - getattr(self.chosen.time, term) for term in TERM_WORDS}
+        gaps = {term: getattr(other.time, term) - getattr(self.chosen.time, term) for term in TIME_TERMS}
         most = max(gaps, key=lambda term: gaps[term])
         return (
             f"The rule of thumb is: {rule}. Here {name} is {other.step_s / self.chosen.step_s:.2f}× as fast as "
-            f"{family_name(other.layout)}: the latter {TERM_WORDS[most]} {duration(gaps[most])} longer per step."
+            f"{family_name(other.layout)}, which takes {duration(gaps[most])} longer per step ({TIME_TERMS[most]})."
         )
 
 

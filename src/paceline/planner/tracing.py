@@ -325,7 +325,8 @@ def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], 
     share = max(1, len(products) // repeat)
     if products != products[:share] * repeat:  # layers of different sizes: each is taken for the mean of all
         products, share = [replace(one, rows=one.rows / repeat) for one in products], len(products)
-    saved = growth.each(small.saved, large.saved) / growth.element / repeat
+    saved, unit = growth.each(small.saved, large.saved) / growth.element / repeat, growth.element * repeat
+    forward, backward = (small.forward.bytes, large.forward.bytes), (small.backward.bytes, large.backward.bytes)
     return BlockShape(
         *(name, repeat, params, tuple(product for product in products[:share] if product.rows > 0), None),
         moved_elements=growth.each(small.moved, large.moved) / repeat,
@@ -333,18 +334,12 @@ def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], 
         saved_whole_elements=saved,
         edge_elements=growth.each(small.given, large.given) / repeat or saved,
         kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
-        eager=_build_traffic(small, large, growth, repeat),
-    )
-
-
-def _build_traffic(small: RegionWork, large: RegionWork, growth: _SampleGrowth, repeat: int) -> EagerTraffic:
-    unit = growth.element * repeat
-    forward, backward = (small.forward.bytes, large.forward.bytes), (small.backward.bytes, large.backward.bytes)
-    return EagerTraffic(
-        forward_elements=growth.each(*forward) / unit,
-        backward_elements=growth.each(*backward) / unit,
-        forward_fixed=growth.fixed(*forward) / unit,
-        backward_fixed=growth.fixed(*backward) / unit,
-        forward_kernels=large.forward.kernels / repeat,
-        backward_kernels=large.backward.kernels / repeat,
+        eager=EagerTraffic(
+            forward_elements=growth.each(*forward) / unit,
+            backward_elements=growth.each(*backward) / unit,
+            forward_fixed=growth.fixed(*forward) / unit,
+            backward_fixed=growth.fixed(*backward) / unit,
+            forward_kernels=large.forward.kernels / repeat,
+            backward_kernels=large.backward.kernels / repeat,
+        ),
     )

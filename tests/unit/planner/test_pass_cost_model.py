@@ -25,10 +25,6 @@ class RowsMemory(DeviceMemory):
     rows_bytes: float
     terms: ClassVar[Mapping[str, str]] = {"rows_bytes": "rows"}
 
-    @property
-    def allocated_bytes(self):
-        return self.total_bytes
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sums(PassCostModel):

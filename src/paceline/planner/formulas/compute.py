@@ -143,17 +143,17 @@ def price_block(
     attention = (0.0, 0.0)
     if block.attention is not None:
         attention = attention_s(block.attention, placement.micro_batch, placement, device, numbers, physics)
-    between = _price_elementwise(block, placement, device, numbers, physics)
-    forward = products + attention[0] + between.forward_s
+    forward_s, backward_s, elementwise_s = _price_elementwise(block, placement, device, numbers, physics)
+    forward = products + attention[0] + forward_s
     with_gradients = block.trained_params / block.params if block.frozen_params else 1.0  # frozen weights have none
-    backward = (1 + with_gradients) * products + attention[1] + between.backward_s
+    backward = (1 + with_gradients) * products + attention[1] + backward_s
     recompute = 0.0
     if placement.recompute == "full" and block.edge_elements:
         sizes = [m.inner * m.outer for m in block.matmuls]  # nothing that is made again needs the last product
         recompute = forward - (sizes[-1] / sum(sizes) * products if runtime.stops_early and sizes else 0.0)
     elif placement.recompute == "selective" and block.attention is not None:
         # stored scores are made again; without them, every second product and what lies between
-        recompute = attention[0] if not block.attention.fused else products / 2 + between.elementwise_s
+        recompute = attention[0] if not block.attention.fused else products / 2 + elementwise_s
     if runtime.one_graph:
         return BlockTime(forward, backward, recompute)
     host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if runtime.compiled else 1.0)
@@ -163,20 +163,10 @@ def price_block(
     return BlockTime(_overlap_host(forward, host), _overlap_host(backward, 2 * host), _overlap_host(recompute, again))
 
 
-@dataclass(frozen=True)
-class _ElementwiseTime:
-    """Of a block, beside its products."""
-
-    forward_s: float
-    backward_s: float
-    elementwise_s: float
-    """Forward."""
-
-
 def _price_elementwise(
     block: BlockShape, placement: Placement, device: Device, numbers: DtypeSizes, physics: Physics
-) -> _ElementwiseTime:
-    """Element-wise traffic, casts, and the starts of kernels."""
+) -> tuple[float, float, float]:
+    """Price traffic, casts and starts of kernels: (forward, backward, of the first the element-wise traffic)."""
     t, runtime, samples = placement.tensor, placement.runtime, placement.micro_batch / placement.context
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     if block.eager is not None and not runtime.compiled and not device.synchronous:
@@ -187,7 +177,7 @@ def _price_elementwise(
             (of.backward_elements, of.backward_fixed, of.backward_kernels),
         )
         forward, backward = ((samples * e + fixed) * each_s + kernels * physics.kernel_s for e, fixed, kernels in ways)
-        return _ElementwiseTime(forward, backward, samples * of.forward_elements * each_s)
+        return forward, backward, samples * of.forward_elements * each_s
     cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
     passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
     moved = passes * block.moved_elements
@@ -199,7 +189,7 @@ def _price_elementwise(
     casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
     starts = 0.0 if device.synchronous else _count_kernels(block, runtime) * physics.kernel_s
     forward = elementwise + casts + unfused / bandwidth + starts
-    return _ElementwiseTime(forward, 2 * elementwise + casts + 2 * starts, elementwise)
+    return forward, 2 * elementwise + casts + 2 * starts, elementwise
 
 
 def _count_kernels(block: BlockShape, runtime: Runtime) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +15,7 @@ SCORE_COPIES = 2.5
 
 
 @dataclass(frozen=True)
-class DeviceMemory(ABC):
+class DeviceMemory:
     """Bytes on the fullest device, by term, whatever the kind of work."""
 
     terms: ClassVar[Mapping[str, str]]
@@ -37,9 +36,9 @@ class DeviceMemory(ABC):
         return float(sum(getattr(self, term) for term in self.terms))
 
     @property
-    @abstractmethod
     def allocated_bytes(self) -> float:
         """What the framework's allocator hands out at the peak: the number that torch reports."""
+        return self.total_bytes - float(getattr(self, "context_bytes", 0.0))
 
     def held_bytes(self, device: Device) -> float:
         """What a device holds. Cores have one memory: what is offloaded stays in it."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from paceline.config import RunSpec, Train
 from paceline.errors import UserError
@@ -56,8 +55,7 @@ def render_plan_page(plan: Plan, ask: PlanFn, command: list[str]) -> str:
     return page
 
 
-@dataclass(frozen=True)
-class SliderAxis:
+class SliderAxis(NamedTuple):
     key: str
     name: str
     unit: str
@@ -104,7 +102,7 @@ def build_page_grid(plan: Plan, ask: PlanFn) -> dict[str, Any]:
     counts = sorted({*(r.devices for r in plan.rows), *(f.devices for f in plan.misfits)})
     wording = plan.cost_model.wording
     return {
-        "axes": [vars(axis) for axis in axes],
+        "axes": [axis._asdict() for axis in axes],
         "devices": counts,
         "deadlines_h": sorted({*DEADLINES_H, *filter(None, (plan.requirements.deadline_h,))}),
         "price": plan.rates.usd,

@@ -97,10 +97,6 @@ class TopicsMemory(DeviceMemory):
     }
 
     @property
-    def allocated_bytes(self) -> float:
-        return self.total_bytes - self.context_bytes
-
-    @property
     def tier(self) -> str:
         """The lowest place that counts are read from in every pass, and how many of them are there."""
         lowest, place = (self.disk_bytes, "disk") if self.disk_bytes else (self.host_bytes, "host")

@@ -103,10 +103,6 @@ class TreesMemory(DeviceMemory):
         "context_bytes": "driver, libraries",
     }
 
-    @property
-    def allocated_bytes(self) -> float:
-        return self.total_bytes - self.context_bytes
-
 
 @dataclass(frozen=True, kw_only=True)
 class TreesCostModel(PassCostModel):
