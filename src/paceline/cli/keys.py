@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from paceline.config import registry
@@ -80,54 +81,6 @@ def _render_key(key: Key) -> Any:
     return Group(head, Padding(Text(f"{key.meaning}{allowed}"), (0, 0, 0, 4)))
 
 
-BASH = """# paceline completion for bash: put this line into ~/.bashrc
-#   eval "$(paceline completion bash)"
-_paceline() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" verb="${{COMP_WORDS[1]}}" options=""
-  COMPREPLY=()
-  if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W {verbs} -- "$word"))
-    return
-  fi
-  case "$verb" in
-{cases}
-  esac
-  case "$word" in
-    -*) COMPREPLY=($(compgen -W "$options" -- "$word")) ;;
-    *.*) COMPREPLY=($(compgen -S = -W {keys} -- "$word") $(compgen -f -- "$word")); compopt -o nospace ;;
-    *) COMPREPLY=($(compgen -f -- "$word")) ;;
-  esac
-}}
-complete -o filenames -F _paceline paceline
-"""
-ZSH = """#compdef paceline
-# paceline completion for zsh: put this line into ~/.zshrc, after compinit
-#   eval "$(paceline completion zsh)"
-_paceline() {{
-  local -a verbs options keys
-  verbs=({described})
-  keys=({keys})
-  if (( CURRENT == 2 )); then
-    _describe verb verbs
-    return
-  fi
-  case "$words[2]" in
-{cases}
-  esac
-  if [[ "$PREFIX" == -* ]]; then
-    compadd -- $options
-  else
-    compadd -S '=' -- $keys
-    _files
-  fi
-}}
-compdef _paceline paceline
-"""
-FISH = """# paceline completion for fish: put this line into ~/.config/fish/config.fish
-#   paceline completion fish | source
-"""
-
-
 def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", nargs="?", choices=("bash", "zsh", "fish"), help="whose script to print")
     parser.add_argument("--json", action="store_true", help="print verbs, options and keys as JSON instead")
@@ -139,8 +92,8 @@ def run_completion(arguments: argparse.Namespace) -> int:
 
     commands, keys = build_parser(list(list_verbs())), [key.name for key in list_keys() if "." in key.name]
     if arguments.json:
-        about, options = _verbs(commands)
-        verbs = {verb: {"about": help, "options": options[verb]} for verb, help in about.items()}
+        helps, options = _list_options(commands)
+        verbs = {verb: {"about": help, "options": options[verb]} for verb, help in helps.items()}
         print_json({"verbs": verbs, "keys": keys})
     elif arguments.shell is None:
         usage = 'eval "$(paceline completion bash)",  or zsh or fish'
@@ -150,42 +103,34 @@ def run_completion(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def build_completion_script(shell: str, top: argparse.ArgumentParser, keys: Sequence[str]) -> str:
+def build_completion_script(shell: str, parser: argparse.ArgumentParser, keys: Sequence[str]) -> str:
     """Build a script that completes words without starting Python."""
-    about, options = _verbs(top)
-    make = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]
-    return make(about, options, keys)
+    helps, options = _list_options(parser)
+    if shell == "bash":
+        cases = (f"    {verb}) options={shlex.quote(' '.join(words))} ;;" for verb, words in options.items())
+        parts = {"verbs": shlex.quote(" ".join(helps)), "keys": shlex.quote(" ".join(keys))}
+    elif shell == "zsh":
+        cases = (f"    {verb}) options=({' '.join(words)}) ;;" for verb, words in options.items())
+        described = " ".join(shlex.quote(f"{verb}:{help}") for verb, help in helps.items())
+        parts = {"described": described, "keys": " ".join(keys)}
+    else:
+        first = "complete -c paceline -n __fish_use_subcommand -f -a"
+        later = "complete -c paceline -n '__fish_seen_subcommand_from"
+        lines = [f"{first} {verb} -d {shlex.quote(help)}" for verb, help in helps.items()]
+        lines += [f"{later} {verb}' -l {word[2:]}" for verb, words in options.items() for word in words]
+        lines += [f"complete -c paceline -n 'not __fish_use_subcommand' -a '{key}='" for key in keys]
+        cases, parts = iter(()), {"lines": "\n".join(lines)}
+    text = Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8")
+    for name, value in {**parts, "cases": "\n".join(cases)}.items():
+        text = text.replace(f"@{name}@", value)
+    return text
 
 
-def _verbs(top: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[str]]]:
+def _list_options(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Return the help and the options of each verb."""
-    (verbs,) = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
-    about = {choice.dest: choice.help or "" for choice in verbs._choices_actions}
+    (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     options = {
-        name: [word for action in parser._actions for word in action.option_strings if word.startswith("--")]
-        for name, parser in verbs.choices.items()
+        name: [word for action in one._actions for word in action.option_strings if word.startswith("--")]
+        for name, one in verbs.choices.items()
     }
-    return about, options
-
-
-def _bash(about: Mapping[str, str], options: Mapping[str, Sequence[str]], keys: Sequence[str]) -> str:
-    cases = "\n".join(f"    {verb}) options={shlex.quote(' '.join(found))} ;;" for verb, found in options.items())
-    return BASH.format(verbs=shlex.quote(" ".join(about)), cases=cases, keys=shlex.quote(" ".join(keys)))
-
-
-def _zsh(about: Mapping[str, str], options: Mapping[str, Sequence[str]], keys: Sequence[str]) -> str:
-    described = " ".join(shlex.quote(f"{verb}:{help}") for verb, help in about.items())
-    cases = "\n".join(f"    {verb}) options=({' '.join(found)}) ;;" for verb, found in options.items())
-    return ZSH.format(described=described, cases=cases, keys=" ".join(keys))
-
-
-def _fish(about: Mapping[str, str], options: Mapping[str, Sequence[str]], keys: Sequence[str]) -> str:
-    lines = [
-        f"complete -c paceline -n __fish_use_subcommand -f -a {verb} -d {shlex.quote(help)}"
-        for verb, help in about.items()
-    ]
-    for verb, found in options.items():
-        used = f"complete -c paceline -n '__fish_seen_subcommand_from {verb}'"
-        lines += [f"{used} -l {word.removeprefix('--')}" for word in found]
-    lines += [f"complete -c paceline -n 'not __fish_use_subcommand' -a '{key}='" for key in keys]
-    return FISH + "\n".join(lines) + "\n"
+    return {choice.dest: choice.help or "" for choice in verbs._choices_actions}, options

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
@@ -108,25 +110,8 @@ def _suggest(given: int, fits: list[int]) -> str:
     return f"; try {min(fits, key=lambda fit: abs(fit - given))}" if fits else "; model.width must be even"
 
 
-def _sizes(width: int, heads: int, layers: int, ffn: int, kv_heads: int, **more: Any) -> dict[str, Any]:
-    return {"width": width, "heads": heads, "kv_heads": kv_heads, "layers": layers, "ffn": ffn, **KIND, **more}
-
-
-KIND = {"tied": False, "positions": "rotary", "ffn_kind": "swiglu"}
-GPT2 = {"tied": True, "positions": "learned", "ffn_kind": "gelu", "vocab": 50257, "context": 1024}
-PRESETS: dict[str, dict[str, Any]] = {
-    "custom": {},
-    "tiny": _sizes(128, 4, 4, 384, kv_heads=2),
-    "small": _sizes(512, 8, 8, 1408, kv_heads=4),
-    "gpt2": _sizes(768, 12, 12, 3072, kv_heads=12, **GPT2),
-    "1b": _sizes(2048, 32, 22, 5632, kv_heads=4, vocab=32000),
-    "1.3b": _sizes(2048, 16, 24, 5504, kv_heads=16, vocab=32000),
-    "3b": _sizes(3200, 32, 26, 8640, kv_heads=32, vocab=32000),
-    "7b": _sizes(4096, 32, 32, 11008, kv_heads=32, vocab=32000),
-    "8b": _sizes(4096, 32, 32, 14336, kv_heads=8, vocab=128256),
-    "13b": _sizes(5120, 40, 40, 13824, kv_heads=40, vocab=32000),
-    "70b": _sizes(8192, 64, 80, 28672, kv_heads=8, vocab=128256),
-    "405b": _sizes(16384, 128, 126, 53248, kv_heads=8, vocab=128256),
-}
-"""What `model.preset` stands for. gpt2, 1b, 3b, 7b and 13b have the sizes of GPT-2 124M (but for its biases),
-TinyLlama, OpenLLaMA 3B, Llama 2 7B and 13B; 8b, 70b and 405b those of Llama 3.1."""
+PRESETS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("decoder_presets.json").read_text(encoding="utf-8")
+)
+"""Sizes by `model.preset`: gpt2, 1b, 3b, 7b and 13b are GPT-2 124M (but for its biases), TinyLlama, OpenLLaMA 3B, Llama
+2 7B and 13B; 8b, 70b and 405b are Llama 3.1."""

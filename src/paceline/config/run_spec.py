@@ -7,6 +7,7 @@ Nothing else feeds a run: no hidden file, no environment variable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -30,9 +31,10 @@ from paceline.config.run_file import (
     rename_old_keys,
     set_nested,
 )
-from paceline.config.sections import MAX_INT, STRICT, ModelSection, Parallel, Section, Train, field
+from paceline.config.sections import STRICT, ModelSection, Parallel, Section, Train, field
 from paceline.errors import Code, UserError, did_you_mean
 from paceline.hardware.catalogue import parse_cluster
+from paceline.io.safe_yaml import load_yaml
 
 SectionKind = TypeVar("SectionKind", bound=Section)
 DEFAULT = "default"
@@ -45,38 +47,7 @@ FIXED_SECTIONS: dict[str, type[BaseModel]] = {"train": Train, "parallel": Parall
 """The sections that are the same for all workloads."""
 FOREIGN_NAMES = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
 """Other tools' names for our keys, for the hint that follows an unknown key."""
-MESSAGES = {
-    "extra_forbidden": "unknown key{hint}",
-    "invalid_key": "a key must be a word",
-    "missing": "not given, and it has no default",
-    "literal_error": "{given} is not allowed; use one of {expected}",
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "{given} is not a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "{given} is not a number"),
-    **dict.fromkeys(("bool_parsing", "bool_type"), "{given} is neither true nor false"),
-    "path_type": "{given} is not a path",
-    "string_type": "{given} is not a word",
-    **dict.fromkeys(("tuple_type", "list_type"), "{given} is not a list; write it as  {key}=[{input}]"),
-    **dict.fromkeys(
-        ("greater_than", "greater_than_equal", "less_than", "less_than_equal"),
-        "{given} is out of range; it must be {limit}",
-    ),
-    **dict.fromkeys(
-        ("model_type", "model_attributes_type", "dict_type"),
-        "{given} is not a section; write it as  {key}: {{key: value}}",
-    ),
-    "string_pattern_mismatch": "{given} cannot name a folder; use letters, digits, '.', '_' and '-'",
-    "not_a_bool": "{value!r} is not a number or a word",
-    "huge": f"a number beyond {MAX_INT:,}",
-    **dict.fromkeys(("value_error", "assertion_error"), "{error}"),
-}
-"""What is wrong with a key, by the type of pydantic's error."""
 CODES: dict[str, Code] = {"extra_forbidden": "unknown-key", "missing": "missing-value", "contradiction": "conflict"}
-ALTERNATIVES = {
-    **dict.fromkeys(("int_parsing", "int_from_float", "int_type"), "a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
-    "dict_type": "{name: value}",
-}
-"""What a key takes beside words, by the type of pydantic's error."""
 RECORD: Mapping[str, bool] = {"record": True}
 """The validation context of a recorded run, whose files may be those of another machine."""
 
@@ -273,6 +244,12 @@ def build_section(kind: type[SectionKind], values: Mapping[str, Any], origins: M
         raise problems.build_error() from None
 
 
+@cache
+def _load_messages() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = load_yaml(Path(__file__).with_name("messages.yaml").read_text(encoding="utf-8"))
+    return found
+
+
 class _Problems:
     """Collects pydantic's errors as sentences for a person: the value, where it was given, and what is allowed."""
 
@@ -314,7 +291,8 @@ class _Problems:
             "expected": str(context.get("expected")).replace(" or ", ", "),
             "limit": problem["msg"].split("should be ")[-1],
         }
-        return f"{key}: {MESSAGES.get(kind, '{given}: {msg}').format(**facts)}{where}", key
+        message = _load_messages()["messages"].get(kind, "{given}: {msg}")
+        return f"{key}: {message.format(**facts)}{where}", key
 
     def _suggest(self, place: Sequence[str]) -> str:
         """For an unknown key: the nearest one in its section or, if that is nearer, in another."""
@@ -341,7 +319,7 @@ def _merge_choices(problems: Sequence[Any]) -> Iterator[Any]:
             yield problem
         elif problem is not chosen[place]:
             words = chosen[place]["ctx"]["expected"]
-            also = ALTERNATIVES.get(problem["type"])
+            also = _load_messages()["alternatives"].get(problem["type"])
             choice = {**chosen[place], "ctx": {"expected": f"{words} or {also}"}}
             yield {**(choice if also else problem), "loc": place}
 

@@ -1,0 +1,19 @@
+# paceline completion for bash: put this line into ~/.bashrc
+#   eval "$(paceline completion bash)"
+_paceline() {
+  local word="${COMP_WORDS[COMP_CWORD]}" verb="${COMP_WORDS[1]}" options=""
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W @verbs@ -- "$word"))
+    return
+  fi
+  case "$verb" in
+@cases@
+  esac
+  case "$word" in
+    -*) COMPREPLY=($(compgen -W "$options" -- "$word")) ;;
+    *.*) COMPREPLY=($(compgen -S = -W @keys@ -- "$word") $(compgen -f -- "$word")); compopt -o nospace ;;
+    *) COMPREPLY=($(compgen -f -- "$word")) ;;
+  esac
+}
+complete -o filenames -F _paceline paceline

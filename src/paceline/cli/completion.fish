@@ -1,0 +1,3 @@
+# paceline completion for fish: put this line into ~/.config/fish/config.fish
+#   paceline completion fish | source
+@lines@
