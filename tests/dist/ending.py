@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import psutil
 
@@ -29,6 +30,13 @@ def group_of(pid):
         return os.getpgid(pid)
     except ProcessLookupError:
         return None
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def _lives(process):

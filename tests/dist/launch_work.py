@@ -1,4 +1,4 @@
-"""What the ranks of test_launch.py do. Torch is imported inside: the launchers that are tested do without."""
+"""What the ranks of test_launch.py do."""
 
 import contextlib
 import os
@@ -14,12 +14,17 @@ from paceline.launch.signals import StopRequest
 LONG_S = 300.0  # what a rank would wait or work if nobody ended it; no test waits for that
 
 
-def introduce():
+def import_torch():
+    """In a rank alone: the launchers that are tested do without."""
     import torch
-    import torch.distributed as dist
 
     from paceline.launch.process_group import join_ranks
 
+    return torch, torch.distributed, join_ranks
+
+
+def introduce():
+    torch, dist, join_ranks = import_torch()
     place = detect_rank(os.environ)
     with join_ranks(place, "cpu", 0, LONG_S) as device:
         total = torch.tensor([float(place.rank + 1)])
@@ -30,11 +35,7 @@ def introduce():
 
 
 def fail(how, after_joining=True):
-    import torch
-    import torch.distributed as dist
-
-    from paceline.launch.process_group import join_ranks
-
+    torch, dist, join_ranks = import_torch()
     place = detect_rank(os.environ)
     with join_ranks(place, "cpu", 1, LONG_S) if after_joining else contextlib.nullcontext(), StopRequest():
         for step in range(int(LONG_S / 0.01)):
@@ -60,11 +61,7 @@ FAILURES = {
 
 
 def fail_while_a_peer_is_stuck():
-    import torch
-    import torch.distributed as dist
-
-    from paceline.launch.process_group import join_ranks
-
+    torch, dist, join_ranks = import_torch()
     place = detect_rank(os.environ)
     with StopRequest(), join_ranks(place, "cpu", 1, LONG_S):
         dist.barrier()
@@ -81,11 +78,7 @@ def speak(lines):
 
 
 def work_until_stopped(folder, saving_s):
-    import torch
-    import torch.distributed as dist
-
-    from paceline.launch.process_group import join_ranks
-
+    torch, dist, join_ranks = import_torch()
     place = detect_rank(os.environ)
     with StopRequest() as stop, join_ranks(place, "cpu", 1, LONG_S):
         (Path(folder) / f"pid{place.rank}").write_text(str(os.getpid()))

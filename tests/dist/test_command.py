@@ -6,10 +6,9 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from ending import wait_until
+from ending import alive, wait_until
 
 from paceline.errors import UserError
 from paceline.launch.command import launch_command, run_command_ranks
@@ -26,14 +25,8 @@ def shell(code):
 
 def paceline(*words, **more):
     command = [sys.executable, "-m", "paceline", *map(str, words)]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | more,
-        start_new_session=True,
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=os.environ | more, start_new_session=True, **streams)
 
 
 def answers(*words, **more):
@@ -80,13 +73,6 @@ def test_ranks_are_started_again_as_often_as_allowed(tmp_path):
     ]
     assert run_command_ranks(shell(work), 1, restarts=5, log=said.append) == 0
     assert len(said) == 2
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture

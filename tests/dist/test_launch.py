@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from ending import wait_until
+from ending import alive, wait_until
 from launch_work import LONG_S, fail, fail_while_a_peer_is_stuck, introduce, speak, stop_the_server
 
 from paceline.errors import InternalError, RunFailed, UserError
@@ -111,15 +111,9 @@ def test_modules_that_cannot_be_imported_are_a_bug_of_ours():
 def script(code, *args, text=None):
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_"))}
     environ["PYTHONPATH"] = str(HERE)
-    return subprocess.Popen(
-        [sys.executable, *([code] if text is None else ["-"]), *map(str, args)],
-        stdin=subprocess.PIPE if text else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environ,
-        start_new_session=True,
-    )
+    command = [sys.executable, *([code] if text is None else ["-"]), *map(str, args)]
+    streams = {"stdin": subprocess.PIPE if text else subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ, start_new_session=True, **streams)
 
 
 @pytest.fixture
@@ -152,13 +146,6 @@ def job(tmp_path):
 def ignores(pid, number):
     ignored = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return int(ignored[1], 16) >> (number - 1) & 1
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from commands import Command, typed, warm
+from commands import Command, start_command
 from faults import (
     FAULTS,
     GRACE_S,
@@ -52,7 +52,7 @@ class Disk:
 
     @functools.cache  # noqa: B019 - there is one
     def expected(self, name: str) -> str:
-        command = warm(["train", f"{name}.yaml", "--out", "reference", "--quiet"], self.folder, self.log)
+        command = start_command(["train", f"{name}.yaml", "--out", "reference", "--quiet"], self.folder, self.log)
         assert until_ended(command, PATIENCE_S) == 0, self.log.read_text()[-3000:]
         return weights(RunDir(self.folder / "reference" / name))
 
@@ -73,17 +73,9 @@ class Chain:
         self.run.path.parent.mkdir()
         self.history: list[str] = []
 
-    def start(self, how: Callable[..., Command], jumps: str = "", timeout_s: float = LONG_S) -> Command:
-        words = [
-            "train",
-            f"{self.name}.yaml",
-            "--out",
-            "runs",
-            "--resume-or-start",
-            "--quiet",
-            f"parallel.timeout_s={timeout_s}",
-        ]
-        self.command = how(words, self.disk.folder, self.log, jumps)
+    def start(self, jumps: str = "", timeout_s: float = LONG_S) -> Command:
+        words = f"train {self.name}.yaml --out runs --resume-or-start --quiet parallel.timeout_s={timeout_s}"
+        self.command = start_command(words.split(), self.disk.folder, self.log, jumps)
         return self.command
 
     def strike(self, phase: str, fault: str) -> dict[str, Any] | None:
@@ -112,8 +104,7 @@ class Chain:
             shutil.rmtree(self.disk.folder / "cache", ignore_errors=True)
         before = {beat.pid for beat in read_beats(self.run.heartbeats)}
         jumps = f"{self.dice.randrange(40)} {self.dice.choice((-1, 1)) * 86400}" if fault == "clock jumps" else ""
-        how = typed if phase == "start" and not jumps else warm
-        command = self.start(how, jumps, TIMEOUT_S if fault == "frozen" else LONG_S)
+        command = self.start(jumps, TIMEOUT_S if fault == "frozen" else LONG_S)
         at = Struck(command, self.run, self.disk.folder, self.dice)
         end = time.monotonic() + PATIENCE_S
         while not at.reached(phase, before) and command.code is None and time.monotonic() < end:
@@ -128,7 +119,7 @@ class Chain:
 
     def in_peace(self) -> None:
         """The run goes on to its end, if it is not there already, and has found what it would have found anyway."""
-        command = self.start(warm)
+        command = self.start()
         assert until_ended(command, PATIENCE_S) == 0, self.told("it does not go on")
         assert orphans(command) == [], self.told("orphans in peace")
         assert self.finished, self.told("not finished")
