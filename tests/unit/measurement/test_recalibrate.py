@@ -96,7 +96,6 @@ def test_the_command_and_what_a_plan_says_of_it(measured, file, capsys, tmp_path
     assert "corrected by" in out
     code, out, error = said(capsys, "calibrate", "--from", measured, "--out", tmp_path / "none.json")
     assert (code, error.count("\n")) == (2, 1)
-    assert "make it with  paceline calibrate" in error
 
 
 def test_what_cannot_be(measured, file, tmp_path):
@@ -104,8 +103,9 @@ def test_what_cannot_be(measured, file, tmp_path):
         update_calibration(tmp_path / "gone", file)
     values = read_json(file)
     write_json(file, {**values, "host": "elsewhere"})
-    with pytest.raises(UserError, match="both must be of one machine"):
+    with pytest.raises(UserError) as error:
         update_calibration(measured, file)
+    assert error.value.code == "conflict"
     for rows in ([], [{"ranks": 1, "compute": -1, "communication": None}], [{"ranks": 1}], [3]):
         write_json(file, {**values, "correction": {"origin": "m", "date": "d", "rows": rows}})
         with pytest.raises(UserError, match="is damaged"):
