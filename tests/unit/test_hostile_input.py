@@ -87,7 +87,6 @@ ASKED = {
     "nowhere to calibrate to": ("calibrate --ranks 1 --out /proc/nowhere/c.json", {}, "/proc/nowhere"),
     "a file of somebody's": ("calibrate --ranks 1 --out t.csv", {}, "t.csv exists and is not a calibration"),
     "UTF-16 table": (TRAIN, {"t.csv": f"text,label\n{ROWS}".encode("utf-16")}, "iconv -f UTF-16 -t UTF-8 t.csv"),
-    "UTF-32 table": (TRAIN, {"t.csv": f"text,label\n{ROWS}".encode("utf-32")}, "iconv -f UTF-32 -t UTF-8 t.csv"),
     "Latin-1 table": (TRAIN, {"t.csv": b"text,label\n\xe4,a\n"}, "iconv -f LATIN1 -t UTF-8 t.csv"),
     "header rows": (TRAIN, {"t.csv": f"text,label\n{ROWS}text,label\n{ROWS}"}, "row 41 repeats the header"),
     "brackets in jsonl": (JSONL, {"t.jsonl": "[" * 90_000}, "line 1: not JSON"),

@@ -177,7 +177,9 @@ def open_text(path: Path) -> Iterator[TextIO]:
         with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
             yield text
     except UnicodeDecodeError:
-        command = f"iconv -f {_guess_encoding(path)} -t UTF-8 {path.name} > utf8-{path.name}"
+        with _open_bytes(path) as raw:
+            encoding = "UTF-16" if raw.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "LATIN1"
+        command = f"iconv -f {encoding} -t UTF-8 {path.name} > utf8-{path.name}"
         raise invalid_format(f"{path} {_find_invalid_line(path)}: not UTF-8; convert it with  {command}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _gzip_error(path, error) from None
@@ -217,15 +219,6 @@ def _open_bytes(path: Path) -> BinaryIO:
 
 def _gzip_error(path: Path, error: Exception) -> UserError:
     return invalid_format(f"{path}: the gzip data is broken ({error}); copy the file again")
-
-
-def _guess_encoding(path: Path) -> str:
-    """Return the encoding that a byte order mark names, else the most usual."""
-    with _open_bytes(path) as raw:
-        first = raw.read(4)
-    marks = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16"}
-    marks[codecs.BOM_UTF16_BE] = "UTF-16"
-    return next((name for mark, name in marks.items() if first.startswith(mark)), "LATIN1")
 
 
 def _find_invalid_line(path: Path) -> str:

@@ -15,7 +15,6 @@ from paceline.errors import RunFailed
 from paceline.io.safe_open import check_regular
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
-CHECKED = 500  # images whose sizes are compared
 
 Pixels = tuple[int, int]  # height and width
 
@@ -80,23 +79,4 @@ def image_folder(
         hint = f"put them in one folder per class, as  {folder}/cat/1.png"
         raise invalid_data(f"image_folder={folder}: no images in its {len(found)} sub-folders; {hint}")
     sides = (size, size) if isinstance(size, int) else size
-    if sides is None and transform is None:
-        _check_sizes([file for file, _ in files])
     return ImageFolder([file for file, _ in files], [number for _, number in files], names, mode, sides, transform)
-
-
-def _check_sizes(files: list[Path]) -> None:
-    from PIL import Image
-
-    first: tuple[Path, Pixels] | None = None
-    for file in files[:: -(-len(files) // CHECKED)]:
-        try:
-            check_regular(file)
-            with Image.open(file) as image:
-                size = image.size
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            raise invalid_data(f"{file}: not a readable image; copy it again or remove it") from None
-        first = first or (file, size)
-        if size != first[1]:
-            sizes = f"{first[0]} has {first[1][0]} × {first[1][1]} pixels and {file} {size[0]} × {size[1]}"
-            raise invalid_data(f"{sizes}; use one size with  image_folder(…, size={min(size)})")

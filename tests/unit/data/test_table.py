@@ -122,17 +122,13 @@ def test_size_mode_and_transform(photos):
 
 
 def test_what_is_no_folder_of_images(photos):
-    Image.fromarray(np.zeros((9, 9), np.uint8)).save(photos / "dog" / "4.png")
-    for given, said in (
-        ({}, "size=9"),
+    for given, named in (
         ({"classes": ["cat"]}, "'dog'"),
         ({"path": photos / "cat"}, "no images"),
         ({"path": photos / "cats"}, "did you mean 'cat'"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=named):
             image_folder(**{"path": photos, **given})
     (photos / "dog" / "4.png").write_bytes(b"broken")
-    with pytest.raises(UserError, match=r"4\.png"):
-        image_folder(photos)
     with pytest.raises(RunFailed, match=r"4\.png"):
         image_folder(photos, size=4)[2]

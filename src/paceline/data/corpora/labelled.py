@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,12 +85,6 @@ def _open_ag_news(data: Any, looking: bool) -> LabelledSource:
     )
 
 
-class LabelledRow(NamedTuple):
-    number: int
-    text: str
-    label: str
-
-
 @dataclass(frozen=True)
 class LabelledTable:
     path: Path
@@ -98,7 +92,7 @@ class LabelledTable:
     text: str
     label: str
 
-    def rows(self) -> Iterator[LabelledRow]:
+    def rows(self) -> Iterator[tuple[int, str, str]]:
         wanted = {"data.text": self.text, "data.label": self.label}
         for number, (text, label) in iter_columns(self.path, self.kind, wanted):
             if not isinstance(text, str):
@@ -109,7 +103,7 @@ class LabelledTable:
             if not isinstance(label, str | int) or not str(label).strip():
                 expected = "expected a whole number or a word; type  data.label=COLUMN  or remove the row"
                 raise invalid_data(f"{self.where(number)}: {self.label!r} is {label!r:.40}; {expected}", "data.label")
-            yield LabelledRow(number, text, str(label).strip())
+            yield number, text, str(label).strip()
 
     def where(self, number: int) -> str:
         return locate_row(self.path, self.kind, number)
@@ -126,8 +120,9 @@ def _open_table(data: Any, looking: bool) -> LabelledSource:
 
     def side(held_out: bool) -> Iterator[Sample]:
         numbers, held_out_below = scan()
-        rows = (row for row in table.rows() if (hash_text(row.text) < held_out_below) == held_out)
-        return ((row.text, numbers[row.label]) for row in rows)
+        for _, text, label in table.rows():
+            if (hash_text(text) < held_out_below) == held_out:
+                yield text, numbers[label]
 
     def test() -> Iterator[Sample]:
         if test_path is None:
@@ -151,13 +146,13 @@ def _open_table(data: Any, looking: bool) -> LabelledSource:
 def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dict[str, int], int]:
     """Read the training file once; return (label -> number, the hash below which a row is held out, or 0 for none)."""
     path, labels, hashes = table.path, set[str](), HashRange()
-    for row in table.rows():
-        labels.add(row.label)
+    for _, text, label in table.rows():
+        labels.add(label)
         if len(labels) > MAX_CLASSES:
-            many = f"column {table.label!r} has more than {MAX_CLASSES:,} distinct values (such as {row.label!r:.40})"
+            many = f"column {table.label!r} has more than {MAX_CLASSES:,} distinct values (such as {label!r:.40})"
             raise invalid_data(f"{path}: {many}, so it does not name classes; type  data.label=COLUMN", "data.label")
         if test_fraction is not None:
-            hashes.add(row.text)
+            hashes.add(text)
     if not labels:
         raise invalid_data(f"{path}: there are no rows; at least two rows of two classes are needed")
     if len(labels) == 1:
@@ -174,13 +169,13 @@ def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dic
 
 def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int]) -> Iterator[Sample]:
     empty = True
-    for row in table.rows():
+    for number, text, label in table.rows():
         empty = False
-        if row.label not in numbers:
-            known = f"{did_you_mean(row.label, numbers)} (labels: {join_names(list(numbers), 12)})"
-            unknown = f"{table.where(row.number)}: label {row.label!r} is not in the training file {train}"
+        if label not in numbers:
+            known = f"{did_you_mean(label, numbers)} (labels: {join_names(list(numbers), 12)})"
+            unknown = f"{table.where(number)}: label {label!r} is not in the training file {train}"
             raise invalid_data(f"{unknown}{known}", "data.test_path")
-        yield row.text, numbers[row.label]
+        yield text, numbers[label]
     if empty:
         hint = "leave it out to hold out data.test_fraction of the rows"
         raise invalid_data(f"data.test_path={table.path}: there are no rows; {hint}", "data.test_path")
@@ -222,6 +217,19 @@ class Tokens:
         positions = np.repeat(starts - ends + lengths, lengths)
         positions += np.arange(ends[-1])
         return self.ids[positions].astype(np.int64)
+
+
+class TokenSamples:
+    """One split as samples whose cost is their number of tokens."""
+
+    def __init__(self, tokens: Tokens, longest: int) -> None:
+        self.tokens, self.longest = tokens, longest
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def cost(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.tokens.lengths(ids)
 
 
 @dataclass(frozen=True, eq=False)

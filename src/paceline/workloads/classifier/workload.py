@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.data.corpora.labelled import LabelledCorpus, Tokens
+from paceline.data.corpora.labelled import LabelledCorpus, TokenSamples
 from paceline.data.corpora.tokenised import Vocabulary
 from paceline.errors import UserError, did_you_mean
 from paceline.inference.export import write_standalone
@@ -88,17 +88,8 @@ class Encoder(nn.Module):
         return self.head(average_texts(self.norm(x_TD), packed))
 
 
-class TextSamples:
+class TextSamples(TokenSamples):
     half_only = True
-
-    def __init__(self, tokens: Tokens, longest: int) -> None:
-        self.tokens, self.longest = tokens, longest
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def cost(self, ids: np.ndarray) -> np.ndarray:
-        return self.tokens.lengths(ids)
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Packed:
         return pack_texts(self.tokens.gather(ids), self.tokens.lengths(ids), np.asarray(self.tokens.labels[ids]), keys)

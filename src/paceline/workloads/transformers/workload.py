@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.config import RunSpec
 from paceline.data.corpora.documents import LMBatch, Windows
-from paceline.data.corpora.labelled import LabelledCorpus, Tokens
+from paceline.data.corpora.labelled import LabelledCorpus, Tokens, TokenSamples
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
 from paceline.errors import UserError
 from paceline.io.files import write_atomic
@@ -71,15 +71,10 @@ def pad_texts(
     return PaddedTexts(*map(torch.from_numpy, (tokens_BS, mask_BS, labels_B)))
 
 
-class LabelledTexts:
+class LabelledTexts(TokenSamples):
     def __init__(self, tokens: Tokens, pad: int, longest: int) -> None:
-        self.tokens, self.pad, self.longest = tokens, pad, longest
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def cost(self, ids: np.ndarray) -> np.ndarray:
-        return self.tokens.lengths(ids)
+        super().__init__(tokens, longest)
+        self.pad = pad
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> PaddedTexts:
         return self._padded(ids)
