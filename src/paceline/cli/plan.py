@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.arguments import add_json_argument, load_spec
-from paceline.config import COMMAND_LINE, RunSpec, build_spec, parse_overrides, registry
-from paceline.config.run_file import set_nested
+from paceline.config import registry
 from paceline.errors import UserError
 from paceline.io.arguments import make_output_folder, parse_hours, parse_numbers
 from paceline.io.files import print_json, read_json, write_atomic, write_json
 from paceline.io.terminal import build_console, print_file, print_text, warn
-from paceline.planner.plan import Plan, plan
-from paceline.planner.rows import HourlyRates, Requirements
-from paceline.planner.what_if import parse_what_if
+
+if TYPE_CHECKING:
+    from paceline.config import RunSpec
+    from paceline.planner.plan import Plan
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +66,9 @@ def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
     if arguments.emit:
         message = f"--emit: launch files start a run file, not {first}; write a run file with the same settings"
         raise UserError(message, code="conflict", key="--emit")
+    from paceline.config import COMMAND_LINE, build_spec, parse_overrides
+    from paceline.config.run_file import set_nested
+
     values: dict[str, Any] = {"name": workload, "workload": workload}
     settings = {**parse_overrides(arguments.words), **{key: value for _, key, value in given.values()}}
     for key, value in settings.items():
@@ -74,6 +77,10 @@ def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
+    from paceline.planner.plan import plan
+    from paceline.planner.rows import HourlyRates, Requirements
+    from paceline.planner.what_if import parse_what_if
+
     spec = build_spec_from_options(arguments) or load_spec(arguments.words, "plan")
     run_file = Path(arguments.words[0] if arguments.words else "")
 

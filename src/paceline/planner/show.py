@@ -71,6 +71,8 @@ def summarize_plan(plan: Plan) -> str:
     amounts = [format_short_duration(3600 * row.hours)] if row.hours is not None else []
     if row.cost_usd is not None:
         amounts.append(f"{format_cell_amount(row.cost_usd)} USD{' (spot)' * plan.rates.take_spot}")
+    elif row.spot_usd is not None:
+        amounts.append(f"{format_cell_amount(row.spot_usd)} USD (spot)")
     total = f": {', '.join(amounts)}" if amounts else ""
     requirements = _describe_requirements(plan)
     return f"Fits{offload} on {where}{total}.{f' {requirements}' if requirements else ''}"
@@ -122,7 +124,7 @@ def _render_head(plan: Plan) -> Iterator[str]:
     if plan.what_if:
         yield from wrap_lines(f"what if: {plan.what_if.describe()} (priced only: training does not support this)", "")
     if fixed := plan.constraints.describe():
-        yield f"Fixed by the run file: {fixed}"
+        yield from wrap_lines(f"Fixed by the run file: {fixed}", "")
     for text in plan.cost_model.assumptions:
         yield f"assumed: {text}"
 

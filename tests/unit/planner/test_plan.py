@@ -215,8 +215,10 @@ def test_numbers_of_devices_that_are_not_whole_nodes_are_listed():
     assert [rejected.devices for rejected in found.impossible] == [7]
 
 
-def test_a_plan_does_not_import_torch():
-    command = [sys.executable, "-X", "importtime", "-m", "paceline", "plan", str(AGNEWS), "--cluster", "4xA100"]
+@pytest.mark.parametrize("run", ["agnews", "lm"])
+def test_a_plan_does_not_import_torch(lm_file, run):
+    file = AGNEWS if run == "agnews" else lm_file
+    command = [sys.executable, "-X", "importtime", "-m", "paceline", "plan", str(file), "--cluster", "4xA100"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "compute_s" in done.stdout
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
