@@ -40,31 +40,21 @@ def test_verbs_take_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        (5, "5 is not a run; give the path of a run file, its content as a dict, or a Workload class"),
-        (int, "int is not a Workload class; subclass paceline.Workload"),
-        (type("Local", (Workload,), {"__module__": "__main__"}), "Local is defined in the script or notebook"),
-        ("nowhere.yaml", "nowhere.yaml"),
-    ],
+    "source", [5, int, type("Local", (Workload,), {"__module__": "__main__"}), "nowhere.yaml"], ids=str
 )
-def test_what_is_no_run_is_told_so(source, said):
-    with pytest.raises(UserError, match=said):
+def test_what_is_no_run_is_rejected(source):
+    with pytest.raises(UserError):
         train(source)
 
 
 @pytest.mark.parametrize(
-    ("init", "wrong"),
-    [
-        ("def __init__(self):\n        pass", r"its __init__\(self\) does not take it"),
-        ("def __init__(self, spec):\n        pass", "its __init__ does not hand it on"),
-    ],
+    "init", ["def __init__(self):\n        pass", "def __init__(self, spec):\n        pass"], ids=["none", "lost"]
 )
-def test_an_own_init_takes_the_spec_and_hands_it_on(init, wrong, tmp_path):
+def test_an_own_init_takes_the_spec_and_passes_it_on(init, tmp_path):
     file = tmp_path / "own.py"
     methods = "".join(f"    def {name}(self, *words):\n        pass\n" for name in ("model", "data", "loss"))
     file.write_text(f"from paceline import Workload\n\n\nclass Own(Workload):\n    {init}\n{methods}")
-    with pytest.raises(UserError, match=rf"made with the spec of its run, and {wrong}; write it as\n  def __init"):
+    with pytest.raises(UserError, match=r"def __init__\(self, spec\)"):
         train({"workload": f"{file}:Own"}, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] in (
         ["own.py"],

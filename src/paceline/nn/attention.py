@@ -21,11 +21,10 @@ FASTEST_FIRST = [
 """On CUDA devices, by measurement (docs/performance.md)."""
 
 RotaryTables = tuple[Tensor, Tensor]
-"""(cos, sin) of each position and pair of features."""
 
 
 def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:
-    """Attention to oneself and what came before; each key and value serves heads / kv_heads queries."""
+    """Compute causal attention; each key and value serves heads / kv_heads queries."""
     grouped = q_BSHd.shape[2] != k_BSKd.shape[2]
     if grouped and q_BSHd.is_cuda and q_BSHd.dtype not in HALF:  # the fused kernels for fp32 want as many keys
         shared = q_BSHd.shape[2] // k_BSKd.shape[2]
@@ -37,7 +36,6 @@ def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:
 
 
 def build_rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> RotaryTables:
-    """(cos, sin) of each position and pair of features."""
     wide = torch.promote_types(dtype, torch.float32)
     pairs_d = torch.arange(0, head_dim, 2, device=device, dtype=wide)
     speeds_d = torch.exp(pairs_d * (-math.log(ROTARY_BASE) / head_dim))
@@ -46,7 +44,7 @@ def build_rotary_tables(length: int, head_dim: int, device: torch.device, dtype:
 
 
 def rotate(x_BSHd: Tensor, cos_Sd: Tensor, sin_Sd: Tensor) -> Tensor:
-    """Turn each pair (feature i, feature i + half) by the angle of its position."""
+    """Rotate each pair (feature i, feature i + half) by the angle of its position."""
     left, right = x_BSHd.chunk(2, dim=-1)
     cos, sin = cos_Sd[:, None, :], sin_Sd[:, None, :]
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x_BSHd.dtype)

@@ -1,14 +1,9 @@
 """The loss of a language model, chunk by chunk: logits of a few tokens at a time, never of the whole batch.
 
-The forward pass goes over chunks of tokens. It computes their logits, their losses and, while the logits are there,
-the gradients with respect to the hidden states and to the weight. The backward pass only multiplies them by what comes
-in. Nothing is computed twice, and no more than one chunk of logits is alive.
-
-The vocabulary may be spread over the ranks of a group, each with some rows of the weight. The ranks then agree on each
-token's largest logit, on its sum of exponentials and on the logit of its target.
-
-On a CUDA device products in half precision keep their type, the softmax is one kernel, and the vocabulary is filled up
-to a multiple of ALIGNED: rows of an odd length slow a matrix product down several times.
+The forward pass computes logits, losses and, while the logits exist, the gradients with respect to the hidden states
+and the weight; the backward pass only scales them. The vocabulary may be spread over the ranks of a group, each with
+some rows of the weight. On a CUDA device bf16 products keep their type, the softmax is one kernel, and the vocabulary
+is padded to a multiple of ALIGNED, since rows of an odd length slow a matrix product down several times.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from torch import Tensor
 
 NOT_COUNTED = -100
 CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}
-"""About as many logits are in a chunk, by device: enough for products to run at full speed."""
+"""Logits in a chunk, by device: enough for products to run at full speed."""
 MIN_TOKENS, MAX_TOKENS = 128, 8192
 ALIGNED = 64
 
@@ -36,13 +31,11 @@ def compute_chunked_losses(
     group: dist.ProcessGroup | None = None,
     first: int = 0,
 ) -> Tensor:
-    """Cross-entropy of every token, summed per sample: (B,), in fp32 or fp64. Targets below 0 do not count.
+    """Return the cross-entropy summed per sample: (B,), in fp32 or fp64. Targets below 0 do not count.
 
-    The gradient that comes back must be the same for every sample, as it is from a sum over them: the gradient of the
-    weight is a sum over all tokens already. Without gradients only losses are computed.
-
-    With a group, x_BSD is the same on all its ranks, and weight_VD holds the rows of the vocabulary from `first` on
-    (see `split_vocabulary`). All ranks get the same losses and the same gradient of x_BSD.
+    The incoming gradient must be the same for every sample: that of the weight is a sum over all tokens already. With
+    a group, x_BSD is the same on all its ranks, and weight_VD holds the rows of the vocabulary from `first` on
+    (`split_vocabulary`); all ranks get the same losses and the same gradient of x_BSD.
     """
     chunk_tokens = chunk_tokens or _chunk_tokens(x_BSD.device.type, weight_VD.shape[0], targets_BS.numel())
     shard = _VocabularyShard(group, first)
@@ -50,14 +43,13 @@ def compute_chunked_losses(
 
 
 def split_vocabulary(vocab: int, parts: int, part: int) -> tuple[int, int]:
-    """(first row, rows) of one part of a vocabulary, as `torch.chunk` divides it: the last parts may be smaller."""
+    """Return (first row, rows) of one part of a vocabulary, as `torch.chunk` divides it."""
     each = -(-vocab // parts)
     first = min(part * each, vocab)
     return first, min(each, vocab - first)
 
 
 def _chunk_tokens(device: str, vocab: int, tokens: int) -> int:
-    """Chunks of equal size, as near as can be to what suits the device."""
     wanted = CHUNK_LOGITS.get(device, CHUNK_LOGITS["cuda"]) // max(1, vocab)
     chunks = -(-tokens // min(MAX_TOKENS, max(MIN_TOKENS, wanted)))
     return -(-tokens // max(1, chunks))
@@ -90,6 +82,8 @@ class _ChunkedLosses(torch.autograd.Function):
         device = x_BSD.device
         vocab = weight_VD.shape[0]
         fused = shard.group is None and _has_kernel(device, product_type)
+        if fused:
+            from paceline.nn.loss_kernel import compute_losses_in_place
         with torch.autocast(device.type, enabled=False):
             x_ND, targets_N = x_BSD.reshape(-1, x_BSD.shape[-1]), targets_BS.reshape(-1)
             weight_product_VD = _pad_rows(weight_VD, product_type) if fused else weight_VD.to(product_type)
@@ -103,7 +97,7 @@ class _ChunkedLosses(torch.autograd.Function):
                 x_CD = x_ND[part].to(product_type)
                 if fused:
                     dlogits_CV = x_CD @ weight_product_VD.T
-                    losses_N[part] = _fused_softmax(dlogits_CV, targets_N[part], vocab, gradients)
+                    losses_N[part] = compute_losses_in_place(dlogits_CV, targets_N[part], vocab, gradients)
                 else:
                     logits_CV = (x_CD @ weight_product_VD.T).to(sum_type)
                     losses_N[part], dlogits_CV = _softmax(logits_CV, targets_N[part], shard, gradients)
@@ -130,14 +124,14 @@ class _ChunkedLosses(torch.autograd.Function):
 
 
 def _is_uniform(values: Tensor) -> bool:
-    """Looked at where that costs nothing: on the CPU, when there are values."""
+    """Return whether all are equal; only checked on the CPU, where that is cheap."""
     if torch.compiler.is_compiling() or type(values) is not Tensor or values.device.type != "cpu":
         return True
     return torch.equal(values.nan_to_num(), values[:1].nan_to_num().expand_as(values))
 
 
 def _product_type(x: Tensor, weight: Tensor) -> torch.dtype:
-    """The type in which autocast would multiply; without it, that of the weight."""
+    """Return the type in which autocast would multiply; without it, that of the weight."""
     if torch.is_autocast_enabled(x.device.type) and weight.dtype != torch.float64:
         return torch.get_autocast_dtype(x.device.type)
     return weight.dtype
@@ -145,12 +139,11 @@ def _product_type(x: Tensor, weight: Tensor) -> torch.dtype:
 
 @cache
 def _has_kernel(device: torch.device, kind: torch.dtype) -> bool:
-    """fp16 is left out: its gradients come unscaled, and need a wider type than the logits."""
+    """Return whether there is a kernel; fp16 has none, since its unscaled gradients need a wider type."""
     return device.type == "cuda" and kind == torch.bfloat16 and find_spec("triton") is not None
 
 
 def _pad_rows(weight_VD: Tensor, kind: torch.dtype) -> Tensor:
-    """The weight in that type, with rows of 0 up to a multiple of ALIGNED."""
     vocab, width = weight_VD.shape
     if vocab % ALIGNED == 0:
         return weight_VD.to(kind)
@@ -159,14 +152,8 @@ def _pad_rows(weight_VD: Tensor, kind: torch.dtype) -> Tensor:
     return out
 
 
-def _fused_softmax(logits_CV: Tensor, targets_C: Tensor, vocab: int, gradients: bool) -> Tensor:
-    from paceline.nn.loss_kernel import compute_losses_in_place
-
-    return compute_losses_in_place(logits_CV, targets_C, vocab, gradients)
-
-
 def _softmax(logits_CV: Tensor, targets_C: Tensor, shard: _VocabularyShard, gradients: bool) -> tuple[Tensor, Tensor]:
-    """(losses, their gradient with respect to the logits), the latter in the memory of the logits."""
+    """Return (losses, their gradient with respect to the logits), the latter in the memory of the logits."""
     tokens, rows = logits_CV.shape
     counts_C = targets_C >= 0
     local_C = targets_C - shard.first
@@ -191,7 +178,7 @@ def _softmax(logits_CV: Tensor, targets_C: Tensor, shard: _VocabularyShard, grad
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """total + left @ right; a device multiplies bf16 and adds up in fp32, a core rounds each product first."""
+    """Return total + left @ right; a device multiplies bf16 and adds in fp32, a core rounds each product first."""
     if left.dtype == total.dtype:
         return total.addmm_(left, right)
     if total.is_cuda:

@@ -1,4 +1,4 @@
-"""Keras on torch: the library is imported with that backend, or a line says why it cannot be."""
+"""Import Keras with the torch backend, and recognise its models."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from paceline.errors import UserError
+from paceline.errors import Code, UserError
 
 BACKEND = "KERAS_BACKEND"
 
 
 def import_keras() -> Any:
-    """The library keras. Its backend is fixed by the first import in a process, so that one must be ours."""
+    """Import keras on torch; its backend is fixed by the first import in a process."""
     if "keras" not in sys.modules:
         os.environ[BACKEND] = "torch"
     try:
@@ -21,40 +21,37 @@ def import_keras() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "keras":
             raise
-        raise UserError(
-            "workload: keras needs the library keras, which is not installed; type  pip install 'paceline[keras]'"
-        ) from None
+        raise _keras_error("is not installed; type  pip install 'paceline[keras]'") from None
     if keras.__version__.startswith(("0.", "1.", "2.")):
-        raise UserError(
-            f"workload: keras {keras.__version__} is installed, and models are torch modules since Keras 3; "
-            "type  pip install 'keras>=3.10'"
-        )
+        raise _keras_error(f"{keras.__version__} is too old; type  pip install 'keras>=3.10'")
     if (found := keras.config.backend()) != "torch":
-        raise UserError(
-            f"workload: keras runs on {found} in this process, and Paceline trains Keras models on torch; set  "
-            f'os.environ["{BACKEND}"] = "torch"  before keras is imported for the first time'
-        )
+        advice = f'set  os.environ["{BACKEND}"] = "torch"  before keras is imported for the first time'
+        raise _keras_error(f"runs on {found} in this process; {advice}", "conflict")
     return keras
 
 
+def _keras_error(reason: str, code: Code = "not-installed") -> UserError:
+    return UserError(f"workload: keras {reason}", code=code, key="workload")
+
+
 def is_keras(model: Any) -> bool:
-    """Whether it is a layer or model of Keras, asked without importing that."""
+    """Return whether it is a layer or model of Keras, without importing that."""
     return any(kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__)
 
 
 def unwrap_keras(module: Any) -> Any:
-    """The Keras model that `as_torch` made a torch module; any other module is what it is."""
+    """Return the Keras model of a module that `as_torch` made; any other module as it is."""
     original = getattr(module, "original", None)
     return original if is_keras(original) else module
 
 
 def has_keras(model: Any) -> bool:
-    """Whether a torch module is, or has somewhere within, a model of Keras."""
+    """Return whether a torch module is, or contains, a model of Keras."""
     return any(is_keras(unwrap_keras(module)) for module in model.modules())
 
 
 def as_torch(make: Callable[[], Any], seed: int) -> Any:
-    """What `make` returns; a Keras model as a plain torch module, which is the same however many were made before."""
+    """Return what `make` returns, a Keras model as a torch module; the same however many were made before."""
     keras = sys.modules.get("keras")
     if keras is None or keras.config.backend() != "torch":
         found = make()

@@ -1,9 +1,8 @@
-"""A Keras model as a plain torch module: every weight once, under its Keras name, and torch's `training` obeyed.
+"""A Keras model as a plain torch module: every weight once, under its Keras name.
 
-A Keras model on the torch backend is a torch module already, but one with traps. It names its weights twice, counts the
-state of random generators among its parameters, keeps running statistics there too, and takes `training=` where torch
-modules look at themselves. Here weights are parameters, running statistics are buffers, and what random layers draw
-depends on torch's generator, which each pass seeds, and not on how often they were called before.
+A Keras model on the torch backend names its weights twice, counts random generators and running statistics among its
+parameters, and ignores torch's `training`. Here weights are parameters, statistics are buffers, and random layers draw
+from torch's generator, which each pass seeds.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from paceline.nn.packed import hash32
 
 keras = import_keras()
 SEED_STATE = "seed_generator_state"
-MOST_SEED = 1 << 30
+MAX_SEED = 1 << 30
 
 
 @contextmanager
 def reset_keras_names(seed: int) -> Iterator[None]:
-    """A model that is built here gets the same names and first weights, however many were built before."""
+    """Give a model that is built here the same names and first weights, however many were built before."""
     from keras.src.utils.naming import reset_uids
 
     reset_uids()
@@ -36,19 +35,18 @@ def reset_keras_names(seed: int) -> Iterator[None]:
 
 
 def use_device_of(tensor: Tensor) -> Any:
-    """Keras computes where this tensor is; without it, on the first CUDA device there is."""
+    """Let Keras compute where this tensor is; else it takes the first CUDA device."""
     return keras.device(str(tensor.device))
 
 
 def list_layers(model: Any) -> list[Any]:
-    """The model itself and all layers within it, whatever holds them."""
     return list(model._flatten_layers())
 
 
 class KerasModule(nn.Module):
-    """Called as the Keras model is. `keys`, one number per sample, make its Dropout independent of the layout.
+    """Called as the Keras model is, which also answers other attributes, such as `layers` or `save`.
 
-    What else is asked of it, such as `layers` or `save`, the Keras model answers.
+    `keys`, one number per sample, make its Dropout independent of the layout.
     """
 
     original: Any
@@ -57,15 +55,11 @@ class KerasModule(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         if not model.built or not model.variables:
-            raise UserError(
-                f"workload: the Keras model {model.name!r} has no weights yet; begin it with  keras.Input(shape), or "
-                "call  model.build(shape)"
-            )
+            reason = f"the Keras model {model.name!r} has no weights yet; call  model.build(shape)"
+            raise UserError(f"workload: {reason}", code="invalid-workload", key="model")
         if torch_buffers := [name for name, _ in model.named_buffers()]:
-            raise UserError(
-                f"workload: the Keras model {model.name!r} holds a torch module with a buffer, {torch_buffers[0]}, "
-                "which Keras would not save; use layers of Keras there"
-            )
+            reason = f"the Keras model {model.name!r} has a torch buffer, {torch_buffers[0]}, which Keras would lose"
+            raise UserError(f"workload: {reason}", code="invalid-workload", key="model")
         dropouts = list(filter(_is_dropout, list_layers(model)))
         self.__dict__.update(original=model, keys=None)  # beside torch's registration
         self.statistics: dict[str, Any] = {}
@@ -90,7 +84,7 @@ class KerasModule(nn.Module):
         return name if name not in taken else next(n for i in range(1, 1 << 20) if (n := f"{name}_{i}") not in taken)
 
     def forward(self, *inputs: Any, keys: Tensor | None = None, penalised: bool = False, **options: Any) -> Any:
-        """The outputs; `penalised` gives the sum of regularisation losses beside them."""
+        """Return the outputs; `penalised`: and the sum of regularisation losses."""
         options.setdefault("training", self.training)
         if options["training"]:
             self._seed_generators(keyed=keys is not None)
@@ -103,16 +97,16 @@ class KerasModule(nn.Module):
             self.__dict__["keys"] = None
 
     def _seed_generators(self, keyed: bool) -> None:
-        """From the seed of torch's generator, which is that of the step, the rank and the pass."""
+        """Seed them from torch's generator, which has the seed of the step, the rank and the pass."""
         from keras.src.random.seed_generator import global_seed_generator
 
         seed = torch.initial_seed()
         for place, state in enumerate([global_seed_generator().state, *self.generators]):
             if not (keyed and id(state) in self.of_dropout):
-                state.value.data.copy_(torch.tensor([(seed + place) % MOST_SEED, 0]))
+                state.value.data.copy_(torch.tensor([(seed + place) % MAX_SEED, 0]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KerasModule:
-        """Parameters stay the objects that Keras knows; what it must be handed anew is the rest."""
+        """Give Keras the moved buffers; parameters stay the objects that it knows."""
         super()._apply(fn, recurse)
         for name, variable in self.statistics.items():
             variable.value.data = self._buffers[name]
@@ -128,13 +122,12 @@ class KerasModule(nn.Module):
 
 
 def _is_dropout(layer: Any) -> bool:
-    """A Dropout of Keras, or one of its spatial kinds, which computes as Keras wrote it."""
     ours = isinstance(layer, keras.layers.Dropout) and type(layer).__module__.startswith("keras.")
     return ours and 0 < layer.rate < 1
 
 
 def _keyed(layer: Any, place: int, module: KerasModule) -> Callable[..., Any]:
-    """The call of a Dropout that draws each sample's mask from its key, where there are keys."""
+    """Return the call of a Dropout that draws each sample's mask from its key, if there are keys."""
 
     def call(inputs: Tensor, training: bool = False) -> Tensor:
         keys = module.keys

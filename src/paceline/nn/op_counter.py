@@ -1,4 +1,4 @@
-"""Counting the operations of a forward pass while it runs, on real tensors or on fake ones."""
+"""Count the operations of a forward pass while it runs, on real tensors or on fake ones."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ VIEWS |= {"_unsafe_view", "split", "split_with_sizes", "unbind", "alias", "as_st
 
 
 class DispatchObserver(TorchDispatchMode):
-    """Sees every operation, as the others of its kind do, at once."""
+    """Sees every operation that is dispatched."""
 
     def __init__(self) -> None:
         super().__init__()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Otherwise torch imports the compiler, for seconds, to keep it away from here."""
+        """Keep torch from importing the compiler, which takes seconds."""
         return False
 
 
 class OperationCounter(DispatchObserver):
-    """`with OperationCounter() as counter: model(x)` counts what is dispatched. Views are no operations, nor are
-    casts, most of which are those of autocast."""
+    """`with OperationCounter() as counter: model(x)` counts what is dispatched, but views and casts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ def is_product(name: str) -> bool:
 
 
 def count_moved_elements(name: str, args: Any, out: Any) -> float:
-    """Elements that an operation reads and writes, if it is no product."""
+    """Return how many elements an operation reads and writes, if it is no product."""
     if is_product(name):
         return 0.0
     if name == "embedding":

@@ -1,7 +1,7 @@
-"""Texts of different lengths end to end in one row of tokens: no padding, so no work is wasted on it.
+"""Texts of different lengths end to end in one row of tokens, without padding.
 
-Dense layers see (tokens, features) and never learn where a text ends. Attention, pooling and dropout do: they are
-here, and give the same numbers however the texts were divided into batches.
+Dense layers see (tokens, features). Attention, pooling and dropout are here, and give the same numbers however the
+texts were divided into batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import register_dataclass
 
 BLOCK = 256
-"""Sizes that a captured graph is made for are multiples of this many tokens."""
+"""Padded batches have multiples of this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,7 @@ def pack_padded(
     most: int,
     longest: int,
 ) -> list[Packed]:
-    """Several batches at once, each with padding texts at its end that count nothing, so that only a few shapes occur.
-
-    Every batch comes to `most` + 1 texts and a multiple of BLOCK tokens.
-    """
+    """Pack several batches, each padded to `most` + 1 texts and a multiple of BLOCK tokens, so that shapes are few."""
     texts = most + 1
     filled = [_with_padding(own, texts - len(own)) for own in lengths]
     every = np.concatenate(filled)
@@ -107,7 +104,7 @@ def _with_padding(lengths: np.ndarray, spare: int) -> np.ndarray:
 
 
 def compute_packed_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
-    """Attention within each text; q, k, v are (T, heads, head width)."""
+    """Compute attention within each text; q, k, v are (T, heads, head width)."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         # what torch.nn.attention.varlen calls, without its wrapper, which imports the compiler for seconds
         ends, longest = packed.bounds, packed.longest
@@ -121,7 +118,7 @@ def compute_packed_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed) ->
 
 
 def average_texts(x: Tensor, packed: Packed) -> Tensor:
-    """(T, features) -> (B, features): the mean over the tokens of each text."""
+    """Average over the tokens of each text: (T, features) -> (B, features)."""
     if packed.runs:
         parts = x.split([count * length for count, length in packed.runs])
         return torch.cat([p.view(c, n, -1).mean(1) for p, (c, n) in zip(parts, packed.runs, strict=True)])
@@ -131,7 +128,7 @@ def average_texts(x: Tensor, packed: Packed) -> Tensor:
 
 
 def hash32(x: Tensor) -> Tensor:
-    """A 32-bit hash of each element (the murmur3 finaliser), in int32."""
+    """Return a 32-bit hash of each element (the murmur3 finaliser), in int32."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * -0x7A143595
     x = x ^ ((x >> 13) & 0x7FFFF)
@@ -140,19 +137,18 @@ def hash32(x: Tensor) -> Tensor:
 
 
 def derive_token_keys(packed: Packed, site: int) -> Tensor:
-    """(T,) int32: a random number for each token at one site of the model, a function of its text's key."""
+    """Return a random number (T,) for each token at one site of the model, a function of its text's key."""
     keys = packed.keys[packed.texts] + packed.positions.long() * 0x9E3779B1 + (site + 1) * 0x85EBCA77
     return hash32((keys & 0xFFFFFFFF).to(torch.int32))
 
 
 def drop_tokens(packed: Packed, p: float, site: int, replacement: int) -> Tensor:
-    """The tokens, each replaced with probability p."""
     hit = derive_token_keys(packed, site) < int((p - 0.5) * 2**32)
     return torch.where(hit, replacement, packed.tokens)
 
 
 def drop_features(x: Tensor, p: float, packed: Packed, site: int) -> Tensor:
-    """Dropout drawn from each text's key: the same on any layout, and after a restart."""
+    """Apply dropout drawn from each text's key: the same on any layout, and after a restart."""
     columns = torch.arange(x.shape[-1], device=x.device, dtype=torch.int32) * -0x61C88647
     noise = hash32(derive_token_keys(packed, site)[:, None] + columns)
     return torch.where(noise < int((p - 0.5) * 2**32), 0, x * (1 / (1 - p)))

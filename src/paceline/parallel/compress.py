@@ -1,13 +1,11 @@
-"""Sending less than the gradients: each number rounded to 16 bits, or each matrix as the product of two thin ones.
+"""Send less than the gradients: rounded to 16 bits, as products of thin matrices, or only models now and then.
 
-Both are hooks of `DistributedDataParallel` that leave, nearly, the sum over ranks where the exact sum would be. Or only
-models are sent, now and then. All of these change the answer. The run says so, and by how much it changed on a task
-that was tried: `differs_from`.
+All of these change the answer; `describe_difference` says by how much it changed on a test task.
 """
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,38 +19,35 @@ from paceline.runlog.timers import CollectiveTimer
 # No annotations from __future__ here, as in ddp.py.
 
 RANK = 4
-"""Of PowerSGD: columns of the two thin matrices. More sends more and loses less."""
-WORTH = 2
-"""A matrix is compressed where that divides what is sent by more than this."""
+"""Of PowerSGD: columns of the two thin matrices."""
+MIN_SAVING = 2
+"""A matrix is compressed if that divides what is sent by more than this."""
 LOCAL_MODES = ("local_sgd", "diloco")
-OUTER_LR = 0.7
-OUTER_MOMENTUM = 0.9
-"""Both as the authors of DiLoCo chose them."""
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # as the authors of DiLoCo chose them
 
 
 class GradientReduction:
-    """How the gradients of the ranks become one. This one is the exact sum: all is sent, nothing is kept."""
+    """How the gradients of the ranks become one; this one is the exact sum."""
 
     entry = ""
     """Where a checkpoint keeps its state."""
     own_models = False
-    """Whether each rank updates a model of its own."""
+    """Whether each rank updates its own model."""
     hook: Hook | None = None
-    """Takes the place of the sum of a bucket of gradients over ranks."""
+    """Replaces the sum of a bucket of gradients over ranks."""
 
     def tensors(self) -> dict[str, Any]:
-        """Its state, by name."""
         return {}
 
     def average_models(self, step: int, now: bool) -> None:
-        """After every step; `now`: the model is about to be looked at."""
+        """Called after every step; `now`: the model is evaluated or saved next."""
 
     def average_state(self, moments: Iterable[Tensor]) -> None:
-        """Before a checkpoint: what is still each rank's own becomes the same on all."""
+        """Make the state of all ranks the same, before a checkpoint."""
 
 
 class HalfPrecisionReduction(GradientReduction):
-    """Gradients travel in 16 bits. The mean is summed, not the sum: in fp16 a sum over many ranks would overflow."""
+    """Gradients in 16 bits, divided before they are summed: in fp16 a sum over many ranks would overflow."""
 
     def __init__(self, dtype: torch.dtype, timer: CollectiveTimer) -> None:
         self.dtype, self.timer, self.hook = dtype, timer, self._send
@@ -66,12 +61,9 @@ class HalfPrecisionReduction(GradientReduction):
 class PowerSGD(GradientReduction):
     """Low-rank gradients (Vogels, Karimireddy and Jaggi, 2019): M ≈ P Qᵀ, of which P = M Q and Q = Mᵀ P are summed.
 
-    What a product of rank 4 cannot say is kept and added to the next gradient. Q is where the next step starts from,
-    so that steps improve on each other. Both belong to the checkpoint.
-
-    torch has a hook for this. It keeps these by bucket, and buckets are formed anew in every process, so they cannot
-    go on in another one; and it starts collectives from the threads in which others end, in an order that ranks do
-    not share. Here they are kept by parameter, and all is sent when the last bucket is full: two sums per step.
+    The remainder is added to the next gradient, and the next step starts from Q; both belong to the checkpoint.
+    torch's own hook keeps them by bucket, and buckets differ between processes: it could not be resumed. Here they are
+    kept by parameter, and all is sent when the last bucket is full: two sums per step.
     """
 
     entry = "powersgd"
@@ -80,7 +72,7 @@ class PowerSGD(GradientReduction):
         self.timer, self.hook = timer, self._collect
         self.names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self.kept: dict[str, Tensor] = {}
-        """On the scale of the sum over ranks, so that it means the same on any number of them."""
+        """Remainders, on the scale of the sum over ranks."""
         self.qt: dict[str, Tensor] = {}
         """Qᵀ: products with its rows are several times as fast as with the columns of Q."""
         self._full: list[tuple[dict[str, Tensor], Tensor, torch.futures.Future[Tensor]]] = []
@@ -88,7 +80,7 @@ class PowerSGD(GradientReduction):
         for name, p in model.named_parameters():
             rows, columns = p.shape[0] if p.ndim else 1, math.prod(p.shape[1:])
             thin = min(RANK, rows, columns)
-            if p.requires_grad and (rows + columns) * thin * WORTH < rows * columns:
+            if p.requires_grad and (rows + columns) * thin * MIN_SAVING < rows * columns:
                 self.kept[name] = torch.zeros(rows, columns, dtype=p.dtype, device=p.device)
                 self.qt[name] = torch.randn(thin, columns, generator=draw).to(p.device, p.dtype)
 
@@ -96,7 +88,6 @@ class PowerSGD(GradientReduction):
         return {"kept": self.kept, "qt": self.qt}
 
     def average_state(self, moments: Iterable[Tensor]) -> None:
-        """Only the mean of what is kept matters, and that stays as it is, but for rounding."""
         average_tensors(self.kept.values())
 
     def _collect(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -133,7 +124,7 @@ class PowerSGD(GradientReduction):
                 m.fill_(math.nan)  # this step is not applied, and must leave no trace in those that follow
 
     def _sum(self, tensors: list[Tensor]) -> bool:
-        """Replace tensors by their sums over ranks; whether all are finite."""
+        """Replace tensors by their sums over ranks; return whether all are finite."""
         if not tensors:
             return True
         flat = flatten_tensors(tensors)
@@ -144,31 +135,22 @@ class PowerSGD(GradientReduction):
 
 
 class LocalSGD(GradientReduction):
-    """Models that train alone and are joined now and then: local SGD and DiLoCo.
+    """Models that train alone and are joined every `parallel.local_steps` steps: local SGD and DiLoCo.
 
-    Each rank updates its own model with its own share of the batch. Every `parallel.local_steps` steps, and before
-    every evaluation and checkpoint, the models become one again:
-
-        local_sgd   the mean of all models
-        diloco      the last common model, moved towards that mean by an outer optimiser: SGD with Nesterov momentum
-                    (Douillard et al., 2023)
-
-    Between two joins nothing is sent but a few numbers for the log. The optimisers' moments stay each rank's own;
-    before a checkpoint they are averaged, on all ranks, so that a resumed run finds what the run that goes on has.
+    They become the mean of all models or, with DiLoCo (Douillard et al., 2023), the last common model moved towards
+    that mean by an outer optimiser, SGD with Nesterov momentum.
     """
 
     entry = "outer"
     lr, momentum = OUTER_LR, OUTER_MOMENTUM
 
     def __init__(self, model: nn.Module, every: int, timer: CollectiveTimer, outer: bool) -> None:
-        """`outer`: DiLoCo."""
         self.every, self.timer = every, timer
         self.params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
         self.own_models = dist.is_initialized()
         if self.own_models:
             broadcast_model(model)
         self.anchor = {name: p.clone() for name, p in self.params.items()} if outer else {}
-        """The last common model."""
         self.velocity = {name: torch.zeros_like(p) for name, p in self.anchor.items()}
         self._joined_at = -1
 
@@ -176,7 +158,6 @@ class LocalSGD(GradientReduction):
         return {"anchor": self.anchor, "velocity": self.velocity} if self.anchor else {}
 
     def average_models(self, step: int, now: bool) -> None:
-        """Make the models one where that is due, and once after a step however often it is asked for."""
         if step == self._joined_at or not (now or step % self.every == 0):
             return
         self._joined_at = step
@@ -187,7 +168,6 @@ class LocalSGD(GradientReduction):
 
     @torch.no_grad()
     def _outer_step(self) -> None:
-        """The way from the mean back to the last common model is the gradient of the outer optimiser."""
         params, anchors, velocities = (list(d.values()) for d in (self.params, self.anchor, self.velocity))
         gradients = torch._foreach_sub(anchors, params)
         torch._foreach_mul_(velocities, self.momentum)
@@ -197,7 +177,6 @@ class LocalSGD(GradientReduction):
         torch._foreach_copy_(params, anchors)
 
     def average_state(self, moments: Iterable[Tensor]) -> None:
-        """The moments of the ranks' optimisers become their mean."""
         average_tensors(moments)
 
 
@@ -213,51 +192,41 @@ def build_reduction(parallel: Parallel, model: nn.Module, timer: CollectiveTimer
             return HalfPrecisionReduction(HALF[half], timer)
 
 
-class Difference(NamedTuple):
-    """How far a mode ended from plain data parallelism on the test task."""
-
-    loss: float
-    """Of the final evaluation, relative; above 0 is worse. The mean over seeds."""
-    most: float
-    """The same, of the seed with the largest difference, whichever its sign."""
-    accuracy: float
-    """Of the same evaluation, absolute; below 0 is worse. The mean over seeds."""
-
-
 TASK = "recipes/classifier_docstrings.yaml on 2 ranks"
 COMMAND = "python benchmarks/saving_differences.py"
-MEASURED: dict[str, Difference] = {
-    "bf16": Difference(0.0001, 0.0001, 0.0000),
-    "fp16": Difference(0.0000, 0.0000, 0.0000),
-    "powersgd": Difference(-0.0012, 0.0094, -0.0074),
-    "local_sgd": Difference(0.0055, 0.0116, -0.0288),
-    "diloco": Difference(0.0851, 0.1719, 0.0061),
+MEASURED = {
+    "bf16": (0.0001, 0.0001, 0.0000, "gradients travel with 8 significant bits"),
+    "fp16": (0.0000, 0.0000, 0.0000, "gradients travel with 11 significant bits, and below 6e-8 not at all"),
+    "powersgd": (
+        *(-0.0012, 0.0094, -0.0074),
+        f"gradients of matrices travel as products of rank {RANK}; the rest is added to the next gradient",
+    ),
+    "local_sgd": (0.0055, 0.0116, -0.0288, "ranks train apart, and their models are averaged now and then"),
+    "diloco": (0.0851, 0.1719, 0.0061, "ranks train apart, and now and then an outer optimiser moves all of them"),
 }
-"""Printed by COMMAND, from three seeds. Between seeds, `exact` itself differs by 7 %."""
-NOTES = {
-    "bf16": "gradients travel with 8 significant bits",
-    "fp16": "gradients travel with 11 significant bits, and below 6e-8 not at all",
-    "powersgd": f"gradients of matrices travel as products of rank {RANK}; the rest is added to the next gradient",
-    "local_sgd": "ranks train apart, and their models are averaged now and then",
-    "diloco": "ranks train apart, and now and then an outer optimiser moves all of them",
-}
+"""Printed by COMMAND, from three seeds; between seeds, `exact` differs by 7 %.
+
+(relative difference of the final loss, that of the worst seed, difference of the accuracy, note)
+"""
 
 
 def describe_difference(parallel: Parallel) -> dict[str, Any] | None:
-    """For the summary of a run: that its answer is not that of plain data parallelism, and by how much it was not."""
+    """Return how much the answer of a mode differs from plain data parallelism; None if it does not."""
     mode = parallel.reduce
     if mode == "exact" or (parallel.ranks == 1 and mode != "diloco"):
         return None
-    found = MEASURED[mode]
+    loss, most, accuracy, note = MEASURED[mode]
     return {
         "answer_of": "plain data parallelism (parallel.reduce=exact)",
         "reduce": mode,
         "local_steps": parallel.local_steps if mode in LOCAL_MODES else None,
-        "note": NOTES[mode],
+        "note": note,
         "on_test_task": {
             "task": TASK,
             "local_steps": Parallel().local_steps if mode in LOCAL_MODES else None,
-            **found._asdict(),
+            "loss": loss,
+            "most": most,
+            "accuracy": accuracy,
             "measured_by": COMMAND,
         },
     }

@@ -1,7 +1,6 @@
-"""Data parallelism where every rank holds the model: gradients are summed in buckets while the backward pass goes on.
+"""Data parallelism where every rank holds the model: gradients are summed in buckets during the backward pass.
 
-With ZeRO-1 each rank updates its own part of every parameter. The parts are rows, as in every other sharded layout, so
-that checkpoints do not know the difference. After the update they are gathered, many parameters in one collective.
+With ZeRO-1 each rank updates some rows of every parameter, which are gathered after the update.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,10 +30,7 @@ Hook = Callable[..., torch.futures.Future[Tensor]]
 def wrap_ddp(
     model: nn.Module, device: torch.device, bucket_mb: float, timer: CollectiveTimer, hook: Hook | None = None
 ) -> DistributedDataParallel:
-    """Broadcasts the model from rank 0 and sums (not averages) gradients: the loss is divided by global counts.
-
-    `hook` takes the place of the exact sum.
-    """
+    """Broadcast the model from rank 0 and sum (not average) gradients: the loss is divided by global counts."""
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -46,7 +42,7 @@ def wrap_ddp(
 
 
 def make_sum_hook(timer: CollectiveTimer) -> Hook:
-    """Lets gradients be summed where DistributedDataParallel would take their mean, and notes when."""
+    """Return a hook that sums gradients, where DistributedDataParallel would average them, and times it."""
 
     def sum_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         return start_sum(bucket.buffer(), timer, lambda summed: summed)
@@ -57,7 +53,7 @@ def make_sum_hook(timer: CollectiveTimer) -> Hook:
 def start_sum(
     bucket: Tensor, timer: CollectiveTimer, result: Callable[[Tensor], Tensor]
 ) -> torch.futures.Future[Tensor]:
-    """Begin to sum a bucket over ranks; `result` makes of the sum what the hook gives back."""
+    """Start to sum a bucket over ranks; `result` turns the sum into what the hook returns."""
     started = timer.now()
 
     def done(future: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -68,41 +64,36 @@ def start_sum(
 
 
 def without_sync(model: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """No communication before the last micro-batch of a step."""
+    """Avoid communication before the last micro-batch of a step."""
     return nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
 
 
 def reject_unused_parameters(model: nn.Module, parameters: LocalParameters) -> None:
-    """DistributedDataParallel waits for the gradient of every parameter; it would say so a step later, by numbers."""
+    """Raise RunFailed for parameters without a gradient; DistributedDataParallel would a step later, by number."""
     if not isinstance(model, DistributedDataParallel):
         return
     if unused := [part.name for part in parameters if part.param.grad is None]:
-        it = "them" if len(unused) > 1 else "it"
-        raise RunFailed(
-            f"workload: on several ranks every parameter must take part in the loss, and {join_names(unused)} "
-            f"had no gradient; use {it} in forward(), remove {it}, or freeze {it} with  requires_grad_(False)"
-        )
+        reason = f"workload: on several ranks every parameter must take part in the loss, and {join_names(unused)} had"
+        advice = "no gradient; use it in forward(), remove it, or freeze it with  requires_grad_(False)"
+        raise RunFailed(f"{reason} {advice}", code="invalid-workload", key="loss")
 
 
 def broadcast_model(model: nn.Module) -> None:
-    """All ranks begin with the main rank's model: weights need not come from torch's generator."""
+    """Start all ranks with the main rank's model: weights need not come from torch's generator."""
     for tensor in (*model.parameters(), *model.buffers()):
         if not tensor.is_meta:
             dist.broadcast(tensor.detach(), src=0)
 
 
 def broadcast_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
-    """Running statistics and other buffers are each rank's own; the main rank's are the ones that count.
-
-    The stages of a pipeline have different ones, and keep them.
-    """
+    """Use the main rank's running statistics and other buffers; stages of a pipeline keep their own."""
     if dist.is_initialized() and layout.pipeline == 1:
         for buffer in buffers:
             dist.broadcast(buffer, src=0)
 
 
 def split_into_buckets(tensors: Iterable[T], most_bytes: int = AT_ONCE_BYTES) -> Iterator[list[T]]:
-    """Neighbours of one type, about that many bytes at a time."""
+    """Yield neighbours of one type, about that many bytes at a time."""
     bucket: list[T] = []
     for tensor in tensors:
         alike = not bucket or (tensor.dtype, tensor.device) == (bucket[0].dtype, bucket[0].device)
@@ -119,7 +110,7 @@ def flatten_tensors(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def copy_parts(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy the parts of a flat tensor, which may be longer, to where they belong."""
+    """Copy the parts of a flat tensor, which may be longer, into tensors."""
     sizes = [t.numel() for t in tensors]
     for tensor, part in zip(tensors, flat[: sum(sizes)].split(sizes), strict=True):
         tensor.copy_(part.view_as(tensor))
@@ -137,7 +128,7 @@ def average_tensors(tensors: Iterable[Tensor]) -> None:
 
 
 def shard_update(model: nn.Module, mesh: DeviceMesh, bucket_mb: float, timer: CollectiveTimer) -> LocalParameters:
-    """The rows that this rank updates of a model which every rank holds whole."""
+    """Return the rows that this rank updates of a model that every rank holds."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     gather = _gather([p for _, p in named], mesh, int(bucket_mb * 1e6), timer)
     return LocalParameters([_rows(name, p, mesh) for name, p in named], dist.group.WORLD, gather)
@@ -163,7 +154,7 @@ def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
 
 
 def _own_rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """(first row, number of rows) of a rank: equal parts rounded up, the last ones shorter or empty."""
+    """Return (first row, number of rows) of a rank: equal parts rounded up, the last shorter or empty."""
     each = -(-rows // ranks)
     begin = min(rank * each, rows)
     return begin, min(each, rows - begin)
@@ -172,7 +163,6 @@ def _own_rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
 def _gather(
     params: list[nn.Parameter], mesh: DeviceMesh, bucket_bytes: int, timer: CollectiveTimer
 ) -> Callable[[], None]:
-    """Gives each rank the rows that the others have updated."""
     together = list(split_into_buckets([p for p in params if p.ndim > 0], bucket_bytes))
     ranks, me, group = mesh.size(), mesh.get_local_rank(), mesh.get_group()
 

@@ -30,13 +30,11 @@ if TYPE_CHECKING:
 
 
 def shard_model(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup: ModelSetup) -> nn.Module:
-    """Each block is gathered by itself, and given back after its forward pass.
+    """Gather each block on its own, and free it after its forward pass.
 
-    What is left (embedding, head) belongs to the whole and is kept: the backward pass begins with it. A pipeline keeps
-    its layers too, or it would gather them again for every micro-batch.
-
-    Where layers use all of their weights in bf16 they are gathered so. Gradients are summed in fp32 all the same, or as
-    `parallel.reduce` says.
+    The rest (embedding, head) is kept, since the backward pass begins with it. A pipeline keeps its layers too, or it
+    would gather them for every micro-batch. Layers whose weights are all used in bf16 are gathered in bf16; gradients
+    are summed in fp32, or as `parallel.reduce` says.
     """
     parallel, summed_in = setup.spec.parallel, HALF.get(setup.spec.parallel.reduce, torch.float32)
     if parallel.wrap != "layers":
@@ -63,10 +61,9 @@ def shard_model(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh,
 
 
 def find_units(model: nn.Module, least: int) -> list[nn.Module]:
-    """Modules with at least so many parameters, those of units inside not counted: each is gathered by itself.
+    """Find modules with at least so many parameters, those of units inside not counted.
 
-    What the model holds directly (embedding, head) belongs to the whole, as it may be used without being called;
-    a `Sequential` calls all that it holds.
+    What the model holds directly (embedding, head) may be used without being called, but for a `Sequential`.
     """
     units: list[nn.Module] = []
     ends = () if isinstance(model, nn.Sequential) else [m for m in model.children() if not any(m.children())]
@@ -84,22 +81,24 @@ def find_units(model: nn.Module, least: int) -> list[nn.Module]:
 
 
 def reject_unshardable(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:
-    """What `fully_shard` cannot take, in words."""
-    for name, first, second in find_shared_parameters(blocks):
-        raise UserError(
-            f"parallel.strategy={layout.strategy}: layers {first} and {second} share {name}, and are "
-            "gathered one by one; give the Workload a method  blocks(model)  without them, or use ddp"
-        )
-    for name, p in model.named_parameters():
-        if not p.ndim:
-            raise UserError(
-                f"parallel.strategy={layout.strategy}: {name} is a single number and cannot be divided; "
-                "make it of shape [1]"
-            )
+    """Raise UserError for what `fully_shard` cannot take."""
+    reasons = [
+        f"layers {first} and {second} share {name}, and are gathered one by one; give the Workload a method  "
+        "blocks(model)  without them, or use ddp"
+        for name, first, second in find_shared_parameters(blocks)
+    ]
+    reasons += [
+        f"{name} is a single number and cannot be divided; make it of shape [1]"
+        for name, p in model.named_parameters()
+        if not p.ndim
+    ]
+    for reason in reasons:
+        message = f"parallel.strategy={layout.strategy}: {reason}"
+        raise UserError(message, code="not-supported", key="parallel.strategy")
 
 
 def _timed(collective: Any, timer: CollectiveTimer) -> Any:
-    """On a CPU nothing else is done while a layer is gathered."""
+    """Time a collective; on a CPU nothing else is done meanwhile."""
 
     class Timed(collective):
         __call__ = timer.blocking()(collective.__call__)

@@ -1,15 +1,13 @@
 """Spread an untouched model over ranks: the one place where layouts are applied, in an order that matters.
 
 1. Pipeline cuts first: all that follows works on the layers this rank holds.
-2. Tensor divides the matrices of those layers, which changes what their forward pass computes; fp8 changes how they
-   are multiplied.
-3. Activation checkpointing wraps each layer's forward pass as tensor left it, so that it is repeated as it was.
+2. Tensor divides the matrices of those layers, which changes their forward pass; fp8 changes how they multiply.
+3. Activation checkpointing wraps each layer's forward pass as tensor left it.
 4. Compilation sees the whole of a layer, repetition included.
-5. Data parallelism comes last: it must see the parameters as the optimiser does, and gathers a layer around all of
-   the above.
-6. A model that can draw its weights by itself is built without memory and gets it now, when each rank knows its part.
-7. Weights to begin with (`model.init_from`) are read last: of each tensor the part that the rank holds. If they are all
-   that the model has, it too is built without memory.
+5. Data parallelism comes last: it must see the parameters as the optimiser does.
+6. A model that draws its weights by name is built without memory and gets it now, when each rank knows its part.
+7. `model.init_from` is read last, of each tensor the part that the rank holds; a model that gets all of its weights
+   there is built without memory too.
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ from paceline.runlog.timers import CollectiveTimer
 from paceline.workload import Workload
 
 AXES = ("pipeline", "replicate", "shard", "tensor")
-"""The grid of ranks, from slow to fast: neighbours on the last axis are neighbouring ranks (`Layout.data_rank`)."""
+"""The grid of ranks: neighbours on the last axis are neighbouring ranks (`Layout.data_rank`)."""
 KEPT_OPERATIONS = (
     *("mm", "addmm", "bmm", "_scaled_mm"),
     *(f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")),
     "_scaled_dot_product_flash_attention_for_cpu",
 )
-"""What selective checkpointing keeps: products cost most to compute again, everything between them almost nothing."""
+"""What selective checkpointing keeps: products cost most to compute again."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,10 @@ class ParallelModel:
     """A model as one rank holds it."""
 
     net: nn.Module
-    """What the loss is computed with."""
     parts: Sequence[nn.Module]
-    """The modules this rank holds, with the names that checkpoints use; several only in a pipeline."""
+    """The modules this rank holds, with the names of checkpoints; several only in a pipeline."""
     local_parameters: LocalParameters
-    """What this rank updates."""
     parameters: int
-    """Of the whole model."""
     same_samples: int = 1
     """Ranks that compute the loss of the same samples."""
     reduction: GradientReduction = field(default_factory=GradientReduction)
@@ -72,7 +67,7 @@ class ParallelModel:
 
     @property
     def unwrapped(self) -> nn.Module:
-        """What evaluation is computed with: without the wrapper that sums gradients."""
+        """The model without the wrapper that sums gradients, for evaluation."""
         return self.net.module if isinstance(self.net, nn.parallel.DistributedDataParallel) else self.net
 
 
@@ -87,9 +82,9 @@ class ModelSetup:
     timer: CollectiveTimer
     execution: Execution
     begin: Callable[[Sequence[nn.Module]], None] = lambda parts: None
-    """Gives the modules that this rank holds other first values than those that were drawn."""
+    """Sets other first values than those that were drawn."""
     begins_whole: Callable[[nn.Module | None], bool] | None = None
-    """Whether `begin` gives all that every rank's model has (None: one cannot be asked about); asked by all at once."""
+    """Whether `begin` gives all that the model of every rank has; called by all ranks."""
 
 
 def parallelize(setup: ModelSetup) -> ParallelModel:
@@ -139,14 +134,14 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
 
 
 def build_mesh(layout: Layout, device: torch.device) -> tuple[DeviceMesh, dist.ProcessGroup]:
-    """(the grid, the group of the ranks that hold the same layers as this one)."""
+    """Return (the grid, the group of the ranks that hold the same layers as this one)."""
     init_single_rank_group(device)
     mesh = create_device_mesh(device.type, tuple(getattr(layout, axis) for axis in AXES), AXES)
     return mesh, flatten_mesh(mesh["replicate", "shard", "tensor"], "stage")
 
 
 def prepare_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
-    """The model before anything wraps it, in host memory: for engines that do so in their own way."""
+    """Build the model before anything wraps it, in host memory, for other engines."""
     model, groups = _build_model(setup)
     setup.begin([model])
     transform_layers(model, setup)
@@ -154,7 +149,6 @@ def prepare_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
 
 
 def _replicate_model(model: nn.Module, groups: ParameterGroups, setup: ModelSetup) -> ParallelModel:
-    """Every rank holds the model."""
     layout, device, parallel = setup.layout, setup.device, setup.spec.parallel
     reduction = build_reduction(parallel, model, setup.timer)
     alone = layout.ranks == 1 or reduction.own_models
@@ -167,7 +161,7 @@ def _replicate_model(model: nn.Module, groups: ParameterGroups, setup: ModelSetu
 
 
 def _draw_weights(model: nn.Module, device: torch.device, spec: RunSpec) -> None:
-    """Give memory to a model that was built without, and its first values."""
+    """Allocate a model that was built without memory, and draw its first values."""
     model.to_empty(device=device)
     cast(Any, model).initialise(spec.train.seed)
 
@@ -177,14 +171,14 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def detect_target(device: torch.device) -> Target:
-    """What the device can do, as far as it decides how a step runs."""
+    """Detect what the device can do, as far as it decides how a step runs."""
     compiler = os.environ.get("CC") or "gcc"
     compiles = any(map(shutil.which, (compiler, "cc", "clang"))) and find_spec("triton") is not None
     return CPU if device.type == "cpu" else replace(CUDA, compiles=compiles)
 
 
 def transform_layers(model: nn.Module, setup: ModelSetup) -> None:
-    """What is done to each layer by itself: products in fp8, activations computed again, compilation."""
+    """Apply what concerns single layers: fp8, activation checkpointing, compilation."""
     workload, layout = setup.workload, setup.layout
     blocks = workload.blocks(model)
     if setup.spec.train.precision == "fp8":
@@ -206,10 +200,7 @@ def transform_layers(model: nn.Module, setup: ModelSetup) -> None:
 
 
 def _recompute(blocks: Sequence[nn.Module], how: str) -> None:
-    """What the backward pass needs is computed again, from the input of each block (full) or its products (selective).
-
-    The names of its weights stay.
-    """
+    """Compute activations again in the backward pass, from the input of each block (full) or its products."""
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
         ops = [getattr(torch.ops.aten, name).default for name in KEPT_OPERATIONS if hasattr(torch.ops.aten, name)]
@@ -231,8 +222,10 @@ def _compile(model: nn.Module, blocks: Sequence[nn.Module], equal: bool) -> None
 
 
 def _build_empty_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups] | None:
-    """The model without memory for its parameters, where all of its values are read afterwards; None where it needs
-    some while it is built, uses one in two places, or has random numbers that memory would have made others."""
+    """Build the model without memory if all of its values are read afterwards.
+
+    None if it needs them while it is built, ties parameters, or draws random numbers that this would change.
+    """
     if setup.begins_whole is None:
         return None
     before = torch.get_rng_state()
@@ -267,26 +260,23 @@ def _build_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
 
 
 def reject_for_keras(spec: RunSpec, layout: Layout) -> None:
-    """What a Keras model cannot do, or would do wrongly without a word.
-
-    Its variables hold weights beside the module: where ranks hold parts of that, they would not be trained.
-    """
-    if (precision := spec.train.precision) in ("fp64", "fp8"):
-        does = "multiplies in fp32 whatever the type" if precision == "fp64" else "has no products in fp8"
-        raise UserError(f"train.precision={precision}: Keras on torch {does}; use fp32 or bf16")
-    if layout.plain or layout.strategy == "zero1":
-        return
-    axis = next((axis for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1), None)
-    given = f"parallel.{axis}={getattr(layout, axis)}" if axis else f"parallel.strategy={layout.strategy}"
-    raise UserError(
-        f"{given}: Keras holds the weights of its models itself, and ranks cannot divide them; use "
-        "parallel.strategy=ddp, or zero1, which divides the optimiser's state"
-    )
+    """Raise UserError for what a Keras model cannot do: its variables hold whole weights beside the module."""
+    key, reason = "", ""
+    if spec.train.precision in ("fp64", "fp8"):
+        key, reason = "train.precision", "is not supported by Keras on torch; use fp32 or bf16"
+    elif not layout.plain and layout.strategy != "zero1":
+        key = next((f"parallel.{axis}" for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1), "")
+        key = key or "parallel.strategy"
+        reason = "divides weights, which Keras holds itself; use parallel.strategy=ddp, or zero1"
+    if reason:
+        section, _, name = key.partition(".")
+        message = f"{key}={getattr(getattr(spec, section), name)}: it {reason}"
+        raise UserError(message, code="not-supported", key=key)
 
 
 @contextmanager
 def build_without_memory() -> Iterator[None]:
-    """Parameters that modules are given in here are on the meta device; one that has two places stays one."""
+    """Put parameters on the meta device as soon as a module has them; a shared one stays one."""
     register, emptied = nn.Module.register_parameter, WeakIdKeyDictionary()
 
     def register_empty(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -305,20 +295,19 @@ def build_without_memory() -> Iterator[None]:
 
 
 def has_transient_buffers(model: nn.Module) -> bool:
-    """Whether it has buffers that no file of its weights holds."""
+    """Return whether it has buffers that no file of its weights holds."""
     return any(module._non_persistent_buffers_set for module in model.modules())
 
 
 def has_shared_parameters(model: nn.Module) -> bool:
-    """Whether one has two places: each of them would be given memory of its own."""
+    """Return whether a parameter has two places, each of which would get its own memory."""
     return len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.named_parameters()))
 
 
 def move_materialized(model: nn.Module, device: torch.device) -> None:
-    """What has memory goes to the device."""
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def allocate_parameters(model: nn.Module, device: torch.device) -> None:
-    """To what has none; values come later."""
+    """Allocate what has no memory; values come later."""
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)

@@ -1,7 +1,7 @@
 """Group parameters by name, and find what one rank updates of each.
 
-The run file's patterns come first, then those of `Workload.groups`; the first that matches a name decides. The group
-of a parameter follows from its name alone, so it is the same whatever part of the model a rank holds.
+The first pattern that matches a name decides: those of the run file, then those of `Workload.groups`. The optimiser
+gets plain tensors that share memory with what this rank holds, so one update rule serves every layout.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from paceline.config import ParameterGroup, Train
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, did_you_mean, join_names
 from paceline.workload import Workload
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 DEFAULT_GROUP = ParameterGroup()
-"""Of parameters that no pattern names: all is as the section `train` says."""
 
 
 @dataclass(frozen=True)
@@ -34,45 +33,42 @@ class ParameterGroups:
 
     table: Mapping[str, ParameterGroup] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Parameters of the whole model by pattern; "" are those that no pattern names."""
+    """Parameters of the whole model by pattern; "" matches the rest."""
     frozen: int = 0
-    """Parameters that are not trained, by a pattern or by the model itself."""
 
     def pattern(self, name: str) -> str:
-        """The one that decides for a parameter; "" where none names it."""
+        """Return the pattern that decides for a parameter; "" if none matches."""
         return next((pattern for pattern in self.table if fnmatchcase(name, pattern)), "")
 
     def __getitem__(self, pattern: str) -> ParameterGroup:
         return self.table.get(pattern, DEFAULT_GROUP)
 
     def freeze(self, model: nn.Module) -> None:
-        """For a model, or for some of its layers."""
         for name, p in model.named_parameters():
             if self[self.pattern(name)].frozen:
                 p.requires_grad_(False)
 
     def words(self) -> Iterator[str]:
-        """A line for each group, for people."""
         for pattern, group in self.table.items():
             given = {"lr": group.lr, "weight_decay": group.weight_decay}
             changes = [f"{key} {value:g}" for key, value in given.items() if value is not None]
-            said = "frozen" if group.frozen else ", ".join(changes) or "as the rest"
-            yield f"{self.sizes[pattern]:,} parameters {pattern!r}: {said}"
+            text = "frozen" if group.frozen else ", ".join(changes) or "as the rest"
+            yield f"{self.sizes[pattern]:,} parameters {pattern!r}: {text}"
         if self.frozen:
             total = sum(self.sizes.values())
             yield f"{total - self.frozen:,} parameters to train = {total:,} - {self.frozen:,} frozen"
 
 
 def resolve_groups(workload: Workload, train: Train, model: nn.Module) -> ParameterGroups:
-    """The groups of a whole model, of which they freeze what is to be frozen.
+    """Return the groups of a whole model, and freeze what is to be frozen.
 
-    A pattern that decides for no parameter is refused, and a model of which nothing is left to train.
+    Raise UserError for a pattern that decides for no parameter, and if nothing is left to train.
     """
-    names, said = [name for name, _ in model.named_parameters()], ParameterGroups(train.groups)
+    names, given = [name for name, _ in model.named_parameters()], ParameterGroups(train.groups)
     table = {**train.groups, **_workload_groups(workload, model), **train.groups}
     for pattern in [pattern for pattern in table if pattern not in train.groups]:
         matched = [name for name in names if fnmatchcase(name, pattern)]
-        if matched and all(map(said.pattern, matched)):  # the run file says something else of all of them
+        if matched and all(map(given.pattern, matched)):  # the run file decides for all of them
             del table[pattern]
     groups = ParameterGroups(table)
     sizes = dict.fromkeys([*table, ""], 0)
@@ -86,12 +82,11 @@ def resolve_groups(workload: Workload, train: Train, model: nn.Module) -> Parame
     if frozen == sum(sizes.values()):
         kind = f"the model ({type(model).__name__})"
         what = f"all {frozen:,} parameters of {kind} are frozen" if frozen else f"{kind} has no parameters"
-        raise UserError(f"workload: {what}; there must be one to train")
+        raise UserError(f"workload: {what}; there must be one to train", code="invalid-workload", key="model")
     return ParameterGroups(table, sizes, frozen)
 
 
 def _workload_groups(workload: Workload, model: nn.Module) -> dict[str, ParameterGroup]:
-    """What the workload says beside the run file."""
     found: Any = workload.groups(model)
     if not isinstance(found, Mapping):
         raise UserError(
@@ -112,20 +107,16 @@ def _workload_groups(workload: Workload, model: nn.Module) -> dict[str, Paramete
 
 
 def _reject_pattern(pattern: str, groups: ParameterGroups, names: list[str]) -> None:
-    if first := next((groups.pattern(name) for name in names if fnmatchcase(name, pattern)), ""):
-        raise UserError(
-            f"train.groups: all that {pattern!r} matches is matched by {first!r} before it; "
-            "the first pattern decides, so put the narrower one first"
-        )
+    first = next((groups.pattern(name) for name in names if fnmatchcase(name, pattern)), "")
     near = did_you_mean(pattern, [f"{name.rpartition('.')[0]}.*" for name in names] + names, cutoff=0.65)
-    raise UserError(
-        f"train.groups: no parameter has a name like {pattern!r}{near or '; names are ' + ', '.join(names[:6])}"
-        + (" …" if not near and len(names) > 6 else "")
-    )
+    reason = f"no parameter has a name like {pattern!r}{near or '; names are ' + join_names(names)}"
+    if first:
+        reason = f"all that {pattern!r} matches is matched by {first!r} before it; put the narrower one first"
+    raise UserError(f"train.groups: {reason}", code="invalid-value", key="train.groups")
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether it is a DTensor, asked without importing them: that takes seconds, and a rank alone has none."""
+    """Return whether it is a DTensor, without importing them, which takes seconds."""
     return hasattr(tensor, "device_mesh")
 
 
@@ -136,11 +127,11 @@ class LocalParameter:
     data: Tensor
     """Plain, and in the memory of the parameter."""
     copies: int
-    """Ranks that hold the very same numbers, this one included."""
+    """Ranks that hold the same numbers, this one included."""
     cut: Callable[[Tensor], Tensor] = lambda like: like
-    """This rank's part of a tensor like the parameter (its gradient), as a plain tensor."""
+    """Returns this rank's part of a tensor like the parameter, as a plain tensor."""
     whole: Callable[[Tensor], Tensor] = lambda local: local
-    """A tensor like `data` as a checkpoint sees it: with its place in the whole."""
+    """Returns a tensor like `data` as a checkpoint sees it: with its place in the whole."""
 
 
 class LocalParameters(Sequence[LocalParameter]):
@@ -152,7 +143,6 @@ class LocalParameters(Sequence[LocalParameter]):
         self._all = list(parameters)
         self._copies = {id(part.data): part.copies for part in parameters}
         self._group = group
-        """Ranks that together hold the same parameters as this one; None where each holds all of them."""
         self.after_update = after_update
 
     def __len__(self) -> int:
@@ -163,7 +153,6 @@ class LocalParameters(Sequence[LocalParameter]):
 
     @property
     def divided(self) -> bool:
-        """Whether ranks hold parts, so that none has a whole parameter to itself."""
         return self._group is not None
 
     def gradients(self) -> None:
@@ -173,7 +162,7 @@ class LocalParameters(Sequence[LocalParameter]):
                 part.data.grad = part.cut(part.param.grad)
 
     def complete_gradients(self) -> None:
-        """A parameter that took no part in the loss has a gradient of 0."""
+        """Give parameters that took no part in the loss a gradient of 0."""
         for part in self._all:
             if part.data.grad is None:
                 part.data.grad = torch.zeros_like(part.data)
@@ -183,10 +172,7 @@ class LocalParameters(Sequence[LocalParameter]):
             part.param.grad = part.data.grad = None
 
     def square(self) -> Tensor:
-        """This rank's share of the squared gradient norm, for a sum over all ranks.
-
-        A core adds many numbers up one after the other, and in fp32 that order would show in the fifth digit.
-        """
+        """Return this rank's share of the squared gradient norm, in fp64: on a core fp32 would lose digits."""
         by_copies: dict[int, list[Tensor]] = {}
         for part in self._all:
             if part.data.grad is not None:
@@ -202,7 +188,7 @@ class LocalParameters(Sequence[LocalParameter]):
         return sum(squares, torch.zeros((), dtype=torch.float64, device=self._all[0].data.device))
 
     def norms(self, of: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The norm of each whole tensor, of which this rank has the part that belongs to the part in `of`."""
+        """Return the norm of each whole tensor, of which this rank has the part that belongs to the part in `of`."""
         found = list(torch._foreach_norm(list(tensors)))
         if self._group is None:
             return found
@@ -213,10 +199,7 @@ class LocalParameters(Sequence[LocalParameter]):
 
 
 def collect_local_parameters(modules: Sequence[nn.Module], ranks: int, group: Any = None) -> LocalParameters:
-    """Of parameters as they are: whole tensors, or local parts of DTensors.
-
-    `ranks` of them hold these parameters together, and form `group` where there are others beside them.
-    """
+    """Collect what this rank updates: whole tensors, or local parts of DTensors that `ranks` hold together."""
     found = [
         _shard(name, p, ranks) if is_sharded(p) else LocalParameter(name, p, p, ranks)
         for module in modules
@@ -249,7 +232,7 @@ def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
 
 
 def find_shared_parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[str, int, int]]:
-    """(name, index of a module, index of another that has the same parameter)"""
+    """Yield (name, index of a module, index of another that has the same parameter)."""
     owner: dict[int, int] = {}
     for index, module in enumerate(modules):
         for name, p in module.named_parameters():

@@ -29,9 +29,9 @@ SCHEDULES: dict[str, Any] = {
 
 
 def divide_layers(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
-    """Divide layers into consecutive parts, none empty, so that the dearest part is as cheap as can be.
+    """Divide layers into consecutive parts so that the most expensive one is as cheap as possible.
 
-    The first part also bears the cost `before`, the last the cost `after`.
+    The first part also has the cost `before`, the last the cost `after`.
     """
     assert len(costs) >= parts, "fewer layers than stages"
 
@@ -56,27 +56,27 @@ def divide_layers(costs: Sequence[float], before: float, after: float, parts: in
 
 
 def build_stages(workload: Workload, model: nn.Module, layout: Layout, pipeline_rank: int) -> dict[int, nn.Module]:
-    """The stages that a rank holds, by their index; the stages are cut by what their layers cost."""
+    """Return the stages that a rank holds, by index; they are cut by what their layers cost."""
     before, costs, after = workload.costs(model)
     if len(costs) < layout.stages:
         most = len(costs) * layout.pipeline // layout.stages
-        raise UserError(
-            f"parallel.pipeline={layout.pipeline} with parallel.schedule={layout.schedule} makes {layout.stages} "
-            f"stages, but the model has {len(costs)} layers; use parallel.pipeline={most} or fewer"
+        raise _pipeline_error(
+            layout, f"{layout.stages} stages, but the model has {len(costs)} layers; use parallel.pipeline={most}"
         )
     stages = [workload.stage(model, layers) for layers in divide_layers(costs, before, after, layout.stages)]
     for name, first, second in find_shared_parameters(stages):
-        raise UserError(
-            f"parallel.pipeline={layout.pipeline}: {name} is part of stage {first} and of stage {second}, "
-            "which would each train a copy of it; untie it, or use parallel.pipeline=1"
+        raise _pipeline_error(
+            layout, f"{name} is part of stage {first} and of stage {second}; untie it, or use parallel.pipeline=1"
         )
     for index, stage in enumerate(stages):
         if not any(p.requires_grad for p in stage.parameters()):
-            raise UserError(
-                f"parallel.pipeline={layout.pipeline}: all parameters of stage {index} are frozen, so no gradient goes "
-                "through it; use fewer stages, or parallel.strategy=fsdp"
-            )
+            raise _pipeline_error(layout, f"all parameters of stage {index} are frozen; use fewer stages, or fsdp")
     return {index: stages[index] for index in range(pipeline_rank, layout.stages, layout.pipeline)}
+
+
+def _pipeline_error(layout: Layout, reason: str) -> UserError:
+    key = "parallel.pipeline"
+    return UserError(f"{key}={layout.pipeline}, schedule={layout.schedule}: {reason}", code="not-supported", key=key)
 
 
 class _Identity(torch.autograd.Function):
@@ -90,10 +90,7 @@ class _Identity(torch.autograd.Function):
 
 
 def supports_split_backward() -> bool:
-    """Whether torch can begin a backward pass at a function with a gradient of its own, as zero_bubble does.
-
-    It does so once the output is gone; before 2.13 nothing else kept the function's place in the graph.
-    """
+    """Return whether torch can start a backward pass at a user's autograd function, as zero_bubble does (2.13)."""
     function = _Identity.apply(torch.ones((), requires_grad=True)).grad_fn
     try:
         return function._input_metadata is not None
@@ -102,18 +99,14 @@ def supports_split_backward() -> bool:
 
 
 class Pipeline(nn.Module):
-    """The stages of one rank, run with those of the others; called like the model to evaluate, by `step` to train."""
+    """The stages of one rank; called like the model to evaluate, by `step` to train."""
 
     def __init__(
         self, stages: dict[int, nn.Module], layout: Layout, mesh: DeviceMesh, device: torch.device, micro_batches: int
     ) -> None:
         super().__init__()
         if layout.schedule == "zero_bubble" and not supports_split_backward():
-            raise UserError(
-                f"parallel.schedule=zero_bubble: torch {torch.__version__} cannot divide the backward pass of a "
-                "function that has a gradient of its own, as a loss may be; use torch 2.13, or "
-                "parallel.schedule=interleaved"
-            )
+            raise _pipeline_error(layout, "needs torch 2.13; use parallel.schedule=interleaved")
         self.stages, self.count, self.device = stages, layout.stages, device
         self.group = route_through_host(mesh["pipeline"].get_group(), device)
         self.rank, self.ranks = mesh.get_local_rank("pipeline"), layout.pipeline
@@ -136,10 +129,7 @@ class Pipeline(nn.Module):
         return super().train(mode)
 
     def step(self, first: Tensor, every: dict[str, Tensor], loss: Callable[[Tensor, int], Tensor], count: int) -> None:
-        """Forward and backward of `count` micro-batches. `first` goes to the first stage, `every` to all that are here.
-
-        On the last stage, `loss` turns the output of micro-batch i into what is to be made smaller.
-        """
+        """Run `count` micro-batches. `first` goes to the first stage, `every` to all; `loss` gets (output, index)."""
         self._loss = lambda output, index: loss(output, int(index[0]))
         rows = len(first) // count
         inputs = (first,) if self.first else ()
@@ -148,7 +138,7 @@ class Pipeline(nn.Module):
         self.schedule.step(*inputs, **options, **every, return_outputs=False)
 
     def forward(self, first: Tensor, **every: Tensor) -> Tensor:
-        """The output of the last stage, on every rank. Ranks wait for each other: use it to evaluate."""
+        """Return the output of the last stage, on every rank; ranks wait for each other."""
         x = first
         for index in range(self.count):
             source, here = (index - 1) % self.ranks, index % self.ranks
@@ -184,17 +174,17 @@ class Pipeline(nn.Module):
 
 
 def needs_host_copy(group: dist.ProcessGroup, device_type: str) -> bool:
-    """Whether gloo carries what ranks exchange on a device that is not the host."""
+    """Return whether gloo, which cannot send from a device, carries what ranks exchange on one."""
     return device_type != "cpu" and f"{device_type}:gloo" in dist.get_backend_config(group).split(",")
 
 
 def route_through_host(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """The group itself, or one like it that sends from where gloo can."""
+    """Return the group, or one like it that sends from host memory."""
     return cast(dist.ProcessGroup, HostRoutedGroup(group)) if needs_host_copy(group, device.type) else group
 
 
 class HostRoutedGroup:
-    """A process group as the functions of `torch.distributed` see it; only send and receive are its own."""
+    """A process group for `torch.distributed` that sends and receives through host memory."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -218,13 +208,13 @@ class HostRoutedGroup:
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
-    """A copy, also of what is there already: the caller may write over it before it is sent."""
+    """Copy always: the caller may overwrite it before it is sent."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 @dataclass
 class PendingReceive:
-    """A message under way; it is where it belongs once it was waited for."""
+    """A message in flight; its tensors are filled when it is waited for."""
 
     work: dist.Work
     on_host: Sequence[Tensor]

@@ -1,10 +1,7 @@
-"""The type of the matrix products. Weights, gradients and optimiser stay in fp32 (fp64 for `fp64`).
+"""The type of matrix products. Weights, gradients and optimiser stay in fp32 (fp64 for `fp64`).
 
-Frozen weights may stay in bf16, where products are in bf16 (`Workload.kept_in_bf16`): nothing is ever added to them.
-
-`fp8` is bf16, but for the products of linear layers, twice as fast on devices that have it. Each operand is scaled by
-its own largest number, which is looked up anew every time: e4m3 for inputs and weights, e5m2 for gradients, whose
-range is wider. Products add up in fp32 and leave in bf16.
+`fp8` is bf16, but for the products of linear layers. Each operand is scaled by its own largest number: e4m3 for inputs
+and weights, e5m2 for gradients. Products add up in fp32 and are returned in bf16.
 """
 
 from __future__ import annotations
@@ -22,16 +19,13 @@ from paceline.errors import UserError
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 IN_BF16 = ("bf16", "fp8")
-"""Precisions whose products take bf16, or what is made of it."""
 ALIGNED = 16
-"""Sizes of matrices must be multiples of it: layers of other sizes multiply in bf16, and rows are filled up."""
-LEAST_TF32 = (8, 0)
-LEAST = (8, 9)
-"""The compute capability that fp8 came with."""
+"""Matrices of fp8 must have multiples of it: other layers multiply in bf16, and rows are padded."""
+MIN_TF32 = (8, 0)
+MIN_FP8 = (8, 9)
 
 
 def to_at_least_fp32(x: Tensor) -> Tensor:
-    """For sums over classes and samples, which half precision would round."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -42,26 +36,24 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def set_tf32(precision: str) -> None:
-    """Let the products of this process take TF32, where that was asked for. Else torch's own choice, or the user's,
-    stands: by itself, torch takes it in convolutions."""
+    """Allow TF32 products in this process for `tf32`; else keep torch's or the user's choice."""
     if precision == "tf32":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
 def explain_missing_tf32(precision: str, device: torch.device) -> str:
-    """What is to be said where it was asked for and the device has none."""
-    if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_TF32):
+    """Describe that the device has no TF32 if it was asked for."""
+    if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_TF32):
         return ""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
     return f"train.precision=tf32: {name} has no TF32, so matrix products are in fp32"
 
 
 class Scaler:
-    """Keeps fp16 gradients away from underflow: the loss is multiplied by `scale`, the gradient divided by it.
+    """Keeps fp16 gradients from underflow: the loss is multiplied by `scale`, the gradient divided by it.
 
-    Gradients are summed over ranks before they are looked at, so one rank's overflow is every rank's: all skip the
-    same step and halve the same scale. A scale that is a number (`train.loss_scale`) stays; so does that of other
-    precisions, which is 1.
+    Gradients are summed over ranks first, so all ranks skip the same step and halve the same scale. A fixed
+    `train.loss_scale` stays; so does that of other precisions, which is 1.
     """
 
     def __init__(self, train: Train, device: torch.device) -> None:
@@ -72,7 +64,7 @@ class Scaler:
         self.good = torch.zeros((), device=device)
 
     def update(self, finite: Tensor) -> None:
-        """After a step: halve where it overflowed, double after a long time without."""
+        """Halve the scale after an overflow, double it after a long time without."""
         if not self.adapts:
             return
         good = torch.where(finite, self.good + 1, 0.0)
@@ -86,11 +78,9 @@ class Scaler:
 
 def use_fp8(blocks: Iterable[nn.Module], device: torch.device) -> None:
     """Let the linear layers of these blocks multiply in fp8."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST:
-        raise UserError(
-            f"train.precision=fp8: {torch.cuda.get_device_name(device)} has no fp8 products (compute capability "
-            f"{'.'.join(map(str, LEAST))} or more); use train.precision=bf16"
-        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < MIN_FP8:
+        reason = f"{torch.cuda.get_device_name(device)} has no fp8 products; use train.precision=bf16"
+        raise UserError(f"train.precision=fp8: {reason}", code="unavailable", key="train.precision")
     for block in blocks:
         for module in block.modules():
             if type(module) is nn.Linear and not any(size % ALIGNED for size in module.weight.shape):
@@ -107,14 +97,13 @@ class Fp8Linear(nn.Linear):
 
 
 def scale_to_fp8(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(x over a scale, as that type; the scale): the largest number of x becomes the largest that the type holds."""
+    """Return (x over a scale, as that type; the scale): the largest number becomes the largest of the type."""
     largest = torch.finfo(kind).max
     scale = x.abs().amax().float().clamp(min=1e-12) / largest
     return (x.float() / scale).clamp(-largest, largest).to(kind).contiguous(), scale
 
 
 def compute_fp8_product(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
-    """left @ right.T, both with rows in one piece, as the hardware wants them."""
     (a, scale_a), (b, scale_b) = left, right
     return torch._scaled_mm(
         a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=a.is_cuda

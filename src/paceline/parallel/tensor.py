@@ -30,23 +30,25 @@ ALONG = 1
 
 
 def apply_tensor_parallel(model: nn.Module, rules: Mapping[str, str], mesh: DeviceMesh, sequence: bool) -> nn.Module:
-    """Apply the table; patterns may hold `*`. Modules that no pattern names stay whole on every rank."""
+    """Apply the table of shard rules; modules that no pattern names stay whole on every rank."""
     plan = {}
     for name, module in model.named_modules():
         rule = next((rule for pattern, rule in rules.items() if fnmatchcase(name, pattern)), None)
         if rule is None and sequence and next(module.parameters(recurse=False), None) is not None:
-            raise UserError(
-                f"parallel.sequence=true: no shard rule names {name!r}, whose weights would see a part of the sequence "
-                f"and not learn of the rest; add  {name!r}: 'sequence'  to shard_rules, or use parallel.sequence=false"
+            raise _sequence_error(
+                f"no shard rule names {name!r}, whose weights would see a part of the sequence only; add  "
+                f"{name!r}: 'sequence'  to shard_rules"
             )
         if rule is not None and (style := _choose_style(rule, module, sequence)) is not None:
             plan[name] = style
     if sequence and needs_host_copy(mesh.get_group(), mesh.device_type):
-        raise UserError(
-            "parallel.sequence=true: ranks that share a CUDA device sum through gloo, which crashes where sums are "
-            "divided over the sequence; use parallel.sequence=false"
-        )
+        raise _sequence_error("ranks that share a CUDA device sum through gloo, which crashes here")
     return parallel.parallelize_module(model, mesh, plan)
+
+
+def _sequence_error(reason: str) -> UserError:
+    message = f"parallel.sequence=true: {reason}, or use parallel.sequence=false"
+    return UserError(message, code="not-supported", key="parallel.sequence")
 
 
 def _choose_style(rule: str, module: nn.Module, sequence: bool) -> parallel.ParallelStyle | None:
@@ -70,7 +72,7 @@ def _choose_style(rule: str, module: nn.Module, sequence: bool) -> parallel.Para
 
 
 class _VocabularyHead(parallel.ParallelStyle):
-    """A head of which each rank has some rows of the vocabulary; the loss is the same on all."""
+    """A head of which each rank has some rows of the vocabulary."""
 
     def __init__(self, outside: Placement) -> None:
         super().__init__()
@@ -99,7 +101,7 @@ class _VocabularyHead(parallel.ParallelStyle):
 
 
 def wait_for_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Before a compiled layer: a sum over ranks that is still under way would lose its gradient in there."""
+    """Wait before a compiled layer: a sum over ranks in flight would lose its gradient there."""
     return tuple(_Arrived.apply(x) if isinstance(x, AsyncCollectiveTensor) else x for x in inputs)
 
 

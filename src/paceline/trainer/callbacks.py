@@ -53,7 +53,6 @@ def _agree_on_stop(reason: str, device: torch.device) -> str:
 
 
 def dump_callback_state(workload: Workload) -> dict[str, Any]:
-    """Return what the callbacks remember, for a checkpoint."""
     try:
         found: dict[str, Any] = json.loads(json.dumps(workload.callback_state))
     except (TypeError, ValueError) as error:

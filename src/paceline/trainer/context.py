@@ -37,7 +37,6 @@ class RunContext:
     checkpoints: CheckpointWriter
     stop: StopRequest
     checkpoint: Checkpoint | None = None
-    """Where a resumed run continues."""
     beat: Callable[..., None] = lambda phase, step, busy_s=None: None
     """Writes the heartbeat of this rank (launch/heartbeat.py)."""
     show_event: Callable[[dict[str, Any]], None] = lambda event: None
@@ -55,7 +54,6 @@ class JobFacts:
 
     order: Order
     steps: int
-    """The last step."""
     parameters: int | None
     """Of the whole model; None if it has none that are counted."""
     layout: str
@@ -63,7 +61,6 @@ class JobFacts:
     equations: list[str]
     """The derived numbers, each as the equation that gives it."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """For the "start" event."""
     pauses: PauseSchedule | None = None
 
 
@@ -73,11 +70,9 @@ class Job(ABC):
     workload: BaseWorkload
     facts: JobFacts
     evaluation: dict[str, Any] = field(default_factory=dict, init=False)
-    """The newest metrics."""
 
     @cached_property
     def answer(self) -> dict[str, Any]:
-        """What determines the answer, for checkpoints."""
         return describe_answer(self.workload)
 
     @property

@@ -50,7 +50,6 @@ class HeldOut:
         return cls(samples, select_evaluated(len(samples), count))
 
     def batches(self, chunks: Iterable[int], size: int) -> Iterator[Any]:
-        """Yield the samples of these chunks, each sorted by cost."""
         ids = (self.ids[chunk * size : (chunk + 1) * size] for chunk in chunks)
         sorted_ids = (some[np.argsort(cost_of(self.samples, some), kind="stable")] for some in ids)
         return iter_batches(self.samples, ((some, np.zeros_like(some)) for some in sorted_ids))
@@ -146,7 +145,6 @@ def sum_chunks(parts: Sequence[ChunkSums], chunks: int) -> dict[str, Any]:
 
 
 def _on_host(name: str, value: Any) -> np.ndarray:
-    """Return a sum as int64 if it is integral, else as float64."""
     found = value.detach().cpu() if isinstance(value, Tensor) else value
     if isinstance(found, Tensor) and found.dtype in (torch.bfloat16, torch.float16):
         found = found.float()

@@ -154,7 +154,6 @@ def list_values(spec: RunSpec) -> list[dict[str, Any]]:
 
 
 def build_value_table(spec: RunSpec) -> Any:
-    """A table of all values for rich to print."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -173,7 +172,6 @@ def build_value_table(spec: RunSpec) -> Any:
 
 
 def _format_value(value: Any) -> str:
-    """A value as a run file has it."""
     match value:
         case None | ():
             return "-"

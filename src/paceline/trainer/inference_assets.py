@@ -48,6 +48,5 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def find_user_file(workload: str) -> Path | None:
-    """Return the file of `file.py:Class`, or the script."""
     place = get_user_module(workload)
     return Path(place) if place.endswith(".py") else None

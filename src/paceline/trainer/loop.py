@@ -58,11 +58,9 @@ class GradientJob(Job):
     """The learning rate at a number of samples seen."""
     held_out: HeldOut | None = None
     best: float | None = None
-    """The highest score so far."""
     stale: int = 0
     """Evaluations since then."""
     ended: str = ""
-    """Why a callback stopped the run."""
     extra: dict[str, Stateful] = field(default_factory=dict)
     """What a script keeps in checkpoints beside model and optimiser."""
 
@@ -134,12 +132,10 @@ class GradientJob(Job):
         return RunStatus.FINISHED
 
     def before_step(self, batch: RankBatch) -> None:
-        """Set what a step takes from its position in the run."""
         self.context.beat("step", self.state.step)
         self.state.before_step(self.schedule(batch.global_batch.seen))
 
     def after_step(self, batch: RankBatch, stats: Tensor, log: StepLog) -> StepActions:
-        """Count a step, log what it found, and return what is due."""
         train, state = self.context.spec.train, self.state
         state.step += 1
         last, epoch_end = self.done, state.step % self.loader.order.steps_per_epoch == 0
@@ -153,7 +149,6 @@ class GradientJob(Job):
         return StepActions(evaluating, saving, stopping)
 
     def record_stop(self) -> None:
-        """Record why the job is done before its last step."""
         if self.stop_reason:
             self.context.event("done", step=self.state.step, why=self.stop_reason)
 
@@ -201,7 +196,6 @@ class StepActions:
     evaluating: bool
     saving: bool
     stopping: bool
-    """A rank was asked to stop."""
 
 
 def is_due(step: int, every: int, epoch_end: bool) -> bool:
@@ -234,7 +228,6 @@ class StepLog:
         self.began = perf_counter()
 
     def add(self, batch: RankBatch, stats: Tensor) -> None:
-        """Add a step that was given to the device."""
         whole = batch.global_batch
         event = {
             "step": self.job.state.step,
@@ -290,7 +283,6 @@ class StepLog:
         self.waiting.clear()
 
     def write(self, most: int | None = None) -> None:
-        """Write the known events, or the first `most` of them."""
         if not self.known:
             return
         for _ in range(len(self.known) if most is None else min(most, len(self.known))):

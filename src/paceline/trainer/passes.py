@@ -1,4 +1,4 @@
-"""What a fit by passes answers while it goes on, and once it is there."""
+"""The protocols of a fit by passes and of its result."""
 
 from __future__ import annotations
 
@@ -16,59 +16,49 @@ class FitEnd(Enum):
 
     CONVERGED = "converged"
     MOST_PASSES = "most passes"
-    """Before it has converged."""
     AS_ASKED = "as asked"
-    """All that it was meant to do."""
     PATIENCE = "patience"
 
 
 class Passes(Protocol):
-    """One rank's part of a fit that goes through all samples again and again, until it has converged."""
+    """One rank's part of a fit that goes through all samples until it has converged."""
 
     samples: int
     most: int
 
     @property
-    def parameters(self) -> int | None:
-        """None where what is fitted has none that are counted."""
-        ...
+    def parameters(self) -> int | None: ...
 
     @property
     def end(self) -> FitEnd | None:
         """None while there is more to do."""
         ...
 
-    def end_words(self) -> str:
-        """The end and its numbers, for people."""
-        ...
+    def end_words(self) -> str: ...
 
     def step(self, flag: bool) -> Mapping[str, Any]:
-        """One pass: its "loss", its times, whether a rank's `flagged`, and what else is worth a line of the record."""
+        """Make one pass; return its "loss", its times, whether a rank's `flagged`, and more for the event."""
         ...
 
-    def begin(self) -> None:
-        """Make the first point, unless one was restored."""
-        ...
+    def begin(self) -> None: ...
 
     def evaluate(self) -> Mapping[str, Any]:
-        """After a pass: metrics of held-out samples, where it is time for them."""
+        """Return metrics of held-out samples after a pass, if they are due."""
         ...
 
     def close(self) -> None:
-        """No pass follows: what ranks hold together is let go, before one of them goes on alone."""
+        """Release what ranks hold together, before one of them continues alone."""
         ...
 
     def tensors(self) -> dict[str, Any]:
-        """What resuming needs, by name. "model" holds the result."""
+        """Return what resuming needs, by name; "model" holds the result."""
         ...
 
     def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors of these names and shapes, into which what was saved beside `meta` is read."""
+        """Return tensors of these names and shapes, to read into what was saved beside `meta`."""
         ...
 
-    def meta(self) -> dict[str, Any]:
-        """The rest of what resuming needs, as plain values."""
-        ...
+    def meta(self) -> dict[str, Any]: ...
 
     def restored(self, meta: Mapping[str, Any]) -> None:
         """Called once `room` holds what was saved."""
@@ -77,7 +67,7 @@ class Passes(Protocol):
     def equations(self, ranks: int) -> list[str]: ...
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
-        """Write the whole result into the run's folder, for people. Done by the main rank; safe to do again."""
+        """Write the result into the run's folder, for people; on the main rank, and safe to repeat."""
         ...
 
 
@@ -85,12 +75,10 @@ class Fitted(Protocol):
     """The result of a fit, for use on new inputs. Optional: `write_onnx(file)`."""
 
     @property
-    def classes(self) -> Sequence[str]:
-        """Names, where it tells classes apart."""
-        ...
+    def classes(self) -> Sequence[str]: ...
 
     def predict(self, inputs: Sequence[Any]) -> Mapping[str, Any]:
-        """An array by name, one row per input: "probabilities" of classes, …"""
+        """Return arrays by name, one row per input: "probabilities" of classes, …"""
         ...
 
     def export(self, folder: Path) -> None:

@@ -185,7 +185,6 @@ class RankSession:
         return True
 
     def end(self, status: RunStatus) -> None:
-        """Wait for the save in flight, and write the summary."""
         assert self.job is not None
         context, reason = self.context, self.job.stop_reason
         context.beat("end", None)
@@ -270,7 +269,6 @@ def _show_end(run: RunDir, summary: Summary, log: LogFn) -> None:
 
 
 def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, log: LogFn) -> None:
-    """Write what the main rank writes before the first step."""
     from paceline.trainer.resume_guard import find_extension, write_extension
 
     save_inference_assets(run, job.workload)

@@ -186,7 +186,6 @@ def _digest(files: list[Path]) -> str:
 
 
 def length_of(train: Train) -> tuple[str, int]:
-    """Return (the key that gives the length, its value)."""
     return ("train.steps", train.steps) if train.steps else ("train.epochs", train.epochs or 1)
 
 
@@ -236,5 +235,4 @@ def find_extension(run: RunDir, spec: RunSpec) -> Extension | None:
 
 
 def write_extension(run: RunDir, extension: Extension) -> None:
-    """Write the new length to the run's own spec."""
     run.rewrite(run.recorded_spec().replace({extension.key: extension.now}, f"extended from {extension.before}"))

@@ -61,7 +61,6 @@ def remove_run(run: RunDir) -> None:
 
 
 def suggest_resume(run: RunDir) -> str:
-    """Return the line to type after a failure."""
     from paceline.trainer.checkpoint.reader import find_newest
 
     folder = shlex.quote(str(run.path))

@@ -123,7 +123,6 @@ def _describe_shared_devices(context: RunContext) -> str:
 
 
 def _decide_execution(context: RunContext, workload: Workload, samples: Samples, steps: int) -> Execution:
-    """Decide how a step runs, as far as that is known before there is a model."""
     spec, train, layout = context.spec, context.spec.train, context.layout
     if spec.parallel.engine != "torch":
         return Execution(compiled_layers=train.compile == "on", reason=NoGraphReason.OTHER_ENGINE)

@@ -222,7 +222,6 @@ def _check_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor],
 
 
 def find_first_failure(failure: Any) -> tuple[int, BaseException]:
-    """Return the lowest rank that failed, and its error."""
     rank = min(failure.failures)
     return rank, failure.failures[rank][0]
 

@@ -221,7 +221,6 @@ class _RankFailure(Exception):
 
 
 def _join_files(writing: Path, files: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """Join what all ranks have written in one file."""
     from paceline.trainer.checkpoint import dcp_files
 
     _check_visible(writing, files)
@@ -236,7 +235,6 @@ def _check_visible(writing: Path, files: Mapping[str, Any]) -> None:
 
 
 def _describe_files(*files: Path) -> dict[str, Any]:
-    """Return size and checksum of each file by name."""
     return {file.name: [file.stat().st_size, hash_file(file)] for file in files}
 
 
@@ -273,6 +271,5 @@ def start_import() -> None:
 
 
 def finish_import() -> None:
-    """Wait for the import, if it was started."""
     for thread in _threads:
         thread.join()

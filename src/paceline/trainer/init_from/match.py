@@ -93,7 +93,6 @@ class WeightInitializer:
 
     @cached_property
     def _weights(self) -> tuple[Weights, str]:
-        """The weights and a hash of them, as the main rank finds them."""
         return broadcast_from_main(self._open)
 
     def _open(self) -> tuple[Weights, str]:
@@ -160,7 +159,6 @@ class WeightInitializer:
 
 
 def _find_tied_names(part: nn.Module) -> dict[str, list[str]]:
-    """Return all names of each parameter that has several, by each of them."""
     names: dict[int, list[str]] = {}
     for name, parameter in part.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -173,7 +171,6 @@ def build_initializer(workload: Workload, context: RunContext) -> WeightInitiali
 
 
 def describe_match(start: WeightInitializer | None) -> dict[str, Any]:
-    """Return what the "start" event records of the match."""
     return {} if start is None or start.match is None else {"weights": asdict(start.match)}
 
 

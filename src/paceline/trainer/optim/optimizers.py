@@ -71,7 +71,6 @@ def restore_numbers(optimizer: torch.optim.Optimizer, data: Tensor, name: str, r
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups, each by its factor."""
     filled: set[int] = set()  # groups of one factor share a tensor
     for group in optimizer.param_groups:
         if not isinstance(group["lr"], Tensor):
@@ -132,7 +131,6 @@ class _LayerWise(torch.optim.Optimizer):
                 self._update(group, params)
 
     def _trust(self, params: list[Tensor], updates: Sequence[Tensor]) -> list[Any]:
-        """Return |w| / |u| per tensor, or 1 where either is 0."""
         weights, steps = self.norms(params, params), self.norms(params, updates)
         return [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in zip(weights, steps, strict=True)]
 

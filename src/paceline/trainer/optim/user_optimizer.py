@@ -67,7 +67,6 @@ def take_over_optimizer(
 
 
 def _clone_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Return another optimiser of the same class and settings."""
     other = object.__new__(type(optimizer))
     other.__dict__.update(optimizer.__dict__)
     other.param_groups = [dict(group) for group in groups]
@@ -141,7 +140,6 @@ def allocate_user_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the plain values of a group, which a step has no reason to change."""
     return {key: value for key, value in group.items() if isinstance(value, int | float | str) and key != "lr"}
 
 
@@ -156,7 +154,6 @@ def _probes(groups: list[dict[str, Any]], cuts: list[slice]) -> list[dict[str, A
 
 
 def _updates_rows_alike(make: Make, groups: list[dict[str, Any]]) -> bool:
-    """Return whether three steps on rows give the rows of three steps on the whole."""
     results = []
     for cuts in ([slice(None)], [slice(0, 3), slice(3, None)]):
         probes = _probes(groups, cuts)

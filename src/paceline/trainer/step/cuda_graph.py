@@ -48,7 +48,6 @@ class PackedBatch:
     tree: Any
 
     def unpacked(self, row: Tensor) -> Any:
-        """Return the batch, as views of a copy of the row."""
         leaves, begin = [], 0
         for leaf in self.leaves:
             if not (isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[0], torch.dtype)):
@@ -74,7 +73,6 @@ class PinnedBuffers:
         self.in_flight: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
 
     def row(self, size: int) -> Tensor:
-        """Return a free row of this size."""
         try:
             return self.free[size].pop()
         except IndexError:
@@ -195,7 +193,6 @@ class RecordedStep(Step):
         return stats
 
     def _assembled(self, sent: PackedBatch, row: Tensor) -> Any:
-        """Return the batch of a row of bytes on the device."""
         batch = sent.unpacked(row)
         if self.resident is None:
             return batch

@@ -74,7 +74,6 @@ class State:
             self.average.before(self.step)
 
     def for_evaluation(self) -> AbstractContextManager[None]:
-        """Use the averaged weights, if there are any."""
         return nullcontext() if self.average is None else self.average.in_use()
 
     def tensors(self) -> dict[str, Any]:
@@ -108,7 +107,6 @@ class State:
             optimizers.restore_numbers(self.optimizer, local.data, local.name, tensors["optim"])
 
     def average_over_ranks(self) -> None:
-        """Average what ranks hold apart, before a checkpoint."""
         self.model.reduction.average_models(self.step, now=True)
         self.model.reduction.average_state(self._optimizer_tensors())
 
@@ -212,7 +210,6 @@ class Step:
         return self.state.scaler.scale.device
 
     def collate(self, samples: Samples, layout: Layout) -> Collate:
-        """Return how batches are made for this step."""
         pin = self.device.type == "cuda"
         if not self.padded:
             return make_collate(samples.batch, pin)

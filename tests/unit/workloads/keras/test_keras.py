@@ -236,7 +236,7 @@ def test_what_keras_cannot_do_is_refused(tmp_path):
     for values, words in (
         ({"parallel.strategy": "fsdp", "parallel.ranks": 2}, "parallel.strategy=fsdp"),
         ({"parallel.pipeline": 2, "parallel.ranks": 2}, "parallel.pipeline=2"),
-        ({"train.precision": "fp64"}, "multiplies in fp32"),
+        ({"train.precision": "fp64"}, "train.precision=fp64"),
     ):
         with pytest.raises(UserError, match=words):
             paceline.train(run().replace(values), tmp_path, show=False)
