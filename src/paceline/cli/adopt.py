@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 from typing import Any
 
 from paceline.convert.adopt import Adopted, adopt
@@ -16,16 +15,6 @@ from paceline.io.files import print_json
 from paceline.io.terminal import build_console
 
 MAX_VALUE_CHARS = 40
-
-
-def add_adopt_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="configurations, job scripts, scripts")
-    parser.add_argument(
-        "--command", dest="line", default="", metavar="'torchrun …'", help="the command that starts it; or after --"
-    )
-    parser.add_argument("--out", type=Path, default=Path("run.yaml"), metavar="RUN.yaml", help="where to (run.yaml)")
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
 def run_adopt(arguments: argparse.Namespace) -> int:

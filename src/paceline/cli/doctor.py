@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from paceline.diagnostics.doctor import examine
-from paceline.diagnostics.nodes import SSH, examine_nodes
+from paceline.diagnostics.nodes import examine_nodes
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Examination, Health
 from paceline.errors import UserError
 from paceline.io.files import print_json
@@ -18,14 +17,6 @@ from paceline.io.terminal import build_console
 from paceline.launch.environment import SINGLE_RANK, detect_rank
 
 STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
-
-
-def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]", help="check its data too")
-    parser.add_argument("--nodes", default="", metavar="HOST,HOST", help="start it on these hosts, one rank each")
-    parser.add_argument("--by", default=SSH, metavar="COMMAND", help=f"what starts a command on a host ({SSH})")
-    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
-    parser.add_argument("--json", action="store_true", help="print every finding as JSON instead of a table")
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:

@@ -40,11 +40,6 @@ MAX_LOG_BYTES = 1 << 20
 """Only the end of a longer log is shown."""
 
 
-def add_jobs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="of runs (runs, and the site's)")
-    parser.add_argument("--json", action="store_true", help="print every value as JSON")
-
-
 def run_jobs(arguments: argparse.Namespace) -> int:
     for folder in arguments.folders:
         if not folder.is_dir():
@@ -83,13 +78,6 @@ def _build_jobs_table(rows: list[JobRow]) -> Any:
             "" if row.cost_usd is None else f"{row.cost_usd:.2f} USD",
         )
     return table
-
-
-def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN_FOLDER|JOB")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("-f", "--follow", action="store_true", help="keep printing until the last job has ended")
-    how.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run_logs(arguments: argparse.Namespace) -> int:
@@ -156,11 +144,6 @@ def _read_new_text(job: str, file: Path, offsets: dict[str, int]) -> str:
     return text.decode(errors="replace")
 
 
-def add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER|JOB")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-
-
 def run_cancel(arguments: argparse.Namespace) -> int:
     commands.require_slurm()
     found = [find_active_jobs(given) for given in arguments.runs]  # cancel none if one cannot be found
@@ -179,24 +162,6 @@ RUN_LINES = """  {file}
   end it with  paceline cancel {run}"""
 MEASURE_LINES = """  {file}
   when it is done:  paceline report {run}/ranks-*"""
-
-
-def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="RUN.yaml|RUN_FOLDER [section.key=value ...]")
-    parser.add_argument("--site", metavar="NAME|FILE.yaml", help="what the cluster needs (~/.config/paceline/sites)")
-    parser.add_argument("--nodes", metavar="2|1-2", help="default: what the plan chooses")
-    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="a rank for each")
-    parser.add_argument("--ranks-per-node", type=int, metavar="N", help="on cores (1)")
-    parser.add_argument("--time", metavar="2h", help="of one job; default: 1.3 times the planned time")
-    parser.add_argument("--partition", metavar="NAME")
-    parser.add_argument("--account", metavar="NAME")
-    parser.add_argument("--memory", metavar="64G", help="of a node")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where runs go (runs, or that of the site file)")
-    parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
-    parser.add_argument("--anyway", action="store_true", help="submit what cannot work by the plan")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--measure", action="store_true", help="submit  paceline measure, a task for each of --ranks")
-    parser.add_argument("--ranks", default="2", metavar="2,4,8", help="with --measure: numbers to compare with 1 (2)")
 
 
 def run_submit(arguments: argparse.Namespace) -> int:

@@ -20,14 +20,6 @@ NEAR = 0.75
 """Similarity of a word to a section, above which it is a misspelling."""
 
 
-def add_keys_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("asked", nargs="*", metavar="SECTION|KEY|WORD", help="train, train.lr, or a word to look for")
-    parser.add_argument(
-        "--workload", default=registry.DEFAULT_WORKLOAD, metavar="NAME", help="whose model and data (classifier)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-
-
 def run_keys(arguments: argparse.Namespace) -> int:
     console = build_console()
     known = list_keys(arguments.workload)
@@ -79,11 +71,6 @@ def _render_key(key: Key) -> Any:
     head = Text.assemble((key.name, "bold"), default, (f" {key.unit}" if key.unit else "", "dim"))
     allowed = f" ({key.allowed})" if key.allowed else ""
     return Group(head, Padding(Text(f"{key.meaning}{allowed}"), (0, 0, 0, 4)))
-
-
-def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", nargs="?", choices=("bash", "zsh", "fish"), help="whose script to print")
-    parser.add_argument("--json", action="store_true", help="print verbs, options and keys as JSON instead")
 
 
 def run_completion(arguments: argparse.Namespace) -> int:

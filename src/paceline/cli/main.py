@@ -21,35 +21,35 @@ EXAMPLES = """examples:
 """
 RENAMED_OPTIONS = {"--again": "--resume-or-start"}
 ROWS = (
-    ("train", "cli.train", "train a run file, on one rank or many", ""),
-    ("explain", "cli.train", "print every value, its unit and where it came from", "RECIPE.yaml train.lr=3e-4"),
-    ("check", "cli.measure", "prove that the answer does not depend on the layout", "RECIPE.yaml --ranks 1,2,4"),
-    ("plan", "cli.plan", "predict what fits, what pays and what it costs", "RECIPE.yaml --cluster 4xV100@pcie"),
-    ("calibrate", "cli.plan", "measure this machine, so that plans for it use measured rates", ""),
-    ("measure", "cli.measure", "measure several layouts, and where the time goes", "RECIPE.yaml --ranks 1,2,4"),
-    ("report", "cli.report", "write a page and figures of runs and measurements", "runs/docstrings --out report"),
-    ("launch", "cli.train", "start your own command as several ranks here", "--ranks 4 -- python train.py"),
-    ("watch", "cli.report", "show a live view of a run in the terminal", ""),
-    ("predict", "cli.predict", "apply a trained model to new inputs", 'runs/docstrings "Returns the sum of an array"'),
-    ("export", "cli.predict", "write the weights of a run, or a standalone folder", "runs/docstrings --out model"),
-    ("runs", "cli.report", "list the runs of a folder, or compare them", "runs --compare"),
-    ("keys", "cli.keys", "list the keys of a run file: meaning, unit, default, limits", "train.lr"),
-    ("completion", "cli.keys", "print a completion script for bash, zsh or fish", ""),
-    ("adopt", "cli.adopt", "convert other tools' configurations and commands into a run file", "ds_config.json"),
-    ("submit", "cli.jobs", "submit a run file to Slurm, as the plan recommends", "RECIPE.yaml --nodes 2 --time 2h"),
-    ("jobs", "cli.jobs", "list the Slurm jobs of your runs: state, step, time left, cost", ""),
-    ("logs", "cli.jobs", "print the output of a run's jobs", ""),
-    ("cancel", "cli.jobs", "cancel the jobs of a run", ""),
-    ("doctor", "cli.doctor", "examine this machine, or all nodes of a job, for what makes runs fail or slow", ""),
-    ("sweep", "cli.sweep", "train a run file with several values of its keys", "RECIPE.yaml train.lr=1e-3,3e-3"),
+    ("train", "train", "train a run file, on one rank or many", ""),
+    ("explain", "train", "print every value, its unit and where it came from", "RECIPE.yaml train.lr=3e-4"),
+    ("check", "measure", "prove that the answer does not depend on the layout", "RECIPE.yaml --ranks 1,2,4"),
+    ("plan", "plan", "predict what fits, what pays and what it costs", "RECIPE.yaml --cluster 4xV100@pcie"),
+    ("calibrate", "plan", "measure this machine, so that plans for it use measured rates", ""),
+    ("measure", "measure", "measure several layouts, and where the time goes", "RECIPE.yaml --ranks 1,2,4"),
+    ("report", "report", "write a page and figures of runs and measurements", "runs/docstrings --out report"),
+    ("launch", "train", "start your own command as several ranks here", "--ranks 4 -- python train.py"),
+    ("watch", "report", "show a live view of a run in the terminal", ""),
+    ("predict", "predict", "apply a trained model to new inputs", 'runs/docstrings "Returns the sum of an array"'),
+    ("export", "predict", "write the weights of a run, or a standalone folder", "runs/docstrings --out model"),
+    ("runs", "report", "list the runs of a folder, or compare them", "runs --compare"),
+    ("keys", "keys", "list the keys of a run file: meaning, unit, default, limits", "train.lr"),
+    ("completion", "keys", "print a completion script for bash, zsh or fish", ""),
+    ("adopt", "adopt", "convert other tools' configurations and commands into a run file", "ds_config.json"),
+    ("submit", "jobs", "submit a run file to Slurm, as the plan recommends", "RECIPE.yaml --nodes 2 --time 2h"),
+    ("jobs", "jobs", "list the Slurm jobs of your runs: state, step, time left, cost", ""),
+    ("logs", "jobs", "print the output of a run's jobs", ""),
+    ("cancel", "jobs", "cancel the jobs of a run", ""),
+    ("doctor", "doctor", "examine this machine, or all nodes of a job, for what makes runs fail or slow", ""),
+    ("sweep", "sweep", "train a run file with several values of its keys", "RECIPE.yaml train.lr=1e-3,3e-3"),
 )
-"""(verb, module, help, example): the module has `add_VERB_arguments` and `run_VERB`."""
+"""(verb, module of cli/, help, example): the module has `run_VERB`, and `arguments` has `add_VERB_arguments`."""
 RECIPE = "recipes/classifier_docstrings"
 VERBS = {
     verb: Verb(
         help,
-        f"paceline.{module}:add_{verb}_arguments",
-        f"paceline.{module}:run_{verb}",
+        f"paceline.cli.arguments:add_{verb}_arguments",
+        f"paceline.cli.{module}:run_{verb}",
         f"paceline {verb} {example.replace('RECIPE', RECIPE)}" if example else "",
     )
     for verb, module, help, example in ROWS
@@ -103,6 +103,8 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         one = choices.add_parser(name, help=verb.help)
         if name in words:
             import_object(verb.add_arguments)(one)
+            if "--json" not in one._option_string_actions:
+                one.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
 
 

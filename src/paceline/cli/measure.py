@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from paceline.cli.arguments import add_json_argument, add_run_file_arguments, load_spec
+from paceline.cli.arguments import load_spec
 from paceline.config import RunSpec
 from paceline.io.arguments import check_price, make_output_folder, option_error, parse_numbers
 from paceline.io.files import print_json, write_json
@@ -26,21 +25,6 @@ from paceline.measurement.tables import build_links_table, build_measurement_tab
 from paceline.trials.check import Parity, build_parity_table, check
 
 MOST_RANKS = 1024
-
-
-def add_measure_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_file_arguments(parser)
-    parser.add_argument("--ranks", default="", metavar="1,2,4", help="numbers of ranks (1,2)")
-    parser.add_argument("--layouts", default="", metavar="ddp:2,fsdp:2", help="layouts, beside or instead of --ranks")
-    parser.add_argument("--weak", action="store_true", help="let the batch grow with the ranks")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each row, interleaved (3)")
-    parser.add_argument("--steps", type=int, default=30, metavar="N", help="steps of each run (30)")
-    parser.add_argument("--price", type=float, metavar="USD", help="per device and hour")
-    parser.add_argument("--retry", action="store_true", help="run rows again that failed before")
-    parser.add_argument("--links", action="store_true", help="measure the links between ranks instead of a run")
-    parser.add_argument("--steps-by", default="", metavar="ADAM", help="optimizer whose step() ends a training step")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-measure)")
-    add_json_argument(parser)
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
@@ -205,16 +189,6 @@ def _render_plan(found: Measurement, table: Table) -> Iterator[Any]:
     if off:
         source = f" --from {found.folder}" if calibrated else ""
         yield f"  to plan by this machine:  paceline calibrate{source}"
-
-
-def add_check_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_file_arguments(parser)
-    parser.add_argument("--ranks", default="1,2", metavar="1,2,4", help="numbers of ranks; the first is the reference")
-    parser.add_argument("--layouts", default="", metavar="single,fsdp:2,tensor:2", help="layouts, instead of --ranks")
-    parser.add_argument("--accumulate", default="1", metavar="1,4", help="passes per step")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps to train (20)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the runs there")
-    add_json_argument(parser)
 
 
 def run_check(arguments: argparse.Namespace) -> int:

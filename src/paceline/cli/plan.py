@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.arguments import add_json_argument, load_spec
+from paceline.cli.arguments import load_spec
 from paceline.config import registry
 from paceline.errors import UserError
 from paceline.io.arguments import make_output_folder, parse_hours, parse_numbers
@@ -17,33 +17,6 @@ from paceline.io.terminal import build_console, print_file, print_text, warn
 if TYPE_CHECKING:
     from paceline.config import RunSpec
     from paceline.planner.plan import Plan
-
-
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="RUN.yaml [section.key=value ...]")
-    parser.add_argument("--cluster", metavar="2x8xH100|FILE.yaml", help="devices and links; without it the run file's")
-    parser.add_argument("--devices", default="", metavar="1,2,4", help="numbers of devices to try")
-    parser.add_argument("--deadline", metavar="24h", help="recommend the cheapest row that meets it")
-    parser.add_argument("--budget", type=float, metavar="USD", help="skip rows that cost more")
-    parser.add_argument("--min-efficiency", type=float, metavar="0.5", help="skip rows below this efficiency")
-    parser.add_argument("--price", type=float, metavar="USD", help="per device and hour, instead of the catalogue's")
-    parser.add_argument("--spot-price", type=float, metavar="USD", help="the same for preemptible devices")
-    parser.add_argument("--spot", action="store_true", help="count with the spot price: cost, budget and the page")
-    parser.add_argument("--samples", type=int, metavar="N", help="training samples, if the data are not here")
-    parser.add_argument("--tokens", type=float, metavar="N", help="mean length of a text, if they are not")
-    parser.add_argument(
-        "--what-if",
-        metavar="WORDS",
-        help="price what training does not support: pure-bf16, 8bit-states, context=N, separated by commas",
-    )
-    parser.add_argument("--calibration", type=Path, metavar="FILE.json", help="measured by  paceline calibrate")
-    parser.add_argument("--page", type=Path, metavar="plan.html", help="write a page with sliders that opens offline")
-    parser.add_argument("--json", action="store_true", help="print every term as JSON instead of tables")
-    kinds = ("torchrun", "slurm", "kubernetes", "skypilot", "accelerate", "deepspeed")
-    parser.add_argument("--emit", choices=kinds, help="launch files")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and the launch files there")
-    for option, (_, what) in registry.list_plan_options().items():
-        parser.add_argument(option, dest=what.key, metavar=what.metavar, help=what.help)
 
 
 def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
@@ -166,16 +139,6 @@ def _is_calibration(path: Path) -> bool:
         return "measured" in read_json(path)
     except UserError:
         return False
-
-
-def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", default="1,2,4", metavar="1,2,4", help="numbers of ranks to measure with")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="per rank; 0 shares the cores (0)")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="file (~/.cache/paceline/calibration.json)")
-    parser.add_argument(
-        "--from", dest="measured", type=Path, metavar="FOLDER", help="correct it by a result of  paceline measure"
-    )
-    add_json_argument(parser)
 
 
 def run_calibrate(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.arguments import add_checkpoint_arguments, add_json_argument
 from paceline.data.tables import format_label
 from paceline.inference.trained_model import PredictInputs, Predictions, TrainedModel, check_predicts, read_inputs
 from paceline.inference.trained_model import open as open_run
@@ -23,20 +22,6 @@ from paceline.trainer.evaluation import write_picture
 
 SHOWN_ROWS = 20
 MAX_INPUT_CHARS = 56
-
-
-def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("inputs", nargs="+", metavar="TEXT|FILE.csv|.jsonl|.parquet|.txt|IMAGE")
-    parser.add_argument("--column", default="", metavar="NAME", help="of the file: the column of inputs (data.text)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE.csv|.jsonl|FOLDER",
-        help="write all columns and probabilities there, or pictures into a folder",
-    )
-    add_checkpoint_arguments(parser)
-    add_json_argument(parser)
 
 
 def run_predict(arguments: argparse.Namespace) -> int:
@@ -140,14 +125,6 @@ def _print_predictions(inputs: PredictInputs, found: Predictions, console: Any) 
 
 def _truncate(text: str) -> str:
     return text if len(text) <= MAX_INPUT_CHARS else f"{text[: MAX_INPUT_CHARS - 1]}…"
-
-
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors|FOLDER")
-    parser.add_argument("--onnx", action="store_true", help="write a model.onnx into the folder too")
-    add_checkpoint_arguments(parser)
-    add_json_argument(parser)
 
 
 def run_export(arguments: argparse.Namespace) -> int:

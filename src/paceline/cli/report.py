@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.arguments import add_json_argument
 from paceline.errors import UserError
 from paceline.io.arguments import check_price
 from paceline.io.files import print_json
@@ -19,14 +18,6 @@ from paceline.reports.run_view import Experiments, compare_experiments, describe
 from paceline.reports.tables import build_experiments_table
 from paceline.runlog.run_dir import RunDir, find_runs
 from paceline.runlog.summary import Summary, read_summary
-
-
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("inputs", nargs="+", type=Path, metavar="RUN_FOLDER|MEASURE_FOLDER|TIMES.csv")
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to (report)")
-    parser.add_argument("--title", default="", metavar="TEXT", help="of the page")
-    parser.add_argument("--price", type=float, metavar="USD", help="per device and hour")
-    add_json_argument(parser)
 
 
 def run_report(arguments: argparse.Namespace) -> int:
@@ -46,23 +37,11 @@ def run_report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN_FOLDER|JOB")
-    parser.add_argument("--once", action="store_true", help="print the present state and exit")
-    add_json_argument(parser)
-
-
 def run_watch(arguments: argparse.Namespace) -> int:
     from paceline.reports.watch import watch
     from paceline.slurm.jobs import find_run
 
     return watch(find_run(arguments.run).path, once=arguments.once, as_json=arguments.json)
-
-
-def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER|RUN_FOLDER", help="(runs)")
-    parser.add_argument("--compare", action="store_true", help="side by side, the best score first, with what differs")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,6 @@ from paceline.trials.sweep_result import Sweep, format_values
 SHOWN = 30
 
 
-def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="RUN.yaml section.key=VALUE,VALUE|LOW..HIGH[:log] ...")
-    parser.add_argument("--random", action="store_true", help="draw trials instead of all combinations")
-    parser.add_argument("--optuna", action="store_true", help="draw them where Optuna expects most")
-    parser.add_argument("--trials", type=int, metavar="N", help="how many to draw (20)")
-    parser.add_argument("--halving", action="store_true", help="train all for a while, and go on with the best third")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials that are trained at once (1)")
-    parser.add_argument("--score", default="", metavar="[-]METRIC", help="that ranks trials; - says lower is better")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
-    parser.add_argument("--retry", action="store_true", help="try trials again that failed before")
-    parser.add_argument("--trial", type=int, metavar="K", help="train this trial alone, from 1 on: for a job array")
-    parser.add_argument("--show", action="store_true", help="show what is there, and train nothing")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-sweep)")
-    parser.add_argument("--json", action="store_true", help="print sweep.json instead of a table")
-
-
 def run_sweep(arguments: argparse.Namespace) -> int:
     words = arguments.words
     if not words or "=" in words[0]:

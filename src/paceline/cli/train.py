@@ -6,21 +6,10 @@ import argparse
 import logging
 from pathlib import Path
 
-from paceline.cli.arguments import add_json_argument, add_run_file_arguments, load_spec
+from paceline.cli.arguments import load_spec
 from paceline.config.registry import USER_CODE_LOGGER
 from paceline.errors import UserError
 from paceline.io.terminal import build_console, warn
-
-
-def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_file_arguments(parser)
-    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs go (runs)")
-    parser.add_argument("--resume", type=Path, metavar="RUN_FOLDER", help="resume from its newest whole checkpoint")
-    parser.add_argument("--resume-or-start", action="store_true", help="start, resume, or exit 0 if finished")
-    parser.add_argument("--from", dest="start", type=Path, metavar="RUN_FOLDER", help="start with its weights")
-    parser.add_argument("--changed-code", action="store_true", help="resume although your own code has changed")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    add_json_argument(parser)
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -52,12 +41,6 @@ def run_train(arguments: argparse.Namespace) -> int:
     return 0 if result.status in ("finished", "stopped") else 1
 
 
-def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_file_arguments(parser)
-    parser.add_argument("--data", action="store_true", help="read the data too: steps, warm-up, evaluation")
-    add_json_argument(parser)
-
-
 def run_explain(arguments: argparse.Namespace) -> int:
     from paceline.io.files import print_json
     from paceline.runlog.run_dir import find_recorded_spec
@@ -84,13 +67,6 @@ def run_explain(arguments: argparse.Namespace) -> int:
     console.print(explain.build_value_table(spec))
     console.print("", *derived, sep="\n")
     return 0
-
-
-def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", "-np", "-n", type=int, metavar="N", help="processes to start on this machine (1)")
-    parser.add_argument("--restarts", type=int, default=0, metavar="N", help="of all ranks, after one failed (0)")
-    parser.add_argument("before", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
-    add_json_argument(parser)
 
 
 def run_launch(arguments: argparse.Namespace) -> int:
