@@ -93,7 +93,7 @@ def _warn_when_stopped() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        warn("paceline: stopped, as asked; what is done is kept, and the same command goes on")
+        warn("paceline: stopped; finished runs are kept, and the same command resumes")
         raise
 
 
@@ -157,7 +157,7 @@ def render_measurement(found: Measurement) -> Iterator[Any]:
     if has_passes(measured):
         batch = "each step a pass over all samples"
     elif not all(row.batch.global_batch for row in measured):
-        batch = "if each rank has a batch of its own"
+        batch = "if each rank has its own batch"
     repeats = max((row.repeats for row in measured), default=0)
     scaling = f"{found.kind} scaling, {batch}" if len(measured) > 1 else "one row"
     yield f"{found.name}: {scaling}; {found.steps} steps, {repeats} repeat{'s' * (repeats != 1)}, medians"

@@ -93,5 +93,5 @@ def print_sweep(found: Sweep, words: Sequence[str], console: Any) -> None:
         console.print(f"its run: {found.folder / found.best.run}", soft_wrap=True)
         same = [word for word in words if word.partition("=")[0] not in found.keys]
         command = shlex.join(["paceline", "train", *same, *format_values(found.best, found.keys).split()])
-        console.print(f"by itself: {command}", soft_wrap=True)
+        console.print(f"to train it alone: {command}", soft_wrap=True)
     console.print(f"written: {found.folder / PAGE}, sweep.json, sweep.csv", soft_wrap=True)

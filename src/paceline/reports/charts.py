@@ -214,7 +214,7 @@ class Curve(NamedTuple):
 
 CURVES = (
     Curve(
-        *("rate", "rate", "Speed as it went on", "samples/s"),
+        *("rate", "rate", "Speed over time", "samples/s"),
         "Samples per second: medians over stretches of steps, without those that compiled.",
         from_zero=True,
     ),

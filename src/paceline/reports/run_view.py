@@ -177,9 +177,9 @@ class Comparison:
         same = f"All {self.runs} runs trained the same thing"
         if not self.largest:
             return f"{same}: the losses are equal to the last digit over {self.steps} steps."
-        told = f"the losses differ by {self.largest:.1e} at most (relative, {self.run} at step {self.step})"
+        difference = f"the losses differ by {self.largest:.1e} at most (relative, {self.run} at step {self.step})"
         head = same if self.largest <= self.tolerance else "The runs did not train the same thing"
-        return f"{head}: {told}, over {self.steps} steps."
+        return f"{head}: {difference}, over {self.steps} steps."
 
 
 def compare_runs(runs: Sequence[RunView]) -> Comparison | None:
@@ -235,13 +235,13 @@ class Score:
 def find_score(run: RunView) -> Score | None:
     if run.summary is None:
         return None
-    told = run.summary.evaluation
-    metrics: dict[str, Any] = dict(told.best or told.metrics)
-    wanted = told.score or next((name for name in USUAL_SCORES if name.removeprefix("-") in metrics), "")
+    evaluation = run.summary.evaluation
+    metrics: dict[str, Any] = dict(evaluation.best or evaluation.metrics)
+    wanted = evaluation.score or next((name for name in USUAL_SCORES if name.removeprefix("-") in metrics), "")
     value = metrics.get(wanted.removeprefix("-"))
     if not wanted or not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    step = metrics.get("step") if told.best else run.summary.trained.steps
+    step = metrics.get("step") if evaluation.best else run.summary.trained.steps
     return Score(wanted.removeprefix("-"), float(value), step, wanted.startswith("-"))
 
 

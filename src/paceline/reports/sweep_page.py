@@ -80,7 +80,7 @@ def describe_sweep(sweep: Sweep) -> str:
         return f"None of {len(sweep.trials)} trials has a score yet."
     by = "lowest" if sweep.score.startswith("-") else "highest"
     whole = sum(row.length == best.length for row in sweep.trials) if _has_lengths(sweep) else done
-    trials = f"{whole} trial{'s' * (whole > 1)}" + (f" of {done} that went on" if whole < done else "")
+    trials = f"{whole} trial{'s' * (whole > 1)}" + (f" of {done} that continued" if whole < done else "")
     what = f"{by} {sweep.metric} of {trials}: {number(best.score, 5)}"
     return f"{what} with {format_values(best, sweep.keys)} (trial {best.number})"
 

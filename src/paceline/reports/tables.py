@@ -75,16 +75,16 @@ def build_experiments_table(found: Experiments) -> Table:
         mark=True,
     )
     for place, (run, score, values) in enumerate(zip(found.runs, found.scores, found.values, strict=True)):
-        told = run.summary
+        summary = run.summary
         table.add_row(
             run.name,
             run.status,
             *values[:MAX_KEYS],
             number(score.value) if score else UNKNOWN,
             f"{score.step:,}" if score and score.step is not None else UNKNOWN,
-            number(told.loss_last if told else run.points[-1].loss),
-            number(told.samples_per_s, 3) if told and told.samples_per_s else UNKNOWN,
-            duration(told.seconds) if told else UNKNOWN,
+            number(summary.loss_last if summary else run.points[-1].loss),
+            number(summary.samples_per_s, 3) if summary and summary.samples_per_s else UNKNOWN,
+            duration(summary.seconds) if summary else UNKNOWN,
             chosen=place == found.best,
         )
     return table

@@ -1,7 +1,6 @@
 """The verb `watch`: a live view of a run in the terminal, from its files alone, so it works from anywhere and over ssh.
 
-It follows the events of every rank by reading what was added since it last looked. It goes on while a run is killed and
-resumed, and shows the end when it is there. Ctrl-C leaves; the run does not notice.
+It reads the events that every rank adds, also while a run is killed and resumed. Ctrl-C leaves the view, not the run.
 """
 
 from __future__ import annotations
@@ -204,8 +203,8 @@ def render_view(view: LiveView) -> Any:
     losses = [s["loss"] for s in main.steps if "loss" in s]
     body.add_row("loss", f"{number(losses[-1] if losses else None)}  {draw_sparkline(losses, 60)}")
     rate, tokens = (main.mean(name) / step_s if step_s else 0.0 for name in ("batch", "tokens"))
-    told = f"{number(rate, 3)} samples/s" + (f", {number(tokens, 3)} tokens/s" if tokens else "")
-    body.add_row("rate", f"{told}, {duration(step_s)} per step")
+    speed = f"{number(rate, 3)} samples/s" + (f", {number(tokens, 3)} tokens/s" if tokens else "")
+    body.add_row("rate", f"{speed}, {duration(step_s)} per step")
     body.add_row("step", _draw_bar(main, step_s))
     if main.evaluation:
         metrics = format_metrics(extract_metrics(main.evaluation))

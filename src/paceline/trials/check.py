@@ -166,7 +166,7 @@ def _find_causes(spec: RunSpec) -> tuple[str, ...]:
 
     try:
         found = tuple(map(str, find_layout_causes(spec)))
-    except Exception as error:  # of the user's code, which may not run here: what was compared is said all the same
+    except Exception as error:  # of the user's code, which may not run here
         return (f"none was found: trying out the model in one process failed ({describe_error(error)})",)
     if found:
         return found
@@ -197,7 +197,7 @@ def _check_launched_ranks(variants: Sequence[Variant], place: RankInfo) -> None:
         if variant.spec.parallel.ranks not in (1, place.world):
             raise UserError(
                 f"check on {variant.name}: {place.launcher} started {place.world} ranks, and only layouts of 1 or "
-                f"{place.world} can be compared then; use  --ranks 1,{place.world}  or start check by itself"
+                f"{place.world} can be compared then; use  --ranks 1,{place.world}  or run check without it"
             )
 
 

@@ -64,7 +64,7 @@ class LayoutCause(Enum):
         'F.cross_entropy(model(x), labels, reduction="sum"), len(labels)'
     )
     COUNT = "the count does not grow with the samples: {names}; loss must return how many losses are in its sum"
-    SHARED = "{names} gives a sample another value when others share its pass; compute it for each sample by itself"
+    SHARED = "{names} gives a sample another value when others share its pass; compute it for each sample alone"
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,8 @@ class SplitExperiment:
             mean = sum(w * part.total for w, part in zip(weights, parts, strict=True)) / max(sum(weights), 1)
             if _is_close(mean, whole.total):
                 of_parts = " and ".join(f"{part.total:.4g} for {part.samples} of them" for part in parts)
-                told = f"the loss was {whole.total:.4g} for {whole.samples} samples, and {of_parts}"
-                return [FoundCause(LayoutCause.MEAN, (told,))]
+                losses = f"the loss was {whole.total:.4g} for {whole.samples} samples, and {of_parts}"
+                return [FoundCause(LayoutCause.MEAN, (losses,))]
         if _is_close(sum(part.total for part in parts), whole.total):
             counts = " and ".join(f"{p.count:g} for {p.samples}" for p in (whole, *parts))
             return [FoundCause(LayoutCause.COUNT, (counts,))]

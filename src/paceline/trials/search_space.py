@@ -162,7 +162,7 @@ def check_optuna() -> None:
 def suggest_values(space: Space, before: Sequence[tuple[Values, float | None]], seed: int) -> Values:
     """The values of the next trial, by Optuna's usual sampler; `before` has those so far and their goodness.
 
-    The same trials before, and the same seed, give the same values: a sweep that was stopped goes on as it would have.
+    The same trials before, and the same seed, give the same values: a stopped sweep continues as it would have.
     """
     import optuna
 

@@ -105,7 +105,7 @@ def build_sweep_plan(
         trials = len(enumerate_grid(space))
     entry = find_entry(spec.workload)
     if halving and not (entry.batched or entry.extends):
-        raise UserError(f"--halving: a run of {spec.workload} cannot go on for longer; leave --halving out")
+        raise UserError(f"--halving: a run of {spec.workload} cannot be extended; leave --halving out")
     if halving and (swept := [key for key in LENGTHS if key in space]):
         raise UserError(f"--halving sets the length of each trial, and so {swept[0]} cannot vary; leave one out")
     folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-sweep"

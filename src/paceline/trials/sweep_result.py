@@ -78,9 +78,9 @@ class Sweep:
 
     def to_json(self) -> dict[str, Any]:
         best = self.best
-        told = {"format": FORMAT, "score": self.score, "keys": self.keys, "asked": self.asked}
+        facts = {"format": FORMAT, "score": self.score, "keys": self.keys, "asked": self.asked}
         trials = [{"run": row.run, **asdict(row)} for row in self.trials]
-        return {**told, "best": best.number if best is not None else None, "trials": trials}
+        return {**facts, "best": best.number if best is not None else None, "trials": trials}
 
     def write(self) -> None:
         write_json(self.folder / FILE, self.to_json())
@@ -92,9 +92,9 @@ class Sweep:
         )
         for row in self.rows:
             values = [row.values.get(key) for key in self.keys]
-            told = [row.score, round(row.seconds, 3), row.length, row.status, row.why]
+            outcome = [row.score, round(row.seconds, 3), row.length, row.status, row.why]
             table.writerow(
-                [row.number, *map(escape_cell, (*values, *told)), *(row.metrics.get(name) for name in metrics)]
+                [row.number, *map(escape_cell, (*values, *outcome)), *(row.metrics.get(name) for name in metrics)]
             )
         write_atomic(self.folder / TABLE, text.getvalue())
 
@@ -113,12 +113,12 @@ def read_sweep(folder: Path) -> Sweep:
         raise UserError(f"{folder / FILE} is damaged ({error}); sweep into another folder with  --out FOLDER") from None
 
 
-def _parse_row(number: int, told: dict[str, Any], keys: Sequence[str]) -> TrialRow:
+def _parse_row(number: int, facts: dict[str, Any], keys: Sequence[str]) -> TrialRow:
     """A score that is not finite is null in the file."""
-    told["history"] = [(at, math.nan if score is None else score) for at, score in told["history"]]
-    row = TrialRow(**validate_fields(TrialRow, {name: value for name, value in told.items() if name != "run"}))
+    facts["history"] = [(at, math.nan if score is None else score) for at, score in facts["history"]]
+    row = TrialRow(**validate_fields(TrialRow, {name: value for name, value in facts.items() if name != "run"}))
     if row.number != number or row.status not in STATUSES or not set(keys) <= set(row.values):
-        raise ValueError(f"trial {number} is none")
+        raise ValueError(f"trial {number} is invalid")
     return row
 
 

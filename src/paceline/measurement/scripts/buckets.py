@@ -2,7 +2,7 @@
 
 Its reducer sums them in the script's process group. A group around that one takes its place, notes the moments and
 hands everything on. A communication hook would tell as much and cost more: with any hook set, the reducer no longer
-divides gradients while it copies them. Where the script has a hook of its own, a function around it notes.
+divides gradients while it copies them. If the script has its own hook, it is wrapped.
 """
 
 from __future__ import annotations

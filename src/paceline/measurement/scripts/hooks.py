@@ -77,7 +77,7 @@ def _hook_dataloader(notes: StepRecorder) -> None:
 
 
 def count_batch_samples(batch: Any, batch_size: int | None = None) -> int:
-    """Return the length of the first tensor or array of a batch; 0 if there is none.
+    """Return the length of the first tensor or array of a batch; 0 without one.
 
     A list with a thing for each sample is as long as the loader's `batch_size`.
     """

@@ -1,4 +1,4 @@
-"""An ensemble that is there: its members, named by relative path and hash, and the numbers that make them one."""
+"""A fitted ensemble: its members, by relative path and hash, and the numbers that combine them."""
 
 from __future__ import annotations
 
