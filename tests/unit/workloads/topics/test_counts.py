@@ -255,12 +255,6 @@ def test_what_is_not_a_count(value, tmp_path):
             compute_totals(read_counts(on_disk(tmp_path, matrix), fractional=True))
 
 
-def test_negative_whole_numbers():
-    for dtype in (np.int8, np.int32, np.int64):
-        with pytest.raises(UserError, match="document 1, term 0 "):
-            read_counts(np.array([[1, 70], [-3, 2]], dtype))
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -515,15 +509,3 @@ def test_text_like_documents():
     assert np.corrcoef(sums, expected)[0, 1] > 0.99
     assert sums[:90].sum() > 0.5 * sums.sum()
     assert (whole(zipf_documents(600, 900, 5, avg_doc_length=80, seed=1)[0]) == whole(counts)).all()
-
-
-@pytest.mark.skipif(not NIPS.exists(), reason="the NIPS counts are not on this machine")
-def test_real_counts():
-    counts = read_counts(NIPS)
-    stored = scipy.sparse.load_npz(NIPS)
-    assert (counts.documents, counts.terms) == (2483, 14036)
-    assert len(counts.vocabulary) == 14036
-    assert len(counts.names) == 2483
-    assert counts.block(0, 100).values.data.dtype == np.uint8
-    assert counts.weights().sum() == stored.nnz
-    assert compute_totals(counts).per_term.sum() == stored.sum()

@@ -269,9 +269,3 @@ def test_texts_are_shown_as_they_begin_and_are_harmless():
     assert told["texts"][1].endswith(" …")
     assert max(map(len, told["texts"])) < 250
     assert "<b id" not in render_explorer(made, texts=[EVIL[3] + EVIL[0]] * len(made.L))
-
-
-def test_why_a_fit_ended_stands_on_its_page():
-    _, made = small_fit()
-    made.passes, made.stopped_because = 1000, "not converged: 1,000 passes were done"
-    assert "1,000 passes (not converged: 1,000 passes were done)" in render_explorer(made)

@@ -191,15 +191,10 @@ def test_texts(tmp_path, capsys):
     model = pt.TopicFit.load(tmp_path / "fit" / "model.safetensors")
     assert {frozenset(terms[:4]) for terms in model.top_terms(4)} == {frozenset(w.split()) for w in words}
     assert model.settings["text"]["min_df"] == 2
-    code, _, error = run(
-        capsys, tmp_path / "texts.csv", "-k", 3, "--out", tmp_path / "few", "--text", "body", "--min-df", 21
-    )
-    assert code == 2
-    assert "lower min_df" in error
-    code, _, error = run(
-        capsys, tmp_path / "texts.csv", "-k", 3, "--out", tmp_path / "few", "--text", "body", "--min-df", 0.4
-    )
-    assert code == 2
+    for limit in (21, 0.4):
+        few = ("-k", 3, "--out", tmp_path / "few", "--text", "body", "--min-df", limit)
+        code, _, error = run(capsys, tmp_path / "texts.csv", *few)
+        assert (code, "lower min_df" in error) == (2, True)
     mixture = model.transform(["the cat has fur"])
     assert mixture.max() > 0.8
 
@@ -256,14 +251,9 @@ def test_other_layouts_are_refused(tmp_path):
     from paceline.config import build_spec
 
     np.save(tmp_path / "x.npy", np.ones((10, 10), np.uint8))
+    values = {"workload": "topics", "model": {"k": 2}, "data": {"path": str(tmp_path / "x.npy")}}
     for parallel in ({"ranks": 2, "strategy": "fsdp"}, {"ranks": 2, "tensor": 2}, {"reduce": "bf16", "ranks": 2}):
-        values = {
-            "workload": "topics",
-            "model": {"k": 2},
-            "data": {"path": str(tmp_path / "x.npy")},
-            "parallel": parallel,
-        }
         with pytest.raises(UserError, match="parallel"):
-            train(build_spec(values), tmp_path / "runs", show=False)
+            train(build_spec({**values, "parallel": parallel}), tmp_path / "runs", show=False)
     with pytest.raises(UserError, match=r"data\.path"):
         train(build_spec({"workload": "topics"}), tmp_path / "runs", show=False)

@@ -13,7 +13,6 @@ from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import apply_plan, plan
-from paceline.planner.show import render_plan
 from paceline.planner.target import resolve_target
 from paceline.workloads.topics.pricing import (
     CountsShape,
@@ -142,21 +141,6 @@ def test_four_devices_and_their_price():
     assert one.cost_usd == pytest.approx(2 * one.hours)
     assert json.dumps(found.as_json())
     assert "4 devices will run at" in found.advice[0]
-
-
-def test_the_plan_is_read_in_words_of_a_topic_model(counts_file):
-    from rich.console import Console
-
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for part in render_plan(plan(topics(counts_file, k=5), "4xH100")):
-        console.print(part)
-    text = console.export_text()
-    assert "300 documents × 200 terms" in text
-    assert "in memory" in text
-    assert "one read of the counts" in text
-    assert "Stay on one device" in text
-    assert not any(word in text for word in ("optimiser", "activations", "batch", "usual tree", "ddp"))
-    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_auto_takes_the_number_of_devices_of_the_plan(counts_file):
