@@ -302,7 +302,8 @@ def _find_mismatch(task: Task, label: str, facts: TableFacts) -> str:
     if task is Task.RANKING:
         if not facts.queries:
             return "it ranks rows within queries; name their column as  data.query=COLUMN"
-        if facts.classes or not facts.values or not _are_relevances(facts):
+        inside = all(0 <= value <= MAX_RELEVANCE for value in facts.values)
+        if facts.classes or not facts.values or not _are_whole(facts) or not inside:
             held = words if facts.classes else f"numbers such as {_show_values(facts)}"
             return f"{label!r} holds {held}; relevance is a whole number from 0 to {MAX_RELEVANCE}"
         return ""
@@ -321,10 +322,6 @@ def _find_mismatch(task: Task, label: str, facts: TableFacts) -> str:
     if task is Task.COUNT and facts.totals["least"] < 0:
         return f"{label!r} has a value of {facts.totals['least']:g}; counts are 0 or more"
     return ""
-
-
-def _are_relevances(facts: TableFacts) -> bool:
-    return _are_whole(facts) and all(0 <= value <= MAX_RELEVANCE for value in facts.values)
 
 
 def _are_whole(facts: TableFacts) -> bool:

@@ -40,7 +40,7 @@ def check_matrix(shape: Sequence[int], source: str, dtype: np.dtype | None = Non
 
 
 def find_integer_type(largest: float) -> np.dtype | None:
-    """Return the smallest type for whole numbers up to `largest`; None if there is none."""
+    """Return the smallest type for whole numbers up to `largest`; None if none holds them."""
     return next((dtype for dtype, limit in LARGEST.items() if largest <= limit), None)
 
 

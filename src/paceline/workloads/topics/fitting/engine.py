@@ -80,15 +80,11 @@ class AcceleratedEM:
             return FitEnd.MOST_PASSES
         if len(self.losses) <= self.window or self.residual > self.options.residual:
             return None
-        return FitEnd.CONVERGED if self._gains_nothing or self._is_steady else None
+        return FitEnd.CONVERGED if self._gains_nothing or self.drift <= self.options.steady else None
 
     @property
     def _gains_nothing(self) -> bool:
         return self.gain(self.window) <= self.options.tolerance
-
-    @property
-    def _is_steady(self) -> bool:
-        return self.drift <= self.options.steady
 
     def end_words(self) -> str:
         if self.end is FitEnd.MOST_PASSES:
@@ -145,7 +141,9 @@ class AcceleratedEM:
             self.momentum = 1.0
         found, accepted = self._settle(total + self.all_documents if checked else None, leap, beyond)
         if self.passes % FAR_APART == 0:
-            self._measure_drift()
+            if self.passes > FAR_APART:  # the first topics were only a start
+                self.drifted = float((self.Ft_before - self.Ft_earlier).abs().sum() / (2 * self.Ft_before.shape[1]))
+            self.Ft_earlier = self.Ft_before
         return PassResult(
             found,
             self.residual,
@@ -202,11 +200,6 @@ class AcceleratedEM:
         elif loss is not None:
             self.L_safe, self.Ft_safe = self.L_before.clone(), image
         return self.losses[-1], True
-
-    def _measure_drift(self) -> None:
-        if self.passes > FAR_APART:  # the first topics were only a start
-            self.drifted = float((self.Ft_before - self.Ft_earlier).abs().sum() / (2 * self.Ft_before.shape[1]))
-        self.Ft_earlier = self.Ft_before
 
     def _restore_safe(self) -> None:
         self.L.copy_(self.L_safe)

@@ -71,7 +71,10 @@ def find_topics_by_least_squares(
     n, m = len(per_document), len(per_term)
     Y = WeightedCounts(X, per_document, per_term)
     random = torch.Generator(device=per_term.device).manual_seed(seed)
-    Q = find_basis(Y, min(k + EXTRA, n, m), random)
+    Q = Y.multiply(torch.randn(m, min(k + EXTRA, n, m), device=random.device, generator=random))
+    for _ in range(POWERS):
+        Q = Y.multiply(make_orthonormal(Y.multiply_t(make_orthonormal(Q))))
+    Q = make_orthonormal(Q)  # a basis of most of the column space of Y
     B = Y.multiply_t(Q)  # Y is about Q B^T
     W = torch.rand(k, n, device=Q.device, generator=random) * Y.weight  # documents: L^T, each times its weight
     G = (B @ pick_extreme_rows(Q, B, Y.weight, Y.length, k)).clamp_min(0).T + 1e-3 * B.abs().mean()
@@ -87,14 +90,6 @@ def find_topics_by_least_squares(
         on_all += turns.on_sample
     run_hals(documents, terms, k, on_all)
     return Y.topics(terms[-k:, :m])
-
-
-def find_basis(Y: WeightedCounts, rank: int, random: torch.Generator) -> Tensor:
-    """Return an orthonormal basis (n, rank) of most of the column space of Y, by products with random columns."""
-    Q = Y.multiply(torch.randn(len(Y.share), rank, device=random.device, generator=random))
-    for _ in range(POWERS):
-        Q = Y.multiply(make_orthonormal(Y.multiply_t(make_orthonormal(Q))))
-    return make_orthonormal(Q)
 
 
 def make_orthonormal(A: Tensor) -> Tensor:

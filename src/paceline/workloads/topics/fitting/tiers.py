@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from paceline.workloads.topics.counts.arrays import PIECE, DeviceCounts
@@ -58,7 +59,9 @@ class TieredDocuments:
         source = iterate_blocks(counts, self.start, self.stop, self.block_bytes)
         there, beside = room.device_bytes, room.host_bytes
         rest = self._fill_device(source, get_free_device_bytes(self.device) if there is None else there)
-        self.on_disk = self._fill_host(rest, get_free_host_bytes() if beside is None else beside)
+        self.on_disk = self._fill_host(
+            rest, int(HOST_SHARE * psutil.virtual_memory().available) if beside is None else beside
+        )
 
     def _fill_device(self, source: Iterator[DocumentBlock], budget: int) -> Iterator[DocumentBlock]:
         head = next(source, None)
@@ -111,7 +114,9 @@ class TieredDocuments:
             budget -= block_bytes(block)
             if budget < 0:
                 return block.start
-            self.pinned.append(pin_block(block))
+            fixed = [torch.from_numpy(np.ascontiguousarray(part)).pin_memory().numpy() for part in block.parts]
+            values = Csr(*fixed) if isinstance(block.values, Csr) else fixed[0]
+            self.pinned.append(DocumentBlock(block.start, values))
         return self.stop
 
     def steps(self) -> Iterator[passes.RangePass]:
@@ -159,23 +164,12 @@ def block_bytes(block: DocumentBlock) -> int:
     return sum(part.nbytes for part in block.parts)
 
 
-def pin_block(block: DocumentBlock) -> DocumentBlock:
-    fixed = [torch.from_numpy(np.ascontiguousarray(part)).pin_memory().numpy() for part in block.parts]
-    return DocumentBlock(block.start, Csr(*fixed) if isinstance(block.values, Csr) else fixed[0])
-
-
 def get_free_device_bytes(device: torch.device) -> int:
     """Return the bytes for counts, of what is free and what torch has cached."""
     if device.type != "cuda":
         return 1 << 62
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(DEVICE_SHARE * (torch.cuda.mem_get_info(device)[0] + kept))
-
-
-def get_free_host_bytes() -> int:
-    import psutil
-
-    return int(HOST_SHARE * psutil.virtual_memory().available)
 
 
 def sum_counts(counts: DeviceCounts) -> tuple[Tensor, Tensor]:

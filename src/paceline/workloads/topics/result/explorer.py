@@ -278,13 +278,11 @@ def _documents(
 
 
 def _read_beginnings(texts: Iterable[str], shown: np.ndarray) -> list[str]:
-    wanted = set(shown.tolist())
-    return [_beginning(text) for at, text in enumerate(texts) if at in wanted]
-
-
-def _beginning(text: str) -> str:
-    words = " ".join(strip_markup(text[: 4 * LONGEST_TEXT]).split())
-    return words if len(words) <= LONGEST_TEXT else words[:LONGEST_TEXT].rsplit(" ", 1)[0] + " …"
+    found, wanted = [], set(shown.tolist())
+    for text in (text for at, text in enumerate(texts) if at in wanted):
+        words = " ".join(strip_markup(text[: 4 * LONGEST_TEXT]).split())
+        found.append(words if len(words) <= LONGEST_TEXT else words[:LONGEST_TEXT].rsplit(" ", 1)[0] + " …")
+    return found
 
 
 def _rank(shares: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:

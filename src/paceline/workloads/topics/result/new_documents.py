@@ -187,7 +187,7 @@ def infer_mixtures(
 ) -> tuple[np.ndarray, float]:
     """Return the mixtures (documents, k) for fixed topics, and the loss.
 
-    Each row ends when a step gains less than `tolerance` of its own loss: documents do not depend on each other.
+    Each row ends when a step gains less than `tolerance` of its loss: documents do not depend on each other.
     """
     Ft = torch.from_numpy(np.ascontiguousarray(F.T, np.float32)).clamp_min(LEAST)
     L = torch.full((counts.documents, Ft.shape[1]), 1 / Ft.shape[1])

@@ -31,6 +31,7 @@ PALETTE = (
 )  # fmt: skip
 """Each as far as possible from those before it, also for colour-blind readers."""
 REST = "#c4c9d1"
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx")  # beyond the palette
 COLUMNS = 1600  # of the structure plot: more documents are averaged
 GAP = 0.012  # between groups, of the width
 MAX_TERM_PLOTS = 24
@@ -209,16 +210,14 @@ def _merge_others(
     k = shares.shape[1]
     if names is not None and len(names) != k:
         raise UserError(f"{len(names)} topic_names for {k} topics", code="invalid-value", key="topic_names")
-    labels, looks = [_topic_name(int(at), names) for at in kept], [_look(place) for place in range(len(kept))]
+    labels, looks = (
+        [_topic_name(int(at), names) for at in kept],
+        [(PALETTE[place % len(PALETTE)], HATCHES[place // len(PALETTE) % len(HATCHES)]) for place in range(len(kept))],
+    )
     if len(kept) == k:
         return shares, labels, looks
     rest = np.maximum(shares.sum(axis=1) - shares[:, kept].sum(axis=1), 0)
     return np.column_stack([shares[:, kept], rest]), [*labels, f"{k - len(kept)} others"], [*looks, (REST, "")]
-
-
-def _look(place: int) -> tuple[str, str]:
-    hatches = ("", "////", "....", "\\\\\\\\", "xxxx")
-    return PALETTE[place % len(PALETTE)], hatches[place // len(PALETTE) % len(hatches)]
 
 
 def _split_groups(
