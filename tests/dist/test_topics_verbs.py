@@ -49,7 +49,7 @@ def test_two_ranks_fit_the_same_topics_as_one(spec):
     assert found.holds
     assert found.rows[1].loss < 1e-6
     assert found.rows[1].grad_norm is None
-    assert build_parity_table(found).row_count == 2
+    assert len(build_parity_table(found).rows) == 2
 
 
 def test_a_run_is_exported_watched_and_does_not_write_text(spec, tmp_path, capsys):
@@ -62,10 +62,10 @@ def test_a_run_is_exported_watched_and_does_not_write_text(spec, tmp_path, capsy
         np.testing.assert_allclose(tensor.sum(1), 1, rtol=1e-5)
     assert watch(path, once=True) == 0
     assert "step 12 of 12" in capsys.readouterr().out
-    with pytest.raises(UserError, match="only language models"):
+    with pytest.raises(UserError, match="workload lm"):
         sample(path, "a")
 
 
 def test_weak_scaling_of_a_fit_is_refused(spec, tmp_path):
-    with pytest.raises(UserError, match="passes over all of its samples"):
+    with pytest.raises(UserError, match="weak"):
         measure(spec, (1, 2), weak=True, out=tmp_path)
