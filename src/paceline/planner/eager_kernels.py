@@ -138,14 +138,12 @@ def estimate_traffic(name: str, args: Any, out: Any, more: float = 1.0) -> Kerne
         return KernelTraffic(total, SORT_KERNELS if args[1].numel() * more > SORTED else 2)
     if name in ("sum", "mean") and isinstance(out, Tensor) and _sums_columns(args[0], out):
         return KernelTraffic(SUM_PASSES * total)
-    if (word := next((word for word in PASSES if word in name), "")) and not _is_plain_kernel(word, args, backward):
+    word = next((word for word in PASSES if word in name), "")
+    if (word == "batch_norm" and args[0].dim() < 3) or (word == "upsample" and not backward):
+        word = ""  # as fast as any
+    if word:
         return KernelTraffic(PASSES[word] * total, BACKWARD_KERNELS if backward else 1)
     return KernelTraffic((STRIDED_PASSES if _changes_strides(args, out) else 1.0) * total)
-
-
-def _is_plain_kernel(word: str, args: Any, backward: bool) -> bool:
-    """Whether it is as fast as any: batch norms of rows, and upsampling forward."""
-    return (word == "batch_norm" and args[0].dim() < 3) or (word == "upsample" and not backward)
 
 
 def _convolution_traffic(args: Any, out: Any) -> KernelTraffic:

@@ -67,7 +67,7 @@ class BatchJob:
 
 
 def build_batch_script(job: BatchJob) -> str:
-    return _render_script("slurm_batch.sh.j2", job, srun_options=_list_srun_options(job), requeue=REQUEUE_CODE)
+    return _render_script("slurm_batch.sh.j2", job, requeue=REQUEUE_CODE)
 
 
 def build_array_script(job: BatchJob, ranks: Sequence[int]) -> str:
@@ -100,14 +100,6 @@ def dump_yaml(value: Any, indent: int = 0) -> str:
     text: str = yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
     text = re.sub(r"(?<=\n)\.\.\.\n$", "", text).removesuffix("\n")  # the marker of the end of a scalar document
     return re.sub(r"\n(?=[^\n])", "\n" + " " * indent, text)
-
-
-def _list_srun_options(job: BatchJob) -> Iterator[str]:
-    """Options of tasks that srun does not take from sbatch."""
-    if job.elastic:
-        yield f"--ntasks-per-node={job.per_node}"
-    if cpus := job.options.get("cpus-per-task"):
-        yield f"--cpus-per-task={shlex.quote(cpus)}"
 
 
 def _list_directives(job: BatchJob) -> Iterator[str]:

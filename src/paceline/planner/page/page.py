@@ -135,12 +135,12 @@ def _plan_setting(
         "base": describe_base(found.cost_model, found.base) if found.base else "",
         "rows": {row.devices: _row_json(found, row) for row in found.rows},
         "reasons": reasons | {rejected.devices: [rejected.reason] for rejected in found.impossible},
-        "nearest": {f.devices: _find_nearest(f) for f in found.misfits},
+        "nearest": {f.devices: _nearest_json(f) for f in found.misfits},
         "advice": list(found.advice),
     }
 
 
-def _find_nearest(found: SearchResult) -> dict[str, Any] | None:
+def _nearest_json(found: SearchResult) -> dict[str, Any] | None:
     """Return what exceeds the memory by least, if nothing fits."""
     tried = [r.nearest for r in found.rejected if r.nearest is not None and r.nearest.over_bytes > 0]
     return _memory_json(min(tried, key=lambda p: p.over_bytes)) if tried else None
