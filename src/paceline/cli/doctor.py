@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.diagnostics.doctor import examine
 from paceline.diagnostics.nodes import examine_nodes
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Examination, Health
 from paceline.errors import UserError
@@ -29,6 +28,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     if arguments.nodes:
         found = examine_nodes(arguments.nodes.split(","), arguments.words, arguments.out, arguments.by)
     else:
+        from paceline.diagnostics.doctor import examine
+
         found = examine(CheckContext(arguments.out, os.environ, _load_spec(arguments.words), rank_info))
     if rank_info.rank and not found.findings:
         return 0  # the first node prints them

@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import torch
+
 from paceline.diagnostics.results import CheckContext, CheckResult, Health
 from paceline.hardware.catalogue import match_driver_name
 from paceline.io.format import number, size
@@ -30,8 +32,6 @@ _result = partial(CheckResult, "devices")
 
 
 def check_visible(context: CheckContext) -> Iterator[CheckResult]:
-    import torch
-
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         yield _result("CUDA devices", "none: runs use the cores", verdict=Health.NOT_HERE)
@@ -51,8 +51,6 @@ def check_visible(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def check_free_memory(context: CheckContext) -> Iterator[CheckResult]:
-    import torch
-
     memory = {index: torch.cuda.mem_get_info(index) for index in _device_indices()}
     busy = {index: (free, total) for index, (free, total) in memory.items() if free < FREE_SHARE * total}
     for index, (free, total) in busy.items():
@@ -65,8 +63,6 @@ def check_free_memory(context: CheckContext) -> Iterator[CheckResult]:
 
 def check_speed(context: CheckContext) -> Iterator[CheckResult]:
     """Compare products and copies of each device with its data sheet and with the other devices."""
-    import torch
-
     products, copies = {}, {}
     for index in _device_indices():
         if torch.cuda.mem_get_info(index)[0] < MIN_FREE_BYTES:
@@ -134,8 +130,6 @@ def _check_driver_facts(index: int, facts: Mapping[str, Any]) -> Iterator[CheckR
 
 
 def _query_under_load(index: int, flops_s: float, query: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    import torch
-
     a = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=f"cuda:{index}", dtype=_half_dtype())
     target = torch.empty_like(a)
     for _ in range(int(LOADED_S * flops_s / (2 * MATRIX_SIZE**3)) + 1):
@@ -165,8 +159,6 @@ def _query_driver(nvml: Any, device: Any) -> dict[str, Any]:
 
 
 def check_peers(context: CheckContext) -> Iterator[CheckResult]:
-    import torch
-
     indices = _device_indices()
     if len(indices) < 2:
         return
@@ -194,8 +186,6 @@ def check_cores_speed(context: CheckContext) -> Iterator[CheckResult]:
 
 def measure_core_rates() -> tuple[float, float]:
     """Return (FLOP/s of products, bytes/s of a copy) of this process, the best of several."""
-    import torch
-
     a, source = torch.randn(CPU_MATRIX_SIZE, CPU_MATRIX_SIZE), torch.ones(CPU_COPY_ELEMENTS)
     target = torch.empty_like(source)
     product_s, copy_s = min(_time_calls(lambda: a @ a)), min(_time_calls(lambda: target.copy_(source)))
@@ -214,27 +204,19 @@ def _time_calls(work: Callable[[], object], measured_s: float = MEASURED_S) -> l
 
 
 def _device_indices() -> list[int]:
-    import torch
-
     return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
 
 
-def _half_dtype() -> Any:
-    import torch
-
+def _half_dtype() -> torch.dtype:
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
 def _measure_flops_s(index: int) -> float:
-    import torch
-
     a, b = (torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=f"cuda:{index}", dtype=_half_dtype()) for _ in range(2))
     return 2 * MATRIX_SIZE**3 / _time_on_device(lambda: torch.mm(a, b), index)
 
 
 def _measure_copy_bytes_s(index: int) -> float:
-    import torch
-
     source = torch.ones(COPY_ELEMENTS, device=f"cuda:{index}")
     target = torch.empty_like(source)
     return 2 * source.nbytes / _time_on_device(lambda: target.copy_(source), index)
@@ -242,8 +224,6 @@ def _measure_copy_bytes_s(index: int) -> float:
 
 def _measure_peer_copy(a: int, b: int) -> tuple[bool, float]:
     """Return (whether the numbers arrived, bytes/s)."""
-    import torch
-
     source = torch.arange(PEER_BYTES // 4, device=f"cuda:{a}", dtype=torch.int32)
     target = torch.empty_like(source, device=f"cuda:{b}")
 
@@ -256,8 +236,6 @@ def _measure_peer_copy(a: int, b: int) -> tuple[bool, float]:
 
 
 def _time_on_device(work: Callable[[], object], index: int, measured_s: float = MEASURED_S) -> float:
-    import torch
-
     def run_and_wait() -> None:
         work()
         torch.cuda.synchronize(index)

@@ -18,6 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
+
 from paceline.config import RunSpec
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Health
 from paceline.errors import PacelineError
@@ -44,8 +47,6 @@ LOADING_S, MAX_BATCHES = 1.0, 200
 
 def collect_versions() -> dict[str, str]:
     """Return the versions that nodes compare; "" for what a node does not have."""
-    import torch
-
     environment = describe_environment()
     found = {name: str(environment.get(name) or "") for name in COMPARED_VERSIONS}
     nccl = torch.cuda.nccl.version() if torch.version.cuda and torch.distributed.is_nccl_available() else ()
@@ -67,8 +68,6 @@ def check_software(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def check_cuda(context: CheckContext) -> Iterator[CheckResult]:
-    import torch
-
     result = partial(CheckResult, "versions", "CUDA")
     driver, built = read_driver_version(), torch.version.cuda
     if built is None and driver:
@@ -92,8 +91,6 @@ def check_cuda(context: CheckContext) -> Iterator[CheckResult]:
 
 def _explain_no_cuda() -> str:
     """Return torch's reason for not using a device; "" if it can use one."""
-    import torch
-
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
@@ -158,8 +155,6 @@ def check_locked_memory(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def check_memory_limit(context: CheckContext) -> Iterator[CheckResult]:
-    import psutil
-
     total, free = psutil.virtual_memory().total, float(psutil.virtual_memory().available)
     limit = next((amount for file in MEMORY_LIMITS if (amount := _read_amount(file)) is not None), None)
     of = f"of {size(total)}"

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from paceline.errors import UserError
 from paceline.io.files import print_json
@@ -38,7 +38,6 @@ from paceline.launch.root_cause import RankFailure, describe_exit, find_root_cau
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
 
 PrintFn = Callable[[str], None]
-TF_CONFIG = "TF_CONFIG"
 LAUNCH_EXAMPLE = "paceline launch --ranks 2 -- python train.py"
 MAX_LOCAL_RANKS = 1024
 
@@ -55,10 +54,14 @@ def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0,
     if restarts < 0:
         raise _option_error("--restarts", f"{restarts} is not a number of restarts; use 0 or more")
     rank_info = detect_rank(os.environ)
-    if rank_info is None and as_json:
-        return _launch_as_json(command, ranks or 1, restarts)
-    if rank_info is None:
+    if rank_info is None and not as_json:
         return run_command_ranks(command, ranks or 1, restarts=restarts)
+    if rank_info is None:
+        start_s, messages = time.monotonic(), list[str]()
+        code = run_command_ranks(command, ranks or 1, restarts=restarts, log=messages.append, output=sys.stderr)
+        seconds = time.monotonic() - start_s
+        print_json({"exit_code": code, "ranks": ranks or 1, "seconds": seconds, "said": messages})
+        return code
     launcher = rank_info.launcher
     if ranks not in (None, rank_info.world):
         raise _option_error("--ranks", f"{launcher} has started {rank_info.world} ranks already; leave it out")
@@ -72,13 +75,6 @@ def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0,
 
 def _option_error(option: str, reason: str) -> UserError:
     return UserError(f"{option}: {reason}", code="invalid-value", key=option)
-
-
-def _launch_as_json(command: Sequence[str], ranks: int, restarts: int) -> int:
-    started_s, messages = time.monotonic(), list[str]()
-    code = run_command_ranks(command, ranks, restarts=restarts, log=messages.append, output=sys.stderr)
-    print_json({"exit_code": code, "ranks": ranks, "seconds": time.monotonic() - started_s, "said": messages})
-    return code
 
 
 def run_command_ranks(
@@ -122,22 +118,18 @@ def run_command_ranks(
 
 
 def build_rank_environments(inherited: Mapping[str, str], ports: Sequence[int]) -> list[dict[str, str]]:
-    """Return the variables of each rank: torchrun's, with the first port, and TensorFlow's, with one port per rank."""
+    """Return the variables of each rank: torchrun's, with the first port, and TensorFlow's, with one port per rank.
+
+    TF_CONFIG makes all ranks workers and rank 0 the chief.
+    """
     main_port, *own = ports
     shared = build_rank_environment(inherited, len(own), main_port)
-    return [
-        shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), TF_CONFIG: config}
-        for rank, config in enumerate(build_tf_configs(LOCALHOST, own))
-    ]
-
-
-def build_tf_configs(host: str, ports: Sequence[int]) -> list[str]:
-    """Return TF_CONFIG of each rank: all are workers, rank 0 is the chief, rank n listens on the n-th port."""
-    workers = [f"{host}:{port}" for port in ports]
-    return [
-        json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
-        for rank in range(len(workers))
-    ]
+    cluster = {"worker": [f"{LOCALHOST}:{port}" for port in own]}
+    found = []
+    for rank in range(len(own)):
+        config = {"cluster": cluster, "task": {"type": "worker", "index": rank}}
+        found.append(shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "TF_CONFIG": json.dumps(config)})
+    return found
 
 
 def replace_process(command: Sequence[str], rank_info: RankInfo) -> None:
@@ -216,7 +208,17 @@ def _start_command_ranks(
     assert guard.stdin is not None
     try:
         for environ in environs:
-            process = _start_command_rank(program, command, environ, output)
+            try:
+                process = subprocess.Popen(
+                    list(command),
+                    executable=program,
+                    env=environ,
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                )
+            except OSError as error:
+                raise _start_error(program, error) from None
             started.processes.append(process)
             guard.stdin.write(f"{process.pid}\n".encode())
             guard.stdin.flush()
@@ -228,13 +230,3 @@ def _start_command_ranks(
         guard.kill()
         guard.wait()
         guard.stdin.close()
-
-
-def _start_command_rank(
-    program: str, command: Sequence[str], environ: Mapping[str, str], output: IO[str] | None
-) -> subprocess.Popen[bytes]:
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output}
-    try:
-        return subprocess.Popen(list(command), executable=program, env=environ, start_new_session=True, **streams)
-    except OSError as error:
-        raise _start_error(program, error) from None

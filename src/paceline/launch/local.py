@@ -153,9 +153,7 @@ class _RankProcesses:
             return
         pids = {rank.number: rank.pid for rank in self.ranks if rank.pid is not None and not rank.ended}
         if failures := self.failures():
-            if (
-                read_process_state(self.server.pid)[0] == STOPPED
-            ):  # the failed ranks waited for ranks that it never forked
+            if read_process_state(self.server.pid)[0] == STOPPED:  # ranks waited for others that it never forked
                 self._give_up_server()
             elif all(failure.secondary for failure in failures):  # a rank may have been stopped before its heartbeat
                 for number in [number for number, pid in pids.items() if read_process_state(pid)[0] == STOPPED]:
