@@ -136,7 +136,7 @@ def train_rank(
     """Start or resume a run as one of its ranks, which have joined."""
     from paceline.trainer.setup import build_job
 
-    with open_rank_session(run, spec, layout, rank_info, device, stop, show) as session:
+    with open_rank_session(run, spec, layout, rank_info, device, stop, show, workload.fingerprint()) as session:
         job = build_job(session.context, workload)
         if session.begin(job):
             session.end(job.run())
@@ -207,9 +207,14 @@ def open_rank_session(
     device: torch.device,
     stop: StopRequest,
     show: bool,
+    data: str = "",
 ) -> Iterator[RankSession]:
-    """Lock the run's folder and open its events; record a failure there, and print the end."""
+    """Lock the run's folder and open its events; record a failure there, and print the end.
+
+    Ranks that differ in what determines the answer, such as `data`, the fingerprint of their data, do not start.
+    """
     from paceline.launch.process_group import broadcast_from_main, raise_on_all
+    from paceline.trainer.agreement import check_ranks_agree
     from paceline.trainer.checkpoint.reader import find_newest
     from paceline.trainer.checkpoint.writer import CheckpointWriter
     from paceline.trainer.context import RunContext
@@ -225,6 +230,7 @@ def open_rank_session(
         session: RankSession | None = None
         try:
             raise_on_all(check_shared_folder(run, rank_info))
+            check_ranks_agree(spec, data)
             checkpoint = broadcast_from_main(lambda: find_newest(run.checkpoints, log))
             context = RunContext(spec, layout, rank_info, device, run.path, events, checkpoints, stop, checkpoint, beat)
             session = RankSession(run, context, show)
