@@ -74,7 +74,7 @@ class KeyedSamples:
 
 
 def load_keras_samples(source: str, split: str) -> KeyedSamples | None:
-    """Load a split, or None if there is none. `source` is a function of the split, or one that returns both."""
+    """Load a split; None if it does not exist. `source` is a function of the split, or one that returns both."""
     if not source.rpartition(":")[0]:
         hint = "write  data: file.py:function  for what returns (inputs, targets)"
         raise UserError(f"{SOURCE_KEY} is not given; {hint}", code="missing-value", key=SOURCE_KEY)

@@ -196,7 +196,7 @@ def _bert(c: Values, types: bool = True, names: tuple[str, ...] = BERT_NAMES) ->
         _biased(c, *sides, names),
         causal=False,
         context=context,
-        tables=rows * width + 2 * width,  # and their norm; there is none after the last layer
+        tables=rows * width + 2 * width,  # and their norm; the last layer has no norm
         final=0,
         pooling=width * width + width,
         class_biases=True,
