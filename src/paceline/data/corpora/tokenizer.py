@@ -203,14 +203,14 @@ def load_tokenizer(
     if data.tokenizer is None:
         return ChosenTokenizer(learn_bpe(texts, data.vocab, max_length, lowercase, special.names[0]), 0)
     tokenizer = read_tokenizer(data.tokenizer)
-    known = {token: tokenizer.token_to_id(token) for token in (*special.names, *special.instead)}
-    token = next((token for token, number in known.items() if number is not None), None)
-    if token is None:
+    ids = ((token, tokenizer.token_to_id(token)) for token in (*special.names, *special.instead))
+    token, number = next(((token, number) for token, number in ids if number is not None), ("", 0))
+    if not token:
         hint = f"add one of {', '.join(special.names)}, as in  tokenizer.add_special_tokens(['{special.names[1]}'])"
         raise invalid_data(f"{KEY}={data.tokenizer}: it has no token that {special.purpose}; {hint}", KEY)
     if token in special.instead:
         log(f"corpus: {KEY} has no {special.names[0]}: {token} {special.purpose} instead")
-    return ChosenTokenizer(adapt_tokenizer(tokenizer, max_length, lowercase), known[token])
+    return ChosenTokenizer(adapt_tokenizer(tokenizer, max_length, lowercase), number)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

@@ -143,11 +143,11 @@ def test_given_fields_override_the_preset():
 
 
 WRONG = {
-    "heads": ({"width": 128, "heads": 5}, "model.heads=5 does not divide model.width=128; try 4"),
-    "odd heads": ({"width": 12, "heads": 12, "kv_heads": 12}, "odd number of features per head.*try 6"),
-    "kv heads": ({"heads": 8, "kv_heads": 3}, "model.kv_heads=3 does not divide model.heads=8; try 2"),
-    "custom": ({"preset": "custom", "width": 8}, "needs model.heads and model.layers too; or take one of tiny"),
-    "preset": ({"preset": "huge"}, "'huge' is not allowed; use one of 'custom', 'tiny'"),
+    "heads": ({"width": 128, "heads": 5}, "try 4"),
+    "odd heads": ({"width": 12, "heads": 12, "kv_heads": 12}, "try 6"),
+    "kv heads": ({"heads": 8, "kv_heads": 3}, "try 2"),
+    "custom": ({"preset": "custom", "width": 8}, "model.layers"),
+    "preset": ({"preset": "huge"}, "'huge'"),
     "unknown": ({"depth": 3}, "unknown key"),
     "tied": ({"tied": 3}, "neither true nor false"),
     "odd width": ({"width": 7, "heads": 7, "kv_heads": 1}, "model.width must be even"),
