@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest import mock
+
+from torch.profiler import ProfilerActivity, profile
 
 from paceline import train
 from paceline.config import RunSpec
@@ -14,10 +18,6 @@ from paceline.runlog.timers import sum_union
 
 def comm_twice(spec: RunSpec, out: Path) -> tuple[float, float]:
     """(time with a collective of training in flight by our own events, the same by torch's profiler)."""
-    import os
-
-    from torch.profiler import ProfilerActivity, profile
-
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         result = train(spec, out, show=False)
     flights = [e.time_range for e in profiler.events() if e.name == "gloo:all_reduce"]
@@ -28,8 +28,5 @@ def comm_twice(spec: RunSpec, out: Path) -> tuple[float, float]:
 
 def links_between_hosts(sizes_bytes: tuple[int, ...]) -> list[Link]:
     """As on one host for each rank."""
-    import os
-    from unittest import mock
-
     with mock.patch("socket.gethostname", return_value=f"host{os.environ['RANK']}"):
         return time_collectives(sizes_bytes, 1)

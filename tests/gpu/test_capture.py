@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from paceline import train
+from paceline.parallel.ddp import wrap_ddp
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
+from paceline.runlog.timers import CudaCollectiveTimer
 from paceline.trainer.optim.optimizers import Adam, AdamW, can_spread
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -52,11 +55,6 @@ def test_fp32_on_the_device_equals_fp32_on_the_cpu(small, tmp_path):
 
 def test_flights_on_the_device_are_timed_in_its_own_streams(tmp_path):
     """One rank joined to itself over NCCL: buckets are in flight while the backward pass goes on."""
-    import torch.distributed as dist
-
-    from paceline.parallel.ddp import wrap_ddp
-    from paceline.runlog.timers import CudaCollectiveTimer
-
     device = torch.device("cuda", 0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     try:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from paceline import doctor
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def test_a_healthy_device_is_found_healthy(tmp_path):
-    from paceline import doctor
-
     found = doctor(out=tmp_path)
     rows = {finding.check: finding for finding in found.findings if finding.topic in ("devices", "versions")}
     for finding in rows.values():

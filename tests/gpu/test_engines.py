@@ -7,6 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from engine_rows import at_half, train_all
+
+from paceline import resume, train
+from paceline.launch.local import run_ranks
+from paceline.layout import layout_of
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer import engines
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -27,9 +35,6 @@ LIES = {"whole": "asked for layers gathered one by one 4 and has 0", "alone": "a
 
 
 def steps_of(path):
-    from paceline.runlog.events import read_steps
-    from paceline.runlog.run_dir import RunDir
-
     return read_steps(RunDir(Path(path)).events_file(0))
 
 
@@ -48,8 +53,6 @@ def furthest(ours, theirs):
 @pytest.fixture(scope="module")
 def plain(tiny_lm, tmp_path_factory):
     """By precision: (spec, steps) of one device under `torch`, without compilation."""
-    from paceline import train
-
     out, found = tmp_path_factory.mktemp("plain"), {}
     for precision in TOLERANCE:
         spec = tiny_lm.replace(
@@ -68,13 +71,6 @@ def plain(tiny_lm, tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(plain, tmp_path_factory):
     """All rows and lies, in one process: ({row: folder}, {lie: how it ended})."""
-    from engine_rows import train_all
-
-    from paceline.launch.local import run_ranks
-    from paceline.layout import layout_of
-    from paceline.runlog.run_dir import RunDir
-    from paceline.trainer import engines
-
     out = tmp_path_factory.mktemp("rows")
 
     def claimed(name, way, precision):
@@ -108,10 +104,6 @@ def test_the_wrapper_is_what_was_asked_for_or_the_run_ends(runs, lie):
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 def test_a_sharded_run_goes_on_under_torch(plain, runs, tmp_path, precision):
-    from engine_rows import at_half
-
-    from paceline import resume
-
     folder = at_half(runs[0]["fsdp", precision], tmp_path / "run")
     resumed = resume(folder, ["parallel.engine=torch", "parallel.strategy=single"], show=False)
     assert max(furthest(steps_of(resumed.path), plain[precision][1])) <= TOLERANCE[precision]
@@ -119,8 +111,6 @@ def test_a_sharded_run_goes_on_under_torch(plain, runs, tmp_path, precision):
 
 def test_through_the_front_door(plain, tmp_path):
     """A process of its own, which is told nothing but the run file."""
-    from paceline import train
-
     spec, steps = plain["fp32"]
     run = train(spec.replace({"parallel.engine": "accelerate", "parallel.strategy": "zero3"}), tmp_path, show=False)
     assert max(furthest(steps_of(run.path), steps)) <= TOLERANCE["fp32"]

@@ -6,6 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline import train
+from paceline.config import build_spec
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
+
 pytest.importorskip("triton", reason="no Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -41,8 +46,6 @@ SHAPE = {"width": 256, "heads": 4, "kv_heads": 2, "layers": 3, "ffn": 512}
 
 
 def lm(**more):
-    from paceline.config import build_spec
-
     spec = build_spec(
         {
             "workload": "lm",
@@ -55,10 +58,6 @@ def lm(**more):
 
 
 def curve(spec, out):
-    from paceline import train
-    from paceline.runlog.events import read_steps
-    from paceline.runlog.run_dir import RunDir
-
     result = train(spec, out, show=False)
     steps = read_steps(RunDir(result.path).events_file(0))
     return [step["loss"] for step in steps], [step["grad_norm"] for step in steps], result

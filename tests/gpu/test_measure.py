@@ -1,9 +1,21 @@
 """Measuring on a CUDA device: the share of its peak, how busy it is and what it holds, in the file and on the page."""
 
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
+
+from paceline import measure
+from paceline.cli.measure import render_measurement
+from paceline.measurement.run_times import select_steady_steps
+from paceline.reports.charts import build_charts
+from paceline.reports.contents import gather_contents
+from paceline.reports.page import render_page
+from paceline.reports.tables import build_tables
+from paceline.runlog.events import read_steps
+from paceline.runlog.run_dir import RunDir
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -14,8 +26,6 @@ SEQUENCE, VOCAB = 256, 512
 @pytest.fixture(scope="module")
 def measured(tiny_lm, tmp_path_factory):
     """Some seconds of steps: NVML looks a few times a second."""
-    from paceline import measure
-
     larger = {f"model.{name}": value for name, value in SHAPE.items()}
     half = {"train.precision": "bf16", "train.compile": "off", "train.global_batch": 32}
     spec = tiny_lm.replace({**larger, **half, "data.sequence": SEQUENCE, "data.vocab": VOCAB})
@@ -51,10 +61,6 @@ def test_the_plan_is_of_the_device(measured):
 
 
 def test_the_times_add_up(measured):
-    from paceline.measurement.run_times import select_steady_steps
-    from paceline.runlog.events import read_steps
-    from paceline.runlog.run_dir import RunDir
-
     (row,) = measured.rows
     for step in select_steady_steps(read_steps(RunDir(measured.folder / row.runs[0]).events_file(0))):
         assert step["data_s"] + step["compute_s"] + step["exposed_s"] == pytest.approx(step["step_s"], rel=1e-3)
@@ -62,16 +68,6 @@ def test_the_times_add_up(measured):
 
 
 def test_terminal_and_page_show_them(measured, tmp_path):
-    import io
-
-    from rich.console import Console
-
-    from paceline.cli.measure import render_measurement
-    from paceline.reports.charts import build_charts
-    from paceline.reports.contents import gather_contents
-    from paceline.reports.page import render_page
-    from paceline.reports.tables import build_tables
-
     console = Console(file=io.StringIO(), width=100)
     for part in render_measurement(measured):
         console.print(part)

@@ -1,5 +1,6 @@
 """On a CUDA device: a user's own model is recorded with the answer of the plain step, or runs eagerly and says why."""
 
+import shutil
 import textwrap
 
 import pytest
@@ -10,6 +11,7 @@ from paceline.config import build_spec
 from paceline.runlog.events import read_events, read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.checkpoint.reader import find_newest
+from paceline.trainer.step import probe as probing
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -140,8 +142,6 @@ def test_a_compiled_model_gives_nearly_the_same(own, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["Dropout", "Norm"])
 def test_a_resumed_run_ends_in_the_same_weights(own, tmp_path, kind):
-    import shutil
-
     spec = own(kind)
     _, _, whole = trained(spec, tmp_path)
     cut = tmp_path / "cut"
@@ -175,8 +175,6 @@ def test_what_a_graph_would_repeat_wrongly_runs_eagerly_with_the_same_answer(own
 
 
 def test_a_step_that_cuda_cannot_record_goes_on_eagerly(own, tmp_path, monkeypatch):
-    from paceline.trainer.step import probe as probing
-
     monkeypatch.setattr(probing, "_pass_without_waiting", lambda step, micro: None)
     plain, _, _ = trained(own("Waits", {"train.compile": "off"}), tmp_path)
     fallen, _, result = trained(own("Waits"), tmp_path)

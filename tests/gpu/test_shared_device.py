@@ -1,12 +1,19 @@
 """Two and four ranks that share one CUDA device under gloo: every layout has the answer of one rank."""
 
+import numpy as np
 import pytest
 import torch
+from layout_rows import train_rows
 
+import paceline.topics as topics
+from paceline import train
+from paceline.config import build_spec
 from paceline.errors import PacelineError, UserError
+from paceline.launch.local import run_ranks
 from paceline.layout import parse_layout
 from paceline.runlog.events import read_events, read_steps
 from paceline.runlog.run_dir import RunDir
+from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 from paceline.trials.check import compute_relative_difference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -51,11 +58,6 @@ def devices():
 @pytest.fixture(scope="module")
 def trained(tiny_lm, tmp_path_factory):
     """(layout, way) -> (steps, weights). The ranks of one size train all of their rows in one launch."""
-    from layout_rows import train_rows
-
-    from paceline.launch.local import run_ranks
-    from paceline.trainer.checkpoint.reader import find_newest, read_tensors
-
     scratch = tmp_path_factory.mktemp("shared")
     few = {"train.steps": STEPS, "train.evaluate_every": STEPS, "train.evaluate_on": 8, "parallel.device": "cuda"}
     base, failed = tiny_lm.replace(few), []
@@ -93,8 +95,6 @@ def test_ranks_that_share_a_device_have_the_answer_of_one(trained, layout, way):
 
 def test_through_the_front_door(tiny_lm, tmp_path, capfd):
     """The run file alone: it says that ranks share, and the four times add up on the device's own clock."""
-    from paceline import train
-
     ranks = devices() + 1
     changes = {"train.steps": STEPS, "train.compile": "off", "parallel.device": "cuda", "parallel.ranks": ranks}
     result = train(tiny_lm.replace({**changes, "parallel.backend": "gloo"}), tmp_path)
@@ -109,8 +109,6 @@ def test_through_the_front_door(tiny_lm, tmp_path, capfd):
 
 
 def test_nccl_is_refused_with_the_line_to_type(tiny_lm, tmp_path):
-    from paceline import train
-
     spec = tiny_lm.replace({"train.steps": 1, "parallel.device": "cuda", "parallel.ranks": devices() + 1})
     with pytest.raises(UserError, match=r"parallel\.backend=gloo"):
         train(spec, tmp_path, show=False)
@@ -118,12 +116,6 @@ def test_nccl_is_refused_with_the_line_to_type(tiny_lm, tmp_path):
 
 def test_topics_on_ranks_that_share(tmp_path):
     """A fit by passes sums over ranks too."""
-    import numpy as np
-
-    import paceline.topics as topics
-    from paceline import train
-    from paceline.config import build_spec
-
     counts, _, _ = topics.generate_synthetic_data(n=301, m=90, k=4, avg_doc_length=60, seed=3, sparse=False)
     np.save(tmp_path / "x.npy", np.asarray(counts))
     losses = []
@@ -142,8 +134,6 @@ def test_topics_on_ranks_that_share(tmp_path):
 
 
 def test_what_gloo_cannot_do_on_a_device_is_refused(tiny_lm, tmp_path):
-    from paceline import train
-
     layout = keys_of("tensor:2+sequence")
     spec = tiny_lm.replace({"train.steps": 1, "parallel.device": "cuda", "parallel.backend": "gloo", **layout})
     with pytest.raises(UserError, match=r"parallel\.sequence=false"):

@@ -6,6 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+import paceline.topics as pt
+from paceline.workloads.topics.counts.arrays import DeviceCounts, from_tensor
+from paceline.workloads.topics.counts.matrices import Csr, DocumentBlock
+from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.fitting.least_squares import sweep_columns_in_torch
+from paceline.workloads.topics.fitting.passes import make_pass
+from paceline.workloads.topics.fitting.problem import build_problem
+from paceline.workloads.topics.fitting.tiers import TierBudget, TieredDocuments, sum_counts
+
 pytest.importorskip("triton", reason="no Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -41,17 +50,12 @@ def reference(X, L, Ft):
 
 
 def as_csr(X):
-    from paceline.workloads.topics.counts.matrices import Csr
-
     rows, columns = X.nonzero()
     pointer = np.concatenate([[0], np.cumsum((X != 0).sum(1))]).astype(np.int64)
     return Csr(pointer, columns.astype(np.int32), X[rows, columns])
 
 
 def run(X, L, Ft, *, sparse, rows="em", loss=True):
-    from paceline.workloads.topics.counts.matrices import DocumentBlock
-    from paceline.workloads.topics.fitting.passes import make_pass
-
     per_document = torch.from_numpy(X.astype(np.float64).sum(1))
     share = X.astype(np.float64).sum(0) + 0.5
     step = make_pass(DocumentBlock(0, as_csr(X) if sparse else X), per_document, share / share.sum(), DEVICE)
@@ -125,9 +129,6 @@ def test_without_the_loss_the_pass_is_the_same():
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("host_bytes", [0, 30_000, 1 << 30])
 def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
-    from paceline.workloads.topics.files.reading import read_counts
-    from paceline.workloads.topics.fitting.tiers import TierBudget, TieredDocuments
-
     X, L, Ft = problem(300, 200, 5, "uint8", density=0.1)
     source = read_counts(X)
     if sparse:
@@ -151,9 +152,6 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_products(sparse, dtype):
-    from paceline.workloads.topics.counts.matrices import DocumentBlock
-    from paceline.workloads.topics.fitting.passes import make_pass
-
     X, L, Ft = problem(70, 300, 30, dtype)
     step = make_pass(DocumentBlock(0, as_csr(X) if sparse else X), X.sum(1), np.full(300, 1 / 300), DEVICE)
     B = torch.tensor(Ft - Ft.mean(), dtype=torch.float32, device=DEVICE)
@@ -164,7 +162,6 @@ def test_products(sparse, dtype):
 
 
 def test_the_kernel_for_least_squares_equals_plain_sweeps():
-    from paceline.workloads.topics.fitting.least_squares import sweep_columns_in_torch
     from paceline.workloads.topics.fitting.triton_calls import solve_columns
 
     random = torch.Generator().manual_seed(0)
@@ -187,8 +184,6 @@ def planted(n, m, k, words, seed=0):
 
 
 def there(X, dtype="int64", sparse=False):
-    from paceline.workloads.topics.counts.arrays import from_tensor
-
     tensor = torch.tensor(X).to(getattr(torch, dtype)).to(DEVICE)
     return from_tensor(tensor.float().to_sparse_csr() if sparse else tensor)
 
@@ -196,8 +191,6 @@ def there(X, dtype="int64", sparse=False):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 def test_sums_on_the_device(dtype):
     X = np.random.default_rng(0).integers(0, 256 if dtype == "uint8" else 65_536, (1100, 700))
-    from paceline.workloads.topics.fitting.tiers import sum_counts
-
     per_document, per_term = sum_counts(there(X, dtype))
     np.testing.assert_array_equal(per_document.cpu(), X.sum(1))
     np.testing.assert_array_equal(per_term.cpu(), X.sum(0))
@@ -206,8 +199,6 @@ def test_sums_on_the_device(dtype):
 @pytest.mark.parametrize(("dtype", "sparse"), [("uint8", False), ("int32", False), ("float32", True)])
 def test_a_fit_of_counts_on_the_device_reaches_the_loss_of_the_cpu(dtype, sparse):
     """Both to the end, from their own starts; the losses in float64."""
-    import paceline.topics as pt
-
     X, L, F = planted(*((2000, 600, 5, 800) if LARGE else (60, 50, 3, 400)))
     if dtype == "int32":
         X = 300 * X
@@ -220,8 +211,6 @@ def test_a_fit_of_counts_on_the_device_reaches_the_loss_of_the_cpu(dtype, sparse
 
 
 def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch):
-    from paceline.workloads.topics.fitting.problem import build_problem
-
     X, L, F = planted(60, 50, 3, 100)
     counts, found = there(X, sparse=True), []
     for free, parts in ((1 << 40, 1), (4 * counts.stored_bytes - 1, 3)):
@@ -242,9 +231,6 @@ def test_nonzeros_without_room_for_their_sort_are_worked_on_in_turn(monkeypatch)
 @pytest.mark.skipif(INTERPRETED, reason="there is no host to copy to")
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_fit_of_a_cuda_tensor_leaves_the_counts_there(sparse, monkeypatch):
-    import paceline.topics as pt
-    from paceline.workloads.topics.counts.arrays import DeviceCounts
-
     monkeypatch.setattr(DeviceCounts, "block", lambda *_: pytest.fail("counts were copied to the host"))
     X, _, F = planted(3000, 400, 4, 500)
     tensor = torch.tensor(X, dtype=torch.float32, device=DEVICE)
@@ -256,8 +242,6 @@ def test_a_fit_of_a_cuda_tensor_leaves_the_counts_there(sparse, monkeypatch):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_fit_on_another_device_than_the_current_one(sparse):
-    import paceline.topics as pt
-
     X, _, _ = planted(500, 400, 4, 500)
     tensor = torch.tensor(X, dtype=torch.float32, device="cuda:1")
     model = pt.fit(tensor.to_sparse_csr() if sparse else tensor, k=4)
@@ -268,8 +252,6 @@ def test_a_fit_on_another_device_than_the_current_one(sparse):
 def test_many_documents_are_added_up_without_loss():
     """One topic is the shares of the terms, however many documents there are. Ratios of dense counts are halves, and
     here there are only a few of them, whose rounding does not cancel."""
-    import paceline.topics as pt
-
     n = 1_000_000 if LARGE else 60
     random = np.random.default_rng(0)
     X = np.zeros((n, 2), np.uint8)
