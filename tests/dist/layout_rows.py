@@ -1,4 +1,4 @@
-"""What the ranks of test_layouts.py do: many layouts one after the other, in one launch."""
+"""What the ranks of test_layouts.py and others do: many layouts one after the other, in one launch."""
 
 import os
 from contextlib import closing
@@ -11,8 +11,11 @@ from paceline.launch.process_group import join_ranks
 from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
 from paceline.runlog.events import EventWriter
+from paceline.runlog.run_dir import RunDir
+from paceline.trainer.checkpoint.reader import find_newest
 from paceline.trainer.checkpoint.writer import CheckpointWriter
 from paceline.trainer.context import RunContext
+from paceline.trainer.evaluation import evaluate
 from paceline.trainer.optim.optimizers import set_lr
 from paceline.trainer.setup import build_gradient_job
 from paceline.workload import build_workload
@@ -35,6 +38,21 @@ def train_rows(rows, scratch, kind="cpu", backend="auto"):
             ):
                 job_of(spec, place, device, events, checkpoints, folder).run()
                 checkpoints.wait()
+
+
+def evaluate_again(folder, spec, scratch):
+    """The metrics of a run's newest checkpoint, as this rank computes them together with the others."""
+    place = detect_rank(os.environ) or SINGLE_RANK
+    scratch = Path(scratch) / str(place.world)
+    with (
+        join_ranks(place, "cpu", spec.parallel.threads, 120) as device,
+        EventWriter(scratch / f"rank{place.rank}.jsonl") as events,
+        closing(CheckpointWriter(scratch, 1)) as checkpoints,
+    ):
+        job = job_of(spec, place, device, events, checkpoints, scratch)
+        job.restore(find_newest(RunDir(Path(folder)).checkpoints, print))
+        assert job.state.step > 0
+        return evaluate(job, job.held_out)
 
 
 def held_bytes(rows):

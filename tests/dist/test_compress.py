@@ -9,16 +9,12 @@ from compressing import on_ranks
 from paceline import resume, train
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
-from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 from paceline.trials.check import compute_relative_difference
+from results import losses
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
-
-
-def losses(result):
-    return [step["loss"] for step in read_steps(RunDir(result.path).events_file(0))]
 
 
 def tensors(result):

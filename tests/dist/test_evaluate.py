@@ -1,7 +1,7 @@
 """Evaluation is exact: every sample once, and the same bits on any number of ranks."""
 
 import pytest
-from evaluating import evaluate_again
+from layout_rows import evaluate_again
 
 from paceline import train
 from paceline.launch.local import run_ranks

@@ -33,20 +33,9 @@ def long_spec(small):
 
 
 def start(run, ranks):
-    command = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "train",
-        "--resume",
-        str(run.path),
-        f"parallel.ranks={ranks}",
-        "--quiet",
-    ]
-    slowly = {**os.environ, QUICK_PASSES: "10"}
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=slowly
-    )
+    command = [sys.executable, "-m", "paceline", "train", "--resume", str(run.path), f"parallel.ranks={ranks}"]
+    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    return subprocess.Popen([*command, "--quiet"], **options, env={**os.environ, QUICK_PASSES: "10"})
 
 
 def ranks_of(process, run):

@@ -7,15 +7,11 @@ import pytest
 
 import paceline
 from paceline.errors import OutOfMemory
-from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
+from results import losses
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 SPEC = {"workload": f"{Path(hungry.__file__)}:Hungry", "train.steps": 3, "model.layers": 1}
-
-
-def losses(result):
-    return [step["loss"] for step in read_steps(RunDir(result.path).events_file(0))]
 
 
 @pytest.fixture(scope="module")

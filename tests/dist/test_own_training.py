@@ -11,10 +11,11 @@ import torch
 import paceline
 from paceline import train
 from paceline.errors import UserError
-from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 from paceline.trials.check import check, compute_relative_difference
+from results import steps_of
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -63,26 +64,11 @@ def own(tmp_path_factory):
     (folder / "own.py").write_text("import sys; sys.path.insert(0, __file__.rpartition('/')[0])\n" + OWN)
 
     def spec(kind, strategy, **more):
-        return paceline.config.build_spec(
-            {
-                "name": strategy,
-                "workload": f"{folder / 'own.py'}:{kind}",
-                "train": {
-                    "steps": 40,
-                    "global_batch": 50,
-                    "lr": 5e-3,
-                    "ema": 0.9,
-                    "clip_value": 0.02,
-                    "patience": 9,
-                    "groups": {"layers.0.*": {"lr": 1e-3}},
-                    "evaluate_every": 4,
-                    "checkpoint_every": 4,
-                    "keep": 9,
-                    **more,
-                },
-                "parallel": {"strategy": strategy, "ranks": LAYOUTS[strategy], "threads": 1, "timeout_s": 120},
-            }
-        )
+        train = {"steps": 40, "global_batch": 50, "lr": 5e-3, "ema": 0.9, "clip_value": 0.02, "patience": 9}
+        train |= {"groups": {"layers.0.*": {"lr": 1e-3}}, "evaluate_every": 4, "checkpoint_every": 4, "keep": 9}
+        parallel = {"strategy": strategy, "ranks": LAYOUTS[strategy], "threads": 1, "timeout_s": 120}
+        run = {"name": strategy, "workload": f"{folder / 'own.py'}:{kind}"}
+        return paceline.config.build_spec({**run, "train": {**train, **more}, "parallel": parallel})
 
     spec.folder = folder
     return spec
@@ -152,10 +138,8 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(runs, own, strategy, tmp_p
     again = paceline.resume(folder, show=False)
     assert again.summary.why == whole.summary.why
     assert again.metrics == whole.metrics
-    ours, theirs = (read_steps(RunDir(r.path).events_file(0)) for r in (again, whole))
-    assert [(s["loss"], s["grad_norm"], s["lr"]) for s in ours] == [
-        (s["loss"], s["grad_norm"], s["lr"]) for s in theirs
-    ]
+    ours, theirs = ([(s["loss"], s["grad_norm"], s["lr"]) for s in steps_of(run)] for run in (again, whole))
+    assert ours == theirs
     found, wanted = saved(again), saved(whole)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)

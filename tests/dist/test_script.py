@@ -15,9 +15,10 @@ from as_main import run_as_main
 import paceline
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
-from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.trials.check import check
+from results import losses
 from script_runs import LOOP, script, script_spec, write_digits
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
@@ -41,10 +42,6 @@ DIES_ONCE = LOOP.replace("paceline.run()", "paceline.run('run.yaml')").replace(
 )
 DIES_ONCE = DIES_ONCE.replace(", len(y))\n", ", len(y))\n        die_once(run.steps)\n", 1)
 RUN_FILE = "name: killed\ntrain: {steps: 8, global_batch: 16, checkpoint_every: 3}\nparallel: {threads: 1}\n"
-
-
-def losses(path):
-    return [step["loss"] for step in read_steps(RunDir(Path(path)).events_file(0))]
 
 
 def test_the_answer_is_that_of_one_rank(tmp_path):

@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import results
 from paceline import train
 from paceline.parallel.ddp import wrap_ddp
-from paceline.runlog.events import read_steps
-from paceline.runlog.run_dir import RunDir
 from paceline.runlog.timers import CudaCollectiveTimer
 from paceline.trainer.optim.optimizers import Adam, AdamW, can_spread
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 def losses(spec, out):
     result = train(spec, out, show=False)
-    return [step["loss"] for step in read_steps(RunDir(result.path).events_file(0))], result
+    return results.losses(result), result
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -12,9 +12,9 @@ from engine_rows import at_half, train_all
 from paceline import resume, train
 from paceline.launch.local import run_ranks
 from paceline.layout import layout_of
-from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer import engines
+from results import steps_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -32,10 +32,6 @@ WAYS = {
 ROWS = [(way, precision) for precision in TOLERANCE for way in WAYS]
 LIES = {"whole": "asked for layers gathered one by one 4 and has 0", "alone": "asked for kind FSDP and has NO"}
 """How Accelerate may get something else than was asked for, and how the run ends."""
-
-
-def steps_of(path):
-    return read_steps(RunDir(Path(path)).events_file(0))
 
 
 def furthest(ours, theirs):

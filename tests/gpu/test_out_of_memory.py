@@ -8,15 +8,11 @@ import torch
 
 from paceline import train
 from paceline.errors import OutOfMemory
-from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
+from results import losses
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 HUNGRY = f"{Path(hungry.__file__)}:Hungry"
-
-
-def losses(result):
-    return [step["loss"] for step in read_steps(RunDir(result.path).events_file(0))]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

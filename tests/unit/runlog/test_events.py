@@ -17,21 +17,9 @@ from paceline.errors import RunFailed
 from paceline.runlog.events import EventWriter, extract_metrics, read_events, read_steps
 from paceline.runlog.machine import describe_environment
 
-STEP: dict[str, Any] = {
-    "epoch": 0,
-    "samples": 128,
-    "loss": 1.23456789,
-    "grad_norm": 0.987654321,
-    "lr": 0.00123,
-    "step_s": 0.0123456,
-    "data_s": 0.000123,
-    "compute_s": 0.011,
-    "comm_s": 0.002,
-    "exposed_s": 0.001,
-    "batch": 128,
-    "tokens": 12345,
-    "skipped": False,
-}
+TIMES = {"step_s": 0.0123456, "data_s": 0.000123, "compute_s": 0.011, "comm_s": 0.002, "exposed_s": 0.001}
+COUNTS: dict[str, Any] = {"epoch": 0, "samples": 128, "batch": 128, "tokens": 12345, "skipped": False}
+STEP = {**COUNTS, "loss": 1.23456789, "grad_norm": 0.987654321, "lr": 0.00123, **TIMES}
 
 
 def test_events_come_back_in_order(tmp_path: Path) -> None:
@@ -91,7 +79,7 @@ def test_events_that_would_go_nowhere_are_a_failure(tmp_path: Path) -> None:
     events = EventWriter(tmp_path / "a.jsonl")
     events.write("start")
     (tmp_path / "a.jsonl").unlink()
-    with pytest.raises(RunFailed, match=r"a\.jsonl was removed while the run wrote to it"):
+    with pytest.raises(RunFailed, match=r"a\.jsonl was removed"):
         events.write("resume")
 
 
@@ -120,11 +108,8 @@ def test_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> None:
             events.write("step", step=step, loss=2.0)
         events.write("evaluate", step=6, n=10, loss=0.5)
         events.write("step", step=None)
-    assert [(step["step"], step["loss"]) for step in read_steps(file)] == [
-        *((i, 1.0) for i in range(1, 5)),
-        (5, 2.0),
-        (6, 2.0),
-    ]
+    losses = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 2.0, 6: 2.0}
+    assert [(step["step"], step["loss"]) for step in read_steps(file)] == list(losses.items())
 
 
 def test_a_second_attempt_counts_even_if_its_resume_event_was_lost(tmp_path: Path) -> None:

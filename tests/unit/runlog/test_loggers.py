@@ -42,12 +42,9 @@ def unopenable(run: RunDir, spec: Any, run_id: str | None) -> None:
 
 def test_a_missing_package_is_refused_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"^train.loggers has 'wandb', which is not installed: pip install 'paceline\[wandb\]'$"
-    ):
-        check_loggers(("wandb",))
-    with pytest.raises(UserError, match="'abc', which is not known; use some of tensorboard, wandb, mlflow"):
-        check_loggers(("abc",))
+    for name, hint in (("wandb", r"install 'paceline\[wandb\]'$"), ("abc", "tensorboard, wandb")):
+        with pytest.raises(UserError, match=hint):
+            check_loggers((name,))
     check_loggers(())
 
 
@@ -65,7 +62,7 @@ def test_a_logger_that_fails_is_dropped_with_one_warning(run: RunDir, monkeypatc
 
 def test_a_logger_that_cannot_be_opened(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.KINDS, "tensorboard", unopenable)
-    with pytest.raises(UserError, match="'tensorboard', which cannot be opened: ConnectionError: no route to host"):
+    with pytest.raises(UserError, match="no route to host"):
         open_loggers(("tensorboard",), run, SPEC)
     monkeypatch.setitem(module.KINDS, "tensorboard", Broken)
     assert len(open_loggers(("tensorboard",), run, SPEC)) == 1

@@ -19,19 +19,8 @@ from paceline.runlog.progress import PauseSchedule, Progress
 
 
 def step(number: int, **values: Any) -> dict[str, Any]:
-    return {
-        "kind": "step",
-        "step": number,
-        "samples": number * 100,
-        "loss": 0.5,
-        "step_s": 0.1,
-        "data_s": 0.001,
-        "compute_s": 0.091,
-        "comm_s": 0.03,
-        "exposed_s": 0.008,
-        "batch": 100,
-        **values,
-    }
+    times = {"step_s": 0.1, "data_s": 0.001, "compute_s": 0.091, "comm_s": 0.03, "exposed_s": 0.008}
+    return {"kind": "step", "step": number, "samples": number * 100, "loss": 0.5, "batch": 100, **times, **values}
 
 
 class Time:
@@ -118,12 +107,8 @@ def test_going_back_starts_a_new_window(monkeypatch: pytest.MonkeyPatch) -> None
         for number in (50, 51, 20, 21):
             time.now += 2
             progress.step(step(number))
-    assert re.findall(r"(\d+) %  step (\d+)  ([\d,]+) samples", out.getvalue()) == [
-        ("50", "50", "1,000"),
-        ("51", "51", "50"),
-        ("20", "20", "1,000"),
-        ("21", "21", "50"),
-    ]
+    shown = [("50", "50", "1,000"), ("51", "51", "50"), ("20", "20", "1,000"), ("21", "21", "50")]
+    assert re.findall(r"(\d+) %  step (\d+)  ([\d,]+) samples", out.getvalue()) == shown
 
 
 @pytest.mark.parametrize("rate", [1e-3, 1.0, 1234.5, 9.9e6])
@@ -162,7 +147,6 @@ def test_a_closed_pipe_does_not_end_the_run() -> None:
 
 SCRIPT = """
 import sys
-from paceline.runlog.progress import PauseSchedule
 from paceline.runlog.progress import Progress
 with Progress(1000) as progress:
     for number in range(1, 11):

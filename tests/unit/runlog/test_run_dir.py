@@ -5,111 +5,37 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from paceline.config import DEFAULT, RunSpec, build_spec, load
+from paceline.config import DEFAULT, build_spec, load
 from paceline.config.run_file import RENAMED_KEYS
 from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
 
-EVERYTHING: dict[str, Any] = {
-    "name": "all-2.0_x",
-    "workload": "classifier",
-    "model": {
-        "width": 96,
-        "heads": 6,
-        "layers": 3,
-        "ffn": 200,
-        "dropout": 0.1,
-        "word_dropout": 0.25,
-        "label_smoothing": 0.1,
-        "class_weights": {"a: b": 2.0, "c": 0.5},
-        "init_from": "/runs/one",
-        "match": "some",
-    },
-    "data": {
-        "source": "csv",
-        "path": "/data/a b #1.csv",
-        "test_path": "/data/tést: x.csv",
-        "test_fraction": 0.2,
-        "text": "null",
-        "label": "yes # no",
-        "max_length": 77,
-        "vocab": 999,
-        "lowercase": True,
-        "limit": 12,
-        "cache": "/tmp/cache",
-        "tokenizer": "/tmp/tokenizer.json",
-    },
-    "train": {
-        "steps": 77,
-        "epochs": None,
-        "global_batch": 96,
-        "optimizer": "sgd",
-        "lr": 3e-05,
-        "lr_scaling": "sqrt",
-        "base_batch": 32,
-        "schedule": "linear",
-        "warmup": 0.0123456789012345,
-        "final_lr": 1e-12,
-        "weight_decay": 0.3,
-        "beta1": 0.8,
-        "beta2": 0.95,
-        "momentum": 0.5,
-        "clip": 0.0,
-        "clip_value": 0.5,
-        "ema": 0.99,
-        "groups": {"layers.*: x": {"lr": 1e-05}, "head.*": {"weight_decay": 0.0}, "z.*": {"frozen": True}},
-        "warmup_steps": 10,
-        "warmup_from": 0.1,
-        "warmup_shape": "log",
-        "decay": "all",
-        "eps": 1e-7,
-        "nesterov": True,
-        "precision": "bf16",
-        "loss_scale": 128.0,
-        "loss_scale_start": 64.0,
-        "loss_scale_window": 100,
-        "checkpoint_format": "full",
-        "nonfinite": "skip",
-        "on_oom": "retry",
-        "seed": 2147483647,
-        "evaluate_every": 5,
-        "evaluate_on": 500,
-        "patience": 4,
-        "checkpoint_every": 6,
-        "keep": 7,
-        "log_every": 1,
-        "compile": "off",
-        "loggers": ["tensorboard", "mlflow"],
-    },
-    "parallel": {
-        "strategy": "hsdp",
-        "ranks": 32,
-        "replicate": 2,
-        "tensor": 2,
-        "sequence": True,
-        "pipeline": 4,
-        "schedule": "zero_bubble",
-        "micro_batch": 3,
-        "activation_checkpointing": "full",
-        "offload": True,
-        "reduce": "diloco",
-        "local_steps": 9,
-        "engine": "deepspeed",
-        "engine_config": "/tmp/own.json",
-        "device": "cpu",
-        "threads": 1,
-        "timeout_s": 1e7,
-        "bucket_mb": 1e22,
-        "wrap": 1000,
-        "backend": "gloo",
-    },
-    "cluster": "local",
-}
+EVERYTHING = yaml.safe_load("""
+name: all-2.0_x
+workload: classifier
+model: {width: 96, heads: 6, layers: 3, ffn: 200, dropout: 0.1, word_dropout: 0.25, label_smoothing: 0.1,
+        class_weights: {"a: b": 2.0, c: 0.5}, init_from: /runs/one, match: some}
+data: {source: csv, path: "/data/a b #1.csv", test_path: "/data/tést: x.csv", test_fraction: 0.2, text: "null",
+       label: "yes # no", max_length: 77, vocab: 999, lowercase: true, limit: 12, cache: /tmp/cache,
+       tokenizer: /tmp/tokenizer.json}
+train: {steps: 77, epochs: null, global_batch: 96, optimizer: sgd, lr: 3.0e-05, lr_scaling: sqrt, base_batch: 32,
+        schedule: linear, warmup: 0.0123456789012345, warmup_steps: 10, warmup_from: 0.1, warmup_shape: log,
+        final_lr: 1.0e-12, weight_decay: 0.3, decay: all, beta1: 0.8, beta2: 0.95, eps: 1.0e-7, momentum: 0.5,
+        nesterov: true, clip: 0.0, clip_value: 0.5, ema: 0.99,
+        groups: {"layers.*: x": {lr: 1.0e-05}, "head.*": {weight_decay: 0.0}, "z.*": {frozen: true}},
+        precision: bf16, loss_scale: 128.0, loss_scale_start: 64.0, loss_scale_window: 100, nonfinite: skip,
+        on_oom: retry, seed: 2147483647, evaluate_every: 5, evaluate_on: 500, patience: 4, checkpoint_every: 6,
+        checkpoint_format: full, keep: 7, log_every: 1, compile: "off", loggers: [tensorboard, mlflow]}
+parallel: {strategy: hsdp, ranks: 32, replicate: 2, tensor: 2, sequence: true, pipeline: 4, schedule: zero_bubble,
+           micro_batch: 3, activation_checkpointing: full, offload: true, reduce: diloco, local_steps: 9,
+           engine: deepspeed, engine_config: /tmp/own.json, device: cpu, threads: 1, timeout_s: 1.0e+7,
+           bucket_mb: 1.0e+22, wrap: 1000, backend: gloo}
+cluster: local
+""")
 
 
 def test_every_field_survives(tmp_path: Path) -> None:
@@ -128,8 +54,9 @@ def test_every_field_survives(tmp_path: Path) -> None:
     assert load(run.spec_file).dump() == spec.dump()
 
 
-def test_defaults_survive(tmp_path: Path) -> None:
-    spec = build_spec({})
+@pytest.mark.parametrize("changed", [{}, {"train.lr": 0.1}])
+def test_defaults_and_a_spec_made_in_python_survive(tmp_path: Path, changed: dict[str, float]) -> None:
+    spec = build_spec({}).replace(changed)
     assert RunDir.claim(tmp_path, "x", spec).spec() == spec
 
 
@@ -189,9 +116,8 @@ def test_a_workload_of_ones_own_with_nested_values(tmp_path: Path, monkeypatch: 
     run = RunDir.claim(tmp_path, "x", spec)
     assert run.spec() == spec
     monkeypatch.chdir(tmp_path)
-    assert (
-        RunDir.claim(tmp_path, "x", build_spec(spec.dump() | {"workload": "mine.py:Mine"})).spec().dump() == spec.dump()
-    )
+    same = build_spec(spec.dump() | {"workload": "mine.py:Mine"})
+    assert RunDir.claim(tmp_path, "x", same).spec().dump() == spec.dump()
 
 
 def test_names_are_numbered(tmp_path: Path) -> None:
@@ -222,7 +148,6 @@ def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     for process in both:
-        assert process.stdin
         process.stdin.write("go\n")
         process.stdin.flush()
     names = [name for process in both for name in process.communicate(timeout=300)[0].split()]
@@ -238,7 +163,7 @@ def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> 
 
 def test_an_unwritable_place_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot make a run folder in .*file/runs: Not a directory"):
+    with pytest.raises(UserError, match="runs: Not a directory"):
         RunDir.claim(tmp_path / "file" / "runs", "x", build_spec({}))
     if os.geteuid() != 0:
         (tmp_path / "closed").mkdir(mode=0o500)
@@ -268,18 +193,12 @@ def test_open_says_what_is_missing_and_what_there_is(tmp_path: Path) -> None:
         RunDir.claim(runs, name, build_spec({}))
     (runs / "empty").mkdir()
     (runs / "notes.txt").write_text("")
-    with pytest.raises(UserError, match=r"newz does not exist, did you mean '.*/runs/news'\?; runs in .*runs: "):
-        RunDir.open(runs / "newz")
-    with pytest.raises(
-        UserError, match=r"empty is not a run folder: it has no spec.yaml; runs in .*runs: (news|wiki), "
+    for place, said in (
+        *(("runs/newz", r"/runs/news'.*: (news|wiki), "), ("runs/empty", r"spec.yaml.*: (news|wiki), ")),
+        *(("runs/notes.txt", "is a file"), ("runs", "; runs in .*/runs: "), ("elsewhere/x", "there are no runs in")),
     ):
-        RunDir.open(runs / "empty")
-    with pytest.raises(UserError, match=r"notes.txt is a file, not a run folder"):
-        RunDir.open(runs / "notes.txt")
-    with pytest.raises(UserError, match=r"runs is not a run folder: .*; runs in .*/runs: "):
-        RunDir.open(runs)
-    with pytest.raises(UserError, match="there are no runs in"):
-        RunDir.open(tmp_path / "elsewhere" / "x")
+        with pytest.raises(UserError, match=said):
+            RunDir.open(tmp_path / place)
 
 
 def test_open_lists_the_newest_when_there_are_many(tmp_path: Path) -> None:
@@ -301,11 +220,6 @@ def test_a_damaged_spec_is_a_user_error(tmp_path: Path, text: str, why: str) -> 
         run.spec()
 
 
-def test_a_spec_made_in_python_survives(tmp_path: Path) -> None:
-    spec: RunSpec = build_spec({}).replace({"train.lr": 0.1})
-    assert RunDir.claim(tmp_path, "a", spec).spec() == spec
-
-
 def test_reading_a_run_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
     code = "import sys, paceline.runlog.run_dir, paceline.runlog.events; print({'torch', 'rich'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
@@ -320,7 +234,7 @@ def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_pa
         pass
     (one.path / name).unlink()
     (one.path / name).symlink_to(other.path / name)
-    with pytest.raises(UserError, match=f"{name} is a link into another run, {other.path}; remove it"), one.lock(print):
+    with pytest.raises(UserError, match=f"another run, {other.path};"), one.lock(print):
         pass
 
 

@@ -29,34 +29,23 @@ EQUATION = "128 global = 16 per pass × 4 ranks × 2 accumulated"
 
 def steps(count: int, slow: int = 5) -> list[dict[str, Any]]:
     """Steps of 0.1 s, after some slow ones at the start."""
-    return [
-        {
-            "step": i,
-            "epoch": 0,
-            "samples": i * 128,
-            "loss": 5.0 - 0.01 * i,
-            "step_s": 2.0 if i <= slow else 0.1,
-            "data_s": 0.001,
-            "compute_s": 1.9 if i <= slow else 0.091,
-            "comm_s": 0.04,
-            "exposed_s": 0.008,
-            "batch": 128,
-            "tokens": 1280,
-            "skipped": False,
-        }
-        for i in range(1, count + 1)
-    ]
+    same = {"epoch": 0, "data_s": 0.001, "comm_s": 0.04, "exposed_s": 0.008, "batch": 128, "tokens": 1280}
+    found = []
+    for i in range(1, count + 1):
+        times = {"step_s": 2.0, "compute_s": 1.9} if i <= slow else {"step_s": 0.1, "compute_s": 0.091}
+        found.append({"step": i, "samples": i * 128, "loss": 5.0 - 0.01 * i, "skipped": False, **same, **times})
+    return found
+
+
+def whole_summary(last: dict[str, Any], seconds: float, peaks: tuple[int, ...]) -> Summary:
+    evaluation = build_evaluation(last, {"step": 20, "accuracy": 0.92})
+    found = compute_summary(SPEC, EQUATION, steps(40), "finished", epoch_samples=2560)
+    return replace(found, seconds=seconds, parameters=3_412_345, peak_bytes_per_rank=peaks, evaluation=evaluation)
 
 
 def test_numbers() -> None:
     last = {"kind": "evaluate", "t": 1.0, "step": 40, "n": 7600, "loss": 0.3, "accuracy": 0.91}
-    summary = replace(
-        compute_summary(SPEC, EQUATION, steps(40), "finished", epoch_samples=2560),
-        seconds=20.0,
-        parameters=3_412_345,
-        peak_bytes_per_rank=(10, 20, 30, 40),
-        evaluation=build_evaluation(last, {"step": 20, "accuracy": 0.92}),
-    )
+    summary = whole_summary(last, 20.0, (10, 20, 30, 40))
     assert summary.status == "finished"
     assert summary.trained == TrainingTotals(5120, 40, 0, 2.0)
     assert summary.samples_per_s == pytest.approx(1280)
@@ -77,8 +66,8 @@ def test_numbers() -> None:
 
 def test_warm_up_is_a_tenth_of_a_long_run_and_at_most_half_of_a_short_one() -> None:
     assert compute_summary(SPEC, EQUATION, steps(100, slow=10), "finished").share["compute"] == pytest.approx(0.91)
-    assert compute_summary(SPEC, EQUATION, steps(4, slow=2), "finished").samples_per_s == pytest.approx(1280)
-    assert compute_summary(SPEC, EQUATION, steps(1, slow=0), "finished").samples_per_s == pytest.approx(1280)
+    for few in (steps(4, slow=2), steps(1, slow=0)):
+        assert compute_summary(SPEC, EQUATION, few, "finished").samples_per_s == pytest.approx(1280)
 
 
 def test_steps_that_are_not_finite_do_not_spoil_the_rest(tmp_path: Path) -> None:
@@ -141,14 +130,7 @@ def test_every_share_is_that_of_the_time_beside_it(found: list[tuple[float, floa
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_table_fits_and_has_units(width: int) -> None:
     last = {"n": 7600, **{f"metric_{i}": i / 7 for i in range(12)}}
-    summary = replace(
-        compute_summary(SPEC, EQUATION, steps(40), "finished", epoch_samples=2560),
-        seconds=754.0,
-        parameters=3_412_345,
-        peak_bytes_per_rank=(812_000_000,) * 4,
-        evaluation=build_evaluation(last, {"step": 20, "accuracy": 0.92}),
-    )
-    text = shown(summary, width)
+    text = shown(whole_summary(last, 754.0, (812_000_000,) * 4), width)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= min(width, 100)
     words = " ".join(text.split())
     for part in (

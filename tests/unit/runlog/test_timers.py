@@ -10,12 +10,8 @@ from paceline.runlog.timers import CollectiveTimer, compute_comm_times, sum_unio
 @pytest.mark.parametrize(
     ("intervals", "want"),
     [
-        ([], 0),
-        ([(0, 1)], 1),
-        ([(0, 2), (1, 3)], 3),
-        ([(0, 1), (2, 3)], 2),
-        ([(0, 5), (1, 2), (3, 4)], 5),
-        ([(2, 3), (0, 1), (0, 1)], 2),
+        *(([], 0), ([(0, 1)], 1), ([(0, 2), (1, 3)], 3)),
+        *(([(0, 1), (2, 3)], 2), ([(0, 5), (1, 2), (3, 4)], 5), ([(2, 3), (0, 1), (0, 1)], 2)),
     ],
 )
 def test_union(intervals, want):
