@@ -107,6 +107,7 @@ def tiny_lm(corpus_cache, tmp_path_factory):
     """A tiny language model on this project's own pages; its last batch of an epoch is a smaller one."""
     from paceline.config import build_spec
 
+    shape = {"width": 32, "heads": 4, "kv_heads": 2, "layers": 4, "ffn": 64}
     pages = tmp_path_factory.mktemp("pages")
     for page in ("train.md", "check.md", "formulas.md"):
         (pages / page).write_bytes((REPOSITORY / "docs" / page).read_bytes())
@@ -114,15 +115,7 @@ def tiny_lm(corpus_cache, tmp_path_factory):
         {
             "name": "tiny",
             "workload": "lm",
-            "model": {
-                "preset": "custom",
-                "width": 32,
-                "heads": 4,
-                "kv_heads": 2,
-                "layers": 4,
-                "ffn": 64,
-                "tied": False,
-            },
+            "model": {"preset": "custom", **shape, "tied": False},
             "data": {"source": "text", "path": str(pages), "sequence": 32, "vocab": 300, "cache": str(corpus_cache)},
             "train": {"steps": 20, "global_batch": 16, "lr": 3e-3, "warmup": 0.5, "log_every": 1},
             "parallel": {"threads": 1, "timeout_s": 120},

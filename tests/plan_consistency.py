@@ -41,14 +41,8 @@ class Question:
         written = {f"parallel.{name}": COMMAND_LINE for name in parallel}
         spec = build_spec({**self.values, "parallel": parallel}, written)
         tokens = {"tokens": 100.0} if self.values["workload"] == "classifier" else {}
-        given = {
-            "cluster": self.cluster,
-            "price": self.rates,
-            "requirements": self.requirements,
-            "samples": 20_000,
-            **tokens,
-        }
-        given |= {"what_if": self.what_if}
+        given = {"cluster": self.cluster, "price": self.rates, "requirements": self.requirements}
+        given |= {"samples": 20_000, **tokens, "what_if": self.what_if}
         return plan(spec, **{**given, **changed})
 
 

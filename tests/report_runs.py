@@ -44,15 +44,8 @@ def make_run(out, name="made", ranks=1, steps=60, step_s=0.1, comm=0.1, seed=0, 
              "lr": 1e-3, "data_s": 0.01 * took, "tokens": 3000, "comm_s": 1.2 * exposed, "exposed_s": exposed,
              "step_s": took, "compute_s": 0.99 * took - exposed, "loss": loss, "grad_norm": 1.0, "skipped": False}
         )  # fmt: skip
-    start = {
-        "kind": "start",
-        "t": 1e9,
-        **describe_environment(),
-        "rank": 0,
-        "ranks": ranks,
-        "device": "cpu",
-        "threads": 1,
-    }
+    start = {"kind": "start", "t": 1e9, **describe_environment()}
+    start |= {"rank": 0, "ranks": ranks, "device": "cpu", "threads": 1}
     for rank in range(ranks):
         lines = [start, *events, {"kind": "end", "t": 2e9, "status": "finished"}]
         run.events_file(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -80,17 +80,14 @@ class Campaign:
         self.lab.ask("scancel", "--batch", "--signal=USR1", self.job)
         return True
 
-    def crash_node(self) -> bool:
-        self.lab.crash("n2")
+    def crash_node(self, node: str = "n2") -> bool:
+        self.lab.crash(node)
         until("the crash is noticed", lambda: self.lab.state(self.job) != "RUNNING", 120)
-        self.lab.start_node("n2")
+        self.lab.start_node(node)
         return True
 
     def crash_first_node(self) -> bool:
-        self.lab.crash("n1")
-        until("the crash is noticed", lambda: self.lab.state(self.job) != "RUNNING", 120)
-        self.lab.start_node("n1")
-        return True
+        return self.crash_node("n1")
 
     def kill_slurmd(self) -> bool:
         self.lab.kill_slurmd("n1")

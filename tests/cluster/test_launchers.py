@@ -34,17 +34,8 @@ def torchrun(words):
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=n1:{port}", "--rdzv-id=1", "--nnodes=2", "--nproc-per-node=2"]
-    return [
-        "srun",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        *PYTHON,
-        "torch.distributed.run",
-        *meeting,
-        "-m",
-        "paceline",
-        *words,
-    ]
+    command = ["srun", "--nodes=2", "--ntasks-per-node=1", *PYTHON, "torch.distributed.run", *meeting]
+    return [*command, "-m", "paceline", *words]
 
 
 LAUNCHERS = (srun, mpirun, torchrun)

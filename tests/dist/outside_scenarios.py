@@ -179,20 +179,16 @@ SCENARIOS = {
     "each_by_itself": Scenario(wrapped_optimizer, ranks=2),
     "three_ranks": Scenario(three_ranks, ranks=2),
     "ddp": Scenario(ddp, ranks=2),
-    "ddp_alone": Scenario(ddp, ranks=2),
     "unused": Scenario(lambda: ddp(find_unused_parameters=True), ranks=2),
-    "unused_alone": Scenario(lambda: ddp(find_unused_parameters=True), ranks=2),
     "static": Scenario(lambda: ddp(static_graph=True, gradient_as_bucket_view=True), ranks=2),
-    "static_alone": Scenario(lambda: ddp(static_graph=True, gradient_as_bucket_view=True), ranks=2),
     "own_hook": Scenario(lambda: ddp(fp16_compress_hook), ranks=2),
     "by_themselves": Scenario(by_themselves, ranks=2),
     "fsdp": Scenario(fsdp, ranks=2),
     "asynchronous": Scenario(asynchronous, ranks=2),
     "accelerate": Scenario(lambda: example("accelerate")),
-    "accelerate_alone": Scenario(lambda: example("accelerate")),
     "lightning": Scenario(lambda: example("lightning")),
-    "lightning_alone": Scenario(lambda: example("lightning")),
 }
+SCENARIOS |= {f"{name}_alone": SCENARIOS[name] for name in ("ddp", "unused", "static", "accelerate", "lightning")}
 
 
 def be_a_rank(name: str, scenario: Scenario, rank: int, port: int, folder: Path) -> int:

@@ -36,20 +36,19 @@ VARIANTS = {
     "rounded": {"parallel.reduce": "bf16"},
 }
 LIKE_PLAIN = ("offload", "by size", "rounded")
-ROWS = [
-    *((layout, "plain") for layout in ON_TWO),
-    *((layout, "accumulated, recomputed") for layout in (*ON_TWO, *ON_MORE)),
-    *((layout, "selective") for layout in ("fsdp:2", "tensor:2+sequence", "pipeline:2:1f1b")),
-    *((layout, "bf16") for layout in ("ddp:2", "fsdp:2", "tensor:2+sequence", "pipeline:2:1f1b")),
-    *((layout, "lamb") for layout in ("zero1:2", "fsdp:2", "tensor:2", "pipeline:2:interleaved")),
-    *((layout, "tied") for layout in ("zero2:2", "tensor:2+sequence")),
-    *((layout, "fp64") for layout in ("tensor:2", "pipeline:2:zero_bubble")),
-    ("fsdp:2", "offload"),
-    ("fsdp:2", "by size"),
-    ("zero2:2", "by size"),
-    ("fsdp:2", "rounded"),
-    ("hsdp:2x2", "rounded"),
-]
+LAYOUTS = {
+    "plain": ON_TWO,
+    "accumulated, recomputed": (*ON_TWO, *ON_MORE),
+    "selective": ("fsdp:2", "tensor:2+sequence", "pipeline:2:1f1b"),
+    "bf16": ("ddp:2", "fsdp:2", "tensor:2+sequence", "pipeline:2:1f1b"),
+    "lamb": ("zero1:2", "fsdp:2", "tensor:2", "pipeline:2:interleaved"),
+    "tied": ("zero2:2", "tensor:2+sequence"),
+    "fp64": ("tensor:2", "pipeline:2:zero_bubble"),
+    "offload": ["fsdp:2"],
+    "by size": ("fsdp:2", "zero2:2"),
+    "rounded": ("fsdp:2", "hsdp:2x2"),
+}
+ROWS = [(layout, variant) for variant, layouts in LAYOUTS.items() for layout in layouts]
 STEPS = 4
 TOLERANCE = {"bf16": (1e-3, 5e-2, 5e-2), "rounded": (1e-4, 1e-3, 2e-2), "fp64": (1e-12, 1e-12, 1e-10)}
 """(loss, gradient norm, weights), relative; elsewhere 1e-5 for losses and norms, and 1e-4 for weights."""

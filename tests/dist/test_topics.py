@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
+import yaml
 from as_main import run_verb
+from ending import wait_until
 
 import paceline.topics as pt
 from paceline import resume, train
@@ -94,8 +95,6 @@ def test_killed_and_resumed_on_other_ranks(counts, on_one, tmp_path):
     """Killed in the middle of passes; what goes on from the last checkpoint ends as if nothing had happened."""
     spec = spec_of(counts, 2, checkpoint_every=10)
     file = tmp_path / "run.yaml"
-    import yaml
-
     file.write_text(yaml.safe_dump(spec.dump()))
     (tmp_path / "sitecustomize.py").write_text(CRAWL)
     process = subprocess.Popen(
@@ -104,11 +103,7 @@ def test_killed_and_resumed_on_other_ranks(counts, on_one, tmp_path):
         start_new_session=True,
     )
     folder = RunDir(tmp_path / "runs" / "on2")
-    deadline = time.monotonic() + 120
-    while find_newest(folder.checkpoints, lambda text: None) is None:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert wait_until(lambda: find_newest(folder.checkpoints, lambda text: None), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     reached = find_newest(folder.checkpoints, lambda text: None).step

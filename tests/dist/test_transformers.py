@@ -7,6 +7,7 @@ from paceline.config import build_spec
 from paceline.trials.check import check
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
+LORA = {"lora_rank": 2}
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +25,8 @@ def folder(tmp_path_factory):
     ("kind", "model", "layouts"),
     [
         ("gpt2", {}, ["single", "ddp:2", "fsdp:2"]),
-        (
-            "llama",
-            {"lora_rank": 2, "task": "sequence_classification", "match": "some"},
-            ["single", "zero1:2", "fsdp:2"],
-        ),
-        ("llama_bf16", {"lora_rank": 2}, ["single", "fsdp:2"]),
+        ("llama", {**LORA, "task": "sequence_classification", "match": "some"}, ["single", "zero1:2", "fsdp:2"]),
+        ("llama_bf16", LORA, ["single", "fsdp:2"]),
     ],
 )
 def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, corpus_cache):
@@ -37,18 +34,13 @@ def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, 
     half = kind.endswith("bf16")
     labelled = "task" in model
     data = {"source": "csv" if labelled else "text", "path": str(folder / ("texts.csv" if labelled else "texts.txt"))}
+    train = {"steps": 3, "global_batch": 7, "lr": 1e-3, "log_every": 1}
     spec = build_spec(
         {
             "workload": "transformers",
             "model": {"init_from": str(folder / kind), **model},
             "data": {**data, "sequence": 16, "max_length": 24, "cache": str(corpus_cache)},
-            "train": {
-                "steps": 3,
-                "global_batch": 7,
-                "lr": 1e-3,
-                "log_every": 1,
-                "precision": "bf16" if half else "fp32",
-            },
+            "train": {**train, "precision": "bf16" if half else "fp32"},
             "parallel": {"threads": 1, "timeout_s": 120},
         }
     )

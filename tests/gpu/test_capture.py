@@ -38,18 +38,15 @@ def test_averages_groups_and_cut_gradients_are_recorded_too(small, tmp_path):
     assert abs(result.metrics["loss"] - eager.metrics["loss"]) < 0.03 * eager.metrics["loss"]
 
 
-def test_bf16_on_the_device_follows_fp32_on_the_cpu(small, tmp_path):
-    spec = small.replace({"train.steps": 30, "data.limit": 0})
+@pytest.mark.parametrize(
+    ("precision", "changes", "near"),
+    [("bf16", {"train.steps": 30, "data.limit": 0}, 0.03), ("fp32", {"train.steps": 20}, 1e-4)],
+)
+def test_the_device_follows_fp32_on_the_cpu(small, tmp_path, precision, changes, near):
+    spec = small.replace(changes)
     reference, _ = losses(spec.replace({"parallel.device": "cpu"}), tmp_path)
-    device, _ = losses(spec.replace({"train.precision": "bf16"}), tmp_path)
-    assert max(abs(a - b) / a for a, b in zip(reference, device, strict=True)) < 0.03
-
-
-def test_fp32_on_the_device_equals_fp32_on_the_cpu(small, tmp_path):
-    spec = small.replace({"train.steps": 20})
-    reference, _ = losses(spec.replace({"parallel.device": "cpu"}), tmp_path)
-    device, _ = losses(spec, tmp_path)
-    assert max(abs(a - b) / a for a, b in zip(reference, device, strict=True)) < 1e-4
+    device, _ = losses(spec.replace({"train.precision": precision}), tmp_path)
+    assert max(abs(a - b) / a for a, b in zip(reference, device, strict=True)) < near
 
 
 def test_flights_on_the_device_are_timed_in_its_own_streams(tmp_path):

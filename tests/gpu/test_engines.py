@@ -37,9 +37,8 @@ LIES = {"whole": "asked for layers gathered one by one 4 and has 0", "alone": "a
 def furthest(ours, theirs):
     """Largest relative differences of (loss, gradient norm) over all steps; everything else is the same."""
     for one, two in zip(ours, theirs, strict=True):
-        assert [one[key] for key in ("step", "samples", "batch", "lr")] == [
-            two[key] for key in ("step", "samples", "batch", "lr")
-        ]
+        for key in ("step", "samples", "batch", "lr"):
+            assert one[key] == two[key], key
     return [
         max(abs(one[key] - two[key]) / abs(two[key]) for one, two in zip(ours, theirs, strict=True))
         for key in ("loss", "grad_norm")
@@ -51,15 +50,8 @@ def plain(tiny_lm, tmp_path_factory):
     """By precision: (spec, steps) of one device under `torch`, without compilation."""
     out, found = tmp_path_factory.mktemp("plain"), {}
     for precision in TOLERANCE:
-        spec = tiny_lm.replace(
-            {
-                "train.precision": precision,
-                "train.compile": "off",
-                "train.checkpoint_every": 10,
-                "train.keep": 9,
-                "parallel.strategy": "single",
-            }
-        )
+        changes = {"train.precision": precision, "train.compile": "off", "train.checkpoint_every": 10}
+        spec = tiny_lm.replace({**changes, "train.keep": 9, "parallel.strategy": "single"})
         found[precision] = (spec, steps_of(train(spec, out / precision, show=False).path))
     return found
 

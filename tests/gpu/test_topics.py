@@ -69,6 +69,14 @@ def error(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
+def assert_near(found, X, L, Ft, near=1e-3, loss_near=1e-5):
+    """Compare (S, new rows, loss) with those of float64."""
+    (S, new, loss), (S_true, new_true, loss_true) = found, reference(X, L, Ft)
+    assert error(S, S_true) < near
+    assert error(new, new_true) < near
+    assert abs(loss - loss_true) < loss_near * abs(loss_true)
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32"])
 @pytest.mark.parametrize("k", [3, 20, 40, 100, 200, 512])
 def test_the_dense_pass_equals_float64(dtype, k):
@@ -76,10 +84,7 @@ def test_the_dense_pass_equals_float64(dtype, k):
         pytest.skip("slow in the interpreter")
     X, L, Ft = problem(*((700, 1100) if LARGE else (70, 300)), k, dtype)
     S, new, loss = run(X, L, Ft, sparse=False)
-    S_true, new_true, loss_true = reference(X, L, Ft)
-    assert error(S, S_true) < 1e-3
-    assert error(new, new_true) < 1e-3
-    assert abs(loss - loss_true) < 1e-5 * abs(loss_true)
+    assert_near((S, new, loss), X, L, Ft)
     assert not S[X.shape[1] // 2].any()
     np.testing.assert_allclose(new[X.shape[0] // 2], L[X.shape[0] // 2], rtol=1e-6)
 
@@ -88,11 +93,7 @@ def test_the_dense_pass_equals_float64(dtype, k):
 @pytest.mark.parametrize("k", [3, 20, 100, 512])
 def test_the_sparse_pass_equals_float64(dtype, k):
     X, L, Ft = problem(*((700, 1100) if LARGE else (20, 150)), k, dtype, density=0.1)
-    S, new, loss = run(X, L, Ft, sparse=True)
-    S_true, new_true, loss_true = reference(X, L, Ft)
-    assert error(S, S_true) < 1e-4
-    assert error(new, new_true) < 1e-4
-    assert abs(loss - loss_true) < 1e-6 * abs(loss_true)
+    assert_near(run(X, L, Ft, sparse=True), X, L, Ft, near=1e-4, loss_near=1e-6)
 
 
 @pytest.mark.parametrize("k", [3, 20, 64])
@@ -111,11 +112,7 @@ def test_a_document_without_the_first_topic():
     """Where the counts end in the middle of a tile, the shares of the others have to do."""
     X, L, Ft = problem(60, 130, 5, "uint8")
     L[3], L[3, 1] = 1e-20, 1.0
-    S, new, loss = run(X, L, Ft, sparse=False)
-    S_true, new_true, loss_true = reference(X, L, Ft)
-    assert error(S, S_true) < 1e-3
-    assert error(new, new_true) < 1e-3
-    assert abs(loss - loss_true) < 1e-5 * abs(loss_true)
+    assert_near(run(X, L, Ft, sparse=False), X, L, Ft)
 
 
 def test_without_the_loss_the_pass_is_the_same():
@@ -143,10 +140,7 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
         F = torch.tensor(Ft, dtype=torch.float32, device=DEVICE)
         S = torch.zeros_like(F)
         loss = sum(step(rows_of_L[first:last], F, S, rows="em") for first, last, step in tiers.steps())
-        S_true, new_true, loss_true = reference(X, L, Ft)
-        assert error(S.double().cpu().numpy(), S_true) < 1e-3
-        assert error(rows_of_L.double().cpu().numpy(), new_true) < 1e-3
-        assert abs(float(loss) - loss_true) < 1e-5 * abs(loss_true)
+        assert_near((S.double().cpu().numpy(), rows_of_L.double().cpu().numpy(), float(loss)), X, L, Ft)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
