@@ -125,8 +125,6 @@ def tiny_lm(corpus_cache, tmp_path_factory):
 
 @pytest.fixture
 def in_time():
-    """What waits without end fails."""
-
     def stop(*_):
         raise TimeoutError("it waits")
 

@@ -128,7 +128,6 @@ def written_run(folder: Path, name: str, spec, by_rank: list[list[dict]]) -> Run
 
 
 def measured(folder: Path, made):
-    """The measurement as it is written, with its runs."""
     values, step_s, rows, repeats, price = made
     spec, batch = build_spec(values), values["train"]["global_batch"]
     label = {row.ranks: f"{row.ranks} rank{'s' * (row.ranks > 1)}" for row in rows}

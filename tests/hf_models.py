@@ -21,7 +21,6 @@ TEXTS = [
 
 
 def save(kind: str, folder: Path, auto: str = "AutoModelForCausalLM", dtype: str = "float32") -> Path:
-    """A model with random weights, as the library saves it."""
     import torch
     import transformers
 
@@ -54,6 +53,5 @@ def save_tokenizer(folder: Path):
 
 
 def labelled(file: Path) -> Path:
-    """A table of texts whose first word tells their class."""
     file.write_text("text,label\n" + "".join(f"{text},{text.split()[0]}\n" for text in TEXTS))
     return file

@@ -87,7 +87,6 @@ def hostile_sweep(folder):
 
 
 def _every(row):
-    """With a value for each key that the sweep says to have."""
     return replace(row, values={**dict.fromkeys(EVIL[:3], "".join(EVIL)), **row.values})
 
 

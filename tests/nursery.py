@@ -69,8 +69,6 @@ class Nursery:
 
 
 class Child:
-    """What a launcher needs of a `Popen`."""
-
     def __init__(self, pid: int, ends: socket.socket) -> None:
         self.pid = pid
         self.returncode: int | None = None

@@ -168,7 +168,6 @@ def sentences_are_in_the_tables(found: Plan, text: str) -> None:
 
 
 def is_the_same_alone(asked: Question, found: Plan) -> None:
-    """A row does not depend on the others."""
     if not found.rows:
         return
     row = found.rows[len(found.rows) // 2]
@@ -181,7 +180,6 @@ def is_the_same_alone(asked: Question, found: Plan) -> None:
 
 
 def applies_as_promised(asked: Question, found: Plan) -> None:
-    """The lines to type lead to the step that was promised."""
     if found.chosen is None or found.what_if:
         return
     typed = {key.removeprefix("parallel."): value for key, value in found.overrides().items()}

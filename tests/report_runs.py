@@ -88,7 +88,6 @@ def make_measurement(folder, steps_s=None, repeats=3, kind="strong", price=2.5):
 
 
 def make_links(folder, pairs=("a and b", "a and c", "b and c")):
-    """Links of 1 ms and 1 Gbit/s."""
     folder.mkdir(exist_ok=True)
     found = []
     for name, between, ranks in [*((c, "all ranks", 3) for c in COLLECTIVES), *(("all_reduce", p, 2) for p in pairs)]:

@@ -69,5 +69,4 @@ def nips_fit():
 
 
 def page_data(text):
-    """The numbers inside an explorer."""
     return json.loads(text.split('id="data">', 1)[1].split("</script>", 1)[0])

@@ -67,5 +67,4 @@ def lm_file(tiny_lm, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def alone(lm_file, tmp_path_factory):
-    """What one rank makes of it."""
     return paceline.train(lm_file, tmp_path_factory.mktemp("alone"), show=False)

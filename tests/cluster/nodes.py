@@ -17,7 +17,6 @@ PORT = 29_541
 
 
 def why_not() -> str | None:
-    """The reason for which there can be no such machines here."""
     for program in ("ip", "tc", "unshare"):
         if shutil.which(program) is None:
             return f"{program} is not installed"
@@ -110,7 +109,6 @@ class Nodes:
 
 @contextmanager
 def nodes(count: int, folder: Path) -> Iterator[Nodes]:
-    """While entered; all that runs on them ends with them."""
     found = Nodes(count, folder)
     try:
         found.up()

@@ -33,7 +33,6 @@ def paceline_says(*words: str, code: int = 0) -> str:
 
 
 def submitted(*words: str) -> str:
-    """The id of the job."""
     found = re.search(r"^job (\d+)", paceline_says("submit", *words), re.MULTILINE)
     assert found
     return found[1]
@@ -64,13 +63,11 @@ def weights(run: Path = RUN) -> dict[str, torch.Tensor]:
 
 
 def undisturbed(run_file: Path, ranks: int) -> dict[str, torch.Tensor]:
-    """What the same run gives in one go."""
     spec = paceline.load(run_file, [f"parallel.ranks={ranks}", "data.step_s=0"])
     return paceline.train(spec, Path("alone"), show=False).weights()
 
 
 def says_the_same(result: paceline.RunResult, alone: paceline.RunResult) -> None:
-    """The losses of all steps, and the weights."""
     first, second = (read_steps(RunDir(each.path).events_file(0)) for each in (alone, result))
     assert [step["loss"] for step in second] == pytest.approx([step["loss"] for step in first], rel=1e-5)
     ours, theirs = alone.weights(), result.weights()
@@ -79,6 +76,5 @@ def says_the_same(result: paceline.RunResult, alone: paceline.RunResult) -> None
 
 
 def differ(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """The largest difference."""
     assert ours.keys() == theirs.keys()
     return max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours)

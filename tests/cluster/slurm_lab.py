@@ -61,7 +61,6 @@ IN_NAMESPACE = 'mount --bind "$1" /etc/hosts && mount -t tmpfs tmpfs "$2" && hos
 
 
 def missing() -> str:
-    """Why there can be no lab here; empty where there can."""
     if os.geteuid() != 0:
         return "namespaces need root"
     lacking = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -135,7 +134,6 @@ class Lab:
         self._run(*namespace, str(self.root / "hosts"), str(self.local), node, *slurmd)
 
     def until_ready(self, states: str = "idle") -> None:
-        """All nodes answer, and have nothing to do."""
         listed = ("sinfo", "-h", "-N", "-p", "debug", "-t", states, "-o", "%N")
         until("all nodes are up", lambda: len(set(self.ask(*listed).split())) == len(self.nodes))
 

@@ -25,8 +25,6 @@ PROGRESS = 10
 
 @dataclass
 class Campaign:
-    """A run that is disturbed."""
-
     lab: Lab
     run: Path
     job: str

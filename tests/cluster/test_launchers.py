@@ -43,7 +43,6 @@ LAUNCHERS = (srun, mpirun, torchrun)
 
 @pytest.fixture
 def say(lab, monkeypatch):
-    """Runs a command of Paceline's on the nodes, and returns what it says."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def run(launcher, *words):

@@ -26,8 +26,6 @@ class Counted(CollectiveTimer):
 
 
 class Bucket:
-    """As torch's hook sees gradients."""
-
     def __init__(self, grads):
         self.flat = torch.cat([g.reshape(-1) for g in grads])
         parts = self.flat.split([g.numel() for g in grads])
@@ -70,7 +68,6 @@ def draw(rank, step, inner=None):
 
 
 def total(grads):
-    """The exact sum over ranks."""
     grads = {name: g.clone() for name, g in grads.items()}
     for g in grads.values():
         dist.all_reduce(g)
@@ -82,7 +79,6 @@ def apart(a, b):
 
 
 def powersgd(rank, ranks):
-    """Distances of PowerSGD to what it should be."""
     found = {}
     ours, timer = PowerSGD(model(), Counted()), Counted()
     ours.timer = timer

@@ -21,7 +21,6 @@ def wait_until(condition, process=None, look_every_s=0.02):
 
 
 def wait_until_gone(group):
-    """All processes of a killed group have ended: nobody writes into its folder any more."""
     wait_until(lambda: not any(group_of(p.pid) == group and _lives(p) for p in psutil.process_iter()))
 
 

@@ -54,7 +54,6 @@ class Freezing(Classifier):
 
     @property
     def callback_state(self):
-        """Asked for when a checkpoint begins."""
         reached("checkpoint")
         return {}
 

@@ -10,8 +10,6 @@ PER_SAMPLE_BYTES = 1 << 47
 
 
 class NoRoom(Classifier):
-    """Finds no memory for its data, once."""
-
     full = True
 
     def prepare(self, say):

@@ -13,7 +13,6 @@ STEPS, BATCH = 4, 24
 
 
 def collectives():
-    """By name: what came out on this rank."""
     hvd.init()
     r, n = hvd.rank(), hvd.size()
     mine = torch.arange(6.0).reshape(3, 2) + r
@@ -244,7 +243,6 @@ def elastic_run(folder, fail_at=None, width=1):
 
 
 def example(words):
-    """A script as `python -m paceline.horovod` runs it."""
     from paceline.horovod.__main__ import run_horovod_script
 
     run_horovod_script(words)

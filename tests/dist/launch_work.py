@@ -93,7 +93,6 @@ def work_until_stopped(folder, saving_s):
 
 
 def stop_the_server(then=""):
-    """The last rank stops the process that the ranks come from."""
     place = detect_rank(os.environ)
     if place.rank == place.world - 1:
         os.kill(os.getppid(), signal.SIGSTOP)

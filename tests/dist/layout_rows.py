@@ -94,7 +94,6 @@ def _parameters_at_work(parts):
 
 
 def _gathered(param):
-    """The memory into which a layer is gathered; freed memory has no bytes."""
     return getattr(param, "all_gather_outputs", [])
 
 
@@ -108,7 +107,6 @@ def _bytes(tensors):
 
 
 def parts_after(spec):
-    """What this rank holds of each parameter after the run's steps, and its buffers."""
     place = detect_rank(os.environ) or SINGLE_RANK
     with join_ranks(place, "cpu", 1, 120) as device:
         job = job_of(spec, place, device)

@@ -69,8 +69,6 @@ def two_optimizers() -> None:
 
 
 class Outer(torch.optim.Optimizer):
-    """An optimiser around another."""
-
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups, {})
         self.inner = inner
@@ -129,7 +127,6 @@ def ddp(hook: Callable[..., Any] | None = None, **options: Any) -> None:
 
 
 def by_themselves() -> None:
-    """Ranks of one group that never exchange anything."""
     dist.init_process_group("gloo")
     wrapped_optimizer()
 

@@ -30,7 +30,6 @@ def _last_loss(program):
 
 
 def loss_after(folder):
-    """The loss that the Trainer's program prints after moving."""
     os.chdir(folder)
     for name in PLACE:
         os.environ.pop(name)
@@ -38,7 +37,6 @@ def loss_after(folder):
 
 
 def save_model(folder):
-    """A tiny model, made where the library is imported already."""
     import hf_models
 
     hf_models.save("llama", folder / "models" / "llama")

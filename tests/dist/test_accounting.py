@@ -47,7 +47,6 @@ def test_three_epochs_use_every_sample_three_times(run_file, tmp_path, ranks, mi
 
 @pytest.mark.parametrize(("first", "then"), [(2, 3), (3, 1), (1, 2)])
 def test_a_kill_and_a_resume_on_another_number_of_ranks_lose_and_repeat_nothing(run_file, tmp_path, first, then):
-    """The weights are the counts, so the finished run proves itself."""
     arguments = [str(run_file), f"parallel.ranks={first}", "--out", str(tmp_path / "runs")]
     slowly = {**os.environ, "PYTHONPATH": str(HERE), QUICK_PASSES: "10"}
     process = subprocess.Popen(

@@ -230,8 +230,6 @@ def training_goes_on_while_checkpoints_are_written(folder: Path) -> None:
 
 
 def fail_on(rank: int) -> None:
-    """From here on, the disk of one rank is full."""
-
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -36,7 +36,6 @@ def exact(spec, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found():
-    """By name of the function: what each of 4 ranks found."""
     everyone = run_ranks(on_ranks, (), 4)
     return {what: [mine[what] for mine in everyone] for what in everyone[0]}
 
@@ -120,7 +119,6 @@ def test_a_killed_run_goes_on_to_the_same_bits(small, tmp_path, mode, others):
 
 
 def killed_after_5(result, folder):
-    """A run as it would be found if it had been killed before its second checkpoint."""
     shutil.copytree(result.path, folder)
     for sealed in RunDir(folder).checkpoints.iterdir():
         if sealed.name != "step-00000005":

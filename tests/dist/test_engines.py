@@ -137,7 +137,6 @@ LIED: dict[str, str] = {}
 
 @pytest.fixture(scope="module")
 def specs(small, corpus_cache, tmp_path_factory):
-    """What is trained, on one rank of the torch engine."""
     (file := tmp_path_factory.mktemp("odd") / "odd.py").write_text(textwrap.dedent(ODD))
     small = small.replace(SMALL)
     lm = {
@@ -169,7 +168,6 @@ def alone(specs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(specs, alone, tmp_path_factory):
-    """All rows, trained by one start of 2 ranks."""
     out = tmp_path_factory.mktemp("rows")
     (out / "own.json").write_text(json.dumps(OWN_JSON))
     (out / "own.yaml").write_text(yaml.safe_dump(OWN_YAML))
@@ -232,7 +230,6 @@ def test_the_clip_takes_part(alone):
 
 @pytest.mark.parametrize("row", ["deepspeed-zero1", "deepspeed-zero3", "accelerate-fsdp", "odd-zero3"])
 def test_a_run_goes_on_under_torch(alone, rows, tmp_path, row):
-    """And gives the file that it would have given."""
     base, _ = ROWS[row]
     folder = at_half(rows[row].path, tmp_path / "run")
     on_one = ["parallel.engine=torch", "parallel.ranks=1", "parallel.strategy=auto", "parallel.offload=false"]

@@ -26,7 +26,6 @@ KILLS = 6
 
 @pytest.fixture
 def long_spec(small):
-    """More steps than all attempts together have quick passes."""
     changes = {"train.steps": 104, "train.checkpoint_every": 8, "train.evaluate_every": 52, "model.dropout": 0.1}
     quick = {"model.layers": 1, "train.global_batch": 8}
     return small.replace({**changes, **quick, "workload": f"{HERE / 'pacing.py'}:Paced"})
@@ -45,7 +44,6 @@ def ranks_of(process, run):
 
 
 def kill(process, run, target):
-    """One rank, the launcher, or everything at once."""
     if target == "everything":
         os.killpg(process.pid, signal.SIGKILL)
     elif target == "launcher":

@@ -21,7 +21,6 @@ LAUNCHERS = {"torchrun": TORCHRUN, "mpirun": MPIRUN}
 
 @pytest.fixture(scope="module")
 def ours(small, tmp_path_factory):
-    """The same run on 2 ranks of our own."""
     return train(small.replace({"parallel.ranks": 2}), tmp_path_factory.mktemp("ours"), show=False)
 
 

@@ -19,7 +19,6 @@ EXAMPLES = DOCS / "examples" / "moving"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, warm_ranks):
-    """The programs, a tiny model and texts."""
     if missing := [name for name in ("deepspeed", "accelerate", "transformers") if find_spec(name) is None]:
         pytest.skip(f"{missing[0]} is not installed")
     folder = tmp_path_factory.mktemp("moving")

@@ -16,7 +16,6 @@ SPEC = {"workload": f"{Path(hungry.__file__)}:Hungry", "train.steps": 3, "model.
 
 @pytest.fixture(scope="module")
 def full(small, tmp_path_factory):
-    """The losses of the same run with as much memory as it wants."""
     return losses(paceline.train(small.replace({**SPEC, "workload": "classifier"}), tmp_path_factory.mktemp("a")))
 
 
@@ -31,8 +30,6 @@ def test_smaller_passes_have_the_same_answer(small, ranks, micro_batch, full, tm
 
 @pytest.fixture
 def launched(monkeypatch):
-    """As the first of so many ranks."""
-
     def of(ranks):
         place = {"RANK": "0", "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": ranks}
         for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():

@@ -54,8 +54,6 @@ def scenarios(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seen(scenarios):
-    """What a scenario looked like from outside."""
-
     def read(name):
         code = max(int(line) for line in (scenarios / name / "codes").read_text().split())
         _, ranks, steps_by = SCENARIOS[name]
@@ -134,7 +132,6 @@ def test_what_cannot_be_measured_is_said(seen, name, kind, said):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """The command, as it is typed, and the folder that it writes."""
     folder = tmp_path_factory.mktemp("command")
     (folder / "train.py").write_text(SCRIPT)
     words = ["measure", "--ranks", "1,2", "--steps", "8", "--repeats", "1", "--out", str(folder / "out"), "--"]

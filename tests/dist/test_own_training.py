@@ -128,7 +128,6 @@ def test_callbacks_see_the_same_on_every_rank_and_one_of_them_ends_the_run(runs,
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
 def test_a_killed_run_ends_as_if_nothing_had_happened(runs, own, strategy, tmp_path):
-    """All that came after the checkpoint of step 4 is lost."""
     whole = runs[strategy]
     folder = tmp_path / strategy
     shutil.copytree(whole.path, folder)

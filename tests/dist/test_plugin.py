@@ -15,7 +15,6 @@ RUN = "name: line\nworkload: line\ndata: {points: 64}\ntrain: {steps: 6, global_
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The package as a wheel, installed into a folder of its own."""
     folder = tmp_path_factory.mktemp("plugin")
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     build = ["wheel", "--no-build-isolation", "--no-deps", "-w", str(folder / "dist"), str(PACKAGE)]

@@ -93,7 +93,6 @@ def test_behind_a_rank_that_was_aborted_is_the_one_that_it_waited_for(tmp_path, 
 
 
 def calls_while_one_waits(folder):
-    """What each of two ranks has called, while rank 0 waits for rank 1."""
     place, seen = detect_rank(os.environ), Path(folder, "seen")
     enable_flight_recorder(os.environ)
     with join_ranks(place, "cpu", 1, 60.0):

@@ -27,7 +27,6 @@ def under(spec, words, **fields):
 
 @pytest.fixture(scope="module")
 def begun(tiny_lm, tmp_path_factory):
-    """A run that was saved under fsdp:2, and the same weights in a file, in half precision."""
     folder = tmp_path_factory.mktemp("start")
     run = train(under(tiny_lm, "fsdp:2", **CONSTANT), folder, show=False)
     half = {name: value.to(torch.bfloat16) for name, value in run.weights().items()}

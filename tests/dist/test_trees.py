@@ -39,7 +39,6 @@ def spec(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(spec, tmp_path_factory):
-    """On 1, 2 and 4 ranks."""
     folder = tmp_path_factory.mktemp("runs")
     return check(spec, (1, 2, 4), steps=8, out=folder), sorted(folder.iterdir())
 
@@ -82,7 +81,6 @@ def test_a_stopped_rank_is_named(spec, tmp_path, monkeypatch):
 
 
 def find_tracker_addresses():
-    """The addresses that XGBoost's tracker listens at, once the ranks have joined."""
     rank_info = detect_rank(os.environ)
     with join_ranks(rank_info, "cpu", 1, 60.0):
         network = XGBoostNetwork(rank_info, 60.0)

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
-    """30 small scenes, in batches that ranks do not divide."""
     data = {"scenes": 30, "size": 32, "digits_per_scene": 1, "cache": str(tmp_path_factory.mktemp("images"))}
     return build_spec(
         {

@@ -39,7 +39,6 @@ def losses(run, kind="step"):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Without workers, on one rank."""
     return train(spec_of(workers=0), tmp_path_factory.mktemp("alone"), show=False)
 
 

@@ -58,7 +58,6 @@ def plain(tiny_lm, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(plain, tmp_path_factory):
-    """All rows and lies, in one process: ({row: folder}, {lie: how it ended})."""
     out = tmp_path_factory.mktemp("rows")
 
     def claimed(name, way, precision):
@@ -98,7 +97,6 @@ def test_a_sharded_run_goes_on_under_torch(plain, runs, tmp_path, precision):
 
 
 def test_through_the_front_door(plain, tmp_path):
-    """A process of its own, which is told nothing but the run file."""
     spec, steps = plain["fp32"]
     run = train(spec.replace({"parallel.engine": "accelerate", "parallel.strategy": "zero3"}), tmp_path, show=False)
     assert max(furthest(steps_of(run.path), steps)) <= TOLERANCE["fp32"]

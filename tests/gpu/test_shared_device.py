@@ -115,7 +115,6 @@ def test_nccl_is_refused_with_the_line_to_type(tiny_lm, tmp_path):
 
 
 def test_topics_on_ranks_that_share(tmp_path):
-    """A fit by passes sums over ranks too."""
     counts, _, _ = topics.generate_synthetic_data(n=301, m=90, k=4, avg_doc_length=60, seed=3, sparse=False)
     np.save(tmp_path / "x.npy", np.asarray(counts))
     losses = []

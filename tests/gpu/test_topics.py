@@ -39,7 +39,6 @@ def problem(n, m, k, dtype, density=0.6, seed=0):
 
 
 def reference(X, L, Ft):
-    """Both statistics, the updated rows and the loss, in float64."""
     X = X.astype(np.float64)
     P = L @ Ft.T
     R = X / P

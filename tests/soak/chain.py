@@ -66,7 +66,6 @@ class Chain:
         self.begin(name or dice.choice(list(RUNS)))
 
     def begin(self, name: str) -> None:
-        """A new run, instead of the one before."""
         self.name, self.expected = name, self.disk.expected(name)
         self.run = RunDir(self.disk.folder / "runs" / name)
         shutil.rmtree(self.run.path.parent, ignore_errors=True)
@@ -128,7 +127,6 @@ class Chain:
         assert not any("paceline/" in one for one in TRACEBACK.findall(self.log.read_text())), self.told("a traceback")
 
     def close(self) -> None:
-        """After a failure too, nothing is left to the next one."""
         self.command.kill()
         mend(self.run, self.disk.folder)
 
@@ -149,7 +147,6 @@ def table(struck: Sequence[dict[str, Any]]) -> str:
 
 
 def tallied(file: Path) -> str:
-    """The table of a file with a line for each fault."""
     return table([json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else [])
 
 

@@ -18,8 +18,6 @@ CLOCK = HERE / "jumping_clock"
 
 @dataclass
 class Command:
-    """A command that runs, and all processes that it started."""
-
     process: subprocess.Popen[bytes]
     seen: dict[int, psutil.Process] = field(default_factory=dict)
 
@@ -47,7 +45,6 @@ class Command:
         return found
 
     def kill(self) -> None:
-        """All that is left of it."""
         self.tree()
         for pid in self.alive():
             with suppress(psutil.Error):

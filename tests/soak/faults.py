@@ -65,7 +65,6 @@ RUNS = {
 
 
 def files(folder: Path) -> None:
-    """What the runs are about."""
     (folder / "t.csv").write_text(f"text,label\n{TEXTS}")
     (folder / "t.txt").write_text(TEXTS * 8)
     (folder / "own.py").write_text(OWN)
@@ -141,7 +140,6 @@ def _workers(tree: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def _fill(at: Struck) -> None:
-    """The disk is full from now on."""
     with suppress(OSError), (at.disk / "filler").open("wb") as file:
         while True:
             file.write(bytes(1 << 18))
@@ -212,7 +210,6 @@ def mend(run: RunDir, disk: Path) -> None:
 
 
 def _mounts() -> list[str]:
-    """Where something is mounted, a folder over itself too."""
     return [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
 
 
@@ -229,7 +226,6 @@ def weights(run: RunDir) -> str:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Temporary files and folders that nobody will look for."""
     odd = ("**/.*.tmp", "**/.step-*.writing", "**/.step-*.deleting", "**/.kept.*", "**/*.part-*")
     return [str(path.relative_to(folder)) for pattern in odd for path in folder.glob(pattern)]
 
@@ -246,7 +242,6 @@ def until_ended(command: Command, most_s: float) -> int | None:
 
 
 def orphans(command: Command) -> list[int]:
-    """Processes that the command left behind."""
     end = time.monotonic() + ORPHANS_S
     while (alive := command.alive()) and time.monotonic() < end:
         time.sleep(0.02)

@@ -23,7 +23,6 @@ EVERYTHING = """() => [
 
 @pytest.fixture(scope="module", params=PAGES)
 def page_file(request, tmp_path_factory):
-    """Each page there is, where all that was read is hostile."""
     return request.param, PAGES[request.param](tmp_path_factory.mktemp("hostile"))
 
 

@@ -30,7 +30,6 @@ ALIASES = "\n".join(
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Write a file into the current folder."""
     monkeypatch.chdir(tmp_path)
 
     def write_file(name, content):

@@ -19,7 +19,6 @@ def blocks(seed):
 
 
 def block(seed, *marks):
-    """The block that has all of these words."""
     return next(body for body in blocks(seed) if all(mark in body for mark in marks))
 
 

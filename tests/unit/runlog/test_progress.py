@@ -24,8 +24,6 @@ def step(number: int, **values: Any) -> dict[str, Any]:
 
 
 class Time:
-    """A clock that the test turns."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
@@ -160,7 +158,6 @@ print("done", "rich" in sys.modules)
 
 
 def in_terminal(**environment: str) -> str:
-    """What a program writes to a terminal of 90 columns."""
     ours, theirs = pty.openpty()
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")}
     process = subprocess.Popen(

@@ -28,7 +28,6 @@ EQUATION = "128 global = 16 per pass × 4 ranks × 2 accumulated"
 
 
 def steps(count: int, slow: int = 5) -> list[dict[str, Any]]:
-    """Steps of 0.1 s, after some slow ones at the start."""
     same = {"epoch": 0, "data_s": 0.001, "comm_s": 0.04, "exposed_s": 0.008, "batch": 128, "tokens": 1280}
     found = []
     for i in range(1, count + 1):

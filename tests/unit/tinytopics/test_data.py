@@ -22,7 +22,6 @@ def files(tmp_path):
 
 @pytest.fixture(params=["array", "npy", "pt", "old"])
 def dataset(request, files):
-    """Makes the dataset of one kind."""
     return {
         "array": lambda **chosen: NumpyDiskDataset(X, **chosen),
         "npy": lambda **chosen: NumpyDiskDataset(str(files / "x.npy"), **chosen),

@@ -27,7 +27,6 @@ SMALL = {"figsize": (4, 3), "dpi": 40}
 
 @pytest.fixture(autouse=True)
 def shown(monkeypatch):
-    """How many figures were there at each call of show."""
     calls = []
     monkeypatch.setattr(plt, "show", lambda: calls.append(len(plt.get_fignums())))
     yield calls
