@@ -44,7 +44,7 @@ from paceline.trainer.init_from.weights import open_weights, read_model_type
 from paceline.trials.sweep import _run_halving, build_sweep_plan, open_sweep
 from paceline.workload import build_workload
 from paceline.workloads.classifier.sections import TextData
-from paceline.workloads.ensemble.fitted import read_manifest
+from paceline.workloads.ensemble.members import read_manifest
 from paceline.workloads.lm.sections import LMData
 from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.files.shards import read_shards, write_shards

@@ -12,7 +12,7 @@ from paceline.reports.report import report
 from paceline.reports.sweep_page import write_sweep_page
 from paceline.runlog.events import EventWriter
 from paceline.runlog.run_dir import RunDir
-from paceline.trials.sweep_result import Sweep, TrialRow
+from paceline.trials.sweep import Sweep, TrialRow
 from paceline.workloads.topics.result.explorer import write_explorer
 from report_runs import make_run
 from topics_fits import small_fit

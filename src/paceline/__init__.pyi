@@ -22,7 +22,7 @@ from paceline.runlog.run_dir import trust as trust
 from paceline.script.run import run as run
 from paceline.slurm.submit import submit as submit
 from paceline.trials.check import check as check
-from paceline.trials.sweep_result import Sweep as Sweep
+from paceline.trials.sweep import Sweep as Sweep
 from paceline.workload import Outline as Outline
 from paceline.workload import Workload as Workload
 from paceline.workloads.lm.sample import sample as sample

@@ -15,7 +15,7 @@ import paceline
 from conftest import REPOSITORY
 from paceline.cli.main import main
 from paceline.errors import RunFailed, UserError
-from paceline.measurement.messages import FROM_OUTSIDE
+from paceline.measurement.diagnosis import FROM_OUTSIDE
 from paceline.measurement.result import read_measurement
 from paceline.measurement.scripts.command import RecordRequest
 from paceline.measurement.scripts.measure_command import collect_script_notes, read_script_times

@@ -17,8 +17,8 @@ from paceline.io.format import duration, wrap_lines
 from paceline.io.table import Table
 from paceline.io.terminal import build_console, print_text, warn
 from paceline.launch.environment import detect_rank
+from paceline.measurement.diagnosis import describe_law
 from paceline.measurement.links import dump_links, measure_links
-from paceline.measurement.messages import describe_law
 from paceline.measurement.result import Measurement
 from paceline.measurement.rows import drop_failed, has_passes
 from paceline.measurement.tables import build_links_table, build_measurement_tables

@@ -16,8 +16,7 @@ from paceline.io.arguments import make_output_folder, option_error
 from paceline.io.files import print_json
 from paceline.io.terminal import build_console, print_text, warn
 from paceline.reports.sweep_page import PAGE, build_sweep_table, describe_sweep, sweep, write_sweep_page
-from paceline.trials.sweep import SweepOptions, SweepPlan, build_sweep_plan, open_sweep
-from paceline.trials.sweep_result import Sweep, format_values
+from paceline.trials.sweep import Sweep, SweepOptions, SweepPlan, build_sweep_plan, format_values, open_sweep
 
 SHOWN = 30
 

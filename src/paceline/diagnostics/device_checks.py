@@ -97,7 +97,7 @@ def judge_rate(
 
 def check_throttling(context: CheckContext, flops_s: Mapping[int, float]) -> Iterator[CheckResult]:
     """Ask the driver for clocks, heat and memory errors while each device multiplies at its measured rate."""
-    from paceline.measurement.usage import find_device_handles, load_nvml
+    from paceline.measurement.progress import find_device_handles, load_nvml
 
     if not flops_s:
         return

@@ -1,4 +1,4 @@
-"""Diagnose where the time of a row goes, and decide which row to recommend.
+"""Diagnose where the time of a row goes, decide which row to recommend, and put both into words.
 
 A row is compared with an ideal one: the work of the reference, divided by the ranks. The lost time is the sum of four
 parts: exposed communication, waiting for a slower rank, waiting for input, and compute that did not divide.
@@ -6,11 +6,14 @@ parts: exposed communication, waiting for a slower rank, waiting for input, and 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
+from pathlib import Path
 
+from paceline.io.format import duration, number, percent
 from paceline.measurement.rows import (
     LEAST_GAIN,
     FailedRow,
@@ -20,7 +23,10 @@ from paceline.measurement.rows import (
     drop_failed,
     find_reference,
     recommend_row,
+    share_cores,
 )
+from paceline.measurement.scaling_laws import LAWS, LawFit
+from paceline.runlog.machine import BUSY
 
 NOTABLE = 0.1  # smaller parts are not named
 UNEVEN = 1.15  # relative to the other ranks
@@ -168,3 +174,220 @@ def _is_doubtful(row: TimedRow, base: TimedRow) -> bool:
 
 def is_superlinear(row: TimedRow) -> bool:
     return row.ranks > 1 and row.scaling.speedup_low > SUPERLINEAR * row.ranks
+
+
+PARAMETERS = {"serial": "serial share", "contention": "contention", "crosstalk": "cross-talk"}
+LEAST_COUNTS = 1 + min(law.needs for law in LAWS.values())
+NOTHING_MEASURED = "Nothing could be measured."
+NOT_SLOWER = "look for other processes on these machines; no rank is slower than the rest all the time"
+ADVICE = json.loads(Path(__file__).with_name("advice.json").read_text(encoding="utf-8"))
+FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
+
+
+@dataclass(frozen=True)
+class Finding:
+    label: str
+    cause: Cause
+    share: float
+    text: str
+    advice: str
+
+
+def build_finding(found: Diagnosis) -> Finding:
+    row, cause = found.row, found.cause
+    are = "are" if row.label.endswith(" ranks") else "is"
+    head = f", {duration(row.step_s)} per step" if row is found.base else f" {are} {number(row.speedup, 3)}×"
+    text = f"{row.label}{head}: {_describe_cause(found)}{_list_other_shares(row, cause)}"
+    return Finding(row.label, cause, found.share, text, _advise(found))
+
+
+def _list_other_shares(row: MeasuredRow, named: Cause) -> str:
+    parts = row.parts
+    shares = {
+        Cause.COMMUNICATION: ("exposed communication", parts.exposed_s - parts.waiting_s),
+        Cause.SLOW_RANK: ("waiting for the slowest rank", parts.waiting_s),
+        Cause.INPUT: ("input", parts.data_s),
+    }
+    if row.ranks == 1:
+        return f" (input {percent(parts.data_s / row.step_s)})"
+    others = [f"{name} {percent(s / row.step_s)}" for cause, (name, s) in shares.items() if cause is not named]
+    return f" ({', '.join(others)})"
+
+
+def _describe_cause(found: Diagnosis) -> str:
+    row = found.row
+    match found.cause:
+        case Cause.NONE:
+            return "nothing stands out"
+        case Cause.COMMUNICATION:
+            rate = row.link_bits_s()
+            link = f", {number(rate / 1e9, 2)} Gbit/s reached" if rate else ""
+            share = percent((row.parts.exposed_s - row.parts.waiting_s) / row.step_s)
+            return f"{share} of the step is exposed communication{link}"
+        case Cause.INPUT:
+            return f"{percent(row.parts.data_s / row.step_s)} of the step is waiting for input"
+        case Cause.SLOW_RANK:
+            slow, waits = row.loads.slowest, percent(row.parts.waiting_s / row.step_s)
+            if slow is None or slow.over_others < UNEVEN:
+                return f"ranks wait {waits} of the step, each for another in turn"
+            times = f"{number(slow.over_others, 3)}×"
+            return f"rank {slow.rank} works {times} as long as the others, who wait {waits} of the step"
+        case Cause.SHARED_CORES:
+            threads = found.base.resources.threads or 1
+            had = f"; {found.base.label} had {threads} threads" if threads > 1 else ""
+            return f"{_describe_compute_growth(found)}: {row.ranks} ranks share {found.cores} cores{had}"
+        case Cause.SHARED_DEVICE:
+            return (
+                f"{_describe_compute_growth(found)}: {row.resources.device_ranks} ranks share a "
+                "device and send through the host"
+            )
+        case Cause.SMALL_PASSES:
+            return (
+                f"{_describe_compute_growth(found)}: {count_samples_per_pass(row)} samples in a pass "
+                "are too few to fill a rank"
+            )
+        case Cause.FIXED_WORK:
+            return (
+                f"{_describe_compute_growth(found)}: a part of it does not shrink with the batch (launches, the update)"
+            )
+
+
+def _describe_compute_growth(found: Diagnosis) -> str:
+    row, base = found.row, found.base
+    grown = row.parts.compute_s / (base.parts.compute_s or 1.0) * base.step_s / compute_ideal_step_s(row, base)
+    return f"compute per sample takes {number(grown, 3)}× the time of {base.label}"
+
+
+def _advise(found: Diagnosis) -> str:
+    row, cause, workers = found.row, found.cause, found.row.resources.workers
+    kind = "command" if row.outside else "passes" if row.fits else "run"
+    slow = row.loads.slowest
+    if cause is Cause.INPUT and row.outside:
+        now = f" (now {workers})" if workers is not None else ""
+        return f"give the DataLoader more worker processes, num_workers{now}, or make a sample cheaper"
+    if cause is Cause.INPUT and workers is not None:
+        return _advise_on_workers(found)
+    if cause is Cause.SLOW_RANK and kind != "passes":
+        if slow is None or slow.over_others < UNEVEN:
+            return NOT_SLOWER
+        cost = "how long its samples are" if row.outside else "cost() of the samples"
+        return f"look at the device and the host of rank {slow.rank}, and at {cost}"
+    return str(ADVICE[kind].get(cause) or ADVICE["run"].get(cause, ""))
+
+
+def _advise_on_workers(found: Diagnosis) -> str:
+    row, more = found.row, suggest_workers(found.row, found.cores)
+    took = f"one process takes {duration(row.resources.load_s or 0.0)} for the samples of a step"
+    if more is None:
+        return f"{took}, and more have no cores: make an item cheaper"
+    best = duration(more.step_s)
+    return f"type  data.workers={more.workers}  (now {row.resources.workers}): {took}, which would take {best} at best"
+
+
+def describe_verdict(
+    rows: Sequence[MeasuredRow | FailedRow], findings: Sequence[Finding], laws: Sequence[LawFit]
+) -> list[str]:
+    base = find_reference(rows)
+    if base is None or decide_ranks(rows) is None:
+        return [NOTHING_MEASURED]
+    return [describe_decision(rows), _explain_verdict(base, findings), describe_extrapolation(rows, laws)]
+
+
+def _explain_verdict(base: TimedRow, findings: Sequence[Finding]) -> str:
+    named = [f for f in findings if f.cause is not Cause.NONE]
+    others = [f for f in named if f.label != base.label] or named
+    worst = max(others, key=lambda f: f.share, default=None)
+    return "Why: no part of a step stands out." if worst is None else f"Why: {worst.text}."
+
+
+def describe_decision(rows: Sequence[TimedRow | FailedRow]) -> str:
+    found = decide_ranks(rows)
+    if found is None:
+        return NOTHING_MEASURED
+    row, base = found.row, found.base
+    if len(drop_failed(rows)) == 1:
+        return f"Nothing to compare: only {base.label} {'were' if base.label.endswith('s') else 'was'} measured."
+    middle, low, high = (
+        number(reached / base.ranks, 3) for reached in (row.speedup, row.scaling.speedup_low, row.scaling.speedup_high)
+    )  # over the row that it is compared with
+    times = f"{middle}×"
+    match found.choice:
+        case RankChoice.UNDECIDED:
+            return (
+                f"Not decided: {row.label} reach{_plural_ending(row)} {times}, but single "
+                f"repeats went from {low} to {high}×; "
+                "measure again with more repeats."
+            )
+        case RankChoice.STAY:
+            also = ""
+            if base.ranks < row.speedup < LEAST_GAIN * base.ranks:
+                also = f", and a gain below {percent(LEAST_GAIN - 1)} is not worth them"
+            elif row.speedup > base.ranks:
+                also = f", {_describe_price(row, rows)}"
+            return f"Stay on {base.label}: more do not pay; {row.label} reach{_plural_ending(row)} {times}{also}."
+        case RankChoice.TAKE:
+            return f"Take {row.label}: {times} as fast as {base.label}, {_describe_price(row, rows)}."
+
+
+def _describe_price(row: TimedRow, rows: Sequence[TimedRow | FailedRow]) -> str:
+    if share_cores(rows):
+        return "on the same cores"
+    cost = row.ranks / row.speedup
+    return f"at {number(cost, 3)}× the device-hours" if cost > 1.005 else "at no more device-hours"
+
+
+def _plural_ending(row: TimedRow) -> str:
+    return "" if row.label.endswith("s") else "es"
+
+
+def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[LawFit]) -> str:
+    counts = {row.ranks for row in drop_failed(rows)}
+    if not laws and len(counts) < LEAST_COUNTS:
+        return f"Beyond: a law of scaling takes {LEAST_COUNTS} numbers of ranks or more; {len(counts)} measured."
+    if not laws:
+        return "Beyond: no law of scaling goes through what was measured, so none is extended."
+    law = laws[-1]
+    point = law.beyond(2 * max(counts))
+    if point is None:
+        return f"Beyond: more than {law.curve[-1].ranks} ranks would share the cores of this machine."
+    band = f"{number(point.low, 3)} to {number(point.high, 3)}×"
+    band = band if point.high > point.low * 1.005 else f"{number(point.speedup, 3)}×"
+    end = f"; no number passes {number(law.ceiling_high, 3)}×" if law.ceiling_high else ""
+    return f"Beyond: {point.ranks} ranks would reach {band} by the law of {law.name}{end}."
+
+
+def describe_law(law: LawFit, most: int) -> str:
+    values = ", ".join(f"{PARAMETERS[name]} {number(value, 3)}" for name, value in law.parameters.items())
+    further = [point for point in law.curve if point.ranks in (2 * most, 4 * most)]
+    bands = ", ".join(f"{n}: {number(s, 3)}× ({number(low, 3)} to {number(high, 3)})" for n, s, low, high in further)
+    extended = f"; on {bands}" if bands else ""
+    ends = f"; never more than {number(law.ceiling_high, 3)}×" if law.ceiling_high else ""
+    if law.peak_ranks and law.ceiling:
+        ends = f"; best at {number(round(law.peak_ranks))} ranks with {number(law.ceiling, 3)}×"
+    return f"{law.name}: {values}, off by {percent(law.error)} at most{extended}{ends}"
+
+
+def collect_notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> list[str]:
+    found, measured = [], drop_failed(rows)
+    if cores and load > BUSY * cores:
+        found.append(
+            f"The machine was busy with other work: a load of {number(load, 3)} on {cores} cores at the start. "
+            "Speed-ups compare runs that are adjacent in time, but measure again on an idle machine."
+        )
+    threads = {row.label: row.resources.threads for row in measured if row.resources.threads}
+    if len(set(threads.values())) > 1:
+        by_label = ", ".join(f"{label}: {count}" for label, count in threads.items())
+        paid = ", and the machine counts as one device" if share_cores(measured) else ""
+        found.append(f"Ranks shared the cores of a machine, so threads per rank differ ({by_label}){paid}.")
+    found += [
+        f"{row.label}: {row.compiled_steps} step{'s' * (row.compiled_steps > 1)} of a run compiled or recorded, "
+        f"{duration(row.compiled_s)} in all; no median counts them."
+        for row in measured
+        if row.compiled_steps
+    ]
+    return found + [
+        f"{row.label}: {number(row.speedup, 3)}× is more than {row.ranks} ranks alone can give; caches, or other work "
+        "on the machine, took part in it."
+        for row in measured
+        if is_superlinear(row)
+    ]

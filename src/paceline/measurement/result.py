@@ -11,8 +11,14 @@ from paceline.config import RunSpec
 from paceline.errors import PacelineError, UserError
 from paceline.io.files import from_flat, read_json, validate_fields
 from paceline.io.table import Tabular
-from paceline.measurement.diagnosis import diagnose, mark_recommended
-from paceline.measurement.messages import Finding, build_finding, collect_notes, describe_verdict
+from paceline.measurement.diagnosis import (
+    Finding,
+    build_finding,
+    collect_notes,
+    describe_verdict,
+    diagnose,
+    mark_recommended,
+)
 from paceline.measurement.rows import (
     FailedRow,
     MeasuredRow,

@@ -13,7 +13,7 @@ from typing import Any
 from paceline import __version__
 from paceline.errors import UserError
 from paceline.io.format import number, percent, size
-from paceline.measurement.messages import Finding
+from paceline.measurement.diagnosis import Finding
 from paceline.measurement.result import Measurement, read_measurement
 from paceline.measurement.rows import drop_failed
 from paceline.reports.run_view import Comparison, Experiments, RunView, compare_experiments, compare_runs, read_run_view

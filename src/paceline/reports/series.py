@@ -19,9 +19,8 @@ from paceline.errors import UserError
 from paceline.io.format import duration
 from paceline.io.safe_open import read_text
 from paceline.layout import layout_of
-from paceline.measurement.diagnosis import mark_recommended
+from paceline.measurement.diagnosis import describe_decision, describe_extrapolation, mark_recommended
 from paceline.measurement.links import Link, read_links
-from paceline.measurement.messages import describe_decision, describe_extrapolation
 from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
 from paceline.measurement.rows import (
     BatchLayout,

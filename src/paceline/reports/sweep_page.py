@@ -18,8 +18,7 @@ from paceline.io.html_page import build_content_policy, compile_template
 from paceline.io.table import Column, Table
 from paceline.reports.page import read_asset
 from paceline.reports.plot_style import COLOURS, FAINT, escape_mathtext, use_plot_style
-from paceline.trials.sweep import SweepOptions, build_sweep_plan, run_sweep_trials
-from paceline.trials.sweep_result import Sweep, TrialRow, format_values
+from paceline.trials.sweep import Sweep, SweepOptions, TrialRow, build_sweep_plan, format_values, run_sweep_trials
 from paceline.workload import LogFn
 
 PAGE, PICTURE = "sweep.html", "sweep.png"

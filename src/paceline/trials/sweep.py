@@ -1,13 +1,15 @@
-"""Sweep: train a run file with several values of its keys, several at once if asked, and rank the trials."""
+"""Sweep: train a run file with several values of its keys, and rank the trials; kept as sweep.json and sweep.csv."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -17,9 +19,11 @@ from paceline.config.registry import find_entry
 from paceline.config.run_file import rename_old_keys
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.arguments import make_output_folder
-from paceline.io.files import replace_nonfinite
+from paceline.io.escape import escape_cell
+from paceline.io.files import read_json, replace_nonfinite, validate_fields, write_atomic, write_json
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import Summary, read_summary
 from paceline.trainer.resume_guard import LENGTHS, length_of
 from paceline.trials.runner import check_same_request, flatten_values, run_trials, train_trial
 from paceline.trials.search_space import (
@@ -32,8 +36,148 @@ from paceline.trials.search_space import (
     sample_trials,
     suggest_values,
 )
-from paceline.trials.sweep_result import FILE, Sweep, TrialRow, format_values, read_run_summary, read_sweep, score_trial
 from paceline.workload import LogFn
+
+FILE, TABLE = "sweep.json", "sweep.csv"
+FORMAT = 1
+STATUSES = ("to do", "finished", "failed", "dropped")
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    number: int
+    values: Values
+    status: str = "to do"  # one of STATUSES
+    score: float | None = None
+    seconds: float = 0.0
+    length: int | None = None  # in the unit of the run file
+    why: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    history: tuple[tuple[int, float], ...] = ()  # (length, score) of each part
+
+    @property
+    def run(self) -> str:
+        return f"trial-{self.number:03d}"
+
+    @property
+    def done(self) -> bool:
+        return self.status != "to do"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    folder: Path
+    score: str  # a leading minus: lower is better
+    keys: tuple[str, ...]
+    trials: tuple[TrialRow, ...]
+    asked: dict[str, Any] = field(default_factory=dict)  # must be the same to resume
+
+    @property
+    def metric(self) -> str:
+        return self.score.removeprefix("-")
+
+    @property
+    def rows(self) -> list[TrialRow]:
+        """Best first, with halving the longest first; then rows without a score."""
+        scored = [row for row in self.trials if row.score is not None]
+        others = [row for row in self.trials if row.score is None]
+        return [*sorted(scored, key=lambda row: (-(row.length or 0), -self.goodness(row))), *others]
+
+    @property
+    def best(self) -> TrialRow | None:
+        return next((row for row in self.rows if row.score is not None), None)
+
+    def goodness(self, row: TrialRow) -> float:
+        assert row.score is not None
+        if math.isnan(row.score):  # the training diverged
+            return -math.inf
+        return -row.score if self.score.startswith("-") else row.score
+
+    def with_row(self, row: TrialRow) -> Sweep:
+        there = {one.number: one for one in self.trials} | {row.number: row}
+        return replace(self, trials=tuple(there[number] for number in sorted(there)))
+
+    def to_json(self) -> dict[str, Any]:
+        best = self.best
+        facts = {"format": FORMAT, "score": self.score, "keys": self.keys, "asked": self.asked}
+        trials = [{"run": row.run, **asdict(row)} for row in self.trials]
+        return {**facts, "best": best.number if best is not None else None, "trials": trials}
+
+    def write(self) -> None:
+        write_json(self.folder / FILE, self.to_json())
+        text = io.StringIO()
+        metrics = list(dict.fromkeys(name for row in self.rows for name in row.metrics))
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(
+            ["trial", *self.keys, self.metric, "seconds", "length", "status", "why", *map(escape_cell, metrics)]
+        )
+        for row in self.rows:
+            values = [row.values.get(key) for key in self.keys]
+            outcome = [row.score, round(row.seconds, 3), row.length, row.status, row.why]
+            table.writerow(
+                [row.number, *map(escape_cell, (*values, *outcome)), *(row.metrics.get(name) for name in metrics)]
+            )
+        write_atomic(self.folder / TABLE, text.getvalue())
+
+
+def read_sweep(folder: Path) -> Sweep:
+    found = read_json(folder / FILE)
+    try:
+        if found["format"] != FORMAT:
+            raise UserError(f"{folder / FILE} is of another version; sweep into another folder with  --out FOLDER")
+        named = {name: found[name] for name in ("score", "keys", "asked")}
+        rows = tuple(_parse_row(number, dict(one), named["keys"]) for number, one in enumerate(found["trials"], 1))
+        return Sweep(folder, **validate_fields(Sweep, named), trials=rows)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{folder / FILE} is damaged ({error}); sweep into another folder with  --out FOLDER") from None
+
+
+def _parse_row(number: int, facts: dict[str, Any], keys: Sequence[str]) -> TrialRow:
+    """A score that is not finite is null in the file."""
+    facts["history"] = [(at, math.nan if score is None else score) for at, score in facts["history"]]
+    row = TrialRow(**validate_fields(TrialRow, {name: value for name, value in facts.items() if name != "run"}))
+    if row.number != number or row.status not in STATUSES or not set(keys) <= set(row.values):
+        raise ValueError(f"trial {number} is invalid")
+    return row
+
+
+def score_trial(row: TrialRow, summary: Summary, metric: str, length: int, best: bool) -> TrialRow:
+    """Return the row of a finished trial; `best` takes the best evaluation in place of the last."""
+    held_out, final = summary.evaluation, dict(summary.evaluation.metrics)
+    if best and held_out.best is not None:
+        final |= {name: value for name, value in held_out.best.items() if name in final}
+    if not final and metric == "loss" and summary.loss_last is not None:
+        final = {"loss": summary.loss_last}
+    if metric not in final:
+        there = f"it has {', '.join(final)}" if final else "nothing was held out to evaluate on"
+        raise UserError(f"--score {metric}: {there}")
+    score = float(final[metric])
+    kept = tuple(one for one in row.history if one[0] != length)
+    return replace(
+        row,
+        status=str(RunStatus.FINISHED),
+        score=score,
+        seconds=summary.seconds,
+        length=length,
+        why="",
+        metrics={name: float(value) for name, value in final.items() if isinstance(value, int | float)},
+        history=(*kept, (length, score)),
+    )
+
+
+def format_values(row: TrialRow, keys: Sequence[str]) -> str:
+    return " ".join(f"{key}={_format_value(row.values[key])}" for key in keys if key in row.values)
+
+
+def _format_value(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "")
+
 
 Search = Literal["grid", "random", "optuna"]
 TRIALS, FACTOR = 20, 3
@@ -183,7 +327,7 @@ def _refresh_row(plan: SweepPlan, row: TrialRow) -> TrialRow:
     if row.done or plan.halving or not (plan.folder / row.run / "summary.json").is_file():
         return row
     with suppress(UserError):
-        if read_run_summary(plan.folder / row.run).status == RunStatus.FINISHED:
+        if read_summary(plan.folder / row.run / "summary.json").status == RunStatus.FINISHED:
             return read_outcome(plan, row, plan.lengths[-1])
     return row
 
@@ -251,4 +395,4 @@ def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: 
 
 def read_outcome(plan: SweepPlan, row: TrialRow, length: int) -> TrialRow:
     metric, best = plan.score.removeprefix("-"), plan.spec.train.patience > 0
-    return score_trial(row, read_run_summary(plan.folder / row.run), metric, length, best)
+    return score_trial(row, read_summary(plan.folder / row.run / "summary.json"), metric, length, best)

@@ -8,12 +8,11 @@ import pytest
 
 from paceline.config import build_spec
 from paceline.hardware.catalogue import load_catalogue, match_driver_name
-from paceline.measurement import usage
-from paceline.measurement.progress import select_usage
+from paceline.measurement import progress
+from paceline.measurement.progress import UsageSampler, find_device_handles, select_usage
 from paceline.measurement.result import add_mfu, compare_with_plan
 from paceline.measurement.rows import MeasuredRow, Resources
 from paceline.measurement.run_times import StepParts, find_cuda_device
-from paceline.measurement.usage import UsageSampler, find_device_handles
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import plan
 
@@ -161,7 +160,7 @@ def test_the_devices_of_the_ranks_are_asked_and_no_others(ranks, visible, found)
 
 def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(usage, "load_nvml", FakeNvml)
+    monkeypatch.setattr(progress, "load_nvml", FakeNvml)
     taken = UsageSampler(ranks=2)
     assert taken._of_devices() == {"device_share": 0.8, "device_bytes": 2e9}
     taken._samples = [(t, {"device_share": s, "device_bytes": b}) for t, s, b in ((1, 0, 9), (2, 0.5, 3), (3, 1, 2))]
@@ -176,7 +175,7 @@ def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch)
 
 
 def test_without_a_driver_there_are_no_devices(monkeypatch):
-    monkeypatch.setattr(usage, "load_nvml", lambda: None)
+    monkeypatch.setattr(progress, "load_nvml", lambda: None)
     assert UsageSampler()._of_devices() == {}
 
 

@@ -10,14 +10,17 @@ from paceline.io.format import TEXT_COLUMNS, wrap_lines
 from paceline.measurement.diagnosis import (
     RankChoice,
     WorkerSuggestion,
+    build_finding,
+    collect_notes,
     decide_ranks,
+    describe_decision,
+    describe_verdict,
     diagnose,
     is_superlinear,
     split_lost_time,
     suggest_workers,
 )
 from paceline.measurement.measure import build_trials
-from paceline.measurement.messages import build_finding, collect_notes, describe_decision, describe_verdict
 from paceline.measurement.progress import trim_reason
 from paceline.measurement.rows import (
     BatchLayout,

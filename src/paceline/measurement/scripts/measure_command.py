@@ -12,8 +12,8 @@ from typing import Any
 
 from paceline.errors import RunFailed, UserError
 from paceline.launch.root_cause import SECONDARY_ERROR_PATTERN
+from paceline.measurement.diagnosis import FROM_OUTSIDE
 from paceline.measurement.measure import REPEATS, STEPS
-from paceline.measurement.messages import FROM_OUTSIDE
 from paceline.measurement.progress import (
     MeasureRuns,
     MeasureTrial,

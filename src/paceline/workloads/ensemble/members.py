@@ -1,12 +1,13 @@
-"""Open the members of an ensemble, ask them about rows, and cache their predictions."""
+"""Open the members of an ensemble, cache their predictions, and combine them."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from paceline.data.tables import check_columns, format_label
 from paceline.errors import UserError, join_names
 from paceline.inference.trained_model import FittedModel, TrainedModel
 from paceline.inference.trained_model import open as open_run
-from paceline.io.files import write_atomic
+from paceline.io.files import read_sealed, write_atomic, write_sealed
 from paceline.io.safe_open import read_bytes
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
 from paceline.trainer.checkpoint.reader import MANIFEST, list_sealed
-from paceline.workloads.ensemble.combination import compute_logs
+from paceline.workloads.ensemble.combination import Combination, compute_logs
+from paceline.workloads.ensemble.scoring import Scores
 
 NUMBERS = "predicted"
 
@@ -146,3 +148,77 @@ def compute_mean_loss(found: np.ndarray, truth: np.ndarray) -> float:
     if found.ndim == 2:
         return -float(compute_logs(found)[np.arange(len(truth)), truth].mean())
     return float(((found - truth) ** 2).mean())
+
+
+FILE = "ensemble.json"
+
+
+@dataclass(frozen=True)
+class MemberReference:
+    name: str
+    path: Path
+    workload: str
+    digest: str
+
+    def to_json(self, folder: Path) -> dict[str, str]:
+        path = os.path.relpath(self.path.resolve(), folder.resolve())
+        return {"name": self.name, "path": path, "workload": self.workload, "sha256": self.digest}
+
+
+@dataclass(frozen=True, eq=False)
+class FittedEnsemble:
+    members: Sequence[Member]
+    classes: tuple[str, ...]
+    combination: Combination
+
+    @classmethod
+    def read(cls, folder: Path) -> FittedEnsemble:
+        if not (folder / FILE).exists():
+            raise UserError(f"{folder} is not finished; resume it with  paceline train --resume {folder}")
+        members, classes, combination = read_manifest(folder)
+        return cls([_open_member(folder, **member) for member in members], classes, combination)
+
+    def predict(self, inputs: Sequence[Any]) -> dict[str, np.ndarray]:
+        found = [member.outputs([inputs]).aligned(self.classes, member.name) for member in self.members]
+        whole = self.combination(np.stack(found))
+        return {"probabilities": whole} if self.classes else {NUMBERS: whole}
+
+    def export(self, folder: Path) -> None:
+        runs = [str(member.model.run.path) for member in self.members]
+        raise UserError(
+            f"an ensemble is its members and the few numbers in {FILE}; export each member with  "
+            + "  and  ".join(f"paceline export {run} --out {Path(run).name}" for run in runs)
+        )
+
+
+def read_manifest(folder: Path) -> tuple[list[dict[str, str]], tuple[str, ...], Combination]:
+    values = read_sealed(folder / FILE)
+    try:
+        members = [{key: str(one[key]) for key in ("name", "path", "sha256")} for one in values["members"]]
+        return members, tuple(values["classes"]), Combination.from_json(values["combination"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{folder / FILE} is damaged ({error}); write it again with  paceline train --resume {folder}",
+            code="damaged",
+        ) from None
+
+
+def write_ensemble(
+    folder: Path, members: Sequence[MemberReference], classes: tuple[str, ...], combination: Combination, scores: Scores
+) -> None:
+    listed = [member.to_json(folder) for member in members]
+    values = {"format": 1, "members": listed, "classes": classes, "combination": asdict(combination)}
+    write_sealed(folder / FILE, {**values, "held_out": asdict(scores)})
+
+
+def _open_member(folder: Path, name: str, path: str, sha256: str) -> Member:
+    run = Path(os.path.normpath(folder / path))
+    if not run.is_dir():
+        raise UserError(f"{folder}: its member {run} does not exist any more; restore it", code="not-found")
+    if hash_run(run) != sha256:
+        raise UserError(
+            f"{folder}: its member {run} has changed since its weight was fitted; train the ensemble again with  "
+            f"paceline train {folder / 'spec.yaml'}",
+            code="conflict",
+        )
+    return Member.open(name, run)

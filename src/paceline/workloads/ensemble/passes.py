@@ -24,14 +24,15 @@ from paceline.trainer.passes import FitEnd
 from paceline.trials.runner import train_trial
 from paceline.workload import LogFn
 from paceline.workloads.ensemble.combination import Combination, fit_class_combination, fit_number_combination
-from paceline.workloads.ensemble.fitted import MemberReference, write_ensemble
 from paceline.workloads.ensemble.members import (
     Member,
     MemberOutputs,
+    MemberReference,
     PredictionFiles,
     compute_mean_loss,
     encode_labels,
     hash_run,
+    write_ensemble,
 )
 from paceline.workloads.ensemble.scoring import (
     ENSEMBLE,

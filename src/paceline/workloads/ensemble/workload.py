@@ -11,8 +11,7 @@ from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn, PassWorkload
-from paceline.workloads.ensemble.fitted import FittedEnsemble
-from paceline.workloads.ensemble.members import check_finished, hash_run, name_members
+from paceline.workloads.ensemble.members import FittedEnsemble, check_finished, hash_run, name_members
 from paceline.workloads.ensemble.passes import EnsemblePasses, EnsembleRequest, Folds, check_folds, load_member_files
 from paceline.workloads.ensemble.sections import FEW, EnsembleData, EnsembleModel
 from paceline.workloads.ensemble.table_rows import (
