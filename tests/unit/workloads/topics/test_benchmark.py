@@ -82,3 +82,53 @@ def test_a_kept_result_says_so_and_is_not_computed_again(peers, problem, tmp_pat
     assert not said
     assert not peers.peer_results(problem, {"tinytopics": 3, "scikit-learn": 3}, 2, path, said.append)
     assert all("pip install tinytopics==0.9.3 scikit-learn" in line for line in said)
+
+
+def test_an_empty_document_and_an_empty_topic_become_even(peers):
+    W, H = np.array([[0.0, 0.0], [1.0, 3.0]]), np.array([[1.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
+    L, F = peers.on_simplex(W, H)
+    np.testing.assert_allclose(L, [[0.5, 0.5], [1, 0]])
+    np.testing.assert_allclose(F, [[0.25, 0.25, 0.5], [1 / 3] * 3])
+
+
+def test_time_to_a_loss_is_that_of_the_first_pass_at_or_below_it(bench):
+    trace = [(0.5, 10.0), (0.6, 8.0), (0.7, 9.0), (0.8, 7.0)]
+    assert bench.first_below(8.0, trace) == (2, 0.6)
+    assert bench.first_below(6.0, trace) is None
+
+
+def test_report_of_a_race(bench, peers, problem):
+    class Ours:
+        loss, seconds = -13.0, 2.0
+        model = type("Model", (), {"passes": 30, "stopped_because": "converged"})
+
+        def reach(self, loss):
+            return (4, 0.5) if loss > self.loss else None
+
+        def exact_after(self, passes):
+            return -12.75
+
+    text = bench.race_report(problem, [result(peers), result(peers, name="scikit-learn", loss=-14.0)], Ours())
+    row = next(line for line in text.splitlines() if "200 epochs" in line)
+    assert row.split()[-6:] == ["-12", "0.50", "4", "-13", "180x", "100x"]
+    assert "not reached" in text
+    assert "at or below the loss of both: NO" in text
+
+
+def test_counter_of_the_loopback(bench):
+    lines = (
+        "Inter-| Receive | Transmit",
+        "  eth0: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0",
+        "    lo: 55 2 0 0 0 0 0 0 66 2 0 0 0 0 0 0",
+    )
+    assert bench.loopback_bytes("\n".join(lines)) == 66
+    assert bench.expected_bytes(20, 1000, 2) == 80_000
+    assert bench.expected_bytes(20, 1000, 4) == 120_000
+
+
+def test_generated_file_repeats_its_documents(bench, tmp_path):
+    pool = np.arange(21, dtype=np.uint8).reshape(3, 7)
+    bench.write_npy(tmp_path / "x.npy", pool, 8, "float32")
+    written = np.load(tmp_path / "x.npy")
+    assert written.dtype == np.float32
+    np.testing.assert_array_equal(written, pool[[0, 1, 2, 0, 1, 2, 0, 1]])

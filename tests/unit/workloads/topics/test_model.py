@@ -290,16 +290,6 @@ def test_perplexity_of_uniform_topics_is_the_number_of_terms(fitted):
     assert flat.perplexity(scipy.sparse.csr_array(X), smoothing=0) == pytest.approx(36, rel=1e-5)
 
 
-def test_perplexity_prefers_the_better_model(fitted):
-    X, made = fitted
-    new, _, _ = collection(documents=40, seed=0)
-    one = TopicFit(np.ones((60, 1), np.float32), (X.sum(axis=0) / X.sum())[None].astype(np.float32))
-    good, plain = made.perplexity(new), one.perplexity(new)
-    assert 1 < good < 0.75 * plain < plain < 36
-    assert made.perplexity(new) == good
-    assert made.perplexity(scipy.sparse.csr_array(new)) == pytest.approx(good, rel=1e-3)
-
-
 def test_perplexity_by_the_definition(fitted):
     X, made = fitted
     rows = scipy.sparse.csr_array(X[:10])
@@ -340,6 +330,16 @@ def test_coherence_tells_topics_from_noise(fitted):
     assert made.coherence(X).mean() > noise.coherence(scipy.sparse.csr_array(X)).mean() + 0.1
     with pytest.raises(UserError, match="pairs of terms"):
         made.coherence(X, 1)
+
+
+def test_perplexity_prefers_the_better_model(fitted):
+    X, made = fitted
+    new, _, _ = collection(documents=40, seed=0)
+    one = TopicFit(np.ones((60, 1), np.float32), (X.sum(axis=0) / X.sum())[None].astype(np.float32))
+    good, plain = made.perplexity(new), one.perplexity(new)
+    assert 1 < good < 0.75 * plain < plain < 36
+    assert made.perplexity(new) == good
+    assert made.perplexity(scipy.sparse.csr_array(new)) == pytest.approx(good, rel=1e-3)
 
 
 def test_the_reference_fit_of_nips_is_coherent():

@@ -22,7 +22,6 @@ from paceline.runlog.run_dir import RunDir
 from paceline.workloads.trees.plots import draw_tree_plots
 from paceline.workloads.trees.table import prepare_table
 from paceline.workloads.trees.tree_model import FittedTrees
-from paceline.workloads.trees.workload import Trees
 
 ROWS = 600
 
@@ -253,15 +252,6 @@ def test_damaged_trees_are_not_given_to_the_library(spec, tmp_path, library):
     assert paceline.open(run).classes
 
 
-def test_threads_that_wait_let_others_run(spec):
-    assert spec().model.library == "xgboost"  # the run file was read, and torch reads this when it is loaded
-    assert os.environ["OMP_WAIT_POLICY"]
-
-
-def test_a_plan_knows_the_run_class_by_its_name():
-    assert paceline.config.registry.find_entry("trees").run_class() is Trees
-
-
 def test_a_damaged_table_in_the_cache_is_read_again(spec):
     wanted = spec(file="table.csv")
     folder = prepare_table(wanted.data, lambda text: None).folder
@@ -288,3 +278,8 @@ def test_what_columns_add_is_the_whole_margin(spec, folder, tmp_path, library):
     recorded.write_text(recorded.read_text().replace(str(folder / "cache"), str(tmp_path / "nowhere")))
     draw_tree_plots(run.path)
     assert [file.stem for file in (run.path / "pictures").iterdir()] == ["importance-000006"]
+
+
+def test_threads_that_wait_let_others_run(spec):
+    assert spec().model.library == "xgboost"  # the run file was read, and torch reads this when it is loaded
+    assert os.environ["OMP_WAIT_POLICY"]
