@@ -230,7 +230,7 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--random", action="store_true", help="draw trials instead of all combinations")
     parser.add_argument("--optuna", action="store_true", help="draw them where Optuna expects most")
     parser.add_argument("--trials", type=int, metavar="N", help="how many to draw (20)")
-    parser.add_argument("--halving", action="store_true", help="train all for a while, and go on with the best third")
+    parser.add_argument("--halving", action="store_true", help="train all for a while, then the best third")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials that are trained at once (1)")
     parser.add_argument("--score", default="", metavar="[-]METRIC", help="that ranks trials; - says lower is better")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")

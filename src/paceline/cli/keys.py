@@ -93,11 +93,12 @@ def run_completion(arguments: argparse.Namespace) -> int:
 def build_completion_script(shell: str, parser: argparse.ArgumentParser, keys: Sequence[str]) -> str:
     """Build a script that completes words without starting Python."""
     helps, options = _list_options(parser)
+    cases: list[str] = []
     if shell == "bash":
-        cases = (f"    {verb}) options={shlex.quote(' '.join(words))} ;;" for verb, words in options.items())
+        cases = [f"    {verb}) options={shlex.quote(' '.join(words))} ;;" for verb, words in options.items()]
         parts = {"verbs": shlex.quote(" ".join(helps)), "keys": shlex.quote(" ".join(keys))}
     elif shell == "zsh":
-        cases = (f"    {verb}) options=({' '.join(words)}) ;;" for verb, words in options.items())
+        cases = [f"    {verb}) options=({' '.join(words)}) ;;" for verb, words in options.items()]
         described = " ".join(shlex.quote(f"{verb}:{help}") for verb, help in helps.items())
         parts = {"described": described, "keys": " ".join(keys)}
     else:
@@ -106,7 +107,7 @@ def build_completion_script(shell: str, parser: argparse.ArgumentParser, keys: S
         lines = [f"{first} {verb} -d {shlex.quote(help)}" for verb, help in helps.items()]
         lines += [f"{later} {verb}' -l {word[2:]}" for verb, words in options.items() for word in words]
         lines += [f"complete -c paceline -n 'not __fish_use_subcommand' -a '{key}='" for key in keys]
-        cases, parts = iter(()), {"lines": "\n".join(lines)}
+        parts = {"lines": "\n".join(lines)}
     text = Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8")
     for name, value in {**parts, "cases": "\n".join(cases)}.items():
         text = text.replace(f"@{name}@", value)

@@ -1,4 +1,4 @@
-"""The table of workloads: what a short name in a run file stands for. Imports no torch.
+"""The table of workloads: what a name in a run file means. Imports no torch.
 
 Workloads of Paceline, those of installed packages (entry points of the group `paceline.workloads`), a user's own
 `file.py:Class` and a script `train.py` all become a `WorkloadEntry`, whose parts are imported when needed.
@@ -134,7 +134,7 @@ class WorkloadEntry:
         return found
 
     def work(self, spec: Any, samples: int | None = None) -> StepWork | None:
-        """Return what a step does, as the cost model knows it; None if there is none."""
+        """Return what a step does, as the cost model knows it, if there is one."""
         return import_object(self.subject)(spec, samples, None).work if self.subject else None
 
     def run_class(self) -> type[RunClass]:

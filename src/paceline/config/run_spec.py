@@ -235,7 +235,7 @@ def build_spec(
 
 
 def build_section(kind: type[SectionKind], values: Mapping[str, Any], origins: Mapping[str, str]) -> SectionKind:
-    """Validate a section that is a file by itself; problems are named as in a run file."""
+    """Validate a section that has its own file; problems are named as in a run file."""
     problems = _Problems({"": kind}, origins)
     try:
         return kind.model_validate(values)
@@ -325,7 +325,7 @@ def _merge_choices(problems: Sequence[Any]) -> Iterator[Any]:
 
 
 def _expand_shorthand(values: dict[str, Any], sections: Mapping[str, type[Section]], origins: dict[str, str]) -> None:
-    """Replace a section that is given as one word by the field that it stands for."""
+    """Replace a section that is given as one word by its field."""
     for name, kind in sections.items():
         if kind.word and isinstance(values.get(name), str):
             values[name] = {kind.word: values[name]}

@@ -161,7 +161,7 @@ class Train(Section):
     loss_scale_window: int = field(1000, "steps", "fp16: without an overflow double a dynamic loss_scale", gt=0)
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
     on_oom: Literal["stop", "retry"] = field(
-        "stop", "", "no memory is left: stop, or go on from the last checkpoint with half the micro-batch"
+        "stop", "", "out of memory: stop, or resume from the last checkpoint with half the micro-batch"
     )
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
     evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
@@ -185,7 +185,7 @@ class Train(Section):
     def _added_to_a_run(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, str) and value.startswith("+"):
             adds = f"train.{info.field_name}={value}"
-            raise conflict_error(f"{adds} adds to a run that is there; type  paceline train --resume RUN_FOLDER {adds}")
+            raise conflict_error(f"{adds} adds to an existing run; type  paceline train --resume RUN_FOLDER {adds}")
         return value
 
     @model_validator(mode="after")
