@@ -87,9 +87,6 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-# ------------------------------------------------------------------------------------------ other numbers of ranks
-
-
 def reload_and_save(folder: Path, step: int) -> None:
     state = sample(0.0)
     restore_checkpoint(found(folder), state)
@@ -197,9 +194,6 @@ def each_rank_may_hold_other_tensors(folder: Path) -> None:
     }
 
 
-# ------------------------------------------------------------------------------------------ beside training
-
-
 def train_while_saving(folder: Path) -> None:
     """Collectives of different lengths on the training group, never waiting for the checkpoints."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -224,9 +218,6 @@ def training_goes_on_while_checkpoints_are_written(folder: Path) -> None:
         step = int(path.name.removeprefix("step-"))
         tensors = read_tensors(Checkpoint(path, step, {}, None))
         assert all((tensor == step).all() for tensor in tensors.values())
-
-
-# ------------------------------------------------------------------------------------------ failures
 
 
 def fail_on(rank: int) -> None:
@@ -353,9 +344,6 @@ def kill_all_ranks_at_any_moment(folder: Path) -> None:
 
 def sealed(folder: Path) -> list[int]:
     return [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal()]
-
-
-# ------------------------------------------------------------------------------------------ one program per group
 
 
 @pytest.mark.parametrize(
