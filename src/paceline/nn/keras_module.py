@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UserError
+from paceline.nn.attention import hash32
 from paceline.nn.keras_backend import import_keras
-from paceline.nn.packed import hash32
 
 keras = import_keras()
 SEED_STATE = "seed_generator_state"

@@ -185,10 +185,11 @@ def transform_layers(model: nn.Module, setup: ModelSetup) -> None:
         use_fp8(blocks or [model], setup.device)
     if layout.checkpointing != "none":
         if not blocks:
-            raise UserError(
-                f"parallel.activation_checkpointing={layout.checkpointing}: the model has no repeated layers; "
-                "give its Workload class a method  blocks(model) -> list of layers"
+            key = "parallel.activation_checkpointing"
+            reason = (
+                "the model has no repeated layers; give its Workload class a method  blocks(model) -> list of layers"
             )
+            raise UserError(f"{key}: {reason}", code="not-supported", key=key)
         _recompute(blocks, layout.checkpointing)
     if setup.execution.compiled_layers:
         _compile(model, blocks, workload.compile_layers)
@@ -246,7 +247,8 @@ def _build_empty_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups] |
 def _build_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
     found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
-        raise UserError(f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module")
+        reason = f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module"
+        raise UserError(reason, code="invalid-workload", key="model")
     if has_keras(found):
         reject_for_keras(setup.spec, setup.layout)
     train = setup.spec.train

@@ -89,10 +89,8 @@ def resolve_groups(workload: Workload, train: Train, model: nn.Module) -> Parame
 def _workload_groups(workload: Workload, model: nn.Module) -> dict[str, ParameterGroup]:
     found: Any = workload.groups(model)
     if not isinstance(found, Mapping):
-        raise UserError(
-            f"workload: groups(model) returned {type(found).__name__}; it must return a dict as in the run file, "
-            '{"encoder.*": {"lr": 1e-4}}'
-        )
+        reason = f'groups(model) returned {type(found).__name__}; return a dict as  {{"encoder.*": {{"lr": 1e-4}}}}'
+        raise UserError(f"workload: {reason}", code="invalid-workload", key="groups")
     groups = {}
     for pattern, values in found.items():
         try:

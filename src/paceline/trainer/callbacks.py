@@ -35,12 +35,8 @@ def run_evaluation_callback(workload: Workload, step: int, metrics: Mapping[str,
 def _parse_stop_reason(method: str, returned: object) -> str:
     if returned is None or isinstance(returned, str):
         return returned or ""
-    raise RunFailed(
-        f"workload: {method} returned {returned!r}; it must return None to continue, or why the run should stop: "
-        'return "the loss is low enough"',
-        code="invalid-workload",
-        key=method,
-    )
+    reason = f"workload: {method} returned {returned!r}; it must return None, or why the run should stop, as a string"
+    raise RunFailed(reason, code="invalid-workload", key=method)
 
 
 def _agree_on_stop(reason: str, device: torch.device) -> str:
@@ -56,9 +52,6 @@ def dump_callback_state(workload: Workload) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(json.dumps(workload.callback_state))
     except (TypeError, ValueError) as error:
-        raise RunFailed(
-            f"workload: callback_state cannot be saved: {error}; it may hold numbers, words, lists and dicts",
-            code="invalid-workload",
-            key="callback_state",
-        ) from None
+        reason = f"workload: callback_state cannot be saved: {error}; it may hold numbers, words, lists and dicts"
+        raise RunFailed(reason, code="invalid-workload", key="callback_state") from None
     return found

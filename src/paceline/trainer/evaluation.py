@@ -117,12 +117,9 @@ class ChunkSums:
 
     def add(self, chunk: int, sums: Mapping[str, Tensor | float]) -> None:
         if not isinstance(sums, Mapping):
-            raise RunFailed(
-                f"workload: evaluate returned {type(sums).__name__}; it must return a dict of sums over the samples "
-                'and their count, as in  return {"loss": loss_sum, "count": len(labels)}',
-                code="invalid-workload",
-                key="evaluate",
-            )
+            example = '{"loss": loss_sum, "count": len(labels)}'
+            reason = f"workload: evaluate returned {type(sums).__name__}; it must return sums, as in  return {example}"
+            raise RunFailed(reason, code="invalid-workload", key="evaluate")
         found = {name: _on_host(name, value) for name, value in sums.items()}
         for name, value in found.items():
             if value.dtype == np.int64:

@@ -69,11 +69,8 @@ def check_resume_request(run: RunDir, spec: RunSpec) -> None:
         changes = [(key, old.get(key), value) for key, value, _, _ in spec.fields() if _is_fixed(key, spec)]
     for key, before, now in changes:
         if before != now:
-            raise UserError(
-                f"{run.path} was started with {key}={before} and cannot continue with {key}={now}; "
-                "leave it as it was, or start a new run",
-                code="conflict",
-                key=key,
+            raise _conflict(
+                key, f"{run.path} was started with {key}={before}, not {key}={now}; start a new run for that"
             )
     find_extension(run, spec)
 
@@ -83,12 +80,7 @@ def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_c
     sealed, step = _read_newest_answer(run)
     data = sealed.get("data", run.start().get("data"))
     if data is not None and data != workload.fingerprint():
-        raise UserError(
-            f"{run.path} was started on other data: what data.path or the installed packages hold has changed; "
-            "bring it back, or start a new run",
-            code="conflict",
-            key="data.path",
-        )
+        raise _conflict("data.path", f"{run.path} was started on other data; bring them back, or start a new run")
     _check_same_length(run, sealed, step)
     check_same_values(run, workload.spec, sealed, step)
     folder = shlex.quote(str(run.path))
@@ -97,12 +89,8 @@ def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_c
             continue
         changed = f"{file} has changed since the checkpoint of step {step} was saved"
         if not changed_code:
-            raise UserError(
-                f"{changed}; bring it back, or resume with it as it is now:  "
-                f"paceline train --resume {folder} --changed-code",
-                code="conflict",
-                key="workload",
-            )
+            line = f"paceline train --resume {folder} --changed-code"
+            raise _conflict("workload", f"{changed}; bring it back, or resume with it as it is now:  {line}")
         log(f"{changed}; the run continues with it as it is now")
     if sealed.get("workload", digest := hash_files(sorted(list_workload_files(workload.spec)))) != digest:
         log(f"the code of {workload.spec.workload} is another version than at step {step}; results may differ slightly")
@@ -116,13 +104,10 @@ def _check_same_length(run: RunDir, sealed: Mapping[str, Any], step: int) -> Non
         return
     extended = [e["before"] for e in read_events(run.events_file(0), "extend") if (e["key"], e["now"]) == (key, now)]
     if before_key != key or not extended or extended[-1] < before:
-        raise UserError(
-            f"{run.spec_file} says {key}={now}, but the checkpoint of step {step} was made with {before_key}={before}; "
-            "put it back and, to train for longer, add to it:  "
-            f"paceline train --resume {shlex.quote(str(run.path))} {before_key}=+2",
-            code="conflict",
-            key=key,
-        )
+        line = f"paceline train --resume {shlex.quote(str(run.path))} {before_key}=+2"
+        saved = f"the checkpoint of step {step} was made with {before_key}={before}"
+        reason = f"{run.spec_file} says {key}={now}, but {saved}; put it back and, to train for longer, type  {line}"
+        raise _conflict(key, reason)
 
 
 def check_same_values(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], step: int) -> None:
@@ -134,12 +119,8 @@ def check_same_values(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], ste
             if spec.entry.batched:
                 value = shlex.quote(f"{key}={'null' if now[key] is None else now[key]}")
                 anew += f" with its weights:  paceline train --from {shlex.quote(str(run.path))} {value}"
-            raise UserError(
-                f"{run.spec_file} says {key}={now[key]}, but the checkpoint of step {step} was made with "
-                f"{key}={before}; put it back, or {anew}",
-                code="conflict",
-                key=key,
-            )
+            saved = f"the checkpoint of step {step} was made with {key}={before}"
+            raise _conflict(key, f"{run.spec_file} says {key}={now[key]}, but {saved}; put it back, or {anew}")
 
 
 def find_user_files(spec: RunSpec) -> dict[str, Path]:
@@ -153,6 +134,10 @@ def find_user_files(spec: RunSpec) -> dict[str, Path]:
         again = sum(other.name == file.name for other in found.values())
         found[f"{file.name} ({again + 1})" if again else file.name] = file
     return found
+
+
+def _conflict(key: str, reason: str) -> UserError:
+    return UserError(reason, code="conflict", key=key)
 
 
 def _is_fixed(key: str, spec: RunSpec) -> bool:
@@ -198,11 +183,8 @@ def resolve_added_length(old: RunSpec, given: Mapping[str, Any]) -> dict[str, An
         if not (isinstance(value, str) and value.startswith("+")):
             continue
         if name != key or not value[1:].isdecimal() or int(value) < 1:
-            raise UserError(
-                f"{name}={value} cannot be added: the length of this run is {key}={length}; type  {key}=+2",
-                code="invalid-value",
-                key=name,
-            )
+            reason = f"{name}={value} cannot be added: the length of this run is {key}={length}; type  {key}=+2"
+            raise UserError(reason, code="invalid-value", key=name)
         found[name] = length + int(value)
     return found
 
@@ -225,12 +207,8 @@ def find_extension(run: RunDir, spec: RunSpec) -> Extension | None:
     if (key, before) == (new_key, now) or not (entry.batched or entry.extends):
         return None
     if key != new_key or now < before:
-        raise UserError(
-            f"{run.path} has {key}={before} and cannot change to {new_key}={now}; to train for longer, add to it:  "
-            f"{key}=+2",
-            code="conflict",
-            key=new_key,
-        )
+        reason = f"{run.path} has {key}={before} and cannot become {new_key}={now}; to train longer, type  {key}=+2"
+        raise _conflict(new_key, reason)
     return Extension(key, before, now, old.train)
 
 

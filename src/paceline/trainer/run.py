@@ -174,10 +174,7 @@ def fit_to_launcher(spec: RunSpec, rank_info: RankInfo) -> RunSpec:
     if world == ranks:
         return spec
     if spec.origin("parallel.ranks") != DEFAULT and ranks != 1:
-        raise UserError(
-            f"parallel.ranks={ranks} ({spec.origin('parallel.ranks')}), but {rank_info.launcher} started {world}; give "
-            "the same number to both, or leave parallel.ranks out",
-            code="conflict",
-            key="parallel.ranks",
-        )
+        given = f"parallel.ranks={ranks} ({spec.origin('parallel.ranks')})"
+        reason = f"{given}, but {rank_info.launcher} started {world}; leave parallel.ranks out"
+        raise UserError(reason, code="conflict", key="parallel.ranks")
     return spec.replace({"parallel.ranks": world})

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from paceline.nn.packed import (
+from paceline.nn.attention import (
     average_texts,
     compute_packed_attention,
     drop_features,

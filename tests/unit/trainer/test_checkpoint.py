@@ -254,7 +254,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty manifest": (lambda p: os.truncate(p / MANIFEST, 0), "manifest.json cannot be read"),
     "not a manifest": (lambda p: (p / MANIFEST).write_text("[]"), "manifest.json cannot be read"),
     "changed manifest": (lambda p: change_manifest(p, score=1.0), "manifest.json is damaged"),
-    "future format": (lambda p: change_manifest(p, format=2), "it is of format 2, and this version of Paceline reads"),
+    "future format": (lambda p: change_manifest(p, format=2), "it is of format 2"),
     "renamed folder": (lambda p: shutil.copytree(p.with_name("step-00000001"), p, dirs_exist_ok=True), "is of step 1"),
     "empty folder": (lambda p: (shutil.rmtree(p), p.mkdir()), "it has no manifest.json"),
 }

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline.nn.attention import causal_attention
-from paceline.nn.packed import BLOCK, compute_packed_attention, pack_texts
+from paceline.nn.attention import BLOCK, causal_attention, compute_packed_attention, pack_texts
 from paceline.planner.calibration.calibrate import (
     Probe,
     build_launch_probe,

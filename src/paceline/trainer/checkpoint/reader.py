@@ -70,9 +70,8 @@ def find_checkpoint(run: RunDir, which: str) -> Checkpoint:
     """Return the newest or the best of a run, which must have one."""
     found = {"newest": find_newest, "best": find_best}[which](run.checkpoints, warn)
     if found is None:
-        raise UserError(
-            f"{run.path} has no whole checkpoint; continue with  paceline train --resume {run.path}", code="not-found"
-        )
+        reason = f"{run.path} has no whole checkpoint; continue with  paceline train --resume {run.path}"
+        raise UserError(reason, code="not-found")
     return found
 
 
@@ -115,9 +114,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or error
         raise DamagedCheckpoint(f"its {MANIFEST} cannot be read: {reason}") from None
     if version != CHECKPOINT_FORMAT:
-        raise DamagedCheckpoint(
-            f"it is of format {version}, and this version of Paceline reads format {CHECKPOINT_FORMAT}"
-        )
+        raise DamagedCheckpoint(f"it is of format {version}, and Paceline reads format {CHECKPOINT_FORMAT}")
     if manifest.pop("seal", None) != compute_seal(manifest):
         raise DamagedCheckpoint(f"its {MANIFEST} is damaged (it differs from its checksum)")
     return manifest
@@ -141,9 +138,8 @@ def verify_checkpoint(path: Path, checksums: bool = True) -> Checkpoint:
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"its file {Path(error.filename).name} is missing") from None
     except OSError as error:
-        raise DamagedCheckpoint(
-            f"its file {Path(error.filename or '').name} cannot be read: {error.strerror}"
-        ) from None
+        name = Path(error.filename or "").name
+        raise DamagedCheckpoint(f"its file {name} cannot be read: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise DamagedCheckpoint(f"its {MANIFEST} was not written by Paceline") from None
 
@@ -203,9 +199,8 @@ def read_into_tensors(checkpoint: Checkpoint, into: dict[str, Tensor], metadata:
         _, error = find_first_failure(failure)
         if isinstance(error, UnpicklingError):
             raise dcp_files.reject_metadata(path, error) from None
-        raise RunFailed(
-            f"checkpoint {path} cannot be read: {describe_failure_cause(error)}", code="unreadable"
-        ) from error
+        reason = f"checkpoint {path} cannot be read: {describe_failure_cause(error)}"
+        raise RunFailed(reason, code="unreadable") from error
 
 
 def _check_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor], partly: bool) -> None:
@@ -216,9 +211,8 @@ def _check_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor],
         if saved != own:
             what = "is of another model" if name.startswith("model.") else "does not fit this run"
             saved, own = (text.replace("torch.", "") for text in (saved, own))
-            raise UserError(
-                f"{path}: this checkpoint {what}: {name} is {saved} there and {own} here", code="conflict", key=name
-            )
+            reason = f"{path}: this checkpoint {what}: {name} is {saved} there and {own} here"
+            raise UserError(reason, code="conflict", key=name)
 
 
 def find_first_failure(failure: Any) -> tuple[int, BaseException]:
@@ -261,12 +255,8 @@ def restore_extra(checkpoint: Checkpoint, extra: Mapping[str, Stateful]) -> None
         leaves, form = tree_flatten_with_path(thing.state_dict())
         names = [f"{name}{keystr(path)}" for path, _ in leaves]
         if missing := [leaf for leaf in names if leaf not in values]:
-            raise UserError(
-                f"{checkpoint.path} does not hold {missing[0]}, which run.keep(…) asks for; leave run.keep out, or "
-                "start a new run",
-                code="conflict",
-                key="run.keep",
-            )
+            reason = f"{checkpoint.path} does not hold {missing[0]}, which run.keep(…) asks for"
+            raise UserError(reason, code="conflict", key="run.keep")
         thing.load_state_dict(tree_unflatten([values[leaf] for leaf in names], form))
 
 
@@ -275,9 +265,6 @@ def _iterate_leaves(extra: Mapping[str, Stateful]) -> Iterator[tuple[str, Any]]:
         for path, leaf in tree_flatten_with_path(thing.state_dict())[0]:
             leaf_name = f"{name}{keystr(path)}"
             if not isinstance(leaf, Tensor | bool | int | float | str | None):
-                raise UserError(
-                    f"run.keep: {leaf_name} is {type(leaf).__name__}; a checkpoint holds tensors and numbers",
-                    code="not-supported",
-                    key="run.keep",
-                )
+                reason = f"run.keep: {leaf_name} is {type(leaf).__name__}; a checkpoint holds tensors and numbers"
+                raise UserError(reason, code="not-supported", key="run.keep")
             yield leaf_name, leaf

@@ -86,12 +86,8 @@ def build_schedule(train: Train, total_samples: int, workload: Workload | None =
     def own(seen: int) -> float:
         factor: object = factor_at(seen, total_samples)
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-            raise RunFailed(
-                f"workload: schedule({seen}, {total_samples}) returned {factor!r}; it must return a factor of the "
-                "learning rate, 0 or more",
-                code="invalid-workload",
-                key="schedule",
-            )
+            reason = f"workload: schedule({seen}, {total_samples}) returned {factor!r}; it must return 0 or more"
+            raise RunFailed(reason, code="invalid-workload", key="schedule")
         return peak * factor
 
     return own

@@ -50,20 +50,15 @@ def take_over_optimizer(
     for group in optimizer.param_groups:
         own = [names.get(id(p)) for p in group["params"]]
         if None in own:
-            raise UserError(
-                f"run.prepare: the {type(optimizer).__name__} has a parameter that the model does not have; make it "
-                "of the parameters of the model that is prepared with it"
-            )
+            reason = f"the {type(optimizer).__name__} has a parameter that the model does not have"
+            raise UserError(f"run.prepare: {reason}", code="conflict", key="run.prepare")
         groups.append({**group, "params": [mine[name] for name in own if name in mine]})
     _reject_row_dependent(partial(_clone_optimizer, optimizer), [g for g in groups if g["params"]], local, strategy)
     for group, taken in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = taken["params"]
     if left_out := _prepare_groups(optimizer, peak, local):
-        raise UserError(
-            f"run.prepare: the {type(optimizer).__name__} leaves out {join_names(left_out, 3)}; "
-            "give it all parameters, or "
-            "freeze those that are not to be trained, with  p.requires_grad_(False)"
-        )
+        reason = f"the {type(optimizer).__name__} leaves out {join_names(left_out, 3)}; freeze what is not trained"
+        raise UserError(f"run.prepare: {reason}", code="conflict", key="run.prepare")
 
 
 def _clone_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -77,10 +72,8 @@ def _clone_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict[str, An
 def _reject_row_dependent(make: Make, groups: list[dict[str, Any]], local: LocalParameters, strategy: str) -> None:
     if local.divided and not _updates_rows_alike(make, groups):
         kind = type(make(_probes(groups, [slice(None)]))).__name__
-        raise UserError(
-            f"parallel.strategy={strategy}: {kind} does not update the rows "
-            "of a matrix as it updates the whole, and this layout gives each rank some rows; use parallel.strategy=ddp"
-        )
+        reason = f"{kind} does not update the rows of a matrix as it updates the whole; use parallel.strategy=ddp"
+        raise UserError(f"parallel.strategy={strategy}: {reason}", code="not-supported", key="parallel.strategy")
 
 
 def _prepare_groups(optimizer: torch.optim.Optimizer, peak: float, local: LocalParameters) -> list[str]:

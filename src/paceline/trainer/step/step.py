@@ -214,13 +214,9 @@ class Step:
         if not self.padded:
             return make_collate(samples.batch, pin)
         if not hasattr(samples, "padded"):
-            key = f"parallel.pipeline={layout.pipeline}" if layout.pipeline > 1 else "compile_layers"
-            raise UserError(
-                f"{key}: {type(samples).__name__} has no method padded(ids, keys, rows), and all passes must have the "
-                "same shape; see paceline.workload.Samples",
-                code="not-supported",
-                key="parallel.pipeline",
-            )
+            key = "parallel.pipeline" if layout.pipeline > 1 else "compile_layers"
+            reason = f"{key}: {type(samples).__name__} has no method padded(ids, keys, rows) for passes of one shape"
+            raise UserError(reason, code="not-supported", key=key)
         rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
         return make_collate(lambda ids, keys: samples.padded(ids, keys, rows), pin)
 

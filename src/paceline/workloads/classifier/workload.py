@@ -17,8 +17,7 @@ from paceline.data.corpora.labelled import LabelledCorpus, TokenSamples
 from paceline.data.corpora.tokenised import Vocabulary
 from paceline.errors import UserError, did_you_mean
 from paceline.inference.export import write_standalone
-from paceline.nn.class_metrics import class_sums
-from paceline.nn.packed import (
+from paceline.nn.attention import (
     Packed,
     average_texts,
     compute_packed_attention,
@@ -27,6 +26,7 @@ from paceline.nn.packed import (
     pack_padded,
     pack_texts,
 )
+from paceline.nn.class_metrics import class_sums
 from paceline.parallel.precision import to_at_least_fp32
 from paceline.workload import LogFn, Workload
 from paceline.workloads.classifier.sections import ClassifierModel, TextData

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.nn.packed import pack_texts
+from paceline.nn.attention import pack_texts
 from paceline.workloads.classifier.sections import ClassifierModel
 from paceline.workloads.classifier.workload import Classifier, Encoder, compute_class_weights
 
