@@ -66,8 +66,8 @@ class ArrowTable:
                 raise _duplicate_column_error(path, key, twice) from None
             raise UserError(f"{key}={path}: cannot be read as {kind} ({reason})", code="unreadable", key=key) from None
         names = opened.schema.names
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise _duplicate_column_error(path, key, twice[0])
+        if len(set(names)) < len(names):
+            raise _duplicate_column_error(path, key, next(name for name in names if names.count(name) > 1))
         return cls(path, kind, opened)
 
     @property

@@ -140,10 +140,10 @@ class ArraySamples:
         if not leaves:
             raise _data_error(f"{source} is empty; {ALLOWED}")
         self.length = len(leaves[0][1])
-        for path, leaf in leaves:
+        for name, leaf in leaves:
             if len(leaf) != self.length:
                 first = f"{source.partition(': ')[2]}{leaves[0][0]} {self.length}"
-                raise _data_error(f"{source}{path} has {len(leaf)} rows and {first}; row i of each must be sample i")
+                raise _data_error(f"{source}{name} has {len(leaf)} rows and {first}; row i of each must be sample i")
 
     def __len__(self) -> int:
         return self.length

@@ -90,7 +90,7 @@ def _open_text_files(data: Any, looking: bool) -> DocumentSource:
         hashes = HashRange()
         for _, text in texts():
             hashes.add(text)
-        if hashes.is_empty:
+        if hashes.highest < 0:
             raise invalid_data(f"data.path={data.path}: there is no text in it", "data.path")
         if hashes.is_single:
             limit = f" (data.limit={data.limit})" if data.limit else ""

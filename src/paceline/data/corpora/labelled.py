@@ -262,18 +262,15 @@ class LabelledCorpus(TokenisedCorpus):
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
-        return {"classes": tuple(meta["classes"]), **{name: _open_split(folder, name, meta[name]) for name in SPLITS}}
+        splits = {}
+        for name in SPLITS:
+            splits[name] = Tokens(*(map_array(folder / f"{name}.{part}.npy") for part in ("ids", "offsets", "labels")))
+            if (len(splits[name].ids), len(splits[name])) != (meta[name]["tokens"], meta[name]["samples"]):
+                raise DamagedEntry(f"the arrays of the {name} split do not fit together")
+        return {"classes": tuple(meta["classes"]), **splits}
 
     def __str__(self) -> str:
         return f"{len(self.train):,} training and {len(self.test):,} test texts in {len(self.classes)} classes"
-
-
-def _open_split(folder: Path, split: str, facts: dict[str, int]) -> Tokens:
-    ids, offsets, labels = (map_array(folder / f"{split}.{part}.npy") for part in ("ids", "offsets", "labels"))
-    expected = (facts["tokens"],), (facts["samples"] + 1,), (facts["samples"],)
-    if (ids.shape, offsets.shape, labels.shape) != expected:
-        raise DamagedEntry(f"the arrays of the {split} split do not fit together")
-    return Tokens(ids, offsets, labels)
 
 
 def _write_split(

@@ -234,10 +234,6 @@ class HashRange:
         self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
 
     @property
-    def is_empty(self) -> bool:
-        return self.highest < 0
-
-    @property
     def is_single(self) -> bool:
         return self.lowest == self.highest
 

@@ -40,7 +40,7 @@ class EncoderLayer(ExportedLayer):
         super().__init__(shape.width, shape.heads, shape.ffn)
         self.dropout, self.site = shape.dropout, site
 
-    def forward(self, x_TD: Tensor, packed: Packed) -> Tensor:
+    def forward(self, x_TD: Tensor, packed: Packed) -> Tensor:  # type: ignore[override]
         tokens, width = x_TD.shape
         q, k, v = self.qkv(self.norm1(x_TD)).view(tokens, 3, self.heads, width // self.heads).unbind(1)
         x_TD = x_TD + self._drop(self.out(compute_packed_attention(q, k, v, packed).reshape(tokens, width)), packed, 0)
@@ -61,10 +61,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(shape, site=2 + 2 * i) for i in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, classes)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Start small what is added to the stream, and the head: the first loss is that of a guess."""
+        # what is added to the stream, and the head, start small: the first loss is that of a guess
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
                 shrink = 0.1 if name == "head" else 1.0

@@ -82,7 +82,14 @@ class SampleLoss:
         like = get_first_leaf(output)
         y = tree_map(lambda part: part.to(like.dtype), y)
         with use_device_of(like):
-            each = self.of.call(y, output) if isinstance(self.of, keras.Loss) else self.of(*_match_ranks(y, output))
+            if isinstance(self.of, keras.Loss):
+                each = self.of.call(y, output)
+            elif isinstance(y, Tensor) and isinstance(output, Tensor):  # (n,) and (n, 1) would broadcast to n × n
+                from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+
+                each = self.of(*squeeze_or_expand_to_same_rank(y, output))
+            else:
+                each = self.of(y, output)
         if not isinstance(each, Tensor) or not each.ndim or len(each) != len(like):
             expected = "a loss for each sample, as keras.losses.mean_squared_error does; leave out the mean"
             raise UserError(f"{LOSS_KEY}: {self.name} must give {expected}", code="invalid-workload", key=LOSS_KEY)
@@ -122,15 +129,6 @@ class SampleLoss:
 
 def get_first_leaf(structure: Any) -> Tensor:
     return keras.tree.flatten(structure)[0]
-
-
-def _match_ranks(y: Any, output: Any) -> tuple[Any, Any]:
-    """Reshape as fit() does for a function: (n,) and (n, 1) would broadcast to n × n differences."""
-    if not isinstance(y, Tensor) or not isinstance(output, Tensor):
-        return y, output
-    from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-
-    return squeeze_or_expand_to_same_rank(y, output)
 
 
 def resolve_loss(section: KerasModel, model: Any) -> SampleLoss:

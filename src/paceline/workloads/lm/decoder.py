@@ -50,13 +50,6 @@ class DecoderAttention(nn.Module):
         return self.out(causal_attention(q, k, v).flatten(-2))
 
 
-def _residual_stream(x: Tensor) -> Tensor:
-    """Convert to bf16 if products are: half the bytes. fp16 lacks the range."""
-    kind = x.device.type
-    in_bf16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
-    return x.to(torch.bfloat16) if in_bf16 else x
-
-
 class FeedForward(nn.Module):
     """SwiGLU; without a gate, GELU."""
 
@@ -131,7 +124,9 @@ class Decoder(nn.Module):
                 x = x + self.positions(torch.arange(ids_BS.shape[1], device=ids_BS.device))
             if self.shape.tied:
                 x = x * math.sqrt(self.shape.width)  # the head needs small weights, the stream does not
-            x = _residual_stream(x)
+            kind = x.device.type
+            if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
+                x = x.to(torch.bfloat16)  # half the bytes in the residual stream; fp16 lacks the range
         tables = self.rotary_tables(x)
         for layer in self.layers.values():
             x = layer(x, tables)

@@ -188,6 +188,9 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
     tensors = {f"{PREFIX}{name}": p.detach() for name, p in others.items()}
     for name, layer in layers.items():
         tensors |= {f"{PREFIX}{name}.{part}.weight": getattr(layer, part).detach() for part in (lora.A, lora.B)}
+    words = {name.rpartition(".")[2] for name in layers}
+    linear = (name for name, module in model.named_modules() if lora.linear_sides(module))
+    unique = {name for name in linear if name.rpartition(".")[2] in words} == set(layers)
     config = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if section.task == "sequence_classification" else "CAUSAL_LM",
@@ -195,19 +198,10 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
         "r": section.lora_rank,
         "lora_alpha": section.lora_scale * section.lora_rank,
         "lora_dropout": 0.0,
-        "target_modules": _targets(model, layers),
+        "target_modules": sorted(words if unique else layers),
         "fan_in_fan_out": not all(isinstance(layer, nn.Linear) for layer in layers.values()),
         "modules_to_save": sorted({name.split(".")[0] for name in others}) or None,
         "bias": "none",
     }
     write_weights(folder / "adapter_model.safetensors", tensors)
     write_atomic(folder / "adapter_config.json", json.dumps(config, indent=2))
-
-
-def _targets(model: nn.Module, layers: Collection[str]) -> list[str]:
-    """Name layers by their last words, or by whole names if those would match other layers too."""
-    words = {name.rpartition(".")[2] for name in layers}
-    meant = [
-        name for name, module in model.named_modules() if lora.linear_sides(module) and name.rpartition(".")[2] in words
-    ]
-    return sorted(words if set(meant) == set(layers) else layers)

@@ -72,12 +72,6 @@ def linear_sides(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def freeze_weights(model: nn.Module, also_trained: Collection[str]) -> None:
-    """Freeze all but the adapters and the modules of these names."""
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad = name.endswith((A, B)) or name.split(".")[0] in also_trained
-
-
 def find_frozen_products(model: nn.Module) -> list[nn.Parameter]:
     """Return frozen weights of linear layers that can stay in bf16 without changing a result.
 

@@ -187,8 +187,10 @@ class TransformersModel(Workload):
         blocks = self.blocks(model)
         if self.section.lora_rank:
             lora.add_adapters(blocks, self.section.lora_targets, self.section.lora_rank, self.section.lora_scale)
-            head = {name for name, _ in model.named_children()} - {cast(Any, model).base_model_prefix}
-            lora.freeze_weights(model, head if self.classifies else ())
+            for name, parameter in model.named_parameters():
+                child = name.rpartition(".")[0].split(".")[0]
+                head = self.classifies and child not in ("", cast(Any, model).base_model_prefix)
+                parameter.requires_grad = head or name.endswith((lora.A, lora.B))
         late = torch.get_default_device().type == "meta"
         attach_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
         if not late or self.kept is not None:
