@@ -1,8 +1,4 @@
-"""Train and resume runs: what `paceline.train` and `paceline.resume` call.
-
-The process that was asked resolves the layout, checks the request and prepares the data; then ranks join, build the
-same job and enter the loop. Under torchrun, srun or mpirun the ranks exist already, and each of them was asked.
-"""
+"""Train and resume runs: what `paceline.train` and `paceline.resume` call."""
 
 from __future__ import annotations
 

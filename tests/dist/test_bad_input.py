@@ -63,7 +63,7 @@ ROWS = {
     "loss is not finite": (
         "        return model(batch).sum() / 0, len(batch)\n",
         1,
-        ("at step 1, with the weights as they began", "train.nonfinite=skip"),
+        ("at step 1: with the first weights", "train.nonfinite=skip"),
         True,
     ),
     "a rank dies": (

@@ -1,7 +1,4 @@
-"""Attention: causal with rotary positions, and within texts that lie end to end in one row of tokens.
-
-Packed texts need no padding; pooling and dropout of them give the same numbers however they were divided into batches.
-"""
+"""Attention: causal with rotary positions, and within texts that lie end to end in one row of tokens."""
 
 from __future__ import annotations
 

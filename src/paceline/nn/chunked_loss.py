@@ -1,9 +1,7 @@
-"""The loss of a language model, chunk by chunk: logits of a few tokens at a time, never of the whole batch.
+"""The loss of a language model in chunks: logits of a few tokens at a time, never of the whole batch.
 
-The forward pass computes logits, losses and, while the logits exist, the gradients with respect to the hidden states
-and the weight; the backward pass only scales them. The vocabulary may be spread over the ranks of a group, each with
-some rows of the weight. On a CUDA device bf16 products keep their type, the softmax is one kernel, and the vocabulary
-is padded to a multiple of ALIGNED, since rows of an odd length slow a matrix product down several times.
+The forward pass also computes the gradients, while the logits exist; the backward pass scales them. The vocabulary may
+be spread over the ranks of a group, each with some rows of the weight.
 """
 
 from __future__ import annotations

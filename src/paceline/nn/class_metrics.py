@@ -1,9 +1,4 @@
-"""What a classifier is judged by: sums over samples, which add up over chunks and ranks, and the metrics they give.
-
-`class_sums` is for `Workload.evaluate`, on the device; `compute_class_metrics` turns the sums over all samples into
-accuracy,
-macro-F1, AUC, the majority baseline and the results of each class.
-"""
+"""Class metrics: sums over samples on the device, and accuracy, macro-F1 and AUC from the sums of all ranks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """A Keras model as a plain torch module: every weight once, under its Keras name.
 
-A Keras model on the torch backend names its weights twice, counts random generators and running statistics among its
-parameters, and ignores torch's `training`. Here weights are parameters, statistics are buffers, and random layers draw
-from torch's generator, which each pass seeds.
+Keras names weights twice, counts statistics and generators as parameters, and ignores torch's `training`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 # mypy: ignore-errors
-"""Losses and gradients from a chunk of logits on a CUDA device, in one kernel and in the memory of the logits.
-
-Import it only where Triton is installed. A program reads its row of logits twice, the second time from a cache, and
-writes it once; the softmax is computed in fp32 whatever the logits are.
-"""
+"""Losses and gradients from a chunk of logits in one Triton kernel, in the memory of the logits."""
 
 import torch
 import triton

@@ -1,7 +1,4 @@
-"""Send less than the gradients: rounded to 16 bits, as products of thin matrices, or only models now and then.
-
-All of these change the answer; `describe_difference` says by how much it changed on a test task.
-"""
+"""Send less than the gradients: 16 bits, products of thin matrices, or models now and then. The answer changes."""
 
 import math
 from collections.abc import Iterable
@@ -61,9 +58,7 @@ class HalfPrecisionReduction(GradientReduction):
 class PowerSGD(GradientReduction):
     """Low-rank gradients (Vogels, Karimireddy and Jaggi, 2019): M ≈ P Qᵀ, of which P = M Q and Q = Mᵀ P are summed.
 
-    The remainder is added to the next gradient, and the next step starts from Q; both belong to the checkpoint.
-    torch's own hook keeps them by bucket, and buckets differ between processes: it could not be resumed. Here they are
-    kept by parameter, and all is sent when the last bucket is full: two sums per step.
+    The remainder is added to the next gradient. torch's hook keeps it by bucket and could not be resumed.
     """
 
     entry = "powersgd"
@@ -137,8 +132,7 @@ class PowerSGD(GradientReduction):
 class LocalSGD(GradientReduction):
     """Models that train alone and are joined every `parallel.local_steps` steps: local SGD and DiLoCo.
 
-    They become the mean of all models or, with DiLoCo (Douillard et al., 2023), the last common model moved towards
-    that mean by an outer optimiser, SGD with Nesterov momentum.
+    DiLoCo (Douillard et al., 2023) moves the last common model towards the mean by an outer optimiser.
     """
 
     entry = "outer"
@@ -204,10 +198,7 @@ MEASURED = {
     "local_sgd": (0.0055, 0.0116, -0.0288, "ranks train apart, and their models are averaged now and then"),
     "diloco": (0.0851, 0.1719, 0.0061, "ranks train apart, and now and then an outer optimiser moves all of them"),
 }
-"""Printed by COMMAND, from three seeds; between seeds, `exact` differs by 7 %.
-
-(relative difference of the final loss, that of the worst seed, difference of the accuracy, note)
-"""
+"""(relative difference of the final loss, that of the worst of three seeds, difference of the accuracy, note)"""
 
 
 def describe_difference(parallel: Parallel) -> dict[str, Any] | None:

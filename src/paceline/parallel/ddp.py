@@ -1,7 +1,4 @@
-"""Data parallelism where every rank holds the model: gradients are summed in buckets during the backward pass.
-
-With ZeRO-1 each rank updates some rows of every parameter, which are gathered after the update.
-"""
+"""Data parallelism where every rank holds the model; with ZeRO-1 each rank updates some rows of every parameter."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext

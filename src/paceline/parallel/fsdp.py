@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 
 
 def shard_model(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup: ModelSetup) -> nn.Module:
-    """Gather each block on its own, and free it after its forward pass.
+    """Gather each block on its own, and free it after its forward pass; the rest (embedding, head) is kept.
 
-    The rest (embedding, head) is kept, since the backward pass begins with it. A pipeline keeps its layers too, or it
-    would gather them for every micro-batch. Layers whose weights are all used in bf16 are gathered in bf16; gradients
-    are summed in fp32, or as `parallel.reduce` says.
+    A pipeline keeps its layers, or it would gather them for every micro-batch.
     """
     parallel, summed_in = setup.spec.parallel, HALF.get(setup.spec.parallel.reduce, torch.float32)
     if parallel.wrap != "layers":
@@ -61,10 +59,7 @@ def shard_model(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh,
 
 
 def find_units(model: nn.Module, least: int) -> list[nn.Module]:
-    """Find modules with at least so many parameters, those of units inside not counted.
-
-    What the model holds directly (embedding, head) may be used without being called, but for a `Sequential`.
-    """
+    """Find modules with at least so many parameters, those of units inside not counted."""
     units: list[nn.Module] = []
     ends = () if isinstance(model, nn.Sequential) else [m for m in model.children() if not any(m.children())]
 

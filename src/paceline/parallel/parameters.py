@@ -1,8 +1,4 @@
-"""Group parameters by name, and find what one rank updates of each.
-
-The first pattern that matches a name decides: those of the run file, then those of `Workload.groups`. The optimiser
-gets plain tensors that share memory with what this rank holds, so one update rule serves every layout.
-"""
+"""Group parameters by name, and find what one rank updates of each, as plain tensors for the optimiser."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pipeline parallelism: each rank holds some consecutive layers, through which the micro-batches of a step go.
-
-Their order is torch's (`torch.distributed.pipelining`). Here: where to cut, what a step is, and evaluation.
-"""
+"""Pipeline parallelism: each rank holds some consecutive layers; torch.distributed.pipelining orders the passes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The type of matrix products. Weights, gradients and optimiser stay in fp32 (fp64 for `fp64`).
-
-`fp8` is bf16, but for the products of linear layers. Each operand is scaled by its own largest number: e4m3 for inputs
-and weights, e5m2 for gradients. Products add up in fp32 and are returned in bf16.
-"""
+"""The type of matrix products; weights, gradients and optimiser stay in fp32 (fp64 for `fp64`)."""
 
 from __future__ import annotations
 
@@ -50,11 +46,7 @@ def explain_missing_tf32(precision: str, device: torch.device) -> str:
 
 
 class Scaler:
-    """Keeps fp16 gradients from underflow: the loss is multiplied by `scale`, the gradient divided by it.
-
-    Gradients are summed over ranks first, so all ranks skip the same step and halve the same scale. A fixed
-    `train.loss_scale` stays; so does that of other precisions, which is 1.
-    """
+    """The loss scale of fp16, the same on all ranks since gradients are summed first; 1 for other precisions."""
 
     def __init__(self, train: Train, device: torch.device) -> None:
         self.adapts = train.precision == "fp16" and train.loss_scale == "dynamic"

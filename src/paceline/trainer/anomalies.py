@@ -1,7 +1,4 @@
-"""Report loss spikes and stragglers while a run is training, as "notice" events of the main rank.
-
-Each rank leaves its time per step in its heartbeat, which the main rank reads now and then; nothing is sent.
-"""
+"""Report loss spikes and stragglers while a run is training; times per step are read from heartbeats."""
 
 from __future__ import annotations
 

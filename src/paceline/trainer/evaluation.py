@@ -58,9 +58,8 @@ class HeldOut:
 def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
     """Return {"n": samples seen, "of": samples held out, metric: value …}.
 
-    Samples are cut into fixed chunks, and ranks get whole chunks, so that sums do not depend on the number of ranks.
-    All ranks make the same number of rounds, since under some layouts a forward pass needs all of them; one that has
-    no chunk left repeats the first and does not count it.
+    Ranks get whole chunks, so that sums do not depend on the number of ranks. All make the same number of rounds, since
+    a forward pass may need all of them; one that has no chunk left repeats the first and does not count it.
     """
     workload, model, layout, device = job.workload, job.state.model.unwrapped, job.layout, job.context.device
     data_rank, size = layout.data_rank(job.context.rank_info.rank), workload.evaluation_chunk

@@ -1,8 +1,4 @@
-"""`train.on_oom: retry`: resume a run that ran out of memory in passes of half as many samples, with the same answer.
-
-Ranks that Paceline starts are started again. Those of another launcher record the change in the run folder, for the
-next attempt.
-"""
+"""`train.on_oom: retry`: continue a run that ran out of memory with half the micro-batch, and the same answer."""
 
 from __future__ import annotations
 

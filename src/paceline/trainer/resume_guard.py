@@ -1,7 +1,4 @@
-"""Check that a resumed run gives the same answer: same values, data and code, or a longer length.
-
-What determines the answer is sealed with every checkpoint, and compared before the run continues.
-"""
+"""Check that a resumed run gives the same answer: same values, data and code, or a longer length."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ def describe_answer(workload: BaseWorkload) -> dict[str, Any]:
 
 
 def collect_determining_values(spec: RunSpec) -> dict[str, Any]:
-    """Return the values that change the answer, as JSON.
-
-    Of files and folders the content counts, not the place; what a script's own objects decide is in its code.
-    """
+    """Return the values that change the answer, as JSON; of files the content counts, not the place."""
     values, found = spec.dump(), {}
     for key, *_ in spec.fields():
         section, _, name = key.partition(".")

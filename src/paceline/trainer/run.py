@@ -28,10 +28,7 @@ PRELOAD = ("paceline.launch.process_group", "paceline.trainer.setup")
 
 
 def find_finished_summary(run: RunDir, spec: RunSpec) -> Summary | None:
-    """Return the summary of a run that has nothing left to do; raise UserError if the spec would change its answer.
-
-    A run whose last checkpoint was damaged is not finished: it resumes from the one before.
-    """
+    """Return the summary of a finished run, unless its last checkpoint is damaged or the spec makes it longer."""
     from paceline.trainer.checkpoint.reader import DamagedCheckpoint, list_sealed, verify_checkpoint
 
     check_resume_request(run, spec)
@@ -72,10 +69,7 @@ def suggest_resume(run: RunDir) -> str:
 
 
 def build_resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
-    """Return the spec of a run with new values for what may change: `train.epochs=+2` makes it longer.
-
-    A new strategy is a new layout: tensor and pipeline axes and offload of the old one are dropped.
-    """
+    """Return the spec of a run with new values; a new strategy drops the axes of the old layout."""
     folder = RunDir.open(Path(run))
     old = folder.spec()
     given = resolve_added_length(old, parse_overrides(overrides))
@@ -120,10 +114,7 @@ def open_run(
     exactly: bool = False,
     changed_code: bool = False,
 ) -> tuple[RunDir, Workload]:
-    """Check what can be checked before a rank starts, prepare the data, and make the run's folder.
-
-    `exactly`: the folder is OUT/NAME even if it exists.
-    """
+    """Check the request, prepare the data, and make the run's folder; `exactly` OUT/NAME, even if it exists."""
     from paceline.runlog.loggers import check_loggers
 
     if spec.parallel.device == "cuda":

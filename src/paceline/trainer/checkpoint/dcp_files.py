@@ -1,7 +1,6 @@
-"""Read and write the tensors of a checkpoint by PyTorch's distributed checkpoint (DCP), without running what it says.
+"""Read and write checkpoints by PyTorch's distributed checkpoint (DCP), without running what they say.
 
-DCP divides tensors among one file per rank and joins them again for any number of ranks. To import it takes seconds,
-so this module is imported when a checkpoint is written or read.
+To import DCP takes seconds, so this module is imported when a checkpoint is written or read.
 """
 
 from __future__ import annotations

@@ -145,10 +145,9 @@ def verify_checkpoint(path: Path, checksums: bool = True) -> Checkpoint:
 
 
 def restore_checkpoint(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False) -> None:
-    """Load into the tensors of a state in place, on every rank and on any number of ranks.
+    """Load into the tensors of a state in place, on any number of ranks.
 
-    The state may leave out whole entries (`{"model": …}` alone); within an entry, names, shapes and types must agree.
-    `partly`: it may lack names that other ranks have.
+    The state may leave out whole entries; `partly`: and names that other ranks have.
     """
     from paceline.trainer.checkpoint import dcp_files
 

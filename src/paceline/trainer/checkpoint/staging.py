@@ -77,10 +77,7 @@ class Staging:
 
 
 def select_own_tensors(flat: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> list[str]:
-    """Return the names of what this rank writes: its parts of sharded tensors, and its share of the others.
-
-    Where the ranks hold different tensors (pipeline stages), each writes all of its own.
-    """
+    """Return the names of what this rank writes: its share of tensors that all ranks hold, and all others."""
     if group is None:
         return list(flat)
     whole = {name: tensor for name, tensor in flat.items() if not is_sharded(tensor)}
@@ -132,10 +129,7 @@ def read_tensor_types(path: Path) -> TensorTypes:
 
 @torch.no_grad()
 def read_safetensors(files: Mapping[str, Path], into: Mapping[str, Tensor]) -> None:
-    """Fill tensors in place, each from its file; of a divided tensor what this rank holds.
-
-    A file is opened for each tensor, so that what was read does not stay mapped into this process.
-    """
+    """Fill tensors in place, each from its file, opened anew so that it does not stay mapped."""
     from safetensors import safe_open
 
     for name, tensor in into.items():

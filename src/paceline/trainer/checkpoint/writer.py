@@ -5,9 +5,7 @@
     checkpoints/step-00000200.old/        only while one of the same step takes its place
     checkpoints/.step-00000100.deleting/  no longer kept
 
-A folder gets its name in one rename, after everything in it is on the disk, so that a kill at any moment leaves the
-checkpoints before it whole. A background thread writes, over its own process group, and what fails on one rank fails
-on all.
+A kill at any moment leaves the checkpoints before it whole. What fails on one rank fails on all.
 """
 
 from __future__ import annotations

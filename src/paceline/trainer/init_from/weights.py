@@ -1,7 +1,4 @@
-"""Open the weights of `model.init_from`: a safetensors file, the folder of a Hugging Face model, or a run.
-
-Names and shapes are known at once; values are read tensor by tensor, and of each tensor the part that a rank holds.
-"""
+"""Open the weights of `model.init_from`: a safetensors file, the folder of a Hugging Face model, or a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Use an optimiser of the user (`Workload.optimizer`, or a script's) under every layout and in every checkpoint.
-
-It is built on what this rank updates, and has state once it has made a step. What a checkpoint must hold is learned
-from a step with gradients of zero that is undone.
-"""
+"""Use an optimiser of the user (`Workload.optimizer`, or a script's) under every layout and in every checkpoint."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Record a whole step as one CUDA graph: for one rank, on batches that come in a few shapes.
 
-A small model's step is hundreds of kernels of microseconds each, and to start them takes longer than they run. A step
-is recorded once per shape and then replayed by one call. Its batch travels as one row of bytes; data that fit on the
-device live there, and a batch is then no more than the numbers of its samples.
+The kernels of a small model run shorter than it takes to start them; a graph is replayed by one call.
 """
 
 from __future__ import annotations
@@ -61,10 +59,7 @@ class PackedBatch:
 
 
 class PinnedBuffers:
-    """Pinned memory that is used again: to pin new memory takes as long as a step of a small model.
-
-    The thread that makes batches takes rows; the thread that sends them gives them back.
-    """
+    """Pinned memory that is used again: to pin new memory takes as long as a step of a small model."""
 
     def __init__(self, together: int = 1) -> None:
         self.together = together

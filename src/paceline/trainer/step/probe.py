@@ -1,7 +1,6 @@
 """Find out whether a step can be recorded, by making its passes once before the run, without effect.
 
-A graph repeats what the device did and nothing that Python did: a step that asks the device for a number, draws on the
-host or changes the model in Python must run eagerly.
+A graph repeats what the device did and nothing that Python did.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What is trained, and one step of it on one rank: micro-batches, one sum over ranks, one update.
-
-Nothing here waits for the device: what a step computed stays in a small tensor until the loop reads it.
-"""
+"""What is trained, and one step of it on one rank; nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ from paceline.workload import LogFn, Samples, Workload
 
 @dataclass
 class State:
-    """What resuming needs: weights, optimiser, loss scale and the position in steps.
-
-    Learning rate, samples and random streams are functions of the position, and are not stored.
-    """
+    """What resuming needs; learning rate, samples and random streams are functions of the step."""
 
     model: ParallelModel
     optimizer: torch.optim.Optimizer
@@ -135,8 +129,7 @@ def update_weights(
 ) -> Tensor:
     """Scale, clip and apply the summed gradients, unless they or `zero` are not finite; return their norm.
 
-    `found` is (sum of losses, count), `square` the squared norm of the gradients over all ranks. In few operations:
-    each is a kernel, which takes its time in a small model's step.
+    `found` is (sum of losses, count), `square` the squared norm over all ranks.
     """
     loss_sum, count = found
     local, optimizer = state.model.local_parameters, cast(Any, state.optimizer)
@@ -221,10 +214,7 @@ class Step:
         return make_collate(lambda ids, keys: samples.padded(ids, keys, rows), pin)
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
-        """Make a step; return (sum of losses, count, gradient norm, stops asked for) over all ranks, on the device.
-
-        torch's generator is seeded by (seed, step, data-parallel rank, micro-batch), for models that draw from it.
-        """
+        """Make a step; return (sum of losses, count, gradient norm, stops asked for) over all ranks."""
         samples, last = batch.samples, len(batch.micro_batches) - 1
         found = torch.zeros(2, dtype=torch.float64, device=self.device)
         for index, micro in enumerate(batch.micro_batches):
@@ -244,11 +234,7 @@ class Step:
         return micro if self.device.type == "cpu" else MicroBatch(move_batch(micro.batch, self.device), micro.weight)
 
     def forward_backward(self, net: Any, micro: MicroBatch, samples: int | Tensor) -> Tensor:
-        """Add to the gradients; return (sum of losses, count).
-
-        The loss is divided by the samples of the global batch so that gradients keep a normal size; `update_weights`
-        corrects that if the loss counts something else (tokens, pixels).
-        """
+        """Add to the gradients, of the loss per sample of the global batch; return (sum of losses, count)."""
         with autocast(self.train.precision, self.device):
             total, count = self.workload.loss(net, micro.batch)
         return self.backward(total, count, micro.weight, samples)
@@ -275,11 +261,7 @@ class Step:
         return torch.stack([*totals[:2], norm.double(), totals[2]])
 
     def _finish_own_model(self, found: Tensor, samples: int, stop: bool) -> Tensor:
-        """Do the same if each rank updates its own model, by the mean over its own samples.
-
-        The reported norm is the root of the mean over ranks of squared norms. A step that is not finite on one rank is
-        applied by none, so that loss scales stay the same.
-        """
+        """Do the same if each rank updates its own model; a step that is not finite on one rank is applied by none."""
         square = self.state.model.local_parameters.square()
         factor = samples / (get_divisor(found[1]) * self.state.scaler.scale)
         totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
