@@ -34,7 +34,7 @@ from paceline.measurement.run_times import read_run_times
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import build_tiles
-from paceline.reports.tables import build_tables
+from paceline.reports.report import build_tables
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary, compute_summary, read_summary
 from paceline.runlog.summary import print_summary as show_summary

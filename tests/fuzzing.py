@@ -33,7 +33,7 @@ from paceline.io.terminal import build_console
 from paceline.layout import layout_of
 from paceline.planner.calibration.calibration import CALIBRATION_FORMAT, read_calibration
 from paceline.reports.contents import gather_contents
-from paceline.reports.tables import build_tables
+from paceline.reports.report import build_tables
 from paceline.reports.watch import LiveView, render_view
 from paceline.runlog.events import EventWriter, read_steps, sum_wall_seconds
 from paceline.runlog.run_dir import RunDir

@@ -13,7 +13,7 @@ from paceline.measurement.run_times import select_steady_steps
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import render_page
-from paceline.reports.tables import build_tables
+from paceline.reports.report import build_tables
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
 

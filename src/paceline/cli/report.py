@@ -14,8 +14,8 @@ from paceline.io.files import print_json
 from paceline.io.format import duration, format_metrics, number, wrap_lines
 from paceline.io.table import UNKNOWN, Table
 from paceline.io.terminal import build_console, warn
+from paceline.reports.report import build_experiments_table
 from paceline.reports.run_view import Experiments, compare_experiments, describe_other_keys, read_run_view
-from paceline.reports.tables import build_experiments_table
 from paceline.runlog.run_dir import RunDir, find_runs
 from paceline.runlog.summary import Summary, read_summary
 

@@ -12,10 +12,9 @@ from paceline.errors import UserError
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import escape_tex, render_markdown, render_page
-from paceline.reports.report import report
+from paceline.reports.report import build_tables, report
 from paceline.reports.run_view import read_run_view, thin_points
 from paceline.reports.series import read_times_file
-from paceline.reports.tables import build_tables
 from paceline.runlog.events import read_steps
 from report_runs import make_links, make_measurement, make_run
 

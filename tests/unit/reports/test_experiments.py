@@ -9,9 +9,8 @@ from paceline.cli.main import main
 from paceline.reports.charts import build_charts, build_curves
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import render_page
-from paceline.reports.report import write_tables
+from paceline.reports.report import build_tables, write_tables
 from paceline.reports.run_view import compare_experiments, find_score, read_run_view
-from paceline.reports.tables import build_tables
 from paceline.runlog.events import drop_undone_steps
 from report_runs import make_links, make_run
 

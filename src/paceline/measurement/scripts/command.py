@@ -93,11 +93,8 @@ class MeasuredCommand:
         words = list(self.words)
         for place, word in enumerate(words[: _find_script(words)]):
             option, equals, _ = word.partition("=")
-            if option in options and equals:
-                words[place] = f"{option}={RANKS}"
-                return " ".join(words)
-            if option in options and place + 1 < len(words):
-                words[place + 1] = RANKS
+            if option in options and (equals or place + 1 < len(words)):
+                words[place if equals else place + 1] = f"{option}={RANKS}" if equals else RANKS
                 return " ".join(words)
         at = next(i for i, word in enumerate(words) if Path(word).name == launcher) + 1
         at += words[at : at + 1] in (["launch"], ["run"])
