@@ -116,7 +116,14 @@ def parity(asked: Asked) -> Part:
     spec = asked.lm(TINY, 64, 8 * n, compile="off", precision="fp32", evaluate_on=8)
     found = check(spec, steps=PARITY_STEPS, layouts=layouts, log=say)
     rows = [
-        (row.name, str(row.ranks), f"{row.loss:.1e}", f"{row.grad_norm or 0:.1e}", f"{row.weights:.1e}", str(row.worst))
+        (
+            row.name,
+            str(row.ranks),
+            f"{row.loss:.1e}",
+            f"{row.grad_norm or 0:.1e}",
+            f"{row.weights:.1e}",
+            row.worst.where,
+        )
         for row in found.rows
     ]
     worst = max(max(row.loss, row.grad_norm or 0.0, row.weights, row.evaluation) for row in found.rows)

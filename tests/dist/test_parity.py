@@ -56,7 +56,7 @@ def test_a_broken_workload_is_found_out(small, tmp_path):
     parity = check(spec, [1, 2], steps=5)
     assert not parity.holds
     assert parity.rows[1].loss > 0.4
-    assert "step" in str(parity.rows[1].worst)
+    assert "step" in parity.rows[1].worst.where
 
 
 def test_a_check_of_one_layout_is_refused(small):

@@ -219,7 +219,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def _report_difference(parity: Parity) -> None:
     worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
-    by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst}"
+    by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst.where}"
     warn(f"paceline: the answer depends on the layout: {by}")
     for cause in parity.causes:
         warn(f"  cause: {cause}")

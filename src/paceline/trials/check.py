@@ -12,10 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from enum import Enum
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.api import RunResult
 from paceline.config import Parallel, RunSpec, SpecSource, resolve_spec
@@ -35,24 +34,12 @@ if TYPE_CHECKING:
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 5e-2}
 """Relative. Sums taken in another order differ by rounding, and rounding is all that may differ."""
 DEFAULT_PARALLEL = Parallel()
+Event = dict[str, Any]
 
 
-class Quantity(Enum):
-    LOSS = "loss at step {}"
-    GRAD_NORM = "gradient norm at step {}"
-    WEIGHTS = "{}"
-    MISSING_WEIGHTS = "{}, which only one of them has"
-    METRIC = "{} of the evaluation"
-
-
-@dataclass(frozen=True)
-class LargestDifference:
+class LargestDifference(NamedTuple):
     value: float
-    quantity: Quantity
-    at: str | int
-
-    def __str__(self) -> str:
-        return self.quantity.value.format(self.at)
+    where: str  # step, tensor or metric
 
 
 @dataclass(frozen=True)
@@ -191,13 +178,13 @@ def _check_variants(variants: Sequence[Variant]) -> None:
             )
 
 
-def _check_launched_ranks(variants: Sequence[Variant], place: RankInfo) -> None:
+def _check_launched_ranks(variants: Sequence[Variant], launched: RankInfo) -> None:
     """Raise UserError if a layout has other ranks than the launcher started, or one."""
     for variant in variants:
-        if variant.spec.parallel.ranks not in (1, place.world):
+        if variant.spec.parallel.ranks not in (1, launched.world):
             raise UserError(
-                f"check on {variant.name}: {place.launcher} started {place.world} ranks, and only layouts of 1 or "
-                f"{place.world} can be compared then; use  --ranks 1,{place.world}  or run check without it"
+                f"check on {variant.name}: {launched.launcher} started {launched.world} ranks: only layouts of 1 or "
+                f"{launched.world} can be compared then; use  --ranks 1,{launched.world}  or run check without it"
             )
 
 
@@ -225,11 +212,11 @@ def _compare_results(reference: RunResult, other: RunResult, variant: Variant) -
     ours, theirs = (read_steps(RunDir(r.path).events_file(0)) for r in (reference, other))
     if len(ours) != len(theirs):
         raise RunFailed(f"{len(theirs)} steps on {variant.name} against {len(ours)}")
-    loss = _find_largest_difference(ours, theirs, "loss", Quantity.LOSS)
-    norm = _find_largest_difference(ours, theirs, "grad_norm", Quantity.GRAD_NORM) if "grad_norm" in ours[0] else None
+    loss = _find_largest_difference(ours, theirs, "loss")
+    norm = _find_largest_difference(ours, theirs, "grad_norm") if "grad_norm" in ours[0] else None
     weights = compare_weights(reference.weights(), other.weights())
     metrics = [
-        LargestDifference(compute_relative_difference(reference.metrics.get(name), value), Quantity.METRIC, name)
+        LargestDifference(compute_relative_difference(reference.metrics.get(name), value), f"{name} of the evaluation")
         for name, value in other.metrics.items()
     ]
     found = [loss, weights, *metrics, *([norm] if norm is not None else [])]
@@ -244,22 +231,20 @@ def _compare_results(reference: RunResult, other: RunResult, variant: Variant) -
         weights=weights.value,
         evaluation=max((metric.value for metric in metrics), default=0.0),
         metrics=other.metrics,
-        worst=max(found, key=lambda difference: (difference.value, str(difference))),
+        worst=max(found),
     )
 
 
-def _find_largest_difference(
-    ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str, quantity: Quantity
-) -> LargestDifference:
+def _find_largest_difference(ours: list[Event], theirs: list[Event], key: str) -> LargestDifference:
     """Of steps that both skipped, only the loss counts."""
     apart = [
         (compute_relative_difference(a[key], b[key]), a["step"])
         for a, b in zip(ours, theirs, strict=True)
         if key in a  # a fit may find its loss now and then
-        if quantity is Quantity.LOSS or not (a["skipped"] and b["skipped"])
+        if key == "loss" or not (a["skipped"] and b["skipped"])
     ]
     value, step = max([*apart, (0.0, 0)])
-    return LargestDifference(value, quantity, step)
+    return LargestDifference(value, f"{key.replace('grad_', 'gradient ')} at step {step}")
 
 
 def compute_relative_difference(a: float | None, b: float | None) -> float:
@@ -275,18 +260,17 @@ def compare_weights(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> Large
     Whole numbers (counters, the state of random generators) are not weights: their size would hide what these do.
     """
     if strangers := ours.keys() ^ theirs.keys():
-        return LargestDifference(math.inf, Quantity.MISSING_WEIGHTS, min(strangers))
+        return LargestDifference(math.inf, f"{min(strangers)}, which only one of them has")
     ours = {name: a for name, a in ours.items() if a.is_floating_point()} or ours
     size = math.sqrt(sum(float(a.double().norm()) ** 2 / a.numel() for a in ours.values()) / len(ours))
     found = []
     for name, a in ours.items():
         if a.shape != theirs[name].shape:
-            return LargestDifference(math.inf, Quantity.WEIGHTS, name)
+            return LargestDifference(math.inf, name)
         floor = size * math.sqrt(a.numel()) * 0.1
         value = float((a.double() - theirs[name].double()).norm()) / max(float(a.double().norm()), floor)
-        found.append((value if math.isfinite(value) else math.inf, name))
-    value, name = max(found)
-    return LargestDifference(value, Quantity.WEIGHTS, name)
+        found.append(LargestDifference(value if math.isfinite(value) else math.inf, name))
+    return max(found)
 
 
 def build_parity_table(parity: Parity) -> Table:
@@ -297,7 +281,7 @@ def build_parity_table(parity: Parity) -> Table:
     for number, row in enumerate(parity.rows):
         differences = ["-" if d is None else f"{d:.1e}" for d in (row.loss, row.grad_norm, row.weights)]
         metrics = "  ".join(f"{k} {v:.6g}" for k, v in row.metrics.items())
-        verdict = "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst}"
+        verdict = "✓" if row.agrees(parity.tolerance) else f"✗ {row.worst.where}"
         cells = ["reference"] * 3 if number == 0 else differences
         table.add_row(row.layout, str(row.accumulate), *cells, metrics, verdict if number else "")
     return table
