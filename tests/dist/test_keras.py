@@ -65,7 +65,7 @@ def own(tmp_path_factory):
 
 
 def test_a_keras_model_in_a_workload_of_ones_own_is_not_divided(own, tmp_path):
-    with pytest.raises(UserError, match=r"parallel.strategy=fsdp: Keras holds the weights of its models itself"):
+    with pytest.raises(UserError, match=r"parallel\.strategy=fsdp"):
         train(own.replace({"parallel.strategy": "fsdp"}), tmp_path, show=False)
     assert not list(tmp_path.iterdir())
 

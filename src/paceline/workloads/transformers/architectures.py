@@ -6,7 +6,7 @@ Parameters are counted exactly; tests compare them with the library's own models
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from paceline.errors import UserError
@@ -61,7 +61,10 @@ def sizes_of(values: Values) -> TransformerSizes | None:
         return None
     kind = f"config.json of {values['model_type']}"
     try:
-        return reader({name: value for name, value in values.items() if value is not None})
+        sizes = reader({name: value for name, value in values.items() if value is not None})
+        if sizes is not None and any(type(n) is float or n < 0 for n in astuple(sizes) if isinstance(n, int | float)):
+            raise TypeError("they are not whole numbers")
+        return sizes
     except KeyError as missing:
         raise UserError(f"{kind} has no {missing}, so its size is not known", code="invalid-data") from None
     except (TypeError, ZeroDivisionError) as error:
