@@ -101,7 +101,8 @@ class LanguageModel(Workload):
             if size % layout.tensor:
                 sizes = (shape.heads, shape.kv_heads, shape.ffn)
                 near = max(n for n in range(1, layout.tensor) if not any(size % n for size in sizes))
-                raise _conflict(f"parallel.tensor={layout.tensor} does not divide model.{name}={size}; use {near}")
+                given = f"parallel.tensor={layout.tensor} does not divide model.{name}={size}"
+                raise _conflict(f"{given}; use parallel.tensor={near}")
         if layout.sequence and self.sequence % layout.tensor:
             near = -(-self.sequence // layout.tensor) * layout.tensor
             given = f"parallel.sequence=true: parallel.tensor={layout.tensor} does not divide data.sequence"
