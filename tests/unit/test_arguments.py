@@ -16,13 +16,13 @@ def test_lists_of_numbers():
 
 @pytest.mark.parametrize("text", ["", "two", "1;2", "1.5", ","])
 def test_what_is_no_list_is_refused(text):
-    with pytest.raises(UserError, match="is not a list of numbers; write it as  --devices 1,2,4"):
+    with pytest.raises(UserError, match="--devices 1,2,4"):
         parse_numbers(text, "--devices")
 
 
 @pytest.mark.parametrize("text", ["1,1", "0", "-1,2", "1,,2", ""])
 def test_numbers_that_must_differ(text):
-    with pytest.raises(UserError, match="is not a list of different whole numbers"):
+    with pytest.raises(UserError, match="different"):
         parse_numbers(text, "--ranks", different=True)
 
 
@@ -30,7 +30,7 @@ def test_numbers_that_must_differ(text):
 def test_prices_are_amounts(usd):
     assert check_price(None) is None
     assert check_price(0.0) == 0.0
-    with pytest.raises(UserError, match="is not an amount of USD per device and hour"):
+    with pytest.raises(UserError, match="USD"):
         check_price(usd)
 
 

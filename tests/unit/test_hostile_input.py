@@ -40,63 +40,55 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 TRAIN = "train run.yaml --quiet"
 JSONL = f"{TRAIN} data.source=jsonl data.path=t.jsonl"
 ASKED = {
-    "tag of another type": ("explain run.yaml", {"run.yaml": RUN + "cluster: !!int abc"}, "cannot be read as int"),
-    "half a number": ("explain run.yaml", {"run.yaml": RUN.replace("steps: 2", "steps: 0x_")}, "cannot be read as int"),
-    "5,000 digits": ("explain run.yaml", {"run.yaml": RUN.replace("steps: 2", f"steps: {DIGITS}")}, "cannot be read"),
-    "5,000 digits typed": (f"explain run.yaml train.steps={DIGITS}", {}, "train.steps: a number beyond 9,223,372"),
-    "400 digits typed": (
-        f"plan run.yaml train.global_batch={DIGITS[:400]}",
-        {},
-        "global_batch: a number beyond 9,223,372",
-    ),
-    "400 digits of samples": (f"plan run.yaml --samples {DIGITS[:400]}", {}, "--samples: so many is not possible"),
+    "tag of another type": ("explain run.yaml", {"run.yaml": RUN + "cluster: !!int abc"}, "invalid-format"),
+    "half a number": ("explain run.yaml", {"run.yaml": RUN.replace("steps: 2", "steps: 0x_")}, "invalid-format"),
+    "5,000 digits": ("explain run.yaml", {"run.yaml": RUN.replace("steps: 2", f"steps: {DIGITS}")}, "invalid-format"),
+    "5,000 digits typed": (f"explain run.yaml train.steps={DIGITS}", {}, "invalid-value"),
+    "400 digits typed": (f"plan run.yaml train.global_batch={DIGITS[:400]}", {}, "invalid-value"),
+    "400 digits of samples": (f"plan run.yaml --samples {DIGITS[:400]}", {}, "invalid-value"),
     "a thousand digits in hexadecimal": (
         "explain run.yaml",
         {"run.yaml": RUN.replace("steps: 2", f"steps: 0x{DIGITS}")},
-        "cannot be read as int",
+        "invalid-format",
     ),
     "frozen parts of billions of layers": (
         "plan run.yaml model.layers=2147483648",
         {"run.yaml": RUN.replace("steps: 2", "steps: 2, groups: {layers.*: {frozen: true}}")},
-        "more than 300,000 parameters by name",
+        "not-supported",
     ),
-    "5,000 digits of devices": (f"plan run.yaml --devices {DIGITS}", {}, "is not a list of numbers"),
-    "NUL in data.path": (TRAIN, {"run.yaml": RUN.replace("t.csv", '"t\\0.csv"')}, "is not a path: embedded null"),
-    "NUL in a run folder": ("watch a\0b --once", {}, "is not a path"),
-    "NUL in --out": ("explain a\0b", {}, "is not a path"),
-    "NUL in cluster": ("plan run.yaml --cluster a\0b.yaml", {}, "cannot be read: embedded null"),
-    "a home of nobody": (TRAIN, {"run.yaml": RUN.replace("t.csv", "~nosuchuser/t.csv")}, "is not a path"),
-    "a home of nobody, cluster": (
-        "plan run.yaml cluster=~nosuchuser/c.yaml",
-        {},
-        "cluster: '~nosuchuser/c.yaml' is not",
-    ),
-    "a home of nobody, script": ("explain run.yaml workload=~nosuchuser/w.py", {}, "is not a path"),
-    "a name of 5,000 letters": (f"explain {'a' * 5000}.yaml", {}, "File name too long"),
-    "brackets without end": ("explain run.yaml", {"run.yaml": "a: " + "[" * 90_000}, "is nested too deeply"),
-    "sections without end": ("explain run.yaml", {"run.yaml": "- " * 40_000}, "is nested too deeply"),
-    "brackets typed": (f"explain run.yaml train.lr={'[' * 50_000}", {}, "is nested too deeply"),
-    "dots typed": (f"explain run.yaml {'.'.join('a' * 3000)}=1", {}, "has 2999 dots"),
-    "a run file of megabytes": ("explain run.yaml", {"run.yaml": "a: 1\n" * 300_000}, "more than 100,000 bytes"),
-    "UTF-16 run file": ("explain run.yaml", {"run.yaml": RUN.encode("utf-16")}, "is not a text in UTF-8"),
-    "brackets in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": "{" * 90_000}, "is nested too deeply"),
-    "digits in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": f"nodes: {DIGITS}"}, "cannot be read as int"),
-    "aliases in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": BOMB}, "aliases are followed"),
-    "brackets in a calibration": ("plan run.yaml --calibration c.json", {"c.json": "[" * 90_000}, "is not JSON"),
-    "digits in a calibration": ("plan run.yaml --calibration c.json", {"c.json": f"[{DIGITS}]"}, "is not JSON"),
-    "nowhere to calibrate to": ("calibrate --ranks 1 --out /proc/nowhere/c.json", {}, "/proc/nowhere"),
-    "a file of somebody's": ("calibrate --ranks 1 --out t.csv", {}, "t.csv exists and is not a calibration"),
-    "UTF-16 table": (TRAIN, {"t.csv": f"text,label\n{ROWS}".encode("utf-16")}, "iconv -f UTF-16 -t UTF-8 t.csv"),
-    "Latin-1 table": (TRAIN, {"t.csv": b"text,label\n\xe4,a\n"}, "iconv -f LATIN1 -t UTF-8 t.csv"),
-    "header rows": (TRAIN, {"t.csv": f"text,label\n{ROWS}text,label\n{ROWS}"}, "row 41 repeats the header"),
-    "brackets in jsonl": (JSONL, {"t.jsonl": "[" * 90_000}, "line 1: not JSON"),
-    "digits in jsonl": (JSONL, {"t.jsonl": f'{{"text": {DIGITS}}}'}, "line 1: not JSON"),
+    "5,000 digits of devices": (f"plan run.yaml --devices {DIGITS}", {}, "invalid-value"),
+    "NUL in data.path": (TRAIN, {"run.yaml": RUN.replace("t.csv", '"t\\0.csv"')}, "invalid-value"),
+    "NUL in a run folder": ("watch a\0b --once", {}, "invalid-value"),
+    "NUL in --out": ("explain a\0b", {}, "invalid-value"),
+    "NUL in cluster": ("plan run.yaml --cluster a\0b.yaml", {}, "unreadable"),
+    "a home of nobody": (TRAIN, {"run.yaml": RUN.replace("t.csv", "~nosuchuser/t.csv")}, "invalid-value"),
+    "a home of nobody, cluster": ("plan run.yaml cluster=~nosuchuser/c.yaml", {}, "invalid-value"),
+    "a home of nobody, script": ("explain run.yaml workload=~nosuchuser/w.py", {}, "invalid-value"),
+    "a name of 5,000 letters": (f"explain {'a' * 5000}.yaml", {}, "unreadable"),
+    "brackets without end": ("explain run.yaml", {"run.yaml": "a: " + "[" * 90_000}, "unreadable"),
+    "sections without end": ("explain run.yaml", {"run.yaml": "- " * 40_000}, "unreadable"),
+    "brackets typed": (f"explain run.yaml train.lr={'[' * 50_000}", {}, "invalid-value"),
+    "dots typed": (f"explain run.yaml {'.'.join('a' * 3000)}=1", {}, "unknown-key"),
+    "a run file of megabytes": ("explain run.yaml", {"run.yaml": "a: 1\n" * 300_000}, "unreadable"),
+    "UTF-16 run file": ("explain run.yaml", {"run.yaml": RUN.encode("utf-16")}, "invalid-format"),
+    "brackets in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": "{" * 90_000}, "unreadable"),
+    "digits in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": f"nodes: {DIGITS}"}, "unreadable"),
+    "aliases in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": BOMB}, "unreadable"),
+    "brackets in a calibration": ("plan run.yaml --calibration c.json", {"c.json": "[" * 90_000}, "damaged"),
+    "digits in a calibration": ("plan run.yaml --calibration c.json", {"c.json": f"[{DIGITS}]"}, "damaged"),
+    "nowhere to calibrate to": ("calibrate --ranks 1 --out /proc/nowhere/c.json", {}, "run-failed"),
+    "a file of somebody's": ("calibrate --ranks 1 --out t.csv", {}, "conflict"),
+    "UTF-16 table": (TRAIN, {"t.csv": f"text,label\n{ROWS}".encode("utf-16")}, "invalid-format"),
+    "Latin-1 table": (TRAIN, {"t.csv": b"text,label\n\xe4,a\n"}, "invalid-format"),
+    "header rows": (TRAIN, {"t.csv": f"text,label\n{ROWS}text,label\n{ROWS}"}, "invalid-format"),
+    "brackets in jsonl": (JSONL, {"t.jsonl": "[" * 90_000}, "invalid-format"),
+    "digits in jsonl": (JSONL, {"t.jsonl": f'{{"text": {DIGITS}}}'}, "invalid-format"),
 }
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch, capsys):
-    words, files, said = ASKED[name]
+    words, files, code = ASKED[name]
     monkeypatch.chdir(tmp_path)
     for path, content in {"run.yaml": RUN, "t.csv": f"text,label\n{ROWS}", **files}.items():
         (tmp_path / path).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -104,7 +96,7 @@ def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch, capsys):
         main.main(words.split(" "))
     out, err = capsys.readouterr()
     assert left.value.code == (1 if "calibrate" in name else 2)
-    assert said in err
+    assert left.value.__context__.code == code
     assert err.count("\n") == 1
     assert not out
     assert not (tmp_path / "runs").exists()
@@ -335,7 +327,7 @@ def test_events_are_not_written_through_a_link(tmp_path):
 def test_a_run_folder_that_cannot_be_written_to(tmp_path):
     run = RunDir.claim(tmp_path, "r", build_spec({}))
     (run.path / ".lock").mkdir()  # as a read-only folder would: it cannot be opened
-    with pytest.raises(UserError, match="cannot be written to: Is a directory"), run.lock(print):
+    with pytest.raises(UserError, match="Is a directory"), run.lock(print):
         pass
 
 

@@ -96,7 +96,7 @@ def test_an_origin_cannot_be_made_up(made, tmp_path):
         with pytest.raises(UserError, match="--trust"):
             RunDir.open(run).spec()
     (run / "origin.json").write_text("[" * 100_000)
-    with pytest.raises(UserError, match="does not say who made it"):
+    with pytest.raises(UserError, match="--trust"):
         RunDir.open(run).spec()
     assert not mark.exists()
 
@@ -133,7 +133,7 @@ def test_a_workload_that_is_typed_does_not_let_the_rest_pass(made, tmp_path, mon
     run, _ = made
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
     (run / "spec.yaml").write_text("workload: evil.py:W\nmodel: {metric: evil.py:f}\n")
-    with pytest.raises(UserError, match=r"this would execute evil\.py:f"):
+    with pytest.raises(UserError, match=r"evil\.py:f"):
         load(run / "spec.yaml", ["workload=trees"])
 
 

@@ -63,23 +63,24 @@ def test_short_forms(text, nodes, per_node, link_gbs, node_gbps):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "key"),
     [
-        ("4xA1000", "did you mean"),
-        ("0xA100", "no devices"),
-        ("0x8xA100", "no devices"),
-        ("A100", "is not understood"),
-        ("4xA100@fast", "link 'fast'"),
-        ("4xA100+quick", "network 'quick'"),
-        ("12xH100", "whole nodes of 8"),
-        ("4x-", "names no device"),
-        ("-4xA100", "is not understood"),
+        ("4xA1000", "device"),
+        ("0xA100", "cluster"),
+        ("0x8xA100", "cluster"),
+        ("A100", "cluster"),
+        ("4xA100@fast", "link"),
+        ("4xA100+quick", "network"),
+        ("12xH100", "cluster"),
+        ("4x-", "device"),
+        ("-4xA100", "cluster"),
     ],
 )
-def test_bad_clusters_get_one_clear_line(text, says):
-    with pytest.raises(UserError, match=says) as error:
+def test_bad_clusters_get_one_clear_line(text, key):
+    with pytest.raises(UserError) as refused:
         parse_cluster(text)
-    assert "\n" not in str(error.value)
+    assert refused.value.key == key
+    assert "\n" not in str(refused.value)
 
 
 def test_a_device_without_a_rate_runs_at_the_next_one():
@@ -115,28 +116,27 @@ def test_cluster_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "code", "key"),
     [
-        ("nodes: 2", "names no device"),
-        ("device: A100\nnode: 2", "did you mean 'nodes'"),
-        ("device: A100\nnodes: 0", "nodes: 0"),
-        ("device: A100\nprice: -1", "price: -1"),
-        ("device: A100\ntflops: 3", "a rate per type"),
-        ("device: A100\nmemory_gb: -3", "not a positive number"),
-        ("device: A100\nhost_memory_gb: 0", "host_memory_gb: 0 is not a positive number"),
-        ("device: [", "cannot be read"),
+        ("nodes: 2", "missing-value", "device"),
+        ("device: A100\nnode: 2", "unknown-key", "node"),
+        ("device: A100\nnodes: 0", "invalid-value", "nodes"),
+        ("device: A100\nprice: -1", "invalid-value", "price"),
+        ("device: A100\nspot_price: cheap", "invalid-value", "spot_price"),
+        ("device: A100\ntflops: 3", "invalid-value", "tflops"),
+        ("device: A100\nmemory_gb: -3", "invalid-value", "memory_gb"),
+        ("device: A100\nhost_memory_gb: 0", "invalid-value", "host_memory_gb"),
+        ("device: [", "unreadable", "bad.yaml"),
+        (None, "not-found", "bad.yaml"),
     ],
 )
-def test_bad_cluster_files_get_one_clear_line(tmp_path, text, says):
-    file = tmp_path / "bad.yaml"
-    file.write_text(text)
-    with pytest.raises(UserError, match=says):
-        parse_cluster(str(file))
-
-
-def test_a_missing_cluster_file_is_named():
-    with pytest.raises(UserError, match="does not exist"):
-        parse_cluster("nowhere.yaml")
+def test_bad_cluster_files_get_one_clear_line(tmp_path, monkeypatch, text, code, key):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UserError) as refused:
+        parse_cluster("bad.yaml")
+    assert (refused.value.code, refused.value.key) == (code, key)
 
 
 def test_a_catalogue_of_your_own_may_say_how_much_host_memory_a_node_has(tmp_path):
@@ -152,7 +152,7 @@ def test_a_device_whose_name_is_more_than_a_line_is_refused(tmp_path):
     mine = [rows[0], rows[1].replace("V100-SXM2-16GB", '"Mine\nrm -rf home"')]
     (tmp_path / "mine.csv").write_text("\n".join(mine))
     (tmp_path / "lab.yaml").write_text("device: Mine\ncatalogue: mine.csv\n")
-    with pytest.raises(UserError, match=r"'Mine\\nrm -rf home' cannot name a device"):
+    with pytest.raises(UserError, match="cannot name a device"):
         parse_cluster(str(tmp_path / "lab.yaml"))
 
 
@@ -191,6 +191,3 @@ def test_prices_of_a_cluster_file(tmp_path):
     assert parse_cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour is None  # that of other people
     (tmp_path / "lab.yaml").write_text("device: H100\nprice: 2\nspot_price: 0.5\n")
     assert parse_cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour == 0.5
-    (tmp_path / "lab.yaml").write_text("device: H100\nspot_price: cheap\n")
-    with pytest.raises(UserError, match="spot_price: 'cheap' is not an amount"):
-        parse_cluster(str(tmp_path / "lab.yaml"))
