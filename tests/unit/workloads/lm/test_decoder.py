@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from paceline.config import build_spec
 from paceline.config.decoder_shape import PRESETS, DecoderShape
 from paceline.errors import UserError
+from paceline.planner.cost_model import build_cost_model
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMModel
 
@@ -175,3 +176,12 @@ def test_costs_are_in_proportion_to_the_work():
     assert len(layers) == 32
     assert 6 * shape.parameters < sum(layers) + head < 7.5 * shape.parameters
     assert embed < head < layers[0]
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "gpt2", "1b", "7b"])
+def test_a_language_model_has_the_parameters_of_its_closed_form(preset):
+    spec = build_spec({"workload": "lm", "model": {"preset": preset}, "data": {"vocab": 1000, "sequence": 64}})
+    sizes = spec.model.shape(1000, 64)
+    with torch.device("meta"):
+        built = Decoder(sizes)
+    assert build_cost_model(spec).params == sum(p.numel() for p in built.parameters()) == sizes.parameters

@@ -1,18 +1,21 @@
 """Training, adapters and export of models that the library saved; compared with the library itself."""
 
 import hashlib
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 import paceline
 from hf_models import TEXTS
 from paceline import train
 from paceline.cli.main import main
-from paceline.config import load
+from paceline.config import build_spec, load
 from paceline.data.corpora.labelled import open_source
 from paceline.errors import UserError
 from paceline.runlog.events import read_events
@@ -279,3 +282,18 @@ def test_a_config_alone_begins_with_random_weights_and_a_learned_vocabulary(hf, 
     spec = load(tmp_path / "run.yaml", {"data.tokenizer": str(hf / "llama" / "tokenizer.json")})
     with pytest.raises(UserError, match="300 tokens"):
         train(spec, tmp_path)
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "transformers.md"
+RUN_FILES = [
+    yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("values", RUN_FILES, ids=[values["name"] for values in RUN_FILES])
+def test_run_files_on_the_page_train(values, hf, corpus_cache, tmp_path):
+    values["model"]["init_from"] = str(hf / Path(values["model"]["init_from"]).name)
+    values["data"] |= {"path": str(hf / values["data"]["path"]), "cache": str(corpus_cache)}
+    values["train"]["lr"] = float(values["train"]["lr"])
+    result = train(build_spec({**values, "parallel": {"threads": 1}}), tmp_path, show=False)
+    assert result.summary.loss_last < result.summary.loss_first
