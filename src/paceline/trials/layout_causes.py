@@ -6,11 +6,13 @@ is found by leaving out what is suspected: a cause is named only where the sums 
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -37,34 +39,19 @@ SEEDED: dict[str, Callable[[int], Any]] = {
 }
 
 
-class LayoutCause(Enum):
-    WEIGHTS = (
-        "model() gives other weights each time: {names}; draw them from torch's generator, which is seeded before the "
-        "call"
-    )
-    DATA = (
-        "data('train') gives other samples for the same numbers and keys when it is built again, and every rank builds "
-        "its own; seed what it draws from, sort lists of files, and draw augmentation from the keys"
-    )
-    BATCH_STATISTICS = (
-        "{names}: statistics over the samples of one pass, and another layout has other passes; use GroupNorm or "
-        "LayerNorm"
-    )
-    SYNCHRONISED_STATISTICS = (
-        "{names}: statistics over the samples that all ranks have in one pass; they agree only where no passes are "
-        "accumulated; use GroupNorm for the same answer on any layout"
-    )
-    DROPOUT = (
-        "{names}: its mask depends on the place of a sample in the batch; draw it from the sample's key instead, as on "
-        "docs/check.md"
-    )
-    OWN_DRAWS = "{names}: drawn anew in each pass; draw from the sample's key instead, as on docs/check.md"
-    MEAN = (
-        "did you return a mean? {names}; loss must return (sum of the losses, how many there were), as in  "
-        'F.cross_entropy(model(x), labels, reduction="sum"), len(labels)'
-    )
-    COUNT = "the count does not grow with the samples: {names}; loss must return how many losses are in its sum"
-    SHARED = "{names} gives a sample another value when others share its pass; compute it for each sample alone"
+MESSAGES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+
+
+class LayoutCause(StrEnum):
+    WEIGHTS = "weights"
+    DATA = "data"
+    BATCH_STATISTICS = "batch statistics"
+    SYNCHRONISED_STATISTICS = "synchronised statistics"
+    DROPOUT = "dropout"
+    OWN_DRAWS = "own draws"
+    MEAN = "mean"
+    COUNT = "count"
+    SHARED = "shared"
 
 
 @dataclass(frozen=True)
@@ -73,7 +60,7 @@ class FoundCause:
     names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.cause.value.format(names=join_names(self.names))
+        return str(MESSAGES[self.cause].format(names=join_names(self.names)))
 
 
 @dataclass(frozen=True)
