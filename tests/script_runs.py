@@ -24,8 +24,7 @@ class Noisy(torch.utils.data.Dataset):
         self.x = torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
         self.y = (self.x[:, :3].sum(1) > 0).long()
 
-    def __len__(self):
-        return len(self.x)
+    def __len__(self): return len(self.x)
 
     def __getitem__(self, i):
         return self.x[i] + 0.1 * torch.randn(6) + 0.01 * random.random(), self.y[i]

@@ -40,38 +40,15 @@ class Own(Workload):
 """
 
 # what `loss` does instead, the exit code, what is said, and whether a run folder stays
+RANK_1 = "if os.environ['RANK'] == '1': "
+FAILS = f"{RANK_1}raise ValueError('oops')"
 ROWS = {
-    "one rank fails": (
-        "        if os.environ['RANK'] == '1': raise ValueError('oops')\n",
-        1,
-        ("rank 1: the workload failed: ValueError: oops", "Traceback", "in loss"),
-        True,
-    ),
-    "every rank fails": ("        {}['oops']\n", 1, ("the workload failed: KeyError: 'oops'", "in loss"), True),
-    "loss is a mean": (
-        "        return model(batch).square().mean()\n",
-        2,
-        ("loss returned Tensor", "how many there were"),
-        False,
-    ),
-    "loss is a mean on one rank": (
-        "        if os.environ['RANK'] == '1': return 0.5\n",
-        2,
-        ("loss returned float", "how many there were"),
-        False,
-    ),
-    "loss is not finite": (
-        "        return model(batch).sum() / 0, len(batch)\n",
-        1,
-        ("at step 1: with the first weights", "train.nonfinite=skip"),
-        True,
-    ),
-    "a rank dies": (
-        "        if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\n",
-        1,
-        ("rank 1 was killed by SIGKILL",),
-        True,
-    ),
+    "one rank fails": (FAILS, 1, ("rank 1: the workload failed: ValueError: oops", "Traceback", "in loss"), True),
+    "every rank fails": ("{}['oops']", 1, ("the workload failed: KeyError: 'oops'", "in loss"), True),
+    "loss is a mean": ("return model(batch).square().mean()", 2, ("loss returned Tensor", "how many"), False),
+    "loss is a mean on one rank": (f"{RANK_1}return 0.5", 2, ("loss returned float", "how many"), False),
+    "loss is not finite": ("return model(batch).sum() / 0, 1", 1, ("at step 1, ", "train.nonfinite=skip"), True),
+    "a rank dies": (f"{RANK_1}os.kill(os.getpid(), 9)", 1, ("rank 1 was killed by SIGKILL",), True),
 }
 
 
@@ -84,7 +61,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def write_own(folder, loss="", width=1):
-    text = OWN.replace("WIDTH", str(width)).replace("batch):\n", f"batch):\n{loss}")
+    text = OWN.replace("WIDTH", str(width)).replace("batch):\n", f"batch):\n        {loss or 'pass'}\n")
     (folder / "own.py").write_text(text)
 
 
@@ -206,7 +183,7 @@ def test_under_a_launcher_the_main_rank_speaks_for_all(folder):
     assert codes == [2, 2]
     assert "parallel.ranks=4 (command line), but torchrun started 2" in errors[0]
     assert not errors[1]
-    write_own(folder, ROWS["one rank fails"][0])
+    write_own(folder, FAILS)
     codes, errors = start()
     assert codes == [1, 1]
     assert errors[0].startswith("paceline: rank 0: another rank failed or cannot be reached (")

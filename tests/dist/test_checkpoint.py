@@ -186,12 +186,8 @@ def save_stage(folder: Path) -> None:
 @story
 def each_rank_may_hold_other_tensors(folder: Path) -> None:
     ranks(2, save_stage, folder)
-    tensors = read_tensors(found(folder))
-    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
-        "shared": [1.0] * 2,
-        "stage0": [0.0] * 5,
-        "stage1": [1.0] * 5,
-    }
+    tensors = {name: tensor.tolist() for name, tensor in read_tensors(found(folder)).items()}
+    assert tensors == {"shared": [1.0] * 2, "stage0": [0.0] * 5, "stage1": [1.0] * 5}
 
 
 def train_while_saving(folder: Path) -> None:
@@ -346,35 +342,13 @@ def sealed(folder: Path) -> list[int]:
     return [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal()]
 
 
-@pytest.mark.parametrize(
-    "stories",
-    [
-        [
-            "replicated_tensors_are_written_once_and_read_by_any_number_of_ranks",
-            "sharded_tensors_are_read_by_any_number_of_ranks",
-            "each_rank_may_hold_other_tensors",
-            "training_goes_on_while_checkpoints_are_written",
-        ],
-        [
-            "a_failure_on_one_rank_is_seen_by_all",
-            "other_disagreements_are_seen_by_all",
-            "a_rank_that_dies_does_not_hang_the_others",
-            "kill_all_ranks_at_any_moment",
-        ],
-    ],
-    ids=lambda stories: stories[0],
-)
+@pytest.mark.parametrize("stories", [[*STORIES][:4], [*STORIES][4:]], ids=lambda stories: stories[0])
 def test_story(tmp_path: Path, stories: list[str]) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment["CUDA_VISIBLE_DEVICES"] = ""  # a forked rank cannot use a device that its parent has touched
     command = [sys.executable, __file__, str(tmp_path), *stories]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_every_story_is_told() -> None:
-    told = next(mark for mark in test_story.pytestmark if mark.name == "parametrize").args[1]
-    assert sorted(name for stories in told for name in stories) == sorted(STORIES)
 
 
 if __name__ == "__main__":

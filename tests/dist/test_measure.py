@@ -1,11 +1,14 @@
 """Sweeps with real ranks: rows, a failed cell, going on after a stop, and causes found because they are there."""
 
+import os
 import shutil
 import textwrap
+from unittest import mock
 
 import pytest
-from measuring import comm_twice, links_between_hosts
+from torch.profiler import ProfilerActivity, profile
 
+from paceline import train
 from paceline.config import load
 from paceline.errors import UserError
 from paceline.io.files import read_json, write_json
@@ -18,6 +21,7 @@ from paceline.measurement.rows import FailedRow, drop_failed
 from paceline.planner.calibration import calibrate
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
+from paceline.runlog.timers import sum_union
 from paceline.trainer.run import PRELOAD
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
@@ -56,6 +60,22 @@ class SlowRank(Plain):
         time.sleep(0.12 if os.environ.get("RANK") == "1" else 0.0)
         return super().loss(model, x)
 """
+
+
+def comm_twice(spec, out):
+    """(time with a collective of training in flight by our own events, the same by torch's profiler)."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        result = train(spec, out, show=False)
+    flights = [e.time_range for e in profiler.events() if e.name == "gloo:all_reduce"]
+    steps = read_steps(RunDir(result.path).events_file(int(os.environ["RANK"])))
+    theirs = sum_union([(flight.start / 1e6, flight.end / 1e6) for flight in flights])
+    return sum(step["comm_s"] for step in steps), theirs
+
+
+def links_between_hosts(sizes_bytes):
+    """As on one host for each rank."""
+    with mock.patch("socket.gethostname", return_value=f"host{os.environ['RANK']}"):
+        return time_collectives(sizes_bytes, 1)
 
 
 @pytest.fixture(scope="module")

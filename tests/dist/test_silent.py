@@ -5,6 +5,7 @@ Here is one of each kind; tests/cluster/test_silent_ranks.py has every phase and
 
 import json
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
@@ -138,7 +139,5 @@ def test_on_one_machine_ranks_listen_on_the_loopback_alone_and_every_group_has_t
 
 
 def test_the_error_of_a_silent_rank_survives_the_way_between_processes():
-    import pickle
-
     error = pickle.loads(pickle.dumps(RankUnresponsive(3, "rank 3 is gone")))
     assert (error.rank, str(error)) == (3, "rank 3 is gone")

@@ -1,6 +1,7 @@
 """On a slow link plain data parallelism is slower than one rank, and sending less makes the second rank pay."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -30,8 +31,6 @@ def test_a_second_rank_pays_where_less_is_sent(slow_network, corpus_cache, tmp_p
 
 
 def test_nothing_is_left_behind(slow_network):
-    import subprocess
-
     with slow_network.slow_link() as link:
         listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
         assert all(name in listed for name in link.names)

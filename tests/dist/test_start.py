@@ -11,8 +11,7 @@ from paceline import resume, train
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.layout import parse_layout
-from paceline.runlog.events import read_steps
-from paceline.runlog.run_dir import RunDir
+from results import losses
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -40,7 +39,7 @@ def begun(tiny_lm, tmp_path_factory):
 def first_loss(tiny_lm, begun):
     folder, _ = begun
     spec = under(tiny_lm, "single", **{"model.init_from": folder / "half.safetensors", "train.steps": 1})
-    return read_steps(RunDir(train(spec, folder / "single", show=False).path).events_file(0))[0]["loss"]
+    return losses(train(spec, folder / "single", show=False))[0]
 
 
 @pytest.mark.parametrize(("ranks", "layouts"), [(2, TWO), (4, FOUR)])

@@ -44,15 +44,9 @@ def counts(tmp_path_factory):
 
 
 def spec_of(counts, ranks, **train_values):
-    values = {
-        "name": f"on{ranks}",
-        "workload": "topics",
-        "model": {"k": K, "tolerance": 0},
-        "data": {"path": str(counts)},
-        "train": {"steps": 60, **train_values},
-        "parallel": {"ranks": ranks, "threads": 1},
-    }
-    return build_spec(values)
+    run = {"name": f"on{ranks}", "workload": "topics", "model": {"k": K, "tolerance": 0}}
+    run |= {"data": {"path": str(counts)}, "parallel": {"ranks": ranks, "threads": 1}}
+    return build_spec({**run, "train": {"steps": 60, **train_values}})
 
 
 @pytest.fixture(scope="module")

@@ -22,18 +22,13 @@ from torch import nn
 from paceline import Workload
 
 class Rows:
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-    def __len__(self):
-        return len(self.x)
-    def cost(self, ids):
-        return ids * 0 + 1
-    def batch(self, ids, keys):
-        return self.x[ids], self.y[ids]
+    def __init__(self, x, y): self.x, self.y = x, y
+    def __len__(self): return len(self.x)
+    def cost(self, ids): return ids * 0 + 1
+    def batch(self, ids, keys): return self.x[ids], self.y[ids]
 
 class Plain(Workload):
-    def model(self):
-        return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+    def model(self): return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
     def data(self, split):
         x = torch.randn(1000, 16, generator=torch.Generator().manual_seed(1))
         return (x, (x[:, :4]).argmax(1)) if split == "train" else None
@@ -47,12 +42,10 @@ class NotResident(Plain):
         return found and Rows(*found)
 
 class Dropout(Plain):
-    def model(self):
-        return nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 4))
+    def model(self): return nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 4))
 
 class Norm(Plain):
-    def model(self):
-        return nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
+    def model(self): return nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
 
 class Waits(Plain):
     def loss(self, model, batch):
@@ -82,8 +75,7 @@ class Counts(nn.Module):
         return self.layer(x) * (1 + 1 / self.calls)
 
 class Counting(Plain):
-    def model(self):
-        return nn.Sequential(Counts())
+    def model(self): return nn.Sequential(Counts())
 
 class Ragged(NotResident):
     def data(self, split):

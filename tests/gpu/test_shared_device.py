@@ -15,6 +15,7 @@ from paceline.runlog.events import read_events, read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 from paceline.trials.check import compute_relative_difference
+from results import losses
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -29,9 +30,7 @@ WAYS = {
 }
 LAUNCHES = [
     [("single", "eager"), ("single", "bf16")],
-    [(layout, "eager") for layout in PLAIN],
-    [(layout, "eager") for layout in PIPELINES],
-    [(layout, "eager") for layout in FOUR],
+    *([(layout, "eager") for layout in layouts] for layouts in (PLAIN, PIPELINES, FOUR)),
     [(layout, "compiled") for layout in COMPILED],
     [(layout, "bf16") for layout in ("ddp:2", "fsdp:2", "pipeline:2:1f1b")],
 ]
@@ -117,19 +116,13 @@ def test_nccl_is_refused_with_the_line_to_type(tiny_lm, tmp_path):
 def test_topics_on_ranks_that_share(tmp_path):
     counts, _, _ = topics.generate_synthetic_data(n=301, m=90, k=4, avg_doc_length=60, seed=3, sparse=False)
     np.save(tmp_path / "x.npy", np.asarray(counts))
-    losses = []
+    found = []
     for ranks in (1, devices() + 1):
-        values = {
-            "name": f"on{ranks}",
-            "workload": "topics",
-            "model": {"k": 4, "tolerance": 0},
-            "data": {"path": str(tmp_path / "x.npy")},
-            "train": {"steps": 20},
-            "parallel": {"ranks": ranks, "device": "cuda", "backend": "gloo"},
-        }
-        result = train(build_spec(values), tmp_path, show=False)
-        losses.append([step["loss"] for step in read_steps(RunDir(result.path).events_file(0))])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+        run = {"name": f"on{ranks}", "workload": "topics", "model": {"k": 4, "tolerance": 0}, "train": {"steps": 20}}
+        parallel = {"ranks": ranks, "device": "cuda", "backend": "gloo"}
+        spec = build_spec({**run, "data": {"path": str(tmp_path / "x.npy")}, "parallel": parallel})
+        found.append(losses(train(spec, tmp_path, show=False)))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 def test_what_gloo_cannot_do_on_a_device_is_refused(tiny_lm, tmp_path):

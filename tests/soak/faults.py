@@ -29,20 +29,14 @@ ORPHANS_S = 45
 """Ranks whose launcher was killed take a moment to notice, and may save before they leave."""
 
 OWN = """
-import numpy as np
-import torch
+import numpy as np, torch
 from paceline import Workload
 
+X = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
 
 class Line(Workload):
-    def model(self):
-        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-
-    def data(self, split):
-        rng = np.random.default_rng(0)
-        x = rng.standard_normal((64, 8)).astype(np.float32)
-        return [(row, row[:1]) for row in x]
-
+    def model(self): return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    def data(self, split): return [(row, row[:1]) for row in X]
     def loss(self, model, batch):
         return (model(batch[0]) - batch[1]).square().sum(), len(batch[0])
 """

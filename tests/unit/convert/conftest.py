@@ -12,12 +12,8 @@ X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 
 
 class Own(Workload):
-    def model(self):
-        return torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
-
-    def data(self, split):
-        return torch.utils.data.TensorDataset(X if split == "train" else X[:8])
-
+    def model(self): return torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+    def data(self, split): return torch.utils.data.TensorDataset(X if split == "train" else X[:8])
     def loss(self, model, batch):
         (x,) = batch
         return ((model(x)[:, 0] - x.sum(1)) ** 2).sum(), len(x)
