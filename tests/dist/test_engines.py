@@ -220,11 +220,8 @@ def test_an_engine_gives_the_answer_of_one_rank(alone, rows, row):
     assert_same(alone[base], rows[row], TOLERANCE.get(base, 1e-5), least)
 
 
-def test_two_steps_of_the_odd_run_are_passed_over(alone):
+def test_two_steps_of_the_odd_run_are_passed_over_and_the_clip_takes_part(alone):
     assert sum(step["skipped"] for step in steps_of(alone["odd"])) == 2
-
-
-def test_the_clip_takes_part(alone):
     assert any(step["grad_norm"] > SMALL["train.clip"] for step in steps_of(alone["small"]))
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.cli.main import main
 from paceline.config import registry
+from paceline.errors import UserError
 
 PACKAGE = Path(__file__).parents[1] / "plugin"
 RUN = "name: line\nworkload: line\ndata: {points: 64}\ntrain: {steps: 6, global_batch: 16, lr: 0.1}\n"
@@ -57,10 +59,10 @@ def test_all_verbs_take_a_workload_of_an_installed_package(found, capsys, tmp_pa
     assert "line" in (tmp_path / "page" / "report.html").read_text()
 
 
-def test_an_unknown_name_is_answered_with_the_installed_ones_too(found, tmp_path, capsys):
+def test_an_unknown_name_is_answered_with_the_installed_ones_too(found, tmp_path):
     (tmp_path / "line.yaml").write_text(RUN.replace("workload: line", "workload: lime"))
-    with pytest.raises(SystemExit) as end:
-        main(["explain", str(tmp_path / "line.yaml")])
-    assert end.value.code == 2
-    names = ", ".join([*registry.BUILT_IN, "line"])
-    assert f"did you mean 'line'?; use one of {names}, file.py:Class or a script train.py" in capsys.readouterr().err
+    with pytest.raises(UserError) as error:
+        paceline.load(tmp_path / "line.yaml")
+    assert error.value.code == "unknown-name"
+    for part in ("did you mean 'line'?", ", ".join([*registry.BUILT_IN, "line"])):
+        assert part in str(error.value)

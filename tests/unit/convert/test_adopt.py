@@ -33,8 +33,8 @@ def write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def write_file(name, content):
-        text = content if isinstance(content, str) else json.dumps(content)
-        (tmp_path / name).write_text(text)
+        text = content if isinstance(content, str | bytes) else json.dumps(content)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         return name
 
     return write_file
@@ -150,6 +150,7 @@ def test_a_command_is_given_as_one_word_or_after_two_dashes(write, tmp_path, how
 @pytest.mark.parametrize(
     ("name", "content", "code"),
     [
+        ("ds.json", b"\xff\xfe\x00\x01", "unreadable"),
         ("a.json", '{"train_batch_size": 1, "train_batch_size": 2}', "conflict"),
         ("a.json", '{"train_batch_size": 1', "invalid-format"),
         ("a.json", "[1]", "invalid-format"),
@@ -174,17 +175,13 @@ def test_a_bad_file_is_one_line(write, name, content, code):
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_a_missing_and_a_binary_file_are_one_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ds.json").write_bytes(b"\xff\xfe\x00\x01")
-    for given_, code in (("ds.json", "unreadable"), (".", "unreadable"), ("dss.json", "not-found")):
-        with pytest.raises(UserError) as error:
-            paceline.adopt(given_)
-        assert error.value.code == code
-    assert "'ds.json'" in str(error.value)
+@pytest.mark.parametrize(("given_", "code"), [((), "missing-value"), (".", "unreadable"), ("dss.json", "not-found")])
+def test_a_folder_nothing_and_a_missing_file_are_one_line(write, given_, code):
+    write("ds.json", ZERO)
     with pytest.raises(UserError) as error:
-        paceline.adopt()
-    assert error.value.code == "missing-value"
+        paceline.adopt(given_)
+    assert error.value.code == code
+    assert ("'ds.json'" in str(error.value)) == (code == "not-found")
 
 
 def test_secrets_are_not_repeated(write):

@@ -86,19 +86,17 @@ def test_the_first_terms_of_every_topic():
 
 
 @pytest.mark.parametrize(
-    ("asked", "grid"),
-    [({}, (2, 5)), ({"nrows": 3}, (3, 2)), ({"ncols": 6}, (1, 6)), ({"nrows": 2, "ncols": 4}, (2, 4))],
+    ("topics", "asked", "grid"),
+    [
+        *((6, {}, (2, 5)), (6, {"nrows": 3}, (3, 2)), (6, {"ncols": 6}, (1, 6))),
+        *((6, {"nrows": 2, "ncols": 4}, (2, 4)), (1, {"nrows": 1, "ncols": 1}, (1, 1))),
+    ],
 )
-def test_charts_are_on_the_grid_that_was_asked_for(asked, grid):
-    plot_top_terms(np.full((6, 3), 1 / 3), n_top_terms=5, **asked, **SMALL)
+def test_charts_are_on_the_grid_that_was_asked_for(topics, asked, grid):
+    plot_top_terms(np.full((topics, 3), 1 / 3), n_top_terms=5, **asked, **SMALL)
     charts = plt.gcf().axes
-    assert len(charts) == 6
+    assert len(charts) == topics
     assert charts[0].get_gridspec().get_geometry() == grid
-
-
-def test_a_single_topic_has_a_chart_too():
-    plot_top_terms(F[:1], nrows=1, ncols=1, **SMALL)
-    assert len(plt.gcf().axes) == 1
 
 
 def test_the_palette_in_three_forms():
@@ -109,6 +107,8 @@ def test_the_palette_in_three_forms():
     assert [round(255 * share) for share in rgb[0]] == [0x42, 0x69, 0xD0]
     names.clear()
     assert len(pal_tinytopics("hex")) == 10, "a new list each time"
+    with pytest.raises(ValueError, match="cmyk"):
+        pal_tinytopics("cmyk")
 
 
 def test_colours_in_cielab_are_the_standards():
@@ -119,19 +119,13 @@ def test_colours_in_cielab_are_the_standards():
     np.testing.assert_allclose(convert_lab_to_rgb(convert_rgb_to_lab(some)), some, atol=1e-9)
 
 
-def test_another_form_is_rejected():
-    with pytest.raises(ValueError, match="cmyk"):
-        pal_tinytopics("cmyk")
-
-
 @pytest.mark.parametrize("n", [1, 10, 11, 60])
 def test_a_scale_has_the_colours_asked_for(n):
     scale = scale_color_tinytopics(n)
     colours = np.asarray(scale.colors)
     assert isinstance(scale, ListedColormap)
     assert colours.shape == (n, 3)
-    assert colours.min() >= 0
-    assert colours.max() <= 1
+    assert 0 <= colours.min() <= colours.max() <= 1
     np.testing.assert_allclose(colours[0], pal_tinytopics("rgb")[0], atol=1e-6)
     if n > 10:
         np.testing.assert_allclose(colours[-1], pal_tinytopics("rgb")[-1], atol=1e-6)
