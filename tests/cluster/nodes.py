@@ -83,13 +83,9 @@ class Nodes:
         """Run a command on a node. `before` is done there first, in a mount namespace of its own."""
         inside = f"hostname {self.name(node)} && mount --bind {self.folder / 'hosts'} /etc/hosts && {before or 'true'}"
         words = ["ip", "netns", "exec", self._space(node), "unshare", "--uts", "--mount", "sh", "-c"]
-        process = subprocess.Popen(
-            [*words, f'{inside} && exec "$@"', "sh", *command],
-            env={**os.environ, **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        words += [f'{inside} && exec "$@"', "sh", *command]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(words, env={**os.environ, **environ}, **pipes)
         self.started.append(process)
         return process
 

@@ -1,6 +1,7 @@
 """What the ranks of `test_compress.py` do."""
 
 import os
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -25,23 +26,12 @@ class Counted(CollectiveTimer):
         return found
 
 
-class Bucket:
-    def __init__(self, grads):
-        self.flat = torch.cat([g.reshape(-1) for g in grads])
-        parts = self.flat.split([g.numel() for g in grads])
-        self.views = [part.view_as(g) for part, g in zip(parts, grads, strict=True)]
-
-    def buffer(self):
-        return self.flat
-
-    def gradients(self):
-        return self.views
-
-    def index(self):
-        return 0
-
-    def is_last(self):
-        return True
+def bucket_of(grads):
+    """Gradients as torch's hook sees them."""
+    flat = torch.cat([g.reshape(-1) for g in grads])
+    parts = flat.split([g.numel() for g in grads])
+    views = [part.view_as(g) for part, g in zip(parts, grads, strict=True)]
+    return SimpleNamespace(buffer=lambda: flat, gradients=lambda: views, index=lambda: 0, is_last=lambda: True)
 
 
 def on_ranks():
@@ -100,10 +90,10 @@ def powersgd(rank, ranks):
     for step in range(4):
         grads = draw(rank, step)
         want = total(grads)
-        bucket = Bucket([grads[name] * ranks for name in names])  # theirs is a mean
+        bucket = bucket_of([grads[name] * ranks for name in names])  # theirs is a mean
         powerSGD_hook(theirs, bucket).wait()
         ours.reduce(grads)
-        differences.append(apart(dict(zip(names, bucket.views, strict=True)), grads))
+        differences.append(apart(dict(zip(names, bucket.gradients(), strict=True)), grads))
         losses.append(apart(grads, want))
         kept.append(sum(float(k.norm()) for k in ours.kept.values()))
     found["torch's own"], found["exact sum"], found["kept"] = max(differences), max(losses), kept[-1]

@@ -7,6 +7,7 @@ name ends in "alone", as `paceline measure` would have it.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import runpy
 import sys
@@ -45,6 +46,19 @@ def backward(net: nn.Module, x: torch.Tensor = X) -> None:
     net(x).square().mean().backward()
 
 
+def train(
+    net: nn.Module, optimizer: torch.optim.Optimizer | None = None, steps: int | None = None, reduce: bool = False
+) -> None:
+    """Make steps without end, or so many; `reduce`: sum gradients as Horovod does, with handles now and waits later."""
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in itertools.count() if steps is None else range(steps):
+        optimizer.zero_grad()
+        backward(net)
+        for work in [dist.all_reduce(p.grad, async_op=True) for p in net.parameters() if reduce]:
+            work.wait()
+        optimizer.step()
+
+
 def loader() -> Iterator[list[torch.Tensor]]:
     while True:
         yield from DataLoader(TensorDataset(X), batch_size=8)
@@ -79,10 +93,7 @@ class Outer(torch.optim.Optimizer):
 
 def wrapped_optimizer() -> None:
     net = model()
-    optimizer = Outer(torch.optim.SGD(net.parameters()))
-    while True:
-        backward(net)
-        optimizer.step()
+    train(net, Outer(torch.optim.SGD(net.parameters())))
 
 
 def no_step() -> None:
@@ -90,11 +101,7 @@ def no_step() -> None:
 
 
 def short() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters())
-    for _ in range(3):
-        backward(net)
-        optimizer.step()
+    train(model(), steps=3)
 
 
 def failing() -> None:
@@ -135,23 +142,12 @@ def fsdp() -> None:
     dist.init_process_group("gloo")
     net = model()
     fully_shard(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    while True:
-        optimizer.zero_grad()
-        backward(net)
-        optimizer.step()
+    train(net)
 
 
 def asynchronous() -> None:
-    """Sums gradients by itself, as Horovod does: handles now, waits later."""
     dist.init_process_group("gloo")
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    while True:
-        backward(net)
-        for work in [dist.all_reduce(p.grad, async_op=True) for p in net.parameters()]:
-            work.wait()
-        optimizer.step()
+    train(model(), reduce=True)
 
 
 def example(name: str) -> None:

@@ -14,23 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import faults
 from commands import Command, start_command
-from faults import (
-    FAULTS,
-    GRACE_S,
-    MOUNTING,
-    PATIENCE_S,
-    PHASES,
-    RUNS,
-    SPAN_S,
-    TIMEOUT_S,
-    Struck,
-    leftovers,
-    mend,
-    orphans,
-    until_ended,
-    weights,
-)
 
 from paceline.launch.heartbeat import read_beats
 from paceline.runlog.events import RunStatus
@@ -48,13 +33,13 @@ class Disk:
 
     def __init__(self, folder: Path, mounted: bool, log: Path) -> None:
         self.folder, self.log = folder, log
-        self.faults = [fault for fault in FAULTS if mounted or fault not in MOUNTING]
+        self.faults = [fault for fault in faults.FAULTS if mounted or fault not in faults.MOUNTING]
 
     @functools.cache  # noqa: B019 - there is one
     def expected(self, name: str) -> str:
         command = start_command(["train", f"{name}.yaml", "--out", "reference", "--quiet"], self.folder, self.log)
-        assert until_ended(command, PATIENCE_S) == 0, self.log.read_text()[-3000:]
-        return weights(RunDir(self.folder / "reference" / name))
+        assert faults.until_ended(command, faults.PATIENCE_S) == 0, self.log.read_text()[-3000:]
+        return faults.weights(RunDir(self.folder / "reference" / name))
 
 
 class Chain:
@@ -63,7 +48,7 @@ class Chain:
     def __init__(self, disk: Disk, log: Path, dice: random.Random, name: str = "") -> None:
         self.disk, self.log, self.dice = disk, log, dice
         log.touch()
-        self.begin(name or dice.choice(list(RUNS)))
+        self.begin(name or dice.choice(list(faults.RUNS)))
 
     def begin(self, name: str) -> None:
         self.name, self.expected = name, self.disk.expected(name)
@@ -85,30 +70,30 @@ class Chain:
             assert at.command.code == 0, self.told("it ended by itself")
             return None
         began = time.monotonic()
-        frozen = FAULTS[fault](at)
-        code = until_ended(at.command, TIMEOUT_S + GRACE_S if frozen else PATIENCE_S)
+        frozen = faults.FAULTS[fault](at)
+        code = faults.until_ended(at.command, faults.TIMEOUT_S + faults.GRACE_S if frozen else faults.PATIENCE_S)
         ended_s = time.monotonic() - began
         assert code is not None, self.told("it hangs")
         assert code != BUG, self.told("a bug")
-        assert code != REFUSED or fault in MOUNTING, self.told("refused")
+        assert code != REFUSED or fault in faults.MOUNTING, self.told("refused")
         assert not frozen or code == 0 or f"pid {frozen}" in self.log.read_text(), self.told(f"{frozen} is not named")
-        mend(self.run, self.disk.folder)
-        assert orphans(at.command) == [], self.told("orphans")
+        faults.mend(self.run, self.disk.folder)
+        assert faults.orphans(at.command) == [], self.told("orphans")
         struck = {"phase": phase, "fault": fault, "run": self.name}
         return {**struck, "frozen": bool(frozen), "ended_s": round(ended_s, 2)}
 
-    def _reached(self, phase: str, fault: str) -> Struck:
+    def _reached(self, phase: str, fault: str) -> faults.Struck:
         """An attempt, at the moment when it is to be struck."""
         if phase == "data":  # which are prepared again
             shutil.rmtree(self.disk.folder / "cache", ignore_errors=True)
         before = {beat.pid for beat in read_beats(self.run.heartbeats)}
         jumps = f"{self.dice.randrange(40)} {self.dice.choice((-1, 1)) * 86400}" if fault == "clock jumps" else ""
-        command = self.start(jumps, TIMEOUT_S if fault == "frozen" else LONG_S)
-        at = Struck(command, self.run, self.disk.folder, self.dice)
-        end = time.monotonic() + PATIENCE_S
+        command = self.start(jumps, faults.TIMEOUT_S if fault == "frozen" else LONG_S)
+        at = faults.Struck(command, self.run, self.disk.folder, self.dice)
+        end = time.monotonic() + faults.PATIENCE_S
         while not at.reached(phase, before) and command.code is None and time.monotonic() < end:
             time.sleep(0.001)
-        time.sleep(self.dice.random() * SPAN_S.get(phase, 0.01))
+        time.sleep(self.dice.random() * faults.SPAN_S.get(phase, 0.01))
         command.tree()
         return at
 
@@ -119,16 +104,16 @@ class Chain:
     def in_peace(self) -> None:
         """The run goes on to its end, if it is not there already, and has found what it would have found anyway."""
         command = self.start()
-        assert until_ended(command, PATIENCE_S) == 0, self.told("it does not go on")
-        assert orphans(command) == [], self.told("orphans in peace")
+        assert faults.until_ended(command, faults.PATIENCE_S) == 0, self.told("it does not go on")
+        assert faults.orphans(command) == [], self.told("orphans in peace")
         assert self.finished, self.told("not finished")
-        assert weights(self.run) == self.expected, self.told("other weights")
-        assert leftovers(self.disk.folder) == [], self.told("temporary files")
+        assert faults.weights(self.run) == self.expected, self.told("other weights")
+        assert faults.leftovers(self.disk.folder) == [], self.told("temporary files")
         assert not any("paceline/" in one for one in TRACEBACK.findall(self.log.read_text())), self.told("a traceback")
 
     def close(self) -> None:
         self.command.kill()
-        mend(self.run, self.disk.folder)
+        faults.mend(self.run, self.disk.folder)
 
     def told(self, what: str) -> str:
         return f"{self.name}: {what} after {', '.join(self.history)}\n{self.log.read_text()[-3000:]}"
@@ -137,12 +122,13 @@ class Chain:
 def table(struck: Sequence[dict[str, Any]]) -> str:
     """How often each fault struck in each phase, and how long it took the run to end when a process was frozen."""
     counts = collections.Counter((one["fault"], one["phase"]) for one in struck)
-    lines = [f"{'':18}" + "".join(f"{phase:>12}" for phase in PHASES)]
-    lines += [f"{fault:18}" + "".join(f"{counts[fault, phase]:>12}" for phase in PHASES) for fault in FAULTS]
+    rows = {fault: [counts[fault, phase] for phase in faults.PHASES] for fault in faults.FAULTS}
+    lines = [f"{name:18}" + "".join(f"{cell:>12}" for cell in row) for name, row in {"": faults.PHASES, **rows}.items()]
     runs = collections.Counter(one["run"] for one in struck)
     frozen_s = [one["ended_s"] for one in struck if one["frozen"]]
     lines += [f"{len(struck)} faults: " + ", ".join(f"{name} {count}" for name, count in runs.items())]
-    lines += [f"frozen: ended {max(frozen_s):.1f} s later at most, of {TIMEOUT_S + GRACE_S}"] if frozen_s else []
+    if frozen_s:
+        lines.append(f"frozen: ended {max(frozen_s):.1f} s later at most, of {faults.TIMEOUT_S + faults.GRACE_S}")
     return "\n".join(lines)
 
 
