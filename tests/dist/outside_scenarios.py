@@ -160,24 +160,17 @@ class Scenario(NamedTuple):
     steps_by: str = ""
 
 
+ALONE = (accumulating, two_optimizers, wrapped_optimizer, no_step, short, failing)
+ON_TWO_RANKS = (three_ranks, ddp, by_themselves, fsdp, asynchronous)
 SCENARIOS = {
-    "accumulating": Scenario(accumulating),
-    "two_optimizers": Scenario(two_optimizers),
+    **{script.__name__: Scenario(script) for script in ALONE},
+    **{script.__name__: Scenario(script, ranks=2) for script in ON_TWO_RANKS},
     "steps_by": Scenario(two_optimizers, steps_by="SGD"),
     "steps_by_nobody": Scenario(two_optimizers, steps_by="Lion"),
-    "wrapped_optimizer": Scenario(wrapped_optimizer),
-    "no_step": Scenario(no_step),
-    "short": Scenario(short),
-    "failing": Scenario(failing),
     "each_by_itself": Scenario(wrapped_optimizer, ranks=2),
-    "three_ranks": Scenario(three_ranks, ranks=2),
-    "ddp": Scenario(ddp, ranks=2),
     "unused": Scenario(lambda: ddp(find_unused_parameters=True), ranks=2),
     "static": Scenario(lambda: ddp(static_graph=True, gradient_as_bucket_view=True), ranks=2),
     "own_hook": Scenario(lambda: ddp(fp16_compress_hook), ranks=2),
-    "by_themselves": Scenario(by_themselves, ranks=2),
-    "fsdp": Scenario(fsdp, ranks=2),
-    "asynchronous": Scenario(asynchronous, ranks=2),
     "accelerate": Scenario(lambda: example("accelerate")),
     "lightning": Scenario(lambda: example("lightning")),
 }

@@ -47,7 +47,7 @@ ROWS = {
     "every rank fails": ("{}['oops']", 1, ("the workload failed: KeyError: 'oops'", "in loss"), True),
     "loss is a mean": ("return model(batch).square().mean()", 2, ("loss returned Tensor", "how many"), False),
     "loss is a mean on one rank": (f"{RANK_1}return 0.5", 2, ("loss returned float", "how many"), False),
-    "loss is not finite": ("return model(batch).sum() / 0, 1", 1, ("at step 1, ", "train.nonfinite=skip"), True),
+    "loss is not finite": ("return model(batch).sum() / 0, 1", 1, ("at step 1", "train.nonfinite=skip"), True),
     "a rank dies": (f"{RANK_1}os.kill(os.getpid(), 9)", 1, ("rank 1 was killed by SIGKILL",), True),
 }
 
@@ -110,7 +110,7 @@ class Spare(nn.Linear):
     (folder / "own.py").write_text(text + spare)
     code, err = ask("train run.yaml --quiet")
     assert code == 1
-    assert "spare.weight, spare.bias had no gradient; use them in forward()" in err
+    assert "spare.weight, spare.bias had no gradient" in err
     assert "requires_grad_(False)" in err
     assert err.count("paceline: ") == 1
     assert "frozen" not in err
