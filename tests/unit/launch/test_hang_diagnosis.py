@@ -119,26 +119,20 @@ def test_a_beat_costs_next_to_nothing(tmp_path):
     assert sorted(took)[len(took) // 2] < 1e-3  # some µs; a busy machine takes longer
 
 
-def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path):
-    (tmp_path / "file").write_text("")
+def test_what_cannot_be_written_or_read_costs_no_run_and_no_link_is_followed(tmp_path):
+    (tmp_path / "file").write_text("mine")
     with Heartbeat(tmp_path / "file", TWO, 300.0) as beat:
         beat("step", 1)
     assert read_beats(tmp_path / "file") == []
-
-
-def test_heartbeats_that_are_none_are_left_out(tmp_path):
     fine = {"rank": 1, "host": "a", "pid": 1, "born": 1, "step": 1, "phase": "step", "t": 1.0}
     for rank, text in enumerate(['{"rank": 0', "[]", json.dumps(fine | {"phase": "lunch"}), json.dumps(fine)]):
         (tmp_path / f"rank{rank}.json").write_text(text)
     assert [beat.rank for beat in read_beats(tmp_path)] == [1]
-
-
-def test_a_link_in_place_of_a_heartbeat_is_not_followed(tmp_path):
-    (tmp_path / "elsewhere").write_text("mine")
-    (tmp_path / "rank0.json").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "rank0.json").unlink()
+    (tmp_path / "rank0.json").symlink_to(tmp_path / "file")
     with Heartbeat(tmp_path, TWO, 300.0) as beat:
         beat("step", 1)
-    assert (tmp_path / "elsewhere").read_text() == "mine"
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_positions_follow_the_course_of_a_run():
@@ -260,20 +254,14 @@ def test_other_errors_stay_what_they_are(tmp_path):
         assert name_silent_rank(error, tmp_path, TWO) is error
 
 
-def test_a_process_that_gives_no_stack_is_left_alone(patient):
-    assert fetch_stacks(os.getpid()) == []
-    assert fetch_stacks(1) == []
-
-
 def test_of_several_stacks_the_first_counts(tmp_path):
     def dump(*functions):
-        threads = [
-            f'Thread 0x{i} (most recent call first):\n  File "a.py", line 1 in {f}' for i, f in enumerate(functions)
-        ]
-        return "\n\n".join(threads) + "\n"
+        thread = 'Thread 0x{} (most recent call first):\n  File "a.py", line 1 in {}'
+        return "\n\n".join(thread.format(*one) for one in enumerate(functions)) + "\n"
 
     (tmp_path / "stack").write_text(dump("data", "main") + "Timeout (0:00:06)!\n" + dump("data", "later"))
     assert [stack[0].function for stack in read_stacks(tmp_path / "stack")] == ["main", "data"]
+    assert fetch_stacks(os.getpid()) == fetch_stacks(1) == []  # processes that the signal would kill
 
 
 def test_where_a_stack_is():
