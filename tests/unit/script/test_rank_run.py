@@ -73,7 +73,7 @@ def test_the_rates_of_the_groups_follow_the_schedule(trained):
 
 def test_a_failed_run_goes_on_to_the_same_bits(by_epochs, trained, folder, capsys):
     failing = by_epochs.replace({"data.arguments": ["fail"]})
-    with pytest.raises(RunFailed, match=r"train\.py failed: ValueError: as asked") as failed:
+    with pytest.raises(RunFailed, match="ValueError: as asked") as failed:
         paceline.train(failing, folder / "failing")
     assert "step 4 with  paceline train --resume" in str(failed.value)
     run = folder / "failing" / "script"

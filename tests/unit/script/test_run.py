@@ -90,7 +90,7 @@ def test_a_verb_takes_the_script_in_place_of_its_run_file(folder):
     assert (spec.name, spec.train.steps, spec.parallel.ranks) == ("hand", 6, 2)
     assert spec.workload == str(folder / "train.py")
     (folder / "train.py").write_text("1 / 0\n")
-    with pytest.raises(RunFailed, match=r"train\.py failed: ZeroDivisionError"):
+    with pytest.raises(RunFailed, match="ZeroDivisionError"):
         derive_script_spec(folder / "train.py")
 
 
