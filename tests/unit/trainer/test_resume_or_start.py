@@ -1,32 +1,103 @@
-"""`train --resume-or-start`: one command that begins, goes on, or leaves a finished run as it is."""
+"""Runs that resume: by one command that starts or resumes, or made longer, bit for bit if possible."""
 
 import shutil
 
 import pytest
 import torch
+from torch import nn
 
-from paceline import UserError, Workload, train
+from paceline import UserError, Workload, resume, train
 from paceline.cli.main import main
 from paceline.config import build_spec
-from paceline.runlog.events import RunStatus, read_events
+from paceline.runlog.events import RunStatus, read_events, read_steps
 from paceline.runlog.run_dir import RunDir
+from paceline.trainer.resume_guard import resolve_added_length
+
+X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
 
 
-class Line(Workload):
+class Own(Workload):
     def model(self):
-        return torch.nn.Linear(1, 1)
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
 
     def data(self, split):
-        return torch.arange(10.0)[:, None] if split == "train" else None
+        return X if split == "train" else X[:10]
 
     def loss(self, model, batch):
-        return (model(batch) - 2 * batch).square().sum(), len(batch)
+        return (model(batch) - batch.sum(1, keepdim=True)).square().sum(), len(batch)
+
+
+def spec_of(**fields):
+    values = {"name": "run", "workload": f"{__name__}:Own", "parallel": {"device": "cpu"}}
+    plain = {"epochs": 3, "global_batch": 16, "schedule": "constant", "warmup": 0.0}
+    return build_spec({**values, "train": {**plain, **fields}})
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    return train(spec_of(), tmp_path_factory.mktemp("three"), show=False).path
+
+
+def losses(path):
+    return [(event["step"], event["loss"], event["lr"]) for event in read_steps(RunDir(path).events_file(0))]
+
+
+def test_three_and_two_epochs_are_five_bit_for_bit(tmp_path, three, capfd):
+    whole = train(spec_of(epochs=5), tmp_path, show=False)
+    folder = tmp_path / "longer"
+    shutil.copytree(three, folder)
+    longer = resume(folder, {"train.epochs": "+2"})
+    assert "train.epochs is 5 instead of 3" in capfd.readouterr().out
+    assert losses(folder) == losses(whole.path)
+    ours, theirs = longer.weights(), whole.weights()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert longer.metrics == whole.metrics
+
+    run = RunDir(folder)
+    assert run.spec().train.epochs == 5
+    assert run.spec().origin("train.epochs") == "extended from 3"
+    assert [(e["before"], e["now"]) for e in read_events(run.events_file(0), "extend")] == [(3, 5)]
+    assert resume(folder, show=False).status == "finished", "as long as the folder says"
+
+
+def test_a_changed_schedule_is_said_before_it_is_trained(tmp_path, capfd):
+    path = train(spec_of(schedule="cosine", warmup=0.1, epochs=2), tmp_path, show=False).path
+    before = losses(path)[-1][2]
+    resume(path, ["train.epochs=3"])
+    after = losses(path)[8][2]
+    assert after > 100 * before
+    assert f"{after:.3g} at step 9 after {before:.3g} at step 8" in capfd.readouterr().out
+
+
+REFUSED = {
+    "shorter": ({"train.epochs": 2}, "conflict", "train.epochs"),
+    "counted otherwise": ({"train.steps": 100}, "conflict", "train.steps"),
+    "added otherwise": ({"train.steps": "+1"}, "invalid-value", "train.steps"),
+    "nothing added": ({"train.epochs": "+0"}, "invalid-value", "train.epochs"),
+    "no number": ({"train.epochs": "+1.5"}, "invalid-value", "train.epochs"),
+    "something else too": ({"train.epochs": "+1", "train.lr": 1.0}, "conflict", "train.lr"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_longer_is_refused(three, name):
+    given, code, key = REFUSED[name]
+    with pytest.raises(UserError) as refused:
+        resume(three, given, show=False)
+    assert (refused.value.code, refused.value.key) == (code, key)
+    assert RunDir(three).spec().train.epochs == 3
+
+
+def test_a_length_that_is_not_given_is_one_epoch():
+    old = build_spec({"workload": f"{__name__}:Own"})
+    assert resolve_added_length(old, {"train.epochs": "+2", "train.lr": 1}) == {"train.epochs": 3, "train.lr": 1}
 
 
 @pytest.fixture
 def line():
-    train = {"steps": 4, "global_batch": 4, "lr": 0.01, "checkpoint_every": 2}
-    return build_spec({"name": "line", "workload": f"{__name__}:Line", "train": train, "parallel": {"device": "cpu"}})
+    plain = {"steps": 4, "epochs": None, "lr": 0.01, "checkpoint_every": 2}
+    return spec_of(**plain).replace({"name": "line"})
 
 
 def test_the_same_command_begins_goes_on_and_is_done(line, tmp_path, monkeypatch):
