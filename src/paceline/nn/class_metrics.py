@@ -54,7 +54,7 @@ def class_sums(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
 
 
 def sum_two_classes(odds_B: np.ndarray, labels_B: np.ndarray) -> dict[str, np.ndarray]:
-    """The same of two classes, from the log-odds of the second: what is said of the first is its mirror image."""
+    """The same of two classes, from the log-odds of the second: the first is its mirror image."""
     said_B = (odds_B > 0).astype(np.int64)
     bins_B = np.rint((np.clip(np.nan_to_num(odds_B), -FARTHEST, FARTHEST) + FARTHEST) * PER_UNIT).astype(np.int64)
     first_N, second_N = np.bincount(labels_B * BINS + bins_B, minlength=2 * BINS).reshape(2, BINS)

@@ -218,7 +218,7 @@ def _compile(model: nn.Module, blocks: Sequence[nn.Module], equal: bool) -> None
         if equal:
             # its forward pass alone: hooks, such as those that gather a layer, stay outside, where they cost nothing
             block.forward = torch.compile(block.forward, dynamic=False)
-        else:  # a copy of the model, such as an average of its weights, must be compiled with weights of its own
+        else:  # a copy of the model, such as an average of its weights, is compiled with its own weights
             block.compile()
 
 

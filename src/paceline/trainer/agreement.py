@@ -21,7 +21,7 @@ from paceline import __version__
 from paceline.config import RunSpec
 from paceline.errors import UserError
 from paceline.launch.process_group import gather_objects
-from paceline.trainer.resume_guard import collect_determining_values, find_user_files, hash_files, length_of
+from paceline.trainer.resume_guard import collect_determining_values, find_user_files, hash_code_files, length_of
 
 VARIABLES = (
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "MKL_CBWR"),
@@ -53,7 +53,7 @@ def _collect_facts(spec: RunSpec, data: str) -> Iterator[tuple[str, Any]]:
     yield length_of(spec.train)
     paths = spec.parallel.paths()
     yield from ((f"parallel.{key}", value) for key, value in spec.dump()["parallel"].items() if key not in paths)
-    yield from ((name, hash_files([file])[:12]) for name, file in _find_code(spec).items())
+    yield from ((name, hash_code_files([file])[:12]) for name, file in _find_code(spec).items())
     yield "data", hashlib.sha256(data.encode()).hexdigest()[:12]
     yield from (("paceline", __version__), ("python", platform.python_version()), ("torch", torch.__version__))
     yield "CUDA", torch.version.cuda

@@ -130,7 +130,7 @@ def describe_network(spec: RunSpec) -> list[str]:
     cuda = spec.parallel.device == "cuda" or (spec.parallel.device == "auto" and any(Path("/dev").glob("nvidia[0-9]")))
     lines = [str(setting) for setting in network.choose_network_settings(rank_info, os.environ, cuda)]
     if cuda and (ports := network.list_active_infiniband()):
-        lines.append(f"{join_names(ports)} of InfiniBand or RoCE: NCCL uses them without being told")
+        lines.append(f"{join_names(ports)} of InfiniBand or RoCE: NCCL uses them")
     return lines
 
 

@@ -38,8 +38,8 @@ def describe_answer(workload: BaseWorkload) -> dict[str, Any]:
         "spec": collect_determining_values(workload.spec),
         "length": length_of(workload.spec.train),
         "data": workload.fingerprint(),
-        "code": {name: hash_files([file]) for name, file in find_user_files(workload.spec).items()},
-        "workload": hash_files(sorted(list_workload_files(workload.spec))),
+        "code": {name: hash_code_files([file]) for name, file in find_user_files(workload.spec).items()},
+        "workload": hash_code_files(sorted(list_workload_files(workload.spec))),
     }
 
 
@@ -79,14 +79,14 @@ def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_c
     check_same_values(run, workload.spec, sealed, step)
     folder = shlex.quote(str(run.path))
     for name, file in find_user_files(workload.spec).items():
-        if sealed.get("code", {}).get(name, digest := hash_files([file])) == digest:
+        if sealed.get("code", {}).get(name, digest := hash_code_files([file])) == digest:
             continue
         changed = f"{file} has changed since the checkpoint of step {step} was saved"
         if not changed_code:
             line = f"paceline train --resume {folder} --changed-code"
             raise _conflict("workload", f"{changed}; bring it back, or resume with it as it is now:  {line}")
         log(f"{changed}; the run continues with it as it is now")
-    if sealed.get("workload", digest := hash_files(sorted(list_workload_files(workload.spec)))) != digest:
+    if sealed.get("workload", digest := hash_code_files(sorted(list_workload_files(workload.spec)))) != digest:
         log(f"the code of {workload.spec.workload} is another version than at step {step}; results may differ slightly")
 
 
@@ -160,7 +160,7 @@ def list_workload_files(spec: RunSpec) -> list[Path]:
     return list(Path(found.origin).parent.glob("*.py")) if found is not None and found.origin else []
 
 
-def hash_files(files: list[Path]) -> str:
+def hash_code_files(files: list[Path]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
