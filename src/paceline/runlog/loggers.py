@@ -104,9 +104,11 @@ def check_loggers(names: Sequence[str]) -> None:
     """Raise UserError for loggers that are unknown or not installed."""
     for name in names:
         if name not in KINDS:
-            raise UserError(f"train.loggers has {name!r}, which is not known; use some of {', '.join(KINDS)}")
+            message = f"train.loggers has {name!r}, which is not known; use some of {', '.join(KINDS)}"
+            raise UserError(message, code="unknown-name", key="train.loggers")
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"train.loggers has {name!r}, which is not installed: pip install 'paceline[{name}]'")
+            message = f"train.loggers has {name!r}, which is not installed: pip install 'paceline[{name}]'"
+            raise UserError(message, code="not-installed", key="train.loggers")
 
 
 def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn | None = None) -> list[Logger]:
@@ -122,7 +124,7 @@ def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn | 
         except Exception as error:
             problem = f"train.loggers has {name!r}, which cannot be opened: {_first_line(error)}"
             if name not in ids:
-                raise UserError(problem) from error
+                raise UserError(problem, code="unavailable", key="train.loggers") from error
             log(f"warning: {problem}; training continues without it")
             continue
         ids[name] = opened.run_id

@@ -163,19 +163,16 @@ def _find_causes(spec: RunSpec) -> tuple[str, ...]:
 
 def _check_variants(variants: Sequence[Variant]) -> None:
     if len(variants) < 2:
-        raise UserError(
-            "check compares layouts and was given one; "
-            "use  --ranks 1,2  or  --accumulate 1,4  or  --layouts single,fsdp:2"
-        )
+        use = "use  --ranks 1,2  or  --accumulate 1,4  or  --layouts single,fsdp:2"
+        raise UserError(f"check compares layouts and was given one; {use}", code="missing-value", key="--layouts")
     for variant in variants:
         layout, passes = layout_of(variant.spec), variant.accumulate
         build_workload(variant.spec).suits(layout)
         batch, n = layout.global_batch, layout.data
         if batch < n * passes:
-            raise UserError(
-                f"--accumulate {passes}: train.global_batch={batch} on {n} rank{'s' * (n > 1)} cannot be divided into "
-                f"{passes} passes; use {batch // n} or less"
-            )
+            wrong = f"train.global_batch={batch} on {n} rank{'s' * (n > 1)} cannot be divided into {passes} passes"
+            message = f"--accumulate {passes}: {wrong}; use {batch // n} or less"
+            raise UserError(message, code="conflict", key="--accumulate")
 
 
 def _check_launched_ranks(variants: Sequence[Variant], launched: RankInfo) -> None:
