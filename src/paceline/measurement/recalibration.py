@@ -64,7 +64,11 @@ def update_calibration(folder: Path, file: Path) -> tuple[Correction, list[Corre
             code="conflict",
         )
     specs = [(row, _read_cpu_spec(RunDir.open(folder / row.runs[0]))) for row in drop_failed(found.rows) if row.runs]
-    rows = [MeasuredRun(row, spec, build_cost_model(spec)) for row, spec in specs if _is_usable(spec)]
+    rows = [
+        MeasuredRun(row, spec, build_cost_model(spec))
+        for row, spec in specs  # with tensor and pipeline, communication is timed as compute; local steps rarely send
+        if spec.parallel.tensor * spec.parallel.pipeline == 1 and spec.parallel.reduce == "exact"
+    ]
     if not rows:
         raise UserError(
             f"{folder} has no row to calibrate from: it needs data parallelism with exact sums, as in  --ranks 1,2",
@@ -83,11 +87,6 @@ def _read_cpu_spec(run: RunDir) -> RunSpec:
     if start.get("device") != "cpu":
         raise UserError(f"{run.path} ran on {start.get('device')}; a calibration is of CPU cores")
     return run.spec()
-
-
-def _is_usable(spec: RunSpec) -> bool:
-    """Return whether communication was timed: `tensor` and `pipeline` have it in compute, local steps rarely send."""
-    return spec.parallel.tensor * spec.parallel.pipeline == 1 and spec.parallel.reduce == "exact"
 
 
 def _average_factors(probed: Calibration, rows: Sequence[MeasuredRun]) -> list[RankCorrection]:

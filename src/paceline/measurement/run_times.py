@@ -95,6 +95,7 @@ def compute_run_times(
     if len(first) < 2 or rate is None:
         raise UserError(f"{run.path} has {len(first)} steps after its warm-up; too few to measure")
     common = _align_ranks(by_rank)
+    device, local_ranks = find_cuda_device(start), int(start.get("local_ranks") or 1)
     compiled = [float(step["step_s"]) for step in steps_by_rank[0] if step.get("compiled")]
     return RunTimes(
         steps=len(first),
@@ -113,8 +114,8 @@ def compute_run_times(
         workers=workers,
         load_s=statistics.median(_average_ranks(common, "load_s")) if "load_s" in first[0] else None,
         documents=first[0]["batch"] if "of_samples" in first[0] else None,
-        device=find_cuda_device(start),
-        device_ranks=_count_device_ranks(start),
+        device=device,
+        device_ranks=1 if device is None else max(1, -(-local_ranks // len(start["gpus"]))),
         began=first[0].get("t"),
         ended=first[-1].get("t"),
     )
@@ -125,12 +126,6 @@ def find_cuda_device(start: Mapping[str, Any]) -> str | None:
     names = start.get("gpus") or []
     place = int(index) if re.fullmatch("[0-9]{1,9}", index) else 0
     return str(names[place]) if kind == "cuda" and place < len(names) else None
-
-
-def _count_device_ranks(start: Mapping[str, Any]) -> int:
-    return (
-        1 if find_cuda_device(start) is None else max(1, -(-int(start.get("local_ranks") or 1) // len(start["gpus"])))
-    )
 
 
 def select_steady_steps(steps: Sequence[Step]) -> list[Step]:

@@ -71,7 +71,7 @@ def build_times_table(rows: Sequence[MeasuredRow]) -> Table:
         shares = (parts.compute_s, parts.travelling_s, parts.waiting_s, parts.data_s)
         table.add_row(
             row.label,
-            *(f"{duration(s)} {percent(s / row.step_s)}" if s else UNKNOWN for s in shares),
+            *(f"{duration(s)}, {percent(s / row.step_s)}" if s else UNKNOWN for s in shares),
             duration(parts.comm_s) if parts.comm_s else UNKNOWN,
             number(ratio, 3) if ratio is not None else UNKNOWN,
             f"rank {slow.rank}, ×{number(slow.over_others, 3)}" if slow else UNKNOWN,

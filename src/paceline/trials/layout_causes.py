@@ -91,7 +91,10 @@ def _find_causes(spec: RunSpec) -> list[FoundCause]:
     seed_all_generators(0)
     samples = load_training_samples(workload)
     whole = Order(len(samples), min(SAMPLES, len(samples)), spec.train.seed).global_batch(0)
-    found = [*_check_weights(workload, spec), *_check_samples(spec, samples, whole.ids, whole.keys)]
+    first, second = (dict(build_seeded_model(workload, spec).named_parameters()) for _ in range(2))
+    other = tuple(name for name in first if not torch.equal(first[name], second[name]))
+    found = [FoundCause(LayoutCause.WEIGHTS, other)] if other else []
+    found += _check_samples(spec, samples, whole.ids, whole.keys)
     if found or len(whole.ids) < 3:
         return found
     return SplitExperiment(workload, build_seeded_model(workload, spec), samples, whole.ids, whole.keys).causes()
@@ -108,12 +111,6 @@ def build_seeded_model(workload: Workload, spec: RunSpec) -> nn.Module:
     if workload.draws_by_name:
         cast(Any, model).initialise(spec.train.seed)
     return model.to(torch.float64 if spec.train.precision == "fp64" else torch.float32).train()
-
-
-def _check_weights(workload: Workload, spec: RunSpec) -> Iterator[FoundCause]:
-    first, second = (dict(build_seeded_model(workload, spec).named_parameters()) for _ in range(2))
-    if names := tuple(name for name in first if not torch.equal(first[name], second[name])):
-        yield FoundCause(LayoutCause.WEIGHTS, names)
 
 
 def _check_samples(spec: RunSpec, samples: Samples, ids: np.ndarray, keys: np.ndarray) -> Iterator[FoundCause]:

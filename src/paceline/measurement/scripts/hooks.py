@@ -169,16 +169,10 @@ def _time_call(calls: _CollectiveCalls, collective: Callable[..., Any]) -> Calla
             with suppress(RuntimeError):  # a backend without futures: only its waits are seen
                 work.get_future().add_done_callback(lambda future: notes.note(FLIGHT, begin))
         if not works:
-            aside = _is_in_own_stream()
+            # As with FSDP: compute does not wait for it here.
+            aside = torch.cuda.is_initialized() and torch.cuda.current_stream() != torch.cuda.default_stream()
             notes.aside |= aside
             notes.note(FLIGHT if aside else BLOCKING, begin)
         return result
 
     return timed
-
-
-def _is_in_own_stream() -> bool:
-    """Return whether the current stream is not the default one, as with FSDP: compute does not wait for it here."""
-    import torch
-
-    return torch.cuda.is_initialized() and torch.cuda.current_stream() != torch.cuda.default_stream()

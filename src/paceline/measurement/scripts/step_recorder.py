@@ -188,18 +188,16 @@ class StepRecorder:
         self._steps += 1
         compiled = self._compilations > before
         self._done.append(RecordedStep(self._steps, time.time(), begin, end, compiled, self.watching, notes))
-        self._watch(self._steps < WATCHED or self._steps % WATCHED == 0)
+        watching = self._steps < WATCHED or self._steps % WATCHED == 0
+        if watching != self.watching:
+            self.watching = watching
+            for notify in self.watchers:
+                notify(watching)
         leave = READ_LATER if self._device == "cuda" else 0
         if len(self._done) >= leave + TOGETHER:
             self._write(leave)
         if self._steps >= self.request.steps:
             self._exit_early()
-
-    def _watch(self, watching: bool) -> None:
-        if watching != self.watching:
-            self.watching = watching
-            for notify in self.watchers:
-                notify(watching)
 
     def _start(self, optimizer: Any) -> None:
         import torch
