@@ -76,7 +76,6 @@ def image_folder(
     files = [(file, number) for number, name in enumerate(names) for file in sorted((folder / name).rglob("*"))]
     files = [(file, number) for file, number in files if file.suffix.lower() in SUFFIXES]
     if not files:
-        hint = f"put them in one folder per class, as  {folder}/cat/1.png"
-        raise invalid_data(f"image_folder={folder}: no images in its {len(found)} sub-folders; {hint}")
+        raise invalid_data(f"image_folder={folder}: no images; put them in one folder per class, as  cat/1.png")
     sides = (size, size) if isinstance(size, int) else size
     return ImageFolder([file for file, _ in files], [number for _, number in files], names, mode, sides, transform)

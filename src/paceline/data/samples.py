@@ -54,8 +54,7 @@ def load_training_samples(workload: Workload) -> Samples:
 def cost_of(samples: Samples, ids: np.ndarray) -> np.ndarray:
     found = np.asarray(samples.cost(ids))
     if found.shape != ids.shape or found.dtype.kind not in "biuf":
-        expected = "expected an array with a number for each, as in  return self.lengths[ids]"
-        raise _data_error(f"workload: cost(ids) gave {_describe(found)} for {len(ids)} samples; {expected}")
+        raise _data_error(f"workload: cost(ids) gave {_describe(found)}, expected a number for each sample")
     return found
 
 
@@ -71,8 +70,7 @@ def load_samples(workload: Workload, split: str) -> Samples | None:
     if not len(samples):
         if samples is found and split != "train":  # a corpus may be too small to hold a sample out
             return None
-        hint = "there must be a sample to train on" if split == "train" else "return None if there is no such split"
-        raise _data_error(f"{source} is empty; {hint}")
+        raise _data_error(f"{source} is empty; return None if there is no such split")
     return samples
 
 
@@ -111,9 +109,8 @@ def as_samples(found: Any, collate: Callable[[list[Any]], Any] | None, source: s
     if isinstance(found, DataLoader):
         raise _data_error(f"{source} returned a DataLoader; return its dataset: the run file sets the batches")
     if isinstance(found, IterableDataset) or (hasattr(found, "__iter__") and not hasattr(found, "__getitem__")):
-        stream = f"{source} returned a stream, {type(found).__name__}, which cannot be resumed or spread over ranks"
-        hint = "return list(stream), or write it to a file once and return a Dataset with __len__ and __getitem__"
-        raise _data_error(f"{stream}; {hint}")
+        stream = f"{source} returned a stream, {type(found).__name__}, which cannot be resumed"
+        raise _data_error(f"{stream}; return list(stream), or a Dataset with __len__ and __getitem__")
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(found, name)]
     if missing or isinstance(found, str | bytes | Mapping):
         lacks = f", which has no {' and no '.join(missing)}" if missing else ""
@@ -228,8 +225,7 @@ def _reject_differing(samples: Sequence[Any], ids: np.ndarray, source: str) -> N
                 raise _data_error(f"{source}: sample {ids[0]} is {one} and sample {number} {two}; align them {hint}")
     for leaf in tree_leaves(samples[0]):
         if not isinstance(leaf, Tensor | np.ndarray | np.generic | int | float | str | bytes):
-            bad = f"{source}: sample {ids[0]} has {_describe(leaf)}, which cannot be batched"
-            raise _data_error(f"{bad}; convert it to a tensor {hint}")
+            raise _data_error(f"{source}: sample {ids[0]} has {_describe(leaf)}; convert it {hint}")
 
 
 def _describe_leaves(sample: Any) -> dict[str, str]:

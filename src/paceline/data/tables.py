@@ -109,8 +109,7 @@ def iter_json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError):
             reason = "a number of thousands of digits, or nested too deeply"
         if not isinstance(row, dict):
-            expected = f"write one object per line, as in  {JSON_EXAMPLE}"
-            raise invalid_format(f"{file} line {number}: not JSON ({reason}); {expected}")
+            raise invalid_format(f"{file} line {number}: not JSON ({reason}); write lines like  {JSON_EXAMPLE}")
         if "\\u" in line:  # an escape can spell half a character, which cannot be encoded
             row = {_replace_surrogates(name): _replace_surrogates(value) for name, value in row.items()}
         yield number, row
@@ -227,8 +226,7 @@ class Columns:
                 number = math.nan
             if not math.isfinite(number):
                 given = "missing" if value in (None, "") else f"{value!r:.60}"
-                hint = f"read it with  texts({name!r})  or remove the row"
-                raise invalid_data(f"{self.path} row {row + 1}: {name!r} is {given}, expected a number; {hint}", name)
+                raise invalid_data(f"{self.path} row {row + 1}: {name!r} is {given}, expected a number", name)
             found[row] = number
         return found
 

@@ -65,8 +65,7 @@ def open_documents(data: Any, looking: bool = False) -> DocumentSource:
 
 def _open_docstrings(data: Any) -> DocumentSource:
     if data.path is not None:
-        hint = "drop it, or type  data.source=text"
-        raise UserError(f"data.path={data.path}: source docstrings does not read it; {hint}", code="conflict")
+        raise UserError(f"data.path={data.path}: type  data.source=text  to read it", code="conflict")
 
     @cache
     def parts() -> list[DocumentPart]:
@@ -93,8 +92,7 @@ def _open_text_files(data: Any, looking: bool) -> DocumentSource:
         if hashes.highest < 0:
             raise invalid_data(f"data.path={data.path}: there is no text in it", "data.path")
         if hashes.is_single:
-            limit = f" (data.limit={data.limit})" if data.limit else ""
-            hint = f"give several files, or one of more than {PART_CHARACTERS // 1024} KiB{limit}"
+            hint = f"give several files, or one of more than {PART_CHARACTERS // 1024} KiB"
             raise invalid_data(f"data.path={data.path}: one document, so none can be held out; {hint}", "data.path")
         return hashes.threshold(data.test_fraction)
 

@@ -96,8 +96,7 @@ class LabelledTable:
         wanted = {"data.text": self.text, "data.label": self.label}
         for number, (text, label) in iter_columns(self.path, self.kind, wanted):
             if not isinstance(text, str):
-                given = f"{self.where(number)}: {self.text!r} is {text!r:.40}"
-                raise invalid_data(f'{given}, expected a text; write "" or remove the row', "data.text")
+                raise invalid_data(f"{self.where(number)}: {self.text!r} is {text!r:.40}, expected a text", "data.text")
             if isinstance(label, float) and label.is_integer():  # 3 means the same in every kind of file
                 label = int(label)
             if not isinstance(label, str | int) or not str(label).strip():
@@ -177,8 +176,7 @@ def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int
             raise invalid_data(f"{unknown}{known}", "data.test_path")
         yield text, numbers[label]
     if empty:
-        hint = "leave it out to hold out data.test_fraction of the rows"
-        raise invalid_data(f"data.test_path={table.path}: there are no rows; {hint}", "data.test_path")
+        raise invalid_data(f"data.test_path={table.path}: there are no rows", "data.test_path")
 
 
 def _fingerprint_source(data: Any, content: object, **fields: object) -> str:
@@ -189,8 +187,7 @@ def _reject_keys(data: Any, *keys: str) -> None:
     for key in keys:
         if (value := getattr(data, key)) is not None:
             unused = f"data.{key}={value}: source {data.source} does not read it"
-            hint = "drop it, or type  data.source=csv  (or jsonl, parquet)"
-            raise UserError(f"{unused}; {hint}", code="conflict", key=f"data.{key}")
+            raise UserError(f"{unused}; drop it, or type  data.source=csv", code="conflict", key=f"data.{key}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,7 @@ def _load_saved(file: Path) -> Any:
     try:
         return keras.saving.load_model(file, safe_mode=True)
     except (ValueError, TypeError, KeyError, OSError) as error:
-        hint = "a model with your own layers needs a function that builds it, as  model: file.py:function"
+        hint = "if it has your own layers, give a function:  model: file.py:function"
         raise UserError(f"{BUILD_KEY}: {file} cannot be read: {describe_error(error)}; {hint}") from None
 
 
@@ -91,8 +91,8 @@ class SampleLoss:
             else:
                 each = self.of(y, output)
         if not isinstance(each, Tensor) or not each.ndim or len(each) != len(like):
-            expected = "a loss for each sample, as keras.losses.mean_squared_error does; leave out the mean"
-            raise UserError(f"{LOSS_KEY}: {self.name} must give {expected}", code="invalid-workload", key=LOSS_KEY)
+            message = f"{LOSS_KEY}: {self.name} must give a loss for each sample; leave out the mean"
+            raise UserError(message, code="invalid-workload", key=LOSS_KEY)
         masks.append(getattr(each, "_keras_mask", None))
         if weight is not None:
             each = each * weight.to(each.dtype).view(-1, *[1] * (each.ndim - 1))

@@ -121,8 +121,7 @@ def _corpus_class(spec: RunSpec) -> type[TokenStreams] | type[FramedCorpus]:
             raise UserError(f"data.source={data.source} has labels, and {hint}", code="conflict", key="data.source")
         return TokenStreams
     if data.source == "text":
-        message = f"data.source=text has no labels; use one of docstrings, {', '.join(LABELLED)}"
-        raise UserError(message, code="conflict", key="data.source")
+        raise UserError("data.source=text has no labels; use csv, jsonl or parquet", code="conflict")
     return FramedCorpus
 
 

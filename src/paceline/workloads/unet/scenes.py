@@ -126,8 +126,7 @@ def _load_sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        hint = "use data.digits=drawn, or  pip install scikit-learn"
-        raise UserError(f"data.digits=sklearn: it is not installed; {hint}", code="not-installed") from None
+        raise UserError("data.digits=sklearn: type  pip install scikit-learn", code="not-installed") from None
     from PIL import Image
 
     found = load_digits()

@@ -142,8 +142,7 @@ class Segmentation(Workload):
             raise UserError(f"{given}: not supported for a UNet; use parallel.strategy=ddp", code="not-supported")
         on_cpu = self.spec.parallel.device == "cpu" or not torch.cuda.is_available()
         if self.shape.norm == "sync_batch" and layout.ranks > 1 and on_cpu:
-            message = "model.norm=sync_batch: SyncBatchNorm of torch needs CUDA devices; use model.norm=group"
-            raise UserError(message, code="not-supported", key="model.norm")
+            raise UserError("model.norm=sync_batch needs CUDA; use model.norm=group", code="not-supported")
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         images, masks = batch
