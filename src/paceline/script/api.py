@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from numbers import Real
+from pathlib import Path
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -106,7 +108,12 @@ OPTIMIZER_KEYS = ("optimizer", "lr", "weight_decay", "beta1", "beta2", "momentum
 """Keys of `train` without effect on an optimiser of the script."""
 
 
-def build_misuse_error(call: str, reason: str) -> UserError:
+MISUSE = json.loads(Path(__file__).with_name("misuse.json").read_text(encoding="utf-8"))
+"""Messages by call and problem."""
+
+
+def build_misuse_error(call: str, problem: str, **values: object) -> UserError:
+    reason = MISUSE[call][problem].format(example=STEP_EXAMPLE, **values)
     return UserError(f"{call}: {reason}", code="invalid-request", key=call)
 
 
@@ -123,7 +130,7 @@ def check_loss(total: Any, count: Any) -> None:
         shape = f" of shape {list(count.shape)}" if isinstance(count, Tensor) else ""
         wrong = f"the count is {type(count).__name__}{shape}, not a number"
     if wrong:
-        raise build_misuse_error("run.step", f"{wrong}; give it a sum and a count:  {STEP_EXAMPLE}")
+        raise build_misuse_error("run.step", "wrong", wrong=wrong)
 
 
 def reject_mean_loss(total: Tensor, samples: int) -> None:
@@ -134,24 +141,20 @@ def reject_mean_loss(total: Tensor, samples: int) -> None:
     if node is None or samples < 2:
         return
     if node.name().startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == MEAN_REDUCTION:
-        reason = f"got a mean over the {samples} samples of a pass ({node.name()}), and a mean of means depends on how "
-        raise build_misuse_error("run.step", f"{reason}the batch is divided; give it the sum:  {STEP_EXAMPLE}")
+        raise build_misuse_error("run.step", "mean", samples=samples, node=node.name())
 
 
 def check_dataset(dataset: Any) -> None:
     if isinstance(dataset, DataLoader):
-        reason = "got a DataLoader; give it the data set:  run.batches(loader.dataset)"
-        raise build_misuse_error("run.batches", reason)
+        raise build_misuse_error("run.batches", "loader")
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") or hasattr(dataset, "to_numpy")):
-        reason = f"got a stream, {type(dataset).__name__}, which cannot be resumed or divided over ranks; give it"
-        raise build_misuse_error("run.batches", f"{reason}  list(stream),  or a data set with __len__ and __getitem__")
+        raise build_misuse_error("run.batches", "stream", kind=type(dataset).__name__)
 
 
 def take_share(dataset: Any, rank: int, ranks: int, equal: bool) -> Any:
     """Return every `ranks`-th sample; `equal`: all ranks must get as many, as they compute each pass together."""
     if equal and len(dataset) % ranks:
-        reason = f"{len(dataset)} samples on {ranks} ranks are not equal parts, which this layout needs; use"
-        raise build_misuse_error("run.share", f"{reason}  run.evaluate(dataset, sums)")
+        raise build_misuse_error("run.share", "unequal", samples=len(dataset), ranks=ranks)
     if isinstance(dataset, tuple):
         return tuple(column[rank::ranks] for column in dataset)
     return Subset(dataset, range(rank, len(dataset), ranks))
@@ -190,23 +193,18 @@ class ModelView:
 
     def check_called(self) -> None:
         if self.net is not None and not self.called:
-            reason = "the loss was computed without a call of the model that run.prepare returned, where gradients of "
-            raise build_misuse_error("model", f"{reason}several ranks are summed; put the computation into forward()")
+            raise build_misuse_error("model", "not called")
 
 
 def check_pair(prepared: bool, model: Any, optimizer: Any, others: tuple[Any, ...]) -> None:
     if prepared or others or isinstance(optimizer, list | tuple | dict):
-        reason = "takes one model and one optimiser, once; put several models into nn.ModuleDict({…}), and give one "
-        reason += "optimiser a group for each (alternating losses, as of a GAN, are not supported)"
-    elif not isinstance(model, nn.Module):
-        reason = f"the model is {type(model).__name__}, not a torch.nn.Module"
-    elif isinstance(model, DistributedDataParallel):
-        reason = "the model is wrapped in DistributedDataParallel already; run.prepare does that by the run file"
-    elif optimizer is not None and not isinstance(optimizer, Optimizer):
-        reason = f"{type(optimizer).__name__} is not a torch.optim.Optimizer"
-    else:
-        return
-    raise build_misuse_error("run.prepare", reason)
+        raise build_misuse_error("run.prepare", "several")
+    if not isinstance(model, nn.Module):
+        raise build_misuse_error("run.prepare", "no module", kind=type(model).__name__)
+    if isinstance(model, DistributedDataParallel):
+        raise build_misuse_error("run.prepare", "wrapped")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise build_misuse_error("run.prepare", "no optimizer", kind=type(optimizer).__name__)
 
 
 def apply_optimizer_rate(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
@@ -222,17 +220,15 @@ def apply_optimizer_rate(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
     reject_scheduler(optimizer)
     rate = float(optimizer.param_groups[0]["lr"])
     if optimizer.state:
-        raise build_misuse_error("run.prepare", f"the {kind} has made steps already; prepare it before its first")
+        raise build_misuse_error("run.prepare", "used", kind=kind)
     if not rate > 0:
-        raise build_misuse_error("run.prepare", f"the learning rate of the {kind} is {rate:g}; it must be above 0")
+        raise build_misuse_error("run.prepare", "rate", kind=kind, rate=rate)
     return spec.replace({"train.lr": rate}, SCRIPT_OBJECT)
 
 
 def reject_scheduler(optimizer: Optimizer) -> None:
     if any("initial_lr" in group for group in optimizer.param_groups):
-        reason = f"the {type(optimizer).__name__} has a scheduler of torch, and the run file has a schedule; use "
-        reason += "train.schedule, or a factor:  run.prepare(model, optimizer, schedule=lambda seen, total: …)"
-        raise build_misuse_error("run.prepare", reason)
+        raise build_misuse_error("run.prepare", "scheduler", kind=type(optimizer).__name__)
 
 
 def guard_optimizer(optimizer: Optimizer, updating: Callable[[], bool]) -> None:
@@ -242,8 +238,7 @@ def guard_optimizer(optimizer: Optimizer, updating: Callable[[], bool]) -> None:
 
         def call(_: Optimizer, *args: Any, name: str = name, own: Callable[..., Any] = own, **kwargs: Any) -> Any:
             if not updating():
-                reason = "was called by the script; run.step does that, for all ranks together; delete the line"
-                raise build_misuse_error(f"optimizer.{name}", reason)
+                raise build_misuse_error(f"optimizer.{name}", "own call")
             return own(*args, **kwargs)
 
         setattr(optimizer, name, MethodType(call, optimizer))  # a method, as torch's schedulers expect

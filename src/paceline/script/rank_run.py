@@ -52,7 +52,6 @@ from paceline.trainer.rank import RankSession, RunFolder, ignore_line, join_run,
 from paceline.trainer.setup import build_job_around, reject_contradictions
 from paceline.trainer.step.step import State, Step
 
-PREPARE_FIRST = "comes after  model, optimizer = run.prepare(model, optimizer)"
 AUTO = "auto"
 
 
@@ -78,7 +77,7 @@ class RankRunFactory:
     def open(self) -> Iterator[ScriptRun]:
         """Join the other ranks while entered, and finish the run at the end."""
         if self.used:
-            raise build_misuse_error("paceline.run", "was called again; a script that paceline starts has one run")
+            raise build_misuse_error("paceline.run", "again")
         self.used, spec, rank_info = True, self.spec, self.rank_info
         with StopRequest(unsupervised=rank_info is SINGLE_RANK) as stop, join_run(spec, rank_info) as device:
             log = log_line if self.show and rank_info.rank == 0 else ignore_line
@@ -161,15 +160,14 @@ class RankRun(ScriptRun):
         if self._loop is None:
             self._loop = self._begin(dataset, collate, workers)
         elif dataset is not self._loop.dataset:
-            raise build_misuse_error("run.batches", "got another data set than before; a run has one")
+            raise build_misuse_error("run.batches", "other data")
         elif not self._by_epochs and self._loop.job.done:
-            reason = "the first loop had all batches of the run; for one epoch at a time, write  "
-            raise build_misuse_error("run.batches", f"{reason}for epoch in run.epochs():  around it")
+            raise build_misuse_error("run.batches", "again")
         return self._loop.batches(by_epoch=self._by_epochs)
 
     def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptLoop:
         if self._step is None or self._view is None:
-            raise build_misuse_error("run.batches", PREPARE_FIRST)
+            raise build_misuse_error("run.batches", "not prepared")
         check_dataset(dataset)
         reject_scheduler(self._step.state.optimizer)
         step, context, workload = self._step, self.session.context, cast(Script, self._step.workload)
@@ -204,7 +202,7 @@ class RankRun(ScriptRun):
 
     def step(self, loss_sum: Tensor, count: float | Tensor) -> None:
         if self._loop is None:
-            raise build_misuse_error("run.step", "call it inside  for … in run.batches(train_set):")
+            raise build_misuse_error("run.step", "outside")
         self._loop.step(loss_sum, count)
 
     def epochs(self) -> Iterator[int]:
@@ -215,8 +213,7 @@ class RankRun(ScriptRun):
             before = self._loop.steps if self._loop else -1
             yield epoch
             if self._loop is None or (self._loop.steps == before and not self._loop.over):
-                reason = "an epoch went by without a step; get its batches from  run.batches(train_set)"
-                raise build_misuse_error("run.epochs", reason)
+                raise build_misuse_error("run.epochs", "no step")
             self._loop.finish_step()
             if self._loop.over:
                 return
@@ -224,7 +221,7 @@ class RankRun(ScriptRun):
 
     def evaluate(self, dataset: Any, sums: Sums, best: str = "") -> dict[str, Any]:
         if self._loop is None:
-            raise build_misuse_error("run.evaluate", "comes after run.batches: after an epoch, or after the loop")
+            raise build_misuse_error("run.evaluate", "early")
         workload = cast(Script, self._loop.job.workload)
         workload.sums = sums
         if best:
@@ -239,7 +236,7 @@ class RankRun(ScriptRun):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         if self._step is None:
-            raise build_misuse_error("run.evaluating", PREPARE_FIRST)
+            raise build_misuse_error("run.evaluating", "not prepared")
         state = self._step.state
         with state.for_evaluation(), use_evaluation_mode(state.model.unwrapped, self.spec.train.precision, self.device):
             yield
@@ -256,11 +253,10 @@ class RankRun(ScriptRun):
 
     def keep(self, **things: Stateful) -> None:
         if self._loop is not None:
-            raise build_misuse_error("run.keep", "comes before run.batches, which restores the state of each thing")
+            raise build_misuse_error("run.keep", "late")
         for name, thing in things.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-                reason = f"{name} is {type(thing).__name__}, which has no state_dict and load_state_dict"
-                raise build_misuse_error("run.keep", reason)
+                raise build_misuse_error("run.keep", "stateless", name=name, kind=type(thing).__name__)
         self._kept |= things
 
     def finish(self) -> None:

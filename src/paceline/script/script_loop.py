@@ -14,7 +14,7 @@ from paceline.data.prefetch import MicroBatch, RankBatch
 from paceline.parallel.ddp import without_sync
 from paceline.parallel.precision import HALF, autocast
 from paceline.runlog.events import RunStatus
-from paceline.script.api import STEP_EXAMPLE, ModelView, build_misuse_error, check_loss, reject_mean_loss
+from paceline.script.api import ModelView, build_misuse_error, check_loss, reject_mean_loss
 from paceline.trainer.evaluation import HeldOut
 from paceline.trainer.loop import GradientJob, StepActions, StepLog
 
@@ -79,8 +79,7 @@ class ScriptLoop:
                 with without_sync(step.net, last=index == last), autocast(step.train.precision, step.device):
                     yield self.pending.micro.batch
                 if self.pending is not None:
-                    reason = f"a batch went by without it; call it once for each of them:  {STEP_EXAMPLE}"
-                    raise build_misuse_error("run.step", reason)
+                    raise build_misuse_error("run.step", "skipped")
             stopping = self.actions is not None and self.actions.stopping
             if stopping or not (self.job.done or self.steps == until):  # else the script may evaluate first
                 self.finish_step()
@@ -88,7 +87,7 @@ class ScriptLoop:
     def step(self, total: Tensor, count: float | Tensor) -> None:
         now, step = self.pending, self.job.train_step
         if now is None:
-            raise build_misuse_error("run.step", "was called twice for a batch, or outside the loop")
+            raise build_misuse_error("run.step", "twice")
         check_loss(total, count)
         self.view.check_called()
         if not self.seen_loss:
@@ -100,8 +99,7 @@ class ScriptLoop:
         except RuntimeError as error:
             if "backward through the graph a second time" not in str(error):
                 raise
-            reason = "was called before run.step, which does it itself; delete the line"
-            raise build_misuse_error("loss.backward", reason) from None
+            raise build_misuse_error("loss.backward", "early") from None
         self.pending = None
         if now.last:
             self.batch = None
@@ -134,7 +132,7 @@ class ScriptLoop:
 
     def end(self) -> RunStatus:
         if not self.steps:
-            raise build_misuse_error("run.batches", f"the loop was left before its first step; call  {STEP_EXAMPLE}")
+            raise build_misuse_error("run.batches", "no step")
         self.finish_step()
         if not self.stopped and not self.job.done:
             self.job.ended = "the script left its loop"
