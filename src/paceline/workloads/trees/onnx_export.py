@@ -109,14 +109,11 @@ def _add_xgboost_trees(raw: bytes, task: Task, arrays: TreeArrays) -> list[float
     learner = json.loads(raw)["learner"]
     model = learner["gradient_booster"]["model"]
     for tree, output in zip(model["trees"], model["tree_info"], strict=True):
-        arrays.add(0, output, partial(_xgboost_node, tree, _read_category_sets(tree)))
+        segments = zip(tree["categories_nodes"], tree["categories_segments"], tree["categories_sizes"], strict=True)
+        to_the_right = {node: tree["categories"][first : first + size] for node, first, size in segments}
+        arrays.add(0, output, partial(_xgboost_node, tree, to_the_right))
     guess = json.loads(learner["learner_model_param"]["base_score"])
     return [MARGINS.get(task, float)(value) for value in (guess if isinstance(guess, list) else [guess])]
-
-
-def _read_category_sets(tree: Mapping[str, Any]) -> dict[int, Sequence[int]]:
-    segments = zip(tree["categories_nodes"], tree["categories_segments"], tree["categories_sizes"], strict=True)
-    return {node: tree["categories"][first : first + size] for node, first, size in segments}
 
 
 def _xgboost_node(tree: Mapping[str, Any], sets: Mapping[int, Sequence[int]], node: int) -> Branch | float:

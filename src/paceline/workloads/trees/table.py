@@ -195,17 +195,13 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
         writer.close()
     if len(writers["train"]) < 2:
         raise UserError(f"{train.name}: {len(writers['train'])} training rows; at least 2 are needed", key="data.path")
-    facts = {**encoder.facts(writers["train"], writers["test"]), **_count_bins(folder, len(encoder.names))}
+    few = np.array(RowSplit(folder, "train", len(encoder.names)).X[:COUNTED_ROWS])
+    bins = sum(min(MAX_BINS, len(np.unique(column[~np.isnan(column)]))) for column in few.T)
+    facts = encoder.facts(writers["train"], writers["test"]) | {"bins": bins, "gaps": bool(np.isnan(few).any())}
     _write_bins(folder, data, len(encoder.names), facts["rows"])
     files = {file.name: describe_array(file) for file in sorted(folder.glob("*.npy"))}  # as they are after renumbering
     values = add_seal(json.loads(json.dumps({**asdict(TableFacts(**facts)), "files": files})))
     write_synced(folder / FACTS, json.dumps(values, ensure_ascii=False).encode())
-
-
-def _count_bins(folder: Path, columns: int) -> dict[str, Any]:
-    few = np.array(RowSplit(folder, "train", columns).X[:COUNTED_ROWS])
-    bins = sum(min(MAX_BINS, len(np.unique(column[~np.isnan(column)]))) for column in few.T)
-    return {"bins": bins, "gaps": bool(np.isnan(few).any())}
 
 
 def _choose_columns(data: TreesData, source: TableSource) -> TableEncoder:

@@ -61,7 +61,10 @@ def open_tables(data: TreesData, heads_only: bool = False) -> tuple[TableSource,
         return _open_synthetic(data), None
     path, kind = _check_table(data.path, "data.path")
     if kind == "npz":
-        return _open_npz_heads(path) if heads_only else _open_npz(path)
+        if heads_only:
+            return _open_npz_heads(path)
+        with open_npz(path) as file:
+            return _open_arrays(path, {name: file[name] for name in file.files})
     train = _open_arrow(path, kind, "data.path", data)
     if data.test_path is None:
         return train, None
@@ -84,12 +87,6 @@ def _check_table(path: Path, key: str) -> tuple[Path, str]:
 def encode_words(values: Sequence[Any] | np.ndarray) -> Words:
     words, codes = np.unique(np.asarray(values, str), return_inverse=True)
     return Words(np.where(np.isin(words, MISSING_VALUES)[codes], -1, codes), words.tolist())
-
-
-def _open_npz(path: Path) -> tuple[TableSource, TableSource | None]:
-    with open_npz(path) as file:
-        found = {name: file[name] for name in file.files}
-    return _open_arrays(path, found)
 
 
 def _open_npz_heads(path: Path) -> tuple[TableSource, TableSource | None]:

@@ -75,7 +75,9 @@ class WideningArray:
             for start in range(0, numbers.size, CHUNK):
                 chunk = numbers[start : start + CHUNK]
                 if not self._fits(chunk):
-                    self._widen(self._find_type(chunk))
+                    wider = np.empty(self.values.size, self._find_type(chunk))
+                    wider[: self.done] = self.values[: self.done]
+                    self.values = wider
                     fits = self._fits(chunk)
                     assert fits, "the wider type does not hold the numbers either"
                 self.done += chunk.size
@@ -114,11 +116,6 @@ class WideningArray:
             value = float(chunk[at])
             shown = f"{int(value)}" if np.isfinite(value) and value == int(value) else f"{value:.6g}"
             raise UserError(f"{self._place(self.done + at)} is {shown}: {reason}", code="invalid-data")
-
-    def _widen(self, dtype: np.dtype) -> None:
-        wider = np.empty(self.values.size, dtype)
-        wider[: self.done] = self.values[: self.done]
-        self.values = wider
 
 
 def _iterate_flat(array: np.ndarray) -> Iterator[np.ndarray]:

@@ -140,7 +140,13 @@ def read_shards(folder: Path, named: bool = True) -> ShardCounts:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{path}: is damaged ({error}); {AGAIN}", code="damaged", key=MANIFEST) from None
     for shard, needed in zip(shards, sizes, strict=True):
-        _check_size(folder / shard.file, needed)
+        file = folder / shard.file
+        try:
+            size = file.stat().st_size
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read: {error.strerror}; {AGAIN}", code="unreadable") from None
+        if size != needed:
+            raise UserError(f"{file}: the shard is damaged: {size:,} of {needed:,} bytes; {AGAIN}", code="damaged")
     vocabulary, names = (
         None if not named else read_names(folder / file, expected, f"{MANIFEST} has {expected:,}; {AGAIN}")
         for file, expected in zip(NAMES, (terms, documents), strict=True)
@@ -258,12 +264,3 @@ def read_names(file: Path, expected: int, mismatch: str) -> list[str] | None:
     if len(lines) != expected:
         raise UserError(f"{file}: {len(lines):,} lines, but {mismatch}", code="invalid-data", key=file.name)
     return lines
-
-
-def _check_size(path: Path, needed: int) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path}: the shard cannot be read: {error.strerror}; {AGAIN}", code="unreadable") from None
-    if size != needed:
-        raise UserError(f"{path}: the shard is damaged: {size:,} of {needed:,} bytes; {AGAIN}", code="damaged")

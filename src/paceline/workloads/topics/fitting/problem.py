@@ -208,7 +208,12 @@ def find_first_topics(
     by_squares = how == "least_squares" or (how == "auto" and not few.sparse)
     by_squares = by_squares and k <= min(few.documents, few.terms)
     Ft = torch.zeros(counts.terms, k, device=device)
-    Ft[terms.to(device)] = _start_by_least_squares(some, k, seed) if by_squares else _start_by_race(some, k, seed)
+    if by_squares:
+        work, turns = JoinedProducts(some.passes, few.terms), DEVICE_TURNS if device.type == "cuda" else SweepCounts()
+        found = find_topics_by_least_squares(work, some.per_document, some.per_term, k, seed=seed, turns=turns)
+    else:
+        found = _start_by_race(some, k, seed)
+    Ft[terms.to(device)] = found
     return Ft * (1 - MIX) + MIX * (in_all / in_all.sum()).float()[:, None]
 
 
@@ -261,12 +266,6 @@ def _load_sample(few: Counts, device: torch.device) -> StartSample:
     per_document, per_term = sum_counts(there)
     share = (per_term / per_term.sum()).float()
     return StartSample(make_device_passes(there, per_document.float(), per_term, share), per_document, per_term)
-
-
-def _start_by_least_squares(some: StartSample, k: int, seed: int) -> Tensor:
-    work, device = JoinedProducts(some.passes, len(some.per_term)), some.per_term.device
-    turns = DEVICE_TURNS if device.type == "cuda" else SweepCounts()
-    return find_topics_by_least_squares(work, some.per_document, some.per_term, k, seed=seed, turns=turns)
 
 
 def _start_by_race(some: StartSample, k: int, seed: int) -> Tensor:

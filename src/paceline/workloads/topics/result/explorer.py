@@ -263,7 +263,8 @@ def _documents(
 
     `topDocuments` are places in these lists.
     """
-    firsts = [find_largest(_rank(model.L[:, topic], lengths), PER_TOPIC) for topic in range(model.k)]
+    tie_break = 0.0 if lengths is None else 1e-3 * lengths / (lengths.max() + 1)
+    firsts = [find_largest(model.L[:, topic].astype(np.float64) + tie_break, PER_TOPIC) for topic in range(model.k)]
     firsts = [found[model.L[found, topic] >= LEAST_SHARE] for topic, found in enumerate(firsts)]
     shown = np.arange(len(model.L)) if len(model.L) <= ALL_UP_TO else np.unique(np.concatenate(firsts))
     titles = [str(names[at]) if names is not None else model.document(at) for at in shown.tolist()]
@@ -283,10 +284,6 @@ def _read_beginnings(texts: Iterable[str], shown: np.ndarray) -> list[str]:
         words = " ".join(strip_markup(text[: 4 * LONGEST_TEXT]).split())
         found.append(words if len(words) <= LONGEST_TEXT else words[:LONGEST_TEXT].rsplit(" ", 1)[0] + " …")
     return found
-
-
-def _rank(shares: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
-    return shares if lengths is None else shares.astype(np.float64) + 1e-3 * lengths / (lengths.max() + 1)
 
 
 def _in_thousandths(shares: np.ndarray, topics: np.ndarray) -> list[int]:
