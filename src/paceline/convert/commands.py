@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.config.run_file import parse_overrides
 from paceline.convert.key_tables import KeyTable, load_table
-from paceline.convert.rules import Outcome, Ruling, judge_file
+from paceline.convert.rules import Outcome, Translation, translate_file
 from paceline.convert.shell import SHELLS, ShellCommand, evaluate_script, is_unknown
 from paceline.convert.sources import Extra, Settings
 
@@ -43,7 +43,7 @@ WRAPPERS = frozenset(
 """Programs that start another one in some environment, with options before it."""
 SCRIPT_ARGUMENTS = ("$@", "$*", "${@}", "${*}")
 """The words that a shell script itself was called with."""
-COMMAND_WEIGHT = 1
+COMMAND_PRIORITY = 1
 """Options of `accelerate launch` replace what its YAML has, overrides what the run file has."""
 PREPARES = ("module", "ml", "source", ".", "conda", "mamba", "spack", "cd")
 """Commands that prepare the shell."""
@@ -74,7 +74,7 @@ class _CommandLine:
 
 def tool_of(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Return the launcher or Python that a command begins with; empty if it is neither."""
-    words = _strip_prefix(list(words))
+    words = _strip_wrappers(list(words))
     inner = _read_inner_shell(words, environment or {})
     return _tool_named(choose_command(inner).words if inner else words)
 
@@ -93,7 +93,7 @@ def read_command(command: ShellCommand, folder: Path) -> list[Settings]:
     line = _CommandLine(command.words, folder, command.environment)
     while line.words:
         _read_environment(line)
-        line.words = _strip_prefix(line.words)
+        line.words = _strip_wrappers(line.words)
         if inner := _read_inner_shell(line.words, line.environment):
             line.words = choose_command(inner).words
             if extra := list_preparations(inner):
@@ -122,28 +122,29 @@ def _read_inner_shell(words: list[str], environment: Mapping[str, str]) -> list[
 
 def list_preparations(commands: Sequence[ShellCommand]) -> list[Extra]:
     """Return the commands that prepare the shell, such as `module load`."""
-    ruling = Ruling(Outcome.NOTED, reason="for the shell")
+    translation = Translation(Outcome.NOTED, reason="for the shell")
     prepares = [command.words for command in commands if command.words[0] in PREPARES and not tool_of(command.words)]
-    return [(words[0], " ".join(words), ruling) for words in prepares]
+    return [(words[0], " ".join(words), translation) for words in prepares]
 
 
 def _read_environment(line: _CommandLine) -> None:
     """Read `NAME=value` and wrappers before a command."""
-    before = line.words[: len(line.words) - len(_strip_prefix(line.words))]
+    before = line.words[: len(line.words) - len(_strip_wrappers(line.words))]
     given = dict(word.split("=", 1) for word in before if ASSIGNMENT.fullmatch(word))
     table = load_table("environment")
     known = {key: value for key, value in given.items() if table.rule(key) is not None}
-    as_before = Ruling(Outcome.NOTED, reason="for the shell: set it as before")
+    as_before = Translation(Outcome.NOTED, reason="for the shell: set it as before")
     extra = [(key, value, as_before) for key, value in given.items() if key not in known]
     start = next((i for i, word in enumerate(before) if Path(word).name in WRAPPERS - {"env"}), len(before))
     if wrapper := [word for word in before[start:] if not ASSIGNMENT.fullmatch(word)]:
-        ruling = Ruling(Outcome.NOTED, reason="for the shell: put it before  paceline train")
-        extra.append((Path(wrapper[0]).name, shlex.join(wrapper), ruling))
+        translation = Translation(Outcome.NOTED, reason="for the shell: put it before  paceline train")
+        extra.append((Path(wrapper[0]).name, shlex.join(wrapper), translation))
     if (given or extra) and tool_of(line.words, line.environment):
         line.add("the shell", "environment", known, extra=tuple(extra))
 
 
-def _strip_prefix(words: list[str]) -> list[str]:
+def _strip_wrappers(words: list[str]) -> list[str]:
+    """Drop `NAME=value`, `exec`, `nohup` and wrappers such as `docker run …` before the command itself."""
     while words:
         if words[0] in PREFIXES or ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
@@ -179,10 +180,10 @@ def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
     python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
     started = tool_of(rest, line.environment)
     if scheduled and rest and not python and not started:
-        extra.append(("script", rest[0], judge_file(rest[0])))
+        extra.append(("script", rest[0], translate_file(rest[0])))
         rest = []
     elif tool == "srun" and started not in STARTS_RANKS:
-        extra.append(("tasks", "each", Ruling(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))
+        extra.append(("tasks", "each", Translation(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))
     if found or extra:
         line.add(tool, LAUNCHERS[tool], found, prefix="--", extra=tuple(extra))
     if tool in ("torchrun", "deepspeed") or python:
@@ -198,12 +199,12 @@ def _read_accelerate(line: _CommandLine, words: list[str]) -> None:
     values: dict[str, Any] = {}
     for name, value in found.items():
         if name == "config_file":
-            extra.append((name, value, judge_file(value)))
+            extra.append((name, value, translate_file(value)))
         elif name in table.switches and value is True:
             values |= table.switches[name]
         else:
             values[_key_of_option(table, name)] = value
-    line.add("accelerate launch", "accelerate", values, weight=COMMAND_WEIGHT, prefix="--", extra=tuple(extra))
+    line.add("accelerate launch", "accelerate", values, priority=COMMAND_PRIORITY, prefix="--", extra=tuple(extra))
     _read_program(line, "accelerate launch", ["-m", *rest] if module else rest)
 
 
@@ -235,19 +236,19 @@ def _read_program(line: _CommandLine, tool: str, words: list[str], *, alone: boo
     script, given = words[0], [word for word in words[1:] if word not in SCRIPT_ARGUMENTS]
     claims: dict[str, Any] = {"started_alone": True} if alone else {}
     if module:
-        ruling = Ruling(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
+        translation = Translation(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
     elif script.endswith(".py"):
         unknown = is_unknown(script)
         reason = f"its folder is {AT_RUN_TIME}" if unknown else "once it calls paceline.run()"
         file = Path(script).name if unknown else script
         claims |= {"workload": file, **({"data.arguments": given} if given else {})}
-        ruling = Ruling(Outcome.TRANSLATED, claims, reason, review=unknown)
+        translation = Translation(Outcome.TRANSLATED, claims, reason, review=unknown)
     else:
-        ruling = Ruling(Outcome.NOTED, claims, "not a Python script")
-    extra: list[Extra] = [("script", script, ruling)]
+        translation = Translation(Outcome.NOTED, claims, "not a Python script")
+    extra: list[Extra] = [("script", script, translation)]
     if len(given) < len(words) - 1:
         reason = "the arguments of the shell script; write them into data.arguments"
-        extra.append(("argument", "$@", Ruling(Outcome.NOTED, reason=reason)))
+        extra.append(("argument", "$@", Translation(Outcome.NOTED, reason=reason)))
     line.add(tool, "script_options", extra=tuple(extra))
     _read_script_options(line, Path(script).name, given)
 
@@ -262,29 +263,29 @@ def _read_script_options(line: _CommandLine, script: str, words: list[str]) -> N
         line.add(script, "training_arguments", theirs, prefix="--")
         found = {key: value for key, value in found.items() if key not in theirs}
     if theirs := {key: value for key, value in found.items() if key.startswith("trainer.")}:
-        line.add(script, "lightning", theirs, weight=COMMAND_WEIGHT, prefix="--")
+        line.add(script, "lightning", theirs, priority=COMMAND_PRIORITY, prefix="--")
         found = {key: value for key, value in found.items() if key not in theirs}
     known = {key: value for key, value in found.items() if own.rule(key) is not None}
-    extra = [(f"--{key}", value, _judge_argument(value)) for key, value in found.items() if key not in known]
-    extra += [("argument", word, _judge_argument(word)) for word in rest]
+    extra = [(f"--{key}", value, _translate_argument(value)) for key, value in found.items() if key not in known]
+    extra += [("argument", word, _translate_argument(word)) for word in rest]
     line.add(script, "script_options", known, prefix="--", extra=tuple(extra))
 
 
-def _judge_argument(value: Any) -> Ruling:
+def _translate_argument(value: Any) -> Translation:
     """Judge an argument that only the script knows."""
     if is_unknown(value):
-        return Ruling(Outcome.NOTED, reason=f"{AT_RUN_TIME}; write its value into data.arguments", review=True)
-    return Ruling(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
+        return Translation(Outcome.NOTED, reason=f"{AT_RUN_TIME}; write its value into data.arguments", review=True)
+    return Translation(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
 
 
 def _read_paceline(line: _CommandLine, words: list[str]) -> None:
     """Read `paceline train RUN.yaml section.key=value …`, as launch files have it."""
     rest = [word for word in words[1:] if not word.startswith("-")]
     files = [word for word in rest if "=" not in word or Path(word).is_file()]
-    extra: list[Extra] = [("RUN.yaml", file, judge_file(file)) for file in files[:1]]
+    extra: list[Extra] = [("RUN.yaml", file, translate_file(file)) for file in files[:1]]
     for key, value in parse_overrides(word for word in rest if word not in files).items():
         claims = {} if value is None else {key: value}
-        extra.append((key, value, Ruling(Outcome.KEPT, claims, weight=COMMAND_WEIGHT)))
+        extra.append((key, value, Translation(Outcome.KEPT, claims, priority=COMMAND_PRIORITY)))
     line.add("paceline train", "script_options", extra=tuple(extra))
 
 
@@ -305,7 +306,7 @@ def parse_options(
             if loose:
                 rest.append(text)
             elif is_unknown(text) and not text.endswith(".py") and _starts_something(words[position:]):
-                unknown.append(("options", text, Ruling(Outcome.NOTED, reason=AT_RUN_TIME, review=True)))
+                unknown.append(("options", text, Translation(Outcome.NOTED, reason=AT_RUN_TIME, review=True)))
             else:
                 return found, words[position - 1 :], unknown
             continue

@@ -167,7 +167,7 @@ def _derive_schedule(draft: Draft) -> None:
     lengths = {"train.steps", "train.epochs"}
     total = draft.value("total_steps")
     if lengths <= draft.claims.keys():
-        draft.overrule("train.epochs", "train.steps")
+        draft.override("train.epochs", "train.steps")
     if total is not None and lengths & draft.claims.keys():
         draft.reject("total_steps", "a schedule ends with the run")
     elif total is not None:
@@ -176,7 +176,7 @@ def _derive_schedule(draft: Draft) -> None:
     if not lengths & {*draft.claims, *draft.lines}:
         draft.fill_in["train.steps"] = "no file gives the length of the run; without it the run has one epoch"
     if draft.value("train.warmup_steps") is not None and "train.warmup" in draft.claims:
-        draft.overrule("train.warmup", "train.warmup_steps")
+        draft.override("train.warmup", "train.warmup_steps")
     steps, warmup = draft.value("train.steps") or total, draft.value("train.warmup_steps")
     if steps and warmup and warmup >= steps:
         draft.fill_in["train.warmup_steps"] = f"{warmup} is the whole run of {steps} steps: train.lr is never reached"
@@ -195,7 +195,7 @@ def _derive_intervals(draft: Draft) -> None:
             continue
         for name in (by, steps):
             if name in draft.claims:
-                draft.keep(name, "it is done at the end of each epoch")
+                draft.drop_needless(name, "it is done at the end of each epoch")
 
 
 def _derive_arguments(draft: Draft) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.convert.key_tables import PacelineTable
-from paceline.convert.rules import Outcome, Ruling, UnreadableValue
+from paceline.convert.rules import Outcome, Translation, UnreadableValue
 from paceline.convert.shell import is_unknown
 from paceline.convert.sources import Settings, flatten_keys
 from paceline.errors import UserError
@@ -34,7 +34,7 @@ class ConvertedKey:
     given: bool = True
     """False for a default of the tool that Paceline does not share."""
     review: bool = False
-    """See `Ruling.review`."""
+    """See `Translation.review`."""
 
     @property
     def origin(self) -> str:
@@ -53,7 +53,7 @@ class Claim:
     value: Any
     row: int
     """Which row makes it."""
-    weight: int
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -82,44 +82,46 @@ class Draft:
         """Judge every key of a source."""
         values = flatten_keys(source.values)
         try:
-            together = source.table.judge_together(values)
+            together = source.table.translate_together(values)
         except ValueError as error:
             raise UserError(f"{source.name}: {error}", code="invalid-value") from None
         for key, value in values.items():
             shown = key.replace("_", "-") if source.table.dashed else key
-            ruling = together[key] if key in together else _judge(source, key, value)
-            self.add(source, f"{source.prefix}{shown}", value, ruling)
-        for key, value, ruling in source.extra:
-            self.add(source, key, value, ruling)
+            translation = together[key] if key in together else _translate_key(source, key, value)
+            self.add(source, f"{source.prefix}{shown}", value, translation)
+        for key, value, translation in source.extra:
+            self.add(source, key, value, translation)
         self.sources.append(source)
 
     def add_defaults(self) -> None:
-        """Add what the tools do unless they are asked, once all is read; a run file among it has its own defaults."""
+        """Add the tools' own defaults of keys that were not given; none if a run file was read."""
         for source in () if self.has_run_file else self.sources:
-            for key, value, ruling in source.table.judge_defaults(flatten_keys(source.values)):
-                self.add(source, key, value, ruling, given=False)
+            for key, value, translation in source.table.translate_defaults(flatten_keys(source.values)):
+                self.add(source, key, value, translation, given=False)
 
     @property
     def has_run_file(self) -> bool:
         return any(isinstance(source.table, PacelineTable) for source in self.sources)
 
-    def add(self, source: Settings, key: str, value: Any, ruling: Ruling, *, given: bool = True) -> None:
-        if ruling.file:
-            ruling = self._find_file(source, ruling)
-        outcome = ruling.outcome
-        if outcome is Outcome.TRANSLATED and _is_unchanged(key, value, ruling.claims):
+    def add(self, source: Settings, key: str, value: Any, translation: Translation, *, given: bool = True) -> None:
+        if translation.file:
+            translation = self._find_file(source, translation)
+        outcome = translation.outcome
+        if outcome is Outcome.TRANSLATED and _is_unchanged(key, value, translation.claims):
             outcome = Outcome.KEPT
         value = "…" if SECRET.search(key) and value else value
-        row = ConvertedKey(source.name, key, value, outcome, tuple(ruling.claims), ruling.reason, given, ruling.review)
+        row = ConvertedKey(
+            source.name, key, value, outcome, tuple(translation.claims), translation.reason, given, translation.review
+        )
         self.rows.append(row)
-        for name, claimed in ruling.claims.items():
-            self._claim(name, Claim(claimed, len(self.rows) - 1, ruling.weight + source.weight))
+        for name, claimed in translation.claims.items():
+            self._claim(name, Claim(claimed, len(self.rows) - 1, translation.priority + source.priority))
 
     def _claim(self, name: str, new: Claim) -> None:
         old = self.claims.setdefault(name, new)
         if old is new or SYNONYMS.get(str(old.value), old.value) == SYNONYMS.get(str(new.value), new.value):
             return
-        if old.weight == new.weight:
+        if old.priority == new.priority:
             first, second = self.rows[old.row].assignment, self.rows[new.row].assignment
             shown = name if "." in name else name.replace("_", " ")
             raise UserError(
@@ -128,7 +130,7 @@ class Draft:
                 code="conflict",
                 key=name,
             )
-        winner, loser = (new, old) if new.weight > old.weight else (old, new)
+        winner, loser = (new, old) if new.priority > old.priority else (old, new)
         self.claims[name] = winner
         self._replace_row(loser, winner)
 
@@ -139,13 +141,13 @@ class Draft:
     def _update(self, claim: Claim, **changes: Any) -> None:
         self.rows[claim.row] = replace(self.rows[claim.row], **changes)
 
-    def _find_file(self, source: Settings, ruling: Ruling) -> Ruling:
+    def _find_file(self, source: Settings, translation: Translation) -> Translation:
         for folder in (source.folder, Path()):
-            if (path := folder / ruling.file).is_file():
+            if (path := folder / translation.file).is_file():
                 self.files.append(path)
-                return replace(ruling, reason="read as well", file="")
+                return replace(translation, reason="read as well", file="")
         reason = "the file does not exist here; give it to adopt as well"
-        return Ruling(Outcome.NOT_SUPPORTED, reason=reason, review=True)
+        return Translation(Outcome.NOT_SUPPORTED, reason=reason, review=True)
 
     def value(self, name: str) -> Any:
         """Return what is claimed under a name; None if nothing is."""
@@ -172,25 +174,25 @@ class Draft:
         changes = {"run_keys": others} if others else {"run_keys": (), "outcome": outcome}
         self._update(claim, reason=reason, **changes)
 
-    def keep(self, name: str, reason: str) -> None:
-        """Drop a claim that is met in any case."""
+    def drop_needless(self, name: str, reason: str) -> None:
+        """Drop a claim that holds without a key."""
         self._update(self.claims.pop(name), outcome=Outcome.KEPT, run_keys=(), reason=reason)
 
-    def overrule(self, name: str, by: str) -> None:
+    def override(self, name: str, by: str) -> None:
         """Drop a claim in favour of another one about the same thing."""
         self._replace_row(self.claims.pop(name), self.claims[by])
 
 
-def _judge(source: Settings, key: str, value: Any) -> Ruling:
+def _translate_key(source: Settings, key: str, value: Any) -> Translation:
     rule = source.table.rule(key)
     if rule is None:
         reason = f"{source.table.tool} has no such key{source.table.suggest(key)}"
-        return Ruling(Outcome.NOT_SUPPORTED, reason=reason, review=True)
+        return Translation(Outcome.NOT_SUPPORTED, reason=reason, review=True)
     try:
         return rule(value)
     except UnreadableValue as kind:
         if is_unknown(value):
-            return Ruling(Outcome.NOTED, reason="known only when the job runs", review=True)
+            return Translation(Outcome.NOTED, reason="known only when the job runs", review=True)
         raise UserError(f"{source.name}: {key}: {value!r} is not {kind}", code="invalid-value", key=key) from None
 
 

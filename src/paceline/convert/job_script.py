@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.convert.commands import list_preparations, parse_options, prefix_sources, read_command, tool_of
 from paceline.convert.key_tables import load_table
-from paceline.convert.rules import Outcome, Ruling
+from paceline.convert.rules import Outcome, Translation
 from paceline.convert.shell import ShellCommand, evaluate_script
 from paceline.convert.sources import Settings
 from paceline.errors import UserError
@@ -75,8 +75,8 @@ def read_job(text: str, name: str, folder: Path) -> list[Settings]:
     return sources
 
 
-def _note(reason: str, *, review: bool = False) -> Ruling:
-    return Ruling(Outcome.NOTED, reason=reason, review=review)
+def _note(reason: str, *, review: bool = False) -> Translation:
+    return Translation(Outcome.NOTED, reason=reason, review=review)
 
 
 def _read_sbatch_lines(text: str, name: str) -> dict[str, Any]:

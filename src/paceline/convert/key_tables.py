@@ -12,13 +12,13 @@ import yaml
 
 from paceline.config import Parallel, RunSpec, Train
 from paceline.config.run_file import set_nested
-from paceline.convert.rules import Entry, Outcome, Rule, Ruling, build_rule
+from paceline.convert.rules import Entry, Outcome, Rule, Translation, build_rule
 from paceline.convert.value_rules import FUNCTIONS
 from paceline.errors import did_you_mean
 from paceline.trainer.engines.deepspeed_sections import AUTO, SECTIONS, Meaning, translate_sections
 
 TABLES = Path(__file__).with_name("tables")
-AUTO_RULING = Ruling(Outcome.DERIVED, reason="auto: as the other files have it, or Paceline's default")
+AUTO_RULING = Translation(Outcome.DERIVED, reason="auto: as the other files have it, or Paceline's default")
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ class KeyTable:
         """Return the end of a sentence about an unknown key."""
         return did_you_mean(key, [name.removesuffix(".*") for name in self.rules], cutoff=0.75)
 
-    def judge_together(self, values: Mapping[str, Any]) -> Mapping[str, Ruling]:
+    def translate_together(self, values: Mapping[str, Any]) -> Mapping[str, Translation]:
         """Judge keys whose meaning depends on others; ValueError, with the key, for a value that cannot be read."""
         return {}
 
-    def judge_defaults(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
-        """Yield (key, value, ruling) for each default that no given key replaces."""
+    def translate_defaults(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Translation]]:
+        """Yield (key, value, translation) for each default that no given key replaces."""
         for entry in self.defaults:
             names = entry.get("unless", [entry["key"]])
             given = [value for key, value in values.items() if any(_is_under(key, name) for name in names)]
             if not any(value or (value is not None and "or_zero" not in entry) for value in given):
-                ruling = Ruling(Outcome.DERIVED, entry["claims"], entry["reason"], entry.get("weight", -1))
-                yield entry["key"], entry.get("value"), ruling
+                translation = Translation(Outcome.DERIVED, entry["claims"], entry["reason"], entry.get("priority", -1))
+                yield entry["key"], entry.get("value"), translation
 
 
 def _is_under(key: str, name: str) -> bool:
@@ -78,18 +78,19 @@ def _is_under(key: str, name: str) -> bool:
 class DeepSpeedTable(KeyTable):
     """`optimizer`, `scheduler` and `fp16` are read as parallel.engine=deepspeed reads them."""
 
-    def judge_together(self, values: Mapping[str, Any]) -> Mapping[str, Ruling]:
+    def translate_together(self, values: Mapping[str, Any]) -> Mapping[str, Translation]:
         auto = {key: AUTO_RULING for key, value in values.items() if value == AUTO and key.split(".")[0] in SECTIONS}
-        return {**{one.name: _judge_meaning(one) for one in _read_sections(values) if one.given}, **auto}
+        return {**{one.name: _translate_meaning(one) for one in _read_sections(values) if one.given}, **auto}
 
-    def judge_defaults(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Ruling]]:
-        yield from super().judge_defaults(values)
+    def translate_defaults(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Translation]]:
+        """Yield the table's defaults, then DeepSpeed's own for keys that its sections leave out."""
+        yield from super().translate_defaults(values)
         for one in _read_sections(values):
             if not one.given:
-                ruling = _judge_meaning(one)
-                outcome = Outcome.DERIVED if ruling.claims else ruling.outcome
-                reason = ruling.reason or "DeepSpeed's default"
-                yield one.name, one.value, replace(ruling, outcome=outcome, reason=reason, weight=-1)
+                translation = _translate_meaning(one)
+                outcome = Outcome.DERIVED if translation.claims else translation.outcome
+                reason = translation.reason or "DeepSpeed's default"
+                yield one.name, one.value, replace(translation, outcome=outcome, reason=reason, priority=-1)
 
 
 def _read_sections(values: Mapping[str, Any]) -> list[Meaning]:
@@ -100,22 +101,25 @@ def _read_sections(values: Mapping[str, Any]) -> list[Meaning]:
     return translate_sections(config)
 
 
-def _judge_meaning(one: Meaning) -> Ruling:
+def _translate_meaning(one: Meaning) -> Translation:
     if one.refusal:
-        return Ruling(Outcome.NOT_SUPPORTED, reason=one.refusal)
+        return Translation(Outcome.NOT_SUPPORTED, reason=one.refusal)
     if not one.keys:
         other = Outcome.REPLACED if one.name == "optimizer.params.lr" else Outcome.NOT_SUPPORTED
-        return Ruling(other if one.own_way else Outcome.KEPT, reason=one.note)
+        return Translation(other if one.own_way else Outcome.KEPT, reason=one.note)
     claims = {"total_steps" if key == "train.steps" else key: value for key, value in one.keys.items()}
-    return Ruling(Outcome.TRANSLATED, claims)
+    return Translation(Outcome.TRANSLATED, claims)
 
 
 class TrainingArgumentsTable(KeyTable):
-    def judge_together(self, values: Mapping[str, Any]) -> Mapping[str, Ruling]:
+    def translate_together(self, values: Mapping[str, Any]) -> Mapping[str, Translation]:
         """Judge the sections of a DeepSpeed configuration that is given in place of its file."""
         start = "deepspeed."
         inner = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
-        return {f"{start}{key}": ruling for key, ruling in load_table("deepspeed").judge_together(inner).items()}
+        return {
+            f"{start}{key}": translation
+            for key, translation in load_table("deepspeed").translate_together(inner).items()
+        }
 
 
 class PacelineTable(KeyTable):
@@ -124,7 +128,7 @@ class PacelineTable(KeyTable):
     def rule(self, key: str) -> Rule | None:
         if key not in self.rules and key.partition(".")[0] not in ("model", "data"):
             return None
-        return lambda value: Ruling(Outcome.KEPT, {} if value is None else {key: value})
+        return lambda value: Translation(Outcome.KEPT, {} if value is None else {key: value})
 
 
 CLASSES = {"deepspeed": DeepSpeedTable, "training_arguments": TrainingArgumentsTable}
@@ -170,5 +174,5 @@ def paceline_table() -> PacelineTable:
         *(f"train.{name}" for name in Train.model_fields),
         *(f"parallel.{name}" for name in Parallel.model_fields),
     )
-    kept = Ruling(Outcome.KEPT)
+    kept = Translation(Outcome.KEPT)
     return PacelineTable("Paceline", dict.fromkeys(keys, lambda value: kept), frozenset(keys) - {"name"})

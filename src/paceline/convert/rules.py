@@ -26,28 +26,28 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Ruling:
-    """`claims` are values of the run file by dotted key, or quantities without a dot that others are derived from."""
+class Translation:
+    """What a key of another tool becomes: `claims` are keys of the run file, or quantities that give keys."""
 
     outcome: Outcome
     claims: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
-    weight: int = 0
-    """Of two claims that differ, the heavier one counts; of equals, neither: that is a contradiction."""
+    priority: int = 0
+    """Of two claims that differ, the one of higher priority counts; equal ones are a contradiction."""
     file: str = ""
     """Another file that is named here, and is to be read as well."""
     review: bool = False
     """The user must look at it: an unknown word, a missing file."""
 
 
-Rule = Callable[[Any], Ruling]
+Rule = Callable[[Any], Translation]
 """From the value of a key; UnreadableValue where the value cannot be read."""
-OFF = Ruling(Outcome.KEPT, reason="off")
-NOT_SET = Ruling(Outcome.KEPT, reason="not set")
+OFF = Translation(Outcome.KEPT, reason="off")
+NOT_SET = Translation(Outcome.KEPT, reason="not set")
 
 
 class UnreadableValue(ValueError):
-    """A value that is not of the kind that its key takes; the text says what it must be."""
+    """A value of the wrong type; the text says what it must be."""
 
 
 def parse_int(value: Any) -> int:
@@ -94,17 +94,17 @@ def build_rule(entry: Entry, functions: Mapping[str, Rule]) -> Rule:
     if "call" in entry:
         return functions[entry["call"]]
     build = next(build for name, build in KINDS.items() if name in entry)
-    judge = build(entry)
+    translate = build(entry)
 
-    def rule(value: Any) -> Ruling:
+    def rule(value: Any) -> Translation:
         if any(value == other and type(value) is type(other) for other in entry.get("ignored", ())):
             return OFF
         try:
-            return judge(value)
+            return translate(value)
         except UnreadableValue:
             if "unreadable" not in entry:
                 raise
-            return Ruling(Outcome.NOTED, reason=entry["unreadable"])
+            return Translation(Outcome.NOTED, reason=entry["unreadable"])
 
     return rule
 
@@ -116,15 +116,15 @@ def _build_claim(entry: Entry) -> Rule:
     parse = PARSERS[entry.get("as", "int")]
     outcome = Outcome.TRANSLATED if translated else Outcome.DERIVED
 
-    def rule(value: Any) -> Ruling:
+    def rule(value: Any) -> Translation:
         if value is None:
             return NOT_SET
         if "at_least" in entry and parse_number(value) < entry["at_least"]:
-            return Ruling(Outcome.NOT_SUPPORTED, reason=entry["otherwise"])
+            return Translation(Outcome.NOT_SUPPORTED, reason=entry["otherwise"])
         parsed = parse(value)
         if "off_below" in entry and parsed < entry["off_below"]:
             return OFF
-        return Ruling(outcome, {name: parsed}, entry.get("reason", ""), entry.get("weight", 0))
+        return Translation(outcome, {name: parsed}, entry.get("reason", ""), entry.get("priority", 0))
 
     return rule
 
@@ -133,23 +133,23 @@ def _build_choice(entry: Entry) -> Rule:
     """One of several words, or a dotted name that ends with it; each with what it claims."""
     options = {str(word).lower(): dict(claims) for word, claims in entry["choice"].items()}
 
-    def rule(value: Any) -> Ruling:
+    def rule(value: Any) -> Translation:
         text = str(value).lower()
         if isinstance(value, str) and text[:1].isalpha() and text not in options:
             text = text.rpartition(".")[2]
         if text not in options:
-            return Ruling(Outcome.NOT_SUPPORTED, reason=entry["reason"])
+            return Translation(Outcome.NOT_SUPPORTED, reason=entry["reason"])
         claims = {key: claim for key, claim in options[text].items() if key != "reason"}
         if not claims:
-            return Ruling(Outcome.KEPT, reason=entry.get("kept", ""))
-        return Ruling(Outcome.TRANSLATED, claims, options[text].get("reason", ""), entry.get("weight", 0))
+            return Translation(Outcome.KEPT, reason=entry.get("kept", ""))
+        return Translation(Outcome.TRANSLATED, claims, options[text].get("reason", ""), entry.get("priority", 0))
 
     return rule
 
 
 def _build_switch(entry: Entry) -> Rule:
     """True or false: on, it claims something; off, nothing or what `otherwise` has."""
-    on = Ruling(Outcome.TRANSLATED, entry["switch"], entry.get("reason", ""), entry.get("weight", 0))
+    on = Translation(Outcome.TRANSLATED, entry["switch"], entry.get("reason", ""), entry.get("priority", 0))
     off = replace(on, claims=entry["otherwise"]) if "otherwise" in entry else OFF
     return lambda value: NOT_SET if value is None else on if parse_bool(value) else off
 
@@ -159,27 +159,27 @@ def _build_keep(entry: Entry) -> Rule:
     values, reason = entry.get("values", ()), entry["keep"]
     words = {text for value in values for text in (str(value).lower(), repr(value))}
 
-    def rule(value: Any) -> Ruling:
+    def rule(value: Any) -> Translation:
         equal = isinstance(value, int | float) and any(value == known for known in values)
         if not values or value is None or equal or str(value).lower() in words:
-            return Ruling(Outcome.KEPT, reason=reason)
-        return Ruling(Outcome.NOT_SUPPORTED, reason=entry.get("otherwise", f"here {reason}"))
+            return Translation(Outcome.KEPT, reason=reason)
+        return Translation(Outcome.NOT_SUPPORTED, reason=entry.get("otherwise", f"here {reason}"))
 
     return rule
 
 
 def _build_reject(entry: Entry) -> Rule:
     """Not supported, unless it asks for nothing."""
-    return lambda value: OFF if is_off(value) else Ruling(Outcome.NOT_SUPPORTED, reason=entry["reject"])
+    return lambda value: OFF if is_off(value) else Translation(Outcome.NOT_SUPPORTED, reason=entry["reject"])
 
 
 def _build_note(entry: Entry) -> Rule:
-    return lambda value: NOT_SET if value is None else Ruling(Outcome.NOTED, reason=entry["note"])
+    return lambda value: NOT_SET if value is None else Translation(Outcome.NOTED, reason=entry["note"])
 
 
-def judge_file(value: Any) -> Ruling:
+def translate_file(value: Any) -> Translation:
     """Judge the name of another file with settings."""
-    return OFF if is_off(value) else Ruling(Outcome.KEPT, file=str(value))
+    return OFF if is_off(value) else Translation(Outcome.KEPT, file=str(value))
 
 
 KINDS: dict[str, Callable[[Entry], Rule]] = {
@@ -190,5 +190,5 @@ KINDS: dict[str, Callable[[Entry], Rule]] = {
     "keep": _build_keep,
     "reject": _build_reject,
     "note": _build_note,
-    "file": lambda entry: judge_file,
+    "file": lambda entry: translate_file,
 }

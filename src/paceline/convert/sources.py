@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from paceline.convert.key_tables import KeyTable
-from paceline.convert.rules import Ruling
+from paceline.convert.rules import Translation
 from paceline.errors import UserError, did_you_mean
 from paceline.io.safe_open import open_regular
 
@@ -20,8 +20,8 @@ MAX_BYTES = 1 << 20
 """Of a configuration; a larger file is data."""
 MAX_KEYS = 5000
 """Of a configuration; a few aliases in YAML can expand to billions."""
-Extra = tuple[str, Any, Ruling]
-"""(key, value, ruling) of something that no table has."""
+Extra = tuple[str, Any, Translation]
+"""(key, value, translation) of something that no table has."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Settings:
     values: Mapping[str, Any] = field(default_factory=dict)
     folder: Path = Path()
     """What other files it names are relative to."""
-    weight: int = 0
+    priority: int = 0
     """Added to that of its claims."""
     prefix: str = ""
     """Before each key, as it is shown: the dashes of an option."""

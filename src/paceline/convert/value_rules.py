@@ -1,4 +1,4 @@
-"""Rules that a table cannot express: `call: offload` in `tables/*.yaml` is `judge_offload` here."""
+"""Rules that a table cannot express: `call: offload` in `tables/*.yaml` is `translate_offload` here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.convert.rules import (
     OFF,
     Outcome,
     Rule,
-    Ruling,
+    Translation,
     UnreadableValue,
     is_off,
     parse_int,
@@ -21,70 +21,71 @@ from paceline.convert.rules import (
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 SHARDS = {"full_shard": "fsdp", "shard_grad_op": "zero2", "no_shard": "ddp", "hybrid_shard": "hsdp"}
 STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp", "deepspeed": "zero2", "ddp_sharded": "zero2"}
-FOR_SCHEDULER = Ruling(Outcome.NOTED, reason="for the scheduler")
+FOR_SCHEDULER = Translation(Outcome.NOTED, reason="for the scheduler")
 
 
-def _reject(reason: str) -> Ruling:
-    return Ruling(Outcome.NOT_SUPPORTED, reason=reason)
+def _reject(reason: str) -> Translation:
+    return Translation(Outcome.NOT_SUPPORTED, reason=reason)
 
 
-def _translate(claims: Mapping[str, Any], reason: str = "", weight: int = 0) -> Ruling:
-    return Ruling(Outcome.TRANSLATED, claims, reason, weight)
+def _accept(claims: Mapping[str, Any], reason: str = "", priority: int = 0) -> Translation:
+    return Translation(Outcome.TRANSLATED, claims, reason, priority)
 
 
-def judge_offload(value: Any) -> Ruling:
+def translate_offload(value: Any) -> Translation:
+    """Translate an offload device: `cpu` or true; nvme is not supported."""
     if is_off(value):
         return OFF
     if value is True or value in ("cpu", "true"):
-        return _translate({"parallel.offload": True}, "parameters and optimiser go together")
+        return _accept({"parallel.offload": True}, "offloads parameters and optimiser state together")
     return _reject(f"state can live in host memory, not on {value}")
 
 
-def judge_loggers(value: Any) -> Ruling:
+def translate_loggers(value: Any) -> Translation:
     """A name, a class path, or a list of names."""
     if value is not None and not isinstance(value, str | list | bool):
         raise UnreadableValue("a name or a list of names")
     names = value if isinstance(value, list) else [value]
     if all(isinstance(name, bool) or is_off(name) or name == "all" for name in names):
-        return Ruling(Outcome.KEPT, reason="events are in the run folder")
+        return Translation(Outcome.KEPT, reason="events are in the run folder")
     known = [next((logger for logger in LOGGERS if logger in str(name).lower()), None) for name in names]
     if None in known:
         return _reject(f"loggers are tensorboard, wandb and mlflow, not {names[known.index(None)]}")
-    return _translate({"train.loggers": known})
+    return _accept({"train.loggers": known})
 
 
-def judge_bucket_size(value: Any) -> Ruling:
+def translate_bucket_size(value: Any) -> Translation:
     """Elements of 4 bytes: gradients are fp32 here."""
-    return _translate({"parallel.bucket_mb": parse_number(value) * 4 / 1e6}, "as MB of fp32")
+    return _accept({"parallel.bucket_mb": parse_number(value) * 4 / 1e6}, "as MB of fp32")
 
 
-def judge_nodes(value: Any) -> Ruling:
+def translate_nodes(value: Any) -> Translation:
     """A number of machines, or a range `2:4` of them."""
     if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)[:-](\d+)", value)):
         if ends[1] != ends[2]:
             return _reject(f"{ends[1]} to {ends[2]} nodes: a run has one number of ranks, and resumes on any other")
         value = ends[1]
-    return Ruling(Outcome.DERIVED, {"nodes": parse_int(value)})
+    return Translation(Outcome.DERIVED, {"nodes": parse_int(value)})
 
 
-def judge_devices_per_node(value: Any) -> Ruling:
+def translate_devices_per_node(value: Any) -> Translation:
     if value in ("gpu", "cpu", "auto", "-1", -1, None):
         return _reject("write how many as parallel.ranks")
     if isinstance(value, list):
         export = f"export CUDA_VISIBLE_DEVICES={','.join(map(str, value))}"
-        return Ruling(Outcome.DERIVED, {"per_node": len(value)}, export)
-    return Ruling(Outcome.DERIVED, {"per_node": parse_int(value)})
+        return Translation(Outcome.DERIVED, {"per_node": len(value)}, export)
+    return Translation(Outcome.DERIVED, {"per_node": parse_int(value)})
 
 
-def judge_hosts(value: Any) -> Ruling:
+def translate_hosts(value: Any) -> Translation:
     """`one:4,two:4`: nodes, with slots; the number of ranks is another option."""
-    return Ruling(Outcome.DERIVED, {"nodes": len(parse_word(value).split(","))})
+    return Translation(Outcome.DERIVED, {"nodes": len(parse_word(value).split(","))})
 
 
-def _judge_gpus(claim: str) -> Rule:
+def _translate_gpus(claim: str) -> Rule:
     """`gpu:a100:2`, `a100:2`, `gpu:2` or `2`."""
 
-    def rule(value: Any) -> Ruling:
+    def rule(value: Any) -> Translation:
         parts = [part for part in parse_word(value).split("(")[0].split(":") if part]
         if parts[:1] == ["gpu"]:
             parts = parts[1:] or ["1"]
@@ -95,72 +96,72 @@ def _judge_gpus(claim: str) -> Rule:
         claims: dict[str, Any] = {claim: parse_int(parts[-1])}
         if len(parts) == 2:
             claims["device_name"] = parts[0]
-        return Ruling(Outcome.DERIVED, claims)
+        return Translation(Outcome.DERIVED, claims)
 
     return rule
 
 
-def judge_gres(value: Any) -> Ruling:
-    return _judge_gpus("gpus_per_node")(value) if parse_word(value).startswith("gpu") else FOR_SCHEDULER
+def translate_gres(value: Any) -> Translation:
+    return _translate_gpus("gpus_per_node")(value) if parse_word(value).startswith("gpu") else FOR_SCHEDULER
 
 
-def judge_strategy(value: Any) -> Ruling:
+def translate_strategy(value: Any) -> Translation:
     """A strategy of Lightning, by its name or its class."""
     text = str(value).lower().removesuffix("strategy").split(".")[-1]
     if stage := re.fullmatch(r"deepspeed_stage_([123])(_offload)?", text):
         claims: dict[str, Any] = {"parallel.strategy": f"zero{stage[1]}"}
-        return _translate({**claims, "parallel.offload": True} if stage[2] else claims)
+        return _accept({**claims, "parallel.offload": True} if stage[2] else claims)
     if text in ("auto", "singledevice", "single_device"):
-        return Ruling(Outcome.KEPT, reason="auto is ddp above one rank")
+        return Translation(Outcome.KEPT, reason="auto is ddp above one rank")
     name = re.sub(r"_(spawn|fork|notebook|find_unused_parameters_(true|false))", "", text)
     if name in STRATEGIES:
-        return _translate({"parallel.strategy": STRATEGIES[name]}, weight=-1)
+        return _accept({"parallel.strategy": STRATEGIES[name]}, priority=-1)
     return _reject("the strategies are ddp, fsdp and deepspeed's stages")
 
 
-def judge_evaluate_every(value: Any) -> Ruling:
+def translate_evaluate_every(value: Any) -> Translation:
     if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-        return _translate({"train.evaluate_every": value})
+        return _accept({"train.evaluate_every": value})
     at_the_end = "the run is evaluated at the end of each epoch"
-    return Ruling(Outcome.KEPT, reason=at_the_end) if value in (1, None, "1", "1.0") else _reject(at_the_end)
+    return Translation(Outcome.KEPT, reason=at_the_end) if value in (1, None, "1", "1.0") else _reject(at_the_end)
 
 
-def judge_betas(value: Any) -> Ruling:
+def translate_betas(value: Any) -> Translation:
     if not isinstance(value, list | tuple) or len(value) != 2:
         return _reject("it must be two numbers, as in [0.9, 0.999]")
     beta1, beta2 = map(parse_number, value)
-    return _translate({"train.beta1": beta1, "train.beta2": beta2})
+    return _accept({"train.beta1": beta1, "train.beta2": beta2})
 
 
-def judge_weight_decay(value: Any) -> Ruling:
+def translate_weight_decay(value: Any) -> Translation:
     """torch decays every parameter; a run file, unless it is set otherwise, matrices alone."""
     claims: dict[str, Any] = {"train.weight_decay": parse_number(value)}
-    return _translate({**claims, "train.decay": "all"} if parse_number(value) else claims)
+    return _accept({**claims, "train.decay": "all"} if parse_number(value) else claims)
 
 
-def judge_epochs(value: Any) -> Ruling:
+def translate_epochs(value: Any) -> Translation:
     if parse_number(value) % 1:  # infinity too
         return _reject("a run has whole epochs; give its length as train.steps")
     if parse_number(value) < 1:
         return _reject("a run has at least one epoch")
-    return _translate({"train.epochs": int(parse_number(value))})
+    return _accept({"train.epochs": int(parse_number(value))})
 
 
-def judge_warmup_steps(value: Any) -> Ruling:
-    """A number of steps or, below 1, a share of the run."""
+def translate_warmup_steps(value: Any) -> Translation:
+    """Translate a number of steps, which takes precedence over a ratio, or below 1 a share of the run."""
     if parse_number(value) == 0:
         return OFF
     if parse_number(value) < 1:
-        return _translate({"train.warmup": parse_number(value)})
-    return _translate({"train.warmup_steps": parse_int(value)}, weight=1)
+        return _accept({"train.warmup": parse_number(value)})
+    return _accept({"train.warmup_steps": parse_int(value)}, priority=1)
 
 
-def judge_fsdp_words(value: Any) -> Ruling:
+def translate_fsdp_words(value: Any) -> Translation:
     """`full_shard auto_wrap offload`, or a list of these words, or true."""
     if is_off(value):
         return OFF
     if value is True:
-        return _translate({"parallel.strategy": "fsdp"}, weight=-1)
+        return _accept({"parallel.strategy": "fsdp"}, priority=-1)
     if not isinstance(value, str | list):
         raise UnreadableValue("words such as 'full_shard auto_wrap'")
     words = value.split() if isinstance(value, str) else [str(part) for part in value]
@@ -168,11 +169,11 @@ def judge_fsdp_words(value: Any) -> Ruling:
     claims: dict[str, Any] = {"parallel.strategy": ways[0]} if ways else {}
     if "offload" in words:
         claims["parallel.offload"] = True
-    return _translate(claims) if claims else _reject("no known word")
+    return _accept(claims) if claims else _reject("no known word")
 
 
 FUNCTIONS: dict[str, Rule] = {
-    "gpus": _judge_gpus("gpus"),
-    "gpus_per_node": _judge_gpus("gpus_per_node"),
-    **{name.removeprefix("judge_"): rule for name, rule in globals().items() if name.startswith("judge_")},
+    "gpus": _translate_gpus("gpus"),
+    "gpus_per_node": _translate_gpus("gpus_per_node"),
+    **{name.removeprefix("translate_"): rule for name, rule in globals().items() if name.startswith("translate_")},
 }

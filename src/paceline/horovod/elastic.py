@@ -135,7 +135,7 @@ class State:
         """Do nothing: hosts change between restarts only."""
 
     def commit(self) -> None:
-        """Save the state; the main rank writes it at most every two seconds and a tenth of the time."""
+        """Save the state; the main rank writes it at most every two seconds, and for a tenth of the time."""
         self.save()
         if self._file is not None and world.rank() == 0 and time.monotonic() >= self._next_write_s:
             began_s = time.monotonic()

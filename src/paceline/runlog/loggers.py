@@ -139,9 +139,9 @@ def _read_ids(file: Path, log: LogFn) -> dict[str, str]:
     if not file.exists():
         return {}
     try:
-        return {name: called for name, called in read_json(file).items() if isinstance(called, str)}
+        return {name: run_id for name, run_id in read_json(file).items() if isinstance(run_id, str)}
     except UserError as error:
-        log(f"warning: {error}; loggers start anew")
+        log(f"warning: {error}; loggers start new runs")
         return {}
 
 

@@ -162,7 +162,7 @@ class RunDir:
     @contextlib.contextmanager
     def lock(self, log: LogFn) -> Iterator[None]:
         """Let only one process train the run; wait a while for the ranks of a killed launcher to end."""
-        self._check_links()
+        self._check_symlinks()
         waiting = f"{self.path} is still being trained by another process; waiting for it to end"
         with contextlib.ExitStack() as held:
             try:
@@ -175,7 +175,7 @@ class RunDir:
                 raise UserError(message, code="not-writable", key=str(self.path)) from None
             yield
 
-    def _check_links(self) -> None:
+    def _check_symlinks(self) -> None:
         """Raise UserError if a folder of the run is a link into another run, which would be written to."""
         for folder in (self.events, self.checkpoints, self.heartbeats, self.kept, self.pictures):
             home = folder.resolve().parent

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.convert.key_tables import TABLES, load_table
-from paceline.convert.rules import Outcome, Ruling, UnreadableValue
+from paceline.convert.rules import Outcome, Translation, UnreadableValue
 
 ODD = (None, True, False, -1, 0, 1, 2.5, float("inf"), float("nan"), "", "0", "auto", "none", "$N", "a:b", [], [1], {})
 
@@ -12,13 +12,16 @@ ODD = (None, True, False, -1, 0, 1, 2.5, float("inf"), float("nan"), "", "0", "a
 def test_every_rule_judges_any_value_or_says_what_it_must_be(name):
     for key, rule in load_table(name).rules.items():
         for value in ODD:
-            ruling = None
+            translation = None
             try:
-                ruling = rule(value)
+                translation = rule(value)
             except UnreadableValue as kind:
                 assert str(kind), key  # noqa: PT017
-            assert ruling is None or isinstance(ruling, Ruling)
-            assert ruling is None or ruling.outcome is not Outcome.NOT_SUPPORTED or ruling.reason, (key, value)
+            assert translation is None or isinstance(translation, Translation)
+            assert translation is None or translation.outcome is not Outcome.NOT_SUPPORTED or translation.reason, (
+                key,
+                value,
+            )
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,6 @@ def test_every_rule_judges_any_value_or_says_what_it_must_be(name):
 )
 def test_a_value_becomes(table, key, value, claims):
     """`claims` of None: it is not supported."""
-    ruling = load_table(table).rule(key)(value)
-    assert (ruling.outcome is Outcome.NOT_SUPPORTED) == (claims is None)
-    assert dict(ruling.claims) == (claims or {})
+    translation = load_table(table).rule(key)(value)
+    assert (translation.outcome is Outcome.NOT_SUPPORTED) == (claims is None)
+    assert dict(translation.claims) == (claims or {})
