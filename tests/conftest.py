@@ -1,7 +1,5 @@
 """What the tests share: a small corpus made once, and a run file on it."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

@@ -4,8 +4,6 @@ A number in a sentence is found again in a table of the same page, or follows fr
 written down here; and what one sentence says, another does not deny.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -4,8 +4,6 @@ A mutation is a function of the target's name and a number, so that each can be 
 What a reader may do with it is to read it, or to refuse it in one line.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import zlib

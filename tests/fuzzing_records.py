@@ -3,8 +3,6 @@
 Of a cache, damage ends in building it again; of what ranks say to each other, in passing it over.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from functools import partial

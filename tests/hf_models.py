@@ -1,7 +1,5 @@
 """Tiny models of the library transformers, drawn and saved on the spot with a tokeniser of their own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

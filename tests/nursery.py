@@ -6,8 +6,6 @@ own code goes on as it would in a new one, with the same pipes, environment, fol
 does not notice: what it gets in place of a `Popen` has the same methods.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import importlib
@@ -51,7 +49,7 @@ class Nursery:
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
         theirs.close()
 
-    def start(self, command: list[str], *, stdin: int, pass_fds: list[int], env: dict[str, str]) -> Child:
+    def start(self, command: list[str], *, stdin: int, pass_fds: list[int], env: dict[str, str]) -> "Child":
         """In place of `subprocess.Popen` of the fork server."""
         assert Path(command[2]).name == "fork_server.py"
         assert command[3:] == [str(descriptor) for descriptor in pass_fds]

@@ -1,7 +1,5 @@
 """Check a plan against its own rows, and against plans for the same question asked in another way."""
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import dataclass, field

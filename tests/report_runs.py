@@ -1,7 +1,5 @@
 """Run folders and measurements made up for the tests of reports: the files are as training writes them."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """Small scripts with a loop of their own, for the tests of `paceline.run`."""
 
-from __future__ import annotations
-
 import gzip
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small collection with known topics, and a fit of it by the plainest EM there is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

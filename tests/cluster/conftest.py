@@ -1,7 +1,5 @@
 """A Slurm for all tests of this folder, and a run on it. `make test-cluster` installs what it takes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,8 +1,6 @@
 """Machines that are network namespaces of this one: a name and an address each, a switch between them, links to shape
 and to cut. Needs root."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What the tests of this folder ask of a run: commands as a user types them, and answers to compare."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

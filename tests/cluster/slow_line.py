@@ -1,7 +1,5 @@
 """A line that takes its time: a tiny model whose steps last as long as the test needs to interrupt them."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

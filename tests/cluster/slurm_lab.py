@@ -4,8 +4,6 @@ Each node is a `slurmd` in a UTS and mount namespace of its own, so that it has 
 are symbolic links to /dev/null. It needs root and the packages slurmctld, slurmd, slurm-client and munge.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Thirty faults, ten in a run, one after the other: nothing is lost, and the answer is that of an undisturbed run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

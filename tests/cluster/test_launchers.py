@@ -1,7 +1,5 @@
 """Two nodes of a real Slurm under srun, torchrun (c10d) and mpirun: every layout has the answer of one rank."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -4,8 +4,6 @@ All of them are forks of this process, which imports once what they need and has
 name ends in "alone", as `paceline measure` would have it.
 """
 
-from __future__ import annotations
-
 import atexit
 import itertools
 import os

@@ -1,7 +1,5 @@
 """A run that is struck again and again, and what must hold each time; in the end it is left in peace."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import json

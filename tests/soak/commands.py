@@ -1,7 +1,5 @@
 """`paceline` as a user starts it, and all processes of it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Faults in running trainings: which there are, when they strike, and what must hold afterwards."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import shutil
