@@ -18,6 +18,7 @@ from paceline import RunResult
 from paceline.runlog.events import read_events, read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
+from results import losses
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 PACELINE = [sys.executable, "-m", "paceline"]
@@ -28,13 +29,16 @@ def outcome(ranks, seconds=600):
     return [rank.returncode for rank in ranks], said
 
 
+def on_two_nodes(folder, *words, **options):
+    """(exit codes, what was said) of the ranks of a command of Paceline's."""
+    with nodes(2, folder) as found:
+        return outcome(found.start_ranks([*PACELINE, *words], **options))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_nodes_have_the_answer_of_one_rank(layout, lm_file, alone, tmp_path):
     words = [f"parallel.{key}={value}" for key, value in LAYOUTS[layout].items()]
-    with nodes(2, tmp_path) as found:
-        codes, said = outcome(
-            found.start_ranks([*PACELINE, "train", str(lm_file), "--out", str(tmp_path / "runs"), *words], each=2)
-        )
+    codes, said = on_two_nodes(tmp_path, "train", str(lm_file), "--out", str(tmp_path / "runs"), *words, each=2)
     assert codes == [0] * 4, said
     run = RunDir(tmp_path / "runs" / "nodes")
     hosts = {event["host"] for rank in range(4) for event in read_events(run.events_file(rank), "start")}
@@ -49,24 +53,19 @@ def test_torchrun_on_two_nodes(lm_file, alone, tmp_path):
         command += ["train", str(lm_file), "--quiet", "--out", str(tmp_path / "runs")]
         codes, said = outcome([found.start(node, command, {"OMP_NUM_THREADS": "1"}) for node in range(2)])
     assert codes == [0, 0], said
-    steps = read_steps(RunDir(tmp_path / "runs" / "nodes").events_file(0))
-    wanted = read_steps(RunDir(alone.path).events_file(0))
-    assert [step["loss"] for step in steps] == pytest.approx([step["loss"] for step in wanted], rel=1e-5)
+    assert losses(tmp_path / "runs" / "nodes") == pytest.approx(losses(alone), rel=1e-5)
 
 
 def test_topics_on_two_nodes(tmp_path):
     counts = tmp_path / "counts.npy"
     np.save(counts, np.random.default_rng(0).poisson(1.0, (60, 40)))
-    command = [*PACELINE, "topics", str(counts), "-k", "3", "--quiet", "--out", str(tmp_path / "runs")]
-    with nodes(2, tmp_path) as found:
-        codes, said = outcome(found.start_ranks(command))
+    codes, said = on_two_nodes(tmp_path, "topics", str(counts), "-k", "3", "--quiet", "--out", str(tmp_path / "runs"))
     assert codes == [0, 0], said
 
 
 def test_check_across_nodes(lm_file, tmp_path):
-    command = [*PACELINE, "check", str(lm_file), "--ranks", "1,2", "--steps", "4", "--out", str(tmp_path / "runs")]
-    with nodes(2, tmp_path) as found:
-        codes, said = outcome(found.start_ranks(command))
+    words = ["check", str(lm_file), "--ranks", "1,2", "--steps", "4", "--out", str(tmp_path / "runs")]
+    codes, said = on_two_nodes(tmp_path, *words)
     assert codes == [0, 0], said
     assert "the answer is the same within 1e-05 over 4 steps" in said[0]
     assert "the answer" not in said[1]
@@ -76,10 +75,8 @@ def test_check_across_nodes(lm_file, tmp_path):
 
 def test_a_run_folder_that_is_not_shared_is_refused_before_the_first_step(lm_file, tmp_path):
     (tmp_path / "runs").mkdir()
-    command = [*PACELINE, "train", str(lm_file), "--quiet", "--out", str(tmp_path / "runs")]
-    with nodes(2, tmp_path) as found:
-        own = {1: f"mount -t tmpfs none {tmp_path / 'runs'}"}
-        codes, said = outcome(found.start_ranks(command, before=own))
+    own = {1: f"mount -t tmpfs none {tmp_path / 'runs'}"}
+    codes, said = on_two_nodes(tmp_path, "train", str(lm_file), "--quiet", "--out", str(tmp_path / "runs"), before=own)
     assert codes == [1, 1]
     assert "rank 1 on node1 does not see" in said[0]
     assert "all ranks must share the run folder" in said[0]
@@ -103,10 +100,9 @@ def test_clocks_that_differ_change_nothing(lm_file, alone, tmp_path, monkeypatch
     """One node is a day behind, the other jumps ahead by an hour in the middle of the run."""
     clock = Path(__file__).parents[1] / "soak" / "jumping_clock"
     monkeypatch.setenv("PYTHONPATH", str(clock), prepend=os.pathsep)
-    words = [*PACELINE, "train", str(lm_file), "--quiet", "--out", str(tmp_path / "runs")]
-    with nodes(2, tmp_path) as found:
-        clocks = {0: "export CLOCK_JUMPS='0 -86400'", 1: "export CLOCK_JUMPS='10 3600'"}
-        codes, said = outcome(found.start_ranks(words, before=clocks))
+    words = ["train", str(lm_file), "--quiet", "--out", str(tmp_path / "runs")]
+    clocks = {0: "export CLOCK_JUMPS='0 -86400'", 1: "export CLOCK_JUMPS='10 3600'"}
+    codes, said = on_two_nodes(tmp_path, *words, before=clocks)
     assert codes == [0, 0], said
     run = RunDir(tmp_path / "runs" / "nodes")
     first, second = ([event["t"] for event in read_events(run.events_file(rank))] for rank in range(2))
@@ -121,9 +117,8 @@ def test_data_are_prepared_once_per_node(lm_file, tmp_path):
     for folder in folders:
         folder.mkdir()
     own = {node: f"mount --bind {disk} {cache}" for node, disk in enumerate(disks)}
-    words = ["--out", str(tmp_path / "runs"), f"data.cache={cache}"]
-    with nodes(2, tmp_path) as found:
-        codes, said = outcome(found.start_ranks([*PACELINE, "train", str(lm_file), *words], each=2, before=own))
+    words = ["train", str(lm_file), "--out", str(tmp_path / "runs"), f"data.cache={cache}"]
+    codes, said = on_two_nodes(tmp_path, *words, each=2, before=own)
     assert codes == [0] * 4, said
     prepared = [sorted(path.name for path in disk.iterdir()) for disk in disks]
     assert prepared[0] == prepared[1] != []
