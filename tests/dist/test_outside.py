@@ -1,6 +1,5 @@
 """Scripts that know nothing of being measured: what is seen of them, what is refused, and that they do not change."""
 
-import difflib
 import os
 import re
 import runpy
@@ -189,15 +188,3 @@ def test_the_programs_of_the_pages_run_before_and_after(scenarios, monkeypatch, 
 
 def accuracy(printed):
     return float(re.findall(r"accuracy (\d\.\d+)", printed)[-1])
-
-
-@pytest.mark.parametrize("origin", ["accelerate", "lightning"])
-def test_the_page_shows_the_lines_that_differ(origin):
-    before, after = ((EXAMPLES / f"{origin}_{when}.py").read_text().splitlines() for when in ("before", "after"))
-    page = (REPOSITORY / "docs" / "moving" / f"{origin}.md").read_text()
-    lines = [line for line in difflib.ndiff(before, after) if line[:1] in "+-" and line[2:].strip()]
-    for line in lines:
-        if "import" not in line and '"""' not in line:
-            assert line[2:].strip() in page, line
-    assert (EXAMPLES / f"{origin}_after.yaml").read_text().strip() in page
-    assert len(page.splitlines()) <= 90
