@@ -95,7 +95,7 @@ def test_our_own_bugs_come_with_the_traceback_of_that_rank():
 @pytest.mark.parametrize("work", [(fail, ("bug", False)), (fail_while_a_peer_is_stuck, ())])
 def test_peers_that_do_not_notice_are_ended(work):
     began_s = time.monotonic()
-    with pytest.raises(RunFailed, match=r"rank 1 failed with (KeyError|ValueError)"):
+    with pytest.raises(RunFailed, match=r"1 .*(KeyError|ValueError)"):
         run_ranks(*work, 2)
     assert time.monotonic() - began_s < QUICK_S
 

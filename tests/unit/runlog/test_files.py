@@ -63,7 +63,7 @@ def test_a_damaged_file_is_a_user_error(tmp_path: Path, content: bytes, why: str
     with pytest.raises(UserError, match="does not exist"):
         read_json(file)
     file.write_bytes(content)
-    with pytest.raises(UserError, match=rf"summary\.json is damaged.*{why}|{why}"):
+    with pytest.raises(UserError, match=why):
         read_json(file)
 
 

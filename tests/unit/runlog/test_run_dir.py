@@ -205,7 +205,7 @@ def test_open_lists_the_newest_when_there_are_many(tmp_path: Path) -> None:
     for number in range(14):
         run = RunDir.claim(tmp_path, f"run{number:02}", build_spec({}))
         os.utime(run.spec_file, (number, number))
-    with pytest.raises(UserError, match=r"run13, run12, .*run04 and 4 older$"):
+    with pytest.raises(UserError, match=r"run13.*run04 and 4 older$"):
         RunDir.open(tmp_path / "x")
 
 
