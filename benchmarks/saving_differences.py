@@ -50,9 +50,7 @@ def main() -> None:
             accuracy = statistics.fmean(found[seed]["accuracy"] - exact[seed]["accuracy"] for seed in asked.seeds)
             within &= holds(mode, loss)
             by_seed = ", ".join(f"{d:+.2%}" for d in each)
-            print(
-                f"{mode:>10}: Difference({loss:.4f}, {most:.4f}, {accuracy:.4f})   loss by seed {by_seed}", flush=True
-            )
+            print(f"{mode:>10}: ({loss:.4f}, {most:.4f}, {accuracy:.4f})   loss by seed {by_seed}", flush=True)
     sys.exit(0 if within else 1)
 
 
