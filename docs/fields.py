@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from paceline.cli.keys import Key, iter_keys
 from paceline.config import Parallel, RunSpec, Train, registry
-from paceline.config.keys import Key, iter_keys
 
 PAGE = Path(__file__).with_name("train.md")
 SECTIONS: dict[str, type[BaseModel]] = {"run": RunSpec, "train": Train, "parallel": Parallel} | {

@@ -6,10 +6,9 @@ import subprocess
 
 import pytest
 
-from paceline.cli.keys import build_completion_script
+from paceline.cli.keys import build_completion_script, list_keys, suggest_key
 from paceline.cli.main import build_parser, list_verbs, main
 from paceline.config import build_spec
-from paceline.config.keys import list_keys, suggest_key
 from paceline.runlog.machine import describe_load
 
 

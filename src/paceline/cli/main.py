@@ -125,7 +125,7 @@ def _take_extra_words(
     if options and options[0] in RENAMED_OPTIONS:
         parser.error(f"unknown argument {options[0]!r}; it is now called {RENAMED_OPTIONS[options[0]]}")
     if options:
-        from paceline.config.keys import suggest_key
+        from paceline.cli.keys import suggest_key
 
         after = words[words.index(options[0]) + 1 :][:1]
         hint = suggest_key(options[0], *after) if takes_words else ""
