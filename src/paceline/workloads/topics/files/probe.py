@@ -31,6 +31,7 @@ from paceline.workloads.topics.files.texts import (
 SMALL_BYTES = 1 << 22
 """Smaller files are read whole, and so much is read of larger ones."""
 SMALL_UNPACKED_BYTES = 1 << 23
+WIDE_ROW_BYTES = 1 << 26  # of a .npy file: a plan does not read even one such row
 PROBED_DOCUMENTS = 2000
 MAX_FILES = 100_000
 GROWTH = 0.5
@@ -61,6 +62,8 @@ def probe_counts(path: Path, options: TextOptions) -> CountsProbe | None:
         if not path.is_file():
             return None
         check_regular(path)
+        if name.endswith(".npy"):
+            return _probe_npy(path)
         if name.endswith(".npz"):
             return _probe_npz(path)
         if name.endswith(".parquet"):
@@ -96,6 +99,12 @@ def _probe_shards(path: Path) -> CountsProbe:
     element = found.row_bytes // found.terms
     sizes = (nonzeros, found.sparse, element, float(found.stored_bytes))
     return CountsProbe(found.documents, found.terms, *sizes, resident=False)
+
+
+def _probe_npy(path: Path) -> CountsProbe | None:
+    shape, _, dtype, _ = disk_counts.read_npy_header(path)
+    wide = len(shape) == 2 and shape[1] * dtype.itemsize > WIDE_ROW_BYTES
+    return _dense(shape, dtype.itemsize, resident=False) if wide else None
 
 
 def _probe_npz(path: Path) -> CountsProbe | None:
