@@ -1,5 +1,6 @@
 """The layers: packages import each other in one direction, and nobody imports a workload."""
 
+import ast
 import importlib.util
 from graphlib import CycleError
 from pathlib import Path
@@ -49,3 +50,12 @@ def test_planted_imports_are_found(layers, tmp_path):
 
 def test_the_picture_of_the_layers_is_that_of_the_imports(layers):
     assert layers.picture() == layers.PICTURE.read_text(encoding="utf-8"), "it is old; run  python docs/layers.py"
+
+
+def test_each_package_names_what_it_imports(layers):
+    graph = layers.graph_of(layers.imports())
+    for folder in sorted(path.parent for path in layers.PACKAGE.glob("*/__init__.py")):
+        about = " ".join((ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "").split())
+        if folder.name not in ("horovod", "tinytopics"):  # interfaces of other libraries
+            wanted = f"Imports {', '.join(sorted(graph.get(folder.name, ())))}."
+            assert about.endswith(wanted), f"{folder.name}/__init__.py must end with: {wanted}"

@@ -1,4 +1,5 @@
-"""The command line: one module per verb or few verbs, and the table of verbs in `main`.
+"""The command line: one table of verbs, and a module per verb.
 
-It may import everything; nothing imports it.
+Imports api, config, convert, data, diagnostics, errors, inference, io, launch, measurement, nn, planner, reports,
+runlog, script, slurm, trainer, trials, workload.
 """

@@ -1,6 +1,6 @@
-"""The run file: sections and keys, the table of workloads, overrides, and which code a run may execute.
+"""The run file: validated, frozen, each value with its origin; the registry of workloads.
 
-May import `io`, `hardware` and `errors`. The names are imported when first used: the registry needs no pydantic.
+Imports errors, hardware, io, lazy.
 """
 
 from paceline.lazy import attach

@@ -1,4 +1,4 @@
-"""The verb `adopt`: convert configurations, job scripts and commands of other tools into a run file.
+"""The verb `adopt`: convert configurations, job scripts and commands of other tools to a run file.
 
-May import config, hardware, io and the DeepSpeed sections of trainer.
+Imports config, errors, hardware, io, layout, trainer.
 """

@@ -1,4 +1,7 @@
-"""What comes when and from where: the order of samples, worker processes, tokenised corpora, users' files."""
+"""Data: the order of samples, workers, tables, images, tokenised corpora and their cache.
+
+Imports config, errors, io, launch, layout, lazy, nn, workload.
+"""
 
 from paceline.lazy import attach
 

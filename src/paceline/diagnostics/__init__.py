@@ -1,4 +1,4 @@
-"""Checks of the verb `doctor`: whether this machine, or every node of a job, is fit to train.
+"""The verb `doctor`: check a machine, or all nodes of a job, for what makes runs fail or slow.
 
-May import everything below the commands; nothing but `paceline.cli` imports it.
+Imports config, data, errors, hardware, io, launch, layout, measurement, planner, runlog, workload.
 """

@@ -1,1 +1,4 @@
-"""Devices with source and date, and clusters made of them."""
+"""Devices with source and date, and clusters made of them.
+
+Imports errors, io.
+"""

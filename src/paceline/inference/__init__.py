@@ -1,1 +1,4 @@
-"""Trained models in use: opened from their run folder, asked for predictions, exported for others."""
+"""Use trained models: open them from run folders, predict, sample and export.
+
+Imports config, data, errors, io, launch, nn, runlog, trainer, workload.
+"""

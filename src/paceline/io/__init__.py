@@ -1,1 +1,4 @@
-"""TODO."""
+"""Read and write files, YAML, tables and text safely.
+
+Imports errors.
+"""

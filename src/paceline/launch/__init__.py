@@ -1,1 +1,4 @@
-"""Starting ranks, or finding out who started them, and bringing them together."""
+"""Start ranks, or detect who started them; process groups, heartbeats and hang diagnosis.
+
+Imports config, errors, io.
+"""

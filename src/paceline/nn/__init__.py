@@ -1,1 +1,4 @@
-"""Pieces of models that several workloads share: attention over packed texts, a loss that never holds all logits."""
+"""Parts of models that several workloads share: attention, losses, metrics.
+
+Imports errors.
+"""

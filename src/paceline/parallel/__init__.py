@@ -1,1 +1,4 @@
-"""Spreading a model over ranks. Models do not know: they are wrapped here, in one place."""
+"""Apply a layout to an untouched model: tensor, pipeline, sharded and replicated data parallelism.
+
+Imports config, errors, execution, launch, layout, nn, runlog, workload.
+"""

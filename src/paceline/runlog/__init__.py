@@ -1,1 +1,4 @@
-"""What a run leaves behind (its folder, its events, its summary) and what it shows while it runs."""
+"""The run folder: events, timers, summary, progress and loggers.
+
+Imports config, errors, io, workload.
+"""

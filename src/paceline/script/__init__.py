@@ -1,4 +1,7 @@
-"""A script that keeps its own loop: `with paceline.run("run.yaml") as run`, or `workload: train.py` in a run file."""
+"""Scripts that keep their own loop: `with paceline.run("run.yaml") as run`, or `workload: train.py`.
+
+Imports api, config, data, errors, execution, io, launch, layout, parallel, runlog, trainer, workload.
+"""
 
 from paceline.config.registry import Traits, WorkloadEntry
 

@@ -1,1 +1,4 @@
-"""Runs as jobs of a scheduler: site files, what Slurm is asked, and the verbs submit, jobs, logs and cancel."""
+"""Runs as Slurm jobs: site files, requests, requeueing; the verbs submit, jobs, logs and cancel.
+
+Imports config, errors, hardware, io, layout, planner, reports, runlog.
+"""

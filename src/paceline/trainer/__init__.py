@@ -1,1 +1,4 @@
-"""Training: the loop, the data order, the optimiser, the checkpoints."""
+"""Training: ranks, the loop, the step, optimisers, checkpoints, evaluation and engines.
+
+Imports config, data, errors, execution, io, launch, layout, nn, parallel, runlog, workload.
+"""

@@ -1,1 +1,4 @@
-"""The verb `sweep`: a run file tried with several values of its keys, and which of them did best."""
+"""Trials: run variants of a spec in separate processes; the verbs `check` and `sweep`.
+
+Imports api, config, data, errors, io, launch, layout, nn, runlog, trainer, workload.
+"""
