@@ -182,7 +182,8 @@ def count_network_bytes(environ: Mapping[str, str], infiniband: Path = INFINIBAN
     counters = psutil.net_io_counters(pernic=True)
     used = [one for name, one in counters.items() if (name in given if given else name != LOOPBACK)]
     words = (file for kind in ("xmit", "rcv") for file in infiniband.glob(f"*/ports/*/counters/port_{kind}_data"))
-    return sum(one.bytes_sent + one.bytes_recv for one in used) + WORD_BYTES * sum(map(_number, words))
+    sent = sum(one.bytes_sent + one.bytes_recv for one in used)
+    return float(sent + WORD_BYTES * sum(map(_number, words)))
 
 
 def _number(file: Path) -> int:
