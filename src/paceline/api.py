@@ -217,6 +217,7 @@ class _Request:
     def _open_run(
         self, spec: RunSpec, layout: Layout, folder: Path | None, log: LogFn, workload: Any = None
     ) -> tuple[RunDir, BaseWorkload]:
+        """Check the request, prepare the data and make the folder, or open the one to resume."""
         how = {"exactly": self.resume_or_start, "changed_code": self.changed_code}
         return open_run(spec, layout, self.out, folder, log, workload, **how)
 

@@ -111,7 +111,7 @@ def add_measure_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retry", action="store_true", help="run rows again that failed before")
     parser.add_argument("--links", action="store_true", help="measure the links between ranks instead of a run")
     parser.add_argument("--steps-by", default="", metavar="ADAM", help="optimizer whose step() ends a training step")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-measure)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="output (runs/NAME-measure)")
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,8 +125,8 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", type=Path, metavar="RUN_FOLDER|MEASURE_FOLDER|TIMES.csv")
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="where to (report)")
-    parser.add_argument("--title", default="", metavar="TEXT", help="of the page")
+    parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="output (report)")
+    parser.add_argument("--title", default="", metavar="TEXT", help="title of the page")
     parser.add_argument("--price", type=float, metavar="USD", help="per device and hour")
 
 
@@ -177,7 +177,7 @@ def add_adopt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--command", dest="line", default="", metavar="'torchrun …'", help="the command that starts it; or after --"
     )
-    parser.add_argument("--out", type=Path, default=Path("run.yaml"), metavar="RUN.yaml", help="where to (run.yaml)")
+    parser.add_argument("--out", type=Path, default=Path("run.yaml"), metavar="RUN.yaml", help="output (run.yaml)")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
@@ -194,7 +194,7 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", metavar="64G", help="of a node")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where runs go (runs, or that of the site file)")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
-    parser.add_argument("--anyway", action="store_true", help="submit what cannot work by the plan")
+    parser.add_argument("--anyway", action="store_true", help="submit even if the plan says it cannot work")
     parser.add_argument("--measure", action="store_true", help="submit  paceline measure, a task for each of --ranks")
     parser.add_argument("--ranks", default="2", metavar="2,4,8", help="with --measure: numbers to compare with 1 (2)")
 
@@ -237,5 +237,5 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retry", action="store_true", help="try trials again that failed before")
     parser.add_argument("--trial", type=int, metavar="K", help="train this trial alone, from 1 on: for a job array")
     parser.add_argument("--show", action="store_true", help="show what is there, and train nothing")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (runs/NAME-sweep)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="output (runs/NAME-sweep)")
     parser.add_argument("--json", action="store_true", help="print sweep.json instead of a table")

@@ -50,6 +50,7 @@ def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
+    """Print the plan, write --page, --out and --emit files; return 1 if nothing fits."""
     from paceline.planner.plan import plan
     from paceline.planner.rows import HourlyRates, Requirements
     from paceline.planner.what_if import parse_what_if

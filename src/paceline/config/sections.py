@@ -142,8 +142,8 @@ class Train(Section):
     )
     momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
     nesterov: bool = field(False, "", "sgd: the momentum looks one step ahead")
-    clip: float = field(1.0, "gradient norm", "global gradient norm is cut to this; 0 does not cut", ge=0)
-    clip_value: float = field(0.0, "gradient", "then each number of it is cut to ± this; 0 does not cut", ge=0)
+    clip: float = field(1.0, "gradient norm", "the global gradient norm is clipped to this; 0 disables", ge=0)
+    clip_value: float = field(0.0, "gradient", "each gradient value is then clipped to ± this; 0 disables", ge=0)
     ema: float | None = field(
         None,
         "per step",
@@ -155,10 +155,12 @@ class Train(Section):
         "fp32", "", "type of the matrix products; tf32 is fp32 where the device has no TF32"
     )
     loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0, le=1e30)] = field(
-        "dynamic", "", "fp16: the loss times this, lest small gradients vanish; dynamic halves it where it overflows"
+        "dynamic",
+        "",
+        "fp16: factor of the loss, against underflow of gradients; dynamic halves it on overflow",
     )
     loss_scale_start: float = field(16384.0, "", "fp16: where a dynamic loss_scale begins", gt=0, le=1e30)
-    loss_scale_window: int = field(1000, "steps", "fp16: without an overflow double a dynamic loss_scale", gt=0)
+    loss_scale_window: int = field(1000, "steps", "fp16: without overflow, after which loss_scale doubles", gt=0)
     nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
     on_oom: Literal["stop", "retry"] = field(
         "stop", "", "out of memory: stop, or resume from the last checkpoint with half the micro-batch"
@@ -182,21 +184,22 @@ class Train(Section):
 
     @field_validator("epochs", "steps", mode="before")
     @classmethod
-    def _added_to_a_run(cls, value: Any, info: ValidationInfo) -> Any:
+    def _reject_relative_length(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject `+2`, which extends an existing run."""
         if isinstance(value, str) and value.startswith("+"):
             adds = f"train.{info.field_name}={value}"
             raise conflict_error(f"{adds} adds to an existing run; type  paceline train --resume RUN_FOLDER {adds}")
         return value
 
     @model_validator(mode="after")
-    def _momentum_to_look_ahead(self) -> Train:
+    def _check_nesterov(self) -> Train:
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             what = f"train.optimizer={self.optimizer}" if self.optimizer != "sgd" else "train.momentum=0"
             raise conflict_error(f"train.nesterov=true is for sgd with momentum, not {what}; drop it")
         return self
 
     @model_validator(mode="after")
-    def _one_length(self) -> Train:
+    def _check_one_length(self) -> Train:
         if self.epochs and self.steps:
             raise conflict_error(
                 f"train.epochs={self.epochs} and train.steps={self.steps} both set the length; drop one"
@@ -224,17 +227,19 @@ class Parallel(Section):
     )
     offload: bool = field(False, "", "zero2, fsdp, hsdp: parameters and optimiser live in host memory")
     reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = field(
-        "exact", "", "how ranks are kept together; all but exact send less and change the answer"
+        "exact", "", "how ranks are synchronised; all but exact send less and change the answer"
     )
     local_steps: int = field(8, "steps", "local_sgd, diloco: steps a rank makes alone before models are joined", gt=1)
     wrap: Literal["layers"] | Annotated[int, Field(gt=0)] = field(
         "layers", "parameters", "zero2, fsdp, hsdp: what is gathered together: a layer, or modules of at least so many"
     )
-    engine: Literal["torch", "deepspeed", "accelerate"] = field("torch", "", "who wraps the model and updates it")
+    engine: Literal["torch", "deepspeed", "accelerate"] = field("torch", "", "library that wraps the model")
     engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
     device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
     backend: Literal["auto", "nccl", "gloo", "mpi"] = field(
-        "auto", "", "what carries messages: auto is nccl for CUDA devices, gloo for CPUs; by gloo ranks can share a GPU"
+        "auto",
+        "",
+        "what carries messages: auto is nccl for CUDA devices, gloo for CPUs; gloo lets ranks share a GPU",
     )
     threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
     timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)

@@ -302,7 +302,7 @@ def parse_options(
         position += 1
         if text == "--" and not loose:
             return found, words[position:], unknown
-        if not text.startswith("-") or text == "-" or _is_number(text):
+        if not text.startswith("-") or text == "-" or _is_negative_number(text):
             if loose:
                 rest.append(text)
             elif is_unknown(text) and not text.endswith(".py") and _starts_something(words[position:]):
@@ -332,7 +332,7 @@ def _parse_option(text: str, following: list[str], table: KeyTable) -> tuple[str
     key = table.aliases.get(short, short.replace("-", "_"))
     if equals:
         return key, value, 0
-    if key in table.flags or not following or (following[0].startswith("-") and not _is_number(following[0])):
+    if key in table.flags or not following or (following[0].startswith("-") and not _is_negative_number(following[0])):
         return key, True, 0
     if table.rule(key) is None and following[0].endswith(".py"):
         return key, True, 0
@@ -348,7 +348,7 @@ def _starts_something(words: Sequence[str]) -> bool:
     return _find_program(words) is not None or any(word.endswith(".py") for word in words)
 
 
-def _is_number(text: str) -> bool:
+def _is_negative_number(text: str) -> bool:
     return re.fullmatch(r"-\d+(\.\d*)?(e-?\d+)?", text) is not None
 
 

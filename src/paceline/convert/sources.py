@@ -15,6 +15,7 @@ from paceline.convert.key_tables import KeyTable
 from paceline.convert.rules import Translation
 from paceline.errors import UserError, did_you_mean
 from paceline.io.safe_open import open_regular
+from paceline.io.safe_yaml import YamlLimitError, check_size
 
 MAX_BYTES = 1 << 20
 """Of a configuration; a larger file is data."""
@@ -108,9 +109,12 @@ def parse_yaml(text: str, name: str) -> Any:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
+        check_size(node)
         if node is not None:
             _check_unique(node, name)
         return loader.construct_document(node) if node else None
+    except YamlLimitError as error:
+        raise UserError(f"{name} {error}", code="unreadable") from None
     except RecursionError:
         raise UserError(f"{name} is nested too deeply", code="unreadable") from None
     finally:

@@ -75,11 +75,13 @@ class ArrowTable:
         return list(self.dataset.schema.names)
 
     def iter_batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        return self._translated(lambda: self.dataset.to_batches(columns=list(columns), batch_size=rows))
+        return self._iter_with_user_errors(lambda: self.dataset.to_batches(columns=list(columns), batch_size=rows))
 
     def iter_first(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        """Yield the first rows, so many or a few more, without a scanner, which would read far ahead."""
-        return self._translated(lambda: [batch.slice(0, rows).select(list(columns)) for batch in self._first(rows)])
+        """Yield `rows` or a few more, without a scanner, which would read far ahead."""
+        return self._iter_with_user_errors(
+            lambda: [batch.slice(0, rows).select(list(columns)) for batch in self._read_first_batches(rows)]
+        )
 
     def count_rows(self) -> float:
         """Return the number of rows, of a text file an estimate from its beginning."""
@@ -88,7 +90,7 @@ class ArrowTable:
         text, scale = read_beginning(self.path, HEAD_BYTES)
         return max(1, text.count(b"\n") - 1) * scale
 
-    def _translated(self, batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    def _iter_with_user_errors(self, batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         import pyarrow
 
         try:
@@ -96,7 +98,8 @@ class ArrowTable:
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{self.path}: {_first_line(error)}", code="unreadable") from None
 
-    def _first(self, rows: int) -> Iterable[Any]:
+    def _read_first_batches(self, rows: int) -> Iterable[Any]:
+        """Read the beginning of the file; a batch of Arrow IPC may have more than `rows`."""
         import pyarrow
 
         if self.kind in ("csv", "tsv"):

@@ -82,7 +82,7 @@ class ElasticSampler(Sampler[int]):
         self.since = state["since"]
 
     def reset(self) -> None:
-        """Divide the rest over the current ranks; the first few repeat if it does not divide evenly."""
+        """Divide the unprocessed samples over the current ranks; the first few repeat if it does not divide evenly."""
         ranks = world.size()
         indices = list(range(len(self.dataset)))
         if self.shuffle:

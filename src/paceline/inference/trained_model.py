@@ -54,7 +54,7 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Pred
         values = [Path(word) if _is_file(word) else word for word in words]
         return PredictInputs(values, [{"input": str(word)} for word in words])
     if len(words) > 1:
-        raise UserError(f"{tables[0]!r} is a table; give it alone", code="conflict", key="inputs")
+        raise UserError(f"{tables[0]!r} is a table; give no other input", code="conflict", key="inputs")
     path = Path(tables[0])
     if not path.exists():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -289,7 +289,7 @@ def check_predicts(folder: RunDir, workload: Workload) -> None:
 def _no_prediction_error(folder: RunDir, spec: RunSpec) -> UserError:
     verbs = [f"paceline {verb} {folder.path} …" for verb in find_entry(spec.workload).verbs]
     hint = f"; use  {' or  '.join(verbs)}" if verbs else ""
-    message = f"{folder.path} is a run of {spec.workload}, which predicts nothing of new inputs{hint}"
+    message = f"{folder.path} is a run of {spec.workload}, which cannot predict on new inputs{hint}"
     return UserError(message, code="not-supported")
 
 

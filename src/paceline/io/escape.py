@@ -43,7 +43,7 @@ def escape_values(value: Any) -> Any:
     if isinstance(value, str):
         return escape_hidden(value)
     if isinstance(value, dict):
-        return {escape_values(key): escape_values(inner) for key, inner in value.items()}
+        return {escape_hidden(key) if isinstance(key, str) else key: escape_values(v) for key, v in value.items()}
     return [escape_values(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 

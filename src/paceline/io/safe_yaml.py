@@ -67,12 +67,17 @@ def load_yaml(text: str, inspect: Callable[[Any], None] = lambda node: None) -> 
     loader = SafeYamlLoader(text)
     try:
         node = loader.get_single_node()
-        if _count_values(node, {}) > MAX_VALUES:
-            raise YamlLimitError(f"has more than {MAX_VALUES:,} values once its aliases are followed")
+        check_size(node)
         inspect(node)
         return loader.construct_document(node) if node else None
     except RecursionError:
         raise YamlLimitError("is nested too deeply") from None
+
+
+def check_size(node: Any) -> None:
+    """Raise YamlLimitError if a document expands to too many values."""
+    if _count_values(node, {}) > MAX_VALUES:
+        raise YamlLimitError(f"has more than {MAX_VALUES:,} values once its aliases are followed")
 
 
 def _count_values(node: Any, counted: dict[int, int]) -> int:

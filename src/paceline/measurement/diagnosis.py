@@ -78,7 +78,7 @@ def split_lost_time(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict
         Cause.COMMUNICATION: parts.travelling_s,
         Cause.SLOW_RANK: slow_s,
         Cause.INPUT: parts.data_s - base.parts.data_s * scale if row is not base else parts.data_s,
-        _find_compute_cause(row, cores): compute - base.parts.compute_s * scale,
+        _explain_lost_compute(row, cores): compute - base.parts.compute_s * scale,
     }
 
 
@@ -98,7 +98,8 @@ def _diagnose_row(row: MeasuredRow, base: MeasuredRow, cores: int) -> Diagnosis:
     return Diagnosis(row, base, cause, share, cores)
 
 
-def _find_compute_cause(row: MeasuredRow, cores: int) -> Cause:
+def _explain_lost_compute(row: MeasuredRow, cores: int) -> Cause:
+    """Return why compute did not shrink with the ranks."""
     threads, batch = row.resources.threads, row.batch.global_batch
     if row.resources.device_ranks > 1:
         return Cause.SHARED_DEVICE
@@ -279,7 +280,7 @@ def _advise_on_workers(found: Diagnosis) -> str:
     row, more = found.row, suggest_workers(found.row, found.cores)
     took = f"one process takes {duration(row.resources.load_s or 0.0)} for the samples of a step"
     if more is None:
-        return f"{took}, and more have no cores: make an item cheaper"
+        return f"{took}, and there are no cores for more: make samples cheaper"
     best = duration(more.step_s)
     return f"type  data.workers={more.workers}  (now {row.resources.workers}): {took}, which would take {best} at best"
 
@@ -287,6 +288,7 @@ def _advise_on_workers(found: Diagnosis) -> str:
 def describe_verdict(
     rows: Sequence[MeasuredRow | FailedRow], findings: Sequence[Finding], laws: Sequence[LawFit]
 ) -> list[str]:
+    """Return the verdict as sentences: which row to take, why, and what more ranks would reach."""
     base = find_reference(rows)
     if base is None or decide_ranks(rows) is None:
         return [NOTHING_MEASURED]
@@ -343,7 +345,7 @@ def _plural_ending(row: TimedRow) -> str:
 def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[LawFit]) -> str:
     counts = {row.ranks for row in drop_failed(rows)}
     if not laws and len(counts) < LEAST_COUNTS:
-        return f"Beyond: a law of scaling takes {LEAST_COUNTS} numbers of ranks or more; {len(counts)} measured."
+        return f"Extrapolation: a scaling law needs {LEAST_COUNTS} numbers of ranks or more; {len(counts)} measured."
     if not laws:
         return "Beyond: no law of scaling goes through what was measured, so none is extended."
     law = laws[-1]
@@ -352,7 +354,7 @@ def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[
         return f"Beyond: more than {law.curve[-1].ranks} ranks would share the cores of this machine."
     band = f"{number(point.low, 3)} to {number(point.high, 3)}×"
     band = band if point.high > point.low * 1.005 else f"{number(point.speedup, 3)}×"
-    end = f"; no number passes {number(law.ceiling_high, 3)}×" if law.ceiling_high else ""
+    end = f"; the speed-up never exceeds {number(law.ceiling_high, 3)}×" if law.ceiling_high else ""
     return f"Beyond: {point.ranks} ranks would reach {band} by the law of {law.name}{end}."
 
 

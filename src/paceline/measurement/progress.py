@@ -69,9 +69,9 @@ class UsageSampler:
         found = {"cpu_share": psutil.cpu_percent() / 100}
         if sent is not None and self._sent is not None:
             found["sent_bytes_s"] = max(0.0, self._sent.bytes_sent - sent.bytes_sent) / self._every_s
-        return found | self._of_devices()
+        return found | self._sample_devices()
 
-    def _of_devices(self) -> dict[str, float]:
+    def _sample_devices(self) -> dict[str, float]:
         shares, used = [], []
         for device in self._devices:
             with suppress(self._nvml.NVMLError):

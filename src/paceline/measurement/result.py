@@ -99,6 +99,7 @@ def group_step_terms(time: Any) -> dict[str, float]:
 
 
 def _build_planned_row(row: MeasuredRow, found: Any, speedup: float | None, calibrated: bool) -> PlannedRow:
+    """Put the planned terms beside a measured row, and name the term that is off most."""
     time, memory, on_cores = found.time, found.memory, found.where.cluster.device.synchronous
     terms = group_step_terms(time)
     differences = {name: getattr(row.parts, name) - value for name, value in terms.items()}

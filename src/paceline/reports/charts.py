@@ -172,7 +172,7 @@ def _chart_memory(contents: ReportContents) -> Chart:
     labelled = zip(*_label_rows(contents.layouts), strict=True)
     known = [(label, row.loads, plan) for label, row, plan in labelled if row.loads.peak_bytes_per_rank]
     planned = [None if plan is None else round_digits(plan.memory_bytes / 1e6) for _, _, plan in known]
-    caption = "Most memory that any rank held: of its device, or of its process on CPU cores."
+    caption = "Peak memory of any rank: of its device, or of its process on CPU cores."
     if any(planned):
         caption += " The mark is what was planned."
     data = {
@@ -196,7 +196,7 @@ def _chart_links(contents: ReportContents) -> Chart:
     ]
     caption = "Bits per second through one link, by the size of the message. Small messages are all latency."
     files = [source for measured in contents.links for source in measured.sources]
-    return Chart("links", "What a link carries", caption, {"lines": lines}, files, tall=True)
+    return Chart("links", "Link bandwidth", caption, {"lines": lines}, files, tall=True)
 
 
 MAX_CURVE_RUNS = 12  # of more, evaluations alone

@@ -78,10 +78,13 @@ def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
     return found
 
 
+MAX_DEVICES = 10**9
+
+
 def _parse_row(path: Path, number: int, row: list[str], count: int, time: int) -> TimesLine:
     try:
         found = TimesLine(int(row[count]), float(row[time]), number)
-        if found.devices < 1 or not 0 < found.seconds < math.inf:
+        if not 1 <= found.devices <= MAX_DEVICES or not 0 < found.seconds < math.inf:
             raise ValueError
     except (ValueError, IndexError):
         given = ",".join(row)[:60]

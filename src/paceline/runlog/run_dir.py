@@ -213,7 +213,7 @@ class RunDir:
         """Return the spec that the run started or was extended with.
 
         This executes the run's own code: that of a run from elsewhere must be trusted. `code` is a file with the
-        workload class, instead of the one it was trained from; who names it has read it.
+        workload class, instead of the one it was trained from; whoever passes it has reviewed it.
         """
         values, origins = self._read_spec()
         if code is not None:
@@ -248,11 +248,11 @@ class RunDir:
         def read_comments(node: yaml.Node) -> None:
             origins.update(_read_comment_origins(node, "", text.split("\n")))
 
-        recorded = os.path.isfile(self.origins_file)
+        origins_read = self._read_origins()
         problem = "damaged: it holds no sections"
         try:
             text = read_yaml_text(self.spec_file)
-            values = load_yaml(text) if recorded else load_yaml(text, read_comments)
+            values = load_yaml(text, read_comments) if origins_read is None else load_yaml(text)
         except OSError as error:
             message = f"{self.spec_file} cannot be read: {error.strerror}"
             raise UserError(message, code="unreadable", key=str(self.spec_file)) from None
@@ -261,9 +261,17 @@ class RunDir:
             values, problem = None, f"damaged{f' at line {mark.line + 1}' if mark else ''}: it is not YAML"
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is {problem}", code="damaged", key=str(self.spec_file))
-        if recorded:
-            origins = {key: origin for key, origin in read_json(self.origins_file).items() if isinstance(origin, str)}
+        origins = origins if origins_read is None else origins_read
         return rename_old_keys(values), {RENAMED_KEYS.get(key, key): origin for key, origin in origins.items()}
+
+    def _read_origins(self) -> dict[str, str] | None:
+        """Return where values came from; None for a folder of an older version, or a damaged file."""
+        if not os.path.isfile(self.origins_file):
+            return None
+        try:
+            return {key: origin for key, origin in read_json(self.origins_file).items() if isinstance(origin, str)}
+        except UserError:
+            return None
 
 
 def find_recorded_spec(words: Sequence[str]) -> RunSpec | None:

@@ -71,7 +71,7 @@ class RankRunFactory:
         known = {key: value for key, value, *_ in self.spec.fields()}
         ignored = [f"{key}={value}" for key, value in overrides.items() if str(known.get(key)) != str(value)]
         if ignored and self.show and self.rank_info.rank == 0:
-            log_line(f"ignored in paceline.run: {', '.join(ignored)}; the run file and command line count")
+            log_line(f"ignored in paceline.run: {', '.join(ignored)}; the run file and command line take precedence")
 
     @contextmanager
     def open(self) -> Iterator[ScriptRun]:
@@ -252,6 +252,7 @@ class RankRun(ScriptRun):
         return take_share(dataset, self.rank, self.ranks, equal=not layout.plain and layout.strategy != "zero1")
 
     def keep(self, **things: Stateful) -> None:
+        """Save these objects with every checkpoint, and restore them on resume."""
         if self._loop is not None:
             raise build_misuse_error("run.keep", "late")
         for name, thing in things.items():

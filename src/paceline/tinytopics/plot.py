@@ -43,7 +43,7 @@ def plot_loss(
 ) -> None:
     """Plot the loss of every epoch."""
     figure, axes = plt.subplots(figsize=figsize, dpi=dpi)
-    axes.plot(losses, color=color_palette if isinstance(color_palette, str) else _colours(color_palette, 1)[0])
+    axes.plot(losses, color=color_palette if isinstance(color_palette, str) else _choose_colours(color_palette, 1)[0])
     axes.set(title=title, xlabel="Epochs", ylabel="Loss")
     _show(figure, output_file, dpi)
 
@@ -68,7 +68,7 @@ def plot_structure(
     bars = average_neighbours(shares, np.arange(documents), math.ceil(figsize[0] * dpi))
     edges, tops = np.linspace(0, documents, len(bars) + 1), np.cumsum(bars, axis=1)
     figure, axes = plt.subplots(figsize=figsize, dpi=dpi)
-    for topic, colour in enumerate(_colours(color_palette, topics)):
+    for topic, colour in enumerate(_choose_colours(color_palette, topics)):
         below = tops[:, topic] - bars[:, topic]
         axes.stairs(tops[:, topic], edges, baseline=below, fill=True, color=colour)
     axes.set(title=title, xlabel="Documents (sorted)", ylabel="Topic Proportions", xlim=(0, documents), ylim=(0, 1))
@@ -96,7 +96,7 @@ def plot_top_terms(
     figure, grid = plt.subplots(
         *_grid(len(shares), nrows, ncols), figsize=figsize, dpi=dpi, layout="constrained", squeeze=False
     )
-    for topic, colour in enumerate(_colours(color_palette, len(shares))):
+    for topic, colour in enumerate(_choose_colours(color_palette, len(shares))):
         axes, places = grid.flat[topic], np.arange(top.shape[1])[::-1]
         axes.barh(places, shares[topic, top[topic]], color=colour)
         axes.set_yticks(places, [escape_hidden(str(name)) for name in names[topic]])
@@ -113,7 +113,7 @@ def _grid(charts: int, rows: int | None, columns: int | None) -> tuple[int, int]
     return rows or -(-charts // columns), columns
 
 
-def _colours(palette: Palette, count: int) -> list[Any]:
+def _choose_colours(palette: Palette, count: int) -> list[Any]:
     """Return the given colours, repeated if they are fewer; a single one is for the loss alone."""
     if palette is None or isinstance(palette, str):
         scale = scale_color_tinytopics(count)

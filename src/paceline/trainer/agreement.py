@@ -65,7 +65,8 @@ def _find_code(spec: RunSpec) -> dict[str, Path]:
     found = find_user_files(spec)
     for folder in {file.resolve().parent for file in found.values() if file.suffix == ".py"}:
         for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if file and Path(file).is_relative_to(folder) and not Path(file).is_relative_to(sys.prefix):
-                found.setdefault(str(Path(file).relative_to(folder)), Path(file))
+            file = Path(getattr(module, "__file__", None) or "")
+            own = file.suffix == ".py" and file.is_relative_to(folder) and "site-packages" not in file.parts
+            if own and not file.is_relative_to(sys.prefix) and file.is_file():
+                found.setdefault(str(file.relative_to(folder)), file)
     return found

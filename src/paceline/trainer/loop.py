@@ -341,8 +341,8 @@ class FitJob(Job):
         return "the passes so far stay as they are"
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        restore_checkpoint(checkpoint, self.passes.room(checkpoint.meta["fit"]))
-        self.passes.restored(checkpoint.meta["fit"])
+        restore_checkpoint(checkpoint, self.passes.allocate_state(checkpoint.meta["fit"]))
+        self.passes.load_state(checkpoint.meta["fit"])
         self.step, self.evaluation = checkpoint.step, checkpoint.meta["evaluation"]
 
     def run(self) -> RunStatus:

@@ -54,14 +54,14 @@ class Passes(Protocol):
         """Return what resuming needs, by name; "model" holds the result."""
         ...
 
-    def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def allocate_state(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Return tensors of these names and shapes, to read into what was saved beside `meta`."""
         ...
 
     def meta(self) -> dict[str, Any]: ...
 
-    def restored(self, meta: Mapping[str, Any]) -> None:
-        """Called once `room` holds what was saved."""
+    def load_state(self, meta: Mapping[str, Any]) -> None:
+        """Take over the saved state, once it was read into the tensors of `allocate_state`."""
         ...
 
     def equations(self, ranks: int) -> list[str]: ...

@@ -96,8 +96,9 @@ def _check_same_length(run: RunDir, sealed: Mapping[str, Any], step: int) -> Non
     before_key, before = sealed.get("length", [key, now])
     if (before_key, before) == (key, now):
         return
-    extended = [e["before"] for e in read_events(run.events_file(0), "extend") if (e["key"], e["now"]) == (key, now)]
-    if before_key != key or not extended or extended[-1] < before:
+    events = read_events(run.events_file(0), "extend")
+    extended = [event.get("before") for event in events if (event.get("key"), event.get("now")) == (key, now)]
+    if before_key != key or not extended or not isinstance(extended[-1], int) or extended[-1] < before:
         line = f"paceline train --resume {shlex.quote(str(run.path))} {before_key}=+2"
         saved = f"the checkpoint of step {step} was made with {before_key}={before}"
         reason = f"{run.spec_file} says {key}={now}, but {saved}; put it back and, to train for longer, type  {line}"

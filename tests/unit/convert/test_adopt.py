@@ -21,6 +21,7 @@ ZERO = {
 
 
 BATCH = "train.global_batch"
+LISTS = "".join(f"l{n}: &l{n} [*l{n - 1}, *l{n - 1}, *l{n - 1}]\n" for n in range(1, 40))
 ALIASES = "\n".join(
     ["num_processes: 2", "l0: &l0 {a: 1, b: 1}"]
     + [f"l{n}: &l{n} {{a: *l{n - 1}, b: *l{n - 1}, c: *l{n - 1}}}" for n in range(1, 40)]
@@ -165,6 +166,7 @@ def test_a_command_is_given_as_one_word_or_after_two_dashes(write, tmp_path, how
         ("a.sh", "#!/bin/bash\n#SBATCH --gres=gpu:2\ntorchrun --nproc_per_node=4 a.py\n", "conflict"),
         ("a.json", "x" * (1 << 20) + "y", "unreadable"),
         ("a.yaml", ALIASES, "unreadable"),
+        ("a.yaml", "num_processes: 2\nl0: &l0 [x, y]\n" + LISTS, "unreadable"),
     ],
 )
 def test_a_bad_file_is_one_line(write, name, content, code):

@@ -108,7 +108,7 @@ def test_own_code_that_is_gone_is_run_from_its_copy_only_when_named(circle_run, 
     [
         (("missing.csv",), "there is no file 'missing.csv'"),
         (("TABLE", "--column", "txt"), "no column 'txt', did you mean 'text'?"),
-        (("TABLE", "more"), "is a table; give it alone"),
+        (("TABLE", "more"), "is a table; give no"),
         (("TABLE", "--out", "x.xls"), "x.csv"),
         (("a text", "--out", "masks"), "masks.csv"),
         (("TABLE", "--out", "no/x.csv"), "there is no folder 'no'; make it with  mkdir -p no"),

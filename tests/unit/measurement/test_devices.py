@@ -162,7 +162,7 @@ def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(progress, "load_nvml", FakeNvml)
     taken = UsageSampler(ranks=2)
-    assert taken._of_devices() == {"device_share": 0.8, "device_bytes": 2e9}
+    assert taken._sample_devices() == {"device_share": 0.8, "device_bytes": 2e9}
     taken._samples = [(t, {"device_share": s, "device_bytes": b}) for t, s, b in ((1, 0, 9), (2, 0.5, 3), (3, 1, 2))]
     assert taken.between(2, 3) == {"device_share": 0.75, "device_bytes": 3}
     assert taken.between(4, 5) == {}
@@ -176,7 +176,7 @@ def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch)
 
 def test_without_a_driver_there_are_no_devices(monkeypatch):
     monkeypatch.setattr(progress, "load_nvml", lambda: None)
-    assert UsageSampler()._of_devices() == {}
+    assert UsageSampler()._sample_devices() == {}
 
 
 def test_the_table_of_devices_fits_the_terminal():

@@ -299,6 +299,7 @@ def test_each_mistake_is_one_line(tmp_path, capsys, measured):
         ("devices,seconds\n2,3\n", "missing-value"),
         ("devices,seconds\n1,0\n", "invalid-data"),
         ("1\n", "invalid-data"),
+        ("devices,seconds\n1,19\n1" + "0" * 400 + ",3\n", "invalid-data"),
     ],
 )
 def test_tables_that_cannot_be_read(tmp_path, text, code):

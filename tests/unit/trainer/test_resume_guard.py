@@ -7,6 +7,7 @@ import pytest
 from paceline import resume, train, trust
 from paceline.config import build_spec
 from paceline.errors import UserError
+from paceline.runlog.run_dir import RunDir
 from paceline.trainer.resume_guard import collect_determining_values, find_user_files, list_workload_files
 
 OWN = """
@@ -86,6 +87,15 @@ def test_a_length_that_was_edited_is_named(run):
     assert resume(run, {"train.steps": "+2"}, show=False).summary.trained.steps == 4
     edit(run, "steps: 4 ", "steps: 9 ")  # it was extended once, but not to this
     assert_conflict("train.steps", run)
+    with (run / "events" / "rank0.jsonl").open("a") as events:  # what a stranger may have written
+        events.write('{"kind":"extend"}\n{"kind":"extend","key":"train.steps","now":9,"before":"x"}\n')
+    assert_conflict("train.steps", run)
+
+
+def test_damaged_origins_fall_back_to_the_comments(run):
+    edit(run, "lr: 0.1 ", "lr: 0.1  # typed #")
+    (run / "spec_origins.json").write_text('{"x')
+    assert RunDir(run).recorded_spec().origin("train.lr").startswith("typed")
 
 
 def test_changed_code_is_named_and_goes_on_if_it_is_meant(run, capsys):

@@ -111,6 +111,7 @@ def parse_tokenizer(serialised: str) -> Tokenizer:
 
 
 def restore_tokenizer(serialised: str) -> Tokenizer:
+    """Parse a tokenizer that treats special tokens spelled in a text as plain text."""
     tokenizer = parse_tokenizer(serialised)
     tokenizer.encode_special_tokens = True  # a text that spells [MASK] is text
     return tokenizer

@@ -110,7 +110,7 @@ def price_step(
     blocks: tuple[BlockShape, ...], placement: Placement, cluster: Cluster, numbers: DtypeSizes, physics: Physics
 ) -> StepTime:
     """Price one optimiser step of a model (its blocks: first, repeated, last) under a layout on a cluster."""
-    return _Step(blocks, placement, cluster, numbers, physics).time()
+    return _Step(blocks, placement, cluster, numbers, physics).price()
 
 
 @dataclass(frozen=True)
@@ -160,20 +160,23 @@ class _Step:
         """Per pass, where each layer has its own."""
         return max(b.repeat for b in self.blocks) / self.placement.pipeline + 2
 
-    def time(self) -> StepTime:
+    def price(self) -> StepTime:
+        """Add up the terms of one optimiser step."""
         placement, physics = self.placement, self.physics
         stages, passes = placement.pipeline, placement.accumulate
         stage = self._stage()
-        each, once = self._sharded(stage) if placement.zero == 3 else (_Travel(), self._reduced(stage.backward_s))
+        per_pass, per_step = (
+            self._sharded(stage) if placement.zero == 3 else (_Travel(), self._reduced(stage.backward_s))
+        )
         bubble_s = (stages - 1) * (stage.mean_compute_s + stage.travel.exposed_s) / placement.chunks
         bubble_s *= ZERO_BUBBLE if placement.schedule == "zero_bubble" else 1.0
-        exposed = passes * (stage.travel.exposed_s + each.exposed_s) + once.exposed_s
+        exposed = passes * (stage.travel.exposed_s + per_pass.exposed_s) + per_step.exposed_s
         busy_s = passes * stage.compute_s + exposed + bubble_s
         owned = self.local_trained / (placement.shards if placement.zero else 1)
         on_device = placement.offload == "none"
         return StepTime(
             compute_s=passes * stage.compute_s,
-            comm_s=passes * (stage.travel.flight_s + each.flight_s) + once.flight_s,
+            comm_s=passes * (stage.travel.flight_s + per_pass.flight_s) + per_step.flight_s,
             exposed_s=exposed,
             bubble_s=bubble_s,
             update_s=optimizer_s(owned, self.cluster.device, self.numbers, physics) if on_device else 0.0,

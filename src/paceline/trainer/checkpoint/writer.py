@@ -105,7 +105,7 @@ class CheckpointWriter:
             bytes_needed = sum(self._on_all(lambda: self._staging.bytes_share))
             self._on_first(lambda: self._prepare(writing))
             files: dict[str, Any] = {}
-            for written in self._on_all(lambda: self._write_own(writing)):
+            for written in self._on_all(lambda: self._write_rank_files(writing)):
                 files |= written
             if self._one_file:
                 files = self._on_first(lambda: _join_files(writing, files, step))
@@ -130,7 +130,8 @@ class CheckpointWriter:
             self._folder.mkdir()
         writing.mkdir()
 
-    def _write_own(self, writing: Path) -> dict[str, Any]:
+    def _write_rank_files(self, writing: Path) -> dict[str, Any]:
+        """Write this rank's DCP files, together with all ranks; return their sizes and checksums by name."""
         from paceline.trainer.checkpoint import dcp_files
 
         dcp_files.write_dcp(self._staging, writing, self._group)

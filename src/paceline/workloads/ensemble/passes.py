@@ -290,10 +290,10 @@ class EnsemblePasses:
     def meta(self) -> dict[str, Any]:
         return {"done": self.done}
 
-    def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def allocate_state(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         return {"model": {"weights": torch.zeros(len(self.request.names), dtype=torch.float64)}}
 
-    def restored(self, meta: Mapping[str, Any]) -> None:
+    def load_state(self, meta: Mapping[str, Any]) -> None:
         self.done = int(meta["done"])
 
     def equations(self, ranks: int) -> list[str]:

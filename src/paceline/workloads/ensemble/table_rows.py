@@ -143,7 +143,7 @@ def drop_seen_rows(rows: RowSet, runs: list[Path], log: LogFn) -> RowSet:
             )
         seen |= found
     if seen.any():
-        log(f"  {seen.sum():,} of the {len(rows):,} rows are left out: members learned from the same")
+        log(f"  {seen.sum():,} of the {len(rows):,} rows are left out: members were trained on them")
     return rows.select(~seen)
 
 

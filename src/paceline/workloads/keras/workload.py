@@ -65,6 +65,7 @@ class KerasWorkload(Workload):
         reject_for_keras(self.spec, layout)
 
     def prepare(self, log: LogFn) -> None:
+        """Try model, loss and metrics on two samples before ranks start; report an optimiser, which is not used."""
         samples, module = cast(KeyedSamples, self.data("train")), self.model()
         few = np.arange(min(2, len(samples)))
         with torch.no_grad(), guard_model_call():

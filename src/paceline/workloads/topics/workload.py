@@ -189,7 +189,7 @@ class TopicPasses:
         done = {"final_loss": self.final_loss if self.end else None, "seconds": self.seconds}
         return done | {name: getattr(self.fit, name) for name in SAVED}
 
-    def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def allocate_state(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         L = torch.empty(len(self.problem.per_document), self.k, device=self.problem.device)
         Ft = torch.empty(self.counts.terms, self.k, device=self.problem.device)
         self._fit = self.problem.resume_at(L, Ft, self.options)
@@ -198,7 +198,7 @@ class TopicPasses:
         self._fit.Ft_earlier = Ft.clone()
         return {name: room for name, room in self.tensors().items() if name != "earlier" or "drift" in meta}
 
-    def restored(self, meta: Mapping[str, Any]) -> None:
+    def load_state(self, meta: Mapping[str, Any]) -> None:
         self.final_loss, self.seconds = meta["final_loss"] or math.nan, meta["seconds"]
         for name in (name for name in SAVED if name in meta):
             setattr(self.fit, name, meta[name])

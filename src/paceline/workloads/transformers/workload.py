@@ -57,7 +57,7 @@ def pad_texts(
 ) -> PaddedTexts:
     """Pad to the longest text, and at least to `shape`; rows that are added do not count.
 
-    An added row shows one token, because attention over nothing is not a number.
+    An added row shows one token, because fully masked attention gives NaN.
     """
     rows, longest = max(len(texts), shape[0]), max(max(map(len, texts), default=1), shape[1])
     tokens_BS = np.full((rows, longest), pad, np.int64)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEQ, LESS, MEMBER = 0, 1, 6
 """Comparisons of the operator, by its numbers."""
 OPSETS = {"": 18, "ai.onnx.ml": 5}
-CLOSE = 1e-4
+TOLERANCE = 1e-4
 TEST_ROWS = 256
 MARGINS = {Task.BINARY: lambda p: math.log(p / (1 - p)), Task.COUNT: math.log}
 """XGBoost's base score as a margin, where it is not one already."""
@@ -74,7 +74,8 @@ class TreeArrays:
         self.targets.append([])
         return len(self.branches) - 1
 
-    def build_node(self, outputs: int) -> Any:
+    def build_tree_ensemble_node(self, outputs: int) -> Any:
+        """Return one ONNX TreeEnsemble node over all trees: leaves are summed, nothing is applied after."""
         from onnx import helper, numpy_helper
 
         def tensor(name: str, values: Sequence[float], kind: Any) -> Any:
@@ -180,7 +181,7 @@ def write_trees_onnx(fitted: FittedTrees, file: Path) -> None:
         base = _add_lightgbm_trees(fitted.raw, target.outputs, arrays)
     constants = {"base": np.array(base, np.float32), "one": np.float32(1), "flat": np.array([-1])}
     add = helper.make_node("Add", ["sums", "base"], ["margins"])
-    nodes = [arrays.build_node(target.outputs), add, *_build_link(task)]
+    nodes = [arrays.build_tree_ensemble_node(target.outputs), add, *_build_link(task)]
     used = {name for node in nodes for name in node.input}
     output = ("probabilities", ["samples", classes]) if classes else ("predicted", ["samples"])
     graph = helper.make_graph(
@@ -224,5 +225,5 @@ def _compare(content: bytes, fitted: FittedTrees, rows: np.ndarray) -> None:
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     got, wanted = session.run(None, {"rows": rows})[0], fitted.predict_encoded(rows)
     off = float(np.abs(got - wanted).max() / max(1e-30, np.abs(wanted).max()))
-    if not off < CLOSE:
-        raise RunFailed(f"the ONNX file gives other numbers than the trees (off by {off:.1e}); it was not written")
+    if not off < TOLERANCE:
+        raise RunFailed(f"the ONNX file predicts other values than the trees (off by {off:.1e}); it was not written")

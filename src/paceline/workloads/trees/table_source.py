@@ -49,7 +49,7 @@ class TableSource:
     columns: Sequence[str]
     blocks: Callable[[], Iterator[Block]]
     beginning: Callable[[int], Iterator[Block]]
-    """The first rows, so many or a few more, with little else read."""
+    """Yield the first rows, or a few more, reading little else."""
     rows: Callable[[], float]
 
 

@@ -29,7 +29,7 @@ from paceline.workloads.trees.tree_model import FittedTrees, cut_model
 DEFAULT_EVALUATE_EVERY = 10
 CPU_BUILD = "this {} is built for CPUs only; for devices type  pip uninstall xgboost-cpu && pip install xgboost"
 USED_TRAIN_KEYS = {"steps", "epochs", "seed", "evaluate_every", "evaluate_on", "patience", "checkpoint_every"}
-USED_TRAIN_KEYS |= {"checkpoint", "keep", "log_every", "loggers", "compile", "nonfinite"}
+USED_TRAIN_KEYS |= {"checkpoint_format", "keep", "log_every", "loggers", "compile", "nonfinite"}
 SAVED = ("done", "stale", "best", "best_round")
 
 
@@ -101,11 +101,11 @@ class TreePasses:
     def meta(self) -> dict[str, Any]:
         return {**{name: getattr(self, name) for name in SAVED}, "bytes": len(self.rounds.serialize())}
 
-    def room(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def allocate_state(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         self._restored = torch.empty(meta["bytes"], dtype=torch.uint8)
         return {"model": {"trees": self._restored}}
 
-    def restored(self, meta: Mapping[str, Any]) -> None:
+    def load_state(self, meta: Mapping[str, Any]) -> None:
         for name in SAVED:
             setattr(self, name, meta[name])
         self.rounds.load(self._restored.numpy().tobytes(), self.done)

@@ -130,7 +130,7 @@ def test_rows_that_a_member_learned_from_are_refused_or_left_out(ensemble_run, t
     mixed.write_text(unknown.read_text() + "".join(learned.read_text().splitlines(keepends=True)[1:101]))
     work = build_workload(finished(ensemble_run, tables, tmp_path, **{"data.path": str(mixed)}))
     work.prepare(said.append)
-    assert said == ["  100 of the 500 rows are left out: members learned from the same"]
+    assert said == ["  100 of the 500 rows are left out: members were trained on them"]
     assert len(work.request.fit) + len(work.request.test) == 400
 
 

@@ -244,10 +244,10 @@ def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_no
     assert found["gain"] == pytest.approx((losses[-2] - losses[-1]) / 5 / losses[-1])
 
     again = passes()
-    for entry, tensors in again.room({}).items():
+    for entry, tensors in again.allocate_state({}).items():
         for name, tensor in tensors.items():
             tensor.copy_(saved[entry][name])
-    again.restored(meta)
+    again.load_state(meta)
     again.fit.check = 5
     while again.end is None:
         again.step(False)

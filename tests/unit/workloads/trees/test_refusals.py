@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from paceline import train
-from paceline.config import build_spec
+from paceline.config import Train, build_spec
 from paceline.errors import UserError
+from paceline.workloads.trees.workload import USED_TRAIN_KEYS
 
 QUERIES = "q,a,b,y\n" + "".join(f"{i // 5},{i % 7},{i % 4},{i % 3}\n" for i in range(60))
 CLEAN = "a,b,town,y\n" + "".join(f"{i % 7},{i % 3},{'AB'[i % 2]},{'no' if i % 5 else 'yes'}\n" for i in range(60))
@@ -133,3 +134,7 @@ def test_a_library_that_is_not_installed(tmp_path, monkeypatch):
     find = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "xgboost" else find(name, *rest))
     assert reject(tmp_path, CLEAN).code == "not-installed"
+
+
+def test_keys_that_trees_use_are_keys_of_a_run_file():
+    assert set(Train.model_fields) >= USED_TRAIN_KEYS

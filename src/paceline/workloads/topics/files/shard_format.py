@@ -55,7 +55,7 @@ class Shard:
     crc32: str
 
     def find_problem(self) -> str:
-        """Return why this cannot be the entry of a shard, or "". The file may come from anybody."""
+        """Return why this cannot be the entry of a shard, or "". The file is not trusted."""
         whole = (self.rows, self.nonzeros, self.segments, self.large, self.bytes)
         types = {kind.name for kind in (*WHOLE, FRACTIONS)}
         if any(type(number) is not int or not 0 <= number < 2**40 for number in whole) or not self.segments:
@@ -128,14 +128,14 @@ def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int)
             raise _damaged(path, "its large counts are not in order")
         if shard.layout == "dense":
             first, last = start * terms, stop * terms
-            flat = _merge_large(part("data", first, last), large_at, large, first)
+            flat = _restore_large_counts(part("data", first, last), large_at, large, first)
             return flat.reshape(stop - start, terms)
         starts = part("starts", start * shard.segments, stop * shard.segments + 1)
         first, last = int(starts[0]), int(starts[-1])
         if last > shard.nonzeros or (starts[1:] < starts[:-1]).any():
             raise _damaged(path, "its rows and its nonzeros do not agree")
         index = part("index", first, last)
-        data = _merge_large(part("data", first, last), large_at, large, first)
+        data = _restore_large_counts(part("data", first, last), large_at, large, first)
         found = _from_segments(starts, index, data, shard.segments)
         if found.indices.size and not 0 <= int(found.indices.min()) <= int(found.indices.max()) < terms:
             raise _damaged(path, f"it has a term beyond its {terms:,} terms")
@@ -189,7 +189,8 @@ def _split_large(flat: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndar
     return small, large_at.astype("<u4"), large.astype("<i4")
 
 
-def _merge_large(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first: int) -> np.ndarray:
+def _restore_large_counts(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first: int) -> np.ndarray:
+    """Put the counts that are stored apart back into `data`, which starts at entry `first`, in a type wide enough."""
     begin, end = np.searchsorted(large_at, [first, first + len(data)])
     if begin == end:
         return data
