@@ -74,7 +74,7 @@ def before(place, name, phase):
 
 
 if FREEZE in os.environ:
-    before(CheckpointWriter, "_write_own", "writing")
+    before(CheckpointWriter, "_write_rank_files", "writing")
     before(rank, "_gather_peaks", "end")
 
 
