@@ -22,7 +22,7 @@ from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.oom_retry import apply_recorded_retry, halve_micro_batch, prepare_retry, record_retry
-from paceline.trainer.rank import ignore_line, log_line, run_rank
+from paceline.trainer.rank import log_line, run_rank
 from paceline.trainer.run import (
     PRELOAD,
     build_resumed_spec,
@@ -32,7 +32,7 @@ from paceline.trainer.run import (
     remove_run,
     suggest_resume,
 )
-from paceline.workload import BaseWorkload, LogFn, build_workload
+from paceline.workload import BaseWorkload, LogFn, build_workload, ignore_log
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,7 +159,7 @@ class _Request:
 
     def train_as_rank(self, rank_info: RankInfo) -> RunResult:
         """Train as one of the ranks that a launcher has started."""
-        log = log_line if self.show and rank_info.rank == 0 else ignore_line
+        log = log_line if self.show and rank_info.rank == 0 else ignore_log
         launched = rank_info.world > 1
         spec, layout, finished = self._find_progress(log)
         if finished is not None:
@@ -180,7 +180,7 @@ class _Request:
 
     def train_here(self) -> RunResult:
         """Start the ranks and wait for them."""
-        log = log_line if self.show else ignore_line
+        log = log_line if self.show else ignore_log
         spec, layout, finished = self._find_progress(log)
         if finished is not None:
             return RunResult(*finished)
@@ -232,7 +232,7 @@ def _train_with_retries(
         smaller = halve_micro_batch(spec, layout, error)
         if smaller is None:
             raise
-    prepare_retry(run, smaller, log_line if show else ignore_line)  # the error and what it referred to are gone by now
+    prepare_retry(run, smaller, log_line if show else ignore_log)  # the error and what it referred to are gone by now
     return _train_with_retries(smaller, layout_of(smaller), show, run, None)
 
 

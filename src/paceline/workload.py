@@ -30,6 +30,10 @@ LogFn = Callable[[str], None]
 """Called with a line for people."""
 
 
+def ignore_log(line: str) -> None:
+    """Discard a line, where a `LogFn` is asked for and nothing is to be printed."""
+
+
 class Samples(Protocol):
     """One split of the data, addressed by sample number.
 

@@ -26,7 +26,7 @@ from paceline.data.npz import UNREADABLE
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import compute_seal, hold_lock, sync_file
 from paceline.io.safe_open import check_regular, read_text
-from paceline.workload import LogFn
+from paceline.workload import LogFn, ignore_log
 
 Opened = TypeVar("Opened")
 OpenEntry = Callable[[LogFn, bool], Opened | None]  # (log, verify); None if it is missing or damaged
@@ -37,10 +37,6 @@ RETRIES, RETRY_S = 20, 0.1
 
 class DamagedEntry(Exception):
     """An entry that is incomplete, or not what was written: it is built again."""
-
-
-def ignore_log(line: str) -> None:
-    """Discard a line of the log."""
 
 
 def prepare_entry(

@@ -48,9 +48,10 @@ from paceline.trainer.checkpoint.reader import Stateful
 from paceline.trainer.evaluation import HeldOut, evaluate, use_evaluation_mode
 from paceline.trainer.init_from.match import WeightInitializer, build_initializer
 from paceline.trainer.optim.user_optimizer import take_over_optimizer
-from paceline.trainer.rank import RankSession, RunFolder, ignore_line, join_run, log_line, open_rank_session
+from paceline.trainer.rank import RankSession, RunFolder, join_run, log_line, open_rank_session
 from paceline.trainer.setup import build_job_around, reject_contradictions
 from paceline.trainer.step.step import State, Step
+from paceline.workload import ignore_log
 
 AUTO = "auto"
 
@@ -80,7 +81,7 @@ class RankRunFactory:
             raise build_misuse_error("paceline.run", "again")
         self.used, spec, rank_info = True, self.spec, self.rank_info
         with StopRequest(unsupervised=rank_info is SINGLE_RANK) as stop, join_run(spec, rank_info) as device:
-            log = log_line if self.show and rank_info.rank == 0 else ignore_line
+            log = log_line if self.show and rank_info.rank == 0 else ignore_log
             folder = self.folder
             run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(log))
             self.folder = run

@@ -25,9 +25,9 @@ from paceline.runlog.run_dir import RunDir, find_runs
 from paceline.runlog.summary import read_summary
 from paceline.script.workload import get_injected_run
 from paceline.trainer.failures import translate_failures
-from paceline.trainer.rank import ignore_line, log_line
+from paceline.trainer.rank import log_line
 from paceline.trainer.run import open_run, remove_run, suggest_resume
-from paceline.workload import LogFn
+from paceline.workload import LogFn, ignore_log
 
 if TYPE_CHECKING:
     from paceline.script.api import ScriptRun
@@ -81,7 +81,7 @@ def _open_standalone(
     def open_folder(log: LogFn) -> RunDir:
         return open_run(spec, layout, out, resume, log, changed_code=True)[0]
 
-    folder = open_folder(log_line if show else ignore_line) if rank_info is None else open_folder
+    folder = open_folder(log_line if show else ignore_log) if rank_info is None else open_folder
     factory = RankRunFactory(spec, layout, rank_info or SINGLE_RANK, show, folder)
     try:
         with factory.open() as opened:

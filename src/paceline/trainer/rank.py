@@ -32,7 +32,7 @@ from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary, build_evaluation, compute_summary, print_summary, read_summary
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.inference_assets import save_inference_assets
-from paceline.workload import BaseWorkload, LogFn, OwnLoop, Workload, build_workload
+from paceline.workload import BaseWorkload, LogFn, OwnLoop, Workload, build_workload, ignore_log
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +50,6 @@ def log_line(text: str) -> None:
     """Print the progress of a run to standard output; standard error is for errors."""
     with suppress(OSError, ValueError):  # nobody reads it any more: the run continues
         terminal.print_text(text)
-
-
-def ignore_line(text: str) -> None:
-    pass
 
 
 def run_rank(
@@ -84,7 +80,7 @@ def run_rank(
             with record_failure(folder, rank_info):
                 held.enter_context(_start_workers(workload, layout, rank_info))
             device = held.enter_context(join_run(spec, rank_info))
-        log = log_line if show and rank_info.rank == 0 else ignore_line
+        log = log_line if show and rank_info.rank == 0 else ignore_log
         run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(log))
         return run.path, train_rank(run, spec, layout, workload, rank_info, device, stop, show)
 
@@ -162,7 +158,7 @@ class RankSession:
 
     @property
     def log(self) -> LogFn:
-        return log_line if self.show and self.main else ignore_line
+        return log_line if self.show and self.main else ignore_log
 
     def begin(self, job: Job) -> bool:
         """Restore the job and record its start; return False if nothing is left to do."""
@@ -219,7 +215,7 @@ def open_rank_session(
     from paceline.trainer.checkpoint.writer import CheckpointWriter
     from paceline.trainer.context import RunContext
 
-    main, log = rank_info.rank == 0, log_line if show and rank_info.rank == 0 else ignore_line
+    main, log = rank_info.rank == 0, log_line if show and rank_info.rank == 0 else ignore_log
     full = spec.train.checkpoint_format == "full"
     with (
         heartbeat_scope(run.heartbeats, rank_info, spec.parallel.timeout_s) as beat,

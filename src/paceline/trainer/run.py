@@ -19,9 +19,8 @@ from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary, read_summary
 from paceline.trainer import engines
 from paceline.trainer.failures import translate_failures
-from paceline.trainer.rank import ignore_line
 from paceline.trainer.resume_guard import check_resume_request, check_same_answer, find_extension, resolve_added_length
-from paceline.workload import LogFn, Workload, build_workload
+from paceline.workload import LogFn, Workload, build_workload, ignore_log
 
 PRELOAD = ("paceline.launch.process_group", "paceline.trainer.setup")
 """Imported once, before the ranks are forked."""
@@ -63,7 +62,7 @@ def suggest_resume(run: RunDir) -> str:
     folder = shlex.quote(str(run.path))
     if not run.begun:
         return f"  the folder {folder} does not exist any more; put it back, or start a new run"
-    checkpoint = find_newest(run.checkpoints, ignore_line)
+    checkpoint = find_newest(run.checkpoints, ignore_log)
     where = "there is no checkpoint yet; start again" if checkpoint is None else f"resume at step {checkpoint.step}"
     return f"  {where} with  paceline train --resume {folder}"
 

@@ -21,7 +21,6 @@ from paceline.data.cache import (
     ArrayWriter,
     DamagedEntry,
     add_seal,
-    ignore_log,
     prepare_entry,
     read_facts,
     verify_entry,
@@ -40,7 +39,7 @@ from paceline.data.files import hash_text, hash_value, unreadable_error
 from paceline.errors import UserError
 from paceline.io.files import read_json, write_atomic, write_json
 from paceline.io.safe_open import read_bytes, read_text
-from paceline.workload import LogFn
+from paceline.workload import LogFn, ignore_log
 
 if TYPE_CHECKING:
     from typing import Self

@@ -25,8 +25,7 @@ from paceline.launch.process_group import create_device_mesh
 from paceline.layout import Layout
 from paceline.trainer.explain import describe_sharing
 from paceline.trainer.passes import FitEnd
-from paceline.trainer.rank import ignore_line
-from paceline.workload import LogFn, PassWorkload
+from paceline.workload import LogFn, PassWorkload, ignore_log
 from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.shards import ShardCounts, read_shards
@@ -52,14 +51,14 @@ class Topics(PassWorkload):
             )
         if not is_text(data.path):
             return read_counts(data.path, fractional=data.fractional)
-        return self._count_texts(data.path, partial(_read_cached, log=ignore_line))
+        return self._count_texts(data.path, partial(_read_cached, log=ignore_log))
 
     def _count_texts(self, path: Path, read: Callable[[Path], ShardCounts | None]) -> ShardCounts:
         """Count texts once, into the cache; ranks then read the counts."""
         entry = self._data.cache.expanduser() / "topics" / self._hash_texts(path)
         if (counts := read(entry)) is not None:
             return counts
-        with lock_entry(entry, ignore_line):
+        with lock_entry(entry, ignore_log):
             if (counts := read(entry)) is None:
                 with create_entry(entry) as folder:
                     convert(path, folder, text=TextOptions(**self._data.text_options()))

@@ -9,14 +9,13 @@ from typing import Any
 
 from paceline.config import RunSpec
 from paceline.config.sections import MAX_INT
-from paceline.data.cache import ignore_log
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.files import invalid_data, invalid_format
 from paceline.errors import UserError
 from paceline.io.safe_open import read_text
 from paceline.runlog.run_dir import RunDir
-from paceline.workload import LogFn
+from paceline.workload import LogFn, ignore_log
 from paceline.workloads.transformers.sections import LABELLED
 
 CONFIG = "config.json"

@@ -22,7 +22,6 @@ from paceline.data.cache import (
     DamagedEntry,
     add_seal,
     describe_array,
-    ignore_log,
     map_array,
     prepare_entry,
     read_facts,
@@ -34,7 +33,7 @@ from paceline.data.order import derive_key, mix
 from paceline.data.tables import check_columns
 from paceline.errors import UserError, join_names
 from paceline.io.files import validate_fields
-from paceline.workload import LogFn
+from paceline.workload import LogFn, ignore_log
 from paceline.workloads.trees.sections import BY_NAME, OBJECTIVES, Objective, Task, TreesData
 from paceline.workloads.trees.table_builder import SplitWriter, TableEncoder
 from paceline.workloads.trees.table_source import CATEGORY, Block, TableSource, open_tables

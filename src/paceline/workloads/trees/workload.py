@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from paceline.config import Train
-from paceline.data.cache import ignore_log
 from paceline.errors import UserError
 from paceline.launch.environment import SINGLE_RANK
 from paceline.layout import Layout
 from paceline.trainer.explain import describe_sharing
 from paceline.trainer.passes import FitEnd
-from paceline.workload import LogFn, PassWorkload
+from paceline.workload import LogFn, PassWorkload, ignore_log
 from paceline.workloads.trees.boosting import BoostingJob, load_library
 from paceline.workloads.trees.scoring import HeldOutRows, load_metric
 from paceline.workloads.trees.sections import TreesData, TreesModel

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.config import RunSpec
-from paceline.data.cache import ignore_log
 from paceline.data.files import invalid_data
 from paceline.errors import UserError
 from paceline.inference.export import write_standalone
 from paceline.io.files import read_json, validate_fields, write_json
 from paceline.layout import Layout
 from paceline.parallel.precision import to_at_least_fp32
-from paceline.workload import LogFn, Outline, Workload
+from paceline.workload import LogFn, Outline, Workload, ignore_log
 from paceline.workloads.unet.corpus import (
     Crops,
     ImageBatch,
