@@ -19,7 +19,7 @@ import csv
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +30,14 @@ from published_rows import Row, Scaling, read_rows, scalings
 from unknown_shapes import data_parallel_step_s
 
 from paceline.planner.formulas.memory import estimate_memory
-from paceline.planner.formulas.placement import Physics
+from paceline.planner.formulas.placement import GPU_PHYSICS, PHYSICS_TABLE, Physics
 from paceline.planner.formulas.step_time import price_step
 
 SOFT = 0.05
 """Relative error beyond which a row counts linearly: typos and busy machines should not steer a fit."""
 PULL = 1.0
 """Weight of the middle of a number's range, in rows."""
-FITTED = [f for f in fields(Physics) if f.name != "packed_efficiency"]
+FITTED = [name for name in PHYSICS_TABLE if name != "packed_efficiency"]
 """No published row has texts end to end."""
 Array = np.ndarray
 
@@ -139,7 +139,7 @@ def states_only(rows: Sequence[Row]) -> Array:
     ratios = []
     for r in rows:
         assert r.model is not None
-        m = estimate_memory(r.model.blocks, r.placement, r.numbers, Physics())
+        m = estimate_memory(r.model.blocks, r.placement, r.numbers, GPU_PHYSICS)
         ratios.append((m.weights_bytes + m.gradients_bytes + m.states_bytes) / (r.memory_bytes or math.nan))
     return np.array(ratios)
 
@@ -149,10 +149,10 @@ def states_only(rows: Sequence[Row]) -> Array:
 
 def _to_physics(x: Sequence[float]) -> Physics:
     values = {}
-    for f, v in zip(FITTED, x, strict=True):
-        low, high = f.metadata["low"], f.metadata["high"]
-        values[f.name] = low * (high / low) ** float(v) if low > 0 else float(v) * high
-    return Physics(**values)
+    for name, v in zip(FITTED, x, strict=True):
+        low, high = (float(PHYSICS_TABLE[name][limit]) for limit in ("low", "high"))
+        values[name] = low * (high / low) ** float(v) if low > 0 else float(v) * high
+    return replace(GPU_PHYSICS, **values)
 
 
 def fit(seen: Evidence, rounds: int = 14) -> Physics:
@@ -285,11 +285,12 @@ def main() -> None:
     priced_with: Callable[[Row], Physics]
     if asked.fit:
         found = fit(whole, rounds=40)
-        for f in FITTED:
-            print(f"{f.name:24s} {getattr(found, f.name):10.3g} {f.metadata['unit']:10s} {f.metadata['meaning']}")
+        for name in FITTED:
+            row = PHYSICS_TABLE[name]
+            print(f"{name:24s} {getattr(found, name):10.3g} {row['unit']:10s} {row['meaning']}")
         priced_with = lambda _: found  # noqa: E731
     elif asked.shipped:
-        priced_with = lambda _: Physics()  # noqa: E731
+        priced_with = lambda _: GPU_PHYSICS  # noqa: E731
     else:
         fits = left_out(whole, asked.by, lambda text: print(text, file=sys.stderr))
         priced_with = lambda row: fits[getattr(row, asked.by)]  # noqa: E731

@@ -20,7 +20,7 @@ from published_models import model_of
 from paceline.errors import UserError
 from paceline.hardware.catalogue import GB, Cluster, find_device
 from paceline.planner.formulas.memory import estimate_memory
-from paceline.planner.formulas.placement import DTYPE_SIZES, DtypeSizes, Kernels, Physics, Placement, Runtime
+from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, DtypeSizes, Kernels, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape
 
 USUAL_BATCH_TOKENS = 4e6
@@ -310,7 +310,7 @@ def _largest_that_fits(placement: Placement, model: ModelShape, cluster: Cluster
     """Where a source is silent about the batch: the largest power of two that the device holds."""
     while placement.micro_batch < 1024:
         tried = replace(placement, micro_batch=2 * placement.micro_batch)
-        if estimate_memory(model.blocks, tried, numbers, Physics()).total_bytes > cluster.device.memory_bytes:
+        if estimate_memory(model.blocks, tried, numbers, GPU_PHYSICS).total_bytes > cluster.device.memory_bytes:
             break
         placement = tried
     return placement
@@ -319,7 +319,7 @@ def _largest_that_fits(placement: Placement, model: ModelShape, cluster: Cluster
 def _smaller_until_it_fits(placement: Placement, model: ModelShape, cluster: Cluster, numbers: DtypeSizes) -> Placement:
     """Where a source is silent about batch and recomputation: rather smaller passes than recomputed ones."""
     while placement.micro_batch > 1 and placement.micro_batch % 2 == 0:
-        if estimate_memory(model.blocks, placement, numbers, Physics()).total_bytes <= cluster.device.memory_bytes:
+        if estimate_memory(model.blocks, placement, numbers, GPU_PHYSICS).total_bytes <= cluster.device.memory_bytes:
             break
         placement = replace(placement, micro_batch=placement.micro_batch / 2, accumulate=2 * placement.accumulate)
     return placement
@@ -329,7 +329,7 @@ def _zero_that_fits(placement: Placement, model: ModelShape, cluster: Cluster, n
     """Where the states alone would overflow the device they ran on, they must have been divided."""
     for zero in range(placement.zero, 4):
         tried = placement if zero == 0 else replace(placement, zero=zero, shard=placement.data, replicate=1)
-        priced = estimate_memory(model.blocks, tried, numbers, Physics())
+        priced = estimate_memory(model.blocks, tried, numbers, GPU_PHYSICS)
         if priced.weights_bytes + priced.gradients_bytes + priced.states_bytes <= cluster.device.memory_bytes:
             return tried
     return placement
@@ -343,7 +343,7 @@ def _recompute_that_fits(
         return placement
     for choice in ("none", "selective", "full"):
         tried = replace(placement, recompute=choice)  # type: ignore[arg-type]
-        if estimate_memory(model.blocks, tried, numbers, Physics()).total_bytes <= cluster.device.memory_bytes:
+        if estimate_memory(model.blocks, tried, numbers, GPU_PHYSICS).total_bytes <= cluster.device.memory_bytes:
             return tried
     return replace(placement, recompute="full")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.planner.formulas.placement import Physics
+from paceline.planner.formulas.placement import GPU_PHYSICS
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS = ROOT.parent / "shared" / "published" / "measurements.csv"
@@ -34,7 +34,7 @@ def whole(bench):
 
 @pytest.fixture(scope="module")
 def lines(bench, whole):
-    return bench.judge(whole, lambda _: Physics())
+    return bench.judge(whole, lambda _: GPU_PHYSICS)
 
 
 def overall(lines, kind):
@@ -62,7 +62,7 @@ def test_rows_whose_layout_is_stated_are_judged_by_themselves(lines, whole):
 
 def test_every_row_says_who_measured_it_and_what_was_filled_in(bench, whole, tmp_path):
     some = whole.where(lambda row: row.family == "titan")
-    bench.write_rows(some, lambda _: Physics(), tmp_path / "rows.csv")
+    bench.write_rows(some, lambda _: GPU_PHYSICS, tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(some.steps) + len(some.memories)
@@ -77,7 +77,7 @@ def came_later(row):
 
 
 def test_memory(bench, whole):
-    line = overall(bench.judge(whole.where(lambda row: not came_later(row)), lambda _: Physics()), "memory")
+    line = overall(bench.judge(whole.where(lambda row: not came_later(row)), lambda _: GPU_PHYSICS), "memory")
     assert line.mean < 0.09
     assert line.mean < 0.25 * line.rival
 
@@ -87,7 +87,7 @@ def test_memory_of_rows_that_came_later(bench, whole):
     later = whole.where(came_later).memories
     if not later:
         pytest.skip("these measurements have no such rows")
-    assert abs(bench.memory_ratios(later, Physics()) - 1).mean() < 0.12
+    assert abs(bench.memory_ratios(later, GPU_PHYSICS) - 1).mean() < 0.12
 
 
 def test_speedups_are_nearer_than_linear_in_every_source(lines):

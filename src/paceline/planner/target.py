@@ -19,7 +19,7 @@ from paceline.planner.calibration.calibration import (
     find_catalogue_device,
     read_calibration,
 )
-from paceline.planner.formulas.placement import CPU_PHYSICS, Physics
+from paceline.planner.formulas.placement import CPU_PHYSICS, GPU_PHYSICS, Physics
 from paceline.runlog.machine import list_gpu_names
 
 MAX_LOCAL_RANKS = 4
@@ -76,7 +76,7 @@ class TargetCluster:
             return PricedCluster(*self.calibration.at(devices, self.whole))
         if self.calibration is not None and self.calibration.gpu is not None:
             return PricedCluster(*self.calibration.gpu.apply(self.whole.resized(devices)))
-        physics = CPU_PHYSICS if self.whole.device.synchronous else Physics()
+        physics = CPU_PHYSICS if self.whole.device.synchronous else GPU_PHYSICS
         if not self.shared:
             return PricedCluster(self.whole.resized(devices), physics)
         device = self.whole.device

@@ -7,14 +7,14 @@ from unknown_shapes import typical
 
 from paceline.config import build_spec
 from paceline.hardware.catalogue import parse_cluster
-from paceline.planner.formulas.placement import DTYPE_SIZES, Physics, Placement, Runtime
+from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, Placement, Runtime
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul, ModelShape
 from paceline.planner.formulas.step_time import price_step
 from paceline.planner.plan import plan
 
 
 def step_s(model, placement, where, kind):
-    return price_step(model.blocks, placement, where, DTYPE_SIZES[kind], Physics()).step_s
+    return price_step(model.blocks, placement, where, DTYPE_SIZES[kind], GPU_PHYSICS).step_s
 
 
 def weak_speedup(model, ranks, where, micro, kind="amp_bf16"):
@@ -59,7 +59,7 @@ def test_their_slow_down_on_four_devices_needs_a_link_far_below_its_data_sheet(m
     four = Placement(replicate=4, micro_batch=32)
     pcie = parse_cluster("4xV100@pcie")
     assert alone / step_s(model, four, pcie, "fp32") > 1.2
-    starved = replace(pcie, link_bytes_s=0.55e9 / Physics().link_efficiency)
+    starved = replace(pcie, link_bytes_s=0.55e9 / GPU_PHYSICS.link_efficiency)
     assert alone / step_s(model, four, starved, "fp32") == pytest.approx(published, rel=0.25)
 
 
@@ -67,8 +67,8 @@ def test_their_slow_down_on_four_devices_needs_a_link_far_below_its_data_sheet(m
 def test_hosts_that_are_busy_with_loaders_explain_both_figures_better(model, published, epoch_s):
     """Four ranks with four loading processes each: with every launch twice as long, one link gives both within 8 %."""
     alone = step_s(model, Placement(micro_batch=128), parse_cluster("1xV100"), "fp32")
-    starved = replace(parse_cluster("4xV100@pcie"), link_bytes_s=0.72e9 / Physics().link_efficiency)
-    busy = replace(Physics(), launch_s=2 * Physics().launch_s)
+    starved = replace(parse_cluster("4xV100@pcie"), link_bytes_s=0.72e9 / GPU_PHYSICS.link_efficiency)
+    busy = replace(GPU_PHYSICS, launch_s=2 * GPU_PHYSICS.launch_s)
     four = Placement(replicate=4, micro_batch=32)
     together = price_step(model.blocks, four, starved, DTYPE_SIZES["fp32"], busy).step_s
     assert alone / together == pytest.approx(published, rel=0.08)
@@ -96,8 +96,8 @@ def topic_step_s(devices, where):
         kernels=operations * LAUNCHES_PER_OPERATION,
     )
     placement = Placement(replicate=devices, micro_batch=BATCH, runtime=Runtime(fused_update=True))
-    work_s = price_step((model,), placement, where, DTYPE_SIZES["fp32"], Physics()).step_s
-    return work_s + BATCH * TERMS * 4 / Physics().input_bytes_s
+    work_s = price_step((model,), placement, where, DTYPE_SIZES["fp32"], GPU_PHYSICS).step_s
+    return work_s + BATCH * TERMS * 4 / GPU_PHYSICS.input_bytes_s
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_a_topic_model_takes_the_time_and_the_money_that_were_published(where, u
 
 def test_the_published_epoch_says_that_input_was_not_read_ahead():
     """40 GB in 24 s are 1.7 GB/s, less than one process reads; the rest of a step is launches, one after the other."""
-    place, input_s = parse_cluster("1xH100"), BATCH * TERMS * 4 / Physics().input_bytes_s
+    place, input_s = parse_cluster("1xH100"), BATCH * TERMS * 4 / GPU_PHYSICS.input_bytes_s
     assert pytest.approx(1.67e9, rel=0.01) == DOCUMENTS * TERMS * 4 / 24
-    assert Physics().input_bytes_s > DOCUMENTS * TERMS * 4 / 24
+    assert GPU_PHYSICS.input_bytes_s > DOCUMENTS * TERMS * 4 / 24
     ahead = DOCUMENTS / BATCH * max(input_s, topic_step_s(1, place) - input_s)
     assert ahead < 0.75 * 24
 

@@ -19,7 +19,15 @@ from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster, Device, find_device, match_driver_name
 from paceline.io.files import read_json
 from paceline.planner.formulas import compute
-from paceline.planner.formulas.placement import CPU_PHYSICS, DTYPE_SIZES, Kernels, Physics, Placement, Runtime
+from paceline.planner.formulas.placement import (
+    CPU_PHYSICS,
+    DTYPE_SIZES,
+    GPU_PHYSICS,
+    Kernels,
+    Physics,
+    Placement,
+    Runtime,
+)
 from paceline.planner.formulas.shape import ModelShape, build_decoder_blocks
 
 Count = Annotated[int, Field(gt=0)]
@@ -100,7 +108,7 @@ class AcceleratorRates:
     def _parts(self, kind: Device) -> tuple[Device, Physics]:
         rate, half_tiles = self.matmul_fit()
         physics = replace(
-            Physics(),
+            GPU_PHYSICS,
             matmul_efficiency=1.0,
             half_tiles=half_tiles,
             attention_efficiency=self.attention_fit(rate, kind.flops_s["fp32"]),

@@ -7,10 +7,10 @@ from unknown_shapes import typical
 
 from paceline.config.decoder_shape import DecoderShape
 from paceline.planner.formulas.memory import estimate_memory
-from paceline.planner.formulas.placement import DTYPE_SIZES, Physics, Placement, Runtime
+from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape, build_decoder_blocks
 
-BARE = Physics(context_bytes=0, communicator_bytes=0, fragmentation=0, bucket_bytes=0)
+BARE = replace(GPU_PHYSICS, context_bytes=0, communicator_bytes=0, fragmentation=0, bucket_bytes=0)
 MODEL = ModelShape(24, 2048, 16, 1024, 50_304)
 BF16 = DTYPE_SIZES["bf16"]
 
@@ -80,14 +80,14 @@ SEVEN = typical(7e9, 2048, 32_000, gated=True)
     ],
 )
 def test_seven_billion_parameters_under_each_strategy(published_gb, placement, kind):
-    total = estimate_memory(SEVEN.blocks, placement, DTYPE_SIZES[kind], Physics()).total_bytes
+    total = estimate_memory(SEVEN.blocks, placement, DTYPE_SIZES[kind], GPU_PHYSICS).total_bytes
     assert total / 1e9 == pytest.approx(published_gb, rel=0.2)
 
 
 def test_seven_billion_parameters_fit_four_devices_of_24_gb_when_offloaded():
     def total(**how):
         placement = Placement(shard=4, zero=3, recompute="full", **how)
-        return estimate_memory(SEVEN.blocks, placement, BF16, Physics()).total_bytes
+        return estimate_memory(SEVEN.blocks, placement, BF16, GPU_PHYSICS).total_bytes
 
     assert total(offload="states") < 24e9 < total()
 
