@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from nursery import Nursery
+from results import Answer
 
 # The tests decide what programs see of the terminal, the launcher and the repository around them.
 FOREIGN = (
@@ -119,6 +121,20 @@ def tiny_lm(corpus_cache, tmp_path_factory):
             "parallel": {"threads": 1, "timeout_s": 120},
         }
     )
+
+
+@pytest.fixture
+def ask(capsys):
+    """Run a command in this process, as words or as a line."""
+    from paceline.cli.main import main
+
+    def ask(*words) -> Answer:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(shlex.split(words[0]) if len(words) == 1 and isinstance(words[0], str) else [str(w) for w in words])
+        return Answer(left.value.code, *capsys.readouterr(), left.value.__context__)
+
+    return ask
 
 
 @pytest.fixture

@@ -1,9 +1,18 @@
-"""What tests read of a run folder."""
+"""What tests read of a run folder, and of a command."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: object
+    out: str
+    err: str
+    error: BaseException | None = None
 
 
 def steps_of(run, rank=0):

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from paceline.errors import PacelineError
 from paceline.io.files import read_json
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
+from results import Answer
 
 GOOD = """\
 name: small
@@ -119,25 +119,6 @@ def folder(tmp_path, monkeypatch, finished):
     for step in (3, 4):
         shutil.rmtree(tmp_path / "was" / "checkpoints" / f"step-{step:08}")
     return tmp_path
-
-
-@dataclass(frozen=True)
-class Answer:
-    code: object
-    out: str
-    err: str
-    error: BaseException | None = None
-
-
-@pytest.fixture
-def ask(capsys) -> Callable[[str], Answer]:
-    def ask(words: str) -> Answer:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main(shlex.split(words))
-        return Answer(left.value.code, *capsys.readouterr(), left.value.__context__)
-
-    return ask
 
 
 def written(folder: Path) -> set[str]:

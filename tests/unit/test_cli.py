@@ -9,7 +9,6 @@ import time
 import pytest
 
 from paceline import __version__
-from paceline.cli.main import main
 from paceline.config import load
 
 VERBS = ("train", "explain", "check", "export")
@@ -23,39 +22,25 @@ def run_file(tmp_path):
     return file
 
 
-@pytest.fixture
-def ask(capsys):
-    def ask(*words):
-        with pytest.raises(SystemExit) as left:
-            main([str(word) for word in words])
-        return left.value.code, capsys.readouterr().out
-
-    return ask
-
-
 def test_help_names_every_verb_with_an_example(ask):
-    code, out = ask("--help")
-    assert code == 0
+    out = ask("--help").out
     for verb in VERBS:
         assert f"  {verb} " in out
         assert f"paceline {verb} " in out or verb == "train"
     assert max(map(len, out.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_of_a_verb(ask, verb):
-    code, out = ask(verb, "--help")
-    assert code == 0
-    assert f"usage: paceline {verb}" in out
-
-
-def test_version(ask):
-    assert ask("--version") == (0, f"paceline {__version__}\n")
+@pytest.mark.parametrize(
+    ("words", "out"), [*((f"{v} --help", f"usage: paceline {v}") for v in VERBS), ("--version", __version__)]
+)
+def test_help_and_version(ask, words, out):
+    answer = ask(words)
+    assert answer.code == 0
+    assert out in answer.out
 
 
 def test_explain_shows_every_value_with_its_unit_and_origin(ask, run_file):
-    code, out = ask("explain", run_file, "parallel.ranks=4")
-    assert code == 0
+    out = ask("explain", run_file, "parallel.ranks=4").out
     assert max(map(len, out.splitlines())) <= 100
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     for key, _, unit, _ in load(run_file).fields():
@@ -67,10 +52,8 @@ def test_explain_shows_every_value_with_its_unit_and_origin(ask, run_file):
 
 
 def test_explain_shows_values_as_they_are(ask, run_file):
-    _, out = ask("explain", run_file, "data.text=[bold]x")
-    assert "'data.text" not in out
-    _, out = ask("explain", run_file, "data.text=a [b] c")
-    assert "a [b] c" in out, "brackets are not markup"
+    assert "'data.text" not in ask("explain", run_file, "data.text=[bold]x").out
+    assert "a [b] c" in ask("explain", run_file, "data.text=a [b] c").out, "brackets are not markup"
 
 
 def test_a_terminal_without_the_signs_gets_question_marks(run_file):
@@ -83,12 +66,9 @@ def test_a_terminal_without_the_signs_gets_question_marks(run_file):
     assert b"128 global = 128 per pass ? 1 rank ? 1 accumulated" in done.stdout
 
 
-def test_what_a_file_says_does_not_steer_the_terminal(run_file, capsys):
+def test_what_a_file_says_does_not_steer_the_terminal(run_file, ask):
     run_file.write_text('name: news\ntrain: {"l\\er\\x9b2J": 3}\n')
-    with pytest.raises(SystemExit):
-        main(["explain", str(run_file)])
-    said = capsys.readouterr().err
-    assert r"train.l\x1br\x9b2J: unknown key" in said
+    assert r"train.l\x1br\x9b2J: unknown key" in ask("explain", run_file).err
 
 
 def test_a_reader_that_leaves_early_is_no_error(run_file):
@@ -125,15 +105,8 @@ def test_little_work(took):
 
 @pytest.mark.parametrize("words", [["--help"], ["explain"]])
 def test_nothing_heavy_is_imported(run_file, words):
-    command = [
-        sys.executable,
-        "-X",
-        "importtime",
-        "-m",
-        "paceline",
-        *words,
-        *([run_file] if words[0][0] != "-" else []),
-    ]
+    words = [*words, *([run_file] if words[0][0] != "-" else [])]
+    command = [sys.executable, "-X", "importtime", "-m", "paceline", *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "paceline.cli.main" in imported

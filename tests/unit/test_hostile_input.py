@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from paceline.cli import main
 from paceline.config import build_spec
 from paceline.data import files
 from paceline.data.tables import iter_columns
@@ -87,18 +86,14 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch, capsys):
+def test_one_line_says_what_is_wrong(name, tmp_path, monkeypatch, ask):
     words, files, code = ASKED[name]
     monkeypatch.chdir(tmp_path)
     for path, content in {"run.yaml": RUN, "t.csv": f"text,label\n{ROWS}", **files}.items():
         (tmp_path / path).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(SystemExit) as left:
-        main.main(words.split(" "))
-    out, err = capsys.readouterr()
-    assert left.value.code == (1 if "calibrate" in name else 2)
-    assert left.value.__context__.code == code
-    assert err.count("\n") == 1
-    assert not out
+    answer = ask(*words.split(" "))
+    assert (answer.code, answer.error.code) == (1 if "calibrate" in name else 2, code)
+    assert (answer.err.count("\n"), answer.out) == (1, "")
     assert not (tmp_path / "runs").exists()
 
 
@@ -121,7 +116,7 @@ PIPES = {
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_a_pipe_is_refused(name, tmp_path, monkeypatch, capsys, in_time):
+def test_a_pipe_is_refused(name, tmp_path, monkeypatch, ask, in_time):
     """It would be waited for without end."""
     monkeypatch.chdir(tmp_path)
     word = next(word for word in f"{PIPES[name]} PIPE.csv".replace("=", " ").split() if word.startswith("PIPE"))
@@ -130,12 +125,9 @@ def test_a_pipe_is_refused(name, tmp_path, monkeypatch, capsys, in_time):
     (tmp_path / "topics.yaml").write_text("workload: topics\nmodel: {k: 2}\ntrain: {steps: 2}\n")
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "t.csv").write_text(f"text,label\n{ROWS}")
-    with pytest.raises(SystemExit) as left:
-        main.main(PIPES[name].split())
-    assert left.value.code == 2
-    err = capsys.readouterr().err
-    assert "it is not a regular file" in err
-    assert err.count("\n") == 1
+    answer = ask(PIPES[name])
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "it is not a regular file" in answer.err
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -151,8 +143,7 @@ def test_a_line_without_end_is_not_read(kind, tmp_path, monkeypatch):
     assert refused.value.code == "invalid-format"
 
 
-def test_parquet_text_that_is_not_utf8(tmp_path, monkeypatch, capsys):
-
+def test_parquet_text_that_is_not_utf8(tmp_path, monkeypatch, ask):
     import pyarrow
     import pyarrow.parquet
 
@@ -161,13 +152,11 @@ def test_parquet_text_that_is_not_utf8(tmp_path, monkeypatch, capsys):
     pyarrow.parquet.write_table(pyarrow.table({"text": texts, "label": ["a", "b"]}), tmp_path / "t.parquet")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(RUN)
-    with pytest.raises(SystemExit):
-        main.main([*TRAIN.split(), "data.source=parquet", "data.path=t.parquet"])
-    assert "a text in it is not UTF-8 (byte 0xff)" in capsys.readouterr().err
+    assert "a text in it is not UTF-8 (byte 0xff)" in ask(f"{TRAIN} data.source=parquet data.path=t.parquet").err
 
 
 @pytest.mark.parametrize(("workload", "sections"), [("topics", "model: {k: 2}"), ("trees", "model: {max_depth: 2}")])
-def test_arrays_that_unpack_to_more_than_there_is(workload, sections, tmp_path, monkeypatch, capsys):
+def test_arrays_that_unpack_to_more_than_there_is(workload, sections, tmp_path, monkeypatch, ask):
     """Refused by what the file says, before memory is taken."""
     header = io.BytesIO()
     facts = {"descr": "<f8", "fortran_order": False, "shape": (1 << 20, 1 << 18)}
@@ -178,43 +167,44 @@ def test_arrays_that_unpack_to_more_than_there_is(workload, sections, tmp_path, 
     (tmp_path / "run.yaml").write_text(
         f"workload: {workload}\n{sections}\ndata: {{path: bomb.npz}}\ntrain: {{steps: 2}}\n"
     )
-    with pytest.raises(SystemExit) as left:
-        main.main(TRAIN.split())
-    assert left.value.code == 2
-    assert "X.npy says that its shape is [1048576, 262144]" in capsys.readouterr().err
+    answer = ask(TRAIN)
+    assert answer.code == 2
+    assert "X.npy says that its shape is [1048576, 262144]" in answer.err
 
 
-def test_a_bug_of_ours_is_one_line_and_a_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr("paceline.cli.report.run_watch", lambda arguments: {}["no such step"])
-    with pytest.raises(SystemExit) as left:
-        main.main(["watch", "x"])
-    assert left.value.code == 70
-    err = capsys.readouterr().err
-    assert err.startswith(
-        "paceline: this is a bug of ours (KeyError: 'no such step'); please report it with this file:"
-    )
-    assert err.count("\n") == 1
-    written = next((tmp_path / "paceline" / "bugs").iterdir())
-    assert str(written) in err
-    assert "Traceback (most recent call last):" in written.read_text()
+class Panic(BaseException):
+    """As a library in Rust raises it."""
 
 
-def test_a_panic_of_a_library_is_one_line_too(tmp_path, monkeypatch, capsys):
-    """It is raised as a BaseException."""
-
-    class Panic(BaseException):
-        pass
-
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyError("no such step"), 70),
+        (Panic("index out of range"), 70),
+        (BrokenPipeError(), 1),
+        (MemoryError(), 1),
+        (PermissionError(13, "Permission denied", "/x/y"), 1),
+    ],
+    ids=repr,
+)
+def test_a_bug_of_ours_is_one_line_and_a_file_and_what_the_machine_refuses_is_none(
+    error, code, tmp_path, monkeypatch, ask
+):
     def fail(arguments):
-        raise Panic("index out of range")
+        raise error
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("paceline.cli.report.run_watch", fail)
-    with pytest.raises(SystemExit) as left:
-        main.main(["watch", "x"])
-    assert left.value.code == 70
-    assert "(Panic: index out of range)" in capsys.readouterr().err
+    monkeypatch.setattr(os, "dup2", lambda *handles: None)
+    answer = ask("watch x")
+    assert answer.code == code
+    assert "Traceback" not in answer.err
+    if code == 70:
+        written = next((tmp_path / "paceline" / "bugs").iterdir())
+        assert f"({type(error).__name__}: {error})" in answer.err
+        assert str(written) in answer.err
+        assert answer.err.count("\n") == 1
+        assert "Traceback (most recent call last):" in written.read_text()
 
 
 def test_a_bug_of_ours_in_a_rank_keeps_its_traceback_for_the_file():
@@ -224,23 +214,10 @@ def test_a_bug_of_ours_in_a_rank_keeps_its_traceback_for_the_file():
     assert error.traceback == "KeyError: 'x'\n"
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(), MemoryError(), PermissionError(13, "Permission denied", "/x/y")])
-def test_what_the_machine_refuses_is_no_bug(error, monkeypatch, capsys):
-    def fail(arguments):
-        raise error
-
-    monkeypatch.setattr("paceline.cli.report.run_watch", fail)
-    monkeypatch.setattr(os, "dup2", lambda *handles: None)
-    with pytest.raises(SystemExit) as left:
-        main.main(["watch", "x"])
-    assert left.value.code == 1
-    assert "Traceback" not in capsys.readouterr().err
-
-
 ESCAPE = "\x1b]0;owned\x07\x1b[31m[red]x[/red]\x9b2J"
 
 
-def test_nothing_that_was_read_steers_the_terminal(tmp_path, monkeypatch, capsys):
+def test_nothing_that_was_read_steers_the_terminal(tmp_path, ask):
     run = make_run(tmp_path, "escapes", 2)
     events = run / "events" / "rank0.jsonl"
     with EventWriter(events) as more:
@@ -252,12 +229,10 @@ def test_nothing_that_was_read_steers_the_terminal(tmp_path, monkeypatch, capsys
         .replace("name: escapes", f"workload: {json.dumps(ESCAPE)}\nname: escapes")
         .replace("workload: classifier", "", 1)
     )
-    for words in (["watch", str(run), "--once"], ["explain", str(run)]):
-        with pytest.raises(SystemExit):
-            main.main(words)
-    shown = capsys.readouterr().out
-    assert "[red]x[/red]" in shown
-    assert not set(shown) & {"\x1b", "\x07", "\x9b"}
+    for words in (["watch", run, "--once"], ["explain", run]):
+        shown = ask(*words).out
+        assert "[red]x[/red]" in shown
+        assert not set(shown) & {"\x1b", "\x07", "\x9b"}
 
 
 def test_a_console_on_a_terminal_has_no_escapes_but_its_own():

@@ -7,16 +7,9 @@ import subprocess
 import pytest
 
 from paceline.cli.keys import build_completion_script, list_keys, suggest_key
-from paceline.cli.main import build_parser, list_verbs, main
+from paceline.cli.main import build_parser, list_verbs
 from paceline.config import build_spec
 from paceline.runlog.machine import describe_load
-
-
-def said(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        main(list(words))
-    told = capsys.readouterr()
-    return end.value.code, told.out, told.err
 
 
 def test_every_key_of_a_spec_is_known_with_its_default():
@@ -27,18 +20,18 @@ def test_every_key_of_a_spec_is_known_with_its_default():
     assert all(key.meaning for key in known.values())
 
 
-def test_a_section_a_key_and_a_word(capsys):
-    _, out, _ = said(capsys, "keys", "train.lr")
+def test_a_section_a_key_and_a_word(ask):
+    out = ask("keys train.lr").out
     assert [line.split()[0] for line in out.splitlines()] == ["train.lr", "peak"]
     assert "> 0" in out
-    rows = json.loads(said(capsys, "keys", "parallel", "--json")[1])
+    rows = json.loads(ask("keys parallel --json").out)
     assert all(row["name"].startswith("parallel.") for row in rows)
-    assert "model.k" in said(capsys, "keys", "model", "--workload", "topics")[1]
+    assert "model.k" in ask("keys model --workload topics").out
     for slip, meant in (("trian.lr", "train.lr"), ("tran", "train"), ("dta", "data")):
-        code, _, err = said(capsys, "keys", slip)
-        assert code == 2
-        assert f"did you mean {meant!r}?" in err
-    assert said(capsys, "keys", "warm")[0] == 0
+        answer = ask("keys", slip)
+        assert answer.code == 2
+        assert f"did you mean {meant!r}?" in answer.err
+    assert ask("keys warm").code == 0
 
 
 @pytest.mark.parametrize(
@@ -50,11 +43,11 @@ def test_a_section_a_key_and_a_word(capsys):
         (["--lr", "--quiet"], "train.lr=VALUE"),
     ],
 )
-def test_an_option_that_is_a_key_is_answered_with_the_key(words, meant, capsys):
+def test_an_option_that_is_a_key_is_answered_with_the_key(words, meant, ask):
     assert f"typed as  {meant}" in suggest_key(*words)
-    code, _, err = said(capsys, "train", "run.yaml", *words)
-    assert code == 2
-    assert meant in err
+    answer = ask("train", "run.yaml", *words)
+    assert answer.code == 2
+    assert meant in answer.err
 
 
 def test_what_no_key_is_near_to_has_no_hint():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from paceline.cli.main import list_verbs, main
+from paceline.cli.main import list_verbs
 from paceline.errors import UserError
 from paceline.inference.export import export
 from paceline.reports.report import report
@@ -83,43 +83,37 @@ def copied(hostile, monkeypatch):
 
 @pytest.mark.parametrize("named", ["metric", "workload", "word", "members"])
 @pytest.mark.parametrize("verb", [*LOOK, *ASK])
-def test_no_verb_executes_what_a_copied_run_names(verb, named, copied, capsys):
+def test_no_verb_executes_what_a_copied_run_names(verb, named, copied, ask):
     run, specs, mark = copied
     RunDir(run).spec_file.write_text(specs[named])
-    words = {**LOOK, **ASK}[verb].format(run=run).split()
-    with pytest.raises(SystemExit) as left:
-        main([verb, *words])
+    answer = ask(verb, *{**LOOK, **ASK}[verb].format(run=run).split())
     assert not mark.exists()
-    said = capsys.readouterr().err
-    assert left.value.code == 2 or (left.value.code == 0 and verb in LOOK)
-    assert verb in LOOK or verb in ("sample", "topics") or "--trust" in said  # these are of one workload each
+    assert answer.code == 2 or (answer.code == 0 and verb in LOOK)
+    assert verb in LOOK or verb in ("sample", "topics") or "--trust" in answer.err  # these are of one workload each
 
 
 @pytest.mark.parametrize(
     "names", ["summary.json events/rank0.jsonl jobs.jsonl origin.json pictures/x-1.png heartbeats/rank0", "spec.yaml"]
 )
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(names, hostile, capsys, in_time):
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(names, hostile, ask, in_time):
     run, _, _ = hostile
     for name in names.split():
         (run / name).unlink(missing_ok=True)
         (run / name).parent.mkdir(exist_ok=True)
         os.mkfifo(run / name)
     for verb, words in LOOK.items():
-        with pytest.raises(SystemExit) as left:
-            main([verb, *words.format(run=run).split()])
-        assert left.value.code in (0, 2)
+        assert ask(verb, *words.format(run=run).split()).code in (0, 2)
 
 
-def test_files_of_another_machine_are_not_asked_for(hostile, capsys, in_time):
+def test_files_of_another_machine_are_not_asked_for(hostile, ask, in_time):
     """A record names its cluster by a file, which may be gone or a pipe."""
     run, text, _ = hostile
     os.mkfifo(run / "c.yaml")
     for name in ("gone.yaml", "c.yaml"):
         RunDir(run).spec_file.write_text(text.replace("cluster: local", f"cluster: {run / name}"))
         for verb, words in (LOOK if name == "c.yaml" else {"explain": "{run}"}).items():
-            with pytest.raises(SystemExit) as left:
-                main([verb, *words.format(run=run).split()])
-            assert left.value.code == 0 or verb in ("logs", "cancel")  # it was not submitted
+            code = ask(verb, *words.format(run=run).split()).code
+            assert code == 0 or verb in ("logs", "cancel")  # it was not submitted
     assert str(run / "c.yaml") in (run.parent / "page" / "report.html").read_text()
 
 
@@ -154,19 +148,17 @@ def test_a_link_out_of_what_a_run_kept_is_not_followed(hostile, tmp_path):
         export(run, tmp_path / "out")
 
 
-def test_a_file_that_claims_more_than_anybody_writes_is_not_read(hostile, capsys):
+def test_a_file_that_claims_more_than_anybody_writes_is_not_read(hostile, ask):
     run, _, _ = hostile
     for name in ("summary.json", "events/rank0.jsonl", "jobs.jsonl"):
         with (run / name).open("r+b" if (run / name).exists() else "wb") as file:
             file.truncate(1 << 40)
     for verb, words in LOOK.items():
-        with pytest.raises(SystemExit) as left:
-            main([verb, *words.format(run=run).split()])
-        assert left.value.code in (0, 2)
+        assert ask(verb, *words.format(run=run).split()).code in (0, 2)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_report_and_watch_read_the_spec_as_data(workload, hostile, monkeypatch, capsys, tmp_path):
+def test_report_and_watch_read_the_spec_as_data(workload, hostile, monkeypatch, ask, tmp_path):
     run, text, mark = hostile
     monkeypatch.chdir(run)
     monkeypatch.syspath_prepend(str(run))
@@ -176,11 +168,9 @@ def test_report_and_watch_read_the_spec_as_data(workload, hostile, monkeypatch, 
     RunDir(run).spec_file.write_text("\n".join([*lines[: at + 1], "  wings: [1, 2]", *lines[at + 1 :]]))
     made = report([run], tmp_path / "report")
     assert {("workload", workload), ("model.wings", "[1, 2]"), ("model.width", "64")} <= set(made.contents.spec)
-    for words in (["watch", str(run), "--once"], ["explain", str(run)], ["explain", str(run / "spec.yaml")]):
-        with pytest.raises(SystemExit) as left:
-            main(words)
-        assert left.value.code == 0
-        assert "copied" in capsys.readouterr().out
+    for words in (["watch", run, "--once"], ["explain", run], ["explain", run / "spec.yaml"]):
+        answer = ask(*words)
+        assert (answer.code, "copied" in answer.out) == (0, True)
     assert not mark.exists()
 
 

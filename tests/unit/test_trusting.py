@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from paceline.cli.main import main
 from paceline.config import build_spec, load
 from paceline.config import trust as trusting
 from paceline.errors import UserError
@@ -51,28 +50,24 @@ def test_a_run_of_ones_own_goes_on(made):
 
 
 @pytest.mark.parametrize("verb", ["train --resume", "train --from", "train", "check", "predict", "export", "measure"])
-def test_a_run_from_elsewhere_needs_a_word(verb, made, tmp_path, monkeypatch, capsys):
+def test_a_run_from_elsewhere_needs_a_word(verb, made, tmp_path, monkeypatch, ask):
     run, mark = made
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
     words = {"predict": [str(run), "a"], "export": [str(run), "--out", str(tmp_path / "out")]}
     spec = [str(run / "spec.yaml")] if verb in ("train", "check", "measure") else [str(run)]
-    with pytest.raises(SystemExit) as left:
-        main([*verb.split(), *words.get(verb, spec)])
-    assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert "was made by user" in said
-    assert "own.py:Own" in said
-    assert said.count("\n") == 1
+    answer = ask(*verb.split(), *words.get(verb, spec))
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "was made by user" in answer.err
+    assert "own.py:Own" in answer.err
     assert not mark.exists()
 
 
-def test_trust_is_said_once_and_kept_outside_of_the_run(made, tmp_path, monkeypatch, capsys):
+def test_trust_is_said_once_and_kept_outside_of_the_run(made, tmp_path, monkeypatch, ask):
     run, mark = made
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
     before = sorted(run.iterdir())
-    with pytest.raises(SystemExit):  # it has no checkpoint, which is said after the code was read
-        main(["predict", str(run), "a", "--trust"])
-    assert f"executing {tmp_path / 'own.py'}" in capsys.readouterr().err
+    answer = ask("predict", run, "a", "--trust")  # it has no checkpoint, which is said after the code was read
+    assert f"executing {tmp_path / 'own.py'}" in answer.err
     assert sorted(run.iterdir()) == before
     forget(tmp_path)
     assert load(run / "spec.yaml").workload.endswith("own.py:Own")  # without a word
@@ -148,9 +143,8 @@ def test_nothing_in_the_current_folder_is_taken_for_this_users_own(named, tmp_pa
     assert not trusting.get_state_folder().is_relative_to(tmp_path)
 
 
-def test_trust_without_a_run(tmp_path, capsys):
+def test_trust_without_a_run(tmp_path, ask):
     (tmp_path / "run.yaml").write_text("name: x\n")
-    with pytest.raises(SystemExit) as left:
-        main(["train", str(tmp_path / "run.yaml"), "--trust"])
-    assert left.value.code == 2
-    assert "none is named" in capsys.readouterr().err
+    answer = ask("train", tmp_path / "run.yaml", "--trust")
+    assert answer.code == 2
+    assert "none is named" in answer.err

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from paceline.cli.main import main
 from paceline.errors import UserError
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import gather_contents
@@ -196,20 +195,17 @@ def test_plain_runs_become_rows(tmp_path):
     assert "samples/s" in single.verdict[0]
 
 
-def test_damaged_runs_are_named_and_the_rest_is_shown(tmp_path, capsys):
+def test_damaged_runs_are_named_and_the_rest_is_shown(tmp_path, ask):
     good, torn, empty, half = (make_run(tmp_path, name) for name in ("good", "torn", "empty", "half"))
     events = torn / "events" / "rank0.jsonl"
     events.write_text(events.read_text()[:-200])
     (empty / "events" / "rank0.jsonl").write_text("")
     (half / "summary.json").unlink()
-    with pytest.raises(SystemExit) as done:
-        main(["report", *map(str, (good, torn, empty, half)), "--out", str(tmp_path / "out")])
-    assert done.value.code == 0
-    error = capsys.readouterr().err
-    assert "torn/events/rank0.jsonl: 1 line could not be read" in error
-    assert "rank0.jsonl is empty" in error
-    assert "half is not finished" in error
-    assert "good" not in error
+    answer = ask("report", good, torn, empty, half, "--out", tmp_path / "out")
+    assert answer.code == 0
+    for text in ("torn/events/rank0.jsonl: 1 line could not be read", "rank0.jsonl is empty", "half is not finished"):
+        assert text in answer.err
+    assert "good" not in answer.err
     page = (tmp_path / "out" / "report.html").read_text()
     assert "rank0.jsonl is empty" in page
 
@@ -242,7 +238,7 @@ def test_links_are_shown_alone_and_beside_a_measurement(tmp_path, measured):
      '{"format": 1, "links": [{"collective": "gossip", "between": "all ranks", "ranks": 2, "sizes_bytes": [1], '
      '"seconds": [1], "latency_s": 1, "bandwidth_bits_s": 1}]}'],
 )  # fmt: skip
-def test_damaged_links_are_named_and_left_out(tmp_path, capsys, text):
+def test_damaged_links_are_named_and_left_out(tmp_path, ask, text):
     run, net = make_run(tmp_path, "good"), tmp_path / "net"
     net.mkdir()
     (net / "links.json").write_text(text)
@@ -251,19 +247,16 @@ def test_damaged_links_are_named_and_left_out(tmp_path, capsys, text):
     assert not found.links
     assert len(found.left_out) == 1
     assert "net/links.json" in found.left_out[0]
-    assert "links.json" in refused(capsys, net, "--out", tmp_path / "out")
+    assert "links.json" in refused(ask, net, "--out", tmp_path / "out")
 
 
-def refused(capsys, *words):
-    with pytest.raises(SystemExit) as done:
-        main(["report", *map(str, words)])
-    error = capsys.readouterr().err
-    assert done.value.code == 2, error
-    assert error.count("\n") == 1, error
-    return error
+def refused(ask, *words):
+    answer = ask("report", *words)
+    assert (answer.code, answer.err.count("\n")) == (2, 1), answer.err
+    return answer.err
 
 
-def test_each_mistake_is_one_line(tmp_path, capsys, measured):
+def test_each_mistake_is_one_line(tmp_path, ask, measured):
     run = make_run(tmp_path, "good")
     other = make_run(tmp_path, "lm")
     text = (other / "spec.yaml").read_text()
@@ -271,22 +264,22 @@ def test_each_mistake_is_one_line(tmp_path, capsys, measured):
     (other / "spec.yaml").write_text(lm)
     (tmp_path / "folder").mkdir()
     out = ("--out", tmp_path / "out")
-    assert "is not a run folder" in refused(capsys, tmp_path / "folder", *out)
-    assert "does not exist" in refused(capsys, tmp_path / "gone", *out)
-    assert "neither a run folder nor a table" in refused(capsys, run / "summary.json", *out)
-    assert "different workloads" in refused(capsys, run, other, *out)
-    assert "cannot be written" in refused(capsys, run, "--out", "/proc/report")
-    assert "--price" in refused(capsys, run, "--price", "-2", *out)
+    assert "is not a run folder" in refused(ask, tmp_path / "folder", *out)
+    assert "does not exist" in refused(ask, tmp_path / "gone", *out)
+    assert "neither a run folder nor a table" in refused(ask, run / "summary.json", *out)
+    assert "different workloads" in refused(ask, run, other, *out)
+    assert "cannot be written" in refused(ask, run, "--out", "/proc/report")
+    assert "--price" in refused(ask, run, "--price", "-2", *out)
     bad = tmp_path / "bad"
     shutil.copytree(measured, bad)
     (bad / "measure.json").write_text((measured / "measure.json").read_text()[:3000])
-    assert "is damaged" in refused(capsys, bad, *out)
+    assert "is damaged" in refused(ask, bad, *out)
     values = json.loads((measured / "measure.json").read_text())
     (bad / "measure.json").write_text(json.dumps({**values, "rows": values["rows"][1:], "plan": []}))
-    assert "one rank" in refused(capsys, bad, *out)
+    assert "one rank" in refused(ask, bad, *out)
     del values["rows"]
     (bad / "measure.json").write_text(json.dumps(values))
-    assert "is not finished" in refused(capsys, bad, *out)
+    assert "is not finished" in refused(ask, bad, *out)
 
 
 @pytest.mark.parametrize(

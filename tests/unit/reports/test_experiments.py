@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from paceline.cli.main import main
 from paceline.reports.charts import build_charts, build_curves
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import render_page
@@ -119,23 +118,15 @@ def test_runs_of_other_workloads_are_named_and_left_out(tmp_path):
     )
 
 
-def listed(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        main(["runs", *map(str, words)])
-    said = capsys.readouterr()
-    return end.value.code, said.out, said.err
-
-
-def test_runs_are_listed_and_compared(folder, capsys, tmp_path):
-    code, out, _ = listed(capsys, folder)
-    assert code == 0
+def test_runs_are_listed_and_compared(folder, ask, tmp_path):
+    out = ask("runs", folder).out
     assert {line.split()[0] for line in out.splitlines()[1:]} == {"slow", "fast", "unseen"}
-    code, out, _ = listed(capsys, folder / "slow", folder / "fast")
+    out = ask("runs", folder / "slow", folder / "fast").out
     assert out.splitlines()[1].startswith("✓  fast")
     assert "fast has the highest accuracy" in out
-    assert {row["name"] for row in json.loads(listed(capsys, folder, "--json")[1])} == {"slow", "fast", "unseen"}
-    first, *_ = json.loads(listed(capsys, folder, "--compare", "--json")[1])
+    assert {row["name"] for row in json.loads(ask("runs", folder, "--json").out)} == {"slow", "fast", "unseen"}
+    first, *_ = json.loads(ask("runs", folder, "--compare", "--json").out)
     assert first["changed"]["train.lr"] == "0.001"
-    code, _, err = listed(capsys, tmp_path / "none")
-    assert code == 2
-    assert "does not exist" in err
+    answer = ask("runs", tmp_path / "none")
+    assert answer.code == 2
+    assert "does not exist" in answer.err

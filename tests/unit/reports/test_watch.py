@@ -11,7 +11,6 @@ import psutil
 import pytest
 from rich.console import Console
 
-from paceline.cli.main import main
 from paceline.reports.watch import LiveView, draw_sparkline, render_view
 from paceline.runlog.run_dir import RunDir
 from report_runs import make_run, spec_of
@@ -88,17 +87,13 @@ def test_it_survives_a_kill_and_a_resume(tmp_path, lines):
     assert [s["step"] for s in view.ranks[0].steps] == list(range(1, 16))
 
 
-def test_once_and_in_a_pipe(tmp_path, capsys):
+def test_once_and_in_a_pipe(tmp_path, ask):
     path = make_run(tmp_path, "made")
-    for words in (["watch", str(path), "--once"], ["watch", str(path)]):
-        with pytest.raises(SystemExit) as done:
-            main(words)
-        assert done.value.code == 0
-        assert "finished" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as done:
-        main(["watch", str(tmp_path / "gone")])
-    assert done.value.code == 2
-    assert "does not exist" in capsys.readouterr().err
+    for words in (["watch", path, "--once"], ["watch", path]):
+        assert "finished" in ask(*words).out
+    answer = ask("watch", tmp_path / "gone")
+    assert answer.code == 2
+    assert "does not exist" in answer.err
 
 
 def test_a_line_of_bars():
