@@ -114,14 +114,14 @@ class DensePass:
         calls = import_triton_calls()
         k, (_, width) = L.shape[1], self.counts.shape
         table = (Ft / self.share[:, None]).clamp(calls.FLOOR, calls.LARGEST)
-        v = calls.operand(table, width, self.counts, empty=1.0)
-        tile = self.tile or calls.dense_tile(self.counts, k, loss)
+        v = calls.make_operand(table, width, self.counts, empty=1.0)
+        tile = self.tile or calls.choose_tile(self.counts, k, loss)
         total, parts = zero_loss(L.device), (part.split(MANY) for part in (self.counts, L, self.per_document))
         seen = (self.share > LEAST_SHARE).float()
         mass, rounded = seen @ Ft, (seen * self.share) @ v[: len(Ft)].float()  # of the topics, exact and rounded
         for X, some, lengths in zip(*parts, strict=True):
-            u = calls.operand(some * calls.SCALE, len(X), X, empty=calls.SCALE)
-            own, other, logs = calls.dense_statistics(X, u, v, loss=loss, tile=tile)
+            u = calls.make_operand(some * calls.SCALE, len(X), X, empty=calls.SCALE)
+            own, other, logs = calls.compute_dense_statistics(X, u, v, loss=loss, tile=tile)
             S.add_(other[: len(S), :k] / self.share[:, None])
             if loss:
                 size = (u[: len(some)].float() @ rounded) / (some @ mass * calls.SCALE)
@@ -138,10 +138,10 @@ class DensePass:
         return per_term[: len(self.share)] @ self.share.double().log()
 
     def multiply(self, B: Tensor) -> Tensor:
-        return import_triton_calls().dense_product(self.counts, B, transposed=False)[: self.rows]
+        return import_triton_calls().multiply_dense(self.counts, B, transposed=False)[: self.rows]
 
     def multiply_t(self, C: Tensor) -> Tensor:
-        return import_triton_calls().dense_product(self.counts, C, transposed=True)[: len(self.share)]
+        return import_triton_calls().multiply_dense(self.counts, C, transposed=True)[: len(self.share)]
 
 
 class SparsePass:
@@ -156,19 +156,19 @@ class SparsePass:
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
         calls = import_triton_calls()
         newton = rows == "newton" and L.shape[1] <= NEWTON_TOPICS
-        table = calls.full_operand(Ft / self.share[:, None])
+        table = calls.make_full_operand(Ft / self.share[:, None])
         sums = torch.zeros_like(table)
         if not newton:
-            calls.sparse_statistic(self.by_terms, L, table, sums)
-        logs = calls.sparse_update(self.csr, L, table, self.per_document, newton=newton, loss=loss)
+            calls.add_sparse_statistic(self.by_terms, L, table, sums)
+        logs = calls.update_sparse(self.csr, L, table, self.per_document, newton=newton, loss=loss)
         if newton:
-            calls.sparse_statistic(self.by_terms, L, table, sums)
+            calls.add_sparse_statistic(self.by_terms, L, table, sums)
         S.add_(sums[:, : L.shape[1]] / self.share[:, None])
         return -(logs.sum(dtype=torch.float64) + self.of_shares) if loss else zero_loss(L.device)
 
     @functools.cached_property
     def by_terms(self) -> Any:
-        return import_triton_calls().by_terms(self.csr, len(self.share))
+        return import_triton_calls().sort_by_terms(self.csr, len(self.share))
 
     @functools.cached_property
     def of_shares(self) -> Tensor:
@@ -176,10 +176,10 @@ class SparsePass:
         return per_term @ self.share.double().log()
 
     def multiply(self, B: Tensor) -> Tensor:
-        return import_triton_calls().sparse_product(self.csr, B)
+        return import_triton_calls().multiply_sparse(self.csr, B)
 
     def multiply_t(self, C: Tensor) -> Tensor:
-        return import_triton_calls().sparse_spread(self.by_terms, C, len(self.share))
+        return import_triton_calls().multiply_sparse_t(self.by_terms, C, len(self.share))
 
 
 class PlainDense:
@@ -300,7 +300,7 @@ def copy_rows(values: np.ndarray, target: Tensor) -> None:
 
 def sum_dense(counts: Tensor) -> tuple[Tensor, Tensor]:
     if can_run_triton(counts.device) and counts.dtype in (torch.uint8, torch.uint16):
-        return import_triton_calls().small_sums(counts)
+        return import_triton_calls().sum_small_counts(counts)
     per_term = torch.zeros(counts.shape[1], dtype=torch.float64, device=counts.device)
     per_document = []
     for piece in counts.split(max(1, PIECE // 8 // counts.shape[1])):
