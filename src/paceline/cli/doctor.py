@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.cli.arguments import load_spec
 from paceline.diagnostics.nodes import examine_nodes
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Examination, Health
 from paceline.errors import UserError
@@ -31,8 +30,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     else:
         from paceline.diagnostics.doctor import examine
 
-        spec = load_spec(arguments.words, "doctor") if arguments.words else None
-        found = examine(CheckContext(arguments.out, os.environ, spec, rank_info))
+        found = examine(CheckContext(arguments.out, os.environ, _load_spec(arguments.words), rank_info))
     if rank_info.rank and not found.findings:
         return 0  # the first node prints them
     if arguments.json:
@@ -41,6 +39,14 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         for part in render_examination(found):
             console.print(part)
     return 0 if found.healthy else 1
+
+
+def _load_spec(words: list[str]) -> Any:
+    if not words:
+        return None
+    from paceline.config import load
+
+    return load(words[0], words[1:])
 
 
 def render_examination(found: Examination) -> Iterator[Any]:

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.arguments import load_spec
-from paceline.config import SpecSource
+from paceline.config import RunSpec, SpecSource, load
+from paceline.config.registry import is_script
 from paceline.errors import PacelineError, UserError
 from paceline.io.files import print_json
 from paceline.io.format import clock
@@ -189,14 +189,22 @@ def run_submit(arguments: argparse.Namespace) -> int:
 
 
 def _parse_source(words: Sequence[str]) -> SpecSource:
-    first, *overrides = words or [""]
-    if not first or not Path(first, "spec.yaml").is_file():
-        return load_spec(words, "submit")
-    if overrides:
-        command = f"paceline train --resume {shlex.quote(first)} {shlex.quote(overrides[0])}"
-        message = f"{overrides[0]}: {first} resumes as it started; to change what may change, type  {command}"
-        raise UserError(message, code="conflict", key=overrides[0].partition("=")[0])
-    return Path(first)
+    if not words or ("=" in words[0] and not Path(words[0]).exists()):
+        message = "which run? write it as  paceline submit RUN.yaml [section.key=value ...]"
+        raise UserError(message, code="missing-value")
+    first, *overrides = words
+    if Path(first, "spec.yaml").is_file():
+        if overrides:
+            command = f"paceline train --resume {shlex.quote(first)} {shlex.quote(overrides[0])}"
+            message = f"{overrides[0]}: {first} resumes as it started; to change what may change, type  {command}"
+            raise UserError(message, code="conflict", key=overrides[0].partition("=")[0])
+        return Path(first)
+    if is_script(first):
+        from paceline.script.run import derive_script_spec
+
+        return derive_script_spec(Path(first), overrides)
+    found: RunSpec = load(first, overrides)
+    return found
 
 
 def _describe_queue_state(state: JobState | None) -> str:

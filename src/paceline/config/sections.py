@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -114,48 +113,74 @@ class ParameterGroup(Section):
 
 
 class Train(Section):
-    """How the model is trained; `keys.csv` has the unit and the meaning of each key."""
-
-    epochs: int | None = Field(None, gt=0)
-    steps: int | None = Field(None, gt=0)
-    global_batch: int = Field(128, gt=0)
-    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = "adamw"
-    lr: float = Field(1e-3, gt=0)
-    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    base_batch: int = Field(128, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup: float = Field(0.05, ge=0, lt=1)
-    warmup_steps: int | None = Field(None, ge=0)
-    warmup_from: float = Field(0.0, ge=0, le=1)
-    warmup_shape: Literal["linear", "log"] = "linear"
-    final_lr: float = Field(0.0, ge=0, le=1)
-    weight_decay: float = Field(0.01, ge=0)
-    decay: Literal["matrices", "all"] = "matrices"
-    groups: dict[str, ParameterGroup] = Field({})
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    eps: float | None = Field(None, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    nesterov: bool = False
-    clip: float = Field(1.0, ge=0)
-    clip_value: float = Field(0.0, ge=0)
-    ema: float | None = Field(None, gt=0, lt=1)
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"] = "fp32"
-    loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0, le=1e30)] = "dynamic"
-    loss_scale_start: float = Field(16384.0, gt=0, le=1e30)
-    loss_scale_window: int = Field(1000, gt=0)
-    nonfinite: Literal["stop", "skip"] = "stop"
-    on_oom: Literal["stop", "retry"] = "stop"
-    seed: int = Field(0, ge=0, lt=1 << 31)
-    evaluate_every: int = Field(0, ge=0)
-    evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = "auto"
-    patience: int = Field(0, ge=0)
-    checkpoint_every: int = Field(0, ge=0)
-    checkpoint_format: Literal["sharded", "full"] = "sharded"
-    keep: int = Field(2, gt=0)
-    log_every: int = Field(10, gt=0)
-    compile: Literal["auto", "off", "on"] = "auto"
-    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    epochs: int | None = field(None, "epochs", "length of the run; give this or steps", gt=0)
+    steps: int | None = field(None, "steps", "length of the run; give this or epochs", gt=0)
+    global_batch: int = field(128, "samples", "samples per optimiser step, over all ranks", gt=0)
+    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = field(
+        "adamw", "", "update rule; adam and sgd add weight_decay to the gradient, adamw and lamb to the update"
+    )
+    lr: float = field(1e-3, "per step", "peak learning rate at base_batch", gt=0)
+    lr_scaling: Literal["none", "linear", "sqrt"] = field("none", "", "how lr grows with global_batch / base_batch")
+    base_batch: int = field(128, "samples", "the batch for which lr was chosen", gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = field("cosine", "", "decay after the warm-up")
+    warmup: float = field(0.05, "fraction of run", "warm-up of the learning rate", ge=0, lt=1)
+    warmup_steps: int | None = field(None, "steps", "length of the warm-up, in place of warmup", ge=0)
+    warmup_from: float = field(0.0, "fraction of lr", "where the warm-up begins", ge=0, le=1)
+    warmup_shape: Literal["linear", "log"] = field(
+        "linear", "", "log grows with the logarithm of the step, as DeepSpeed's WarmupLR does"
+    )
+    final_lr: float = field(0.0, "fraction of lr", "where the decay ends", ge=0, le=1)
+    weight_decay: float = field(0.01, "", "of matrices, or of all parameters: decay says which", ge=0)
+    decay: Literal["matrices", "all"] = field("matrices", "", "what decays; matrices leaves out biases and norms")
+    groups: dict[str, ParameterGroup] = field(
+        {}, "", "parameters that differ: pattern of names -> {lr, weight_decay, frozen}; the first match decides"
+    )
+    beta1: float = field(0.9, "", "first moment decay (adamw, adam, lamb)", ge=0, lt=1)
+    beta2: float = field(0.999, "", "second moment decay (adamw, adam, lamb)", ge=0, lt=1)
+    eps: float | None = field(
+        None, "", "added to the root of the second moment; none is 1e-8 for adamw and adam, 1e-6 for lamb", gt=0
+    )
+    momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
+    nesterov: bool = field(False, "", "sgd: the momentum looks one step ahead")
+    clip: float = field(1.0, "gradient norm", "the global gradient norm is clipped to this; 0 disables", ge=0)
+    clip_value: float = field(0.0, "gradient", "each gradient value is then clipped to ± this; 0 disables", ge=0)
+    ema: float | None = field(
+        None,
+        "per step",
+        "decay of an average of the weights, which is evaluated and used in their place",
+        gt=0,
+        lt=1,
+    )
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"] = field(
+        "fp32", "", "type of the matrix products; tf32 is fp32 where the device has no TF32"
+    )
+    loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0, le=1e30)] = field(
+        "dynamic",
+        "",
+        "fp16: factor of the loss, against underflow of gradients; dynamic halves it on overflow",
+    )
+    loss_scale_start: float = field(16384.0, "", "fp16: where a dynamic loss_scale begins", gt=0, le=1e30)
+    loss_scale_window: int = field(1000, "steps", "fp16: without overflow, after which loss_scale doubles", gt=0)
+    nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
+    on_oom: Literal["stop", "retry"] = field(
+        "stop", "", "out of memory: stop, or resume from the last checkpoint with half the micro-batch"
+    )
+    seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
+    evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
+    evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = field(
+        "auto", "samples", "of the held-out split; auto takes all of a small one, else as many as the training allows"
+    )
+    patience: int = field(0, "evaluations", "without a better score end the run; 0 does not end it", ge=0)
+    checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
+    checkpoint_format: Literal["sharded", "full"] = field(
+        "sharded", "", "full: one safetensors file with all tensors, joined by the main rank; sharded: a file per rank"
+    )
+    keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
+    log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
+    compile: Literal["auto", "off", "on"] = field(
+        "auto", "", "auto records the step on a CUDA device and compiles it where that pays; on compiles, anywhere"
+    )
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = field((), "", "also send events there")
 
     @field_validator("epochs", "steps", mode="before")
     @classmethod
@@ -183,37 +208,39 @@ class Train(Section):
 
 
 class Parallel(Section):
-    """How ranks share the work; `keys.csv` has the unit and the meaning of each key."""
-
-    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = "auto"
-    ranks: int = Field(1, gt=0, le=65536)
-    replicate: int | None = Field(None, gt=0)
-    tensor: int = Field(1, gt=0)
-    sequence: bool = False
-    pipeline: int = Field(1, gt=0)
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
-    micro_batch: int | None = Field(None, gt=0)
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    offload: bool = False
-    reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = "exact"
-    local_steps: int = Field(8, gt=1)
-    wrap: Literal["layers"] | Annotated[int, Field(gt=0)] = "layers"
-    engine: Literal["torch", "deepspeed", "accelerate"] = "torch"
-    engine_config: Path | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
-    threads: int = Field(0, ge=0, le=4096)
-    timeout_s: float = Field(300.0, gt=0, le=1e7)
-    bucket_mb: float = Field(25.0, gt=0)
-
-
-def _add_meanings(sections: Mapping[str, type[Section]]) -> None:
-    """Set the unit and the meaning of every key that `keys.csv` lists."""
-    with Path(__file__).with_name("keys.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            section, _, name = row["key"].partition(".")
-            info = sections[section].model_fields[name]
-            info.description, info.json_schema_extra = row["meaning"], {"unit": row["unit"]}
-
-
-_add_meanings({"train": Train, "parallel": Parallel})
+    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = field(
+        "auto", "", "what each data-parallel rank keeps; auto is ddp above 1 rank; zero3 and fsdp are the same"
+    )
+    ranks: int = field(
+        1, "processes", "one device each; what tensor and pipeline leave is data parallel", gt=0, le=65536
+    )
+    replicate: int | None = field(None, "copies", "hsdp: whole copies of the model, each sharded over the rest", gt=0)
+    tensor: int = field(1, "ranks", "ranks that share every matrix product", gt=0)
+    sequence: bool = field(False, "", "the ranks of tensor also share what lies between the matrix products")
+    pipeline: int = field(1, "ranks", "ranks that hold consecutive layers", gt=0)
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
+        "1f1b", "", "order of the passes in a pipeline; the last two give each rank 2 stages"
+    )
+    micro_batch: int | None = field(None, "samples", "most samples in one pass of one rank; more are accumulated", gt=0)
+    activation_checkpointing: Literal["none", "selective", "full"] = field(
+        "none", "", "activations computed again in the backward pass: none, all but matrix products, whole layers"
+    )
+    offload: bool = field(False, "", "zero2, fsdp, hsdp: parameters and optimiser live in host memory")
+    reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = field(
+        "exact", "", "how ranks are synchronised; all but exact send less and change the answer"
+    )
+    local_steps: int = field(8, "steps", "local_sgd, diloco: steps a rank makes alone before models are joined", gt=1)
+    wrap: Literal["layers"] | Annotated[int, Field(gt=0)] = field(
+        "layers", "parameters", "zero2, fsdp, hsdp: what is gathered together: a layer, or modules of at least so many"
+    )
+    engine: Literal["torch", "deepspeed", "accelerate"] = field("torch", "", "library that wraps the model")
+    engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
+    device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = field(
+        "auto",
+        "",
+        "what carries messages: auto is nccl for CUDA devices, gloo for CPUs; gloo lets ranks share a GPU",
+    )
+    threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
+    timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)
+    bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)
