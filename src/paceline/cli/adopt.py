@@ -9,7 +9,7 @@ from typing import Any
 from paceline.convert.adopt import Adopted, adopt
 from paceline.convert.draft import ConvertedKey
 from paceline.convert.rules import Outcome, is_off
-from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.io.escape import to_one_line
 from paceline.io.files import print_json
 from paceline.io.terminal import build_console
@@ -20,8 +20,7 @@ MAX_VALUE_CHARS = 40
 def run_adopt(arguments: argparse.Namespace) -> int:
     console = build_console()
     if arguments.line and arguments.command:
-        reason = "one command is given with --command and another after --; leave one of them out"
-        raise UserError(reason, code="conflict", key="--command")
+        raise option_error("--command", "another command is given after --; leave one of them out", "conflict")
     command = arguments.line or shlex.join(arguments.command)
     adopted = adopt(arguments.files, command=command, out=arguments.out, force=arguments.force)
     if arguments.json:

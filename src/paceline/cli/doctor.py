@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.diagnostics.nodes import examine_nodes
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Examination, Health
-from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.io.files import print_json
 from paceline.io.format import wrap_lines
 from paceline.io.terminal import build_console
@@ -23,8 +23,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns about addresses without names
     rank_info = detect_rank(os.environ) or SINGLE_RANK
     if arguments.nodes and rank_info is not SINGLE_RANK:
-        message = f"--nodes: {rank_info.launcher} has started {rank_info.world} ranks already; leave it out"
-        raise UserError(message, code="conflict", key="--nodes")
+        problem = f"{rank_info.launcher} has started {rank_info.world} ranks already; leave it out"
+        raise option_error("--nodes", problem, "conflict")
     if arguments.nodes:
         found = examine_nodes(arguments.nodes.split(","), arguments.words, arguments.out, arguments.by)
     else:

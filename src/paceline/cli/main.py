@@ -100,11 +100,11 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     choices = parser.add_subparsers(dest="verb", metavar="VERB")
     for name, verb in verbs.items():
-        one = choices.add_parser(name, help=verb.help)
+        subparser = choices.add_parser(name, help=verb.help)
         if name in words:
-            import_object(verb.add_arguments)(one)
-            if "--json" not in one._option_string_actions:
-                one.add_argument("--json", action="store_true", help="print JSON instead of text")
+            import_object(verb.add_arguments)(subparser)
+            if "--json" not in subparser._option_string_actions:
+                subparser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
 
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.arguments import load_spec
 from paceline.config import registry
 from paceline.errors import UserError
-from paceline.io.arguments import make_output_folder, parse_hours, parse_numbers
+from paceline.io.arguments import make_output_folder, option_error, parse_hours, parse_numbers
 from paceline.io.files import print_json, read_json, write_atomic, write_json
 from paceline.io.terminal import build_console, print_file, print_text, warn
 
 if TYPE_CHECKING:
     from paceline.config import RunSpec
     from paceline.planner.plan import Plan
+
+
+PAGE_OPTIONS = "cluster samples tokens price spot_price budget what_if min_efficiency calibration"
 
 
 def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
@@ -37,8 +40,7 @@ def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
         message = f"{first} replaces a run file, and {files[0]!r} was given too; leave one of them out"
         raise UserError(message, code="conflict", key=first)
     if arguments.emit:
-        message = f"--emit: launch files start a run file, not {first}; write a run file with the same settings"
-        raise UserError(message, code="conflict", key="--emit")
+        raise option_error("--emit", f"launch files start a run file, not {first}; write one with these", "conflict")
     from paceline.config import COMMAND_LINE, build_spec, parse_overrides
     from paceline.config.run_file import set_nested
 
@@ -75,8 +77,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     deadline = parse_hours(arguments.deadline, "--deadline") if arguments.deadline else None
     requirements = Requirements(deadline, arguments.budget, arguments.min_efficiency)
     if arguments.page is not None and (arguments.page.is_dir() or not arguments.page.parent.is_dir()):
-        message = f"--page: {arguments.page} cannot be written; give a file in a folder that exists, as  plan.html"
-        raise UserError(message, code="not-writable", key="--page")
+        problem = f"{arguments.page} cannot be written; give a file in a folder that exists, as  plan.html"
+        raise option_error("--page", problem, "not-writable")
     found = ask(spec, parse_numbers(arguments.devices, "--devices") if arguments.devices else ())
     if arguments.page is not None:
         from paceline.planner.page.page import render_plan_page
@@ -110,18 +112,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 def _page_command(arguments: argparse.Namespace) -> list[str]:
     """Return the command that made the plan, which a page adds its settings to."""
-    names = (
-        "cluster",
-        "samples",
-        "tokens",
-        "price",
-        "spot_price",
-        "budget",
-        "what_if",
-        "min_efficiency",
-        "calibration",
-    )
-    options = {f"--{name.replace('_', '-')}": name for name in names}
+    options = {f"--{name.replace('_', '-')}": name for name in PAGE_OPTIONS.split()}
     options |= {option: what.key for option, (_, what) in registry.list_plan_options().items()}
     given = {option: vars(arguments)[key] for option, key in options.items()}
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
@@ -152,16 +143,15 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
     ranks = parse_numbers(arguments.ranks, "--ranks")
     if min(ranks) < 1 or max(ranks) > 64:
-        message = f"--ranks: {arguments.ranks} is not possible here; give numbers from 1 to 64"
-        raise UserError(message, code="invalid-value", key="--ranks")
+        raise option_error("--ranks", f"{arguments.ranks} is not possible here; give numbers from 1 to 64")
     path = arguments.out or default_calibration_path()
     if arguments.out is not None and path.is_file() and not _is_calibration(path):
-        message = f"--out: {path} exists and is not a calibration; name another file, or remove it"
-        raise UserError(message, code="conflict", key="--out")
+        problem = f"{path} exists and is not a calibration; name another file, or remove it"
+        raise option_error("--out", problem, "conflict")
     path.parent.mkdir(parents=True, exist_ok=True)
     if arguments.threads < 0:
-        message = f"--threads: {arguments.threads} is not possible; give 1 or more, or 0 to share the cores"
-        raise UserError(message, code="invalid-value", key="--threads")
+        problem = f"{arguments.threads} is not possible; give 1 or more, or 0 to share the cores"
+        raise option_error("--threads", problem)
     found = calibrate_machine(sorted(set(ranks)), warn, arguments.threads)
     if has_gpu():  # after the ranks: they are forked from this process
         from paceline.planner.calibration.gpu_probes import measure_gpu

@@ -84,7 +84,7 @@ def _check_out_path(out: Path) -> None:
 
 
 def _write_predictions(out: Path, inputs: PredictInputs, found: Predictions) -> None:
-    rows = [{**row, **said} for row, said in zip(inputs.rows, found.rows(), strict=True)]
+    rows = [{**row, **predicted} for row, predicted in zip(inputs.rows, found.rows(), strict=True)]
     if out.suffix == ".jsonl":
         write_atomic(out, "".join(json.dumps(replace_nonfinite(row), ensure_ascii=False) + "\n" for row in rows))
         return
@@ -115,8 +115,8 @@ def _print_predictions(inputs: PredictInputs, found: Predictions, console: Any) 
     head = ("predicted", "probability") if found.of_classes else tuple(next(found.rows(), {}))
     for name in (*head, "input"):
         table.add_column(name, no_wrap=True, justify="right" if name == "probability" else "left")
-    for value, said in list(zip(inputs.values, found.rows(), strict=True))[:SHOWN_ROWS]:
-        cells = [f"{said[name]:.4f}" if isinstance(said[name], float) else str(said[name]) for name in head]
+    for value, row in list(zip(inputs.values, found.rows(), strict=True))[:SHOWN_ROWS]:
+        cells = [f"{row[name]:.4f}" if isinstance(row[name], float) else str(row[name]) for name in head]
         table.add_row(*cells, _truncate(" ".join(str(value).split())))
     console.print(table)
     if len(found) > SHOWN_ROWS:

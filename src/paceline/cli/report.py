@@ -87,20 +87,22 @@ def list_runs(folder: Path) -> list[ListedRun]:
 def run_runs(arguments: argparse.Namespace) -> int:
     console = build_console()
     folders = arguments.folders or [Path("runs")]
-    found = [one for folder in folders for one in _require_runs(folder)]
+    found = [listed for folder in folders for listed in _require_runs(folder)]
     compare = arguments.compare or (len(folders) > 1 and all((f / "spec.yaml").is_file() for f in folders))
     if compare and len(found) > 1:
-        views = [read_run_view(one.run.path) for one in found if not one.problem and one.summary is not None]
+        views = [
+            read_run_view(listed.run.path) for listed in found if not listed.problem and listed.summary is not None
+        ]
         if len(views) < 2:
             raise UserError(f"{len(views)} of these runs ended, and a comparison needs two", code="invalid-request")
         return _print_comparison(compare_experiments(views), arguments.json, console)
     if arguments.json:
-        print_json([one.to_json() for one in found])
+        print_json([listed.to_json() for listed in found])
         return 0
     console.print(_build_runs_table(found))
-    for one in found:
-        if one.problem:
-            warn(f"paceline: {one.run.path}: {one.problem}")
+    for listed in found:
+        if listed.problem:
+            warn(f"paceline: {listed.run.path}: {listed.problem}")
     return 0
 
 
@@ -115,12 +117,12 @@ def _require_runs(folder: Path) -> list[ListedRun]:
 
 def _build_runs_table(found: Sequence[ListedRun]) -> Table:
     table = Table("run", "workload", "status", "evaluation", "ranks", "steps", "last loss", "took", left=4)
-    for one in found:
-        ended = one.summary
+    for listed in found:
+        ended = listed.summary
         table.add_row(
-            one.run.name,
-            one.workload.rpartition("/")[2],
-            "cannot be read" if one.problem else ended.status if ended else "not finished",
+            listed.run.name,
+            listed.workload.rpartition("/")[2],
+            "cannot be read" if listed.problem else ended.status if ended else "not finished",
             format_metrics(dict(list(ended.evaluation.metrics.items())[:3]))
             if ended and ended.evaluation.metrics
             else UNKNOWN,

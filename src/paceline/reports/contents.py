@@ -112,9 +112,7 @@ class Inputs:
         runs.append(run)
         if run.torn:
             lines = f"{run.torn} line{'s' * (run.torn > 1)}"
-            self.left_out.append(
-                f"{run.file}: {lines} could not be read and {'are' if run.torn > 1 else 'is'} left out"
-            )
+            self.left_out.append(f"{run.file}: {lines} could not be read")
         if run.status not in ("finished", "stopped"):
             reason = f": {run.summary.why}" if run.summary is not None and run.summary.why else ""
             self.left_out.append(f"{path} is {run.status}{reason}; what exists of it is shown")
@@ -125,10 +123,8 @@ class Inputs:
         most = kinds.most_common(1)[0][0] if kinds else ""
         others = [run for run in self.runs if run.spec.workload != most]
         if others:
-            names = [f"{run.path.name} ({run.spec.workload})" for run in others]
-            self.left_out.append(
-                f"runs of other workloads than {most} are left out: {_join(names)}; make a report of those"
-            )
+            names = _join([f"{run.path.name} ({run.spec.workload})" for run in others])
+            self.left_out.append(f"runs of other workloads than {most} are left out: {names}; make a report of those")
         self.runs = [run for run in self.runs if run.spec.workload == most]
 
 
@@ -136,8 +132,8 @@ def gather_contents(paths: Sequence[Path], title: str = "", price: float | None 
     """Read all inputs; a damaged run is named and left out. Raise UserError if nothing is left."""
     found = Inputs(price)
     for path in paths:
-        for one in list_result_folders(path) if _is_folder_of_runs(path) else [path]:
-            found.read(one)
+        for folder in list_result_folders(path) if _is_folder_of_runs(path) else [path]:
+            found.read(folder)
     if any(_is_folder_of_runs(path) for path in paths):
         found.keep_main_workload()
     runs, series = [*found.measured_runs, *found.runs], found.series
@@ -173,9 +169,8 @@ def gather_contents(paths: Sequence[Path], title: str = "", price: float | None 
 
 
 def _is_folder_of_runs(path: Path) -> bool:
-    return (
-        path.is_dir() and not any((path / name).is_file() for name in RESULT_FILES) and bool(list_result_folders(path))
-    )
+    is_result = any((path / name).is_file() for name in RESULT_FILES)
+    return path.is_dir() and not is_result and bool(list_result_folders(path))
 
 
 def _join(names: Sequence[str]) -> str:
@@ -197,7 +192,7 @@ def _describe_verdict(
         return tuple(f"{run.name} is {run.status}." for run in runs[:1])
     if best and same is not None:
         return (*best, same.text)
-    lines = [line for one in ended[:MAX_NAMED] for line in _describe_ended(*one)]
+    lines = [line for run in ended[:MAX_NAMED] for line in _describe_ended(*run)]
     if (left := len(ended) - MAX_NAMED) > 0:
         lines.append(f"{left} more run{'s are' if left > 1 else ' is'} in the table.")
     more = "To see whether more ranks pay:  paceline measure RUN.yaml --ranks 1,2"

@@ -77,12 +77,9 @@ ORDER = (
 )
 """The story of a page: does it pay, why, is it the same training, what does it take."""
 TEX_DELIMITERS = {
-    "block_start_string": "<%",
-    "block_end_string": "%>",
-    "variable_start_string": "<<",
-    "variable_end_string": ">>",
-    "comment_start_string": "<#",
-    "comment_end_string": "#>",
+    f"{part}_{side}_string": sign
+    for part, signs in {"block": ("<%", "%>"), "variable": ("<<", ">>"), "comment": ("<#", "#>")}.items()
+    for side, sign in zip(("start", "end"), signs, strict=True)
 }
 
 
@@ -132,11 +129,7 @@ def build_tiles(contents: ReportContents) -> list[tuple[str, str, str]]:
         return [
             ("status", summary.status, f"after {duration(summary.seconds)}"),
             ("rate", number(summary.samples_per_s, 3), "samples/s"),
-            (
-                "loss",
-                number(summary.loss_last),
-                f"mean of the last {summary.loss_last_steps} steps",
-            ),
+            ("loss", number(summary.loss_last), f"mean of the last {summary.loss_last_steps} steps"),
             *((name, number(value), "evaluation") for name, value in list(summary.evaluation.metrics.items())[:2]),
         ]
     return []

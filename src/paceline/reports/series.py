@@ -22,20 +22,13 @@ from paceline.layout import layout_of
 from paceline.measurement.diagnosis import describe_decision, describe_extrapolation, mark_recommended
 from paceline.measurement.links import Link, read_links
 from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
-from paceline.measurement.rows import (
-    BatchLayout,
-    TimedRow,
-    add_costs,
-    add_speedups,
-    combine_repeats,
-    drop_failed,
-)
+from paceline.measurement.rows import BatchLayout, TimedRow, add_costs, add_speedups, combine_repeats, drop_failed
 from paceline.reports.run_view import RunView, is_same_work
 from paceline.runlog.run_dir import RunDir
 
 COUNT_NAMES = ("devices", "gpus", "ranks", "n", "processes", "nodes", "workers", "cores")
 TIME_NAMES = ("seconds", "time", "time_s", "s", "step_s", "duration", "elapsed")
-MAX_BYTES = 1 << 24
+MAX_BYTES, MAX_DEVICES = 1 << 24, 10**9
 
 
 @dataclass(frozen=True)
@@ -71,14 +64,9 @@ def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
         raise UserError(f"{path} has no rows; add lines such as  1,19.5  for one device", code="invalid-data")
     for label, rows in found.items():
         if not any(row.devices == 1 for row in rows):
-            raise UserError(
-                f"{path}: speed-up is relative to one device, which {label!r} does not have; add  1,SECONDS",
-                code="missing-value",
-            )
+            problem = f"speed-up is relative to one device, which {label!r} does not have; add  1,SECONDS"
+            raise UserError(f"{path}: {problem}", code="missing-value")
     return found
-
-
-MAX_DEVICES = 10**9
 
 
 def _parse_row(path: Path, number: int, row: list[str], count: int, time: int) -> TimesLine:
@@ -87,12 +75,9 @@ def _parse_row(path: Path, number: int, row: list[str], count: int, time: int) -
         if not 1 <= found.devices <= MAX_DEVICES or not 0 < found.seconds < math.inf:
             raise ValueError
     except (ValueError, IndexError):
-        given = ",".join(row)[:60]
-        raise UserError(
-            f"{path} line {number}: {given!r} is not devices and seconds, as in  1,19.5;  head other columns  "
-            "devices,seconds",
-            code="invalid-data",
-        ) from None
+        problem = f"{','.join(row)[:60]!r} is not devices and seconds, as in  1,19.5"
+        more = ";  head other columns  devices,seconds"
+        raise UserError(f"{path} line {number}: {problem}{more}", code="invalid-data") from None
     return found
 
 
@@ -139,17 +124,8 @@ def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: f
         label = f"{n} device{'s' * (n > 1)}"
         seconds = sorted(line.seconds for line in found)
         middle = seconds[(len(seconds) - 1) // 2]
-        rows.append(
-            TimedRow(
-                label=label,
-                ranks=n,
-                repeats=len(found),
-                step_s=middle,
-                step_s_low=seconds[0],
-                step_s_high=seconds[-1],
-                samples_per_s=1 / middle,
-            )
-        )
+        spread = {"step_s": middle, "step_s_low": seconds[0], "step_s_high": seconds[-1]}
+        rows.append(TimedRow(label=label, ranks=n, repeats=len(found), samples_per_s=1 / middle, **spread))
         rates[label] = [1 / line.seconds for line in found]
         sources[label] = SourceLine(file, found[0].line)
     compared = drop_failed(mark_recommended(add_costs(add_speedups(rows, rates), 1, price)))
