@@ -24,8 +24,7 @@ class DecoderShape:
     kv_heads: int
     layers: int
     ffn: int
-    context: int
-    """Rows of the table of learned positions."""
+    context: int  # rows of the table of learned positions
     tied: bool = False
     positions: str = "rotary"
     ffn_kind: str = "swiglu"

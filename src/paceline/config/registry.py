@@ -24,8 +24,7 @@ from paceline.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from paceline.config.sections import RunClass, Section
 
-GROUP = "paceline.workloads"
-"""Of entry points: each names a `WorkloadEntry` or a Workload class."""
+GROUP = "paceline.workloads"  # of entry points: each names a `WorkloadEntry` or a Workload class
 BUILT_IN = {
     "classifier": "paceline.workloads.classifier:ENTRY",
     "ensemble": "paceline.workloads.ensemble:ENTRY",
@@ -46,10 +45,8 @@ class Verb:
     """A command. The references `module:name` are imported when its name is typed."""
 
     help: str
-    add_arguments: str
-    """`add_arguments(parser)`."""
-    run: str
-    """`run(arguments) -> exit code`."""
+    add_arguments: str  # `add_arguments(parser)`
+    run: str  # `run(arguments) -> exit code`
     example: str = ""
 
 
@@ -72,10 +69,8 @@ class Traits:
     """Batches have few shapes, or can be padded to few (`Samples.fixed_shape_batches`): a step can be recorded."""
     half_only: bool = False
     """A step can be recorded in half precision only, which has kernels for batches of these shapes."""
-    own_loop: bool = False
-    """A script computes the loss, outside of the step."""
-    compiles: bool = True
-    """torch's compiler can trace the model."""
+    own_loop: bool = False  # a script computes the loss, outside of the step
+    compiles: bool = True  # torch's compiler can trace the model
     own_optimizer: bool = False
     """The update is the user's own code (`Workload.optimizer`), which may synchronise with the host."""
 
@@ -84,29 +79,22 @@ class Traits:
 class StepWork:
     """What compiling could speed up: the forward pass over a global batch, as the model is written."""
 
-    operations: float
-    """That would be compiled: of the whole model or, if layers are equal, of one of them."""
-    moved_elements: float
-    """Read and written between matrix products."""
+    operations: float  # that would be compiled: of the whole model or, if layers are equal, of one of them
+    moved_elements: float  # read and written between matrix products
 
 
 @dataclass(frozen=True)
 class WorkloadEntry:
     """All that the rest of Paceline knows of a workload. References are `module:name`, imported when first used."""
 
-    run: str
-    """The run class: model, data and loss, or passes."""
-    model: str = ""
-    """The sections of the run file; by default those of the run class."""
+    run: str  # the run class: model, data and loss, or passes
+    model: str = ""  # the sections of the run file; by default those of the run class
     data: str = ""
-    subject: str = ""
-    """The cost model, `subject(spec, samples, tokens)`; by default the model is traced."""
-    batched: bool = True
-    """See `RunClass.batched`."""
+    subject: str = ""  # the cost model, `subject(spec, samples, tokens)`; by default the model is traced
+    batched: bool = True  # see `RunClass.batched`
     preload: tuple[str, ...] = ()
     """Modules that are slow to import, and are imported once before ranks are forked."""
-    extends: bool = False
-    """A fit by passes can be extended after it finished; a training always can."""
+    extends: bool = False  # a fit by passes can be extended after it finished; a training always can
     traits: Traits = Traits()
     draw: str = ""
     """`draw(folder)` draws missing pictures when a report is written, so that the run does not wait for them."""

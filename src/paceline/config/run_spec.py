@@ -169,8 +169,7 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     return build_spec(values, origins | commanded)
 
 
-SpecSource = RunSpec | str | Path | Mapping[str, Any] | type
-"""What `resolve_spec` takes."""
+SpecSource = RunSpec | str | Path | Mapping[str, Any] | type  # what `resolve_spec` takes
 
 
 def resolve_spec(source: SpecSource) -> RunSpec:

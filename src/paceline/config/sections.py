@@ -28,12 +28,10 @@ STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, coerce_num
 class Section(BaseModel):
     model_config = STRICT
 
-    word: ClassVar[str] = ""
-    """The field that a single word in place of the section sets."""
+    word: ClassVar[str] = ""  # the field that a single word in place of the section sets
     references: ClassVar[tuple[str, ...]] = ()
     """Fields that name the user's own code as `file.py:name`; the file is relative to the run file."""
-    run_files: ClassVar[tuple[str, ...]] = ()
-    """Fields that name run files, which may name code in turn."""
+    run_files: ClassVar[tuple[str, ...]] = ()  # fields that name run files, which may name code in turn
 
     @classmethod
     def paths(cls) -> list[str]:
@@ -100,8 +98,7 @@ class RunClass:
 
     Model: ClassVar[type[Section]] = Section
     Data: ClassVar[type[Section]] = Section
-    batched: ClassVar[bool] = True
-    """A step is a batch of samples; False where it is a pass over all of them."""
+    batched: ClassVar[bool] = True  # a step is a batch of samples; False where it is a pass over all of them
 
 
 class ParameterGroup(Section):

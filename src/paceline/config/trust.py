@@ -25,13 +25,10 @@ from paceline.io.safe_yaml import load_yaml, read_yaml_text
 
 ORIGIN = "origin.json"
 KEY_BYTES = 32
-KERAS = ".keras"
-"""A file of layers that Keras builds by name; its safe mode has been bypassed more than once."""
+KERAS = ".keras"  # a file of layers that Keras builds by name; its safe mode has been bypassed more than once
 NOWHERE = "/nonexistent"
-MAX_NESTING = 5
-"""Of run files that name run files."""
-MAX_BYTES = 100_000
-"""Of an `origin.json`."""
+MAX_NESTING = 5  # of run files that name run files
+MAX_BYTES = 100_000  # of an `origin.json`
 
 
 def get_state_folder() -> Path:

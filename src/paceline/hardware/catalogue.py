@@ -25,10 +25,8 @@ FORM = "[NODESx]DEVICESxNAME[@LINK][+NETWORK],  for example 4xA100, 2x8xH100 or 
 FALLBACK = {"fp8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
 """A type without its own rate runs at the rate of the next wider one."""
 DATA_FILE = Path(__file__).parent / "hardware.csv"
-LOCAL = "local"
-"""This machine, which must be calibrated."""
-FP64_SHARE = 0.5
-"""Of the fp32 rate, if a data sheet has no fp64."""
+LOCAL = "local"  # this machine, which must be calibrated
+FP64_SHARE = 0.5  # of the fp32 rate, if a data sheet has no fp64
 FACTS = {"memory_gb": "memory_bytes", "bandwidth_gbs": "bandwidth_bytes_s", "pcie_gbs": "pcie_bytes_s"}
 """Facts of a device that a cluster file may replace, in GB."""
 COLUMNS = {**FACTS, "link_gbs": "link_bytes_s", "node_gbps": "node_bits_s"}
@@ -37,8 +35,7 @@ PRICES = ("price", "spot_price")
 CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", *PRICES, HOST, "catalogue", "tflops", "watts", *FACTS)
 IGNORED_WORDS = r"\b(hbm3e?|generation|480gb)\b"
 """Words of drivers that the catalogue lacks; 480 GB is the host memory of a GH200."""
-OPTIONAL_WORDS = r"(sxm\d?|pcie|\d+gb)"
-"""Words of the catalogue that drivers may leave out."""
+OPTIONAL_WORDS = r"(sxm\d?|pcie|\d+gb)"  # words of the catalogue that drivers may leave out
 
 
 def _error(message: str, key: str = "cluster", code: Code = "invalid-value") -> UserError:
@@ -56,25 +53,19 @@ class Device:
     matmul_fraction: float | None
     """Largest fraction of the peak that was measured in a bare matrix product, if any was."""
     link: str
-    link_bytes_s: float
-    """In-node link, one direction, per device."""
+    link_bytes_s: float  # in-node link, one direction, per device
     pcie_bytes_s: float
     per_node: int
-    node_bits_s: float
-    """Network per node that these devices are usually sold with."""
+    node_bits_s: float  # network per node that these devices are usually sold with
     watts: float
     usd_per_hour: float | None
     source: str
     date: str
-    synchronous: bool = False
-    """Kernels run on the host (a CPU), so that the time to start them adds to theirs."""
-    update_bytes_s: float | None = None
-    """Measured bandwidth of an optimiser's update."""
-    host_bytes: float | None = None
-    """Host memory of a node, if these devices are sold in one kind of node."""
+    synchronous: bool = False  # kernels run on the host (a CPU), so that the time to start them adds to theirs
+    update_bytes_s: float | None = None  # measured bandwidth of an optimiser's update
+    host_bytes: float | None = None  # host memory of a node, if these devices are sold in one kind of node
     spot_usd_per_hour: float | None = None
-    older_fraction: float = 1.0
-    """Of the matmul rate, what kernels for the previous generation reach."""
+    older_fraction: float = 1.0  # of the matmul rate, what kernels for the previous generation reach
 
     def peak_flops_s(self, dtype: str) -> float:
         """Return the peak dense rate of a type."""
@@ -100,10 +91,8 @@ class Cluster:
     device: Device
     nodes: int = 1
     per_node: int = 1
-    link_bytes_s: float = 0.0
-    """One direction, per device."""
-    node_bytes_s: float = 0.0
-    """One direction, per node."""
+    link_bytes_s: float = 0.0  # one direction, per device
+    node_bytes_s: float = 0.0  # one direction, per node
     usd_per_device_hour: float | None = None
     host_bytes: float | None = None
     spot_usd_per_device_hour: float | None = None

@@ -11,12 +11,9 @@ import yaml
 
 from paceline.io.safe_open import open_regular
 
-MAX_BYTES = 100_000
-"""Of a document that a person writes; reading more would take seconds."""
-MAX_VALUES = 100_000
-"""With aliases followed, so that a small file cannot expand to gigabytes."""
-MAX_INT_BITS = 1000
-"""Longer integers cannot be printed."""
+MAX_BYTES = 100_000  # of a document that a person writes; reading more would take seconds
+MAX_VALUES = 100_000  # with aliases followed, so that a small file cannot expand to gigabytes
+MAX_INT_BITS = 1000  # longer integers cannot be printed
 
 
 class YamlLimitError(ValueError):

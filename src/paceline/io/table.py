@@ -15,8 +15,7 @@ from paceline.io.escape import escape_cell, escape_hidden
 from paceline.io.format import number, wrap_lines
 
 MIN_TEXT_WIDTH = 12
-UNKNOWN = "–"
-"""A cell without a value."""
+UNKNOWN = "–"  # a cell without a value
 Align = Literal["left", "right"]
 
 

@@ -10,8 +10,7 @@ from paceline.io.escape import escape_hidden
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = 100
-"""Width of tables and logs."""
+COLUMNS = 100  # width of tables and logs
 
 
 def print_text(text: object, end: str = "\n") -> None:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from paceline.planner.rows import PlanRow
     from paceline.planner.training_cost import TrainingCostModel
 
-WORTHWHILE_SPEEDUP = 1.1
-"""Speed-up from which more devices pay."""
+WORTHWHILE_SPEEDUP = 1.1  # speed-up from which more devices pay
 BATCH_FACTORS = (2, 4, 8, 16, 32)
 LOCAL_STEPS = 8
 MAX_SUGGESTIONS = 4

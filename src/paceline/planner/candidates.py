@@ -19,8 +19,7 @@ from paceline.planner.target import PricedCluster
 
 MEMORY_ERROR = 0.13
 """Relative error within which four in five published figures lie, everything by the same people left out of the fit."""
-PROCESS_BYTES = 2e9
-"""Host memory of each rank beside what is offloaded: libraries, driver, prefetched batches."""
+PROCESS_BYTES = 2e9  # host memory of each rank beside what is offloaded: libraries, driver, prefetched batches
 SEARCHED_STRATEGIES = tuple(strategy for strategy in ZERO_STAGES if strategy != "zero3")
 UNSHARDED_STRATEGIES = tuple(strategy for strategy in SEARCHED_STRATEGIES if ZERO_STAGES[strategy] < 2)
 """Those under which every rank holds all weights and gradients."""
@@ -37,8 +36,7 @@ class PricedLayout:
     where: PricedCluster
     time: StepTime
     memory: DeviceMemory
-    start_s: float = 0.0
-    """Before the first step, where that is priced."""
+    start_s: float = 0.0  # before the first step, where that is priced
 
     @property
     def devices(self) -> int:
@@ -155,11 +153,9 @@ class RejectedFamily:
     code: RejectReason
     facts: Mapping[str, Any] = field(default_factory=dict)
     over_bytes: float = 0.0
-    parts: int = 1
-    """Words that the family's name joins: the fewer, the simpler."""
+    parts: int = 1  # words that the family's name joins: the fewer, the simpler
     axes: tuple[str, ...] = ()
-    nearest: PricedLayout | None = None
-    """Its layout that needs the least memory, if memory is the reason."""
+    nearest: PricedLayout | None = None  # its layout that needs the least memory, if memory is the reason
 
     @classmethod
     def of(cls, nearest: PricedLayout, code: RejectReason, over_bytes: float, **facts: Any) -> RejectedFamily:
@@ -196,8 +192,7 @@ class LayoutConstraints:
     micro_batch: int | None = None
     activation_checkpointing: str | None = None
     offload: bool | None = None
-    written: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
-    """The same as the run file has them."""
+    written: tuple[tuple[str, Any], ...] = field(default=(), compare=False)  # the same as the run file has them
 
     def describe(self) -> str:
         return " ".join(f"parallel.{name}={str(value).lower()}" for name, value in self.written)
@@ -228,14 +223,10 @@ class SplitOptions:
 
     splits: tuple[int, ...] = ()
     """Sizes that the ranks of `tensor` must divide; empty if the model cannot be divided."""
-    sequence: int = 0
-    """Positions that the ranks of `tensor` may divide among them; 0 if they cannot."""
-    layers: int = 0
-    """Layers that a pipeline can divide; 0 if it cannot."""
-    recomputes: bool = True
-    """Has repeated layers, which activation checkpointing recomputes."""
-    weights: bool = True
-    """A rank may hold a part of each weight."""
+    sequence: int = 0  # positions that the ranks of `tensor` may divide among them; 0 if they cannot
+    layers: int = 0  # layers that a pipeline can divide; 0 if it cannot
+    recomputes: bool = True  # has repeated layers, which activation checkpointing recomputes
+    weights: bool = True  # a rank may hold a part of each weight
 
 
 @dataclass(frozen=True)

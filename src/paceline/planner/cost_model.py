@@ -47,12 +47,10 @@ class PlanWording:
     layout: str = "layout"
     step: str = "step"
     total: str = "hours"
-    durations: bool = False
-    """That column shows units, as runs may be short."""
+    durations: bool = False  # that column shows units, as runs may be short
     batch: str = "this batch"
     times: Mapping[str, str] = field(default_factory=lambda: TIME_TERMS)
-    several_layouts: bool = True
-    """There are layouts to choose from on a number of devices."""
+    several_layouts: bool = True  # there are layouts to choose from on a number of devices
     to_fit: str = (
         "Take more devices or larger ones, a smaller train.global_batch, or leave more of `parallel` to the search."
     )
@@ -66,8 +64,7 @@ class CostModel(ABC):
     workload: str
     global_batch: int
     numbers: DtypeSizes
-    steps: int | None
-    """Of the whole run; None if the number of samples is not known."""
+    steps: int | None  # of the whole run; None if the number of samples is not known
     samples: int | None = None
     unit: str = "samples"
     units_per_sample: float = 1.0
@@ -200,8 +197,7 @@ class PassCostModel(CostModel):
     """A fit whose step is a pass over all rows; `global_batch` is their number."""
 
     wording: ClassVar[PlanWording] = PlanWording(step="pass", total="fit", durations=True, several_layouts=False)
-    model: ClassVar[str]
-    """What is fitted, with its article."""
+    model: ClassVar[str]  # what is fitted, with its article
 
     def constraints(self, spec: RunSpec) -> LayoutConstraints:
         return LayoutConstraints()

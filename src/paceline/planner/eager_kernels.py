@@ -30,20 +30,14 @@ IN_FP32 |= {"kl_div", "binary_cross_entropy_with_logits", "cosine_similarity"}
 PASSES = {"batch_norm": 12.0, "layer_norm_backward": 7.0, "norm": 4.0, "upsample": 18.0, "max_pool": 3.5}
 """Passes over what an operation with this in its name reads and writes, on an H200 with torch 2.11: moments are made
 first, by kernels far below the bandwidth, and gradients are gathered from where they were scattered."""
-SUM_PASSES = 6.0
-"""Over what is summed along columns, as gradients of biases are."""
-STRIDED_PASSES = 2.0
-"""Over what is read in another order than it is written in."""
-DEPTHWISE_PASSES = 14.0
-"""Of a depthwise convolution: it multiplies little, in special kernels."""
-CONVOLUTION, ATTENTION = 0.75, 0.5
-"""Of the rate of a plain product with the same sides."""
+SUM_PASSES = 6.0  # over what is summed along columns, as gradients of biases are
+STRIDED_PASSES = 2.0  # over what is read in another order than it is written in
+DEPTHWISE_PASSES = 14.0  # of a depthwise convolution: it multiplies little, in special kernels
+CONVOLUTION, ATTENTION = 0.75, 0.5  # of the rate of a plain product with the same sides
 CHANNELS, POSITIONS, FEATURES = 64, 128, 64
 """Sides of the tiles that these two work in: less than a tile takes as long as a whole one."""
-CONVOLUTION_KERNELS = 6
-"""A product, its operands in the order that tensor cores want, and its result put back."""
-BACKWARD_KERNELS = 3
-"""Of norms and attention."""
+CONVOLUTION_KERNELS = 6  # a product, its operands in the order that tensor cores want, and its result put back
+BACKWARD_KERNELS = 3  # of norms and attention
 SORT_KERNELS, SORTED = 25, 3072
 """To sort the rows of a table whose gradients are added up, where a pass looks up more than so many."""
 LOOKED_UP = ("embedding", "index_select", "index", "gather")

@@ -27,10 +27,8 @@ from paceline.planner.emit_slurm import MIN_JOB_H, BatchJob, build_batch_script,
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
 
-TIME_MARGIN = 1.3
-"""Times the planned hours are asked of a scheduler."""
-RUNS = "runs"
-"""Where run folders go, as under `train`."""
+TIME_MARGIN = 1.3  # times the planned hours are asked of a scheduler
+RUNS = "runs"  # where run folders go, as under `train`
 POD_RUN_FILE = "/paceline/run.yaml"
 PORT = 29500
 SKYPILOT_MEMORY_NAMES = ("A100-80GB", "V100-32GB")

@@ -32,8 +32,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 REQUEUE_CODE = 75
 """The exit code of `paceline.slurm.requeue` that asks for a requeue: EX_TEMPFAIL, a temporary failure."""
 WARN_S = 120
-MIN_JOB_H = 5 / 60
-"""Asked for at least, however short a run is planned: starting takes time."""
+MIN_JOB_H = 5 / 60  # asked for at least, however short a run is planned: starting takes time
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,16 @@ class BatchJob:
 
     name: str
     note: str
-    command: tuple[str, ...]
-    """Of each rank: `train …`."""
+    command: tuple[str, ...]  # of each rank: `train …`
     run: str
-    nodes: str
-    """`2`, or `1-2` if fewer are enough."""
+    nodes: str  # `2`, or `1-2` if fewer are enough
     per_node: int
-    gpus: str = ""
-    """Of a node: `4` or, with their kind, `a100:4`."""
+    gpus: str = ""  # of a node: `4` or, with their kind, `a100:4`
     hours: float | None = None
     log: str = "slurm-%j.out"
-    options: Mapping[str, str] = field(default_factory=dict)
-    """Other options of sbatch, without their dashes."""
-    setup: tuple[str, ...] = ()
-    """Lines of the shell, copied as they are."""
-    python: tuple[str, ...] = ("python",)
-    """What starts Python; in a container, with the words in front of it."""
+    options: Mapping[str, str] = field(default_factory=dict)  # other options of sbatch, without their dashes
+    setup: tuple[str, ...] = ()  # lines of the shell, copied as they are
+    python: tuple[str, ...] = ("python",)  # what starts Python; in a container, with the words in front of it
     warn_s: int = WARN_S
     attempts: int = ATTEMPTS
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAX_COMPARISONS = 300_000
-ASSUMED_FILL = 0.5
-"""Mean length over that of the longest text, if nothing is known of the data."""
+ASSUMED_FILL = 0.5  # mean length over that of the longest text, if nothing is known of the data
 
 
 class NamedWeight(NamedTuple):

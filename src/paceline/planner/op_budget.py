@@ -11,14 +11,12 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.nn.op_counter import PRODUCTS, VIEWS, DispatchObserver
 
-MAX_SECONDS = 1.5
-"""By an estimate that is an upper bound; usually it takes half as long."""
+MAX_SECONDS = 1.5  # by an estimate that is an upper bound; usually it takes half as long
 SECONDS_PER_CALL, SECONDS_PER_ELEMENT, SECONDS_PER_DRAW, SECONDS_PER_PAIR = 2e-5, 1e-9, 4e-9, 2e-11
 """Of one core: to call an operation at all, to read or write an element, to draw one, to multiply and add a pair."""
 DRAWS = ("uniform", "normal", "bernoulli", "dropout", "rand")
 UNTOUCHED = {*VIEWS, "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-FACTORED = 20
-"""Products of a matrix with itself that take as long as to factor it."""
+FACTORED = 20  # products of a matrix with itself that take as long as to factor it
 
 
 class OverBudget(Exception):

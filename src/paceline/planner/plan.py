@@ -28,10 +28,8 @@ PLAN_FORMAT = 2
 class SpeedupCeilings:
     """What no number of devices can exceed with this batch."""
 
-    serial_share: float
-    """Of the base's step that does not shrink with the batch: launches, update."""
-    amdahl: float | None
-    """1 / serial share; None if nothing is serial."""
+    serial_share: float  # of the base's step that does not shrink with the batch: launches, update
+    amdahl: float | None  # 1 / serial share; None if nothing is serial
     communication: float | None
     """The base's step over the time that collectives are in flight on the most devices."""
 
@@ -47,12 +45,9 @@ class Plan(Tabular):
     rates: HourlyRates
     base: PricedLayout | None
     """Which speed-ups are counted from: the fewest devices that hold the run; None if none do."""
-    rows: tuple[PlanRow, ...]
-    """The best layout of each number of devices, fewest first."""
-    misfits: tuple[SearchResult, ...]
-    """Numbers of devices on which nothing fits."""
-    impossible: tuple[RejectedFamily, ...]
-    """Numbers of devices that the cluster cannot provide."""
+    rows: tuple[PlanRow, ...]  # the best layout of each number of devices, fewest first
+    misfits: tuple[SearchResult, ...]  # numbers of devices on which nothing fits
+    impossible: tuple[RejectedFamily, ...]  # numbers of devices that the cluster cannot provide
     requirements: Requirements = field(default_factory=Requirements)
     what_if: WhatIf = field(default_factory=WhatIf)
 

@@ -14,8 +14,7 @@ from paceline.io.format import percent
 from paceline.planner.candidates import PricedLayout
 from paceline.planner.search import SearchResult
 
-EQUALLY_FAST = 1.05
-"""Times slower that still counts as equally fast: estimates are not better than that."""
+EQUALLY_FAST = 1.05  # times slower that still counts as equally fast: estimates are not better than that
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,7 @@ class HourlyRates:
     """USD per device and hour; None where not known."""
 
     usd: float | None = None
-    spot_usd: float | None = None
-    """Of spot devices, which can be preempted."""
+    spot_usd: float | None = None  # of spot devices, which can be preempted
     take_spot: bool = False
 
     def resolve(self, defaults: HourlyRates) -> HourlyRates:
@@ -51,15 +49,11 @@ class PlanRow:
 
     found: SearchResult
     price: PricedLayout
-    base: PricedLayout
-    """Which speed-ups are counted from."""
+    base: PricedLayout  # which speed-ups are counted from
     rates: HourlyRates
-    steps: int | None
-    """Of the whole run; None if not known."""
-    pauses_s: Mapping[str, float] = field(default_factory=dict)
-    """Of the whole run, between its steps."""
-    one_machine: bool = False
-    """The devices are ranks that share one machine, which is paid for once."""
+    steps: int | None  # of the whole run; None if not known
+    pauses_s: Mapping[str, float] = field(default_factory=dict)  # of the whole run, between its steps
+    one_machine: bool = False  # the devices are ranks that share one machine, which is paid for once
 
     @property
     def devices(self) -> int:

@@ -24,12 +24,10 @@ from paceline.planner.candidates import (
 from paceline.planner.cost_model import TIME_TERMS, CostModel
 from paceline.planner.target import PricedCluster
 
-TRIED_BATCH_SIZES = 3
-"""Micro-batches that are timed, from the largest that fits down."""
+TRIED_BATCH_SIZES = 3  # micro-batches that are timed, from the largest that fits down
 EQUAL_SPEED = 0.1
 """Relative difference below which two layouts are equally fast: estimates are not better than that."""
-MAX_FSDP_DEVICES = 8
-"""Devices beyond which the rule of thumb goes from sharding to pipeline and tensor."""
+MAX_FSDP_DEVICES = 8  # devices beyond which the rule of thumb goes from sharding to pipeline and tensor
 
 
 class RuleOfThumb(Enum):
@@ -54,10 +52,8 @@ class LayoutVerdict:
     chosen: PricedLayout
     other: PricedLayout | None = None
     """What the rule would take instead, if it fits: its best or, where both are of one kind, plain fsdp."""
-    rejected: RejectedFamily | None = None
-    """Why the model cannot be divided as the rule says."""
-    fixed: bool = False
-    """The run file leaves the rule no choice."""
+    rejected: RejectedFamily | None = None  # why the model cannot be divided as the rule says
+    fixed: bool = False  # the run file leaves the rule no choice
 
     @property
     def agrees(self) -> bool:
@@ -89,8 +85,7 @@ class SearchResult:
     """What was found on one number of devices."""
 
     devices: int
-    prices: tuple[PricedLayout, ...]
-    """The best of each family that fits, fastest first."""
+    prices: tuple[PricedLayout, ...]  # the best of each family that fits, fastest first
     rejected: tuple[RejectedFamily, ...]
     verdict: LayoutVerdict | None
 

@@ -18,8 +18,7 @@ from paceline.planner.search import SearchResult
 
 MAX_CANDIDATES = 6
 MAX_REJECTED = 4
-WIDE_NAME = 20
-"""Characters of a layout's name that leave room for all columns."""
+WIDE_NAME = 20  # characters of a layout's name that leave room for all columns
 
 
 def format_multiple(ratio: float) -> str:

@@ -23,8 +23,7 @@ from paceline.planner.formulas.placement import CPU_PHYSICS, GPU_PHYSICS, Physic
 from paceline.runlog.machine import list_gpu_names
 
 MAX_LOCAL_RANKS = 4
-NOMINAL_CORES = 8
-"""Of the catalogue's CPU."""
+NOMINAL_CORES = 8  # of the catalogue's CPU
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,9 @@ class TargetCluster:
 
     name: str
     whole: Cluster
-    shared: bool = False
-    """The ranks share one machine's cores."""
+    shared: bool = False  # the ranks share one machine's cores
     calibration: Calibration | None = None
-    note: str = ""
-    """What a user would not expect of the choice."""
+    note: str = ""  # what a user would not expect of the choice
 
     @property
     def calibrated(self) -> str:

@@ -44,8 +44,7 @@ from paceline.workload import Outline, Workload, build_workload
 
 TRACED_BATCHES = (4, 8)
 RECURRENT_NOTE = "recurrent layers are not in the price: they run word by word; paceline measure times them"
-TRANSPOSED_ARGUMENT = 6
-"""Of the arguments of a convolution."""
+TRANSPOSED_ARGUMENT = 6  # of the arguments of a convolution
 TraceMode = AbstractContextManager[Any]
 
 
@@ -59,8 +58,7 @@ class RegionWork:
     given: float = 0.0
     """What layers are called with: all that is kept of a layer whose activations are computed again."""
     kernels: int = 0
-    forward: KernelTraffic = NO_TRAFFIC
-    """As a GPU's own kernels move it."""
+    forward: KernelTraffic = NO_TRAFFIC  # as a GPU's own kernels move it
     backward: KernelTraffic = NO_TRAFFIC
 
 

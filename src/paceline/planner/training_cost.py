@@ -37,17 +37,14 @@ from paceline.runlog.progress import PauseSchedule
 if TYPE_CHECKING:
     from paceline.planner.plan import Plan
 
-MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1}
-"""Optimiser states per parameter."""
+MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1}  # optimiser states per parameter
 DTYPE_NAMES = {"fp32": "fp32", "tf32": "tf32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
 WORKSPACE_BYTES, THREADS = float(32 << 20), 2
 """Of cuBLAS, for each thread that uses it: one runs the forward pass, one the backward pass."""
 UNKNOWN_SAMPLES = "the number of samples is not known, so no hours; give it with  --samples N"
 LAYER_BY_LAYER = "what is gathered is priced layer by layer, as with parallel.wrap=layers"
-OPERATIONS_PER_LENGTH = 2
-"""For each distinct length in a batch, where attention runs length by length."""
-SPREAD_SIGMAS = 3.0
-"""Standard deviations between the fullest batch of a run and the mean one."""
+OPERATIONS_PER_LENGTH = 2  # for each distinct length in a batch, where attention runs length by length
+SPREAD_SIGMAS = 3.0  # standard deviations between the fullest batch of a run and the mean one
 
 
 def dtype_sizes_of(train: Train) -> DtypeSizes:
@@ -74,8 +71,7 @@ class LengthStats:
     """How samples differ in length."""
 
     longest_ratio: float = 1.0
-    varies: float = 0.0
-    """Standard deviation over the mean; 0 if unknown or constant."""
+    varies: float = 0.0  # standard deviation over the mean; 0 if unknown or constant
     distinct: float = 1.0
     """Distinct lengths in a very large batch, where attention runs length by length in fp32; else 1."""
 
@@ -90,21 +86,18 @@ class LengthStats:
 class TrainingCostModel(CostModel):
     """A model by its blocks, and all that decides how it is trained."""
 
-    blocks: tuple[BlockShape, ...]
-    """Of a sample of mean length."""
+    blocks: tuple[BlockShape, ...]  # of a sample of mean length
     train: Train
     traits: Traits = field(default_factory=Traits)
     reduction: Reduction = field(default_factory=Reduction)
     splits: SplitOptions = field(default_factory=SplitOptions)
     lengths: LengthStats = field(default_factory=LengthStats)
-    sample_bytes: float = 0.0
-    """Read from storage or host memory for each sample."""
+    sample_bytes: float = 0.0  # read from storage or host memory for each sample
     held_out: int | None = None
     evaluation_chunk: int = 256
     narrow_gathers: bool = False
     """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
-    context: int = 1
-    """Devices that divide each sequence: priced, but not supported by training."""
+    context: int = 1  # devices that divide each sequence: priced, but not supported by training
 
     @classmethod
     def of(cls, spec: RunSpec, samples: int | None, **facts: Any) -> Self:

@@ -10,8 +10,7 @@ from paceline.planner.cost_model import CostModel
 from paceline.planner.formulas.placement import DTYPE_SIZES
 from paceline.planner.training_cost import TrainingCostModel, moments_of
 
-STATE_BLOCK = 256
-"""Values of an 8-bit state that share one scale in fp32."""
+STATE_BLOCK = 256  # values of an 8-bit state that share one scale in fp32
 WHAT_IF_OPTIONS = {
     "pure-bf16": "weights, gradients and optimiser states in bf16, with no copy in fp32",
     "8bit-states": "optimiser states in 8 bits",

@@ -37,8 +37,7 @@ from paceline.workload import LogFn
 
 REDUCED_BYTES = (4e3, 4e5, 4e6, 1.6e7)
 ROUNDS = 3
-ENOUGH_S = 0.15
-"""Duration of each measurement, in each round."""
+ENOUGH_S = 0.15  # duration of each measurement, in each round
 TIMEOUT_S = 300.0
 ProbeRates = dict[str, float]
 PRELOAD = ("paceline.planner.calibration.calibrate", "paceline.launch.process_group")
@@ -51,14 +50,11 @@ CPU_MATMULS = (
     (1024, 512, 1408),
 )
 """(rows, inner, outer): sides of small layers."""
-ATTENTION = (8, 4, 128, 32)
-"""(samples, heads, positions, features per head)."""
-LAYER = (4096, 128, 512)
-"""(tokens, width, feed-forward) of the element-wise work."""
+ATTENTION = (8, 4, 128, 32)  # (samples, heads, positions, features per head)
+LAYER = (4096, 128, 512)  # (tokens, width, feed-forward) of the element-wise work
 UPDATED_PARAMS = 1_500_000
 STRETCH_S = 0.03
-CHAIN = 20
-"""Operations on next to nothing, one after another."""
+CHAIN = 20  # operations on next to nothing, one after another
 
 
 def calibrate_machine(ranks: Sequence[int], log: LogFn, threads: int = 0, enough_s: float = ENOUGH_S) -> dict[str, Any]:

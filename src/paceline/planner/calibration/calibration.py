@@ -38,16 +38,14 @@ Attentions = tuple[tuple[Count, Count, Count, Count, Rate], ...]
 """(samples, heads, positions, features per head, seconds), forward and backward."""
 
 CALIBRATION_FORMAT = 2
-WIRE_EFFICIENCY = 0.95
-"""Share of a network's rate that is left for payload: headers take the rest."""
+WIRE_EFFICIENCY = 0.95  # share of a network's rate that is left for payload: headers take the rest
 CPU_LAYER = (16, 4, 128, 32)
 """The layer that is measured whole: samples, heads, positions, features per head; four times as wide inside."""
 CPU_HALF_TILES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 GPU_LAYER = DecoderShape(vocab=1, width=1536, heads=12, kv_heads=12, layers=1, ffn=4096, context=1024)
 """The layer that is measured whole, forward and backward, on samples of its context."""
 GPU_LAYER_SAMPLES = 16
-MAX_OVER_PRODUCTS = 2.0
-"""No layer is faster than this times the fastest product, whatever the noise."""
+MAX_OVER_PRODUCTS = 2.0  # no layer is faster than this times the fastest product, whatever the noise
 GPU_HALF_TILES = (0.0, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
 
 
@@ -59,19 +57,14 @@ class AcceleratorRates:
     memory_bytes: Rate
     matmuls: Matmuls
     attentions: Annotated[Attentions, Field(min_length=1)]
-    packed: Attentions
-    """Over texts end to end; empty if the device has no such kernel."""
-    moved_bytes_s: Rate
-    """Element-wise kernels on large tensors."""
+    packed: Attentions  # over texts end to end; empty if the device has no such kernel
+    moved_bytes_s: Rate  # element-wise kernels on large tensors
     update_bytes_s: Rate
     launch_s: Rate
-    kernel_s: Rate
-    """Of a kernel that does next to nothing, on the device."""
+    kernel_s: Rate  # of a kernel that does next to nothing, on the device
     pcie_bytes_s: Rate
-    layer_s: Rate
-    """`GPU_LAYER`, forward and backward, weights cast from fp32."""
-    layer_kernels: Kernels
-    """How that layer was run: compiled if there is a compiler."""
+    layer_s: Rate  # `GPU_LAYER`, forward and backward, weights cast from fp32
+    layer_kernels: Kernels  # how that layer was run: compiled if there is a compiler
 
     def matmul_fit(self) -> tuple[float, float]:
         """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
@@ -99,7 +92,7 @@ class AcceleratorRates:
         layer = build_decoder_blocks(GPU_LAYER, GPU_LAYER.context)[1]
         placement = Placement(micro_batch=GPU_LAYER_SAMPLES, runtime=Runtime(kernels=self.layer_kernels))
         whole_s, rest_s = (
-            compute.price_block(layer, placement, kind, DTYPE_SIZES["amp_bf16"], kinds).total_s
+            compute.Roofline(kind, DTYPE_SIZES["amp_bf16"], kinds).price_block(layer, placement).total_s
             for kinds in (physics, replace(physics, kernel_s=0.0))
         )
         starts_s = whole_s - rest_s
@@ -161,15 +154,11 @@ class RankRates:
     threads: Count
     matmuls: Matmuls
     attention_flops_s: Rate
-    moved_bytes_s: Rate
-    """Element-wise kernels of a layer: norms, activation, sums."""
+    moved_bytes_s: Rate  # element-wise kernels of a layer: norms, activation, sums
     update_bytes_s: Rate
-    launch_s: Rate
-    """Start of a small kernel, forward; backward costs twice that."""
-    layer_s: Rate
-    """`CPU_LAYER`, forward and backward."""
-    all_reduces: tuple[tuple[Rate, Rate], ...]
-    """(bytes, seconds)."""
+    launch_s: Rate  # start of a small kernel, forward; backward costs twice that
+    layer_s: Rate  # `CPU_LAYER`, forward and backward
+    all_reduces: tuple[tuple[Rate, Rate], ...]  # (bytes, seconds)
 
     def matmul_fit(self) -> tuple[float, float]:
         """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
@@ -227,8 +216,7 @@ class Calibration:
     memory_bytes: Rate
     date: str
     torch: str
-    measured: tuple[RankRates, ...]
-    """By number of ranks, in order; empty if a CUDA device alone was measured."""
+    measured: tuple[RankRates, ...]  # by number of ranks, in order; empty if a CUDA device alone was measured
     correction: Correction | None = None
     gpu: AcceleratorRates | None = None
 
@@ -293,7 +281,7 @@ def _layer_parts_s(kind: Device, physics: Physics) -> float:
     samples, heads, length, head_width = CPU_LAYER
     layer = ModelShape(1, heads * head_width, heads, length, 1, causal=False, classes=2).blocks[1]
     placement = Placement(micro_batch=samples)
-    return compute.price_block(layer, placement, kind, DTYPE_SIZES["fp32"], physics).total_s
+    return compute.Roofline(kind, DTYPE_SIZES["fp32"], physics).price_block(layer, placement).total_s
 
 
 def parse_accelerator_rates(values: Any) -> AcceleratorRates:

@@ -35,18 +35,15 @@ GPU_MATMULS = (
 """(rows, inner, outer): sides of layers."""
 ATTENTIONS = ((64, 12, 1024, 64), (32, 12, 1024, 128), (8, 12, 4096, 128), (16, 12, 2048, 64))
 """(samples, heads, positions, features per head)."""
-PACKED = ((256, 8, 48, 32), (128, 8, 48, 64))
-"""(texts, heads, positions of each, features per head)."""
+PACKED = ((256, 8, 48, 32), (128, 8, 48, 64))  # (texts, heads, positions of each, features per head)
 WARM_UP = 3
-MOVED = 1 << 27
-"""Elements of the tensors that bandwidth is measured with: far more than a cache holds."""
+MOVED = 1 << 27  # elements of the tensors that bandwidth is measured with: far more than a cache holds
 UPDATED = (50_000_000, 4_000_000, 4_000_000, 1_000_000)
 COPIED_BYTES = 1 << 28
 CHAIN = 50
 DEVICE = "cuda"
 STRETCH_S = 0.05
-ENOUGH_S = 0.6
-"""Duration of each piece: clocks sink within that time, as in training."""
+ENOUGH_S = 0.6  # duration of each piece: clocks sink within that time, as in training
 
 
 def measure_gpu(log: LogFn, enough_s: float = ENOUGH_S) -> dict[str, Any]:

@@ -10,18 +10,14 @@ from paceline.hardware.catalogue import Device
 from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement, Runtime
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, LOSS_PASSES, AttentionShape, BlockShape
 
-TILE = 128
-"""Side of the piece of a result that one multiprocessor works on."""
+TILE = 128  # side of the piece of a result that one multiprocessor works on
 DEFAULT_MATMUL_FRACTION = 0.80
 """Of the peak, in a bare matrix product, for devices without a published measurement."""
 PLAIN_MATMUL_FRACTION = 0.95
 """The same for units that multiply without tensor cores: their operands arrive in time."""
-FUSED_BACKWARD = 2.5
-"""A fused backward pass makes five products for the two of the forward pass."""
-SCORE_FLOPS = 18.0
-"""Plain operations in whose time a GPU scales, compares, exponentiates and sums a score."""
-PACKED_SCORE_FLOPS = 45.0
-"""The same where a text ends within a tile or two: nothing runs beside it."""
+FUSED_BACKWARD = 2.5  # a fused backward pass makes five products for the two of the forward pass
+SCORE_FLOPS = 18.0  # plain operations in whose time a GPU scales, compares, exponentiates and sums a score
+PACKED_SCORE_FLOPS = 45.0  # the same where a text ends within a tile or two: nothing runs beside it
 FP8_CAST_BYTES = {"eager": 6.0, "compiled": 6.0, "fused": 2.0}
 """An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed; where
 kernels are fused by hand, the one before casts with the range of earlier steps, and only the writes remain."""
@@ -56,23 +52,6 @@ def matmul_rate(device: Device, dtype: str, physics: Physics) -> float:
     return device.peak_flops_s(dtype) * fraction * physics.matmul_efficiency
 
 
-def matmul_s(rows: float, inner: float, outer: float, device: Device, numbers: DtypeSizes, physics: Physics) -> float:
-    """One product: the slower of arithmetic and memory."""
-    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
-    moved = (rows * inner + inner * outer + rows * outer) * numbers.element_bytes
-    return float(max(_arithmetic_s(rows, inner, outer, device, numbers, physics), moved / bandwidth))
-
-
-def _arithmetic_s(
-    rows: float, inner: float, outer: float, device: Device, numbers: DtypeSizes, physics: Physics
-) -> float:
-    """At a rate that small or ragged sides lower."""
-    tiles = _tiles(rows, outer)
-    size = tiles / (tiles + physics.half_tiles)
-    size *= math.pow(physics.ragged_efficiency, max(_raggedness(inner), _raggedness(outer)))
-    return 2.0 * rows * inner * outer / (matmul_rate(device, numbers.matmul, physics) * size)
-
-
 def fit_matmul_rate(matmuls: Sequence[tuple[int, int, int, float]], halves: Sequence[float]) -> tuple[float, float]:
     """(FLOP/s of a large product, tiles that reach half of it) for products (rows, inner, outer, FLOP/s) as measured.
 
@@ -105,91 +84,120 @@ def count_fused_scores(length: int, span: int, causal: bool) -> float:
     return float((tiles + rows) * TILE * TILE)
 
 
-def attention_s(
-    attention: AttentionShape, batch: float, placement: Placement, device: Device, numbers: DtypeSizes, physics: Physics
-) -> tuple[float, float]:
-    """Forward and backward time of the score products; they run in 16 bits even where weights are in 8."""
-    share = batch / (placement.tensor * placement.context)
-    dtype = "bf16" if numbers.matmul == "fp8" else numbers.matmul
-    rate = matmul_rate(device, dtype, physics)
-    if attention.fused:
-        scores = attention.heads * count_fused_scores(attention.length, attention.span, attention.causal) * share
-        packed = attention.packed and not device.synchronous  # cores see no difference
-        efficiency = physics.packed_efficiency if packed else physics.attention_efficiency
-        score_s = (PACKED_SCORE_FLOPS if packed else SCORE_FLOPS) / device.flops_s["fp32"]
-        if placement.runtime.older_attention:
-            efficiency *= device.older_fraction
-        products = 4.0 * attention.head_width * scores / (rate * efficiency)
-        return products + scores * score_s, FUSED_BACKWARD * products + scores * score_s
-    products = attention.flops * share / rate
-    moved = PLAIN_SCORE_PASSES * attention.score_elements * share * numbers.element_bytes
-    scores = moved / (device.bandwidth_bytes_s * physics.bandwidth_efficiency)
-    return products + scores, 2 * (products + scores)
+@dataclass(frozen=True)
+class Roofline:
+    """Prices kernels on a device, in the types and with the physics of a run."""
 
+    device: Device
+    numbers: DtypeSizes
+    physics: Physics
 
-def price_block(
-    block: BlockShape, placement: Placement, device: Device, numbers: DtypeSizes, physics: Physics
-) -> BlockTime:
-    """One block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
-    t, runtime = placement.tensor, placement.runtime
-    if numbers.matmul == "fp8" and block.name == "head":  # the loss needs more than 8 bits
-        numbers = replace(numbers, matmul="bf16")
-    samples = placement.micro_batch / placement.context
-    products = _products_s(block, samples, t, device, numbers, physics)
-    if numbers.matmul == "fp8":
-        inputs = sum(m.rows * m.inner / (t if m.split == "inner" else 1) for m in block.matmuls)
-        bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
-        products += FP8_CAST_BYTES[runtime.kernels] * samples * inputs / bandwidth
-    attention = (0.0, 0.0)
-    if block.attention is not None:
-        attention = attention_s(block.attention, placement.micro_batch, placement, device, numbers, physics)
-    forward_s, backward_s, elementwise_s = _price_elementwise(block, placement, device, numbers, physics)
-    forward = products + attention[0] + forward_s
-    with_gradients = block.trained_params / block.params if block.frozen_params else 1.0  # frozen weights have none
-    backward = (1 + with_gradients) * products + attention[1] + backward_s
-    recompute = 0.0
-    if placement.recompute == "full" and block.edge_elements:
-        sizes = [m.inner * m.outer for m in block.matmuls]  # nothing that is made again needs the last product
-        recompute = forward - (sizes[-1] / sum(sizes) * products if runtime.stops_early and sizes else 0.0)
-    elif placement.recompute == "selective" and block.attention is not None:
-        # stored scores are made again; without them, every second product and what lies between
-        recompute = attention[0] if not block.attention.fused else products / 2 + elementwise_s
-    if runtime.one_graph:
-        return BlockTime(forward, backward, recompute)
-    host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if runtime.compiled else 1.0)
-    again = host * (recompute / forward if forward else 0.0)
-    if device.synchronous:
-        return BlockTime(forward + host, backward + 2 * host, recompute + again)
-    return BlockTime(_overlap_host(forward, host), _overlap_host(backward, 2 * host), _overlap_host(recompute, again))
+    @property
+    def bandwidth(self) -> float:
+        return self.device.bandwidth_bytes_s * self.physics.bandwidth_efficiency
 
+    def matmul_s(self, rows: float, inner: float, outer: float) -> float:
+        """One product: the slower of arithmetic and memory."""
+        moved = (rows * inner + inner * outer + rows * outer) * self.numbers.element_bytes
+        return float(max(self._arithmetic_s(rows, inner, outer), moved / self.bandwidth))
 
-def _price_elementwise(
-    block: BlockShape, placement: Placement, device: Device, numbers: DtypeSizes, physics: Physics
-) -> tuple[float, float, float]:
-    """Price traffic, casts and starts of kernels: (forward, backward, of the first the element-wise traffic)."""
-    t, runtime, samples = placement.tensor, placement.runtime, placement.micro_batch / placement.context
-    bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
-    if block.eager is not None and not runtime.compiled and not device.synchronous:
-        bandwidth = device.bandwidth_bytes_s * max(PLAIN_BANDWIDTH, physics.bandwidth_efficiency)
-        each_s, of = numbers.element_bytes / bandwidth, block.eager
-        ways = (
-            (of.forward_elements, of.forward_fixed, of.forward_kernels),
-            (of.backward_elements, of.backward_fixed, of.backward_kernels),
-        )
-        forward, backward = ((samples * e + fixed) * each_s + kernels * physics.kernel_s for e, fixed, kernels in ways)
-        return forward, backward, samples * of.forward_elements * each_s
-    cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
-    passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
-    moved = passes * block.moved_elements
-    if runtime.fused_loss and block.name == "head":
-        moved = LOSS_PASSES * block.saved_split_elements
-    elementwise = moved * samples * numbers.element_bytes / cut / bandwidth
-    unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
-    # gradients of cast weights come out of their products in 16 bits, and are widened
-    casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
-    starts = 0.0 if device.synchronous else _count_kernels(block, runtime) * physics.kernel_s
-    forward = elementwise + casts + unfused / bandwidth + starts
-    return forward, 2 * elementwise + casts + 2 * starts, elementwise
+    def _arithmetic_s(self, rows: float, inner: float, outer: float) -> float:
+        """At a rate that small or ragged sides lower."""
+        tiles = _tiles(rows, outer)
+        size = tiles / (tiles + self.physics.half_tiles)
+        size *= math.pow(self.physics.ragged_efficiency, max(_raggedness(inner), _raggedness(outer)))
+        return 2.0 * rows * inner * outer / (matmul_rate(self.device, self.numbers.matmul, self.physics) * size)
+
+    def _attention_s(self, attention: AttentionShape, placement: Placement) -> tuple[float, float]:
+        """Forward and backward time of the score products; they run in 16 bits even where weights are in 8."""
+        device, physics = self.device, self.physics
+        share = placement.micro_batch / (placement.tensor * placement.context)
+        rate = matmul_rate(device, "bf16" if self.numbers.matmul == "fp8" else self.numbers.matmul, physics)
+        if attention.fused:
+            scores = attention.heads * count_fused_scores(attention.length, attention.span, attention.causal) * share
+            packed = attention.packed and not device.synchronous  # cores see no difference
+            efficiency = physics.packed_efficiency if packed else physics.attention_efficiency
+            score_s = (PACKED_SCORE_FLOPS if packed else SCORE_FLOPS) / device.flops_s["fp32"]
+            if placement.runtime.older_attention:
+                efficiency *= device.older_fraction
+            products = 4.0 * attention.head_width * scores / (rate * efficiency)
+            return products + scores * score_s, FUSED_BACKWARD * products + scores * score_s
+        products = attention.flops * share / rate
+        moved = PLAIN_SCORE_PASSES * attention.score_elements * share * self.numbers.element_bytes
+        scores = moved / self.bandwidth
+        return products + scores, 2 * (products + scores)
+
+    def price_block(self, block: BlockShape, placement: Placement) -> BlockTime:
+        """One block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
+        if self.numbers.matmul == "fp8" and block.name == "head":  # the loss needs more than 8 bits
+            return replace(self, numbers=replace(self.numbers, matmul="bf16")).price_block(block, placement)
+        runtime, physics = placement.runtime, self.physics
+        products = self._products_s(block, placement)
+        attention = self._attention_s(block.attention, placement) if block.attention else (0.0, 0.0)
+        forward_s, backward_s, elementwise_s = self._price_elementwise(block, placement)
+        forward = products + attention[0] + forward_s
+        with_gradients = block.trained_params / block.params if block.frozen_params else 1.0  # frozen weights have none
+        backward = (1 + with_gradients) * products + attention[1] + backward_s
+        recompute = 0.0
+        if placement.recompute == "full" and block.edge_elements:
+            sizes = [m.inner * m.outer for m in block.matmuls]  # nothing that is made again needs the last product
+            recompute = forward - (sizes[-1] / sum(sizes) * products if runtime.stops_early and sizes else 0.0)
+        elif placement.recompute == "selective" and block.attention is not None:
+            # stored scores are made again; without them, every second product and what lies between
+            recompute = attention[0] if not block.attention.fused else products / 2 + elementwise_s
+        if runtime.one_graph:
+            return BlockTime(forward, backward, recompute)
+        host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if runtime.compiled else 1.0)
+        parts = ((forward, host), (backward, 2 * host), (recompute, host * (recompute / forward if forward else 0.0)))
+        return BlockTime(*(a + b if self.device.synchronous else _overlap_host(a, b) for a, b in parts))
+
+    def _price_elementwise(self, block: BlockShape, placement: Placement) -> tuple[float, float, float]:
+        """Price traffic, casts and starts of kernels: (forward, backward, of the first the element-wise traffic)."""
+        physics, numbers, bandwidth = self.physics, self.numbers, self.bandwidth
+        t, runtime, samples = placement.tensor, placement.runtime, placement.micro_batch / placement.context
+        if block.eager is not None and not runtime.compiled and not self.device.synchronous:
+            bandwidth = self.device.bandwidth_bytes_s * max(PLAIN_BANDWIDTH, physics.bandwidth_efficiency)
+            each_s, of = numbers.element_bytes / bandwidth, block.eager
+            ways = (
+                (of.forward_elements, of.forward_fixed, of.forward_kernels),
+                (of.backward_elements, of.backward_fixed, of.backward_kernels),
+            )
+            forward, backward = ((samples * e + fixed) * each_s + n * physics.kernel_s for e, fixed, n in ways)
+            return forward, backward, samples * of.forward_elements * each_s
+        cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
+        passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
+        moved = passes * block.moved_elements
+        if runtime.fused_loss and block.name == "head":
+            moved = LOSS_PASSES * block.saved_split_elements
+        elementwise = moved * samples * numbers.element_bytes / cut / bandwidth
+        unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
+        # gradients of cast weights come out of their products in 16 bits, and are widened
+        casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
+        starts = 0.0 if self.device.synchronous else _count_kernels(block, runtime) * physics.kernel_s
+        forward = elementwise + casts + unfused / bandwidth + starts
+        return forward, 2 * elementwise + casts + 2 * starts, elementwise
+
+    def _products_s(self, block: BlockShape, placement: Placement) -> float:
+        """The products of a block, forward, as tensor parallelism cuts them, with casts of their inputs to 8 bits."""
+        total, t, samples = 0.0, placement.tensor, placement.micro_batch / placement.context
+        for m in block.matmuls:
+            inner = m.inner / t if m.split == "inner" else m.inner
+            outer = m.outer / t if m.split == "outer" else m.outer
+            if block.name == "head":  # vocabularies are padded
+                outer = math.ceil(outer / 64) * 64
+            if m.useful < 1 and not self.device.synchronous:  # its operands are never in memory as a product reads them
+                total += self._arithmetic_s(m.rows * samples, inner, outer) / m.useful
+            else:
+                total += self.matmul_s(m.rows * samples, inner, outer)
+        if self.numbers.matmul == "fp8":
+            inputs = sum(m.rows * m.inner / (t if m.split == "inner" else 1) for m in block.matmuls)
+            total += FP8_CAST_BYTES[placement.runtime.kernels] * samples * inputs / self.bandwidth
+        return total
+
+    def optimizer_s(self, params: float) -> float:
+        """The update reads and writes weights, states and gradients once; clipping reads the gradients once more."""
+        tail_s = 0.0 if self.device.synchronous else UPDATE_TAIL_S
+        return params * self.numbers.updated_bytes / (self.device.update_bytes_s or self.bandwidth) + tail_s
 
 
 def _count_kernels(block: BlockShape, runtime: Runtime) -> float:
@@ -201,30 +209,6 @@ def _count_kernels(block: BlockShape, runtime: Runtime) -> float:
     return max(fused, block.kernels / LAUNCHES_PER_OPERATION + len(block.matmuls))
 
 
-def _products_s(
-    block: BlockShape, samples: float, tensor: int, device: Device, numbers: DtypeSizes, physics: Physics
-) -> float:
-    """The products of a block, forward, as tensor parallelism cuts them."""
-    total = 0.0
-    for m in block.matmuls:
-        inner = m.inner / tensor if m.split == "inner" else m.inner
-        outer = m.outer / tensor if m.split == "outer" else m.outer
-        if block.name == "head":  # vocabularies are padded
-            outer = math.ceil(outer / 64) * 64
-        if m.useful < 1 and not device.synchronous:  # its operands never are in memory as a product would read them
-            total += _arithmetic_s(m.rows * samples, inner, outer, device, numbers, physics) / m.useful
-        else:
-            total += matmul_s(m.rows * samples, inner, outer, device, numbers, physics)
-    return total
-
-
 def _overlap_host(device_s: float, host_s: float) -> float:
     """The slower of two that run beside each other, with the rounded corner that real queues show."""
     return float((device_s**4 + host_s**4) ** 0.25)
-
-
-def optimizer_s(params: float, device: Device, numbers: DtypeSizes, physics: Physics) -> float:
-    """The update reads and writes weights, states and gradients once; clipping reads the gradients once more."""
-    touched = params * numbers.updated_bytes
-    tail_s = 0.0 if device.synchronous else UPDATE_TAIL_S
-    return touched / (device.update_bytes_s or device.bandwidth_bytes_s * physics.bandwidth_efficiency) + tail_s

@@ -10,16 +10,14 @@ from paceline.hardware.catalogue import Device
 from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
 from paceline.planner.formulas.shape import BlockShape, find_repeated_block
 
-SCORE_COPIES = 2.5
-"""Stored scores: normalised, dropped, and the mask that dropped them in half an element."""
+SCORE_COPIES = 2.5  # stored scores: normalised, dropped, and the mask that dropped them in half an element
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
     """Bytes on the fullest device, by term, whatever the kind of work."""
 
-    terms: ClassVar[Mapping[str, str]]
-    """The fields that are on the device, and what they are called."""
+    terms: ClassVar[Mapping[str, str]]  # the fields that are on the device, and what they are called
 
     @property
     def host_bytes(self) -> float:
@@ -57,12 +55,10 @@ class TrainingMemory(DeviceMemory):
     states_bytes: float
     activations_bytes: float
     logits_bytes: float
-    gathered_bytes: float
-    """Whole weights and gradients of the layers at work, where they are kept in shards."""
+    gathered_bytes: float  # whole weights and gradients of the layers at work, where they are kept in shards
     casts_bytes: float
     buffers_bytes: float
-    lost_bytes: float
-    """Room between allocations that none fits into."""
+    lost_bytes: float  # room between allocations that none fits into
     context_bytes: float
     """Driver, libraries and the collectives' own buffers: outside the framework's allocator."""
     host_bytes: float = 0.0

@@ -11,19 +11,15 @@ from typing import Literal
 @dataclass(frozen=True)
 class DtypeSizes:
     name: str
-    matmul: str
-    """Type of the matrix products, as the catalogue names its rates."""
+    matmul: str  # type of the matrix products, as the catalogue names its rates
     element_bytes: float
     weight_bytes: float
     gradient_bytes: float
-    sent_bytes: float
-    """Per parameter when gradients are reduced."""
-    gathered_bytes: float
-    """Per parameter when sharded weights are gathered."""
+    sent_bytes: float  # per parameter when gradients are reduced
+    gathered_bytes: float  # per parameter when sharded weights are gathered
     state_bytes: float
     """Adam's moments, master weights, and the fp32 copy of 16-bit gradients that the update reads, per parameter."""
-    cast: bool = False
-    """Weights are kept in fp32 and cast for every pass (autocast)."""
+    cast: bool = False  # weights are kept in fp32 and cast for every pass (autocast)
 
     @property
     def updated_bytes(self) -> float:
@@ -59,30 +55,23 @@ Offload = Literal["none", "states", "all"]
 class Runtime:
     """How a device runs its part of a step."""
 
-    kernels: Kernels = "eager"
-    """As written; with hand-fused norms, activations and casts; or compiled."""
+    kernels: Kernels = "eager"  # as written; with hand-fused norms, activations and casts; or compiled
     recorded: bool | None = None
     """Kernels are launched as one graph, without the host; None: if they are compiled."""
-    overlap: bool = True
-    """Gradients travel while the backward pass runs, weights are gathered ahead."""
+    overlap: bool = True  # gradients travel while the backward pass runs, weights are gathered ahead
     pieced_tensor: bool = True
     """Asynchronous tensor parallelism: its sums run in pieces beside the products they belong to."""
-    fused_loss: bool = False
-    """One kernel computes the loss and its gradient in the memory of the logits."""
+    fused_loss: bool = False  # one kernel computes the loss and its gradient in the memory of the logits
     older_attention: bool = False
     """Fused attention written for the generation before the device's: flash attention 2 on Hopper, and not cuDNN's."""
-    fused_update: bool = False
-    """One kernel updates many tensors, instead of several kernels for each."""
-    fused_norms: bool = False
-    """A norm is one kernel, in the type of what it norms."""
-    stops_early: bool = False
-    """Recomputation ends where nothing more is needed: before a layer's last product."""
+    fused_update: bool = False  # one kernel updates many tensors, instead of several kernels for each
+    fused_norms: bool = False  # a norm is one kernel, in the type of what it norms
+    stops_early: bool = False  # recomputation ends where nothing more is needed: before a layer's last product
     fresh_gradients: bool = False
     """Gradients are dropped after each update: the next ones come as activations go."""
     keeps_casts: bool = False
     """Sharded weights are cast by autocast, which keeps the casts of all layers until the forward pass is over."""
-    keeps_ends: bool = False
-    """Sharded embedding and head stay gathered through a step."""
+    keeps_ends: bool = False  # sharded embedding and head stay gathered through a step
 
     @property
     def compiled(self) -> bool:
@@ -98,8 +87,7 @@ class Reduction:
     """How data-parallel ranks are synchronised: part of the run file, but not of the layout."""
 
     kind: Reduce = "exact"
-    local_steps: int = 8
-    """Steps of a rank between two averages of the models, if `kind` has them."""
+    local_steps: int = 8  # steps of a rank between two averages of the models, if `kind` has them
 
     @property
     def joins_models(self) -> bool:
@@ -118,23 +106,17 @@ class Placement:
     Neighbouring devices hold the parts of one tensor, then of one sequence, then the shards, the replicas, the stages.
     """
 
-    replicate: int = 1
-    """Groups that hold the same states and see other samples."""
-    shard: int = 1
-    """Devices that divide the states among them and see other samples."""
+    replicate: int = 1  # groups that hold the same states and see other samples
+    shard: int = 1  # devices that divide the states among them and see other samples
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
-    micro_batch: float = 1
-    """Samples of one pass of one group."""
+    micro_batch: float = 1  # samples of one pass of one group
     accumulate: int = 1
-    zero: int = 0
-    """States divided over `shard`: 1 the optimiser's, 2 gradients too, 3 weights too."""
+    zero: int = 0  # states divided over `shard`: 1 the optimiser's, 2 gradients too, 3 weights too
     recompute: Recompute = "none"
-    sequence_parallel: bool = False
-    """Norms and residuals divided over `tensor` too."""
-    chunks: int = 1
-    """Stages per device of an interleaved pipeline."""
+    sequence_parallel: bool = False  # norms and residuals divided over `tensor` too
+    chunks: int = 1  # stages per device of an interleaved pipeline
     schedule: Schedule = "1f1b"
     offload: Offload = "none"
     """In host memory: optimiser states, gradients and the update; or shards of the weights too."""

@@ -24,13 +24,10 @@ CHUNK_LOGITS, CHUNK_TOKENS = 1 << 28, 8192
 """Of one chunk of the loss on a device: about as many logits, and at most as many tokens (`chunked_loss.py`)."""
 LOSS_PASSES, EAGER_LOSS_PASSES = 1.0, 8.0
 """Over the logits, a third of all: two reads and a write, in one kernel; and what several kernels do besides."""
-UNFUSED_NORMS = 6
-"""Widths that are kept besides where norms are made of several kernels."""
-ROTARY_PASSES = 9
-"""Over queries and keys, to turn each pair of features, where no compiler fuses them."""
+UNFUSED_NORMS = 6  # widths that are kept besides where norms are made of several kernels
+ROTARY_PASSES = 9  # over queries and keys, to turn each pair of features, where no compiler fuses them
 ROTARY_OPERATIONS = 22
-GATE_PASSES = 2
-"""Over the features of a gated feed-forward part, beside those of a plain one."""
+GATE_PASSES = 2  # over the features of a gated feed-forward part, beside those of a plain one
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,7 @@ class AttentionShape:
     """The products of queries with keys and of weights with values, for one sample."""
 
     length: int
-    span: int
-    """Keys that a query meets, before any mask."""
+    span: int  # keys that a query meets, before any mask
     heads: int
     kv_heads: int
     head_width: int
@@ -77,11 +73,9 @@ class AttentionShape:
 class EagerTraffic:
     """What the kernels of a block move beside their arithmetic, if a GPU runs its operations as written."""
 
-    forward_elements: float
-    """Of one sample, as elements of a plain element-wise kernel that takes as long."""
+    forward_elements: float  # of one sample, as elements of a plain element-wise kernel that takes as long
     backward_elements: float
-    forward_fixed: float
-    """The same, for any number of samples: casts of weights."""
+    forward_fixed: float  # the same, for any number of samples: casts of weights
     backward_fixed: float
     forward_kernels: float
     backward_kernels: float
@@ -96,31 +90,22 @@ class BlockShape:
     params: float
     matmuls: tuple[Matmul, ...]
     attention: AttentionShape | None
-    moved_elements: float
-    """Read and written by element-wise kernels in a forward pass of one sample."""
-    saved_split_elements: float
-    """Kept for the backward pass of one sample, and cut by tensor parallelism."""
+    moved_elements: float  # read and written by element-wise kernels in a forward pass of one sample
+    saved_split_elements: float  # kept for the backward pass of one sample, and cut by tensor parallelism
     saved_whole_elements: float
     """Kept for the backward pass of one sample, and cut by sequence parallelism only."""
-    edge_elements: float
-    """What enters the block: all that full recomputation keeps."""
+    edge_elements: float  # what enters the block: all that full recomputation keeps
     kernels: float
-    most_logits: float = math.inf
-    """Logits alive at a time, where the loss is computed in chunks."""
+    most_logits: float = math.inf  # logits alive at a time, where the loss is computed in chunks
     loss_params: float = 0.0
     """Weights of the products with which such a loss makes its gradients, in the forward pass already."""
     eager_saved_elements: float = 0.0
     """Kept for the backward pass of one sample besides, unless a compiler makes it again."""
-    unfused_saved_elements: float = 0.0
-    """Of that, what is kept only where a norm is not one kernel."""
-    eager_elements: float = 0.0
-    """Read and written in the forward pass besides, unless a compiler fuses it away."""
-    frozen_params: float = 0.0
-    """Of `params`, those that have no gradient and are never updated."""
-    half_params: float = 0.0
-    """Of those, the ones that are kept in 16 bits."""
-    eager: EagerTraffic | None = None
-    """If it was counted; else it follows from `moved_elements`."""
+    unfused_saved_elements: float = 0.0  # of that, what is kept only where a norm is not one kernel
+    eager_elements: float = 0.0  # read and written in the forward pass besides, unless a compiler fuses it away
+    frozen_params: float = 0.0  # of `params`, those that have no gradient and are never updated
+    half_params: float = 0.0  # of those, the ones that are kept in 16 bits
+    eager: EagerTraffic | None = None  # if it was counted; else it follows from `moved_elements`
 
     @property
     def trained_params(self) -> float:
@@ -158,8 +143,7 @@ class ModelShape:
     vocab: int
     ffn_hidden: int = 0
     kv_heads: int = 0
-    gated: bool = False
-    """Gate and up projection instead of one (SwiGLU)."""
+    gated: bool = False  # gate and up projection instead of one (SwiGLU)
     tied: bool = True
     learned_positions: bool = True
     biases: bool = True
@@ -167,10 +151,8 @@ class ModelShape:
     fused_attention: bool = True
     memory_len: int = 0
     """Tokens of the previous segment that are attended to, at relative positions (Transformer-XL)."""
-    classes: int = 0
-    """A classifier over the pooled tokens instead of a head over the vocabulary."""
-    head_width: int = 0
-    """Features of a head; without it, an equal part of `hidden`."""
+    classes: int = 0  # a classifier over the pooled tokens instead of a head over the vocabulary
+    head_width: int = 0  # features of a head; without it, an equal part of `hidden`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)

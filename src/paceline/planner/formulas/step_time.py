@@ -6,20 +6,16 @@ import math
 from dataclasses import dataclass
 
 from paceline.hardware.catalogue import Cluster
-from paceline.planner.formulas.compute import optimizer_s, price_block
+from paceline.planner.formulas.compute import Roofline
 from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
 from paceline.planner.formulas.shape import BlockShape, find_repeated_block
 
-BUCKET_BYTES = 25e6
-"""Size in which gradients are sent during the backward pass."""
+BUCKET_BYTES = 25e6  # size in which gradients are sent during the backward pass
 ZERO_BUBBLE = 1 / 3
 """Of a bubble, where gradients of weights are put off to fill it: of forward, backward and weights, one remains."""
-FUSED_UPDATE_KERNELS = 40
-"""Launched to sum up, clip and update, where one kernel takes many tensors."""
-POWER_RANK = 4
-"""Columns of the two thin matrices that PowerSGD sends for each weight matrix."""
-HOST_BYTES_S = 100e9
-"""Memory bandwidth of a host that its devices share, as an update by its cores reaches it."""
+FUSED_UPDATE_KERNELS = 40  # launched to sum up, clip and update, where one kernel takes many tensors
+POWER_RANK = 4  # columns of the two thin matrices that PowerSGD sends for each weight matrix
+HOST_BYTES_S = 100e9  # memory bandwidth of a host that its devices share, as an update by its cores reaches it
 
 
 @dataclass(frozen=True)
@@ -29,12 +25,9 @@ class CommGroup:
     size: int
     in_node: int
     nodes: int
-    bytes_s: float
-    """Bandwidth of a ring through the group: the slowest link on its way."""
-    hop_s: float
-    """Mean latency of one hop of a ring."""
-    tree_s: float
-    """Latency from a leaf to the root of a tree."""
+    bytes_s: float  # bandwidth of a ring through the group: the slowest link on its way
+    hop_s: float  # mean latency of one hop of a ring
+    tree_s: float  # latency from a leaf to the root of a tree
 
 
 def build_group(size: int, stride: int, cluster: Cluster, physics: Physics) -> CommGroup:
@@ -87,12 +80,10 @@ def exposed_s(comm_s: float, compute_s: float, physics: Physics, overlap: bool =
 class StepTime:
     """The terms of one step. All but `comm_s` add up to `step_s`."""
 
-    compute_s: float
-    """Forward, backward and recomputation of all micro-batches on the slowest stage."""
+    compute_s: float  # forward, backward and recomputation of all micro-batches on the slowest stage
     comm_s: float
     exposed_s: float
-    bubble_s: float = 0.0
-    """A stage waiting for the first micro-batch to come and the last to go."""
+    bubble_s: float = 0.0  # a stage waiting for the first micro-batch to come and the last to go
     update_s: float = 0.0
     overhead_s: float = 0.0
     waiting_s: float = 0.0
@@ -127,8 +118,7 @@ class _Stage:
 
     forward_s: float
     compute_s: float
-    mean_compute_s: float
-    """Of all stages, which fill and drain the pipeline."""
+    mean_compute_s: float  # of all stages, which fill and drain the pipeline
     travel: _Travel
 
     @property
@@ -143,6 +133,10 @@ class _Step:
     cluster: Cluster
     numbers: DtypeSizes
     physics: Physics
+
+    @property
+    def roofline(self) -> Roofline:
+        return Roofline(self.cluster.device, self.numbers, self.physics)
 
     @property
     def local_params(self) -> float:
@@ -179,7 +173,7 @@ class _Step:
             comm_s=passes * (stage.travel.flight_s + per_pass.flight_s) + per_step.flight_s,
             exposed_s=exposed,
             bubble_s=bubble_s,
-            update_s=optimizer_s(owned, self.cluster.device, self.numbers, physics) if on_device else 0.0,
+            update_s=self.roofline.optimizer_s(owned) if on_device else 0.0,
             overhead_s=self._update_starts_s(),
             waiting_s=physics.jitter * math.log2(placement.ranks) * busy_s,
             offload_s=0.0 if on_device else self._offload_s(owned, stage.compute_s),
@@ -211,11 +205,11 @@ class _Step:
         return placement.accumulate * self._exposed_s(bus_s, compute_s) + update_s
 
     def _stage(self) -> _Stage:
-        stages, device = self.placement.pipeline, self.cluster.device
+        stages = self.placement.pipeline
         layer = find_repeated_block(self.blocks)
-        each = price_block(layer, self.placement, device, self.numbers, self.physics)
+        each = self.roofline.price_block(layer, self.placement)
         others = [b for b in self.blocks if b is not layer]
-        ends = [price_block(b, self.placement, device, self.numbers, self.physics) for b in others]
+        ends = [self.roofline.price_block(b, self.placement) for b in others]
         here = math.ceil(layer.repeat / stages)
         # the embedding is on the first stage and the head on the last: the slower of them is added to one stage
         added = ends if stages == 1 else [max(ends, key=lambda p: p.total_s)]

@@ -21,8 +21,7 @@ from paceline.planner.show import format_cell_amount, format_multiple
 from paceline.planner.training_cost import TrainingCostModel
 
 ASSETS = Path(__file__).parent / "assets"
-LENGTH_KEYS = ("data.sequence", "data.max_length")
-"""Keys of a sample's length, where a workload has one."""
+LENGTH_KEYS = ("data.sequence", "data.max_length")  # keys of a sample's length, where a workload has one
 PAGE_BATCH_FACTORS = (0.25, 0.5, 1, 2, 4)
 PAGE_LENGTH_FACTORS = (0.5, 1, 2)
 SHOWN_PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
@@ -60,8 +59,7 @@ class SliderAxis(NamedTuple):
     name: str
     unit: str
     values: tuple[Any, ...]
-    now: Any
-    """As the run file has it."""
+    now: Any  # as the run file has it
 
 
 def build_axes(plan: Plan) -> list[SliderAxis]:

@@ -22,7 +22,7 @@ from paceline.planner.calibration.calibration import (
     parse_accelerator_rates,
     read_calibration,
 )
-from paceline.planner.formulas.compute import price_block
+from paceline.planner.formulas.compute import Roofline
 from paceline.planner.formulas.placement import DTYPE_SIZES, Placement, Runtime
 from paceline.planner.formulas.shape import build_decoder_blocks
 from paceline.planner.plan import plan
@@ -89,7 +89,7 @@ def test_the_layer_that_was_measured_whole_is_priced_at_what_it_took(file):
     where = resolve_target("local", file).at(1)
     placement = Placement(micro_batch=GPU_LAYER_SAMPLES, runtime=Runtime(kernels="compiled"))
     layer = build_decoder_blocks(GPU_LAYER, GPU_LAYER.context)[1]
-    priced = price_block(layer, placement, where.cluster.device, DTYPE_SIZES["amp_bf16"], where.physics)
+    priced = Roofline(where.cluster.device, DTYPE_SIZES["amp_bf16"], where.physics).price_block(layer, placement)
     assert priced.total_s == pytest.approx(8e-3)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from unknown_shapes import data_parallel_step_s, typical
 
 from paceline.hardware.catalogue import parse_cluster
-from paceline.planner.formulas.compute import count_fused_scores, matmul_s, price_block
+from paceline.planner.formulas.compute import Roofline, count_fused_scores
 from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, PHYSICS_TABLE, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape
 from paceline.planner.formulas.step_time import all_gather_s, all_reduce_s, build_group, exposed_s, price_step
@@ -49,18 +49,18 @@ def test_few_numbers_each_with_a_unit_and_a_meaning():
 
 def test_a_large_product_runs_at_the_best_measured_rate():
     n = 8192
-    seconds = matmul_s(n, n, n, A100.device, BF16, IDEAL)
+    seconds = Roofline(A100.device, BF16, IDEAL).matmul_s(n, n, n)
     assert seconds == pytest.approx(2 * n**3 / (312e12 * 0.869), rel=1e-6)
 
 
 def test_a_thin_product_is_bound_by_memory():
-    seconds = matmul_s(1, 4096, 4096, A100.device, BF16, IDEAL)
+    seconds = Roofline(A100.device, BF16, IDEAL).matmul_s(1, 4096, 4096)
     assert seconds == pytest.approx((4096 + 4096**2 + 4096) * 2 / 2039e9, rel=1e-6)
 
 
 def test_ragged_sides_cost_what_physics_says():
     half = replace(IDEAL, ragged_efficiency=0.5)
-    even, ragged = (matmul_s(8192, 8192, n, A100.device, BF16, half) for n in (8192, 8192 - 8))
+    even, ragged = (Roofline(A100.device, BF16, half).matmul_s(8192, 8192, n) for n in (8192, 8192 - 8))
     assert ragged / even == pytest.approx(2, rel=0.01)
 
 
@@ -199,12 +199,8 @@ def test_a_fused_attention_computes_whole_tiles():
 def test_recomputation_that_stops_early_leaves_out_the_last_product():
     layer = SMALL.blocks[1]
     full, early = (
-        price_block(
-            layer,
-            Placement(recompute="full", runtime=Runtime(stops_early=early)),
-            A100.device,
-            DTYPE_SIZES["bf16"],
-            IDEAL,
+        Roofline(A100.device, BF16, IDEAL).price_block(
+            layer, Placement(recompute="full", runtime=Runtime(stops_early=early))
         )
         for early in (False, True)
     )
@@ -232,7 +228,7 @@ def test_attention_of_the_generation_before_reaches_part_of_the_rate():
     ratios = []
     for where in (A100, parse_cluster("8xH100")):
         newer, older = (
-            price_block(long, Placement(runtime=Runtime(older_attention=o)), where.device, BF16, free).total_s
+            Roofline(where.device, BF16, free).price_block(long, Placement(runtime=Runtime(older_attention=o))).total_s
             for o in (False, True)
         )
         ratios.append(older / newer)
@@ -244,10 +240,6 @@ def test_a_fused_loss_moves_the_logits_three_times():
     """Two reads and a write in all, whatever an eager loss would do."""
     head = ModelShape(1, 64, 1, 1024, 50_304).blocks[-1]
     moved_s = 1024 * 50_304 * 2 / A100.device.bandwidth_bytes_s
-    eager, fused = (
-        price_block(
-            head, Placement(runtime=Runtime(fused_loss=f)), A100.device, BF16, replace(IDEAL, fusion=2, kernel_s=0)
-        ).total_s
-        for f in (False, True)
-    )
+    price = Roofline(A100.device, BF16, replace(IDEAL, fusion=2, kernel_s=0)).price_block
+    eager, fused = (price(head, Placement(runtime=Runtime(fused_loss=f))).total_s for f in (False, True))
     assert eager - fused == pytest.approx((2 * 4 - 1) * 3 * moved_s, rel=1e-6)
