@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.diagnostics.nodes import examine_nodes
+from paceline.diagnostics.nodes import SSH, examine_nodes
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Examination, Health
 from paceline.io.arguments import option_error
 from paceline.io.files import print_json
@@ -26,7 +26,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         problem = f"{rank_info.launcher} has started {rank_info.world} ranks already; leave it out"
         raise option_error("--nodes", problem, "conflict")
     if arguments.nodes:
-        found = examine_nodes(arguments.nodes.split(","), arguments.words, arguments.out, arguments.by)
+        found = examine_nodes(arguments.nodes.split(","), arguments.words, arguments.out, arguments.by or SSH)
     else:
         from paceline.diagnostics.doctor import examine
 

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.config import RunSpec, SpecSource, load
 from paceline.config.registry import is_script
 from paceline.errors import PacelineError, UserError
+from paceline.io.arguments import option_error
 from paceline.io.files import print_json
 from paceline.io.format import clock
 from paceline.io.terminal import build_console, print_file, print_text, warn
@@ -81,6 +82,8 @@ def _build_jobs_table(rows: list[JobRow]) -> Any:
 
 
 def run_logs(arguments: argparse.Namespace) -> int:
+    if arguments.follow and arguments.json:
+        raise option_error("--follow", "--json prints once; leave one out", "conflict")
     found = find_run(arguments.run)
     jobs = [arguments.run] if is_job_id(arguments.run) else list_job_ids(found)
     if not jobs:

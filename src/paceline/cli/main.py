@@ -43,12 +43,12 @@ ROWS = (
     ("doctor", "doctor", "examine this machine, or all nodes of a job, for what makes runs fail or slow", ""),
     ("sweep", "sweep", "train a run file with several values of its keys", "RECIPE.yaml train.lr=1e-3,3e-3"),
 )
-"""(verb, module of cli/, help, example): the module has `run_VERB`, and `arguments` has `add_VERB_arguments`."""
+"""(verb, module of cli/, help, example): the module has `run_VERB`."""
 RECIPE = "recipes/classifier_docstrings"
 VERBS = {
     verb: Verb(
         help,
-        f"paceline.cli.arguments:add_{verb}_arguments",
+        "paceline.cli.arguments:add_arguments",
         f"paceline.cli.{module}:run_{verb}",
         f"paceline {verb} {example.replace('RECIPE', RECIPE)}" if example else "",
     )

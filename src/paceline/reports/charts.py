@@ -41,7 +41,7 @@ def round_digits(value: float | None, digits: int = 5) -> float:
     return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else 0.0
 
 
-STEP_TERMS = {
+STEP_TERMS: dict[str, str] = {
     "compute": "compute",
     "exposed": "exposed communication",
     "waiting": "waiting for a slower rank",

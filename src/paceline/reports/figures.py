@@ -11,7 +11,9 @@ from paceline.io.files import write_atomic
 from paceline.reports.charts import STEP_TERMS, Chart
 from paceline.reports.plot_style import COLOURS, FORMATS, INK, escape_mathtext, use_plot_style
 
-TERM_COLOURS = dict(zip(STEP_TERMS, ("#2563eb", "#d97706", "#be185d", "#059669", "#9ca3af"), strict=True))
+TERM_COLOURS: dict[str, str] = dict(
+    zip(STEP_TERMS, ("#2563eb", "#d97706", "#be185d", "#059669", "#9ca3af"), strict=True)
+)
 WIDTH_IN, HEIGHT_IN = 6.4, 3.6
 MOST_IN_LEGEND = 12
 DrawFn = Callable[[Any, dict[str, Any]], None]

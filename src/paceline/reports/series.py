@@ -124,8 +124,17 @@ def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: f
         label = f"{n} device{'s' * (n > 1)}"
         seconds = sorted(line.seconds for line in found)
         middle = seconds[(len(seconds) - 1) // 2]
-        spread = {"step_s": middle, "step_s_low": seconds[0], "step_s_high": seconds[-1]}
-        rows.append(TimedRow(label=label, ranks=n, repeats=len(found), samples_per_s=1 / middle, **spread))
+        rows.append(
+            TimedRow(
+                label=label,
+                ranks=n,
+                repeats=len(found),
+                step_s=middle,
+                step_s_low=seconds[0],
+                step_s_high=seconds[-1],
+                samples_per_s=1 / middle,
+            )
+        )
         rates[label] = [1 / line.seconds for line in found]
         sources[label] = SourceLine(file, found[0].line)
     compared = drop_failed(mark_recommended(add_costs(add_speedups(rows, rates), 1, price)))
