@@ -130,7 +130,7 @@ def measured(folder: Path, made):
     spec, batch = build_spec(values), values["train"]["global_batch"]
     label = {row.ranks: f"{row.ranks} rank{'s' * (row.ranks > 1)}" for row in rows}
     specs = {label[row.ranks]: spec.replace({"parallel.ranks": row.ranks, "train.steps": STEPS}) for row in rows}
-    made_rows, rates = [], {}
+    made_rows = []
     for row in rows:
         alone_s = step_s if row.ranks == 1 else step_s / row.ranks * row.over_ideal
         runs = [
@@ -141,10 +141,9 @@ def measured(folder: Path, made):
         ]
         times, layout = [read_run_times(run) for run in runs], BatchLayout(f"{batch} global", batch)
         made_rows.append(combine_repeats(label[row.ranks], row.ranks, times, layout, [run.name for run in runs]))
-        rates[label[row.ranks]] = [t.samples_per_s for t in times]
     state = {"format": FORMAT, "name": "made", "kind": "strong", "steps": STEPS, "spec": spec.dump(), "load": 0.0}
     state |= {"environment": {"cores": CORES}, "done": {}, "failed": {}}
-    found = build_measurement(folder, state, made_rows, rates, values["train"]["steps"] * batch, price, specs)
+    found = build_measurement(folder, state, made_rows, values["train"]["steps"] * batch, price, specs)
     write_json(folder / "measure.json", {**state, **found.to_json()})
     return found
 

@@ -29,7 +29,7 @@ from paceline.io.terminal import build_console
 from paceline.launch.hang_traces import count_calls, find_pending_call, read_calls
 from paceline.launch.heartbeat import Beat, read_beats
 from paceline.measurement.measure import count_total_samples, select_comparable
-from paceline.measurement.progress import build_rows, collect_times, forget_failures, load_state
+from paceline.measurement.progress import build_rows, load_state
 from paceline.measurement.run_times import read_run_times
 from paceline.planner.plan import plan
 from paceline.reports.sweep_page import build_sweep_table, describe_sweep, draw_sweep
@@ -148,8 +148,7 @@ def read_unfinished_measurement(folder):
     begun = read_json(folder / "begun.json")
     asked = {name: begun.get(name) for name in ("name", "kind", "steps", "spec")}
     state = load_state(folder / "measured", asked, select_comparable)
-    forget_failures(state, ())
-    return build_rows((), state, collect_times((), state)), count_total_samples(folder / "measured", state)
+    return build_rows((), state), count_total_samples(folder / "measured", state)
 
 
 def _state_in(folder):

@@ -63,7 +63,7 @@ def make_run(out, name="made", ranks=1, steps=60, step_s=0.1, comm=0.1, seed=0, 
 def make_measurement(folder, steps_s=None, repeats=3, kind="strong", price=2.5):
     """As `paceline measure` leaves it, with one row that failed."""
     steps_s = steps_s or {1: 0.100, 2: 0.058, 4: 0.037}
-    rows, rates = [], {}
+    rows = []
     for ranks, step_s in steps_s.items():
         label = f"{ranks} rank{'s' * (ranks > 1)}"
         comm = 0.0 if ranks == 1 else 1 - (0.100 / ranks) / step_s
@@ -73,14 +73,13 @@ def make_measurement(folder, steps_s=None, repeats=3, kind="strong", price=2.5):
             for r, name in enumerate(names)
         ]
         rows.append(combine_repeats(label, ranks, times, BatchLayout(f"64 global = {64 // ranks} per pass", 64), names))
-        rates[label] = [t.samples_per_s for t in times]
     why = "no room for 8 stages; use fewer"
     rows.append(FailedRow(label="pipeline:8", ranks=8, failed="no room for 8 stages", why=why))
     spec = spec_of("docstrings")
     state = {"format": FORMAT, "name": "docstrings", "kind": kind, "steps": 24, "spec": spec.dump()}
     state |= {"environment": describe_environment(), "load": 0.0, "done": {}, "failed": {}}
     specs = {f"{n} rank{'s' * (n > 1)}": spec.replace({"parallel.ranks": n}) for n in steps_s}
-    found = build_measurement(folder, state, rows, rates, 12_800_000, price, specs)
+    found = build_measurement(folder, state, rows, 12_800_000, price, specs)
     write_json(folder / "measure.json", {**state, **found.to_json()})
     return folder
 

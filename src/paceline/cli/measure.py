@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -30,81 +29,58 @@ MOST_RANKS = 1024
 def run_measure(arguments: argparse.Namespace) -> int:
     if arguments.links:
         return run_measure_links(arguments)
-    if arguments.command:
-        return run_measure_command(arguments)
-    return run_measure_spec(load_spec(arguments.words, "measure"), arguments)
+    spec = None if arguments.command else load_spec(arguments.words, "measure")
+    return run_measure_runs(spec, arguments)
 
 
-def run_measure_spec(spec: RunSpec, arguments: argparse.Namespace) -> int:
-    """Measure a run file under several layouts."""
-    from paceline.measurement.measure import measure
-
+def run_measure_runs(spec: RunSpec | None, arguments: argparse.Namespace) -> int:
+    """Measure a run file under several layouts, or without one the command after  --  on several numbers of ranks."""
     options = _check_options(arguments)
-    if arguments.steps_by:
-        raise option_error("--steps-by", "it needs a command after  --  instead of a run file", "conflict")
-    layouts = [word for word in arguments.layouts.split(",") if word]
-    ranks = parse_numbers(arguments.ranks or ("1" if layouts else "1,2"), "--ranks", different=True)
-    with _warn_when_stopped():
-        found = measure(
-            spec,
-            [] if "single" in layouts and not arguments.ranks else ranks,
-            layouts=layouts,
-            weak=arguments.weak,
-            **options,
-        )
-    _print_measurement(found, arguments.json)
+    try:
+        found = _measure_command(arguments, options) if spec is None else _measure_spec(spec, arguments, options)
+    except KeyboardInterrupt:
+        warn("paceline: stopped; finished runs are kept, and the same command resumes")
+        raise
+    if arguments.json:
+        print_json({"name": found.name, "folder": found.folder, **found.to_json()})
+        return 0
+    console = build_console()
+    for part in render_measurement(found):
+        console.print(part)
+    console.print(f"written: {found.file}; a page of it:  paceline report {found.folder} --out report", soft_wrap=True)
     return 0
 
 
-def run_measure_command(arguments: argparse.Namespace) -> int:
-    """`measure -- COMMAND`: a script as it is, seen from outside."""
+def _measure_spec(spec: RunSpec, arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
+    from paceline.measurement.measure import measure
+
+    if arguments.steps_by:
+        raise option_error("--steps-by", "it needs a command after  --  instead of a run file", "conflict")
+    layouts = [word for word in arguments.layouts.split(",") if word]
+    alone = "single" in layouts and not arguments.ranks
+    ranks = parse_numbers(arguments.ranks or ("1" if layouts else "1,2"), "--ranks", different=True)
+    return measure(spec, [] if alone else ranks, layouts=layouts, weak=arguments.weak, **options)
+
+
+def _measure_command(arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
     from paceline.measurement.scripts.measure_command import measure_command
 
-    options = _check_options(arguments)
     for option in ("layouts", "weak"):
         if getattr(arguments, option):
             raise option_error(f"--{option}", "the script of a command decides its layout; leave it out", "conflict")
     if arguments.words:
         raise option_error(arguments.words[0], "a command needs no run file; give one of them", "conflict")
-    with _warn_when_stopped():
-        found = measure_command(
-            arguments.command,
-            parse_numbers(arguments.ranks or "1,2", "--ranks", different=True),
-            steps_by=arguments.steps_by,
-            **options,
-        )
-    _print_measurement(found, arguments.json)
-    return 0
+    ranks = parse_numbers(arguments.ranks or "1,2", "--ranks", different=True)
+    return measure_command(arguments.command, ranks, steps_by=arguments.steps_by, **options)
 
 
 def _check_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What run files and commands are measured with alike; all numbers are possible."""
-    for name in ("steps", "repeats"):
-        if getattr(arguments, name) < 1:
-            raise option_error(f"--{name}", f"{getattr(arguments, name)} is not possible; use 1 or more")
-    if arguments.steps < 4:
-        raise option_error("--steps", f"{arguments.steps} leave nothing after the warm-up; use 10 or more")
+    """Return what run files and commands are measured with alike; raise UserError for an impossible number."""
+    for name, least in (("steps", 4), ("repeats", 1)):
+        if getattr(arguments, name) < least:
+            raise option_error(f"--{name}", f"{getattr(arguments, name)} is too few; use {least} or more")
     given = {name: getattr(arguments, name) for name in ("repeats", "steps", "out", "retry")}
     return {**given, "price": check_price(arguments.price), "log": warn}
-
-
-@contextmanager
-def _warn_when_stopped() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        warn("paceline: stopped; finished runs are kept, and the same command resumes")
-        raise
-
-
-def _print_measurement(found: Measurement, as_json: bool) -> None:
-    if as_json:
-        print_json({"name": found.name, "folder": found.folder, **found.to_json()})
-        return
-    console = build_console()
-    for part in render_measurement(found):
-        console.print(part)
-    console.print(f"written: {found.file}; a page of it:  paceline report {found.folder} --out report", soft_wrap=True)
 
 
 def run_measure_links(arguments: argparse.Namespace) -> int:
@@ -193,13 +169,11 @@ def _render_plan(found: Measurement, table: Table) -> Iterator[Any]:
 
 def run_check(arguments: argparse.Namespace) -> int:
     spec = load_spec(arguments.words, "check")
-    ranks, accumulate = (
-        parse_numbers(getattr(arguments, name), f"--{name}", different=True) for name in ("ranks", "accumulate")
-    )
+    numbers = {n: parse_numbers(getattr(arguments, n), f"--{n}", different=True) for n in ("ranks", "accumulate")}
     if arguments.steps < 1:
         raise option_error("--steps", f"{arguments.steps} is not a number of steps; use 1 or more")
     layouts = [word for word in arguments.layouts.split(",") if word]
-    parity = check(spec, ranks, accumulate, arguments.steps, layouts=layouts, out=arguments.out, log=warn)
+    parity = check(spec, **numbers, steps=arguments.steps, layouts=layouts, out=arguments.out, log=warn)
     if not parity.rows:
         return 0
     if arguments.json:
@@ -211,9 +185,8 @@ def run_check(arguments: argparse.Namespace) -> int:
         _report_difference(parity)
         return 1
     if not arguments.json:
-        print_text(
-            f"the answer is the same within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})"
-        )
+        within = f"within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})"
+        print_text(f"the answer is the same {within}")
     return 0
 
 

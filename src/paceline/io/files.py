@@ -81,6 +81,17 @@ def _damaged(path: Path, reason: str) -> UserError:
     return UserError(f"{path} is damaged: {reason}", code="damaged", key=str(path))
 
 
+@contextmanager
+def catch_damage(path: Path, remedy: str = "") -> Iterator[None]:
+    """Report values that this file should not have as one line: the file is damaged, and the remedy."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, f"{type(error).__name__} {error}{'; ' * bool(remedy)}{remedy}") from None
+
+
 def _seal(value: Mapping[str, Any]) -> str:
     inside = {name: inner for name, inner in value.items() if name != SEAL}
     return compute_seal(json.loads(json.dumps(replace_nonfinite(inside), default=to_json_value)))

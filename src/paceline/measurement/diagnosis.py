@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.io.format import duration, number, percent
 from paceline.measurement.rows import (
@@ -19,6 +20,7 @@ from paceline.measurement.rows import (
     FailedRow,
     MeasuredRow,
     RowT,
+    SlowestRank,
     TimedRow,
     drop_failed,
     find_reference,
@@ -69,8 +71,7 @@ def split_lost_time(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict
     scale = compute_ideal_step_s(row, base) / base.step_s
     parts = row.parts
     compute, slow_s = parts.compute_s, parts.waiting_s
-    slow = row.loads.slowest
-    if slow is not None and slow.over_others >= UNEVEN:
+    if (slow := row.loads.slowest) is not None and _is_uneven(slow):
         longest = row.loads.busy_s_by_rank[slow.rank]
         compute = longest / slow.over_others - parts.data_s
         slow_s = longest - longest / slow.over_others
@@ -108,8 +109,7 @@ def _explain_lost_compute(row: MeasuredRow, cores: int) -> Cause:
     return Cause.SMALL_PASSES if batch and count_samples_per_pass(row) <= FEW_SAMPLES else Cause.FIXED_WORK
 
 
-@dataclass(frozen=True)
-class WorkerSuggestion:
+class WorkerSuggestion(NamedTuple):
     workers: int
     step_s: float
 
@@ -162,8 +162,8 @@ def decide_ranks(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:
 
 def mark_recommended(rows: Sequence[RowT | FailedRow]) -> list[RowT | FailedRow]:
     found = decide_ranks(rows)
-    chosen = {RankChoice.TAKE: found.row, RankChoice.STAY: found.base}.get(found.choice) if found is not None else None
-    label = chosen.label if chosen is not None else None
+    chosen = {RankChoice.TAKE: found.row, RankChoice.STAY: found.base}.get(found.choice) if found else None
+    label = chosen.label if chosen else None
     return [row if isinstance(row, FailedRow) else replace(row, recommended=row.label == label) for row in rows]
 
 
@@ -180,8 +180,7 @@ def is_superlinear(row: TimedRow) -> bool:
 PARAMETERS = {"serial": "serial share", "contention": "contention", "crosstalk": "cross-talk"}
 LEAST_COUNTS = 1 + min(law.needs for law in LAWS.values())
 NOTHING_MEASURED = "Nothing could be measured."
-NOT_SLOWER = "look for other processes on these machines; no rank is slower than the rest all the time"
-ADVICE = json.loads(Path(__file__).with_name("advice.json").read_text(encoding="utf-8"))
+MESSAGES = json.loads(Path(__file__).with_name("messages.json").read_text(encoding="utf-8"))
 FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
 
 
@@ -209,48 +208,31 @@ def _list_other_shares(row: MeasuredRow, named: Cause) -> str:
         Cause.SLOW_RANK: ("waiting for the slowest rank", parts.waiting_s),
         Cause.INPUT: ("input", parts.data_s),
     }
-    if row.ranks == 1:
-        return f" (input {percent(parts.data_s / row.step_s)})"
-    others = [f"{name} {percent(s / row.step_s)}" for cause, (name, s) in shares.items() if cause is not named]
-    return f" ({', '.join(others)})"
+    others = [c for c in shares if c is not named] if row.ranks > 1 else [Cause.INPUT]
+    return f" ({', '.join(f'{shares[c][0]} {percent(shares[c][1] / row.step_s)}' for c in others)})"
 
 
 def _describe_cause(found: Diagnosis) -> str:
-    row = found.row
-    match found.cause:
-        case Cause.NONE:
-            return "nothing stands out"
-        case Cause.COMMUNICATION:
-            rate = row.link_bits_s()
-            link = f", {number(rate / 1e9, 2)} Gbit/s reached" if rate else ""
-            share = percent((row.parts.exposed_s - row.parts.waiting_s) / row.step_s)
-            return f"{share} of the step is exposed communication{link}"
-        case Cause.INPUT:
-            return f"{percent(row.parts.data_s / row.step_s)} of the step is waiting for input"
-        case Cause.SLOW_RANK:
-            slow, waits = row.loads.slowest, percent(row.parts.waiting_s / row.step_s)
-            if slow is None or slow.over_others < UNEVEN:
-                return f"ranks wait {waits} of the step, each for another in turn"
-            times = f"{number(slow.over_others, 3)}×"
-            return f"rank {slow.rank} works {times} as long as the others, who wait {waits} of the step"
-        case Cause.SHARED_CORES:
-            threads = found.base.resources.threads or 1
-            had = f"; {found.base.label} had {threads} threads" if threads > 1 else ""
-            return f"{_describe_compute_growth(found)}: {row.ranks} ranks share {found.cores} cores{had}"
-        case Cause.SHARED_DEVICE:
-            return (
-                f"{_describe_compute_growth(found)}: {row.resources.device_ranks} ranks share a "
-                "device and send through the host"
-            )
-        case Cause.SMALL_PASSES:
-            return (
-                f"{_describe_compute_growth(found)}: {count_samples_per_pass(row)} samples in a pass "
-                "are too few to fill a rank"
-            )
-        case Cause.FIXED_WORK:
-            return (
-                f"{_describe_compute_growth(found)}: a part of it does not shrink with the batch (launches, the update)"
-            )
+    row, cause, parts = found.row, found.cause, found.row.parts
+    threads, rate, slow = found.base.resources.threads or 1, row.link_bits_s(), row.loads.slowest
+    in_turn = cause is Cause.SLOW_RANK and not _is_uneven(slow)
+    return str(MESSAGES["cause"]["in turn" if in_turn else cause]).format(
+        row=row,
+        cores=found.cores,
+        slow=slow,
+        times=f"{number(slow.over_others, 3)}×" if slow else "",
+        growth=_describe_compute_growth(found),
+        exposed=percent((parts.exposed_s - parts.waiting_s) / row.step_s),
+        waits=percent(parts.waiting_s / row.step_s),
+        data=percent(parts.data_s / row.step_s),
+        link=f", {number(rate / 1e9, 2)} Gbit/s reached" if rate else "",
+        threads=f"; {found.base.label} had {threads} threads" if threads > 1 else "",
+        samples=count_samples_per_pass(row),
+    )
+
+
+def _is_uneven(slow: SlowestRank | None) -> bool:
+    return slow is not None and slow.over_others >= UNEVEN
 
 
 def _describe_compute_growth(found: Diagnosis) -> str:
@@ -262,18 +244,12 @@ def _describe_compute_growth(found: Diagnosis) -> str:
 def _advise(found: Diagnosis) -> str:
     row, cause, workers = found.row, found.cause, found.row.resources.workers
     kind = "command" if row.outside else "passes" if row.fits else "run"
-    slow = row.loads.slowest
-    if cause is Cause.INPUT and row.outside:
-        now = f" (now {workers})" if workers is not None else ""
-        return f"give the DataLoader more worker processes, num_workers{now}, or make a sample cheaper"
-    if cause is Cause.INPUT and workers is not None:
+    if cause is Cause.INPUT and workers is not None and not row.outside:
         return _advise_on_workers(found)
-    if cause is Cause.SLOW_RANK and kind != "passes":
-        if slow is None or slow.over_others < UNEVEN:
-            return NOT_SLOWER
-        cost = "how long its samples are" if row.outside else "cost() of the samples"
-        return f"look at the device and the host of rank {slow.rank}, and at {cost}"
-    return str(ADVICE[kind].get(cause) or ADVICE["run"].get(cause, ""))
+    in_turn = cause is Cause.SLOW_RANK and kind != "passes" and not _is_uneven(row.loads.slowest)
+    key = "in turn" if in_turn else cause
+    text = str(MESSAGES[kind].get(key) or MESSAGES["run"].get(key, ""))
+    return text.format(slow=row.loads.slowest, now=f" (now {workers})" if workers is not None else "")
 
 
 def _advise_on_workers(found: Diagnosis) -> str:
@@ -309,26 +285,17 @@ def describe_decision(rows: Sequence[TimedRow | FailedRow]) -> str:
     row, base = found.row, found.base
     if len(drop_failed(rows)) == 1:
         return f"Nothing to compare: only {base.label} {'were' if base.label.endswith('s') else 'was'} measured."
-    middle, low, high = (
-        number(reached / base.ranks, 3) for reached in (row.speedup, row.scaling.speedup_low, row.scaling.speedup_high)
-    )  # over the row that it is compared with
-    times = f"{middle}×"
-    match found.choice:
-        case RankChoice.UNDECIDED:
-            return (
-                f"Not decided: {row.label} reach{_plural_ending(row)} {times}, but single "
-                f"repeats went from {low} to {high}×; "
-                "measure again with more repeats."
-            )
-        case RankChoice.STAY:
-            also = ""
-            if base.ranks < row.speedup < LEAST_GAIN * base.ranks:
-                also = f", and a gain below {percent(LEAST_GAIN - 1)} is not worth them"
-            elif row.speedup > base.ranks:
-                also = f", {_describe_price(row, rows)}"
-            return f"Stay on {base.label}: more do not pay; {row.label} reach{_plural_ending(row)} {times}{also}."
-        case RankChoice.TAKE:
-            return f"Take {row.label}: {times} as fast as {base.label}, {_describe_price(row, rows)}."
+    speedups = (row.speedup, row.scaling.speedup_low, row.scaling.speedup_high)
+    times, low, high = (number(speedup / base.ranks, 3) for speedup in speedups)  # relative to the base
+    reach = f"{row.label} reach{'' if row.label.endswith('s') else 'es'} {times}×"
+    if found.choice is RankChoice.UNDECIDED:
+        return f"Not decided: {reach}, but single repeats went from {low} to {high}×; measure again with more repeats."
+    if found.choice is RankChoice.TAKE:
+        return f"Take {row.label}: {times}× as fast as {base.label}, {_describe_price(row, rows)}."
+    also = f", {_describe_price(row, rows)}" if row.speedup > base.ranks else ""
+    if base.ranks < row.speedup < LEAST_GAIN * base.ranks:
+        also = f", and a gain below {percent(LEAST_GAIN - 1)} is not worth them"
+    return f"Stay on {base.label}: more do not pay; {reach}{also}."
 
 
 def _describe_price(row: TimedRow, rows: Sequence[TimedRow | FailedRow]) -> str:
@@ -336,10 +303,6 @@ def _describe_price(row: TimedRow, rows: Sequence[TimedRow | FailedRow]) -> str:
         return "on the same cores"
     cost = row.ranks / row.speedup
     return f"at {number(cost, 3)}× the device-hours" if cost > 1.005 else "at no more device-hours"
-
-
-def _plural_ending(row: TimedRow) -> str:
-    return "" if row.label.endswith("s") else "es"
 
 
 def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[LawFit]) -> str:
@@ -370,26 +333,20 @@ def describe_law(law: LawFit, most: int) -> str:
 
 
 def collect_notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> list[str]:
-    found, measured = [], drop_failed(rows)
+    notes, measured = [], drop_failed(rows)
     if cores and load > BUSY * cores:
-        found.append(
-            f"The machine was busy with other work: a load of {number(load, 3)} on {cores} cores at the start. "
-            "Speed-ups compare runs that are adjacent in time, but measure again on an idle machine."
-        )
+        notes.append(MESSAGES["note"]["busy"].format(load=number(load, 3), cores=cores))
     threads = {row.label: row.resources.threads for row in measured if row.resources.threads}
     if len(set(threads.values())) > 1:
         by_label = ", ".join(f"{label}: {count}" for label, count in threads.items())
         paid = ", and the machine counts as one device" if share_cores(measured) else ""
-        found.append(f"Ranks shared the cores of a machine, so threads per rank differ ({by_label}){paid}.")
-    found += [
-        f"{row.label}: {row.compiled_steps} step{'s' * (row.compiled_steps > 1)} of a run compiled or recorded, "
-        f"{duration(row.compiled_s)} in all; no median counts them."
-        for row in measured
-        if row.compiled_steps
-    ]
-    return found + [
-        f"{row.label}: {number(row.speedup, 3)}× is more than {row.ranks} ranks alone can give; caches, or other work "
-        "on the machine, took part in it."
+        notes.append(f"Ranks shared the cores of a machine, so threads per rank differ ({by_label}){paid}.")
+    for row in measured:
+        if row.compiled_steps:
+            steps, took = f"{row.compiled_steps} step{'s' * (row.compiled_steps > 1)}", duration(row.compiled_s)
+            notes.append(f"{row.label}: {steps} of a run compiled or recorded, {took} in all; no median counts them.")
+    return notes + [
+        MESSAGES["note"]["superlinear"].format(row=row, times=number(row.speedup, 3))
         for row in measured
         if is_superlinear(row)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -12,6 +12,7 @@ from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
 from paceline.config.run_file import rename_old_keys
 from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
 from paceline.measurement.progress import (
     AnyTrial,
@@ -19,8 +20,6 @@ from paceline.measurement.progress import (
     MeasureState,
     MeasureTrial,
     build_rows,
-    collect_rates,
-    collect_times,
     trim_reason,
     write_measurement,
 )
@@ -51,22 +50,12 @@ NOT_COMPARED = ("parallel.ranks", "train.epochs", "train.steps")
 """Keys of the spec in which the measurements of one folder may differ."""
 
 
-@dataclass(frozen=True)
-class SpecTrial(MeasureTrial):
-    spec: RunSpec
-
-    @property
-    def batch(self) -> BatchLayout:
-        layout = layout_of(self.spec)
-        equation = layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}"
-        return BatchLayout(equation, layout.global_batch, layout.passes(layout.global_batch), layout.plain)
-
-    def run(self, path: Path) -> RunTimes:
-        result = train_trial(self.spec.replace({"name": path.name}), path.parent)
-        if result.status == "stopped":
-            raise KeyboardInterrupt
-        shutil.rmtree(result.path / "checkpoints", ignore_errors=True)
-        return read_run_times(RunDir(result.path))
+def _train_and_read(spec: RunSpec, path: Path) -> RunTimes:
+    result = train_trial(spec.replace({"name": path.name}), path.parent)
+    if result.status == "stopped":
+        raise KeyboardInterrupt
+    shutil.rmtree(result.path / "checkpoints", ignore_errors=True)
+    return read_run_times(RunDir(result.path))
 
 
 class MeasureOptions(TypedDict, total=False):
@@ -98,49 +87,39 @@ def measure(
     request = {"name": spec.name, "kind": "weak" if weak else "strong", "steps": steps, "spec": spec.dump()}
     runs = MeasureRuns(folder, trials, options.get("repeats", REPEATS), log)
     with runs.complete(request, select_comparable, options.get("retry", False)) as state:
-        specs = {trial.label: trial.spec for trial in trials if isinstance(trial, SpecTrial)}
-        times, total = collect_times(trials, state), count_total_samples(folder, state)
-        rows = build_rows(trials, state, times)
-        return write_measurement(
-            build_measurement(folder, state, rows, collect_rates(times), total, price, specs), state
-        )
+        specs = {trial.label: trial.spec for trial in trials if isinstance(trial, MeasureTrial) and trial.spec}
+        rows, total = build_rows(trials, state), count_total_samples(folder, state)
+        return write_measurement(build_measurement(folder, state, rows, total, price, specs), state)
 
 
 def build_trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:
     if weak and not find_entry(spec.workload).batched:
-        raise UserError(
-            "--weak: a fit passes over all of its samples, on any number of ranks; leave --weak out",
-            code="not-supported",
-            key="--weak",
-        )
-    wanted: list[tuple[str, dict[str, Any]]] = [
+        raise option_error("--weak", "a pass of a fit has all samples, on any number of ranks", "not-supported")
+    parallel: list[tuple[str, dict[str, Any]]] = [
         (f"{n} rank{'s' * (n > 1)}", {"ranks": n} if n > 1 else ONE_RANK) for n in ranks
     ]
-    wanted += [(word, {**ONE_RANK, **parse_layout(word)}) for word in layouts]
-    if min((values["ranks"] for _, values in wanted), default=0) != 1:
-        given = f"--ranks {','.join(map(str, ranks))}" if ranks else f"--layouts {','.join(layouts)}"
-        raise UserError(
-            f"speed-up is relative to one rank, and {given} has none; write it as  --ranks 1,2,4",
-            code="missing-value",
-            key="--ranks",
-        )
-    return sorted(
-        (_build_trial(spec, label, values, steps, weak) for label, values in wanted), key=lambda trial: trial.ranks
-    )
+    parallel += [(word, {**ONE_RANK, **parse_layout(word)}) for word in layouts]
+    if min((values["ranks"] for _, values in parallel), default=0) != 1:
+        raise option_error("--ranks", "speed-up is relative to one rank; use  --ranks 1,2,4", "missing-value")
+    trials = (_build_trial(spec, label, values, steps, weak) for label, values in parallel)
+    return sorted(trials, key=lambda trial: trial.ranks)
 
 
 def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int, weak: bool) -> AnyTrial:
     try:
-        layout = {f"parallel.{name}": value for name, value in parallel.items()}
-        found = spec.replace({**QUIET_TRAINING, "train.steps": steps, **layout})
+        values = {f"parallel.{name}": value for name, value in parallel.items()}
+        trial = spec.replace({**QUIET_TRAINING, "train.steps": steps, **values})
         if weak:
-            batch = spec.train.global_batch * found.parallel.ranks // (found.parallel.tensor * found.parallel.pipeline)
-            found = found.replace({"train.global_batch": batch})
-        layout_of(found)
-        found = fix_strategy(found)
+            data = trial.parallel.ranks // (trial.parallel.tensor * trial.parallel.pipeline)
+            trial = trial.replace({"train.global_batch": spec.train.global_batch * data})
+        layout_of(trial)
+        trial = fix_strategy(trial)
+        layout = layout_of(trial)
     except UserError as error:
         return FailedRow(label=label, ranks=int(parallel["ranks"]), failed=trim_reason(str(error)), why=str(error))
-    return SpecTrial(label, found.parallel.ranks, found)
+    equation = layout.equation() if layout.plain else f"{layout.grid()}; {layout.equation()}"
+    batch = BatchLayout(equation, layout.global_batch, layout.passes(layout.global_batch), layout.plain)
+    return MeasureTrial(label, trial.parallel.ranks, partial(_train_and_read, trial), batch, trial)
 
 
 def select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:

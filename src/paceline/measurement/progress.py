@@ -7,17 +7,17 @@ import os
 import re
 import shutil
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
+from paceline.config import RunSpec
 from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError
 from paceline.io.arguments import make_output_folder
-from paceline.io.files import from_flat, read_json, to_flat, validate_fields, write_json
+from paceline.io.files import catch_damage, from_flat, read_json, to_flat, validate_fields, write_json
 from paceline.measurement.result import FORMAT, Measurement
 from paceline.measurement.rows import BatchLayout, FailedRow, MeasuredRow, combine_repeats, drop_failed
 from paceline.measurement.run_times import RunTimes
@@ -33,8 +33,7 @@ PEAKS = ("device_bytes",)  # maxima; others are means
 class UsageSampler:
     """`with UsageSampler(ranks) as usage: …`, then `usage.between(begin, end)`, in Unix times."""
 
-    def __init__(self, ranks: int = 1, every_s: float = EVERY_S) -> None:
-        self._every_s = every_s
+    def __init__(self, ranks: int = 1) -> None:
         self._over = threading.Event()
         self._samples: list[tuple[float, dict[str, float]]] = []
         self._nvml = load_nvml()
@@ -55,21 +54,18 @@ class UsageSampler:
 
     def between(self, begin: float, end: float) -> dict[str, float]:
         taken = [values for t, values in self._samples if begin <= t <= end]
-        found = {name: [v[name] for v in taken if name in v] for name in (taken[-1] if taken else {})}
-        return {name: max(vs) if name in PEAKS else math.fsum(vs) / len(vs) for name, vs in found.items()}
+        by_name = {name: [v[name] for v in taken if name in v] for name in (taken[-1] if taken else {})}
+        return {name: max(vs) if name in PEAKS else math.fsum(vs) / len(vs) for name, vs in by_name.items()}
 
     def _sample(self) -> None:
-        while not self._over.wait(self._every_s):
-            self._samples.append((time(), self._now()))
-
-    def _now(self) -> dict[str, float]:
         import psutil
 
-        sent, self._sent = self._sent, psutil.net_io_counters(nowrap=False)
-        found = {"cpu_share": psutil.cpu_percent() / 100}
-        if sent is not None and self._sent is not None:
-            found["sent_bytes_s"] = max(0.0, self._sent.bytes_sent - sent.bytes_sent) / self._every_s
-        return found | self._sample_devices()
+        while not self._over.wait(EVERY_S):
+            sent, self._sent = self._sent, psutil.net_io_counters(nowrap=False)
+            values = {"cpu_share": psutil.cpu_percent() / 100}
+            if sent is not None and self._sent is not None:
+                values["sent_bytes_s"] = max(0.0, self._sent.bytes_sent - sent.bytes_sent) / EVERY_S
+            self._samples.append((time(), values | self._sample_devices()))
 
     def _sample_devices(self) -> dict[str, float]:
         shares, used = [], []
@@ -95,34 +91,28 @@ def load_nvml() -> Any:
 def find_device_handles(nvml: Any, ranks: int, environ: Mapping[str, str]) -> list[Any]:
     """Return the devices of so many ranks: the first of those that CUDA can see. NVML itself sees all."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    found: list[Any] = []
+    handles: list[Any] = []
     with suppress(nvml.NVMLError, ValueError):
-        named = visible.split(",") if visible is not None else list(map(str, range(nvml.nvmlDeviceGetCount())))
-        for name in named[:ranks]:
-            by_number = name.strip().isdigit()
-            get = nvml.nvmlDeviceGetHandleByIndex if by_number else nvml.nvmlDeviceGetHandleByUUID
-            found.append(get(int(name) if by_number else name.strip()))
-    return found
+        names = visible.split(",") if visible is not None else list(map(str, range(nvml.nvmlDeviceGetCount())))
+        for name in map(str.strip, names[:ranks]):
+            by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+            handles.append(by_index(int(name)) if name.isdigit() else by_uuid(name))
+    return handles
 
 
 MeasureState: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class MeasureTrial(ABC):
+class MeasureTrial:
     label: str
     ranks: int
+    run: Callable[[Path], RunTimes]  # into a folder that does not exist yet
+    batch: BatchLayout = field(default_factory=BatchLayout)
+    spec: RunSpec | None = None  # a command has none
 
     def run_name(self, repeat: int) -> str:
         return f"{re.sub('[^A-Za-z0-9.]+', '-', self.label)}-{repeat + 1}"
-
-    @property
-    def batch(self) -> BatchLayout:
-        return BatchLayout()
-
-    @abstractmethod
-    def run(self, path: Path) -> RunTimes:
-        """Run it into the folder `path`, which does not exist yet."""
 
 
 AnyTrial: TypeAlias = MeasureTrial | FailedRow
@@ -149,7 +139,9 @@ class MeasureRuns:
         with RunDir(self.folder).lock(self.log):
             state = load_state(self.folder, request, comparable)
             if retry:
-                forget_failures(state, self.trials)
+                state.pop("out_of_memory", None)
+                for trial in self.trials:
+                    state["failed"].pop(trial.label, None)
             run_trials(
                 self._list_missing(state),
                 lambda task, slot: self._run(*task),
@@ -185,19 +177,18 @@ class MeasureRuns:
         write_json(self.folder / "measure.json", state)
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    label: str
-    times: dict[str, Any]
-    usage: dict[str, float]
+ELSEWHERE = "measure into another folder with  --out FOLDER"
 
 
-@dataclass(frozen=True)
-class SavedProgress:
+class SavedProgress(TypedDict):
+    """Types of what a measurement keeps, by key of measure.json."""
+
     spec: dict[str, Any]
     done: dict[str, dict[str, Any]]
     failed: dict[str, str]
-    out_of_memory: tuple[str, ...] = ()
+    out_of_memory: tuple[str, ...]
+    label: str
+    usage: dict[str, float]
 
 
 def load_state(
@@ -211,31 +202,15 @@ def load_state(
         return values
     old = read_json(file)
     if old.get("format") != FORMAT:
-        raise UserError(
-            f"{file} is of another version; measure into another folder with  --out FOLDER", code="invalid-format"
-        )
+        raise UserError(f"{file} is of another version; {ELSEWHERE}", code="invalid-format")
     kept: dict[str, Any] = {key: old[key] for key in ("done", "failed", "out_of_memory") if key in old}
-    try:
+    with catch_damage(file, ELSEWHERE):
         validate_fields(SavedProgress, {"spec": old.get("spec", {}), **kept})
         for run in kept.get("done", {}).values():
-            validate_fields(FinishedRun, {name: run[name] for name in ("label", "times", "usage")})
             from_flat(RunTimes, run["times"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{file} is damaged ({error}); measure into another folder with  --out FOLDER", code="damaged"
-        ) from None
+            validate_fields(SavedProgress, {"label": run["label"], "usage": run["usage"]})
     check_same_request(file, comparable(old), comparable(values), "measure")
     return values | kept
-
-
-def collect_rates(times: Mapping[str, Mapping[str, RunTimes]]) -> dict[str, list[float]]:
-    return {label: [run.samples_per_s for run in runs.values()] for label, runs in times.items()}
-
-
-def forget_failures(state: MeasureState, trials: Sequence[AnyTrial]) -> None:
-    state.pop("out_of_memory", None)
-    for trial in trials:
-        state["failed"].pop(trial.label, None)
 
 
 def select_usage(usage: UsageSampler, times: RunTimes) -> dict[str, float]:
@@ -245,20 +220,22 @@ def select_usage(usage: UsageSampler, times: RunTimes) -> dict[str, float]:
     return {name: value for name, value in found.items() if times.device or not name.startswith("device")}
 
 
-def collect_times(trials: Sequence[AnyTrial], state: MeasureState) -> dict[str, dict[str, RunTimes]]:
-    found: dict[str, dict[str, RunTimes]] = {trial.label: {} for trial in trials}
+def collect_times(state: MeasureState) -> dict[str, dict[str, RunTimes]]:
+    """Return the times of the finished runs: by label, then by the name of the run."""
+    found: dict[str, dict[str, RunTimes]] = {}
     for name, run in state["done"].items():
         found.setdefault(run["label"], {})[name] = from_flat(RunTimes, run["times"])
     return found
 
 
-def build_rows(
-    trials: Sequence[AnyTrial], state: MeasureState, times: Mapping[str, Mapping[str, RunTimes]]
-) -> list[MeasuredRow | FailedRow]:
-    known = {trial.label: trial for trial in trials}
+def build_rows(trials: Sequence[AnyTrial], state: MeasureState) -> list[MeasuredRow | FailedRow]:
+    """Build a row of each trial, and of earlier ones in the folder: its median repeat, or why it failed."""
+    times, known = collect_times(state), {trial.label: trial for trial in trials}
     rows = [
-        _build_row(label, known.get(label), state, found) if found else _build_failed_row(known[label], state)
-        for label, found in times.items()
+        _build_row(label, known.get(label), state, times[label])
+        if label in times
+        else _build_failed_row(known[label], state)
+        for label in dict.fromkeys([*known, *times])
     ]
     return sorted(rows, key=lambda row: row.ranks)
 

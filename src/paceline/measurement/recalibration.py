@@ -53,16 +53,10 @@ def update_calibration(folder: Path, file: Path) -> tuple[Correction, list[Corre
     probed = replace(read_calibration(file), correction=None)
     found = read_measurement(folder)
     if found.command:
-        raise UserError(
-            f"{folder} measured a command, which cannot be planned; calibrate from the measurement of a run file",
-            code="not-supported",
-        )
+        raise UserError(f"{folder} measured a command; calibrate from that of a run file", code="not-supported")
     host = found.environment.get("host")
     if host != probed.host:
-        raise UserError(
-            f"{folder} was measured on {host}, and {file} on {probed.host}; both must be of one machine",
-            code="conflict",
-        )
+        raise UserError(f"{folder} was measured on {host}, and {file} on {probed.host}", code="conflict")
     specs = [(row, _read_cpu_spec(RunDir.open(folder / row.runs[0]))) for row in drop_failed(found.rows) if row.runs]
     rows = [
         MeasuredRun(row, spec, build_cost_model(spec))
@@ -70,10 +64,7 @@ def update_calibration(folder: Path, file: Path) -> tuple[Correction, list[Corre
         if spec.parallel.tensor * spec.parallel.pipeline == 1 and spec.parallel.reduce == "exact"
     ]
     if not rows:
-        raise UserError(
-            f"{folder} has no row to calibrate from: it needs data parallelism with exact sums, as in  --ranks 1,2",
-            code="not-supported",
-        )
+        raise UserError(f"{folder} has no row of data parallelism; measure  --ranks 1,2", code="not-supported")
     correction = Correction(str(folder), datetime.date.today().isoformat(), tuple(_average_factors(probed, rows)))
     write_json(file, {**read_json(file), "correction": asdict(correction)})
     after = replace(probed, correction=correction)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.config import RunSpec
 from paceline.errors import PacelineError, UserError
-from paceline.io.files import from_flat, read_json, validate_fields
+from paceline.io.files import catch_damage, from_flat, read_json, validate_fields
 from paceline.io.table import Tabular
 from paceline.measurement.diagnosis import (
     Finding,
@@ -154,7 +154,7 @@ PLAIN_KEYS = (
 @dataclass(frozen=True, kw_only=True)
 class Conclusions:
     name: str
-    kind: str  # strong, weak, or times: nothing else is known
+    kind: Literal["strong", "weak", "times"]  # times: nothing else is known
     rows: tuple[TimedRow | FailedRow, ...]
     laws: tuple[LawFit, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -222,12 +222,11 @@ def build_measurement(
     folder: Path,
     state: Mapping[str, Any],
     rows: Sequence[MeasuredRow | FailedRow],
-    rates: Mapping[str, Sequence[float]],
     total_samples: int | None,
     price: float | None,
     specs: Mapping[str, RunSpec],
 ) -> Measurement:
-    rows = add_mfu(add_costs(add_speedups(rows, rates), total_samples, price), specs)
+    rows = add_mfu(add_costs(add_speedups(rows), total_samples, price), specs)
     cores = int(state["environment"].get("cores") or 0)
     return Measurement(
         folder=folder,
@@ -272,22 +271,15 @@ def read_measurement(folder: Path) -> Measurement:
         raise UserError(f"{file} is not a measurement of format {FORMAT}", code="invalid-format")
     if "rows" not in values:
         raise UserError(f"{file} is not finished; run the same  paceline measure  command again")
-    try:
-        if values["kind"] not in ("strong", "weak"):
-            raise ValueError(f"kind is {values['kind']!r:.40}")
+    with catch_damage(file):
         rows = tuple(map(parse_measured_row, values["rows"]))
-        planned = tuple(from_flat(PlannedRow, row) for row in values["plan"])
-        if strange := {plan.label for plan in planned} - {row.label for row in drop_failed(rows)}:
-            raise ValueError(f"a plan of {min(strange)!r:.40}, which was not measured")
+        labels = {row.label for row in drop_failed(rows)}
+        plain = {"command": values.get("command", ()), **{name: values[name] for name in PLAIN_KEYS}}
         return Measurement(
             folder=folder,
-            **validate_fields(
-                Measurement, {"command": values.get("command", ()), **{name: values[name] for name in PLAIN_KEYS}}
-            ),
+            **validate_fields(Measurement, plain),
             rows=rows,
             laws=tuple(map(parse_law_fit, values["fits"])),
-            findings=tuple(from_flat(Finding, found) for found in values["findings"]),
-            planned=planned,
+            findings=tuple(from_flat(Finding, finding) for finding in values["findings"]),
+            planned=tuple(from_flat(PlannedRow, row) for row in values["plan"] if row["label"] in labels),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{file} is damaged: {type(error).__name__} {error}", code="damaged") from None

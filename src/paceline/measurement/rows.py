@@ -61,6 +61,7 @@ class TimedRow:
     samples_per_s: float
     scaling: Speedup = Speedup()
     cost: Cost = Cost()
+    rates: tuple[float, ...] = field(default=(), compare=False)  # samples per second of each repeat
     recommended: bool = False
 
     @property
@@ -205,6 +206,7 @@ def combine_repeats(
         "step_s_low": min(t.step_s for t in times),
         "step_s_high": max(t.step_s for t in times),
         "runs": tuple(runs),
+        "rates": tuple(t.samples_per_s for t in times),
         "peak_bytes_per_rank": peaks,
         "fits": bool(middle.documents),
         "outside": middle.seen.from_outside,
@@ -222,22 +224,19 @@ def _describe_batch(seen: ObservedScript) -> BatchLayout:
     return BatchLayout(f"{total:,} samples = {terms}", total)
 
 
-def add_speedups(rows: Sequence[RowT | FailedRow], rates: Mapping[str, Sequence[float]]) -> list[RowT | FailedRow]:
-    """Add speed-ups relative to the reference. `rates` are samples per second of each repeat, by label.
-
-    The spread is that of pairs of runs that are adjacent in time.
-    """
+def add_speedups(rows: Sequence[RowT | FailedRow]) -> list[RowT | FailedRow]:
+    """Add speed-ups relative to the reference; their spread is that of pairs of runs that are adjacent in time."""
     base = find_reference(rows)
-    if base is None:
-        return list(rows)
     return [
-        row if isinstance(row, FailedRow) else replace(row, scaling=_compute_speedup(row, base, rates)) for row in rows
+        row if isinstance(row, FailedRow) or base is None else replace(row, scaling=_compute_speedup(row, base))
+        for row in rows
     ]
 
 
-def _compute_speedup(row: TimedRow, base: TimedRow, rates: Mapping[str, Sequence[float]]) -> Speedup:
-    alone = rates[base.label]
-    pairs = [r / alone[min(i, len(alone) - 1)] * base.ranks for i, r in enumerate(rates[row.label])]
+def _compute_speedup(row: TimedRow, base: TimedRow) -> Speedup:
+    alone = base.rates or (base.samples_per_s,)
+    rates = row.rates or (row.samples_per_s,)
+    pairs = [r / alone[min(i, len(alone) - 1)] * base.ranks for i, r in enumerate(rates)]
     speedup = row.samples_per_s / base.samples_per_s * base.ranks
     return Speedup(speedup, min(speedup, *pairs), max(speedup, *pairs), tuple(pairs))
 

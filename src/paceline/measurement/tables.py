@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.io.format import duration, number, percent, size
 from paceline.io.table import UNKNOWN, Table
@@ -54,7 +54,7 @@ def _format_scaling(row: TimedRow) -> tuple[str, ...]:
         format_speedup(row.speedup),
         percent(row.efficiency),
         number(row.samples_per_s, 3),
-        number(tokens_per_s, 3) if tokens_per_s else UNKNOWN,
+        _show(number, tokens_per_s or None, 3),
     )
 
 
@@ -72,8 +72,8 @@ def build_times_table(rows: Sequence[MeasuredRow]) -> Table:
         table.add_row(
             row.label,
             *(f"{duration(s)}, {percent(s / row.step_s)}" if s else UNKNOWN for s in shares),
-            duration(parts.comm_s) if parts.comm_s else UNKNOWN,
-            number(ratio, 3) if ratio is not None else UNKNOWN,
+            _show(duration, parts.comm_s or None),
+            _show(number, ratio, 3),
             f"rank {slow.rank}, ×{number(slow.over_others, 3)}" if slow else UNKNOWN,
             chosen=row.recommended,
         )
@@ -92,15 +92,9 @@ def build_devices_table(rows: Sequence[MeasuredRow]) -> Table:
     for row in rows:
         used = row.resources
         if used.device:
-            share, in_use = used.usage.get("device_share"), used.usage.get("device_bytes")
-            table.add_row(
-                row.label,
-                used.device,
-                f"{number(100 * used.mfu, 3)} %" if used.mfu is not None else UNKNOWN,
-                percent(share) if share is not None else UNKNOWN,
-                size(in_use) if in_use is not None else UNKNOWN,
-                chosen=row.recommended,
-            )
+            mfu = _show(lambda share: f"{number(100 * share, 3)} %", used.mfu)
+            busy, in_use = _show(percent, used.usage.get("device_share")), _show(size, used.usage.get("device_bytes"))
+            table.add_row(row.label, used.device, mfu, busy, in_use, chosen=row.recommended)
     return table
 
 
@@ -144,10 +138,10 @@ def build_cost_table(found: Conclusions) -> Table:
         peaks = row.loads.peak_bytes_per_rank if isinstance(row, MeasuredRow) else ()
         table.add_row(
             row.label,
-            duration(cost.hours * 3600) if cost.hours is not None else UNKNOWN,
-            number(cost.device_hours, 3) if cost.device_hours is not None else UNKNOWN,
-            *[size(max(peaks)) if peaks else UNKNOWN] * found.timed,
-            *(_format_usd(amount) for amount in (cost.cost_usd, cost.usd_per_million_samples)[:usd]),
+            _show(lambda hours: duration(3600 * hours), cost.hours),
+            _show(number, cost.device_hours, 3),
+            *[_show(size, max(peaks, default=None))] * found.timed,
+            *(_show(_format_usd, amount) for amount in (cost.cost_usd, cost.usd_per_million_samples)[:usd]),
             chosen=row.recommended,
         )
     return table
@@ -162,16 +156,18 @@ def build_links_table(links: Sequence[Link], name: str = "") -> Table:
         took = dict(zip(link.sizes_bytes, link.seconds, strict=True))
         between = "" if link.of_all_ranks else f", {link.between}"
         times = (link.latency_s, *(took.get(s) for s in sizes))
-        cells = [UNKNOWN if s is None else duration(s) for s in times]
-        table.add_row(f"{link.name}, {link.ranks} ranks{between}", *cells, link.rate)
+        table.add_row(f"{link.name}, {link.ranks} ranks{between}", *(_show(duration, s) for s in times), link.rate)
     return table
 
 
 def format_speedup(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{number(value, 3)}×"
+    return _show(lambda value: f"{number(value, 3)}×", value)
 
 
-def _format_usd(value: float | None) -> str:
-    if value is None:
-        return UNKNOWN
+def _format_usd(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else number(value, 3)
+
+
+def _show(render: Callable[..., str], value: float | None, *options: int) -> str:
+    """Return a value as text, or the cell of one that is not known."""
+    return UNKNOWN if value is None else render(value, *options)

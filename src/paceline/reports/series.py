@@ -119,7 +119,7 @@ def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: f
     by_count: dict[int, list[TimesLine]] = {}
     for line in sorted(timed, key=lambda line: line.devices):
         by_count.setdefault(line.devices, []).append(line)
-    rows, rates, sources = [], {}, {}
+    rows, sources = [], {}
     for n, found in by_count.items():
         label = f"{n} device{'s' * (n > 1)}"
         seconds = sorted(line.seconds for line in found)
@@ -133,11 +133,11 @@ def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: f
                 step_s_low=seconds[0],
                 step_s_high=seconds[-1],
                 samples_per_s=1 / middle,
+                rates=tuple(1 / line.seconds for line in found),
             )
         )
-        rates[label] = [1 / line.seconds for line in found]
         sources[label] = SourceLine(file, found[0].line)
-    compared = drop_failed(mark_recommended(add_costs(add_speedups(rows, rates), 1, price)))
+    compared = drop_failed(mark_recommended(add_costs(add_speedups(rows), 1, price)))
     compared = [replace(row, cost=replace(row.cost, usd_per_million_samples=None)) for row in compared]
     laws = fit_row_laws(compared)
     return Series(
@@ -157,16 +157,15 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
     counts = {run.ranks for run, _ in timed}
     if 1 not in counts or len(counts) < 2 or not is_same_work([run for run, _ in timed]):
         return None
-    rows, rates, sources = [], {}, {}
+    rows, sources = [], {}
     for run, times in sorted(timed, key=lambda pair: pair[0].ranks):
         layout = layout_of(run.spec)
         batch = BatchLayout(layout.equation(), layout.global_batch, layout.passes(layout.global_batch))
         rows.append(combine_repeats(run.name, run.ranks, [times], batch))
-        rates[run.name] = [times.samples_per_s]
         file = RunDir(run.path).summary_file
         sources[run.name] = next(iter(_find_lines(file, '"median"')), SourceLine(file))
     total = max(run.summary.trained.samples for run, _ in timed if run.summary is not None)
-    compared = add_mfu(add_costs(add_speedups(rows, rates), total, price), {run.name: run.spec for run, _ in timed})
+    compared = add_mfu(add_costs(add_speedups(rows), total, price), {run.name: run.spec for run, _ in timed})
     kind = "weak" if len({row.batch.global_batch for row in rows}) > 1 else "strong"
     starts = [run.start for run, _ in timed]
     here = all(start.get("launcher") in ("paceline", "alone") for start in starts)  # others may spread over hosts

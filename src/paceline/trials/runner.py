@@ -114,12 +114,8 @@ def check_same_request(file: Path, before: Mapping[str, Any], now: Mapping[str, 
     for key in dict.fromkeys([*now, *before]):
         if before.get(key) != now.get(key):
             name = key.removeprefix("keys.").removeprefix("spec.")
-            raise UserError(
-                f"{file} was started with {name}={before.get(key)}, and this is {name}={now.get(key)}; {verb} into "
-                "another folder with  --out FOLDER",
-                code="conflict",
-                key=name,
-            )
+            other = f"{file} was started with {name}={before.get(key)}, not {name}={now.get(key)}"
+            raise UserError(f"{other}; {verb} into another folder with  --out FOLDER", code="conflict", key=name)
 
 
 def flatten_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

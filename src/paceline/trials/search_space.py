@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.config import RunSpec, parse_overrides
 from paceline.errors import UserError
+from paceline.trainer.resume_guard import LENGTHS
 
 MAX_TRIALS = 10_000
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -64,24 +65,20 @@ Space = dict[str, OneOf | Range]
 
 def parse_space(given: Sequence[str] | Mapping[str, Any]) -> tuple[Space, Values]:
     """Return (what varies, values that all trials share) of words such as `train.lr=0.05,0.1`."""
-    found: Space = {}
-    fixed: Values = {}
+    parsed: Space = {}
     pairs = given.items() if isinstance(given, Mapping) else (word.split("=", 1) for word in given)
     for key, *values in pairs:
         if not values:
             raise UserError(f"{key!r} has no values; write it as  section.key=VALUE,VALUE  or  section.key=LOW..HIGH")
-        value = values[0]
-        if key in found or key in fixed:
+        if key in parsed:
             raise UserError(f"{key} is given twice; write all of its values after one  {key}=")
-        tried = _parse_values(key, value)
-        if isinstance(tried, OneOf) and len(tried.values) == 1:
-            fixed[key] = tried.values[0]
-        else:
-            found[key] = tried
-    if not found:
+        parsed[key] = _parse_values(key, values[0])
+    lists = {key: tried.values for key, tried in parsed.items() if isinstance(tried, OneOf)}
+    fixed = {key: values[0] for key, values in lists.items() if len(values) == 1}
+    if len(fixed) == len(parsed):
         reason = f"{next(iter(fixed))} has one value" if fixed else "no key is given"
         raise UserError(f"nothing varies: {reason}; write it as  model.width=64,128  or  train.lr=1e-4..1e-2:log")
-    return found, fixed
+    return {key: tried for key, tried in parsed.items() if key not in fixed}, fixed
 
 
 def _parse_values(key: str, value: Any) -> OneOf | Range:
@@ -99,15 +96,17 @@ def _parse_values(key: str, value: Any) -> OneOf | Range:
         listed = parse_overrides([f"{key}=[{value}]"])[key]
         if not isinstance(listed, list):
             raise UserError(f"{key}={value} is not a list of values; quote those with brackets or commas")
-        words = tuple(  # YAML reads 3e-4 as text
-            float(one) if isinstance(one, str) and re.fullmatch(_NUMBER, one) and "e" in one.lower() else one
-            for one in listed
-        )
+        words = tuple(map(_parse_number, listed))
     twice = [word for number, word in enumerate(words) if word in words[:number]]
     if not words or twice:
         wrong = f"{twice[0]} is given twice" if twice else "there is no value"
         raise UserError(f"{key}={value}: {wrong}; write different values, with commas between them")
     return OneOf(words)
+
+
+def _parse_number(word: Any) -> Any:
+    """Return a number for one that YAML reads as text, such as 3e-4."""
+    return float(word) if isinstance(word, str) and re.fullmatch(_NUMBER, word) and "e" in word.lower() else word
 
 
 def _parse_range(key: str, low: str, high: str, log: str | None) -> Range:
@@ -123,9 +122,7 @@ def _parse_range(key: str, low: str, high: str, log: str | None) -> Range:
 def enumerate_grid(space: Space) -> list[Values]:
     for key, tried in space.items():
         if isinstance(tried, Range):
-            raise UserError(
-                f"{key}={tried} is a range, from which trials are drawn; add  --random --trials 20,  or list its values"
-            )
+            raise UserError(f"{key}={tried} is a range; draw from it with  --random --trials 20,  or list its values")
     choices = [tried.values for tried in space.values() if isinstance(tried, OneOf)]
     if (count := math.prod(map(len, choices))) > MAX_TRIALS:
         raise UserError(f"{count:,} combinations are too many; draw some of them with  --random --trials 100")
@@ -141,9 +138,9 @@ def sample_trials(space: Space, trials: int, seed: int) -> list[Values]:
 def apply_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
     """Return the spec of a trial; a length replaces the other one, paths are relative to the current folder."""
     given = dict(values)
-    for one, other in (("train.steps", "train.epochs"), ("train.epochs", "train.steps")):
-        if one in given and other not in given:
-            given[other] = None
+    for length, other in (LENGTHS, LENGTHS[::-1]):
+        if length in given:
+            given.setdefault(other, None)
     for key, value in values.items():
         section, _, name = key.partition(".")
         known = getattr(spec, section, None)

@@ -20,7 +20,7 @@ from paceline.config.run_file import rename_old_keys
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.arguments import make_output_folder
 from paceline.io.escape import escape_cell
-from paceline.io.files import read_json, replace_nonfinite, validate_fields, write_atomic, write_json
+from paceline.io.files import catch_damage, read_json, replace_nonfinite, validate_fields, write_atomic, write_json
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary, read_summary
@@ -94,8 +94,8 @@ class Sweep:
         return -row.score if self.score.startswith("-") else row.score
 
     def with_row(self, row: TrialRow) -> Sweep:
-        there = {one.number: one for one in self.trials} | {row.number: row}
-        return replace(self, trials=tuple(there[number] for number in sorted(there)))
+        trials = {trial.number: trial for trial in self.trials} | {row.number: row}
+        return replace(self, trials=tuple(trials[number] for number in sorted(trials)))
 
     def to_json(self) -> dict[str, Any]:
         best = self.best
@@ -105,33 +105,24 @@ class Sweep:
 
     def write(self) -> None:
         write_json(self.folder / FILE, self.to_json())
-        text = io.StringIO()
         metrics = list(dict.fromkeys(name for row in self.rows for name in row.metrics))
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(
-            ["trial", *self.keys, self.metric, "seconds", "length", "status", "why", *map(escape_cell, metrics)]
-        )
+        lines: list[list[Any]] = [["trial", *self.keys, self.metric, "seconds", "length", "status", "why", *metrics]]
         for row in self.rows:
-            values = [row.values.get(key) for key in self.keys]
-            outcome = [row.score, round(row.seconds, 3), row.length, row.status, row.why]
-            table.writerow(
-                [row.number, *map(escape_cell, (*values, *outcome)), *(row.metrics.get(name) for name in metrics)]
-            )
+            outcome = (row.score, round(row.seconds, 3), row.length, row.status, row.why)
+            lines.append([row.number, *map(row.values.get, self.keys), *outcome, *map(row.metrics.get, metrics)])
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([*map(escape_cell, line)] for line in lines)
         write_atomic(self.folder / TABLE, text.getvalue())
 
 
 def read_sweep(folder: Path) -> Sweep:
-    found = read_json(folder / FILE)
-    try:
-        if found["format"] != FORMAT:
-            raise UserError(f"{folder / FILE} is of another version; sweep into another folder with  --out FOLDER")
-        named = {name: found[name] for name in ("score", "keys", "asked")}
-        rows = tuple(_parse_row(number, dict(one), named["keys"]) for number, one in enumerate(found["trials"], 1))
+    values = read_json(folder / FILE)
+    with catch_damage(folder / FILE, "sweep into another folder with  --out FOLDER"):
+        if values["format"] != FORMAT:
+            raise ValueError("it is of another version")
+        named = {name: values[name] for name in ("score", "keys", "asked")}
+        rows = tuple(_parse_row(number, dict(row), named["keys"]) for number, row in enumerate(values["trials"], 1))
         return Sweep(folder, **validate_fields(Sweep, named), trials=rows)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{folder / FILE} is damaged ({error}); sweep into another folder with  --out FOLDER") from None
 
 
 def _parse_row(number: int, facts: dict[str, Any], keys: Sequence[str]) -> TrialRow:
@@ -145,16 +136,15 @@ def _parse_row(number: int, facts: dict[str, Any], keys: Sequence[str]) -> Trial
 
 def score_trial(row: TrialRow, summary: Summary, metric: str, length: int, best: bool) -> TrialRow:
     """Return the row of a finished trial; `best` takes the best evaluation in place of the last."""
-    held_out, final = summary.evaluation, dict(summary.evaluation.metrics)
-    if best and held_out.best is not None:
-        final |= {name: value for name, value in held_out.best.items() if name in final}
+    evaluation, final = summary.evaluation, dict(summary.evaluation.metrics)
+    if best and evaluation.best is not None:
+        final |= {name: value for name, value in evaluation.best.items() if name in final}
     if not final and metric == "loss" and summary.loss_last is not None:
         final = {"loss": summary.loss_last}
     if metric not in final:
-        there = f"it has {', '.join(final)}" if final else "nothing was held out to evaluate on"
-        raise UserError(f"--score {metric}: {there}")
+        raise UserError(f"--score {metric}: the held-out samples have {', '.join(final) or 'no metrics'}")
     score = float(final[metric])
-    kept = tuple(one for one in row.history if one[0] != length)
+    earlier = (part for part in row.history if part[0] != length)
     return replace(
         row,
         status=str(RunStatus.FINISHED),
@@ -163,7 +153,7 @@ def score_trial(row: TrialRow, summary: Summary, metric: str, length: int, best:
         length=length,
         why="",
         metrics={name: float(value) for name, value in final.items() if isinstance(value, int | float)},
-        history=(*kept, (length, score)),
+        history=(*earlier, (length, score)),
     )
 
 
@@ -172,10 +162,8 @@ def format_values(row: TrialRow, keys: Sequence[str]) -> str:
 
 
 def _format_value(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "")
 
 
@@ -208,26 +196,24 @@ class SweepPlan:
     def lengths(self) -> list[int]:
         """Lengths of the parts of a trial: one, or with halving a third of a third of … the whole."""
         whole = length_of(self.spec.train)[1]
-        if not self.halving:
-            return [whole]
-        parts = int(math.log(max(1, self.trials), FACTOR) + 1e-9)
+        parts = int(math.log(max(1, self.trials), FACTOR) + 1e-9) if self.halving else 0
         return sorted({max(1, round(whole / FACTOR**part)) for part in range(parts + 1)})
 
+    def draw(self) -> list[Values]:
+        """Return the values of the trials that are known before the first one is trained."""
+        drawn = self.search != "grid"
+        return sample_trials(self.space, self.trials, self.seed) if drawn else enumerate_grid(self.space)
+
     def asked(self) -> dict[str, Any]:
-        tried = {key: str(value) for key, value in self.space.items()}
-        values = {"search": self.search, "halving": self.halving, "seed": self.seed, "keys": tried}
-        if self.search != "grid":
-            values["trials"] = self.trials
+        keys = {key: str(value) for key, value in self.space.items()}
+        values = {"search": self.search, "halving": self.halving, "seed": self.seed, "keys": keys}
+        values |= {} if self.search == "grid" else {"trials": self.trials}
         spec = {key: value for key, value in self.spec.dump().items() if key not in ("name", "parallel")}
-        found: dict[str, Any] = json.loads(json.dumps(replace_nonfinite({**values, "spec": spec})))
-        return found
+        return dict(json.loads(json.dumps(replace_nonfinite({**values, "spec": spec}))))
 
     def spec_of(self, row: TrialRow, length: int) -> RunSpec:
-        key = length_of(self.spec.train)[0]
-        given = {**row.values, "name": row.run}
-        if self.halving:
-            given[key] = length
-        return apply_values(self.spec, given)
+        part = {length_of(self.spec.train)[0]: length} if self.halving else {}
+        return apply_values(self.spec, {**row.values, "name": row.run, **part})
 
 
 def build_sweep_plan(
@@ -239,19 +225,19 @@ def build_sweep_plan(
     if search == "optuna":
         check_optuna()
         if halving:
-            raise UserError("--optuna learns from whole trials, and --halving ends most of them early; leave one out")
+            raise UserError("--optuna learns from whole trials, not from halved ones; leave one out")
     trials = choices.get("trials", TRIALS)
     if trials < 1:
         raise UserError(f"--trials {trials} is not a number of trials; use 1 or more")
     if search == "grid":
         if "trials" in choices:
-            raise UserError("--trials says how many to draw; add --random, or leave it out to try all combinations")
+            raise UserError("--trials is for trials that are drawn; add --random, or leave it out")
         trials = len(enumerate_grid(space))
     entry = find_entry(spec.workload)
     if halving and not (entry.batched or entry.extends):
-        raise UserError(f"--halving: a run of {spec.workload} cannot be extended; leave --halving out")
+        raise UserError(f"--halving: a run of {spec.workload} cannot be extended; leave it out")
     if halving and (swept := [key for key in LENGTHS if key in space]):
-        raise UserError(f"--halving sets the length of each trial, and so {swept[0]} cannot vary; leave one out")
+        raise UserError(f"--halving sets the length, so {swept[0]} cannot vary; leave one out")
     folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-sweep"
     score = choices.get("score") or str(getattr(entry.run_class(), "score", "-loss"))
     plan = SweepPlan(spec, space, folder, search, trials, halving, score, choices.get("seed", 0))
@@ -261,15 +247,14 @@ def build_sweep_plan(
 
 def _check_values(plan: SweepPlan) -> None:
     """Raise UserError for an unknown key, or a value that no trial can have."""
-    firsts = sample_trials(plan.space, plan.trials, plan.seed) if plan.search != "grid" else enumerate_grid(plan.space)
     wrong: dict[tuple[str, str], str] = {}
     fine: set[tuple[str, str]] = set()
-    for values in firsts:
+    for values in plan.draw():
         cells = [(key, str(value)) for key, value in values.items()]
         try:
             apply_values(plan.spec, values)
         except UserError as error:
-            wrong |= {cell: str(error) for cell in cells if cell not in wrong}
+            wrong = dict.fromkeys(cells, str(error)) | wrong
         else:
             fine |= set(cells)
     for cell, why in wrong.items():
@@ -279,11 +264,9 @@ def _check_values(plan: SweepPlan) -> None:
 
 def check_jobs(jobs: int, spec: RunSpec) -> int:
     if jobs < 1:
-        raise UserError(f"--jobs {jobs} is not a number of trials at once; use 1 or more")
+        raise UserError(f"--jobs {jobs} is not possible; use 1 or more")
     if jobs > 1 and spec.parallel.ranks > 1:
-        raise UserError(
-            f"--jobs {jobs}: each trial has parallel.ranks={spec.parallel.ranks} processes already; leave one out"
-        )
+        raise UserError(f"--jobs {jobs}: each trial has {spec.parallel.ranks} ranks already; leave one out")
     return jobs
 
 
@@ -304,14 +287,8 @@ def open_sweep(plan: SweepPlan, retry: bool = False) -> Sweep:
     """Return the sweep of the folder, or a new one; raise UserError if it is another."""
     file = plan.folder / FILE
     if not file.exists():
-        listed: list[Values] = []
-        if plan.search != "optuna":
-            listed = (
-                enumerate_grid(plan.space)
-                if plan.search == "grid"
-                else sample_trials(plan.space, plan.trials, plan.seed)
-            )
-        rows = tuple(TrialRow(number, values) for number, values in enumerate(listed, 1))
+        values = [] if plan.search == "optuna" else plan.draw()
+        rows = tuple(TrialRow(number, trial) for number, trial in enumerate(values, 1))
         found = Sweep(plan.folder, plan.score, tuple(plan.space), rows, plan.asked())
         found.write()
         return found
@@ -354,8 +331,8 @@ def _run_halving(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
     for part, length in enumerate(plan.lengths):
         left = [row for row in found.trials if row.status not in ("failed", "dropped")]
         log(f"{len(left)} trial{'s' * (len(left) != 1)}, {length_of(plan.spec.train)[0]}={length}")
-        there = [row for row in left if length not in dict(row.history)]
-        found = _run_batch(plan, found, there, length, jobs, log)
+        shorter = [row for row in left if length not in dict(row.history)]
+        found = _run_batch(plan, found, shorter, length, jobs, log)
         if part + 1 == len(plan.lengths):
             break
         at = {row.number: dict(row.history)[length] for row in found.trials if length in dict(row.history)}

@@ -58,8 +58,13 @@ def row(label, ranks, step_s, compute=1.0, exposed=0.0, waiting=0.0, data=0.0, b
 
 
 def judged(*rows, cores=64):
-    found = add_speedups(rows, {r.label: [r.samples_per_s] for r in rows})
+    found = add_speedups(rows)
     return found, {d.row.label: build_finding(d) for d in diagnose(found, cores)}
+
+
+def compared(one, rates, other, other_rates):
+    """Two rows with the samples per second of their repeats."""
+    return add_speedups([replace(one, rates=tuple(rates)), replace(other, rates=tuple(other_rates))])
 
 
 ONE = row("1 rank", 1, 1.0)
@@ -138,8 +143,7 @@ def test_the_link_rate_follows_the_ring():
 
 
 def test_speedups_follow_the_rates_and_their_spread_is_of_pairs():
-    rows = [row("1 rank", 1, 1.0), row("2 ranks", 2, 0.5625)]
-    found = add_speedups(rows, {"1 rank": [10.0, 5.0, 10.0], "2 ranks": [18.0, 9.0, 17.0]})
+    found = compared(row("1 rank", 1, 1.0), [10.0, 5.0, 10.0], row("2 ranks", 2, 0.5625), [18.0, 9.0, 17.0])
     assert found[1].scaling.speedups == (1.8, 1.8, 1.7)
     assert found[1].speedup == pytest.approx(1 / 0.5625)
     assert (found[1].scaling.speedup_low, found[1].scaling.speedup_high) == (1.7, 1.8)
@@ -159,13 +163,13 @@ def test_the_numbers_of_a_row_belong_together():
 
 
 def test_repeats_that_contradict_each_other_decide_nothing():
-    rows = add_speedups([ONE, row("2 ranks", 2, 0.6)], {"1 rank": [10.0, 20.0], "2 ranks": [17.0, 15.0]})
+    rows = compared(ONE, [10.0, 20.0], row("2 ranks", 2, 0.6), [17.0, 15.0])
     assert decided(rows) == (RankChoice.UNDECIDED, "2 ranks")
 
 
 def test_a_failed_row_has_no_speedup_and_the_fewest_ranks_count():
     rows = [FailedRow(label="1 rank", ranks=1, failed="out of memory"), row("2 ranks", 2, 1.0), row("4 ranks", 4, 0.6)]
-    found = add_speedups(rows, {"2 ranks": [10.0], "4 ranks": [18.0]})
+    found = add_speedups(rows)
     assert found[0] is rows[0]
     assert found[1].speedup == 2.0
     assert found[2].speedup == pytest.approx(2 / 0.6)
@@ -213,8 +217,7 @@ def test_without_one_rank_the_fewest_are_what_is_compared_with():
 
 
 def test_repeats_that_say_anything_give_no_verdict():
-    one, two = ONE, row("2 ranks", 2, 0.16)
-    rows = add_speedups([one, two], {"1 rank": [64.0, 60.0, 70.0], "2 ranks": [200.0, 400.0, 800.0]})
+    rows = compared(ONE, [64.0, 60.0, 70.0], row("2 ranks", 2, 0.16), [200.0, 400.0, 800.0])
     assert decided(rows) == (RankChoice.UNDECIDED, "2 ranks")
 
 
@@ -307,7 +310,7 @@ def test_a_gain_that_is_not_worth_its_ranks_is_not_recommended():
 
 
 def test_a_gain_within_the_spread_is_not_decided():
-    rows = add_speedups([ONE, row("2 ranks", 2, 0.87)], {"1 rank": [64.0, 64.0], "2 ranks": [73.0, 62.0]})
+    rows = compared(ONE, [64.0, 64.0], row("2 ranks", 2, 0.87), [73.0, 62.0])
     assert describe_decision(rows).startswith("Not decided: 2 ranks reach 1.15×, but single repeats went from 0.969 to")
 
 

@@ -115,18 +115,12 @@ def check_command(
         python = f"; use  python {words[0]}" if words[0].endswith(".py") else ""
         raise UserError(f"the command {words[0]!r} is not found, or not executable{python}", code="not-found")
     if len(ranks) > 1 and command.starts_its_ranks and not any(RANKS in word for word in words):
-        raise UserError(
-            f"{command.launcher} starts the same number of processes each time; write {RANKS} instead:  paceline "
-            f"measure --ranks {','.join(map(str, ranks))} -- {command.with_ranks()}",
-            code="conflict",
-            key="--ranks",
-        )
+        typed = f"paceline measure --ranks {','.join(map(str, ranks))} -- {command.with_ranks()}"
+        message = f"{command.launcher} starts the same number of processes each time; type  {typed}"
+        raise UserError(message, code="conflict", key="--ranks")
     if (rank := detect_rank(environ)) is not None:
-        raise UserError(
-            f"{rank.launcher} has started this process as one of {rank.world} ranks, and a command is measured with "
-            f"its own ranks; run  {EXAMPLE}  outside of it",
-            code="not-supported",
-        )
+        message = f"a command is measured with its own ranks; run  {EXAMPLE}  outside of {rank.launcher}"
+        raise UserError(message, code="not-supported")
     return command
 
 

@@ -39,25 +39,20 @@ def install_hooks() -> None:
     if request is None:
         return
     import torch
+    from torch.optim import optimizer
 
     notes = StepRecorder(request)
-    _hook_optimizers(notes)
+    optimizer.register_optimizer_step_pre_hook(notes.optimizer_begins)
+    optimizer.register_optimizer_step_post_hook(notes.optimizer_ended)
     _hook_dataloader(notes)
     if torch.distributed.is_available():
         from paceline.measurement.scripts.buckets import watch_buckets
 
-        calls = _CollectiveCalls(notes)
+        calls = _CollectiveCalls()
         _check_process_group(notes)
-        _hook_collectives(calls)
+        _hook_collectives(notes, calls)
         watch_buckets(notes, calls.entered)
     atexit.register(notes.close)
-
-
-def _hook_optimizers(notes: StepRecorder) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    register_optimizer_step_pre_hook(notes.optimizer_begins)
-    register_optimizer_step_post_hook(notes.optimizer_ended)
 
 
 def _hook_dataloader(notes: StepRecorder) -> None:
@@ -114,31 +109,27 @@ def _replace_function(name: str, function: Callable[..., Any]) -> None:
         setattr(module, name, function)
 
 
-class _CollectiveCalls:
-    def __init__(self, notes: StepRecorder) -> None:
-        self.notes = notes
-        self._inside = threading.local()
+class _CollectiveCalls(threading.local):
+    """Whether this thread is inside a timed call: what that calls in turn belongs to it."""
 
-    @property
-    def inside(self) -> bool:
-        return getattr(self._inside, "now", False)
+    inside = False
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        self._inside.now = True
+        self.inside = True
         try:
             yield
         finally:
-            self._inside.now = False
+            self.inside = False
 
 
-def _hook_collectives(calls: _CollectiveCalls) -> None:
+def _hook_collectives(notes: StepRecorder, calls: _CollectiveCalls) -> None:
     import torch.distributed as dist
 
     for name in COLLECTIVES:
         if hasattr(dist, name):
-            _replace_function(name, _time_call(calls, getattr(dist, name)))
-    wait, notes = dist.Work.wait, calls.notes
+            _replace_function(name, _time_call(notes, calls, getattr(dist, name)))
+    wait = dist.Work.wait
 
     @functools.wraps(wait)
     def timed_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,10 +143,8 @@ def _hook_collectives(calls: _CollectiveCalls) -> None:
     cast(Any, dist.Work).wait = timed_wait
 
 
-def _time_call(calls: _CollectiveCalls, collective: Callable[..., Any]) -> Callable[..., Any]:
+def _time_call(notes: StepRecorder, calls: _CollectiveCalls, collective: Callable[..., Any]) -> Callable[..., Any]:
     import torch
-
-    notes = calls.notes
 
     @functools.wraps(collective)
     def timed(*args: Any, **kwargs: Any) -> Any:

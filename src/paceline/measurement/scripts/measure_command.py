@@ -6,26 +6,26 @@ import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunFailed, UserError
 from paceline.launch.root_cause import SECONDARY_ERROR_PATTERN
-from paceline.measurement.diagnosis import FROM_OUTSIDE
+from paceline.measurement.diagnosis import FROM_OUTSIDE, MESSAGES
 from paceline.measurement.measure import REPEATS, STEPS
 from paceline.measurement.progress import (
     MeasureRuns,
     MeasureTrial,
     build_rows,
-    collect_rates,
     collect_times,
     write_measurement,
 )
 from paceline.measurement.result import Measurement, build_measurement
 from paceline.measurement.rows import MeasuredRow, drop_failed
 from paceline.measurement.run_times import MOST_RANKS, ObservedScript, RunTimes, compute_run_times
-from paceline.measurement.scripts.command import MeasuredCommand, RecordRequest, check_command, run_recorded
+from paceline.measurement.scripts.command import RecordRequest, check_command, run_recorded
 from paceline.runlog.events import drop_undone_steps, read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.trials.runner import AbortTrials
@@ -57,10 +57,8 @@ def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes
             raise UserError(f"rank {', '.join(missing)} made no step that could be seen, and others did")
         raise AbortTrials(_explain_no_steps(request, end))
     if len(steps[0]) < min(ENDED_EARLY, request.steps):
-        raise AbortTrials(
-            f"the script ended after {len(steps[0]) + 1} steps of {request.steps + 1}; let it run longer, with more "
-            "epochs or data"
-        )
+        ended = f"the script ended after {len(steps[0]) + 1} steps of {request.steps + 1}"
+        raise AbortTrials(f"{ended}; let it run longer, with more epochs or data")
     medians = tuple(round(statistics.median(event["rank_batch"] for event in of_rank)) for of_rank in steps)
     rank_batches = medians if any(medians) else ()
     batch = sum(rank_batches) or request.ranks  # if it is not known, the step of a rank counts as one sample
@@ -92,22 +90,15 @@ def _explain_no_steps(request: RecordRequest, end: Event) -> str:
 SAME_BATCH = 0.02  # the last batch may be shorter
 
 
-@dataclass(frozen=True)
-class CommandTrial(MeasureTrial):
-    command: MeasuredCommand
-    steps: int
-    steps_by: str = ""
-    log: LogFn = field(default=lambda text: None, compare=False)
-
-    def run(self, path: Path) -> RunTimes:
-        path.mkdir()
-        request = RecordRequest(str(path.resolve()), self.steps, self.ranks, self.steps_by)
-        code = run_recorded(self.command.on(self.ranks), request, path / OUTPUT)
-        try:
-            return read_script_times(path, request, code)
-        except RunFailed:
-            self.log("\n".join(extract_error_lines(path / OUTPUT)))
-            raise
+def _run_and_read(words: Sequence[str], request: RecordRequest, log: LogFn, path: Path) -> RunTimes:
+    path.mkdir()
+    request = replace(request, folder=str(path.resolve()))
+    code = run_recorded(words, request, path / OUTPUT)
+    try:
+        return read_script_times(path, request, code)
+    except RunFailed:
+        log("\n".join(extract_error_lines(path / OUTPUT)))
+        raise
 
 
 def measure_command(
@@ -128,22 +119,19 @@ def measure_command(
     """
     command = check_command(words, ranks)
     steps_by = options.get("steps_by") or ""
-    trials = [CommandTrial(f"{n} rank{'s' * (n > 1)}", n, command, steps, steps_by, log) for n in sorted(ranks)]
+    trials = []
+    for n in sorted(ranks):
+        run = partial(_run_and_read, command.on(n), RecordRequest("", steps, n, steps_by), log)
+        trials.append(MeasureTrial(f"{n} rank{'s' * (n > 1)}", n, run))
     folder = Path(out) if out is not None else Path("runs") / f"{command.name}-measure"
-    request: dict[str, Any] = {
-        "name": command.name,
-        "steps": steps,
-        "spec": {},
-        "command": list(words),
-        "steps_by": steps_by,
-    }
+    request: dict[str, Any] = {"name": command.name, "steps": steps, "spec": {}}
+    request |= {"command": list(words), "steps_by": steps_by}
     runs = MeasureRuns(folder, trials, repeats, log)
     with runs.complete(request, _select_comparable, options.get("retry", False)) as state:
-        times = collect_times(trials, state)
-        rows = build_rows(trials, state, times)
+        rows = build_rows(trials, state)
         state["kind"] = detect_scaling_kind(drop_failed(rows))
-        found = build_measurement(folder, state, rows, collect_rates(times), None, options.get("price"), {})
-        seen = [run for runs in times.values() for run in runs.values()]
+        found = build_measurement(folder, state, rows, None, options.get("price"), {})
+        seen = [run for runs in collect_times(state).values() for run in runs.values()]
         return write_measurement(replace(found, notes=(*collect_script_notes(seen, steps), *found.notes)), state)
 
 
@@ -163,18 +151,10 @@ def detect_scaling_kind(rows: Sequence[MeasuredRow]) -> str:
 
 
 def collect_script_notes(runs: Sequence[RunTimes], steps: int) -> list[str]:
-    found = [f"{FROM_OUTSIDE} Loss, layout and evaluations are not known, and runs are ended after {steps} steps."]
-    if not all(run.seen.rank_batches for run in runs):
-        found.append(
-            "No DataLoader was seen, so the samples of a step are not known, and waiting for input counts as compute. "
-            "The step of a rank counts as one sample; if the script divides one batch among its ranks, divide the "
-            "speed-ups by the ranks."
-        )
-    if any(len(run.busy_s_by_rank) > 1 and not run.parts.comm_s for run in runs):
-        found.append(
-            "Several ranks ran, and no communication between them was seen: each trains alone, or gradients are "
-            "exchanged in a way that cannot be seen, as in compiled graphs. A speed-up means little then."
-        )
-    if any(run.seen.aside for run in runs):
-        found.append("Collectives ran in their own streams, as those of FSDP do: their exposed part counts as compute.")
-    return found
+    known = {
+        "no samples": not all(run.seen.rank_batches for run in runs),
+        "no communication": any(len(run.busy_s_by_rank) > 1 and not run.parts.comm_s for run in runs),
+        "aside": any(run.seen.aside for run in runs),
+    }
+    first = f"{FROM_OUTSIDE} Loss, layout and evaluations are not known, and runs are ended after {steps} steps."
+    return [first, *(MESSAGES["note"][key] for key, holds in known.items() if holds)]

@@ -88,10 +88,7 @@ def _is_same_clock(begin: Any, end: Any) -> bool:
 
 
 class SeveralOptimizers(Exception):
-    """Two optimisers step in turn, and it is not known which of them ends a step."""
-
-    def __init__(self, names: list[str], last: str) -> None:
-        self.names, self.last = names, last
+    """Two optimisers, its arguments, step in turn, and it is not known which of them ends a step."""
 
 
 class StepTracker:
@@ -116,9 +113,8 @@ class StepTracker:
         if self.steps_by:
             return name == self.steps_by
         order = self.names.index
-        again = bool(self._last) and order(name) < order(self._last)
         self._last, last = name, self._last
-        if again:
+        if last and order(name) < order(last):
             raise SeveralOptimizers(self.names, last)
         return True
 
@@ -172,12 +168,9 @@ class StepRecorder:
             if not self._tracker.finish(optimizer):
                 return
         except SeveralOptimizers as several:
-            names = " and ".join(several.names)
-            self.refuse(
-                f"the script steps with {len(several.names)} optimisers in turn, {names}; name the one that "
-                f"ends a step, as in  --steps-by {several.last}",
-                on_any_ranks=True,
-            )
+            names, last = several.args
+            turns = f"the script steps with {len(names)} optimisers in turn, {' and '.join(names)}"
+            self.refuse(f"{turns}; name the one that ends a step, as in  --steps-by {last}", on_any_ranks=True)
         if self._events is None:
             self._start(optimizer)
         begin, end = self._begin, self.mark()
@@ -205,10 +198,7 @@ class StepRecorder:
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
         rank, world = find_rank_and_world()
         if self.request.ranks > 1 and not joined:
-            self.refuse(
-                "the ranks had not joined a process group of torch.distributed at their first step: each of them "
-                "trains alone, or they exchange gradients in a way that cannot be seen"
-            )
+            self.refuse("the ranks had not joined a process group of torch.distributed at their first step")
         if world != self.request.ranks:
             self.refuse(describe_rank_mismatch(self.request.ranks, world))
         parameters = (p for group in optimizer.param_groups for p in group["params"])
@@ -283,10 +273,8 @@ class StepRecorder:
 
 
 def describe_rank_mismatch(asked: int, found: int) -> str:
-    return (
-        f"{asked} rank{'s were' if asked > 1 else ' was'} asked for, and the script joined {found}; write {{ranks}} "
-        "where the command says how many there are"
-    )
+    joined = f"the script joined {found} rank{'s' * (found != 1)} in place of {asked}"
+    return f"{joined}; write {{ranks}} where the command says how many there are"
 
 
 def find_rank_and_world() -> tuple[int, int]:

@@ -50,7 +50,7 @@ def test_one_optimizer_after_another_is_no_turn():
     assert stepped(ends, first, first, second, second) == [True] * 4
     with pytest.raises(SeveralOptimizers) as several:
         stepped(ends, first)
-    assert (several.value.names, several.value.last) == (["Adam", "Adam-2"], "Adam-2")
+    assert several.value.args == (["Adam", "Adam-2"], "Adam-2")
 
 
 def test_a_named_optimizer_ends_steps():
