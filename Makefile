@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := recipes/classifier_docstrings.yaml
 
-.PHONY: demo test test-cluster test-soak lint bench bench-gpu bench-topics bench-plan bench-plan-local clean
+.PHONY: demo test test-cluster test-soak test-dist lint docs dist bench bench-gpu bench-topics bench-plan bench-plan-local clean
 
 demo: .venv/ready
 	@echo "── the run file, every value and where it came from"
@@ -46,6 +46,23 @@ lint: .venv/ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site, in build/site: it needs no network when it is read, and ends with the first link that leads nowhere.
+docs:
+	test -x build/venv/bin/python || $(PYTHON) -m venv build/venv
+	build/venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -r docs/requirements.txt
+	build/venv/bin/python docs/site.py
+
+# Wheel and sdist, in dist/; test-dist installs the wheel into an empty environment and runs the demo from it.
+dist:
+	test -x build/venv/bin/python || $(PYTHON) -m venv build/venv
+	build/venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -r docs/requirements.txt
+	rm -rf dist
+	build/venv/bin/python -m build
+	build/venv/bin/python -m twine check --strict dist/*
+
+test-dist: dist
+	PYTHON=$(PYTHON) bash tests/release/install_wheel.sh
+
 # DATA=FOLDER names a folder with AG News; without it the CPU benchmark uses docstrings.
 bench: .venv/ready-dev
 	$(BIN)/python benchmarks/classifier_cpu.py $(DATA)
@@ -80,4 +97,4 @@ INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c constra
 	touch .venv/ready $@
 
 clean:
-	rm -rf .venv
+	rm -rf .venv build dist

@@ -91,6 +91,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
+def test_every_page_is_in_the_navigation_of_the_site():
+    text = (REPOSITORY / "zensical.toml").read_text(encoding="utf-8")
+    listed = re.findall(r'= "([\w/]+\.md)"', text)
+    root_pages = _module(DOCS / "site.py").ROOT_PAGES
+    assert sorted(listed) == sorted(
+        [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")] + [*root_pages.values()]
+    )
+
+
 def test_the_readme_is_short():
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 
