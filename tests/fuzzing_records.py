@@ -32,7 +32,7 @@ from paceline.measurement.measure import count_total_samples, select_comparable
 from paceline.measurement.progress import build_rows, load_state
 from paceline.measurement.run_times import read_run_times
 from paceline.planner.plan import plan
-from paceline.reports.sweep_page import build_sweep_table, describe_sweep, draw_sweep
+from paceline.reports.sweep_page import build_sweep_charts, build_sweep_table, describe_sweep
 from paceline.runlog.jobs import decide_next_attempt, list_job_ids, record_job_event
 from paceline.runlog.loggers import KINDS, open_loggers
 from paceline.runlog.run_dir import RunDir
@@ -82,8 +82,7 @@ def read_sweep(folder):
     found = open_sweep(plan)
     with (screen := build_console()).capture():
         print_sweep(found, ["run.yaml"], screen)
-    if found.best is not None:
-        draw_sweep(found)
+    build_sweep_charts(found)
     done = [row.history or row.status != "to do" for row in found.trials]
     if all(done):
         _run_halving(plan, found, 1, _quiet)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from paceline import __version__
 from paceline.config.registry import BUILT_IN, find_entry, import_object
 from paceline.io.escape import escape_hidden
 from paceline.io.format import duration, number, percent
@@ -83,7 +84,26 @@ TEX_DELIMITERS = {
 }
 
 
-def render_page(contents: ReportContents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
+class PageHead(NamedTuple):
+    """The head of a page that is not a report: what a template does not find is not shown."""
+
+    title: str
+    verdict: Sequence[str]
+    made: str = f"paceline {__version__}"
+    command: str = ""
+    """The line to type next."""
+
+
+def render_page(
+    contents: ReportContents | PageHead,
+    charts: Sequence[Chart],
+    tables: Sequence[Table],
+    *,
+    order: Sequence[str] = ORDER,
+    tiles: Sequence[tuple[str, str, str]] = (),
+    pictures: Sequence[Picture] = (),
+) -> str:
+    """Render charts and tables in their order, below the verdict."""
     from markupsafe import Markup
 
     lines = read_asset("chart.umd.min.js").splitlines()
@@ -93,9 +113,9 @@ def render_page(contents: ReportContents, charts: Sequence[Chart], tables: Seque
         contents=contents,
         charts=charts,
         tables=tables,
-        tiles=build_tiles(contents),
-        pictures=list_pictures(contents.runs),
-        order=ORDER,
+        tiles=tiles,
+        pictures=pictures,
+        order=order,
         data=Markup(dump_page_data({chart.name: chart.data for chart in charts})),
         library=Markup(library),
         script=Markup(script),

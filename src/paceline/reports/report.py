@@ -17,7 +17,7 @@ from paceline.measurement.tables import build_links_table, build_measurement_tab
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import ReportContents, gather_contents
 from paceline.reports.figures import draw_figures
-from paceline.reports.page import render_latex, render_markdown, render_page
+from paceline.reports.page import build_tiles, list_pictures, render_latex, render_markdown, render_page
 from paceline.reports.run_view import MAX_KEYS, Experiments, describe_other_keys
 from paceline.reports.series import Series
 from paceline.runlog.summary import describe_baseline, select_class_results
@@ -154,7 +154,8 @@ def report(
             (folder / part).mkdir(parents=True, exist_ok=True)
         drawn = draw_figures(shown, folder / "figures")
         cells = build_tables(contents)
-        write_atomic(folder / "report.html", render_page(contents, shown, cells))
+        tiles, pictures = build_tiles(contents), list_pictures(contents.runs)
+        write_atomic(folder / "report.html", render_page(contents, shown, cells, tiles=tiles, pictures=pictures))
         write_atomic(folder / "report.md", render_markdown(contents, shown, cells))
         write_atomic(folder / "report.tex", render_latex(contents, shown, cells))
         write_tables(cells, folder / "tables")

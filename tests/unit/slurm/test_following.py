@@ -47,7 +47,7 @@ def test_logs_of_all_jobs_or_of_one(sent, capsys):
     shown = said(capsys, "logs", "runs/small").out
     assert "── job 7\nfirst\n── job 8\nsecond " in shown
     assert "\x1b" not in shown
-    assert "not allowed with" in said(capsys, "logs", "8", "--json", "-f", code=2).err
+    assert "--follow" in said(capsys, "logs", "8", "--json", "-f", code=2).err
 
 
 def test_a_queue_that_does_not_answer_is_not_taken_for_an_empty_one(sent, tmp_path, capsys):

@@ -163,8 +163,8 @@
       borderWidth: few && !first ? Math.max(1.5, 1.5 + 3.5 * (Math.min(d.lines.length, 4) - 1 - i)) : 1.5, pointStyle: "line",
       order: d.lines.length - i,
     }));
-    const set = options(axis("step", { type: "linear" }), y, {
-      title: (items) => (items.length ? "step " + items[0].parsed.x : ""),
+    const set = options(axis(d.unit || "step", { type: "linear" }), y, {
+      title: (items) => (items.length ? (d.unit || "step") + " " + items[0].parsed.x : ""),
       label: (item) => item.dataset.label + ": " + tell(item.parsed.y),
       afterLabel: (item) => (item.raw.at ? item.raw.file + " line " + item.raw.at : ""),
     });
@@ -212,14 +212,34 @@
     return made;
   };
 
-  const makers = { scaling, breakdown, loss, difference, memory, links };
+  // a point for each trial of a sweep, the best first
+  function scatter(d) {
+    const at = d.points.map(([x, y, trial]) => ({ x, y, trial }));
+    const sets = [
+      { label: "best", data: at.slice(0, 1), pointRadius: 8, borderWidth: 3, borderColor: series(1), backgroundColor: "transparent", order: -1 },
+      { label: "trials", data: at, pointRadius: 4.5, borderWidth: 0, borderColor: series(0), backgroundColor: faded(series(0), 0.75) },
+    ];
+    const few = d.words.length
+      ? { type: "linear", min: -0.5, max: d.words.length - 0.5, ticks: { color: colour("faint"), stepSize: 1, maxRotation: 60, callback: (v) => cut(d.words[v] || "") } }
+      : d.log ? { type: "logarithmic" } : { type: "linear" };
+    return {
+      type: "scatter", data: { datasets: sets },
+      options: options(axis(d.unit, few), axis(d.label, { type: "linear" }), {
+        title: (items) => (items.length ? "trial " + items[0].raw.trial : ""),
+        label: (item) => d.unit + " " + (d.words[item.parsed.x] || short(item.parsed.x)) + ": " + short(item.parsed.y),
+      }),
+    };
+  }
+  const cut = (text) => (text.length > 18 ? "…" + text.slice(-17) : text);  // the end tells paths apart
+
+  const makers = { scaling, breakdown, loss, difference, memory, links, scatter };
 
   function draw() {
     charts.forEach((chart) => chart.destroy());
     charts = [];
     document.querySelectorAll("canvas[data-exhibit]").forEach((canvas) => {
       const name = canvas.dataset.exhibit;
-      charts.push(new Chart(canvas, (makers[name] || plain)(data[name])));
+      charts.push(new Chart(canvas, (makers[data[name].kind || name] || plain)(data[name])));
     });
     root.dataset.drawn = String(charts.length);
   }
