@@ -87,8 +87,7 @@ EXAMPLES = "single, ddp:2, fsdp:4, hsdp:2x2, tensor:2+sequence, pipeline:2:gpipe
 
 
 def _error(message: str, key: str, code: Code = "conflict") -> UserError:
-    key = key if key == "layout" or "." in key else f"parallel.{key}"
-    return UserError(message, code=code, key=key)
+    return UserError(message, code=code, key=key if key == "layout" or "." in key else f"parallel.{key}")
 
 
 def parse_layout(text: str) -> dict[str, Any]:
@@ -99,7 +98,7 @@ def parse_layout(text: str) -> dict[str, Any]:
     for word, kind in zip(words, kinds, strict=True):
         name, *rest = word.split(":")
         if kinds.count(kind) > 1:
-            raise _error(f"{text!r} is not a layout: it names {kind} twice; write it as one of  {EXAMPLES}", "layout")
+            raise _error(f"{text!r} is not a layout: it names {kind} twice; write it as in  {EXAMPLES}", "layout")
         sized = bool(rest) and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", rest[0]) is not None
         sizes = [int(size) for size in rest[0].split("x")] if sized else []
         match name, sizes, rest[1:]:
@@ -119,8 +118,8 @@ def parse_layout(text: str) -> dict[str, Any]:
             case ("tensor", [ranks], []):
                 found |= {"tensor": ranks, "ranks": found["ranks"] * ranks}
             case _:
-                message = f"{text!r} is not a layout: {word!r} is not known; write it as one of  {EXAMPLES}"
-                raise _error(message, "layout", "unknown-name")
+                reason = f"{text!r} is not a layout: {word!r} is not known; write it as in  {EXAMPLES}"
+                raise _error(reason, "layout", "unknown-name")
     return found
 
 
@@ -133,31 +132,18 @@ def layout_of(spec: RunSpec) -> Layout:
     same = {"auto": "ddp" if data > 1 else "single", "zero3": "fsdp"}
     strategy = same.get(parallel.strategy, parallel.strategy)
     if strategy == "single" and data > 1:
-        but = f"but parallel.ranks={parallel.ranks}; use parallel.strategy=ddp"
-        raise _error(f"parallel.strategy=single runs on 1 rank, {but}", "strategy")
+        advice = f"but parallel.ranks={parallel.ranks}; use parallel.strategy=ddp"
+        raise _error(f"parallel.strategy=single runs on 1 rank, {advice}", "strategy")
     replicate, shard = _divide_data_ranks(parallel, strategy, data)
-    _check_options(parallel, strategy)
-    if parallel.reduce == "powersgd" and spec.train.precision == "fp16":
-        raise _error(
-            "parallel.reduce=powersgd keeps a part of each gradient for the next step, and train.precision=fp16 "
-            "changes the scale of gradients between steps; use train.precision=bf16",
-            "reduce",
-        )
-    if spec.train.precision == "fp8" and parallel.tensor > 1:
-        raise _error(
-            f"train.precision=fp8 scales whole matrices, and parallel.tensor={parallel.tensor} divides them; "
-            "use train.precision=bf16, or parallel.tensor=1",
-            "train.precision",
-        )
+    _check_options(spec, strategy)
     if batch < data:
         ranks = f"parallel.ranks={parallel.ranks}" if data == parallel.ranks else f"the {data} data-parallel ranks"
-        use = f"use train.global_batch={data} or more" + f", or parallel.ranks={batch}" * (data == parallel.ranks)
-        message = f"train.global_batch={batch} is smaller than {ranks}, and each needs a sample; {use}"
-        raise _error(message, "train.global_batch")
-    names = ("tensor", "pipeline", "schedule", "sequence", "offload")
-    as_given: dict[str, Any] = {name: getattr(parallel, name) for name in names}
-    as_given["checkpointing"] = parallel.activation_checkpointing
-    return Layout(strategy, replicate, batch, _micro_batch(parallel, math.ceil(batch / data)), shard, **as_given)
+        advice = f"use train.global_batch={data} or more" + f", or parallel.ranks={batch}" * (data == parallel.ranks)
+        reason = f"train.global_batch={batch} is smaller than {ranks}, and each needs a sample"
+        raise _error(f"{reason}; {advice}", "train.global_batch")
+    given: dict[str, Any] = {axis: getattr(parallel, axis) for axis in ("tensor", "pipeline", "schedule", "sequence")}
+    given |= {"offload": parallel.offload, "checkpointing": parallel.activation_checkpointing}
+    return Layout(strategy, replicate, batch, _micro_batch(parallel, math.ceil(batch / data)), shard, **given)
 
 
 def fix_strategy(spec: RunSpec) -> RunSpec:
@@ -171,64 +157,78 @@ def _data_ranks(parallel: Parallel) -> int:
     each = parallel.tensor * parallel.pipeline
     data, left = divmod(parallel.ranks, each)
     if left or not data:
-        product = f"parallel.tensor={parallel.tensor} × parallel.pipeline={parallel.pipeline}"
-        below, above = parallel.ranks // each * each, (parallel.ranks // each + 1) * each
-        use = f"{below} or {above}" if below else str(above)
-        message = f"parallel.ranks={parallel.ranks} is not a multiple of {product} = {each}; use parallel.ranks={use}"
-        raise _error(message, "ranks")
+        product = f"parallel.tensor={parallel.tensor} × parallel.pipeline={parallel.pipeline} = {each}"
+        use = f"{data * each} or {(data + 1) * each}" if data else str(each)
+        reason = f"parallel.ranks={parallel.ranks} is not a multiple of {product}; use parallel.ranks={use}"
+        raise _error(reason, "ranks")
     return data
 
 
 def _divide_data_ranks(parallel: Parallel, strategy: str, data: int) -> tuple[int, int]:
     """Divide the data-parallel ranks into (replicate, shard)."""
-    if parallel.replicate is not None and strategy != "hsdp":
-        message = f"parallel.replicate={parallel.replicate} is for parallel.strategy=hsdp, not {strategy}"
-        raise _error(message, "replicate")
     if strategy != "hsdp":
+        if parallel.replicate is not None:
+            reason = f"parallel.replicate={parallel.replicate} is for parallel.strategy=hsdp, not {strategy}"
+            raise _error(reason, "replicate")
         return (1, data) if ZERO_STAGES[strategy] else (data, 1)
     fits = [n for n in range(2, data) if data % n == 0]
     if not fits:
-        use = "use 4 or more, or parallel.strategy=fsdp"
-        raise _error(
-            f"parallel.strategy=hsdp divides the data-parallel ranks twice, and there are {data}; {use}", "ranks"
-        )
+        reason = f"parallel.strategy=hsdp divides the data-parallel ranks twice, and there are {data}"
+        raise _error(f"{reason}; use 4 or more, or parallel.strategy=fsdp", "ranks")
     copies = fits[0] if parallel.replicate is None else parallel.replicate
     if copies not in fits:
         near = min(fits, key=lambda n: abs(n - copies))
-        wrong = f"does not divide {data} data-parallel ranks into groups of at least 2"
-        raise _error(f"parallel.replicate={copies} {wrong}; use parallel.replicate={near}", "replicate")
+        reason = f"parallel.replicate={copies} does not divide {data} data-parallel ranks into groups of at least 2"
+        raise _error(f"{reason}; use parallel.replicate={near}", "replicate")
     return copies, data // copies
 
 
-def _check_options(parallel: Parallel, strategy: str) -> None:
-    beside = parallel.tensor * parallel.pipeline > 1
-    if strategy == "zero1" and beside:
-        raise _error("parallel.strategy=zero1 excludes tensor and pipeline; use zero2, fsdp or ddp", "strategy")
-    if parallel.sequence and parallel.tensor == 1:
-        raise _error("parallel.sequence=true needs tensor parallelism; use it with parallel.tensor=2", "sequence")
-    if parallel.offload and ZERO_STAGES[strategy] < 2 and parallel.engine == "torch":
-        message = f"parallel.offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp"
-        raise _error(message, "offload")
-    saving = parallel.reduce != "exact"
-    gathers = ZERO_STAGES[strategy] >= 2
-    rounds = parallel.reduce in ("bf16", "fp16")
-    if saving and (beside or strategy == "zero1" or (gathers and not rounds)):
-        others = ", zero2, fsdp or hsdp" if rounds else ""
-        message = f"parallel.reduce={parallel.reduce} is for data parallelism; use parallel.strategy=ddp{others} alone"
-        raise _error(message, "reduce")
-    if parallel.wrap != "layers" and parallel.engine != "torch" and gathers:
-        message = f"parallel.wrap={parallel.wrap} is for parallel.engine=torch, not {parallel.engine}"
-        raise _error(message, "wrap")
-    if parallel.backend == "nccl" and parallel.device == "cpu":
-        message = "parallel.backend=nccl connects CUDA devices, but parallel.device=cpu; use parallel.backend=gloo"
-        raise _error(message, "backend")
-    if parallel.engine == "torch" and parallel.engine_config is not None:
-        raise _error(
-            "parallel.engine_config is for parallel.engine=deepspeed or accelerate, not torch", "engine_config"
-        )
-    if parallel.engine != "torch" and (beside or saving):
-        use = "use parallel.engine=torch for tensor, pipeline and reduce"
-        raise _error(f"parallel.engine={parallel.engine} spreads data and optimiser state alone; {use}", "engine")
+def _check_options(spec: RunSpec, strategy: str) -> None:
+    """Raise UserError for options of the section that exclude each other."""
+    parallel, fp16, fp8 = spec.parallel, spec.train.precision == "fp16", spec.train.precision == "fp8"
+    reduce, engine = parallel.reduce, parallel.engine
+    beside, stage, rounds = parallel.tensor * parallel.pipeline > 1, ZERO_STAGES[strategy], reduce in ("bf16", "fp16")
+    alone = beside or strategy == "zero1" or (stage >= 2 and not rounds)
+    others = ", zero2, fsdp or hsdp" * rounds
+    conflicts = (
+        (strategy == "zero1" and beside, "strategy=zero1 excludes tensor and pipeline; use zero2, fsdp or ddp"),
+        (parallel.sequence and parallel.tensor == 1, "sequence=true needs tensor parallelism; use parallel.tensor=2"),
+        (
+            parallel.offload and stage < 2 and engine == "torch",
+            f"offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp",
+        ),
+        (
+            reduce != "exact" and alone,
+            f"reduce={reduce} is for data parallelism; use parallel.strategy=ddp{others} alone",
+        ),
+        (
+            parallel.wrap != "layers" and engine != "torch" and stage >= 2,
+            f"wrap={parallel.wrap} is for parallel.engine=torch, not {engine}",
+        ),
+        (
+            parallel.backend == "nccl" and parallel.device == "cpu",
+            "backend=nccl connects CUDA devices, but parallel.device=cpu; use parallel.backend=gloo",
+        ),
+        (
+            engine == "torch" and parallel.engine_config is not None,
+            "engine_config is for parallel.engine=deepspeed or accelerate, not torch",
+        ),
+        (
+            engine != "torch" and (beside or reduce != "exact"),
+            f"engine={engine} spreads data and optimiser state alone; use parallel.engine=torch for the rest",
+        ),
+        (
+            reduce == "powersgd" and fp16,
+            "reduce=powersgd adds parts of gradients to later ones, and train.precision=fp16 changes their scale; "
+            "use train.precision=bf16",
+        ),
+    )
+    for conflict, reason in conflicts:
+        if conflict:
+            raise _error(f"parallel.{reason}", re.split("[= ]", reason)[0])
+    if fp8 and parallel.tensor > 1:
+        reason = f"train.precision=fp8 scales whole matrices, and parallel.tensor={parallel.tensor} divides them"
+        raise _error(f"{reason}; use train.precision=bf16, or parallel.tensor=1", "train.precision")
 
 
 def _micro_batch(parallel: Parallel, per_rank: int) -> int:
@@ -237,18 +237,13 @@ def _micro_batch(parallel: Parallel, per_rank: int) -> int:
     if stages == 1:
         return min(parallel.micro_batch or per_rank, per_rank)
     if per_rank < stages:
-        enough = stages * (parallel.ranks // (parallel.tensor * stages))
-        raise _error(
-            f"a pipeline of {stages} ranks needs {stages} passes of at least one sample, but a data-parallel rank has "
-            f"{per_rank} per step; use train.global_batch={enough} or more, or parallel.pipeline={per_rank}",
-            "pipeline",
-        )
+        advice = f"train.global_batch={parallel.ranks // parallel.tensor} or more, or parallel.pipeline={per_rank}"
+        reason = f"a pipeline of {stages} ranks needs {stages} passes, but a data-parallel rank has {per_rank} samples"
+        raise _error(f"{reason} per step; use {advice}", "pipeline")
     wanted = parallel.micro_batch or max(1, per_rank // (2 * stages))
     passes = math.ceil(per_rank / wanted)
     if passes < stages:
-        raise _error(
-            f"parallel.micro_batch={wanted} makes {passes} pass{'es' * (passes > 1)} of {per_rank} samples per rank, "
-            f"fewer than the {stages} ranks of the pipeline; use parallel.micro_batch={per_rank // stages} or less",
-            "micro_batch",
-        )
+        few = f"{passes} pass{'es' * (passes > 1)} of {per_rank} samples, fewer than the {stages} ranks of the pipeline"
+        advice = f"use parallel.micro_batch={per_rank // stages} or less"
+        raise _error(f"parallel.micro_batch={wanted} makes {few}; {advice}", "micro_batch")
     return wanted

@@ -1,7 +1,7 @@
-"""What everything that can be trained or fitted implements.
+"""What all work implements: `Workload` trains by gradients, `PassWorkload` fits by passes.
 
-A workload knows its data and what to do with them, but not how many ranks there are: it is given sample numbers and
-returns sums, which the loop divides once, globally. `Workload` trains by gradients, `PassWorkload` fits by passes.
+A workload does not know how many ranks there are: it is given sample numbers and returns sums, which the loop divides
+once, globally.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Samples(Protocol):
 
     def cost(self, ids: np.ndarray) -> np.ndarray:
         """Return how much work each sample is (tokens, pixels), to balance the ranks."""
-        ...
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Any:
         """Return these samples as tensors: one, or a tuple, list, dict or registered dataclass of them.
@@ -55,7 +54,6 @@ class Samples(Protocol):
         `keys` holds one random number per sample, a function of (seed, epoch, sample): a model that draws its dropout
         from them gives the same answer on any layout.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,7 @@ class BaseWorkload(RunClass):
     def goodness(self, metrics: Mapping[str, Any]) -> float:
         """Return the score as a number of which more is better."""
         name = self.score.removeprefix("-")
-        beside = ("n", "of")
-        known = [key for key, value in metrics.items() if isinstance(value, int | float) and key not in beside]
+        known = [key for key, value in metrics.items() if isinstance(value, int | float) and key not in ("n", "of")]
         if name not in known:
             message = f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}"
             raise RunFailed(message, code="invalid-workload", key="workload")
@@ -234,20 +231,15 @@ class Workload(BaseWorkload):
 
     def suits(self, layout: Layout) -> None:
         if layout.tensor > 1 and not self.shard_rules:
-            raise UserError(
-                f"parallel.tensor={layout.tensor}: {self.spec.workload} has no table of shard rules; "
-                "give its Workload class  shard_rules = {'layers.*.up': 'column', 'layers.*.down': 'row'}  "
-                "or use parallel.strategy=fsdp",
-                code="not-supported",
-                key="parallel.tensor",
-            )
+            give = "has no shard rules; give its Workload class  shard_rules = {'layers.*.up': 'column', …}"
+            raise self._reject_axis("tensor", layout.tensor, give)
         if layout.pipeline > 1 and not all(map(self.has, ("inputs", "costs", "stage"))):
-            raise UserError(
-                f"parallel.pipeline={layout.pipeline}: {self.spec.workload} cannot be cut into stages; "
-                "give its Workload class the methods inputs, costs and stage, or use parallel.strategy=fsdp",
-                code="not-supported",
-                key="parallel.pipeline",
-            )
+            give = "cannot be cut into stages; give its Workload class the methods inputs, costs and stage"
+            raise self._reject_axis("pipeline", layout.pipeline, give)
+
+    def _reject_axis(self, axis: str, size: int, reason: str) -> UserError:
+        message = f"parallel.{axis}={size}: {self.spec.workload} {reason}, or use parallel.strategy=fsdp"
+        return UserError(message, code="not-supported", key=f"parallel.{axis}")
 
     def keep(self, folder: Path) -> None:
         """Optional: write what using the model takes beside its weights (a tokeniser, names of classes).
@@ -369,11 +361,11 @@ def _check_loss(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor 
     import torch
 
     def checked(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
-        found = loss(model, batch)
-        total, count = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        result = loss(model, batch)
+        total, count = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if count is None or not isinstance(total, torch.Tensor):
-            parts = [type(part).__name__ for part in found] if isinstance(found, tuple) else [type(found).__name__]
-            wrong = f"returned {', '.join(parts)}"
+            parts = result if isinstance(result, tuple) else (result,)
+            wrong = f"returned {', '.join(type(part).__name__ for part in parts)}"
         elif total.ndim:
             wrong = f"returned a sum of shape {list(total.shape)}"
         elif torch.is_grad_enabled() and not total.requires_grad:

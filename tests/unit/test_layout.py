@@ -119,7 +119,7 @@ def test_layouts_that_cannot_work_are_refused_with_the_nearest_that_can(batch, p
             "use data.sequence=34",
         ),
         ({**LM, "model": {**LM["model"], "tied": True}, "parallel": {"ranks": 2, "pipeline": 2}}, "model.tied=false"),
-        ({"parallel": {"ranks": 2, "tensor": 2}}, "classifier has no table of shard rules"),
+        ({"parallel": {"ranks": 2, "tensor": 2}}, "classifier has no shard"),
         ({"parallel": {"ranks": 2, "pipeline": 2}}, "classifier cannot be cut into stages"),
     ],
 )

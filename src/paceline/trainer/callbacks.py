@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,44 +14,31 @@ from paceline.launch.process_group import gather_objects
 from paceline.workload import Workload
 
 
-def run_step_callback(workload: Workload, event: Mapping[str, Any], device: torch.device) -> str:
-    """Call `workload.on_step` and return why the run should stop, or "" to continue.
+def run_callback(
+    workload: Workload, method: Literal["on_step", "on_evaluate"], step: int, values: Mapping[str, Any], device: Any
+) -> str:
+    """Call `on_step` or `on_evaluate`, and return why the run should stop, or "" to continue.
 
-    Timings are left out: they differ between ranks, so a decision based on them would too.
+    The reason is the same on every rank: that of the lowest rank that wants to stop.
     """
-    if not workload.has("on_step"):
+    if not workload.has(method):
         return ""
-    metrics = {name: value for name, value in event.items() if name != "step" and not name.endswith("_s")}
-    return _agree_on_stop(_parse_stop_reason("on_step", workload.on_step(event["step"], metrics)), device)
-
-
-def run_evaluation_callback(workload: Workload, step: int, metrics: Mapping[str, Any], device: torch.device) -> str:
-    """Call `workload.on_evaluate` and return why the run should stop, or "" to continue."""
-    if not workload.has("on_evaluate"):
-        return ""
-    return _agree_on_stop(_parse_stop_reason("on_evaluate", workload.on_evaluate(step, dict(metrics))), device)
-
-
-def _parse_stop_reason(method: str, returned: object) -> str:
-    if returned is None or isinstance(returned, str):
-        return returned or ""
-    reason = f"workload: {method} returned {returned!r}; it must return None, or why the run should stop, as a string"
-    raise RunFailed(reason, code="invalid-workload", key=method)
-
-
-def _agree_on_stop(reason: str, device: torch.device) -> str:
-    """Return the same reason on every rank: that of the lowest rank that wants to stop."""
+    reason: object = getattr(workload, method)(step, dict(values))
+    if not isinstance(reason, str | None):
+        text = f"workload: {method} returned {reason!r}; it must return None, or why the run should stop, as a string"
+        raise RunFailed(text, code="invalid-workload", key=method)
     if not dist.is_initialized():
-        return reason
+        return reason or ""
     wants = torch.tensor(float(bool(reason)), device=device)
     dist.all_reduce(wants)
     return next(filter(None, gather_objects(reason))) if wants else ""
 
 
 def dump_callback_state(workload: Workload) -> dict[str, Any]:
+    """Return `workload.callback_state` as plain values for a checkpoint."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps(workload.callback_state))
+        state: dict[str, Any] = json.loads(json.dumps(workload.callback_state))
     except (TypeError, ValueError) as error:
         reason = f"workload: callback_state cannot be saved: {error}; it may hold numbers, words, lists and dicts"
         raise RunFailed(reason, code="invalid-workload", key="callback_state") from None
-    return found
+    return state

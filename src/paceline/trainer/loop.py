@@ -24,13 +24,12 @@ from paceline.runlog.machine import RankUsage
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.timers import Reading, subtract_waiting
 from paceline.trainer.anomalies import AnomalyDetector
-from paceline.trainer.callbacks import dump_callback_state, run_evaluation_callback, run_step_callback
+from paceline.trainer.callbacks import dump_callback_state, run_callback
 from paceline.trainer.checkpoint.reader import (
     EXTRA_KEY,
     Checkpoint,
     Stateful,
-    collect_extra_tensors,
-    collect_extra_values,
+    collect_extra,
     find_newest,
     read_tensors,
     restore_checkpoint,
@@ -165,7 +164,7 @@ class GradientJob(Job):
         self.best, self.stale = (score, 0) if better else (self.best, self.stale + 1)
         step, device = self.state.step, self.context.device
         self.context.event("evaluate", step=step, **self.evaluation, evaluate_s=perf_counter() - began)
-        self.ended = self.ended or run_evaluation_callback(self.workload, step, self.evaluation, device)
+        self.ended = self.ended or run_callback(self.workload, "on_evaluate", step, self.evaluation, device)
         return score
 
     def save(self, score: float | None) -> None:
@@ -182,9 +181,9 @@ class GradientJob(Job):
             "ended": self.ended,
             "callback_state": dump_callback_state(self.workload),
             ANSWER_KEY: self.answer,
-            **({EXTRA_KEY: collect_extra_values(self.extra)} if self.extra else {}),
+            **({EXTRA_KEY: collect_extra(self.extra, tensors=False)} if self.extra else {}),
         }
-        tensors = {**self.state.tensors(), **({EXTRA_KEY: collect_extra_tensors(self.extra)} if self.extra else {})}
+        tensors = self.state.tensors() | ({EXTRA_KEY: collect_extra(self.extra, tensors=True)} if self.extra else {})
         self.context.checkpoints.save(tensors, meta, score=score)
         self.context.event("checkpoint", step=self.state.step, checkpoint_s=perf_counter() - began)
 
@@ -290,8 +289,10 @@ class StepLog:
             self.context.event("step", **event)
             self.anomalies.observe(event)
             self._check_finite(event)
-            if reason := run_step_callback(self.job.workload, event, self.context.device):
-                self.job.ended = reason
+            # without times, which differ between ranks: so would a decision based on them
+            values = {name: value for name, value in event.items() if name != "step" and not name.endswith("_s")}
+            reason = run_callback(self.job.workload, "on_step", event["step"], values, self.context.device)
+            self.job.ended = reason or self.job.ended
         if not self.known:
             self.context.events.flush()
 

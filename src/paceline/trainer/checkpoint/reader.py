@@ -53,26 +53,23 @@ def find_newest(folder: Path, log: LogFn) -> Checkpoint | None:
     return _find_whole(folder, list_sealed(folder), log)
 
 
-def find_best(folder: Path, log: LogFn) -> Checkpoint | None:
-    """Return the whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
-    return _find_whole(folder, sorted(list_sealed(folder), key=_read_score, reverse=True), log)
-
-
 def find_best_scored(folder: Path) -> Checkpoint | None:
     """Return the checkpoint with the highest score, its checksums not computed."""
     for path in sorted(list_sealed(folder), key=_read_score, reverse=True):
         with suppress(DamagedCheckpoint):
-            return found if (found := verify_checkpoint(path, checksums=False)).score is not None else None
+            best = verify_checkpoint(path, checksums=False)
+            return None if best.score is None else best
     return None
 
 
 def find_checkpoint(run: RunDir, which: str) -> Checkpoint:
-    """Return the newest or the best of a run, which must have one."""
-    found = {"newest": find_newest, "best": find_best}[which](run.checkpoints, warn)
-    if found is None:
+    """Return the newest or the best of a run, which must have one; without scores, the newest is the best."""
+    paths = list_sealed(run.checkpoints)
+    paths = sorted(paths, key=_read_score, reverse=True) if which == "best" else paths
+    if (checkpoint := _find_whole(run.checkpoints, paths, warn)) is None:
         reason = f"{run.path} has no whole checkpoint; continue with  paceline train --resume {run.path}"
         raise UserError(reason, code="not-found")
-    return found
+    return checkpoint
 
 
 def _find_whole(folder: Path, paths: Iterable[Path], log: LogFn) -> Checkpoint | None:
@@ -135,11 +132,9 @@ def verify_checkpoint(path: Path, checksums: bool = True) -> Checkpoint:
                 if sha256 != files[file][1]:
                     raise DamagedCheckpoint(f"its file {file.name} is damaged (it differs from its checksum)")
         return Checkpoint(path, manifest["step"], manifest["meta"], manifest["score"])
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"its file {Path(error.filename).name} is missing") from None
     except OSError as error:
-        name = Path(error.filename or "").name
-        raise DamagedCheckpoint(f"its file {name} cannot be read: {error.strerror}") from None
+        wrong = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise DamagedCheckpoint(f"its file {Path(error.filename or '').name} {wrong}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise DamagedCheckpoint(f"its {MANIFEST} was not written by Paceline") from None
 
@@ -149,12 +144,9 @@ def restore_checkpoint(checkpoint: Checkpoint, state: dict[str, Any], partly: bo
 
     The state may leave out whole entries; `partly`: and names that other ranks have.
     """
-    from paceline.trainer.checkpoint import dcp_files
-
     wrong: PacelineError | None = None
     try:
-        flat = flatten_state(state)
-        metadata = dcp_files.read_metadata(checkpoint.path)
+        flat, metadata = flatten_state(state), read_metadata(checkpoint)
         _check_fit(checkpoint.path, metadata.state_dict_metadata, flat, partly)
         read_into_tensors(checkpoint, flat, metadata)
     except PacelineError as error:
@@ -164,18 +156,20 @@ def restore_checkpoint(checkpoint: Checkpoint, state: dict[str, Any], partly: bo
     raise_on_all(wrong)
 
 
-def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
-    """Return the tensors whose names begin with the prefix, whole and on the CPU, by their names without it."""
+def read_metadata(checkpoint: Checkpoint) -> Any:
+    """Read the names, shapes and places of all tensors, by DCP, which takes seconds to import."""
     from paceline.trainer.checkpoint import dcp_files
 
-    metadata = dcp_files.read_metadata(checkpoint.path)
-    described: dict[str, Any] = metadata.state_dict_metadata
-    names = map_tensor_names(metadata, prefix)
-    tensors = {
-        name: torch.empty(described[name].size, dtype=described[name].properties.dtype) for name in names.values()
-    }
+    return dcp_files.read_metadata(checkpoint.path)
+
+
+def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
+    """Return the tensors whose names begin with the prefix, whole and on the CPU, by their names without it."""
+    metadata = read_metadata(checkpoint)
+    names, types = map_tensor_names(metadata, prefix), metadata.state_dict_metadata
+    tensors = {name: torch.empty(types[name].size, dtype=types[name].properties.dtype) for name in names.values()}
     read_into_tensors(checkpoint, tensors, metadata)
-    return {name: tensors[there] for name, there in sorted(names.items())}
+    return {name: tensors[saved] for name, saved in sorted(names.items())}
 
 
 def map_tensor_names(metadata: Any, prefix: str = "model.") -> dict[str, str]:
@@ -208,9 +202,8 @@ def _check_fit(path: Path, there: Mapping[str, Any], here: Mapping[str, Tensor],
         saved = f"{list(there[name].size)} of {there[name].properties.dtype}" if name in there else "missing"
         own = f"{list(here[name].shape)} of {here[name].dtype}" if name in here else "missing"
         if saved != own:
-            what = "is of another model" if name.startswith("model.") else "does not fit this run"
-            saved, own = (text.replace("torch.", "") for text in (saved, own))
-            reason = f"{path}: this checkpoint {what}: {name} is {saved} there and {own} here"
+            fit = "is of another model" if name.startswith("model.") else "does not fit this run"
+            reason = f"{path}: this checkpoint {fit}: {name} is {saved} there and {own} here".replace("torch.", "")
             raise UserError(reason, code="conflict", key=name)
 
 
@@ -220,6 +213,7 @@ def find_first_failure(failure: Any) -> tuple[int, BaseException]:
 
 
 def describe_failure_cause(error: BaseException) -> str:
+    """Return the reason of an error that DCP or the file system raised, for a message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
@@ -233,12 +227,9 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
-def collect_extra_tensors(extra: Mapping[str, Stateful]) -> dict[str, Tensor]:
-    return {name: leaf for name, leaf in _iterate_leaves(extra) if isinstance(leaf, Tensor)}
-
-
-def collect_extra_values(extra: Mapping[str, Stateful]) -> dict[str, Any]:
-    return {name: leaf for name, leaf in _iterate_leaves(extra) if not isinstance(leaf, Tensor)}
+def collect_extra(extra: Mapping[str, Stateful], tensors: bool) -> dict[str, Any]:
+    """Return the tensors, or the plain values, in the state of a script's objects, by name."""
+    return {name: leaf for name, leaf in _iterate_leaves(extra) if isinstance(leaf, Tensor) == tensors}
 
 
 def restore_extra(checkpoint: Checkpoint, extra: Mapping[str, Stateful]) -> None:
@@ -246,8 +237,8 @@ def restore_extra(checkpoint: Checkpoint, extra: Mapping[str, Stateful]) -> None
     if not extra:
         return
     values: dict[str, Any] = dict(checkpoint.meta.get(EXTRA_KEY, {}))
-    if EXTRA_KEY in checkpoint.meta and (tensors := collect_extra_tensors(extra)):
-        tensors = {name: leaf.clone() for name, leaf in tensors.items()}
+    tensors = {name: leaf.clone() for name, leaf in collect_extra(extra, tensors=True).items()}
+    if EXTRA_KEY in checkpoint.meta and tensors:
         restore_checkpoint(checkpoint, {EXTRA_KEY: tensors})
         values |= tensors
     for name, thing in extra.items():

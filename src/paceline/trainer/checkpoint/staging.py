@@ -17,18 +17,6 @@ from paceline.io.safe_open import check_regular
 from paceline.parallel.parameters import is_sharded
 
 STATE_FILE = "state.safetensors"
-TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "BOOL": torch.bool,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-}
 TensorTypes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -117,12 +105,13 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], step: int) ->
 def read_tensor_types(path: Path) -> TensorTypes:
     """Return (shape, type) of every tensor in a safetensors file, by name."""
     from safetensors import SafetensorError, safe_open
+    from safetensors.torch import _TYPES
 
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {name: (tuple(one.get_shape()), TYPES[one.get_dtype()]) for name, one in slices.items()}
+            return {name: (tuple(part.get_shape()), _TYPES[part.get_dtype()]) for name, part in slices.items()}
     except SafetensorError as error:
         raise RunFailed(f"{path} is not a whole safetensors file: {error}", code="damaged") from None
 

@@ -34,40 +34,36 @@ def check_engine(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> N
     if engine == "torch":
         return
     if find_spec(engine) is None:
-        raise UserError(
-            f"parallel.engine={engine}, but {engine} is not installed; type  pip install 'paceline[{engine}]'"
-        )
+        install = f"pip install 'paceline[{engine}]'"
+        raise UserError(f"parallel.engine={engine}, but {engine} is not installed; type  {install}")
     if spec.train.precision == "fp8":
         raise UserError("train.precision=fp8 is Paceline's own; use bf16, or parallel.engine=torch")
-    if engine == "deepspeed":
-        for key, off in (("ema", None), ("clip_value", 0.0)):
-            if (value := getattr(spec.train, key)) != off:
-                raise UserError(f"train.{key}={value} is not supported with DeepSpeed; use parallel.engine=torch")
-        from paceline.trainer.engines import deepspeed_config
+    if engine == "accelerate":
+        from paceline.trainer.engines.accelerate_config import check_accelerate
 
-        deepspeed_config.check_deepspeed(spec, layout)
+        check_accelerate(spec, layout, environ)
     else:
-        from paceline.trainer.engines import accelerate_config
+        from paceline.trainer.engines.deepspeed_config import check_deepspeed
 
-        accelerate_config.check_accelerate(spec, layout, environ)
+        check_deepspeed(spec, layout)
 
 
 def start_engine(setup: ModelSetup, context: RunContext) -> Step:
     """Return the step under the engine of a run; its configuration is written to the run folder."""
     if setup.spec.parallel.engine == "deepspeed":
-        from paceline.trainer.engines import deepspeed
+        from paceline.trainer.engines.deepspeed import start_deepspeed
 
-        return deepspeed.start_deepspeed(setup, context)
-    from paceline.trainer.engines import accelerate
+        return start_deepspeed(setup, context)
+    from paceline.trainer.engines.accelerate import start_accelerate
 
-    return accelerate.start_accelerate(setup, context)
+    return start_accelerate(setup, context)
 
 
-def verify_engine(engine: str, found: Mapping[str, tuple[Any, Any]]) -> None:
+def verify_engine(engine: str, facts: Mapping[str, tuple[Any, Any]]) -> None:
     """Raise RunFailed if a started engine differs from what was requested, given as (actual, requested)."""
-    for what, (got, asked) in found.items():
-        if got != asked:
-            raise RunFailed(f"{engine} was asked for {what} {asked} and has {got}: the run was not started")
+    for what, (actual, requested) in facts.items():
+        if actual != requested:
+            raise RunFailed(f"{engine} was asked for {what} {requested} and has {actual}: the run was not started")
 
 
 def build_launch_variables(place: RankInfo, device: torch.device) -> dict[str, str | None]:
@@ -90,13 +86,16 @@ def build_launch_variables(place: RankInfo, device: torch.device) -> dict[str, s
 @contextmanager
 def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables, or unset those that are None, while entered."""
-    before = os.environ.copy()
-    for name in variables:
-        os.environ.pop(name, None)
-    os.environ.update({name: value for name, value in variables.items() if value is not None})
+    before = {name: os.environ.get(name) for name in variables}
+    _assign(variables)
     try:
         yield
     finally:
-        for name in variables:
-            os.environ.pop(name, None)
-        os.environ.update({name: before[name] for name in variables if name in before})
+        _assign(before)
+
+
+def _assign(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value

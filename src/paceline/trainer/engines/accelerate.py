@@ -37,25 +37,33 @@ LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
 def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:
     """Wrap the model with Accelerate; gradients are summed instead of averaged."""
-    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.rank_info
+    workload, spec, layout, device = setup.workload, setup.spec, setup.layout, setup.device
     model, groups = prepare_model(setup)
     model = model.to(device)
     parameters, blocks = count_parameters(model), workload.blocks(model)
-    config = accelerate_config.build_accelerate_config(
-        spec, layout, device.type, [type(block).__name__ for block in blocks]
-    )
-    if place.rank == 0:
+    layers = [type(block).__name__ for block in blocks]
+    config = accelerate_config.build_accelerate_config(spec, layout, device.type, layers)
+    if context.rank_info.rank == 0:
         write_atomic(context.folder / accelerate_config.ACCELERATE_FILE, yaml.safe_dump(config, sort_keys=False))
     sharded = accelerate_config.is_sharding(layout)
     if sharded:
         fsdp.reject_unshardable(model, blocks, layout)
         init_single_rank_group(device)
         ddp.broadcast_model(model)  # no wrapper does it here
-    launched = build_launch_variables(place, device) if sharded or layout.ranks > 1 else NO_RANK_VARIABLES
+    several = sharded or layout.ranks > 1
+    launched = build_launch_variables(context.rank_info, device) if several else NO_RANK_VARIABLES
     flags = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
     with set_environment({**launched, **flags, LOADING: None}):
         accelerator, net = _wrap_model(model, spec, device, config)
-    _verify_accelerator(accelerator, net, blocks, setup, place.rank, config)
+    facts = {
+        "processes": (accelerator.num_processes, layout.ranks),
+        "place": (accelerator.process_index, context.rank_info.rank),
+        "kind": (accelerator.distributed_type.value, config["distributed_type"]),
+        "device": (accelerator.device.type, device.type),
+        "precision": (accelerator.mixed_precision, config["mixed_precision"]),
+        **(_describe_shards(net, blocks, layout) if sharded else _describe_replicas(net, layout)),
+    }
+    verify_engine("Accelerate", facts)  # it may drop a request
     if isinstance(net, DistributedDataParallel):
         net.register_comm_hook(None, ddp.make_sum_hook(setup.timer))
     elif sharded:
@@ -110,25 +118,7 @@ def _sum_gradients(net: nn.Module) -> None:
                 module.set_force_sum_reduction_for_comms(True)
 
 
-def _verify_accelerator(
-    accelerator: Any, net: nn.Module, blocks: Sequence[nn.Module], setup: ModelSetup, rank: int, config: dict[str, Any]
-) -> None:
-    """Raise RunFailed if Accelerate dropped a request."""
-    layout = setup.layout
-    has = {
-        "processes": (accelerator.num_processes, layout.ranks),
-        "place": (accelerator.process_index, rank),
-        "kind": (accelerator.distributed_type.value, config["distributed_type"]),
-        "device": (accelerator.device.type, setup.device.type),
-        "precision": (accelerator.mixed_precision, config["mixed_precision"]),
-    }
-    verify_engine(
-        "Accelerate",
-        has | (_describe_shards if accelerate_config.is_sharding(layout) else _describe_replicas)(net, blocks, layout),
-    )
-
-
-def _describe_replicas(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:
+def _describe_replicas(net: nn.Module, layout: Layout) -> dict[str, tuple[Any, Any]]:
     summing = net.process_group.size() if isinstance(net, DistributedDataParallel) else 1
     return {
         "ranks that sum gradients": (summing, layout.ranks),

@@ -11,14 +11,7 @@ from paceline.layout import Layout
 from paceline.trainer.engines import user_config
 
 ACCELERATE_FILE = "accelerate.yaml"
-NOT_HERE = {
-    "deepspeed_config": "use parallel.engine=deepspeed, which gives DeepSpeed's JSON itself",
-    "megatron_lm_config": "Accelerate is used for data parallelism only",
-    "parallelism_config": "Accelerate is used for data parallelism only",
-    "fp8_config": "set train.precision in the run file",
-    "dynamo_config": "set train.compile in the run file",
-    "tpu_use_cluster": "Paceline runs on CPUs and CUDA devices",
-}
+REJECTED: dict[str, str] = user_config.read_tables("accelerate")["rejected"]
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"
 """Set by `accelerate launch` in every process it starts."""
 RESHARDS = {"zero2": False, "fsdp": True}
@@ -32,30 +25,23 @@ def is_sharding(layout: Layout) -> bool:
 def check_accelerate(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
     """Raise UserError for what Accelerate cannot do, or does wrongly without notice."""
     parallel = spec.parallel
-    asked = f"parallel.engine=accelerate with parallel.strategy={parallel.strategy}"
+    request = f"parallel.engine=accelerate with parallel.strategy={parallel.strategy}"
     if layout.strategy not in ("single", "ddp", *RESHARDS):
-        raise UserError(f"{asked} is not supported; use ddp, fsdp or zero2, or parallel.engine=torch")
-    device = _resolve_device(spec, look=is_sharding(layout))
+        raise UserError(f"{request} is not supported; use ddp, fsdp or zero2, or parallel.engine=torch")
+    device: str | None = parallel.device
+    if device == "auto":
+        device = _detect_device() if is_sharding(layout) else None  # else torch need not be imported
     if is_sharding(layout) and device == "cpu":
-        raise UserError(
-            f"{asked} needs CUDA devices: on CPUs Accelerate silently drops FSDP; "
-            "use parallel.strategy=ddp, or parallel.engine=torch or deepspeed"
-        )
+        reason = "needs CUDA devices: on CPUs Accelerate drops FSDP"
+        raise UserError(f"{request} {reason}; use parallel.strategy=ddp, or parallel.engine=torch or deepspeed")
     if parallel.offload:
-        raise UserError(
-            "parallel.offload=true is not supported with Accelerate; use parallel.engine=torch or deepspeed"
-        )
+        raise UserError("parallel.offload=true does not work with Accelerate; use parallel.engine=torch or deepspeed")
     if LAUNCHED in environ:
         _check_launch(spec, layout, environ)
     build_accelerate_config(spec, layout, device)
 
 
-def _resolve_device(spec: RunSpec, look: bool) -> str | None:
-    """Return the device kind of the ranks; None if it is `auto` and torch should not be imported."""
-    if spec.parallel.device != "auto":
-        return spec.parallel.device
-    if not look:
-        return None
+def _detect_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,16 +51,12 @@ def _check_launch(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> 
     """Raise UserError if the options of `accelerate launch` contradict the run file."""
     if "RANK" not in environ and "OMPI_COMM_WORLD_RANK" not in environ and "PMI_RANK" not in environ:
         if "MASTER_ADDR" in environ:
-            raise UserError(
-                "accelerate launch was asked for several processes and started one (--cpu --num_processes N does "
-                "that); type  paceline train … parallel.ranks=N  or  torchrun --nproc-per-node N -m paceline train …"
-            )
-        if spec.parallel.ranks > 1:
-            n = spec.parallel.ranks
-            raise UserError(
-                f"parallel.ranks={n}, but accelerate launch started one process; leave accelerate launch out, "
-                f"or type  accelerate launch --multi_gpu --num_processes {n} -m paceline train …"
-            )
+            lines = "paceline train … parallel.ranks=N  or  torchrun --nproc-per-node N -m paceline train …"
+            reason = "was asked for several processes and started one (--cpu --num_processes N does that)"
+            raise UserError(f"accelerate launch {reason}; type  {lines}")
+        if (n := spec.parallel.ranks) > 1:
+            line = f"leave it out, or type  accelerate launch --multi_gpu --num_processes {n} -m paceline train …"
+            raise UserError(f"parallel.ranks={n}, but accelerate launch started one process; {line}")
     wanted = _mixed_precision(spec)
     allowed_values = {
         LAUNCHED: (("no", wanted), f"--mixed_precision {wanted}"),
@@ -94,10 +76,8 @@ def _check_launch(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> 
         }
     for name, (allowed, remedy) in allowed_values.items():
         if environ.get(name, allowed[0]).lower() not in allowed:
-            raise UserError(
-                f"accelerate launch says {name}={environ[name]}, but the run file says otherwise; "
-                f"start with  accelerate launch  and {remedy}"
-            )
+            says = f"accelerate launch says {name}={environ[name]}, but the run file says otherwise"
+            raise UserError(f"{says}; start with  accelerate launch  and {remedy}")
 
 
 def build_accelerate_config(
@@ -122,24 +102,22 @@ def build_accelerate_config(
     path = spec.parallel.engine_config
     if path is None:
         return {**ours, "num_machines": 1, "machine_rank": 0, "main_training_function": "main", "debug": False}
-    said: dict[str, tuple[Any, str]] = {
+    requested: dict[str, tuple[Any, str]] = {
         "num_processes": (layout.ranks, f"parallel.ranks={layout.ranks}"),
         "mixed_precision": (_mixed_precision(spec), f"train.precision={spec.train.precision}"),
         "gradient_accumulation_steps": (1, f"{layout.equation()}, and Paceline accumulates"),
         "gradient_clipping": (spec.train.clip, f"train.clip={spec.train.clip:g}"),
     }
     if device is not None:
-        said["use_cpu"] = (ours["use_cpu"], f"parallel.device={spec.parallel.device}, which is {device} here")
-    said |= {f"fsdp_config.{name}": what for name, what in sharding.items()}
-    rejected = NOT_HERE if sharding else NOT_HERE | {"fsdp_config": f"the run file says {_strategy(spec)}"}
-    theirs = user_config.read_user_config(path, rejected, said)
+        requested["use_cpu"] = (ours["use_cpu"], f"parallel.device={spec.parallel.device}, which is {device} here")
+    requested |= {f"fsdp_config.{name}": pair for name, pair in sharding.items()}
+    rejected = REJECTED if sharding else REJECTED | {"fsdp_config": f"the run file says {_strategy(spec)}"}
+    theirs = user_config.read_user_config(path, rejected, requested)
     kinds = ("FSDP",) if sharding else ("MULTI_CPU", "MULTI_GPU", *(() if many else ("NO",)))
     kind = theirs.get("distributed_type")
     if kind not in (None, user_config.AUTO, *kinds):
-        raise UserError(
-            f"{path}: distributed_type is {kind}, but the run file says {_strategy(spec)} "
-            f"on {layout.ranks} rank{'s' * many}; write {ours['distributed_type']}"
-        )
+        request = f"{_strategy(spec)} on {layout.ranks} rank{'s' * many}; write {ours['distributed_type']}"
+        raise UserError(f"{path}: distributed_type is {kind}, but the run file says {request}")
     return user_config.merge_config(theirs, ours)
 
 
@@ -157,10 +135,7 @@ def _build_fsdp_section(spec: RunSpec, layout: Layout, layers: Sequence[str] | N
         "fsdp_reshard_after_forward": (RESHARDS[layout.strategy], _strategy(spec)),
         **wraps,
         "fsdp_offload_params": (False, "parallel.offload=false"),
-        "fsdp_activation_checkpointing": (
-            False,
-            f"parallel.activation_checkpointing={layout.checkpointing}, and Paceline recomputes",
-        ),
+        "fsdp_activation_checkpointing": (False, "parallel.activation_checkpointing, and Paceline recomputes"),
         "fsdp_cpu_ram_efficient_loading": (False, f"train.seed={spec.train.seed}, and each rank draws the weights"),
     }
 

@@ -41,7 +41,7 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_in
 
 def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
     """Build the model as for one rank and let DeepSpeed shard it."""
-    workload, spec, layout, device, place = setup.workload, setup.spec, setup.layout, setup.device, context.rank_info
+    workload, spec, layout, device = setup.workload, setup.spec, setup.layout, setup.device
     if workload.has("optimizer"):
         raise UserError("workload: DeepSpeed does not take the workload's own optimizer(); use parallel.engine=torch")
     model, groups = prepare_model(setup)
@@ -51,16 +51,16 @@ def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
     optimizer = build_optimizer(spec.train, local, groups)
     largest = max((p.numel() for p in model.parameters() if p.ndim < 2), default=0)
     config = deepspeed_config.build_deepspeed_config(spec, layout, device.type == "cuda", largest)
-    if place.rank == 0:
+    if context.rank_info.rank == 0:
         write_json(context.folder / deepspeed_config.DEEPSPEED_FILE, config)
     init_single_rank_group(device)
     try:
-        engine = _initialize(model, optimizer, config, place, device)
+        engine = _initialize(model, optimizer, config, context.rank_info, device)
     except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as error:
         if spec.parallel.engine_config is None:
             raise
-        why = " ".join(str(error).split())[:300]
-        raise UserError(f"{spec.parallel.engine_config}: DeepSpeed does not take it: {why}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{spec.parallel.engine_config}: DeepSpeed does not take it: {reason}") from error
     stage = deepspeed_config.STAGES[layout.strategy]
     _verify_engine(engine, layout, spec, stage, device)
     if device.type == "cpu":
@@ -105,7 +105,7 @@ def _verify_engine(engine: Any, layout: Layout, spec: RunSpec, stage: int, devic
     half = torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
     optimizer = type(engine.optimizer).__name__
     wanted = {0: ("AdamW", "Adam", "SGD"), 3: ("DeepSpeedZeroOptimizer_Stage3",)}
-    has: dict[str, tuple[Any, Any]] = {
+    facts: dict[str, tuple[Any, Any]] = {
         "ranks that sum gradients": (int(joined), layout.ranks),
         "world size": (engine.world_size, layout.ranks),
         "ZeRO stage": (int(engine.zero_optimization_stage()), stage),
@@ -115,17 +115,16 @@ def _verify_engine(engine: Any, layout: Layout, spec: RunSpec, stage: int, devic
         "optimiser": (optimizer in wanted.get(stage, ("DeepSpeedZeroOptimizer", "BF16_Optimizer")), True),
         "autocast": (bool(engine.torch_autocast_enabled()), spec.train.precision == "bf16" and half == torch.float32),
     }
-    verify_engine("DeepSpeed", has)
+    verify_engine("DeepSpeed", facts)
     if stage:
         offload = engine.zero_offload_optimizer()
-        has = _division(engine, layout.ranks, stage)
-        has["offload"] = (offload is not None and offload.device == "cpu", spec.parallel.offload)
-        verify_engine("DeepSpeed", has)
+        offloads = offload is not None and offload.device == "cpu"
+        facts = {**_describe_division(engine, layout.ranks, stage), "offload": (offloads, spec.parallel.offload)}
+        verify_engine("DeepSpeed", facts)
 
 
-def _division(engine: Any, ranks: int, stage: int) -> dict[str, tuple[Any, Any]]:
-    """How much of the state this rank really holds."""
-    zero = engine.optimizer
+def _describe_division(engine: Any, ranks: int, stage: int) -> dict[str, tuple[Any, Any]]:
+    """Return how much of the state this rank really holds."""
     params = [p for p in engine.module.parameters() if p.requires_grad]
     if stage == 3:
         parts = [(p.ds_tensor.numel(), math.ceil(p.ds_numel / ranks)) for p in params]
@@ -135,9 +134,10 @@ def _division(engine: Any, ranks: int, stage: int) -> dict[str, tuple[Any, Any]]
             "parts of parameters": (sum(got for got, _ in parts), sum(fair for _, fair in parts)),
             "matrices that stay whole": (len(whole), 0),
         }
-    held = sum(p.numel() for group in zero.param_groups for p in group["params"])
+    groups = engine.optimizer.param_groups
+    held = sum(p.numel() for group in groups for p in group["params"])
     total = sum(p.numel() for p in params)
-    room = len(zero.param_groups) * 4 * ranks  # each group is filled up so that it divides evenly
+    room = len(groups) * 4 * ranks  # each group is filled up so that it divides evenly
     return {"a part of the optimiser state": (total <= held * ranks <= total + room * ranks, True)}
 
 
@@ -180,15 +180,15 @@ class DeepSpeedStep(Step):
             return
         self.fresh = False
         factor = self.factor
-        self.norm = norm = self._raw_norm().to(factor) * factor
+        self.norm = norm = self._compute_raw_norm().to(factor) * factor
         if self.train.clip:
             factor = factor * (self.train.clip / (norm + 1e-12)).clamp(max=1.0)
         finite = torch.isfinite(norm) & torch.isfinite(self.loss_sum)
         where = next(p.device for group in optimizer.param_groups for p in group["params"])  # the host, if offloaded
         optimizer.grad_scale, optimizer.found_inf = (1 / factor).float().to(where), (~finite).float().to(where)
 
-    def _raw_norm(self) -> Tensor:
-        """Of the summed gradients, over all parts; DeepSpeed has -1 for what is not finite."""
+    def _compute_raw_norm(self) -> Tensor:
+        """Return that of the summed gradients, over all parts; DeepSpeed has -1 for what is not finite."""
         if not self.net.zero_optimization():
             return torch.nn.utils.get_total_norm([p.grad for p in self.net.module.parameters() if p.grad is not None])
         norm = torch.as_tensor(self.net.optimizer._global_grad_norm)
@@ -205,10 +205,10 @@ def _time_collectives(timer: CollectiveTimer) -> None:
 
 @dataclass
 class ZeroState(State):
-    """The state of a run whose parts ZeRO keeps, in the same checkpoints and under the same names as every other run's.
+    """The state of a run whose parts ZeRO keeps, saved under the same names as every other run's.
 
-    DeepSpeed's own checkpoints cannot be read by another engine, another stage or, without a conversion, another number
-    of ranks. Here each tensor is put together when it is saved, and cut into parts when it is read.
+    DeepSpeed's own checkpoints cannot be read by another engine or stage. Here each tensor is put together when it is
+    saved, and cut into parts when it is read.
     """
 
     engine: Any = field(kw_only=True)
@@ -232,27 +232,27 @@ class ZeroState(State):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def tensors(self) -> dict[str, Any]:
-        """What this rank writes is put together in host memory; of what others write it has the shape alone."""
+        """Put together what this rank writes, in host memory; of what others write it has the shape alone."""
         described = self._described()
         mine = set(select_own_tensors(flatten_state(described), dist.group.WORLD))
         model, optim = described["model"], described["optim"]
         for name, p in self._saved().items():
             if isinstance(p, nn.Parameter):
-                model[name] = _in_host(self._whole(p), f"model.{name}" in mine)
+                model[name] = _to_host(self._whole(p), f"model.{name}" in mine)
         for name, p in self._updated():
             for key in self.moments:
-                optim[f"{name}.{key}"] = _in_host(self._whole(p, key), f"optim.{name}.{key}" in mine)
+                optim[f"{name}.{key}"] = _to_host(self._whole(p, key), f"optim.{name}.{key}" in mine)
             if self.counts:
                 optim[f"{name}.step"] = self.optimizer.state[self._flats()[0]]["step"].detach().cpu()
         return described
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
         """Read whole tensors into host memory, weights before the rest, and keep this rank's parts."""
-        model = _room(self._described()["model"])
+        model = _allocate(self._described()["model"])
         read({"model": model})
         self._put_weights(model)
         del model
-        optim = _room(self._described()["optim"])
+        optim = _allocate(self._described()["optim"])
         read({"optim": optim, "scaler": self.scaler.state()})
         for name, p in self._updated():
             for key in self.moments:
@@ -333,11 +333,11 @@ def _shape(like: Any) -> Tensor:
     return torch.zeros(()).expand(torch.Size(getattr(like, "ds_shape", like.shape)))
 
 
-def _room(described: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _allocate(described: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.empty(value.shape, dtype=value.dtype) for name, value in described.items()}
 
 
-def _in_host(whole: Tensor, wanted: bool) -> Tensor:
+def _to_host(whole: Tensor, wanted: bool) -> Tensor:
     return whole.detach().cpu() if wanted else _shape(whole)
 
 

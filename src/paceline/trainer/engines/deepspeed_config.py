@@ -15,45 +15,24 @@ from paceline.trainer.engines import deepspeed_sections, user_config
 DEEPSPEED_FILE = "deepspeed.json"
 STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
 """The ZeRO stage of each strategy; zero3 is another name of fsdp."""
-NOT_HERE = {
-    "amp": "set train.precision in the run file",
-    "gradient_allreduce_op": "Paceline undoes DeepSpeed's mean, and would undo one that was not taken",
-    "communication_data_type": "gradients are summed as train.precision of the run file implies",
-    "tensor_parallel": "DeepSpeed is used for data parallelism and ZeRO only",
-    "pipeline": "DeepSpeed is used for data parallelism and ZeRO only",
-    "sequence_parallel_size": "DeepSpeed is used for data parallelism and ZeRO only",
-    "expert_parallel": "DeepSpeed is used for data parallelism and ZeRO only",
-    "hybrid_engine": "it replaces the engine that Paceline drives",
-    "compile.deepcompile": "it replaces the gradient sums that Paceline checks",
-    "data_efficiency": "the order of the data is Paceline's",
-    "autotuning": "it starts its own runs",
-    "zero_optimization.zenflow": "it updates with gradients of earlier steps",
-    "zero_optimization.cpu_offload": "write it as offload_optimizer",
-    "zero_optimization.cpu_offload_param": "write it as offload_param",
-    "zero_optimization.zero_quantized_weights": "it changes the answer",
-    "zero_optimization.zero_quantized_gradients": "it changes the answer",
-}
 
 
 def check_deepspeed(spec: RunSpec, layout: Layout) -> None:
     """Raise UserError for what DeepSpeed cannot do, or does wrongly without notice."""
     train, parallel = spec.train, spec.parallel
+    for key, off in (("ema", None), ("clip_value", 0.0)):
+        if (value := getattr(train, key)) != off:
+            raise UserError(f"train.{key}={value} is not supported with DeepSpeed; use parallel.engine=torch")
     if layout.strategy not in STAGES:
-        raise UserError(
-            f"parallel.engine=deepspeed does not know parallel.strategy={layout.strategy}; "
-            "use ddp (ZeRO 0), zero1, zero2 or zero3"
-        )
+        unknown = f"does not know parallel.strategy={layout.strategy}"
+        raise UserError(f"parallel.engine=deepspeed {unknown}; use ddp (ZeRO 0), zero1, zero2 or zero3")
     if train.optimizer not in ("adamw", "adam", "sgd"):
-        raise UserError(
-            f"train.optimizer={train.optimizer} looks at one layer at a time, and ZeRO hands it flat parts of many; "
-            "use adamw, adam or sgd, or parallel.engine=torch"
-        )
+        reason = f"train.optimizer={train.optimizer} looks at single layers, and ZeRO hands it flat parts of many"
+        raise UserError(f"{reason}; use adamw, adam or sgd, or parallel.engine=torch")
     if train.precision == "fp64":
         raise UserError("train.precision=fp64: DeepSpeed has no fp64; use fp32, or parallel.engine=torch")
     if parallel.offload and STAGES[layout.strategy] == 0:
-        raise UserError(
-            "parallel.offload=true: ZeRO 0 would silently ignore it; use parallel.strategy=zero1, zero2 or zero3"
-        )
+        raise UserError("parallel.offload=true: ZeRO 0 would ignore it; use parallel.strategy=zero1, zero2 or zero3")
     if parallel.engine_config is not None:
         _read_user_json(spec, layout, parallel.engine_config)
 
@@ -97,7 +76,7 @@ def _read_user_json(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]
     train, parallel, stage = spec.train, spec.parallel, STAGES[layout.strategy]
     offload, where = f"parallel.offload={str(parallel.offload).lower()}", "cpu" if parallel.offload else "none"
     strategy, precision = f"parallel.strategy={parallel.strategy}", f"train.precision={train.precision}"
-    said: dict[str, tuple[Any, str]] = {
+    ours: dict[str, tuple[Any, str]] = {
         "train_batch_size": (train.global_batch, f"train.global_batch={train.global_batch}"),
         "train_micro_batch_size_per_gpu": (layout.micro_batch, f"parallel.micro_batch={layout.micro_batch}"),
         "gradient_accumulation_steps": (layout.passes(layout.global_batch), layout.equation()),
@@ -110,38 +89,34 @@ def _read_user_json(spec: RunSpec, layout: Layout, path: Path) -> dict[str, Any]
         "fp16.enabled": (train.precision == "fp16", precision),
     }
     if train.precision != "bf16":
-        said |= {"bf16.enabled": (False, precision), "torch_autocast.enabled": (False, precision)}
-    theirs = user_config.read_user_config(path, NOT_HERE, said)
+        ours |= {"bf16.enabled": (False, precision), "torch_autocast.enabled": (False, precision)}
+    theirs = user_config.read_user_config(path, deepspeed_sections.TABLES["rejected"], ours)
     _check_same_meaning(spec, path, theirs)
     for name in deepspeed_sections.SECTIONS:  # done by Paceline
         theirs.pop(name, None)
     if user_config.get_nested(theirs, "bf16.enabled") is True and stage == 0:
-        raise UserError(
-            f"{path}: bf16.enabled with ZeRO 0 gives wrong numbers in DeepSpeed; use parallel.strategy=zero1, "
-            "or remove bf16: train.precision=bf16 then uses autocast over fp32 weights"
-        )
+        advice = "use parallel.strategy=zero1, or remove bf16, for autocast over fp32 weights"
+        raise UserError(f"{path}: bf16.enabled with ZeRO 0 gives wrong numbers in DeepSpeed; {advice}")
     return theirs
 
 
 def _check_same_meaning(spec: RunSpec, path: Path, theirs: dict[str, Any]) -> None:
     """Raise UserError if optimiser, schedule or loss scale differ from the run file."""
     try:
-        found = deepspeed_sections.translate_sections(theirs)
+        meanings = deepspeed_sections.translate_sections(theirs)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    for one in found:
-        if one.refusal:
-            end = "; remove it from that file" if one.given else ""
-            raise UserError(f"{path}: {one.name} is {json.dumps(one.value)}: {one.refusal}{end}")
-    keys = {key: (one, value) for one in found for key, value in one.keys.items()}
-    different = {key: it for key, it in keys.items() if not _is_same(getattr(spec.train, key[6:]), it[1], key)}
-    if different:
-        words = ", ".join(
-            f"{one.name if one.given else f'{one.name}, not given'} "
-            f"({key}={_format_typed(getattr(spec.train, key[6:]))})"
-            for key, (one, _) in different.items()
-        )
-        line = " ".join(f"{key}={_format_typed(value)}" for key, (_, value) in different.items())
+    ours, names, values = {}, {}, {}
+    for meaning in meanings:
+        if meaning.refusal:
+            end = "; remove it from that file" if meaning.given else ""
+            raise UserError(f"{path}: {meaning.name} is {json.dumps(meaning.value)}: {meaning.refusal}{end}")
+        for key, value in meaning.keys.items():
+            names[key], values[key] = meaning.name + ", not given" * (not meaning.given), value
+            ours[key] = getattr(spec.train, key.removeprefix("train."))
+    if different := [key for key in names if not _is_same(ours[key], values[key], key)]:
+        words = ", ".join(f"{names[key]} ({key}={_format_typed(ours[key])})" for key in different)
+        line = " ".join(f"{key}={_format_typed(values[key])}" for key in different)
         raise UserError(f"{path} and the run file differ: {words}; remove it from that file, or type  {line}")
 
 

@@ -20,38 +20,41 @@ AUTO = "auto"
 MOST_BYTES = 1 << 20
 
 
+def read_tables(engine: str) -> dict[str, Any]:
+    """Return what `tables.yaml` says of the config files of an engine."""
+    tables: dict[str, Any] = load_yaml(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))[engine]
+    return tables
+
+
 def _read_mapping(path: Path) -> dict[str, Any]:
+    at, kind = f"parallel.engine_config: {path}", "JSON" if path.suffix == ".json" else "YAML"
     try:
         text = read_text(path.expanduser(), MOST_BYTES)
-        found = json.loads(text) if path.suffix == ".json" else load_yaml(text)
+        values = json.loads(text) if kind == "JSON" else load_yaml(text)
     except OSError as error:
-        raise UserError(f"parallel.engine_config: {path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{at} cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        kind = "JSON" if path.suffix == ".json" else "YAML"
-        said = str(error).split("\n", 1)[0]
-        raise UserError(f"parallel.engine_config: {path} is not {kind}: {said}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"parallel.engine_config: {path} holds a {type(found).__name__}, not named values")
-    return found
+        raise UserError(f"{at} is not {kind}: {str(error).partition(chr(10))[0]}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{at} holds a {type(values).__name__}, not named values")
+    return values
 
 
-def read_user_config(path: Path, rejected: Mapping[str, str], said: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+def read_user_config(path: Path, rejected: Mapping[str, str], ours: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """Read the file; raise UserError if it contradicts the run file.
 
-    `rejected`: unsupported keys, with the reason. `said`: for keys of the file, the value of the run file and
+    `rejected`: unsupported keys, with the reason. `ours`: for keys of the file, the value of the run file and
     the setting that it follows from.
     """
     theirs = _read_mapping(path)
     for name, why in rejected.items():
         if get_nested(theirs, name) not in (None, AUTO, False, {}):
             raise UserError(f"{path}: {name} is not supported: {why}; remove it from that file")
-    for name, (value, words) in said.items():
-        found = get_nested(theirs, name)
-        if found not in (None, AUTO, value) or (isinstance(found, bool) and found is not value):
-            raise UserError(
-                f"{path}: {name} is {json.dumps(found)}, but the run file says {words}; "
-                f"remove {name} from that file, or write {json.dumps(value)}"
-            )
+    for name, (value, setting) in ours.items():
+        other = get_nested(theirs, name)
+        if other not in (None, AUTO, value) or (isinstance(other, bool) and other is not value):
+            differs = f"{name} is {json.dumps(other)}, but the run file says {setting}"
+            raise UserError(f"{path}: {differs}; remove {name} from that file, or write {json.dumps(value)}")
     return theirs
 
 

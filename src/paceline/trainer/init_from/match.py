@@ -52,10 +52,6 @@ class MatchPart:
     missing: set[str] = field(default_factory=set)
     other_shape: dict[str, str] = field(default_factory=dict)
 
-    def add(self, other: MatchPart) -> None:
-        for name, found in vars(other).items():
-            getattr(self, name).update(found)
-
 
 class WeightInitializer:
     """Reads `model.init_from` once, on every rank; `match` says afterwards what fitted."""
@@ -66,11 +62,8 @@ class WeightInitializer:
 
     def gives_all(self, model: nn.Module | None) -> bool:
         """Return whether every rank has a model of which each tensor is in `model.init_from`."""
-        shapes, mine = self._weights[0].shapes, False
-        if model is not None:
-            part = self._fit([model], shapes)[1]
-            mine = not (part.drawn or part.missing or part.other_shape)
-        return all(gather_objects(mine))
+        part = MatchPart() if model is None else self._fit([model], self._weights[0].shapes)[1]
+        return all(gather_objects(model is not None and not (part.drawn or part.missing or part.other_shape)))
 
     def __call__(self, parts: Sequence[nn.Module]) -> None:
         """Read into the modules that this rank holds; what is wrong on one rank is raised on all."""
@@ -78,14 +71,14 @@ class WeightInitializer:
         into, mine = self._fit(parts, weights.shapes)
         everyone = MatchPart()
         for part in gather_objects(mine):
-            everyone.add(part)
-        self.match = self._matched(everyone, weights, digest)
+            for name, values in vars(part).items():
+                getattr(everyone, name).update(values)
+        self.match = self._match(everyone, weights, digest)
         wrong: PacelineError | None = None
         try:
             weights.read(into)
             for name, tensor in into.items():
-                local = tensor.to_local() if is_sharded(tensor) else tensor
-                if bool(local.isnan().any()):
+                if bool((tensor.to_local() if is_sharded(tensor) else tensor).isnan().any()):
                     raise weights_error(self.path, f"{name} has values that are not numbers (nan)")
         except PacelineError as error:
             wrong = error
@@ -106,9 +99,7 @@ class WeightInitializer:
             raise weights_error(self.path, f"{reason}; bring it back, or start a new run", "conflict")
         return weights, digest
 
-    def _fit(
-        self, parts: Sequence[nn.Module], there: Mapping[str, tuple[int, ...]]
-    ) -> tuple[dict[str, Tensor], MatchPart]:
+    def _fit(self, parts: Sequence[nn.Module], shapes: Mapping[str, Any]) -> tuple[dict[str, Tensor], MatchPart]:
         """Return (tensors of this rank by their names in `model.init_from`, how all of its tensors fit)."""
         mine, into = MatchPart(), {}
         for part in parts:
@@ -119,19 +110,19 @@ class WeightInitializer:
                 source = self.workload.init_from_name(name)
                 if source is None:
                     mine.drawn.add(name)
-                elif source not in there:
+                elif source not in shapes:
                     others = (self.workload.init_from_name(other) for other in shared.get(name, ()))
-                    (mine.taken if any(other in there for other in others) else mine.missing).add(name)
-                elif there[source] != tuple(tensor.shape):
+                    (mine.taken if any(other in shapes for other in others) else mine.missing).add(name)
+                elif shapes[source] != tuple(tensor.shape):
                     mine.used.add(source)
-                    mine.other_shape[name] = f"{list(there[source])} there and {list(tensor.shape)} in the model"
+                    mine.other_shape[name] = f"{list(shapes[source])} there and {list(tensor.shape)} in the model"
                 else:
                     mine.used.add(source)
                     mine.taken.add(name)
                     into[source] = tensor
         return into, mine
 
-    def _matched(self, part: MatchPart, weights: Weights, digest: str) -> WeightMatch:
+    def _match(self, part: MatchPart, weights: Weights, digest: str) -> WeightMatch:
         left = sorted(weights.shapes.keys() - part.used)
         if not part.taken:
             raise weights_error(self.path, self._explain_no_fit(part, left), "conflict")
@@ -149,13 +140,10 @@ class WeightInitializer:
     def _explain_no_fit(self, part: MatchPart, left: Sequence[str]) -> str:
         assert self.path is not None
         if kind := read_model_type(self.path):
-            return (
-                f"this is a Hugging Face model ({kind}), and its tensors have other names than those of "
-                f"{self.context.spec.workload}; it is trained by  workload: transformers"
-            )
-        here = sorted({*part.missing, *part.other_shape})
-        there = join_names(left) if left else "other shapes"
-        return f"nothing in it fits the model, which has {join_names(here)}; it has {there}"
+            reason = f"its tensors have other names than those of {self.context.spec.workload}"
+            return f"this is a Hugging Face model ({kind}), and {reason}; it is trained by  workload: transformers"
+        ours = join_names(sorted({*part.missing, *part.other_shape}))
+        return f"nothing in it fits the model, which has {ours}; it has {join_names(left) or 'other shapes'}"
 
 
 def _find_tied_names(part: nn.Module) -> dict[str, list[str]]:
@@ -185,7 +173,7 @@ def check_same_vocabulary(workload: Workload, start: Path, log: LogFn) -> None:
     with tempfile.TemporaryDirectory() as folder:
         workload.keep(Path(folder))
         ours = _read_tokens(Path(folder) / TOKENIZER)
-    if ours is None or (there := _read_tokens(theirs)) is None or ours == there:
+    if ours is None or _read_tokens(theirs) in (None, ours):
         return
     wrong = f"{KEY}={start} was trained with another vocabulary than these texts have"
     if workload.spec.model.match == "all":  # type: ignore[attr-defined]

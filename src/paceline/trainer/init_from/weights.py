@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -19,50 +19,54 @@ from paceline.io.safe_open import check_regular, read_text
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.checkpoint import reader
 from paceline.trainer.checkpoint.staging import read_safetensors
-from paceline.workload import LogFn
+from paceline.workload import LogFn, ignore_log
 
 KEY = "model.init_from"
 SINGLE = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
-class Weights(Protocol):
-    @property
-    def words(self) -> str:
-        """What they are, for people."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
-
-    def digest(self) -> str: ...
-
-    def read(self, into: Mapping[str, Tensor]) -> None:
-        """Fill tensors in place, converted to their types; of a divided tensor what this rank holds."""
-
-
 def weights_error(path: Any, reason: str, code: Code = "invalid-data") -> UserError:
     return UserError(f"{KEY}={path}: {reason}", code=code, key=KEY)
 
 
-def open_weights(path: Path, log: LogFn = lambda line: None) -> Weights:
+def open_weights(path: Path, log: LogFn = ignore_log) -> SafetensorsWeights | SavedWeights:
     """Open what `model.init_from` names; raise UserError if that is not possible."""
     if not path.exists():
         if path.parent.is_dir():
-            hint = did_you_mean(path.name, (one.name for one in path.parent.iterdir()))
+            hint = did_you_mean(path.name, (file.name for file in path.parent.iterdir()))
         else:  # the name of a model elsewhere
-            download = f"hf download {'/'.join(path.parts[-2:])} --local-dir {path.name}"
-            hint = f"; nothing is downloaded, so fetch it first, as in  {download}"
+            hint = f"; fetch it first, as in  hf download {'/'.join(path.parts[-2:])} --local-dir {path.name}"
         raise weights_error(path, f"there is no such file or folder{hint}", "not-found")
     try:
         if not path.is_dir():
             return _open_files([path])
         if (path / reader.MANIFEST).is_file():
-            return SavedWeights.of(path)
-        if (path / "spec.yaml").is_file():
-            return SavedWeights.of_run(path, log)
-        return _open_folder(path)
+            return _open_checkpoint(path)
+        return _open_run(path, log) if (path / "spec.yaml").is_file() else _open_folder(path)
     except OSError as error:
         raise weights_error(path, f"cannot be read: {error.strerror or error}", "unreadable") from None
+
+
+def _open_run(path: Path, log: LogFn) -> SavedWeights:
+    """Take the newest checkpoint of a run; log if another one was better."""
+    run = RunDir.open(path)
+    newest = reader.find_newest(run.checkpoints, log)
+    if newest is None:
+        resume = f"paceline train --resume {path}"
+        raise weights_error(path, f"this run has no whole checkpoint; resume it by  {resume}", "not-found")
+    best = reader.find_best_scored(run.checkpoints)
+    if best is not None and best.step != newest.step and best.score != newest.score:
+        log(f"weights: {path} was best at step {best.step}; to start there, type  {KEY}={best.path}")
+    return SavedWeights(newest, reader.read_metadata(newest), f"step {newest.step} of {path}")
+
+
+def _open_checkpoint(path: Path) -> SavedWeights:
+    try:
+        checkpoint = reader.verify_checkpoint(path)
+    except reader.DamagedCheckpoint as damage:
+        raise weights_error(path, f"this checkpoint is not whole: {damage}", "damaged") from None
+    return SavedWeights(checkpoint, reader.read_metadata(checkpoint), str(path))
 
 
 def read_model_type(path: Path) -> str:
@@ -73,17 +77,21 @@ def read_model_type(path: Path) -> str:
         return ""
 
 
-def _open_folder(path: Path) -> Weights:
+def _open_folder(path: Path) -> SafetensorsWeights:
+    """Open a folder with one safetensors file, or with several that an index names."""
+    files = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob("*.safetensors"))
     indices = sorted(path.glob("*.safetensors.index.json"))
-    if (path / SINGLE).is_file() or not indices:
-        files = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob("*.safetensors"))
-        if len(files) == 1:
-            return _open_files(files)
-        if not files and (pickled := [file for file in sorted(path.iterdir()) if file.suffix in PICKLED]):
-            raise _reject_pickle(pickled[0])
-        found = f"has {len(files)} .safetensors files; name one of them" if files else "has no .safetensors file"
-        raise weights_error(path, f"this folder is not a run and {found}")
-    index = indices[0]
+    if indices and files != [path / SINGLE]:
+        return _open_files(_read_index(path, indices[0]))
+    if len(files) == 1:
+        return _open_files(files)
+    if not files and (pickled := [file for file in sorted(path.iterdir()) if file.suffix in PICKLED]):
+        raise _reject_pickle(pickled[0])
+    content = f"has {len(files)} .safetensors files; name one of them" if files else "has no .safetensors file"
+    raise weights_error(path, f"this folder is not a run and {content}")
+
+
+def _read_index(path: Path, index: Path) -> list[Path]:
     try:
         parts = sorted(set(map(Path, json.loads(read_text(index))["weight_map"].values())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -93,13 +101,13 @@ def _open_folder(path: Path) -> Weights:
     for part in parts:
         if part.name != str(part) or not (path / part).is_file():
             raise weights_error(path, f"{index.name} names {part}, which does not exist")
-    return _open_files([path / part for part in parts])
+    return [path / part for part in parts]
 
 
 def _reject_pickle(file: Path) -> UserError:
-    target = file.with_suffix(".safetensors").name
-    reason = "this may be a pickle, which can run code; load it where you trust it and save it by  "
-    return weights_error(file, f"{reason}safetensors.torch.save_file(state_dict, '{target}')", "not-trusted")
+    line = f"safetensors.torch.save_file(state_dict, '{file.with_suffix('.safetensors').name}')"
+    reason = f"this may be a pickle, which can run code; load it where you trust it and save it by  {line}"
+    return weights_error(file, reason, "not-trusted")
 
 
 def _open_files(files: list[Path]) -> SafetensorsWeights:
@@ -135,6 +143,7 @@ class SafetensorsWeights:
         return str(self.files[0] if len(self.files) == 1 else self.files[0].parent)
 
     def digest(self) -> str:
+        """Return a hash of all files."""
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             return hash_value(list(pool.map(hash_file, self.files)))
 
@@ -155,41 +164,17 @@ class SavedWeights:
     metadata: Any
     words: str
 
-    @classmethod
-    def of_run(cls, path: Path, log: LogFn) -> SavedWeights:
-        """Take the newest checkpoint of a run; log if another one was better."""
-        from paceline.trainer.checkpoint import dcp_files
-
-        run = RunDir.open(path)
-        newest = reader.find_newest(run.checkpoints, log)
-        if newest is None:
-            resume = f"paceline train --resume {path}"
-            raise weights_error(path, f"this run has no whole checkpoint; resume it by  {resume}", "not-found")
-        best = reader.find_best_scored(run.checkpoints)
-        if best is not None and best.step != newest.step and best.score != newest.score:
-            log(f"weights: {path} was best at step {best.step}; to start there, type  {KEY}={best.path}")
-        return cls(newest, dcp_files.read_metadata(newest.path), f"step {newest.step} of {path}")
-
-    @classmethod
-    def of(cls, path: Path) -> SavedWeights:
-        from paceline.trainer.checkpoint import dcp_files
-
-        try:
-            checkpoint = reader.verify_checkpoint(path)
-        except reader.DamagedCheckpoint as damage:
-            raise weights_error(path, f"this checkpoint is not whole: {damage}", "damaged") from None
-        return cls(checkpoint, dcp_files.read_metadata(path), str(path))
-
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        described = self.metadata.state_dict_metadata
         names = reader.map_tensor_names(self.metadata)
-        return {name: tuple(described[there].size) for name, there in names.items()}
+        return {name: tuple(self.metadata.state_dict_metadata[saved].size) for name, saved in names.items()}
 
     def digest(self) -> str:
         return hash_file(self.checkpoint.path / reader.MANIFEST)  # it holds the checksum of every file
 
     def read(self, into: Mapping[str, Tensor]) -> None:
         names = reader.map_tensor_names(self.metadata)
-        found = {names[name]: tensor for name, tensor in into.items()}
-        reader.read_into_tensors(self.checkpoint, found, self.metadata)
+        reader.read_into_tensors(self.checkpoint, {names[name]: tensor for name, tensor in into.items()}, self.metadata)
+
+
+Weights = SafetensorsWeights | SavedWeights
