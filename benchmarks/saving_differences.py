@@ -1,4 +1,4 @@
-"""How far the modes that send less end from plain data parallelism: the table MEASURED in parallel/compress.py.
+"""How far the modes that send less end from plain data parallelism: the table in parallel/differences.yaml.
 
     python benchmarks/saving_differences.py [--modes powersgd diloco] [--seeds 0 1 2]
 
@@ -16,8 +16,9 @@ import tempfile
 from pathlib import Path
 
 from paceline import load, train
-from paceline.parallel.compress import MEASURED
+from paceline.parallel.compress import DIFFERENCES
 
+MODES = DIFFERENCES["modes"]
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "classifier_docstrings.yaml"
 FACTOR, SLACK = 2.0, 0.005
 
@@ -29,12 +30,12 @@ def final(mode: str, seed: int, out: Path) -> dict[str, float]:
 
 def holds(mode: str, loss: float) -> bool:
     """Whether a difference is about what the table says."""
-    return abs(loss) <= FACTOR * MEASURED[mode][1] + SLACK
+    return abs(loss) <= FACTOR * MODES[mode]["most"] + SLACK
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--modes", nargs="+", choices=[*MEASURED], default=[*MEASURED])
+    parser.add_argument("--modes", nargs="+", choices=[*MODES], default=[*MODES])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -49,18 +49,16 @@ class RunResult(Tabular):
 
     @property
     def headline(self) -> str:
-        summary = self.summary
+        run = self.summary
         metrics = f"; evaluation: {format_metrics(self.metrics)}" if self.metrics else ""
-        return (
-            f"{summary.name} {summary.status} after {duration(summary.seconds)}, {summary.trained.steps:,} steps: "
-            f"last loss {number(summary.loss_last)}{metrics}; {self.path}"
-        )
+        ended = f"{run.name} {run.status} after {duration(run.seconds)}, {run.trained.steps:,} steps"
+        return f"{ended}: last loss {number(run.loss_last)}{metrics}; {self.path}"
 
     def rows_of_table(self) -> list[dict[str, Any]]:
-        summary = self.summary
-        numbers = {key: getattr(summary, key) for key in ("seconds", "samples_per_s", "loss_first", "loss_last")}
-        trained = {"samples": summary.trained.samples, "steps": summary.trained.steps}
-        return [{"name": summary.name, "status": summary.status, **trained, **numbers, **self.metrics}]
+        run = self.summary
+        numbers = {key: getattr(run, key) for key in ("seconds", "samples_per_s", "loss_first", "loss_last")}
+        trained = {"samples": run.trained.samples, "steps": run.trained.steps}
+        return [{"name": run.name, "status": run.status, **trained, **numbers, **self.metrics}]
 
     @property
     def status(self) -> RunStatus:
@@ -139,11 +137,9 @@ def _check_devices(spec: RunSpec) -> None:
 
     here, wanted = torch.cuda.device_count(), spec.parallel.ranks
     if here < wanted:
-        raise UserError(
-            f"cluster: {spec.cluster}: the plan takes {wanted} device{'s' * (wanted > 1)}, and this machine has "
-            f"{here or 'no'} CUDA device{'s' * (here != 1)}; make launch files for the cluster with  "
-            "paceline plan RUN.yaml --emit slurm  or  torchrun, or train here with  cluster=local"
-        )
+        reason = f"the plan takes {wanted} CUDA device{'s' * (wanted > 1)}, and this machine has {here or 'none'}"
+        line = "make launch files with  paceline plan RUN.yaml --emit slurm,  or train here with  cluster=local"
+        raise UserError(f"cluster: {spec.cluster}: {reason}; {line}")
 
 
 @dataclass(frozen=True)
@@ -218,14 +214,14 @@ class _Request:
         self, spec: RunSpec, layout: Layout, folder: Path | None, log: LogFn, workload: Any = None
     ) -> tuple[RunDir, BaseWorkload]:
         """Check the request, prepare the data and make the folder, or open the one to resume."""
-        how = {"exactly": self.resume_or_start, "changed_code": self.changed_code}
-        return open_run(spec, layout, self.out, folder, log, workload, **how)
+        options = {"exactly": self.resume_or_start, "changed_code": self.changed_code}
+        return open_run(spec, layout, self.out, folder, log, workload, **options)
 
 
 def _train_with_retries(
     spec: RunSpec, layout: Layout, show: bool, run: RunDir, workload: BaseWorkload | None
 ) -> tuple[Path, Summary]:
-    """Train on ranks that are started here; again in smaller passes, if `train.on_oom` says so and memory ran out."""
+    """Train on ranks that are started here; if memory runs out, again in smaller passes, as `train.on_oom` says."""
     try:
         return _run_ranks(spec, layout, show, run, workload)
     except OutOfMemory as error:

@@ -87,8 +87,7 @@ class OutOfMemory(RunFailed):
     """The run ran out of memory or, as far as one can tell, the system killed a rank because of it."""
 
     code: Code = "out-of-memory"
-    certain = True
-    """False if a rank was killed and the cause is only likely."""
+    certain = True  # false if a rank was killed and the cause is only likely
 
 
 class RankUnresponsive(RunFailed):

@@ -6,8 +6,6 @@ graph. To record a step takes a tenth of a second and is always worth it; to com
 where the run is long enough (`CompileEstimate`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -16,10 +14,8 @@ from paceline.config import Train
 from paceline.config.registry import StepWork, Traits
 from paceline.layout import Layout
 
-HALF_PRECISIONS = ("bf16", "fp16", "fp8")
-"""Precisions for which compiling pays."""
-RECORDED_OPTIMIZERS = ("adamw", "adam", "sgd")
-"""Optimisers whose update never synchronises with the host."""
+HALF_PRECISIONS = ("bf16", "fp16", "fp8")  # precisions for which compiling pays
+RECORDED_OPTIMIZERS = ("adamw", "adam", "sgd")  # optimisers whose update never synchronises with the host
 
 START_COMPILER_S = 8.0
 COMPILE_OPERATION_S = 0.2
@@ -35,8 +31,7 @@ class Target:
     """What runs the step."""
 
     kind: Literal["cpu", "cuda"]
-    compiles: bool = False
-    """There are Triton and a C compiler, which Triton calls."""
+    compiles: bool = False  # there are Triton and a C compiler, which Triton calls
 
 
 CPU = Target("cpu")
@@ -70,8 +65,7 @@ class CompileEstimate:
 
     cost_s: float
     saved_s_per_step: float
-    steps: int | None
-    """Of the run, if known."""
+    steps: int | None  # of the run, if known
 
     @property
     def pays(self) -> bool:
@@ -96,13 +90,10 @@ class Execution:
 
     compiled_layers: bool = False
     compiled_whole: bool = False
-    recorded: bool = False
-    """One CUDA graph holds the whole step, update included."""
+    recorded: bool = False  # one CUDA graph holds the whole step, update included
     reason: NoGraphReason = NoGraphReason.ON_CPU
-    detail: str = ""
-    """Where in the model the reason is."""
-    compiling: CompileEstimate | None = None
-    """What `train.compile=auto` was decided by, if it was."""
+    detail: str = ""  # where in the model the reason is
+    compiling: CompileEstimate | None = None  # what `train.compile=auto` was decided by, if it was
 
     @property
     def compiled(self) -> bool:

@@ -4,8 +4,6 @@ Ranks form a grid. The fastest-changing axis is `tensor`, whose ranks talk most 
 `shard` and `replicate`, the data-parallel axes; the slowest is `pipeline`, whose ranks only pass activations on.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -27,12 +25,10 @@ LAYOUT_FIELDS = (
 @dataclass(frozen=True)
 class Layout:
     strategy: str
-    replicate: int
-    """Groups of ranks that hold everything once."""
+    replicate: int  # groups of ranks that hold everything once
     global_batch: int
     micro_batch: int
-    shard: int = 1
-    """Ranks of a group that share its state; each has its own samples."""
+    shard: int = 1  # ranks of a group that share its state; each has its own samples
     tensor: int = 1
     pipeline: int = 1
     schedule: str = "1f1b"

@@ -3,8 +3,6 @@
 A package lists them once, in the `__init__.pyi` beside its `__init__.py`: type checkers read it, and so does `attach`.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from importlib import import_module

@@ -65,7 +65,7 @@ def test_an_own_init_takes_the_spec_and_passes_it_on(init, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="the devices of the plan are here")
 def test_a_plan_for_devices_that_are_not_here_is_not_carried_out_on_cores(tmp_path):
-    with pytest.raises(UserError, match=r"plan takes \d device"):
+    with pytest.raises(UserError, match=r"plan takes \d CUDA"):
         train({"cluster": "8xA100", "parallel": "auto", "data": {"source": "docstrings"}}, tmp_path)
     assert not list(tmp_path.iterdir())
 

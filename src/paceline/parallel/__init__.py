@@ -1,4 +1,4 @@
 """Apply a layout to an untouched model: tensor, pipeline, sharded and replicated data parallelism.
 
-Imports config, errors, execution, launch, layout, nn, runlog, workload.
+Imports config, errors, execution, io, launch, layout, nn, runlog, workload.
 """

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,16 +10,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.config import Parallel
+from paceline.io.safe_yaml import load_yaml
 from paceline.parallel.ddp import Hook, average_tensors, broadcast_model, copy_parts, flatten_tensors, start_sum
 from paceline.parallel.precision import HALF
 from paceline.runlog.timers import CollectiveTimer
 
 # No annotations from __future__ here, as in ddp.py.
 
-RANK = 4
-"""Of PowerSGD: columns of the two thin matrices."""
-MIN_SAVING = 2
-"""A matrix is compressed if that divides what is sent by more than this."""
+RANK = 4  # of PowerSGD: columns of the two thin matrices
+MIN_SAVING = 2  # a matrix is compressed if that divides what is sent by more than this
 LOCAL_MODES = ("local_sgd", "diloco")
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # as the authors of DiLoCo chose them
 
@@ -26,12 +26,9 @@ OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # as the authors of DiLoCo chose them
 class GradientReduction:
     """How the gradients of the ranks become one; this one is the exact sum."""
 
-    entry = ""
-    """Where a checkpoint keeps its state."""
-    own_models = False
-    """Whether each rank updates its own model."""
-    hook: Hook | None = None
-    """Replaces the sum of a bucket of gradients over ranks."""
+    entry = ""  # where a checkpoint keeps its state
+    own_models = False  # whether each rank updates its own model
+    hook: Hook | None = None  # replaces the sum of a bucket of gradients over ranks
 
     def tensors(self) -> dict[str, Any]:
         return {}
@@ -66,10 +63,8 @@ class PowerSGD(GradientReduction):
     def __init__(self, model: nn.Module, timer: CollectiveTimer) -> None:
         self.timer, self.hook = timer, self._collect
         self.names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-        self.kept: dict[str, Tensor] = {}
-        """Remainders, on the scale of the sum over ranks."""
-        self.qt: dict[str, Tensor] = {}
-        """Qᵀ: products with its rows are several times as fast as with the columns of Q."""
+        self.kept: dict[str, Tensor] = {}  # remainders, on the scale of the sum over ranks
+        self.qt: dict[str, Tensor] = {}  # Qᵀ: products with its rows are several times as fast as with the columns of Q
         self._full: list[tuple[dict[str, Tensor], Tensor, torch.futures.Future[Tensor]]] = []
         draw = torch.Generator().manual_seed(0)  # the same on every rank
         for name, p in model.named_parameters():
@@ -186,19 +181,7 @@ def build_reduction(parallel: Parallel, model: nn.Module, timer: CollectiveTimer
             return HalfPrecisionReduction(HALF[half], timer)
 
 
-TASK = "recipes/classifier_docstrings.yaml on 2 ranks"
-COMMAND = "python benchmarks/saving_differences.py"
-MEASURED = {
-    "bf16": (0.0001, 0.0001, 0.0000, "gradients travel with 8 significant bits"),
-    "fp16": (0.0000, 0.0000, 0.0000, "gradients travel with 11 significant bits, and below 6e-8 not at all"),
-    "powersgd": (
-        *(-0.0012, 0.0094, -0.0074),
-        f"gradients of matrices travel as products of rank {RANK}; the rest is added to the next gradient",
-    ),
-    "local_sgd": (0.0055, 0.0116, -0.0288, "ranks train apart, and their models are averaged now and then"),
-    "diloco": (0.0851, 0.1719, 0.0061, "ranks train apart, and now and then an outer optimiser moves all of them"),
-}
-"""(relative difference of the final loss, that of the worst of three seeds, difference of the accuracy, note)"""
+DIFFERENCES: dict[str, Any] = load_yaml(Path(__file__).with_name("differences.yaml").read_text(encoding="utf-8"))
 
 
 def describe_difference(parallel: Parallel) -> dict[str, Any] | None:
@@ -206,18 +189,16 @@ def describe_difference(parallel: Parallel) -> dict[str, Any] | None:
     mode = parallel.reduce
     if mode == "exact" or (parallel.ranks == 1 and mode != "diloco"):
         return None
-    loss, most, accuracy, note = MEASURED[mode]
+    measured, is_local = dict(DIFFERENCES["modes"][mode]), mode in LOCAL_MODES
     return {
         "answer_of": "plain data parallelism (parallel.reduce=exact)",
         "reduce": mode,
-        "local_steps": parallel.local_steps if mode in LOCAL_MODES else None,
-        "note": note,
+        "local_steps": parallel.local_steps if is_local else None,
+        "note": measured.pop("note"),
         "on_test_task": {
-            "task": TASK,
-            "local_steps": Parallel().local_steps if mode in LOCAL_MODES else None,
-            "loss": loss,
-            "most": most,
-            "accuracy": accuracy,
-            "measured_by": COMMAND,
+            "task": DIFFERENCES["task"],
+            "local_steps": Parallel().local_steps if is_local else None,
+            **measured,
+            "measured_by": DIFFERENCES["measured_by"],
         },
     }

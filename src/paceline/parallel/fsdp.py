@@ -77,16 +77,10 @@ def find_units(model: nn.Module, least: int) -> list[nn.Module]:
 
 def reject_unshardable(model: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> None:
     """Raise UserError for what `fully_shard` cannot take."""
-    reasons = [
-        f"layers {first} and {second} share {name}, and are gathered one by one; give the Workload a method  "
-        "blocks(model)  without them, or use ddp"
-        for name, first, second in find_shared_parameters(blocks)
-    ]
-    reasons += [
-        f"{name} is a single number and cannot be divided; make it of shape [1]"
-        for name, p in model.named_parameters()
-        if not p.ndim
-    ]
+    advice = "and are gathered one by one; give the Workload a method  blocks(model)  without them, or use ddp"
+    reasons = [f"layers {i} and {j} share {name}, {advice}" for name, i, j in find_shared_parameters(blocks)]
+    scalars = [name for name, p in model.named_parameters() if not p.ndim]
+    reasons += [f"{name} is a single number and cannot be divided; make it of shape [1]" for name in scalars]
     for reason in reasons:
         message = f"parallel.strategy={layout.strategy}: {reason}"
         raise UserError(message, code="not-supported", key="parallel.strategy")

@@ -10,8 +10,6 @@
    there is built without memory too.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -56,12 +54,10 @@ class ParallelModel:
     """A model as one rank holds it."""
 
     net: nn.Module
-    parts: Sequence[nn.Module]
-    """The modules this rank holds, with the names of checkpoints; several only in a pipeline."""
+    parts: Sequence[nn.Module]  # the modules this rank holds, with the names of checkpoints; several only in a pipeline
     local_parameters: LocalParameters
     parameters: int
-    same_samples: int = 1
-    """Ranks that compute the loss of the same samples."""
+    same_samples: int = 1  # ranks that compute the loss of the same samples
     reduction: GradientReduction = field(default_factory=GradientReduction)
     groups: ParameterGroups = field(default_factory=ParameterGroups)
 

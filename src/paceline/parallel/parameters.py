@@ -118,10 +118,8 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
 class LocalParameter:
     name: str
     param: nn.Parameter
-    data: Tensor
-    """Plain, and in the memory of the parameter."""
-    copies: int
-    """Ranks that hold the same numbers, this one included."""
+    data: Tensor  # plain, and in the memory of the parameter
+    copies: int  # ranks that hold the same numbers, this one included
     cut: Callable[[Tensor], Tensor] = lambda like: like
     """Returns this rank's part of a tensor like the parameter, as a plain tensor."""
     whole: Callable[[Tensor], Tensor] = lambda local: local

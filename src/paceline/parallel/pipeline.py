@@ -56,15 +56,12 @@ def build_stages(workload: Workload, model: nn.Module, layout: Layout, pipeline_
     """Return the stages that a rank holds, by index; they are cut by what their layers cost."""
     before, costs, after = workload.costs(model)
     if len(costs) < layout.stages:
-        most = len(costs) * layout.pipeline // layout.stages
-        raise _pipeline_error(
-            layout, f"{layout.stages} stages, but the model has {len(costs)} layers; use parallel.pipeline={most}"
-        )
+        advice = f"use parallel.pipeline={len(costs) * layout.pipeline // layout.stages}"
+        raise _pipeline_error(layout, f"{layout.stages} stages, but the model has {len(costs)} layers; {advice}")
     stages = [workload.stage(model, layers) for layers in divide_layers(costs, before, after, layout.stages)]
     for name, first, second in find_shared_parameters(stages):
-        raise _pipeline_error(
-            layout, f"{name} is part of stage {first} and of stage {second}; untie it, or use parallel.pipeline=1"
-        )
+        reason = f"{name} is part of stage {first} and of stage {second}"
+        raise _pipeline_error(layout, f"{reason}; untie it, or use parallel.pipeline=1")
     for index, stage in enumerate(stages):
         if not any(p.requires_grad for p in stage.parameters()):
             raise _pipeline_error(layout, f"all parameters of stage {index} are frozen; use fewer stages, or fsdp")
@@ -76,25 +73,6 @@ def _pipeline_error(layout: Layout, reason: str) -> UserError:
     return UserError(f"{key}={layout.pipeline}, schedule={layout.schedule}: {reason}", code="not-supported", key=key)
 
 
-class _Identity(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-def supports_split_backward() -> bool:
-    """Return whether torch can start a backward pass at a user's autograd function, as zero_bubble does (2.13)."""
-    function = _Identity.apply(torch.ones((), requires_grad=True)).grad_fn
-    try:
-        return function._input_metadata is not None
-    except RuntimeError:
-        return False
-
-
 class Pipeline(nn.Module):
     """The stages of one rank; called like the model to evaluate, by `step` to train."""
 
@@ -102,17 +80,14 @@ class Pipeline(nn.Module):
         self, stages: dict[int, nn.Module], layout: Layout, mesh: DeviceMesh, device: torch.device, micro_batches: int
     ) -> None:
         super().__init__()
-        if layout.schedule == "zero_bubble" and not supports_split_backward():
+        if layout.schedule == "zero_bubble" and torch.__version__ < "2.13":
             raise _pipeline_error(layout, "needs torch 2.13; use parallel.schedule=interleaved")
         self.stages, self.count, self.device = stages, layout.stages, device
         self.group = route_through_host(mesh["pipeline"].get_group(), device)
         self.rank, self.ranks = mesh.get_local_rank("pipeline"), layout.pipeline
         self.first, self.last = 0 in stages, layout.stages - 1 in stages
         self._loss: Callable[[Tensor, Tensor], Tensor] = lambda output, index: output
-        built = [
-            pipelining.PipelineStage(stage, index, layout.stages, device, group=self.group)
-            for index, stage in stages.items()
-        ]
+        built = [pipelining.PipelineStage(s, i, layout.stages, device, group=self.group) for i, s in stages.items()]
         self.schedule = SCHEDULES[layout.schedule](
             built if layout.schedule in TWO_STAGE_SCHEDULES else built[0],
             micro_batches,

@@ -1,7 +1,5 @@
 """The type of matrix products; weights, gradients and optimiser stay in fp32 (fp64 for `fp64`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,8 +13,7 @@ from paceline.errors import UserError
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 IN_BF16 = ("bf16", "fp8")
-ALIGNED = 16
-"""Matrices of fp8 must have multiples of it: other layers multiply in bf16, and rows are padded."""
+ALIGNED = 16  # matrices of fp8 must have multiples of it: other layers multiply in bf16, and rows are padded
 MIN_TF32 = (8, 0)
 MIN_FP8 = (8, 9)
 

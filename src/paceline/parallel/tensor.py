@@ -9,8 +9,6 @@
 | vocabulary | rows of an embedding or of a head that computes its own loss | as for row and gather |
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -25,8 +23,7 @@ from paceline.errors import UserError
 from paceline.parallel.pipeline import needs_host_copy
 
 RULES = ("column", "row", "gather", "sequence", "vocabulary")
-ALONG = 1
-"""The axis of positions in (samples, positions, features)."""
+ALONG = 1  # the axis of positions in (samples, positions, features)
 
 
 def apply_tensor_parallel(model: nn.Module, rules: Mapping[str, str], mesh: DeviceMesh, sequence: bool) -> nn.Module:
@@ -35,10 +32,8 @@ def apply_tensor_parallel(model: nn.Module, rules: Mapping[str, str], mesh: Devi
     for name, module in model.named_modules():
         rule = next((rule for pattern, rule in rules.items() if fnmatchcase(name, pattern)), None)
         if rule is None and sequence and next(module.parameters(recurse=False), None) is not None:
-            raise _sequence_error(
-                f"no shard rule names {name!r}, whose weights would see a part of the sequence only; add  "
-                f"{name!r}: 'sequence'  to shard_rules"
-            )
+            reason = f"no shard rule names {name!r}, whose weights would see a part of the sequence only"
+            raise _sequence_error(f"{reason}; add  {name!r}: 'sequence'  to shard_rules")
         if rule is not None and (style := _choose_style(rule, module, sequence)) is not None:
             plan[name] = style
     if sequence and needs_host_copy(mesh.get_group(), mesh.device_type):

@@ -4,8 +4,6 @@ Under torchrun, srun or mpirun each node reads its own files. With another learn
 run would train to the end, with wrong weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Report loss spikes and stragglers while a run is training; times per step are read from heartbeats."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -15,17 +13,13 @@ from paceline.runlog.run_dir import RunDir
 from paceline.trainer.context import RunContext
 
 WINDOW = 100
-ENOUGH = 20
-"""Steps before a loss can be unusual."""
+ENOUGH = 20  # steps before a loss can be unusual
 UPDATE_EVERY = 10
-SPREADS = 8.0
-"""From the usual loss to a spike, in median deviations."""
-MIN_RATIO = 1.2
-"""Of a spike to the usual loss."""
+SPREADS = 8.0  # from the usual loss to a spike, in median deviations
+MIN_RATIO = 1.2  # of a spike to the usual loss
 LOOK_EVERY_S = 10.0
 SLOW_RATIO = 1.3
-LOOKS = 2
-"""In a row, before a slow rank is reported."""
+LOOKS = 2  # in a row, before a slow rank is reported
 
 
 class AnomalyDetector:
@@ -37,8 +31,7 @@ class AnomalyDetector:
         self.busy: deque[float] = deque(maxlen=WINDOW)
         self.usual, self.limit = 0.0, inf
         self.spiked = False
-        self.slow: dict[int, int] = {}
-        """In how many looks in a row a rank was slow."""
+        self.slow: dict[int, int] = {}  # in how many looks in a row a rank was slow
         self.look_at = time.monotonic() + LOOK_EVERY_S
 
     def observe(self, event: Mapping[str, Any]) -> None:

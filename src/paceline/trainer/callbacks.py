@@ -1,7 +1,5 @@
 """Workload callbacks: called on every rank, and able to stop the run on all ranks at the same step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The work of one rank: its run and layout, its rank and device, where its events go, and its job."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -54,12 +52,9 @@ class JobFacts:
 
     order: Order
     steps: int
-    parameters: int | None
-    """Of the whole model; None if it has none that are counted."""
-    layout: str
-    """How the work is spread over ranks, as an equation."""
-    equations: list[str]
-    """The derived numbers, each as the equation that gives it."""
+    parameters: int | None  # of the whole model; None if it has none that are counted
+    layout: str  # how the work is spread over ranks, as an equation
+    equations: list[str]  # the derived numbers, each as the equation that gives it
     notes: Mapping[str, Any] = field(default_factory=dict)
     pauses: PauseSchedule | None = None
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from paceline.trainer.loop import GradientJob
 
 
-MAX_RECORDED = 10_000
-"""Numbers in an array of an "evaluate" event."""
+MAX_RECORDED = 10_000  # numbers in an array of an "evaluate" event
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,8 @@ def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
 
 def _select_recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics as plain values, without large arrays."""
-    arrays = {name: value for name, value in metrics.items() if hasattr(value, "tolist")}
-    short = {name: replace_nonfinite(value.tolist()) for name, value in arrays.items() if value.size <= MAX_RECORDED}
-    return {name: value for name, value in {**metrics, **short}.items() if name in short or name not in arrays}
+    recorded = {name: v for name, v in metrics.items() if not hasattr(v, "tolist") or v.size <= MAX_RECORDED}
+    return {n: replace_nonfinite(v.tolist()) if hasattr(v, "tolist") else v for n, v in recorded.items()}
 
 
 @contextmanager
@@ -110,20 +108,23 @@ class ChunkSums:
 
     @classmethod
     def of(cls, sums: Mapping[str, Tensor | float]) -> ChunkSums:
-        found = cls()
-        found.add(0, sums)
-        return found
+        """Return the sums of a single chunk."""
+        (chunk := cls()).add(0, sums)
+        return chunk
 
     def add(self, chunk: int, sums: Mapping[str, Tensor | float]) -> None:
         if not isinstance(sums, Mapping):
-            example = '{"loss": loss_sum, "count": len(labels)}'
-            reason = f"workload: evaluate returned {type(sums).__name__}; it must return sums, as in  return {example}"
+            line = 'return {"loss": loss_sum, "count": len(labels)}'
+            reason = f"workload: evaluate returned {type(sums).__name__}; it must return sums, as in  {line}"
             raise RunFailed(reason, code="invalid-workload", key="evaluate")
-        found = {name: _on_host(name, value) for name, value in sums.items()}
-        for name, value in found.items():
-            if value.dtype == np.int64:
-                self.whole[name] = self.whole[name] + value if name in self.whole else value
-        self.chunks[chunk] = {name: value for name, value in found.items() if value.dtype != np.int64}
+        arrays = {name: _to_array(name, value) for name, value in sums.items()}
+        self.chunks[chunk] = {name: value for name, value in arrays.items() if value.dtype != np.int64}
+        _add_sums(self.whole, {name: value for name, value in arrays.items() if value.dtype == np.int64})
+
+
+def _add_sums(totals: dict[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
+    for name, value in sums.items():
+        totals[name] = totals[name] + value if name in totals else value
 
 
 def sum_chunks(parts: Sequence[ChunkSums], chunks: int) -> dict[str, Any]:
@@ -132,23 +133,20 @@ def sum_chunks(parts: Sequence[ChunkSums], chunks: int) -> dict[str, Any]:
     assert len(rows) == chunks, "a chunk was lost"
     totals: dict[str, np.ndarray] = {}
     for part in parts:
-        for name, value in part.whole.items():
-            totals[name] = totals[name] + value if name in totals else value
+        _add_sums(totals, part.whole)
     for name, first in rows[0].items():
         columns = zip(*(row[name].ravel().tolist() for row in rows.values()), strict=True)
         totals[name] = np.array([fsum(column) for column in columns]).reshape(first.shape)
     return {name: value if value.ndim else value.item() for name, value in totals.items()}
 
 
-def _on_host(name: str, value: Any) -> np.ndarray:
-    found = value.detach().cpu() if isinstance(value, Tensor) else value
-    if isinstance(found, Tensor) and found.dtype in (torch.bfloat16, torch.float16):
-        found = found.float()
-    array = np.asarray(found)
-    if array.dtype.kind in "biu":
-        return array.astype(np.int64)
-    if array.dtype.kind == "f":
-        return array.astype(np.float64)
+def _to_array(name: str, value: Any) -> np.ndarray:
+    """Return a metric's sum on the host, as int64 or float64."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().double() if value.is_floating_point() else value.detach().cpu()
+    array = np.asarray(value)
+    if array.dtype.kind in "biuf":
+        return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
     raise UserError(f"workload: evaluate gave {name!r} as {type(value).__name__}; it must be a number or a tensor")
 
 
@@ -160,13 +158,13 @@ def write_evaluation_pictures(job: GradientJob, held_out: HeldOut) -> None:
     workload, model, context = job.workload, job.state.model.unwrapped, job.context
     if not workload.has("pictures"):
         return
-    worth = getattr(held_out.samples, "pictured", held_out.ids)
-    ids = worth[np.unique(np.linspace(0, len(worth) - 1, PICTURED_SAMPLES).astype(np.int64))]
+    candidates = getattr(held_out.samples, "pictured", held_out.ids)
+    ids = candidates[np.unique(np.linspace(0, len(candidates) - 1, PICTURED_SAMPLES).astype(np.int64))]
     batch = move_batch(held_out.samples.batch(ids, np.zeros_like(ids)), context.device)
     with use_evaluation_mode(model, context.spec.train.precision, context.device):
-        found = workload.pictures(model, batch)
+        pictures = workload.pictures(model, batch)
     if context.rank_info.rank == 0:
-        for name, picture in found.items():
+        for name, picture in pictures.items():
             write_picture(RunDir(context.folder).pictures / f"{name}-{job.state.step:06d}.png", picture)
 
 

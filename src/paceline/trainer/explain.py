@@ -25,11 +25,9 @@ USER_MODEL_NOTE = "samples have one shape and the model never waits for the devi
 
 def derive_facts(spec: RunSpec, workload: BaseWorkload | None = None, samples: int | None = None) -> list[str]:
     """List what follows from the values of a run; the data add to it, if the workload and its samples are known."""
-    layout, order = layout_of(spec), None
-    if samples is not None:
-        from paceline.data.order import Order
+    from paceline.data.order import Order
 
-        order = Order.of(spec.train, samples)
+    layout, order = layout_of(spec), None if samples is None else Order.of(spec.train, samples)
     lines = list_equations(spec, layout, order, workload)
     if workload is not None and order is not None:
         lines += [*describe_evaluation(workload, order), *describe_groups(workload)]
@@ -58,12 +56,10 @@ def list_equations(
     tail = samples - order.seen(order.steps_per_epoch - 1)
     last = "" if tail == train.global_batch else f", the last of {tail}"
     lines.append(f"{order.steps_per_epoch} steps per epoch = {samples} samples / {train.global_batch} global{last}")
-    if train.steps:
-        epochs_seen = f"{total / samples:.3g}"
-        lines.append(f"{epochs_seen} epoch{'s' * (epochs_seen != '1')} = {total} samples in {steps} steps")
-    else:
-        epochs = train.epochs or 1
-        lines.append(f"{steps} steps = {epochs} epoch{'s' * (epochs > 1)} × {order.steps_per_epoch} steps")
+    epochs = f"{total / samples:.3g}" if train.steps else str(train.epochs or 1)
+    epochs += " epoch" if epochs == "1" else " epochs"
+    length = f"{epochs} = {total} samples in {steps} steps"
+    lines.append(length if train.steps else f"{steps} steps = {epochs} × {order.steps_per_epoch} steps")
     if isinstance(workload, Workload) and workload.has("schedule"):
         lines.append(f"the learning rate is the peak × {type(workload).__name__}.schedule(samples seen, {total})")
     elif train.warmup_steps is not None:
@@ -86,38 +82,38 @@ def describe_groups(workload: BaseWorkload) -> list[str]:
 
 def describe_evaluation(workload: BaseWorkload, order: Order) -> list[str]:
     """Describe how much of the held-out split is evaluated during a run."""
-    if not isinstance(workload, Workload):
-        return []
     from paceline.data.order import describe_subset
     from paceline.data.samples import samples_of
 
-    held_out = samples_of(workload, "test")
-    if held_out is None:
+    if not isinstance(workload, Workload) or (held_out := samples_of(workload, "test")) is None:
         return []
     return [describe_subset(workload.spec.train, order, len(held_out), workload.evaluation_chunk)]
 
 
 def describe_execution(spec: RunSpec, layout: Layout, order: Order | None = None) -> list[str]:
     """Describe how a step runs and why, on the kinds of device that the run may be given."""
-    entry = spec.entry
+    entry, train, parallel = spec.entry, spec.train, spec.parallel
     if entry is RECORDED_ENTRY or not entry.batched:
         return []
     lines = []
-    if spec.parallel.device != "cuda":
-        lines.append(f"on CPU cores a step is {decide_execution(spec.train, layout, CPU, entry.traits).words()}")
-    if spec.parallel.device != "cpu":
-        found = decide_execution(spec.train, layout, CUDA, entry.traits)
-        weighs = found.compiled and spec.train.compile == "auto"
-        if weighs and (work := entry.work(spec, order.samples if order is not None else None)) is not None:
+    if parallel.device != "cuda":
+        lines.append(f"on CPU cores a step is {decide_execution(train, layout, CPU, entry.traits).words()}")
+    if parallel.device != "cpu":
+        execution = decide_execution(train, layout, CUDA, entry.traits)
+        work = (
+            entry.work(spec, order.samples if order else None)
+            if execution.compiled and train.compile == "auto"
+            else None
+        )
+        if work is not None:
             weighed = estimate_compiling(work, _count_steps(spec, order), layout)
-            found = decide_execution(spec.train, layout, CUDA, entry.traits, weighed)
-        lines.append(f"on a CUDA device a step is {found.words()}")
-        if found.recorded and not entry.subject:  # a user's model is known only when it has run
-            lines[-1] = f"on a CUDA device a step is recorded as one CUDA graph, if {USER_MODEL_NOTE}"
-        if spec.parallel.backend == "gloo" and layout.ranks > 1:
-            lines.append(
-                f"of {layout.ranks} ranks, those beyond the CUDA devices of a machine share them: {SHARED_DEVICE_NOTE}"
-            )
+            execution = decide_execution(train, layout, CUDA, entry.traits, weighed)
+        user_model = execution.recorded and not entry.subject  # is known only when it has run
+        words = f"recorded as one CUDA graph, if {USER_MODEL_NOTE}" if user_model else execution.words()
+        lines.append(f"on a CUDA device a step is {words}")
+        if parallel.backend == "gloo" and layout.ranks > 1:
+            few = f"of {layout.ranks} ranks, those beyond the CUDA devices of a machine share them"
+            lines.append(f"{few}: {SHARED_DEVICE_NOTE}")
     return lines
 
 
@@ -161,13 +157,10 @@ def build_value_table(spec: RunSpec) -> Any:
         table.add_column(column, overflow="fold", no_wrap=column == "key")
     section = ""
     for key, value, unit, _ in spec.fields():
-        head = key.split(".")[0] if "." in key else ""
-        if head != section:
+        if section != (section := key.rpartition(".")[0]):
             table.add_section()
-            section = head
         origin = spec.origin(key)
-        style = "dim" if origin == "default" else ""
-        table.add_row(key, _format_value(value), unit, origin, style=style)
+        table.add_row(key, _format_value(value), unit, origin, style="dim" if origin == "default" else "")
     return table
 
 

@@ -1,7 +1,5 @@
 """Turn what may go wrong in a rank without being a bug of ours into failures of the run."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

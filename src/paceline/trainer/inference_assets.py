@@ -1,7 +1,5 @@
 """Keep in the run folder what using its model needs, without the data and cache it was trained on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

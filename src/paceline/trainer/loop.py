@@ -43,8 +43,7 @@ from paceline.trainer.resume_guard import ANSWER_KEY
 from paceline.trainer.step.step import State, Step
 from paceline.workload import PassWorkload, Workload
 
-MAX_UNREAD_STEPS = 50
-"""Steps between two readings of a device: a request to stop is seen by then."""
+MAX_UNREAD_STEPS = 50  # steps between two readings of a device: a request to stop is seen by then
 
 
 @dataclass
@@ -53,12 +52,10 @@ class GradientJob(Job):
     layout: Layout
     train_step: Step
     loader: Loader
-    schedule: Callable[[int], float]
-    """The learning rate at a number of samples seen."""
+    schedule: Callable[[int], float]  # the learning rate at a number of samples seen
     held_out: HeldOut | None = None
     best: float | None = None
-    stale: int = 0
-    """Evaluations since then."""
+    stale: int = 0  # evaluations since then
     ended: str = ""
     extra: dict[str, Stateful] = field(default_factory=dict)
     """What a script keeps in checkpoints beside model and optimiser."""
@@ -209,15 +206,12 @@ class StepLog:
         self.every = min(self.context.spec.train.log_every, MAX_UNREAD_STEPS)
         if self.context.device.type == "cpu" or job.workload.has("on_step"):
             self.every = 1
-        self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []
-        """Steps that the device may not have finished."""
+        self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []  # steps that the device may not have finished
         self.compilations = job.train_step.times_made
-        self.unread = 0
-        """Steps since all ranks looked whether one of them was asked to stop."""
+        self.unread = 0  # steps since all ranks looked whether one of them was asked to stop
         self.stopping = False
         self.usage = RankUsage.of(self.context.device)
-        self.known: deque[dict[str, Any]] = deque()
-        """Events that are not written yet."""
+        self.known: deque[dict[str, Any]] = deque()  # events that are not written yet
         self.anomalies = AnomalyDetector(self.context)
         self.resume()
 

@@ -1,7 +1,5 @@
 """`train.on_oom: retry`: continue a run that ran out of memory with half the micro-batch, and the same answer."""
 
-from __future__ import annotations
-
 import gc
 import sys
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from paceline.config import RunSpec
 from paceline.config.registry import describe_error
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from paceline.trainer.context import Job, RunContext
 
 
-VISIBLE_WITHIN_S = 5.0
-"""For a file that one machine has written to be seen on another."""
+VISIBLE_WITHIN_S = 5.0  # for a file that one machine has written to be seen on another
 RunFolder: TypeAlias = RunDir | Callable[[LogFn], RunDir]
 """The run's folder, or what the main rank must call to get one if no process before it has."""
 
@@ -72,11 +71,9 @@ def run_rank(
         with translate_failures(spec), record_failure(folder, rank_info):
             return cast("tuple[Path, Summary]", workload.drive(layout, rank_info, show, folder))
     with translate_failures(spec), StopRequest(unsupervised=rank_info is SINGLE_RANK) as stop, ExitStack() as held:
-        with (
-            heartbeat_scope(folder.heartbeats, rank_info, spec.parallel.timeout_s)
-            if isinstance(folder, RunDir)
-            else nullcontext()
-        ):
+        with ExitStack() as starting:
+            if isinstance(folder, RunDir):
+                starting.enter_context(heartbeat_scope(folder.heartbeats, rank_info, spec.parallel.timeout_s))
             with record_failure(folder, rank_info):
                 held.enter_context(_start_workers(workload, layout, rank_info))
             device = held.enter_context(join_run(spec, rank_info))
@@ -91,10 +88,9 @@ def join_run(spec: RunSpec, rank_info: RankInfo) -> AbstractContextManager[torch
 
     from paceline.launch.process_group import join_ranks
 
-    parallel = spec.parallel
-    kind: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
-    if parallel.device != "auto":
-        kind = parallel.device
+    parallel, kind = spec.parallel, spec.parallel.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
     return join_ranks(rank_info, kind, parallel.threads, parallel.timeout_s, parallel.backend)
 
 
@@ -148,8 +144,7 @@ class RankSession:
     show: bool
     job: Job | None = None
     summary: Summary | None = None
-    ended: Summary | None = None
-    """The summary on the main rank, if this attempt made steps."""
+    ended: Summary | None = None  # the summary on the main rank, if this attempt made steps
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -254,10 +249,9 @@ def check_shared_folder(run: RunDir, rank_info: RankInfo) -> RunFailed | None:
     deadline = time.monotonic() + VISIBLE_WITHIN_S  # network file systems take their time
     while not run.spec_file.is_file():
         if time.monotonic() > deadline:
-            return RunFailed(
-                f"rank {rank_info.rank} on {socket.gethostname()} does not see {run.spec_file.resolve()}: all ranks "
-                "must share the run folder; type  --out FOLDER  with one that every machine has, or mount it there"
-            )
+            unseen = f"rank {rank_info.rank} on {socket.gethostname()} does not see {run.spec_file.resolve()}"
+            advice = "all ranks must share the run folder; type  --out FOLDER  with one that every machine has"
+            return RunFailed(f"{unseen}: {advice}")
         time.sleep(0.1)
     return None
 
@@ -266,19 +260,20 @@ def _show_end(run: RunDir, summary: Summary, log: LogFn) -> None:
     print_summary(summary, build_console())
     log(f"run folder {run.path}")
     if summary.status == RunStatus.STOPPED:
-        resume = f"paceline train --resume {shlex.quote(str(run.path))}"
-        log(f"stopped after a checkpoint, as asked; resume with  {resume}")
+        line = f"paceline train --resume {shlex.quote(str(run.path))}"
+        log(f"stopped after a checkpoint, as asked; resume with  {line}")
 
 
 def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, log: LogFn) -> None:
-    from paceline.trainer.resume_guard import find_extension, write_extension
+    """Write what inference needs; record that the run was made longer."""
+    from paceline.trainer.resume_guard import find_extension
 
     save_inference_assets(run, job.workload)
     if (extension := find_extension(run, spec)) is not None:
-        job.context.events.write("extend", key=extension.key, before=extension.before, now=extension.now)
-        length = f"{extension.key} is {extension.now} instead of {extension.before}"
-        log(f"  {length}: {job.change_of_length(extension.old)}")
-        write_extension(run, extension)
+        key, before, now = extension.key, extension.before, extension.now
+        job.context.events.write("extend", key=key, before=before, now=now)
+        log(f"  {key} is {now} instead of {before}: {job.change_of_length(extension.old)}")
+        run.rewrite(run.recorded_spec().replace({key: now}, f"extended from {before}"))
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
@@ -343,22 +338,16 @@ def _write_summary(run: RunDir, job: Job, status: RunStatus, peaks: list[int], r
 
     spec, facts, events = job.context.spec, job.facts, run.events_file(0)
     job.context.events.flush()
-    evaluations = {
-        goodness: event
-        for event in read_events(events, "evaluate")
-        if isfinite(goodness := job.workload.goodness(extract_metrics(event)))
-    }
+    goodness = job.workload.goodness
+    evaluations = {goodness(extract_metrics(event)): event for event in read_events(events, "evaluate")}
+    best = evaluations[max(filter(isfinite, evaluations))] if any(map(isfinite, evaluations)) else None
     workers = facts.notes.get("workers", 1)
     summary = replace(
         compute_summary(spec, facts.layout, read_steps(events), status, facts.order.samples, workers),
         why=reason,
         seconds=sum_wall_seconds(events),
         parameters=facts.parameters,
-        evaluation=build_evaluation(
-            job.evaluation,
-            evaluations[max(evaluations)] if evaluations else None,
-            job.workload.score if job.evaluation else "",
-        ),
+        evaluation=build_evaluation(job.evaluation, best, job.workload.score if job.evaluation else ""),
         differs_from=describe_difference(spec.parallel),
         peak_bytes_per_rank=tuple(peaks),
     )
@@ -367,7 +356,7 @@ def _write_summary(run: RunDir, job: Job, status: RunStatus, peaks: list[int], r
 
 
 def _gather_peaks(device: torch.device) -> list[int]:
-    """Return the most memory each rank held: of the device, or of the process; [] if a library allocates on its own."""
+    """Return the most bytes each rank held: of the device, or of the process; [] if a library allocates on its own."""
     import torch
 
     from paceline.launch.process_group import gather_objects

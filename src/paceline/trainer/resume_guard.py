@@ -1,7 +1,5 @@
 """Check that a resumed run gives the same answer: same values, data and code, or a longer length."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 from collections.abc import Mapping
@@ -38,21 +36,28 @@ def describe_answer(workload: BaseWorkload) -> dict[str, Any]:
         "spec": collect_determining_values(workload.spec),
         "length": length_of(workload.spec.train),
         "data": workload.fingerprint(),
-        "code": {name: hash_code_files([file]) for name, file in find_user_files(workload.spec).items()},
-        "workload": hash_code_files(sorted(list_workload_files(workload.spec))),
+        **describe_code(workload.spec),
+    }
+
+
+def describe_code(spec: RunSpec) -> dict[str, Any]:
+    """Return hashes of the user's own files, by name, and of the workload that comes with a package."""
+    return {
+        "code": {name: hash_code_files([file]) for name, file in find_user_files(spec).items()},
+        "workload": hash_code_files(sorted(list_workload_files(spec))),
     }
 
 
 def collect_determining_values(spec: RunSpec) -> dict[str, Any]:
     """Return the values that change the answer, as JSON; of files the content counts, not the place."""
-    values, found = spec.dump(), {}
+    values, determining = spec.dump(), {}
     for key, *_ in spec.fields():
         section, _, name = key.partition(".")
-        at_a_place = name and name in (*getattr(spec, section).paths(), *getattr(spec, section).references)
+        is_place = name and name in (*getattr(spec, section).paths(), *getattr(spec, section).references)
         by_script = spec.origin(key) == SCRIPT_OBJECT
-        if _is_fixed(key, spec) and not (at_a_place or by_script) and section not in ("workload", "cluster"):
-            found[key] = values[section][name] if name else values[section]
-    return found
+        if _is_fixed(key, spec) and not (is_place or by_script) and section not in ("workload", "cluster"):
+            determining[key] = values[section][name] if name else values[section]
+    return determining
 
 
 def check_resume_request(run: RunDir, spec: RunSpec) -> None:
@@ -63,9 +68,8 @@ def check_resume_request(run: RunDir, spec: RunSpec) -> None:
         changes = [(key, old.get(key), value) for key, value, _, _ in spec.fields() if _is_fixed(key, spec)]
     for key, before, now in changes:
         if before != now:
-            raise _conflict(
-                key, f"{run.path} was started with {key}={before}, not {key}={now}; start a new run for that"
-            )
+            reason = f"{run.path} was started with {key}={before}, not {key}={now}"
+            raise _conflict(key, f"{reason}; start a new run for that")
     find_extension(run, spec)
 
 
@@ -77,16 +81,16 @@ def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_c
         raise _conflict("data.path", f"{run.path} was started on other data; bring them back, or start a new run")
     _check_same_length(run, sealed, step)
     check_same_values(run, workload.spec, sealed, step)
-    folder = shlex.quote(str(run.path))
+    now = describe_code(workload.spec)
     for name, file in find_user_files(workload.spec).items():
-        if sealed.get("code", {}).get(name, digest := hash_code_files([file])) == digest:
+        if sealed.get("code", {}).get(name, digest := now["code"][name]) == digest:
             continue
         changed = f"{file} has changed since the checkpoint of step {step} was saved"
         if not changed_code:
-            line = f"paceline train --resume {folder} --changed-code"
+            line = f"paceline train --resume {shlex.quote(str(run.path))} --changed-code"
             raise _conflict("workload", f"{changed}; bring it back, or resume with it as it is now:  {line}")
         log(f"{changed}; the run continues with it as it is now")
-    if sealed.get("workload", digest := hash_code_files(sorted(list_workload_files(workload.spec)))) != digest:
+    if sealed.get("workload", now["workload"]) != now["workload"]:
         log(f"the code of {workload.spec.workload} is another version than at step {step}; results may differ slightly")
 
 
@@ -100,9 +104,8 @@ def _check_same_length(run: RunDir, sealed: Mapping[str, Any], step: int) -> Non
     extended = [event.get("before") for event in events if (event.get("key"), event.get("now")) == (key, now)]
     if before_key != key or not extended or not isinstance(extended[-1], int) or extended[-1] < before:
         line = f"paceline train --resume {shlex.quote(str(run.path))} {before_key}=+2"
-        saved = f"the checkpoint of step {step} was made with {before_key}={before}"
-        reason = f"{run.spec_file} says {key}={now}, but {saved}; put it back and, to train for longer, type  {line}"
-        raise _conflict(key, reason)
+        saved = f"but the checkpoint of step {step} was made with {before_key}={before}"
+        raise _conflict(key, f"{run.spec_file} says {key}={now}, {saved}; put it back; to train longer, type  {line}")
 
 
 def check_same_values(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], step: int) -> None:
@@ -114,8 +117,8 @@ def check_same_values(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], ste
             if spec.entry.batched:
                 value = shlex.quote(f"{key}={'null' if now[key] is None else now[key]}")
                 anew += f" with its weights:  paceline train --from {shlex.quote(str(run.path))} {value}"
-            saved = f"the checkpoint of step {step} was made with {key}={before}"
-            raise _conflict(key, f"{run.spec_file} says {key}={now[key]}, but {saved}; put it back, or {anew}")
+            saved = f"but the checkpoint of step {step} was made with {key}={before}"
+            raise _conflict(key, f"{run.spec_file} says {key}={now[key]}, {saved}; put it back, or {anew}")
 
 
 def find_user_files(spec: RunSpec) -> dict[str, Path]:
@@ -124,11 +127,11 @@ def find_user_files(spec: RunSpec) -> dict[str, Path]:
     code = [module for module in modules if module.suffix == ".py"]
     sections = (spec.model, spec.data)
     run_files = [Path(file) for section in sections for key in section.run_files for file in getattr(section, key)]
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for file in dict.fromkeys(file for file in (*code, *run_files) if file.is_file()):
-        again = sum(other.name == file.name for other in found.values())
-        found[f"{file.name} ({again + 1})" if again else file.name] = file
-    return found
+        again = sum(other.name == file.name for other in files.values())
+        files[f"{file.name} ({again + 1})" if again else file.name] = file
+    return files
 
 
 def _conflict(key: str, reason: str) -> UserError:
@@ -137,8 +140,8 @@ def _conflict(key: str, reason: str) -> UserError:
 
 def _is_fixed(key: str, spec: RunSpec) -> bool:
     """Return whether a value cannot change once a run has started."""
-    entry = spec.entry
-    may_change = MAY_CHANGE + ("model.init_from",) * entry.batched + LENGTHS * (entry.batched or entry.extends)
+    batched, extends = spec.entry.batched, spec.entry.extends
+    may_change = MAY_CHANGE + ("model.init_from",) * batched + LENGTHS * (batched or extends)
     return key in MUST_STAY or not key.startswith(may_change)
 
 
@@ -157,8 +160,8 @@ def list_workload_files(spec: RunSpec) -> list[Path]:
     """List the files of a workload that comes with Paceline or with an installed package."""
     if get_user_module(spec.workload):
         return []
-    found = find_spec(find_entry(spec.workload).run.partition(":")[0])
-    return list(Path(found.origin).parent.glob("*.py")) if found is not None and found.origin else []
+    module = find_spec(find_entry(spec.workload).run.partition(":")[0])
+    return list(Path(module.origin).parent.glob("*.py")) if module is not None and module.origin else []
 
 
 def hash_code_files(files: list[Path]) -> str:
@@ -171,8 +174,7 @@ def length_of(train: Train) -> tuple[str, int]:
 
 def resolve_added_length(old: RunSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the overrides of a resumed run with `+2` added to its length."""
-    key, length = length_of(old.train)
-    found = dict(given)
+    (key, length), overrides = length_of(old.train), dict(given)
     for name in LENGTHS:
         value = given.get(name)
         if not (isinstance(value, str) and value.startswith("+")):
@@ -180,8 +182,8 @@ def resolve_added_length(old: RunSpec, given: Mapping[str, Any]) -> dict[str, An
         if name != key or not value[1:].isdecimal() or int(value) < 1:
             reason = f"{name}={value} cannot be added: the length of this run is {key}={length}; type  {key}=+2"
             raise UserError(reason, code="invalid-value", key=name)
-        found[name] = length + int(value)
-    return found
+        overrides[name] = length + int(value)
+    return overrides
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,3 @@ def find_extension(run: RunDir, spec: RunSpec) -> Extension | None:
         reason = f"{run.path} has {key}={before} and cannot become {new_key}={now}; to train longer, type  {key}=+2"
         raise _conflict(new_key, reason)
     return Extension(key, before, now, old.train)
-
-
-def write_extension(run: RunDir, extension: Extension) -> None:
-    run.rewrite(run.recorded_spec().replace({extension.key: extension.now}, f"extended from {extension.before}"))

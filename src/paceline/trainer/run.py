@@ -1,7 +1,5 @@
 """Open a run: check the request, prepare the data, and make or find the run folder."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -22,8 +20,7 @@ from paceline.trainer.failures import translate_failures
 from paceline.trainer.resume_guard import check_resume_request, check_same_answer, find_extension, resolve_added_length
 from paceline.workload import LogFn, Workload, build_workload, ignore_log
 
-PRELOAD = ("paceline.launch.process_group", "paceline.trainer.setup")
-"""Imported once, before the ranks are forked."""
+PRELOAD = ("paceline.launch.process_group", "paceline.trainer.setup")  # imported once, before the ranks are forked
 
 
 def find_finished_summary(run: RunDir, spec: RunSpec) -> Summary | None:

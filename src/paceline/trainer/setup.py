@@ -38,12 +38,10 @@ if TYPE_CHECKING:
 
 def build_job(context: RunContext, workload: BaseWorkload) -> Job:
     """Build the job of a workload: the only place where kinds of work differ."""
-    match workload:
-        case PassWorkload():
-            return build_fit_job(context, workload)
-        case Workload():
-            return build_gradient_job(context, workload)
-    raise TypeError(f"{type(workload).__name__} is neither a Workload nor a PassWorkload")
+    if isinstance(workload, PassWorkload):
+        return build_fit_job(context, workload)
+    assert isinstance(workload, Workload)
+    return build_gradient_job(context, workload)
 
 
 def build_fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
@@ -148,16 +146,15 @@ def _settle_execution(setup: ModelSetup, samples: Samples, order: Order, steps: 
     from paceline.trainer.step.cuda_graph import AT_ONCE, load_resident_rows
     from paceline.trainer.step.probe import probe_step
 
-    found = probe_step(step, batch)
-    if found.reason is not NoGraphReason.RECORDED:
-        return step, Execution(reason=found.reason, detail=found.detail)
-    if execution.compiling is None and found.work is not None:
-        compiles = not has_keras(step.state.model.unwrapped)
-        traits, target = Traits(few_shapes=True, compiles=compiles), detect_target(setup.device)
-        weighed = estimate_compiling(found.work, steps, layout)
-        execution = decide_execution(setup.spec.train, layout, target, traits, weighed)
+    probe = probe_step(step, batch)
+    if probe.reason is not NoGraphReason.RECORDED:
+        return step, Execution(reason=probe.reason, detail=probe.detail)
+    if execution.compiling is None and probe.work is not None:
+        traits = Traits(few_shapes=True, compiles=not has_keras(step.state.model.unwrapped))
+        weighed = estimate_compiling(probe.work, steps, layout)
+        execution = decide_execution(setup.spec.train, layout, detect_target(setup.device), traits, weighed)
     recorded = build_recorded_step(step, execution, one_shape=not hasattr(samples, "fixed_shape_batches"))
-    recorded.draws = found.draws
+    recorded.draws = probe.draws
     if (rows := load_resident_rows(samples, order, steps, setup.device)) is not None:
         recorded.resident, recorded.at_once = rows, AT_ONCE
     return recorded, execution
@@ -179,15 +176,12 @@ def build_recorded_step(step: Step, execution: Execution, one_shape: bool = Fals
 
     compiled = None
     if execution.compiled_whole:
-        options: dict[str, Any] = (
-            {"dynamic": False} if one_shape else {"dynamic": True, "options": get_compiler_options()}
-        )
+        options: dict[str, Any] = {} if one_shape else {"options": get_compiler_options()}
         writer.finish_import()
-        compiled = torch.compile(step.state.model.unwrapped, **options)
+        compiled = torch.compile(step.state.model.unwrapped, dynamic=not one_shape, **options)
     at_once = 1 if one_shape or execution.compiled_layers else AT_ONCE
-    return RecordedStep(
-        *(step.workload, step.state, step.train, step.timer, step.padded), at_once=at_once, compiled=compiled
-    )
+    parts = step.workload, step.state, step.train, step.timer, step.padded
+    return RecordedStep(*parts, at_once=at_once, compiled=compiled)
 
 
 def get_compiler_options() -> dict[str, bool]:
@@ -213,10 +207,8 @@ def reject_contradictions(workload: Workload, evaluates: bool) -> None:
             if getattr(train, key) != getattr(Train(), key):
                 reasons[key] = f"{type(workload).__name__} has its own method {method}; leave out one of the two"
     if train.ema and parallel.reduce in LOCAL_MODES:
-        reasons["ema"] = (
-            f"with parallel.reduce={parallel.reduce} each rank trains its own model, and there is no common one to "
-            "average; use parallel.reduce=exact, or leave train.ema out"
-        )
+        each = f"with parallel.reduce={parallel.reduce} each rank trains its own model"
+        reasons["ema"] = f"{each}; use parallel.reduce=exact, or leave train.ema out"
     for key, reason in reasons.items():
         message = f"train.{key}={getattr(train, key)} has no effect: {reason}"
         raise UserError(message, code="conflict", key=f"train.{key}")

@@ -11,7 +11,7 @@ from torch import nn
 from paceline.config import Parallel, build_spec
 from paceline.errors import UserError
 from paceline.layout import layout_of
-from paceline.parallel.compress import MEASURED, OUTER_LR, OUTER_MOMENTUM, LocalSGD, describe_difference
+from paceline.parallel.compress import DIFFERENCES, OUTER_LR, OUTER_MOMENTUM, LocalSGD, describe_difference
 from paceline.runlog.summary import compute_summary, print_summary
 from paceline.runlog.timers import CollectiveTimer
 
@@ -48,20 +48,20 @@ def test_an_outer_step_of_rate_1_without_momentum_is_the_mean():
 
 
 def test_every_mode_that_changes_the_answer_says_so():
-    assert MEASURED.keys() == MODES
+    assert DIFFERENCES["modes"].keys() == MODES
     assert describe_difference(Parallel(ranks=2)) is None
     assert describe_difference(Parallel(ranks=1, reduce="powersgd")) is None, "nobody to send to"
     assert describe_difference(Parallel(ranks=1, reduce="diloco")), "the outer optimiser works on 1 rank, too"
     for mode in MODES:
         label = describe_difference(Parallel(ranks=2, reduce=mode, local_steps=16))
-        assert label["on_test_task"]["loss"] == MEASURED[mode][0]
+        assert label["on_test_task"]["loss"] == DIFFERENCES["modes"][mode]["loss"]
         assert label["local_steps"] == (16 if mode in ("local_sgd", "diloco") else None)
         summary = replace(compute_summary(build_spec({"name": "run"}), "", [], "finished"), differs_from=label)
         console = Console(file=io.StringIO(), width=100)
         print_summary(summary, console)
         said = " ".join(console.file.getvalue().split())
         assert f"reduce={mode}: not the answer of plain DDP" in said
-        assert f"{MEASURED[mode][0]:+.2%}" in said
+        assert f"{DIFFERENCES['modes'][mode]['loss']:+.2%}" in said
 
 
 def test_the_speed_of_ranks_that_train_apart_counts_what_joining_costs():

@@ -3,8 +3,6 @@
 To import DCP takes seconds, so this module is imported when a checkpoint is written or read.
 """
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -88,13 +86,9 @@ class _Unpickler(pickle.Unpickler):
 def read_metadata(folder: Path) -> Metadata:
     """Read the names, shapes and places of all tensors of a checkpoint, from a file that is not trusted."""
     if (folder / staging.STATE_FILE).exists():
-        types = staging.read_tensor_types(folder / staging.STATE_FILE)
-        return Metadata(
-            {
-                name: TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), [])
-                for name, (shape, dtype) in types.items()
-            }
-        )
+        types = staging.read_tensor_types(folder / staging.STATE_FILE).items()
+        kind, properties = TensorStorageMetadata, TensorProperties
+        return Metadata({name: kind(properties(dtype=dtype), torch.Size(shape), []) for name, (shape, dtype) in types})
     path = folder / METADATA
     try:
         with open_regular(path) as file:
@@ -152,11 +146,8 @@ def read_dcp(folder: Path, metadata: Metadata, into: dict[str, Tensor]) -> None:
 def join_dcp(folder: Path, step: int) -> Path:
     """Join the parts that all ranks have written into the folder in one file, and remove them."""
     metadata = read_metadata(folder)
-    whole = {
-        name: torch.empty(described.size, dtype=described.properties.dtype)
-        for name, described in metadata.state_dict_metadata.items()
-        if isinstance(described, TensorStorageMetadata)
-    }
+    described: dict[str, Any] = metadata.state_dict_metadata
+    whole = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in described.items()}
     read_dcp(folder, metadata, whole)
     path = staging.write_safetensors(folder, whole, step)
     for part in (folder / METADATA, *folder.glob("*.distcp")):

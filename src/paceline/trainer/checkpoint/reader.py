@@ -1,7 +1,5 @@
 """Find, verify and read checkpoints; damaged ones are skipped."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -53,6 +51,11 @@ def find_newest(folder: Path, log: LogFn) -> Checkpoint | None:
     return _find_whole(folder, list_sealed(folder), log)
 
 
+def find_best(folder: Path, log: LogFn) -> Checkpoint | None:
+    """Return the whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
+    return _find_whole(folder, sorted(list_sealed(folder), key=_read_score, reverse=True), log)
+
+
 def find_best_scored(folder: Path) -> Checkpoint | None:
     """Return the checkpoint with the highest score, its checksums not computed."""
     for path in sorted(list_sealed(folder), key=_read_score, reverse=True):
@@ -63,10 +66,8 @@ def find_best_scored(folder: Path) -> Checkpoint | None:
 
 
 def find_checkpoint(run: RunDir, which: str) -> Checkpoint:
-    """Return the newest or the best of a run, which must have one; without scores, the newest is the best."""
-    paths = list_sealed(run.checkpoints)
-    paths = sorted(paths, key=_read_score, reverse=True) if which == "best" else paths
-    if (checkpoint := _find_whole(run.checkpoints, paths, warn)) is None:
+    """Return the newest or the best of a run, which must have one."""
+    if (checkpoint := (find_best if which == "best" else find_newest)(run.checkpoints, warn)) is None:
         reason = f"{run.path} has no whole checkpoint; continue with  paceline train --resume {run.path}"
         raise UserError(reason, code="not-found")
     return checkpoint

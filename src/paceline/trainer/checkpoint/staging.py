@@ -1,7 +1,5 @@
 """Copy the tensors of a checkpoint aside, choose which of them a rank writes, and keep all in one safetensors file."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +15,7 @@ from paceline.io.safe_open import check_regular
 from paceline.parallel.parameters import is_sharded
 
 STATE_FILE = "state.safetensors"
-TensorTypes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+TensorTypes = dict[str, tuple[tuple[int, ...], Any]]
 
 
 def flatten_state(state: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
@@ -38,10 +36,8 @@ class Staging:
 
     def __init__(self) -> None:
         self.copies: dict[str, Tensor] = {}
-        self.shapes: dict[str, Tensor] = {}
-        """How the parts of this rank form whole tensors."""
-        self.bytes_share = 0
-        """Summed over the ranks: the size of the checkpoint."""
+        self.shapes: dict[str, Tensor] = {}  # how the parts of this rank form whole tensors
+        self.bytes_share = 0  # summed over the ranks: the size of the checkpoint
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor], ranks: int) -> None:

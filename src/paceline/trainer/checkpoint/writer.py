@@ -8,8 +8,6 @@
 A kill at any moment leaves the checkpoints before it whole. What fails on one rank fails on all.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -21,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -98,9 +96,7 @@ class CheckpointWriter:
         final = self._folder / f"step-{step:08d}"
         writing = self._folder / f".{final.name}.writing"
         bytes_needed = 0
-        failure = (
-            f"the checkpoint of step {step} could not be written to {self._folder} (those before it are untouched)"
-        )
+        failure = f"could not be written to {self._folder} (those before it are untouched)"
         try:
             bytes_needed = sum(self._on_all(lambda: self._staging.bytes_share))
             self._on_first(lambda: self._prepare(writing))
@@ -110,9 +106,7 @@ class CheckpointWriter:
             if self._one_file:
                 files = self._on_first(lambda: _join_files(writing, files, step))
             self._on_first(lambda: self._finish(writing, final, manifest | {"files": files}))
-            failure = (
-                f"the checkpoint of step {step} is sealed, but an older one could not be removed from {self._folder}"
-            )
+            failure = f"is sealed, but an older one could not be removed from {self._folder}"
             self._on_first(lambda: self._discard(final))
         except (_RankFailure, RuntimeError) as error:
             bytes_free = _remove_unfinished(writing)
@@ -121,7 +115,8 @@ class CheckpointWriter:
             with suppress(RuntimeError):
                 bytes_free = self._on_first(lambda: bytes_free)
             code: Code = "disk-full" if error.errno in DISK_FULL else "not-writable"
-            raise RunFailed(f"{failure}: {error.describe(bytes_needed, bytes_free)}", code=code) from None
+            reason = f"{failure}: {error.describe(bytes_needed, bytes_free)}"
+            raise RunFailed(f"the checkpoint of step {step} {reason}", code=code) from None
 
     def _prepare(self, writing: Path) -> None:
         for leftover in [*self._folder.glob(".step-*.writing"), *self._folder.glob(".step-*.deleting")]:
@@ -185,15 +180,10 @@ class CheckpointWriter:
         try:
             mine = (work(), None)
         except (Exception, CheckpointException) as error:
-            rank, cause = (
-                reader.find_first_failure(error) if isinstance(error, CheckpointException) else (self._rank, error)
-            )
-            mine = (
-                None,
-                _RankFailure(
-                    rank, reader.describe_failure_cause(cause), cause.errno if isinstance(cause, OSError) else None
-                ),
-            )
+            rank, cause = self._rank, cast(BaseException, error)
+            if isinstance(error, CheckpointException):
+                rank, cause = reader.find_first_failure(error)
+            mine = None, _RankFailure(rank, reader.describe_failure_cause(cause), getattr(cause, "errno", None))
         everyone: list[Any] = [mine] if self._group is None else gather_objects(mine, self._group)
         for _, failed in everyone:
             if failed is not None:
@@ -245,8 +235,7 @@ def _describe_lost_rank(step: int, error: BaseException) -> str:
 def _remove_unfinished(writing: Path) -> int:
     """Remove what was half written; return the bytes that are free then."""
     shutil.rmtree(writing, ignore_errors=True)
-    there = next(path for path in writing.absolute().parents if path.is_dir())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(next(path for path in writing.absolute().parents if path.is_dir())).free
 
 
 def _delete(path: Path) -> None:

@@ -1,7 +1,5 @@
 """Accelerate as the engine: it wraps the model, and the loop stays the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +29,7 @@ from paceline.trainer.engines import (
 )
 from paceline.trainer.step.step import State, Step
 
-LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-"""Accelerate's plugin sets it and does not unset it."""
+LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # Accelerate's plugin sets it and does not unset it
 
 
 def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:

@@ -1,7 +1,5 @@
 """Accelerate's YAML for a run: built from the run file, or the user's own if it agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +10,7 @@ from paceline.trainer.engines import user_config
 
 ACCELERATE_FILE = "accelerate.yaml"
 REJECTED: dict[str, str] = user_config.read_tables("accelerate")["rejected"]
-LAUNCHED = "ACCELERATE_MIXED_PRECISION"
-"""Set by `accelerate launch` in every process it starts."""
+LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # set by `accelerate launch` in every process it starts
 RESHARDS = {"zero2": False, "fsdp": True}
 """FSDP2 strategies, and whether a layer is freed after its forward pass; zero3 is fsdp."""
 

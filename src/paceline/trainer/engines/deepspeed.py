@@ -5,8 +5,6 @@ the learning rate, the division by the global count, the clipping of the global 
 not finite. All of these happen in a hook before our optimiser's step, which DeepSpeed calls once per flat part.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings
@@ -214,8 +212,7 @@ class ZeroState(State):
     engine: Any = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        self.divided: bool = self.engine.zero_optimization_stage() == 3
-        """Parameters are divided too."""
+        self.divided: bool = self.engine.zero_optimization_stage() == 3  # parameters are divided too
         self.counts = isinstance(self.optimizer, torch.optim.Adam)
         self.moments = ["exp_avg", "exp_avg_sq"] if self.counts else ["momentum_buffer"]
         if not self.counts and not self.optimizer.param_groups[0]["momentum"]:

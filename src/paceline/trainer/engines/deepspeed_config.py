@@ -1,7 +1,5 @@
 """DeepSpeed's JSON for a run: built from the run file, over the user's own file if there is one."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

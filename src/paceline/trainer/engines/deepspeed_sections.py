@@ -4,8 +4,6 @@ Defaults of DeepSpeed that differ are translated too: its `AdamW` has no weight 
 follows the same curve; DeepSpeed's warm-up is one step late, since it is looked up after an update.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -18,10 +16,8 @@ AUTO = "auto"
 SECTIONS = ("optimizer", "scheduler", "fp16")
 TABLES = read_tables("deepspeed")
 NUMBERS = {*TABLES["integers"], *TABLES["floats"]}
-MAY_BE_NULL = (".warmup_max_lr", ".cycle_second_step_size")
-"""Numbers that DeepSpeed derives if they are null."""
-LARGEST_POWER = 100
-"""Largest power of two of a loss scale: fp32 ends at 127, which leaves room for the loss."""
+MAY_BE_NULL = (".warmup_max_lr", ".cycle_second_step_size")  # numbers that DeepSpeed derives if they are null
+LARGEST_POWER = 100  # largest power of two of a loss scale: fp32 ends at 127, which leaves room for the loss
 
 
 @dataclass(frozen=True)
@@ -30,16 +26,11 @@ class Meaning:
 
     name: str
     value: Any
-    keys: dict[str, Any] = field(default_factory=dict)
-    """Equivalent keys of a run file."""
-    note: str = ""
-    """Why no key is needed."""
-    refusal: str = ""
-    """Why it is not supported."""
-    given: bool = True
-    """False for a default of DeepSpeed."""
-    own_way: bool = False
-    """Handled differently, as the note says; accepted."""
+    keys: dict[str, Any] = field(default_factory=dict)  # equivalent keys of a run file
+    note: str = ""  # why no key is needed
+    refusal: str = ""  # why it is not supported
+    given: bool = True  # false for a default of DeepSpeed
+    own_way: bool = False  # handled differently, as the note says; accepted
 
 
 def translate_sections(config: Mapping[str, Any]) -> list[Meaning]:

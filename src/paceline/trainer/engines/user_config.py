@@ -3,8 +3,6 @@
 A contradiction is an error that names both settings. `auto` means: as in the run file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

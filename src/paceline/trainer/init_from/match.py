@@ -1,7 +1,5 @@
 """Read the weights of `model.init_from` into a model that is spread over ranks, and report what fitted."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,10 +27,8 @@ class WeightMatch:
     words: str
     digest: str
     taken: int
-    drawn: tuple[str, ...]
-    """Of the model, drawn at random; with the shapes, where only those differ."""
-    left: tuple[str, ...]
-    """Of `model.init_from`, not used."""
+    drawn: tuple[str, ...]  # of the model, drawn at random; with the shapes, where only those differ
+    left: tuple[str, ...]  # of `model.init_from`, not used
 
     def sentence(self) -> str:
         parts = [f"weights: {self.taken} of {self.taken + len(self.drawn)} tensors from {self.words}"]
@@ -47,8 +43,7 @@ class MatchPart:
 
     used: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
-    drawn: set[str] = field(default_factory=set)
-    """On purpose: no `model.init_from` has them."""
+    drawn: set[str] = field(default_factory=set)  # on purpose: no `model.init_from` has them
     missing: set[str] = field(default_factory=set)
     other_shape: dict[str, str] = field(default_factory=dict)
 

@@ -1,7 +1,5 @@
 """Optimisers, and the moving average of the weights."""
 
-from __future__ import annotations
-
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -187,8 +185,7 @@ class LAMB(_LayerWise):
 BLOCK = 65_536
 """Numbers that torch's fused kernel gives to a block of threads: too many to fill a device with a small model."""
 PIECE = 16_384
-MAX_TENSORS = 36
-"""Tensors that the kernel takes at once."""
+MAX_TENSORS = 36  # tensors that the kernel takes at once
 STREAMS = 8
 Piece = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of a parameter, its gradient and its two averages; and the number of its updates."""
@@ -257,8 +254,7 @@ def _run_kernel(optimizer: Any, group: dict[str, Any], pieces: Sequence[Piece]) 
     )
 
 
-WARM_UP_STEPS = 10
-"""After t steps the decay is at most (1 + t) / (10 + t): the random first weights are soon forgotten."""
+WARM_UP_STEPS = 10  # after t steps the decay is at most (1 + t) / (10 + t): the random first weights are soon forgotten
 
 
 class WeightAverage:

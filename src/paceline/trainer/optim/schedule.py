@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from paceline.data.order import Order
 
 Rate = Callable[[int], float]
-COMPARED = 1000
-"""Steps by which two schedules are compared, of the first and of all."""
+COMPARED = 1000  # steps by which two schedules are compared, of the first and of all
 
 
 @dataclass(frozen=True)

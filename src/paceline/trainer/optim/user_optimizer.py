@@ -1,7 +1,6 @@
 """Use an optimiser of the user (`Workload.optimizer`, or a script's) under every layout and in every checkpoint."""
 
-from __future__ import annotations
-
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,8 +16,7 @@ from paceline.parallel.parameters import LocalParameters
 from paceline.workload import Workload
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-PROBE = (8, 3)
-"""Shape of the matrix that tells whether rows are updated as the whole is."""
+PROBE = (8, 3)  # shape of the matrix that tells whether rows are updated as the whole is
 ENTRY = "own_optimizer"
 
 
@@ -30,10 +28,8 @@ def build_user_optimizer(
     _reject_row_dependent(partial(_call_workload, workload), given, local, workload.spec.parallel.strategy)
     optimizer = _call_workload(workload, given)
     if left_out := _prepare_groups(optimizer, peak, local):
-        raise _invalid(
-            f"optimizer(groups) leaves out {join_names(left_out, 3)}; give it all of groups, and freeze what is not to "
-            'be trained with train.groups: {"NAME*": {frozen: true}}'
-        )
+        advice = 'give it all of groups, and freeze the rest with train.groups: {"NAME*": {frozen: true}}'
+        raise _invalid(f"optimizer(groups) leaves out {join_names(left_out, 3)}; {advice}")
     return optimizer
 
 
@@ -46,15 +42,18 @@ def take_over_optimizer(
     for group in optimizer.param_groups:
         own = [names.get(id(p)) for p in group["params"]]
         if None in own:
-            reason = f"the {type(optimizer).__name__} has a parameter that the model does not have"
-            raise UserError(f"run.prepare: {reason}", code="conflict", key="run.prepare")
+            raise _conflict(optimizer, "has a parameter that the model does not have")
         groups.append({**group, "params": [mine[name] for name in own if name in mine]})
     _reject_row_dependent(partial(_clone_optimizer, optimizer), [g for g in groups if g["params"]], local, strategy)
     for group, taken in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = taken["params"]
     if left_out := _prepare_groups(optimizer, peak, local):
-        reason = f"the {type(optimizer).__name__} leaves out {join_names(left_out, 3)}; freeze what is not trained"
-        raise UserError(f"run.prepare: {reason}", code="conflict", key="run.prepare")
+        raise _conflict(optimizer, f"leaves out {join_names(left_out, 3)}; freeze what is not trained")
+
+
+def _conflict(optimizer: torch.optim.Optimizer, reason: str) -> UserError:
+    key = "run.prepare"
+    return UserError(f"{key}: the {type(optimizer).__name__} {reason}", code="conflict", key=key)
 
 
 def _clone_optimizer(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -73,7 +72,7 @@ def _reject_row_dependent(make: Make, groups: list[dict[str, Any]], local: Local
 
 
 def _prepare_groups(optimizer: torch.optim.Optimizer, peak: float, local: LocalParameters) -> list[str]:
-    """Set the factor of each group, learn what a checkpoint must hold; return names of parameters left out."""
+    """Set the factor of each group, check what a checkpoint must hold; return names of parameters left out."""
     names = {id(part.data): part.name for part in local}
     for group in optimizer.param_groups:
         group["lr_factor"] = float(group["lr"]) / peak
@@ -96,13 +95,11 @@ def _invalid(reason: str) -> UserError:
 
 
 def _call_workload(workload: Workload, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    found: object = workload.optimizer([dict(group) for group in groups])
-    if not isinstance(found, torch.optim.Optimizer):
-        raise _invalid(
-            f"optimizer(groups) returned {type(found).__name__}; it must return a torch.optim.Optimizer, as in  return "
-            "torch.optim.RMSprop(groups)"
-        )
-    return found
+    optimizer: object = workload.optimizer([dict(group) for group in groups])
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        example = "return torch.optim.RMSprop(groups)"
+        raise _invalid(f"optimizer(groups) returned {type(optimizer).__name__}, not an optimiser; write  {example}")
+    return optimizer
 
 
 @torch.no_grad()
@@ -136,8 +133,8 @@ def _probes(groups: list[dict[str, Any]], cuts: list[slice]) -> list[dict[str, A
     """Return the groups with small tensors in place of the parameters, cut into rows or whole."""
     made = []
     for group in groups:
-        ndim = group["params"][0].ndim
-        whole = torch.linspace(-1, 1, PROBE[0] * PROBE[1]).view(PROBE) if ndim > 1 else torch.linspace(-1, 1, PROBE[0])
+        shape = PROBE if group["params"][0].ndim > 1 else PROBE[:1]
+        whole = torch.linspace(-1, 1, math.prod(shape)).view(shape)
         made.append({**group, "params": [whole[cut].clone().requires_grad_() for cut in cuts]})
     return made
 
@@ -150,9 +147,8 @@ def _updates_rows_alike(make: Make, groups: list[dict[str, Any]]) -> bool:
         for step in range(3):
             for group in probes:
                 for p, cut in zip(group["params"], cuts, strict=True):
-                    gradient = torch.sin(torch.arange(PROBE[0] * PROBE[1]) + 1.0 + step)
-                    whole = gradient.view(PROBE) if p.ndim > 1 else gradient[: PROBE[0]]
-                    p.grad = whole[cut].clone()
+                    shape = PROBE[: p.ndim]
+                    p.grad = torch.sin(torch.arange(math.prod(shape)) + 1.0 + step).view(shape)[cut].clone()
             optimizer.step()
         results.append([torch.cat([p.detach() for p in group["params"]]) for group in probes])
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(*results, strict=True))

@@ -3,8 +3,6 @@
 The kernels of a small model run shorter than it takes to start them; a graph is replayed by one call.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,16 +23,12 @@ from paceline.layout import Layout
 from paceline.trainer.step.probe import restore_after
 from paceline.trainer.step.step import Step, update_weights
 
-AT_ONCE = 16
-"""Batches made at a time, where making one takes about as long as a step."""
-REUSED_TOGETHER = 8
-"""Batches whose memory is used again at the same time."""
-WARM_UP = 3
-"""Runs of the first step before it is recorded; later shapes need one."""
+AT_ONCE = 16  # batches made at a time, where making one takes about as long as a step
+REUSED_TOGETHER = 8  # batches whose memory is used again at the same time
+WARM_UP = 3  # runs of the first step before it is recorded; later shapes need one
 MAX_GRAPHS = 32
 LEAF = tree_flatten(0)[1]
-RESIDENT_SHARE = 0.25
-"""Of the device's free memory, that a data set may take."""
+RESIDENT_SHARE = 0.25  # of the device's free memory, that a data set may take
 
 
 @dataclass(frozen=True)
@@ -136,10 +130,8 @@ class RecordedStep(Step):
 
     compiled: Callable[..., Any] | None = field(default=None, kw_only=True)
     """The compiled model: for any shape, or for that of a whole batch."""
-    resident: Any = field(default=None, kw_only=True)
-    """All samples on the device, if batches are ids."""
-    draws: bool = field(default=False, kw_only=True)
-    """The model draws from the generator of the device."""
+    resident: Any = field(default=None, kw_only=True)  # all samples on the device, if batches are ids
+    draws: bool = field(default=False, kw_only=True)  # the model draws from the generator of the device
     buffers: PinnedBuffers = field(default_factory=lambda: PinnedBuffers(REUSED_TOGETHER), kw_only=True)
 
     def __post_init__(self) -> None:

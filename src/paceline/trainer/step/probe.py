@@ -3,8 +3,6 @@
 A graph repeats what the device did and nothing that Python did.
 """
 
-from __future__ import annotations
-
 import random
 import traceback
 import warnings
@@ -29,8 +27,7 @@ from paceline.parallel.precision import autocast
 from paceline.trainer.step.step import Step
 
 PLAIN = (bool, int, float, str)
-Attribute = tuple[str, str]
-"""(module, attribute)"""
+Attribute = tuple[str, str]  # (module, attribute)
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,7 @@ class ProbeResult:
     reason: NoGraphReason = NoGraphReason.RECORDED
     detail: str = ""
     work: StepWork | None = None
-    draws: bool = False
-    """Whether it draws on the device, as nn.Dropout does."""
+    draws: bool = False  # whether it draws on the device, as nn.Dropout does
 
 
 def probe_step(step: Step, batch: Any) -> ProbeResult:

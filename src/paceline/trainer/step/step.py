@@ -183,10 +183,8 @@ class Step:
     state: State
     train: Train
     timer: CollectiveTimer
-    padded: bool = False
-    """Whether all micro-batches must have the same shape."""
-    at_once: int = 1
-    """Steps whose batches are made together."""
+    padded: bool = False  # whether all micro-batches must have the same shape
+    at_once: int = 1  # steps whose batches are made together
     notice: LogFn = lambda text: None
 
     @property
