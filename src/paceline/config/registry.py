@@ -1,8 +1,4 @@
-"""The table of workloads: what a name in a run file means. Imports no torch.
-
-Workloads of Paceline, those of installed packages (entry points of the group `paceline.workloads`), a user's own
-`file.py:Class` and a script `train.py` all become a `WorkloadEntry`, whose parts are imported when needed.
-"""
+"""The table of workloads: what a name in a run file means. Imports no torch."""
 
 from __future__ import annotations
 

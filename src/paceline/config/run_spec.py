@@ -1,8 +1,4 @@
-"""The run file as a validated, frozen value that knows where each of its values came from.
-
-Every quantity is global (the batch, the learning rate, the length of the run); `layout.py` derives what one rank does.
-Nothing else feeds a run: no hidden file, no environment variable.
-"""
+"""The run file as a validated, frozen value that knows where each of its values came from."""
 
 from __future__ import annotations
 
@@ -203,10 +199,7 @@ def build_spec(
     entry: WorkloadEntry | None = None,
     context: Mapping[str, bool] | None = None,
 ) -> RunSpec:
-    """Validate plain data into a RunSpec; one UserError names every problem, with its place.
-
-    `entry` is the workload's, if its name is not to be looked up.
-    """
+    """Validate plain data into a RunSpec; one UserError names every problem, with its place."""
     sections_given = ("model", "data", "train", "parallel")
     values = {name: value for name, value in values.items() if value is not None or name not in sections_given}
     origins = dict(origins or {})

@@ -1,8 +1,4 @@
-"""The devices a plan can name, and the clusters made of them.
-
-`hardware.csv` holds one row of published facts per device, with its source and date. A cluster is written in a short
-form (`4xA100`, `2x8xH100`, `4xA100-40GB@pcie+25Gb`, `4x24GB`, `8xCPU`) or in a small YAML file.
-"""
+"""The devices a plan can name, and the clusters made of them."""
 
 from __future__ import annotations
 
@@ -13,7 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.errors import Code, UserError, did_you_mean
 from paceline.io.safe_open import read_text
@@ -31,8 +29,6 @@ FACTS = {"memory_gb": "memory_bytes", "bandwidth_gbs": "bandwidth_bytes_s", "pci
 """Facts of a device that a cluster file may replace, in GB."""
 COLUMNS = {**FACTS, "link_gbs": "link_bytes_s", "node_gbps": "node_bits_s"}
 HOST = "host_memory_gb"
-PRICES = ("price", "spot_price")
-CLUSTER_KEYS = ("device", "nodes", "per_node", "link", "network", *PRICES, HOST, "catalogue", "tflops", "watts", *FACTS)
 IGNORED_WORDS = r"\b(hbm3e?|generation|480gb)\b"
 """Words of drivers that the catalogue lacks; 480 GB is the host memory of a GH200."""
 OPTIONAL_WORDS = r"(sxm\d?|pcie|\d+gb)"  # words of the catalogue that drivers may leave out
@@ -252,66 +248,72 @@ def _parse_network(text: str) -> float:
     return int(speed[1] or 1) * float(speed[2]) * (GB if speed[3] == "g" else 1e6)
 
 
+Amount = Annotated[float, Field(gt=0, strict=True)]
+Price = Annotated[float, Field(ge=0, strict=True)] | None
+Count = Annotated[int, Field(gt=0, strict=True)]
+
+
+class ClusterFile(BaseModel):
+    """A cluster file: a device, whose facts may be replaced, counts, links and prices."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    device: str
+    nodes: Count = 1
+    per_node: Count = 1
+    link: str | None = None
+    network: str | None = None
+    price: Price = None
+    spot_price: Price = None
+    host_memory_gb: Amount | None = None
+    catalogue: str | None = None
+    tflops: dict[str, Amount] | None = None
+    watts: Amount | None = None
+    memory_gb: Amount | None = None
+    bandwidth_gbs: Amount | None = None
+    pcie_gbs: Amount | None = None
+
+    def build_device(self, path: Path) -> Device:
+        """Return the catalogue's device with the facts of the file."""
+        device = find_device(self.device, path.parent / self.catalogue if self.catalogue else None)
+        changes: dict[str, Any] = {name: gb * GB for key, name in FACTS.items() if (gb := getattr(self, key))}
+        if self.watts:
+            changes["watts"] = self.watts
+        if self.tflops:
+            changes["flops_s"] = {**device.flops_s, **{kind: rate * TERA for kind, rate in self.tflops.items()}}
+        return replace(device, source=f"{device.source}; edited in {path.name}", **changes) if changes else device
+
+
 def read_cluster_file(path: Path) -> Cluster:
-    """Read a cluster file: a device, whose facts may be replaced, counts, links and price."""
+    """Read a cluster file."""
     import yaml
 
     try:
         values = load_yaml(read_yaml_text(path))
+        given = ClusterFile.model_validate(values if isinstance(values, dict) else {})
     except FileNotFoundError:
         raise _error(f"cluster file {str(path)!r} does not exist", str(path), "not-found") from None
+    except ValidationError as error:
+        raise _name_problem(error.errors()[0], path) from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise _error(f"cluster file {str(path)!r} cannot be read: {reason}", str(path), "unreadable") from None
-    if not isinstance(values, dict) or "device" not in values:
+    found = _build_cluster(given.build_device(path), given.nodes, given.per_node, given.link, given.network)
+    if "price" in values:  # the catalogue's spot price is that of other people
+        found = replace(found, usd_per_device_hour=given.price, spot_usd_per_device_hour=None)
+    if "spot_price" in values:
+        found = replace(found, spot_usd_per_device_hour=given.spot_price)
+    return replace(found, host_bytes=given.host_memory_gb * GB) if given.host_memory_gb else found
+
+
+def _name_problem(problem: Any, path: Path) -> UserError:
+    """Build the error of a cluster file from the first problem that pydantic found."""
+    key = str(problem["loc"][0])
+    if problem["type"] == "missing":
         message = f"cluster file {str(path)!r} names no device; start it with  device: A100-SXM4-80GB"
-        raise _error(message, "device", "missing-value")
-    for key in values:
-        if key not in CLUSTER_KEYS:
-            hint = did_you_mean(key, CLUSTER_KEYS, cutoff=0.6) or f"; known: {', '.join(CLUSTER_KEYS)}"
-            raise _error(f"{path.name}: unknown key {key!r}{hint}", str(key), "unknown-key")
-    own = path.parent / str(values["catalogue"]) if "catalogue" in values else None
-    kind = _replace_facts(find_device(str(values["device"]), own), values, path.name)
-    nodes, count = (_check_count(values.get(key, 1), key, path.name) for key in ("nodes", "per_node"))
-    usual = {"price": kind.usd_per_hour, "spot_price": kind.spot_usd_per_hour if "price" not in values else None}
-    price, spot = (_check_usd(values.get(key, known), key, path.name) for key, known in usual.items())
-    link, network = (str(values[key]) if key in values else None for key in ("link", "network"))
-    found = replace(
-        _build_cluster(kind, nodes, count, link, network), usd_per_device_hour=price, spot_usd_per_device_hour=spot
-    )
-    return replace(found, host_bytes=_check_amount(values[HOST], HOST, path.name) * GB) if HOST in values else found
-
-
-def _replace_facts(kind: Device, values: Mapping[str, Any], file: str) -> Device:
-    changes: dict[str, Any] = {
-        name: _check_amount(values[key], key, file) * GB for key, name in FACTS.items() if key in values
-    }
-    if "watts" in values:
-        changes["watts"] = _check_amount(values["watts"], "watts", file)
-    if "tflops" in values:
-        rates = values["tflops"]
-        if not isinstance(rates, dict):
-            raise _error(f"{file}: tflops: write a rate per type, as  tflops: {{bf16: 312, fp32: 19.5}}", "tflops")
-        changes["flops_s"] = {
-            **kind.flops_s,
-            **{str(t): _check_amount(v, "tflops", file) * TERA for t, v in rates.items()},
-        }
-    return replace(kind, source=f"{kind.source}; edited in {file}", **changes) if changes else kind
-
-
-def _check_usd(value: Any, key: str, file: str) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-        raise _error(f"{file}: {key}: {value!r} is not an amount of USD per device and hour; use 0 or more", key)
-    return value
-
-
-def _check_amount(value: Any, key: str, file: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise _error(f"{file}: {key}: {value!r} is not a positive number", key)
-    return float(value)
-
-
-def _check_count(value: Any, key: str, file: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _error(f"{file}: {key}: {value!r} is not a whole number of 1 or more", key)
-    return value
+        return _error(message, key, "missing-value")
+    if problem["type"] == "extra_forbidden":
+        known = list(ClusterFile.model_fields)
+        hint = did_you_mean(key, known, cutoff=0.6) or f"; known: {', '.join(known)}"
+        return _error(f"{path.name}: unknown key {key!r}{hint}", key, "unknown-key")
+    return _error(f"{path.name}: {key}: {problem['input']!r}: {problem['msg']}", key)

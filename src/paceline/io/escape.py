@@ -1,7 +1,4 @@
-"""Escape invisible and bidirectional control characters in text from anywhere.
-
-Terminal, pages, report.md, LaTeX and pictures show text as it comes from here. Letters and spaces of every script stay.
-"""
+"""Escape invisible and bidirectional control characters in text from anywhere."""
 
 from __future__ import annotations
 

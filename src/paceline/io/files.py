@@ -1,7 +1,4 @@
-"""Write files atomically, read and write JSON, and lock files.
-
-A kill, a full disk or a second reader never meets half of a file.
-"""
+"""Write files atomically, read and write JSON, and lock files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The interface between a plan and a workload: what a run of any kind costs, under a layout and on a cluster.
-
-There are two kinds: fits that pass over all of their data (`PassCostModel`, here) and trainings by gradient descent
-(`training_cost.py`). Each workload builds its own. What neither the run file nor the data say is assumed, and listed.
-"""
+"""The interface between a plan and a workload: what a run of any kind costs, under a layout and on a cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paceline.config import RunSpec
 from paceline.config.registry import RECORDED_ENTRY, import_object
 from paceline.config.sections import MAX_INT
-from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
+from paceline.io.arguments import option_error
 from paceline.layout import Layout
 from paceline.planner.candidates import LayoutConstraints, PricedLayout, RejectedFamily, RejectReason, constraints_of
 from paceline.planner.formulas.memory import DeviceMemory
@@ -168,17 +164,10 @@ def build_cost_model(spec: RunSpec, samples: int | None = None, tokens: float | 
     for option, value in (("--samples", samples), ("--tokens", tokens)):
         if value is not None and not 0 < value <= MAX_INT:
             shown = f"{value:g}" if value < MAX_INT else "so many"
-            raise UserError(
-                f"{option}: {shown} is not possible; give more than 0 and at most {MAX_INT:,}",
-                code="invalid-value",
-                key=option,
-            )
+            raise option_error(option, f"{shown} is not possible; give more than 0 and at most {MAX_INT:,}")
     if spec.entry is RECORDED_ENTRY:
-        raise UserError(
-            f"workload: {spec.workload} is of a run that is only looked at; its code is not executed",
-            code="not-trusted",
-            key="workload",
-        )
+        problem = f"{spec.workload} is of a run that is only looked at; its code is not executed"
+        raise option_error("workload", problem, "not-trusted")
     found: CostModel = import_object(spec.entry.subject or TRACED_COST_MODEL)(spec, samples, tokens)
     return found
 

@@ -1,7 +1,4 @@
-"""Estimate what eager kernels move on a GPU, from a pass that is traced on the CPU or on fake tensors.
-
-The pass runs as if it were on a CUDA device: with its autocast types, and with its fused kernels.
-"""
+"""Estimate what eager kernels move on a GPU, from a pass that is traced on the CPU or on fake tensors."""
 
 from __future__ import annotations
 

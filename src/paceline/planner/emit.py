@@ -1,8 +1,4 @@
-"""Build launch files for the chosen layout: torchrun, Slurm, Kubernetes, SkyPilot, Accelerate, DeepSpeed.
-
-Every word of the user's is quoted. On Kubernetes a JobSet gives pods stable names and restarts all of them when one
-fails; SkyPilot starts machines again elsewhere when they are preempted. Either way the run resumes.
-"""
+"""Build launch files for the chosen layout: torchrun, Slurm, Kubernetes, SkyPilot, Accelerate, DeepSpeed."""
 
 from __future__ import annotations
 
@@ -18,7 +14,8 @@ from typing import Any
 
 from paceline.config import COMMAND_LINE, DEFAULT, RunSpec
 from paceline.config.registry import is_script
-from paceline.errors import UserError, join_names
+from paceline.errors import join_names
+from paceline.io.arguments import option_error
 from paceline.io.format import duration
 from paceline.io.safe_open import read_text
 from paceline.layout import ZERO_STAGES, layout_of
@@ -41,7 +38,7 @@ def build_launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[st
     `kind` is a method of `LaunchWriter`; `words` are the overrides that the plan was made with.
     """
     if plan.chosen is None:
-        raise UserError(f"there is nothing to launch: {' '.join(plan.advice)}", code="does-not-fit", key="--emit")
+        raise option_error("--emit", f"nothing to launch: {' '.join(plan.advice)}", "does-not-fit")
     overrides = plan.overrides()
     own = [word for word in words if word.partition("=")[0] not in overrides]
     chosen = [f"{key}={str(value).lower()}" for key, value in overrides.items()]
@@ -176,8 +173,8 @@ class LaunchWriter:
     def _read_run_file(self) -> str:
         """Read the run file, for machines that do not have it. What it names must be there in the same places."""
         if is_script(str(self.run_file)):
-            message = f"{self.run_file} is a script, which must be in the image; write a run file that names it"
-            raise UserError(message, code="not-supported", key="--emit")
+            problem = f"{self.run_file} is a script, which must be in the image; write a run file that names it"
+            raise option_error("--emit", problem, "not-supported")
         return read_text(self.run_file)
 
     def _name_inputs(self, folder: str) -> str:
@@ -214,7 +211,7 @@ class LaunchWriter:
         if not obstacle and self.layout.tensor * self.layout.pipeline > 1:
             obstacle = f"the chosen layout is {family_name(self.layout)}, which {engine} does not support"
         if obstacle:
-            raise UserError(f"{obstacle}; use  --emit torchrun  or  slurm", code="not-supported", key="--emit")
+            raise option_error("--emit", f"{obstacle}; use  --emit torchrun  or  slurm", "not-supported")
         device = "cuda" if self.on_gpu else "cpu"
         return self.plan.spec.replace({**self.plan.overrides(), "parallel.engine": engine, "parallel.device": device})
 

@@ -1,15 +1,4 @@
-"""Build batch scripts for Slurm: one task per device; the ranks find each other by the environment of srun.
-
-A script is written to be read, and works with `sbatch` alone. What it does:
-
-    before the time limit   Slurm sends USR1 to the script, the script to the ranks: they save and stop; requeued
-    at the time limit       what ranks did not save in time is lost; requeued, from the newest checkpoint
-    preempted               Slurm sends TERM to all: the ranks save and stop; Slurm itself restarts the job, or not
-    a rank or a node dies   the step ends; requeued, and Slurm requeues jobs that lost a node
-    no progress             after so many attempts in a row the script gives up, and says why
-
-Whether there is anything left to do is read from the run folder, not from an exit code.
-"""
+"""Build batch scripts for Slurm: one task per device; the ranks find each other by the environment of srun."""
 
 from __future__ import annotations
 
@@ -23,7 +12,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.errors import UserError
-from paceline.io.arguments import format_slurm_time
+from paceline.io.arguments import format_slurm_time, option_error
 from paceline.io.escape import to_one_line
 from paceline.io.html_page import compile_template
 from paceline.runlog.jobs import ATTEMPTS
@@ -109,16 +98,14 @@ def _list_directives(job: BatchJob) -> Iterator[str]:
     asked |= {"signal": f"B:USR1@{job.warn_s}", "open-mode": "append", "output": job.log, **options}
     for name, value in asked.items():
         if not re.fullmatch(r"[a-z][a-z-]*", name):
-            message = f"{name!r} is not an option of sbatch; write it without its dashes, as in  constraint"
-            raise UserError(message, code="invalid-value", key=name)
+            raise option_error(name, "not an option of sbatch; write it without its dashes, as in  constraint")
         yield f"--{name}={quote_directive(value)}" if value else f"--{name}"
     yield "--requeue"
 
 
 def _parse_cores(text: str, name: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
-        message = f"{name}: {text!r} is not a number of cores; write it as  {name}: '4'"
-        raise UserError(message, code="invalid-value", key=name)
+        raise option_error(name, f"{text!r} is not a number of cores; write it as  {name}: '4'")
     return int(text)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.config import DEFAULT, RunSpec, SpecSource, resolve_spec
 from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.io.table import Tabular
 from paceline.planner.advice import explain_misfit
 from paceline.planner.candidates import MEMORY_ERROR, LayoutConstraints, PricedLayout, RejectedFamily, RejectReason
@@ -105,14 +106,10 @@ class Plan(Tabular):
     def overrides(self) -> dict[str, Any]:
         """Return the chosen layout as dotted values of the run file."""
         if self.what_if:
-            raise UserError(
-                f"--what-if is priced only: training does not support {self.what_if.describe()}",
-                code="not-supported",
-                key="--what-if",
-            )
+            problem = f"priced only: training does not support {self.what_if.describe()}"
+            raise option_error("--what-if", problem, "not-supported")
         if self.chosen is None:
-            message = f"nothing fits: {self.advice[0] if self.advice else 'no layout was found'}"
-            raise UserError(message, code="does-not-fit")
+            raise UserError(self.advice[0], code="does-not-fit")
         return self.cost_model.overrides(self.chosen.price.layout)
 
     def as_json(self) -> dict[str, Any]:
@@ -173,12 +170,11 @@ def plan(
     cost_model = what_if.apply(build_cost_model(spec, samples, tokens))
     device = target.whole.device
     if cost_model.numbers.matmul == "fp8" and not device.synchronous and "fp8" not in device.flops_s:
-        raise UserError(
-            f"train.precision=fp8: {device.name} has no fp8 in the catalogue; use train.precision=bf16",
-            code="not-supported",
-            key="train.precision",
-        )
-    counts = _check_device_counts(devices) if devices else _choose_device_counts(target, cost_model)
+        problem = f"{device.name} has no fp8 in the catalogue; use train.precision=bf16"
+        raise option_error("train.precision", problem, "not-supported")
+    if wrong := [n for n in devices if not 1 <= n <= MAX_DEVICES]:
+        raise option_error("--devices", f"{wrong[0]} devices are not possible; give 1 to {MAX_DEVICES}")
+    counts = sorted(set(devices)) or _choose_device_counts(target, cost_model)
     constraints = cost_model.constraints(spec)
     whole = target
     if counts[-1] > target.devices and not target.shared:
@@ -205,14 +201,6 @@ def plan(
         requirements=requirements,
         what_if=what_if,
     )
-
-
-def _check_device_counts(devices: Sequence[int]) -> list[int]:
-    for n in devices:
-        if not 1 <= n <= MAX_DEVICES:
-            message = f"--devices: {n} devices are not possible; give 1 to {MAX_DEVICES}, as in  --devices 1,2,4"
-            raise UserError(message, code="invalid-value", key="--devices")
-    return sorted(set(devices))
 
 
 def _choose_device_counts(target: TargetCluster, cost_model: CostModel) -> list[int]:
@@ -280,10 +268,9 @@ def apply_plan(spec: RunSpec, ranks: int | None) -> RunSpec:
     chosen = found.overrides()
     nodes = found.chosen.price.where.cluster.nodes if found.chosen else 1
     if ranks is None and nodes > 1:
-        raise UserError(
-            f"cluster: {spec.cluster}: the plan takes {chosen['parallel.ranks']} devices on {nodes} nodes, and this "
-            "command starts ranks on one; make launch files with  paceline plan RUN.yaml --emit slurm  or  torchrun",
-            code="not-supported",
-            key="cluster",
+        problem = (
+            f"the plan takes {chosen['parallel.ranks']} devices on {nodes} nodes, and this command starts ranks on"
         )
+        use = "make launch files with  paceline plan RUN.yaml --emit slurm  or  torchrun"
+        raise option_error("cluster", f"{problem} one; {use}", "not-supported")
     return spec.replace(chosen)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.errors import UserError
-from paceline.io.arguments import check_price
+from paceline.io.arguments import check_price, option_error
 from paceline.io.format import percent
 from paceline.planner.candidates import PricedLayout
 from paceline.planner.search import SearchResult
@@ -35,11 +34,7 @@ class HourlyRates:
         if not self.take_spot:
             return rates
         if rates.spot_usd is None:
-            raise UserError(
-                "--spot: the spot price of these devices is not known; give it with  --spot-price USD",
-                code="missing-value",
-                key="--spot-price",
-            )
+            raise option_error("--spot-price", "not known for these devices; give  --spot-price USD", "missing-value")
         return replace(rates, usd=rates.spot_usd, spot_usd=None)
 
 
@@ -133,18 +128,16 @@ class Requirements:
         ):
             if value is not None and not 0 < value <= most:
                 upto = f" and at most {most:g}" if most < math.inf else ""
-                message = f"{option}: {value:g} is not possible; give more than 0{upto}"
-                raise UserError(message, code="invalid-value", key=option)
+                raise option_error(option, f"{value:g} is not possible; give more than 0{upto}")
 
     def check_answerable(self, has_hours: bool, has_price: bool) -> None:
         """Raise UserError for a requirement on hours or costs that are not known."""
         length = "train.steps=N  or  --samples N"
         if self.deadline_h is not None and not has_hours:
-            message = f"--deadline: the length of the run is not known; give  {length}"
-            raise UserError(message, code="missing-value", key="--deadline")
+            raise option_error("--deadline", f"the length of the run is not known; give  {length}", "missing-value")
         if self.budget_usd is not None and not (has_hours and has_price):
-            message = f"--budget: the cost of the run is not known; give  {'--price USD' if has_hours else length}"
-            raise UserError(message, code="missing-value", key="--budget")
+            give = "--price USD" if has_hours else length
+            raise option_error("--budget", f"the cost of the run is not known; give  {give}", "missing-value")
 
     def violation_of(self, row: PlanRow) -> str:
         """Return what a row does not meet, in few words, or ""."""
@@ -178,10 +171,7 @@ class RowRanking:
 
     @property
     def chosen(self) -> PlanRow | None:
-        """With a deadline the cheapest row that meets it, else the fastest; of equally fast ones, the smallest.
-
-        If none meets the requirements, the row that comes nearest to the first of them.
-        """
+        """With a deadline the cheapest row that meets it, else the fastest; of equally fast ones, the smallest."""
         asked = self.requirements
         if not self.rows:
             return None

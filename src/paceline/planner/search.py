@@ -1,8 +1,4 @@
-"""Search the fastest layout that fits on each number of devices, with the runners-up and the rejected families.
-
-Of layouts that are equally fast, those of the well-known rule of thumb (fits on one device: ddp; does not: fsdp; many
-devices: pipeline and tensor) come first, then the simpler ones.
-"""
+"""Search the fastest layout that fits on each number of devices, with the runners-up and the rejected families."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The cluster that a plan is for, at any number of its devices, with the physics that hold there.
-
-Devices of a catalogue are whole and equal. The ranks of one CPU machine are not: they share its cores, its memory and
-its bandwidth, so each added rank makes the others slower. A calibration measures by how much.
-"""
+"""The cluster that a plan is for, at any number of its devices, with the physics that hold there."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError
 from paceline.hardware.catalogue import LOCAL, Cluster, find_device, match_driver_name, parse_cluster
+from paceline.io.arguments import option_error
 from paceline.planner.calibration.calibration import (
     Calibration,
     default_calibration_path,
@@ -67,8 +63,7 @@ class TargetCluster:
 
     def at(self, devices: int) -> PricedCluster:
         if devices < 1 or (devices > self.devices and not self.shared):
-            message = f"{self.name} has {self.devices} devices, and {devices} are asked for"
-            raise UserError(message, code="invalid-value", key="--devices")
+            raise option_error("--devices", f"{self.name} has {self.devices} devices, not {devices}")
         if self.calibration is not None and self.shared:
             return PricedCluster(*self.calibration.at(devices, self.whole))
         if self.calibration is not None and self.calibration.gpu is not None:
@@ -88,16 +83,12 @@ def resolve_target(text: str, calibration: str | Path | None = None) -> TargetCl
     cluster = parse_cluster(text)
     if cluster.device.name != LOCAL:
         if calibration is not None:
-            raise UserError(
-                f"--calibration is of the machine it was made on, and {text} is another; leave one of them out",
-                code="conflict",
-                key="--calibration",
-            )
+            problem = f"it is of the machine it was made on, and {text} is another; leave one of them out"
+            raise option_error("--calibration", problem, "conflict")
         return TargetCluster(text, cluster)
     found = _read_calibration_if_any(calibration)
     if found is None or not found.measured:
-        message = "there is no calibration of this machine yet; make one with  paceline calibrate"
-        raise UserError(message, code="not-found", key="--calibration")
+        raise option_error("--calibration", "no calibration of this machine; type  paceline calibrate", "not-found")
     return TargetCluster(text, cluster, shared=True, calibration=found)
 
 

@@ -22,6 +22,7 @@ from paceline.config import RunSpec
 from paceline.config.registry import describe_error
 from paceline.data.samples import as_samples, load_training_samples, samples_of, traits_of
 from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.layout import layout_of
 from paceline.nn.keras_backend import has_keras
 from paceline.nn.op_counter import PRODUCTS, OperationCounter, count_moved_elements, is_product
@@ -169,16 +170,15 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
 
 def _read_outline(workload: Workload) -> Outline | None:
     """Return what a workload declares about its data, with the samples in one form."""
-    found, what = workload.outline(), "workload: outline()"
+    found = workload.outline()
     if found is None:
         return None
     if not isinstance(found, Outline):
-        message = f"{what} returned {type(found).__name__}; it must return paceline.Outline(samples, held_out)"
-        raise UserError(message, code="invalid-workload", key="workload")
-    samples = as_samples(found.samples, workload.collate, what)
+        problem = f"outline() returned {type(found).__name__}; it must return paceline.Outline(samples, held_out)"
+        raise option_error("workload", problem, "invalid-workload")
+    samples = as_samples(found.samples, workload.collate, "workload: outline()")
     if not len(samples):
-        message = f"{what} returned no samples; there must be one to train on"
-        raise UserError(message, code="invalid-workload", key="workload")
+        raise option_error("workload", "outline() returned no samples to train on", "invalid-workload")
     return replace(found, samples=samples)
 
 
@@ -201,9 +201,8 @@ def _trace_model(
         except Exception as error:
             failures[how] = describe_error(error)
     causes = "; ".join(f"{how}: {cause}" for how, cause in failures.items())
-    raise UserError(
-        f"workload: the model of {spec.workload} cannot be traced, {causes}", code="user-code-failed", key="workload"
-    ) from None
+    problem = f"the model of {spec.workload} cannot be traced, {causes}"
+    raise option_error("workload", problem, "user-code-failed") from None
 
 
 def _list_trace_modes(workload: Workload, batches: Sequence[Any]) -> Iterator[tuple[str, TraceMode]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import Code, UserError, did_you_mean
+from paceline.io.arguments import option_error
 from paceline.planner.cost_model import CostModel
 from paceline.planner.formulas.placement import DTYPE_SIZES
 from paceline.planner.training_cost import TrainingCostModel, moments_of
@@ -16,6 +17,12 @@ WHAT_IF_OPTIONS = {
     "8bit-states": "optimiser states in 8 bits",
     "context=N": "each sequence divided among N devices",
 }
+
+FLAGS = {"pure-bf16": "pure_bf16", "8bit-states": "states_8bit"}
+
+
+def _reject(problem: str, code: Code = "not-supported") -> UserError:
+    return option_error("--what-if", problem, code)
 
 
 @dataclass(frozen=True)
@@ -36,23 +43,19 @@ class WhatIf:
         if not self:
             return cost_model
         if not isinstance(cost_model, TrainingCostModel):
-            raise _reject("", f"{cost_model.workload} is not trained by gradients; leave it out")
+            raise _reject(f"{cost_model.workload} is not trained by gradients; leave it out")
         train, numbers, blocks = cost_model.train, cost_model.numbers, cost_model.blocks
         if self.pure_bf16:
             if train.precision != "bf16":
-                raise _reject("pure-bf16", f"train.precision is {train.precision}; type  train.precision=bf16")
+                raise _reject(f"pure-bf16: train.precision is {train.precision}; type  train.precision=bf16")
             numbers = DTYPE_SIZES["pure_bf16"]
             blocks = tuple(replace(block, half_params=0.0) for block in blocks)  # all are, and none more than others
         moments, averages = moments_of(train)
         each = 1 + 4 / STATE_BLOCK if self.states_8bit else numbers.weight_bytes
         numbers = replace(numbers, state_bytes=moments * each + averages * numbers.weight_bytes)
         if self.context > 1 and not any(block.attention for block in blocks):
-            raise _reject(f"context={self.context}", f"{cost_model.workload} has no sequences to divide")
+            raise _reject(f"context: {cost_model.workload} has no sequences to divide")
         return replace(cost_model, blocks=blocks, numbers=numbers, context=self.context)
-
-
-def _reject(option: str, reason: str) -> UserError:
-    return UserError(f"{f'--what-if {option}'.strip()}: {reason}", code="not-supported", key="--what-if")
 
 
 def parse_what_if(text: str) -> WhatIf:
@@ -62,17 +65,13 @@ def parse_what_if(text: str) -> WhatIf:
         name, _, value = word.partition("=")
         if name == "context":
             if not value.isdecimal() or int(value) < 2:
-                message = f"--what-if: {word!r} is not possible; give a number of 2 or more, as  context=4"
-                raise UserError(message, code="invalid-value", key="--what-if")
+                raise _reject(f"{word!r} is not possible; give 2 or more, as  context=4", "invalid-value")
             found["context"] = int(value)
-        elif word == "pure-bf16":
-            found["pure_bf16"] = True
-        elif word == "8bit-states":
-            found["states_8bit"] = True
+        elif word in FLAGS:
+            found[FLAGS[word]] = True
         else:
             hint = did_you_mean(word, WHAT_IF_OPTIONS) or f"; known: {', '.join(WHAT_IF_OPTIONS)}"
-            raise UserError(f"--what-if: {word!r} is not known{hint}", code="invalid-value", key="--what-if")
+            raise _reject(f"{word!r} is not known{hint}", "invalid-value")
     if not found:
-        message = "--what-if: no option is given; write it as  --what-if pure-bf16,8bit-states,context=4"
-        raise UserError(message, code="missing-value", key="--what-if")
+        raise _reject("give one, as  --what-if pure-bf16,8bit-states,context=4", "missing-value")
     return WhatIf(**found)

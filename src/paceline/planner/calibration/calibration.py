@@ -1,8 +1,4 @@
-"""Read what `paceline calibrate` measured, and derive the physics of this machine from it.
-
-Ranks on one machine slow each other down, so each rate was measured by 1, 2, 4, … ranks at the same time. A plan for n
-ranks uses the measurement of n, or of the nearest number that was measured.
-"""
+"""Read what `paceline calibrate` measured, and derive the physics of this machine from it."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.config.decoder_shape import DecoderShape
-from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster, Device, find_device, match_driver_name
+from paceline.io.arguments import option_error
 from paceline.io.files import read_json
 from paceline.planner.formulas import compute
 from paceline.planner.formulas.placement import (
@@ -125,12 +121,8 @@ def find_catalogue_device(found: AcceleratorRates) -> Device:
     """Find the catalogue's facts on a measured device: links and power were not measured."""
     device = match_driver_name(found.name)
     if device is None:
-        raise UserError(
-            f"{found.name} was calibrated, but its links and power are not in the catalogue; "
-            "add them in a cluster file, with  catalogue: mine.csv",
-            code="unknown-name",
-            key="--calibration",
-        )
+        problem = f"links and power of {found.name} are not in the catalogue; add them with  catalogue: mine.csv"
+        raise option_error("--calibration", f"{problem}  in a cluster file", "unknown-name")
     return device
 
 
@@ -296,8 +288,8 @@ def parse_accelerator_rates(values: Any) -> AcceleratorRates:
 def read_calibration(path: Path) -> Calibration:
     values = read_json(path)
     if values.get("format") != CALIBRATION_FORMAT:
-        message = f"{path} is not a calibration of format {CALIBRATION_FORMAT}; make one with  paceline calibrate"
-        raise UserError(message, code="invalid-format", key="--calibration")
+        problem = f"{path} is not a calibration of format {CALIBRATION_FORMAT}; make one with  paceline calibrate"
+        raise option_error("--calibration", problem, "invalid-format")
     try:
         values["gpu"] = parse_accelerator_rates(values["gpu"]) if values.get("gpu") else None
         found = TypeAdapter(Calibration).validate_python({**values, "file": str(path)})
@@ -308,6 +300,6 @@ def read_calibration(path: Path) -> Calibration:
         if isinstance(error, ValidationError):
             first = error.errors()[0]
             cause = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        message = f"{path} is damaged: {cause}; make it again with  paceline calibrate"
-        raise UserError(message, code="damaged", key="--calibration") from None
+        problem = f"{path} is damaged: {cause}; make it again with  paceline calibrate"
+        raise option_error("--calibration", problem, "damaged") from None
     return replace(found, measured=tuple(sorted(found.measured, key=lambda row: row.ranks)))

@@ -75,10 +75,7 @@ def _raggedness(side: float) -> float:
 
 
 def count_fused_scores(length: int, span: int, causal: bool) -> float:
-    """Scores of one head that a fused kernel computes: whole tiles, and one more per row of tiles to begin and end it.
-
-    A causal kernel skips the tiles above the diagonal.
-    """
+    """Scores of one head that a fused kernel computes: whole tiles, and one more per row of tiles."""
     rows, columns = math.ceil(length / TILE), math.ceil(span / TILE)
     tiles = rows * (columns - (rows - 1) / 2 if causal else columns)
     return float((tiles + rows) * TILE * TILE)

@@ -250,10 +250,7 @@ class _Step:
         return _Travel(2 * gather + scatter, visible), _Travel(flight, self._exposed_s(flight, stage.backward_s))
 
     def _reduced(self, backward_s: float) -> _Travel:
-        """Gradients of all that see different samples, once a step.
-
-        Sharded optimiser states scatter gradients and gather weights: together the bytes of an all-reduce.
-        """
+        """Gradients of all that see different samples, once a step."""
         placement, numbers, physics = self.placement, self.numbers, self.physics
         everyone = build_group(placement.data * placement.context, placement.tensor, self.cluster, physics)
         reduction, overlap = placement.reduction, placement.runtime.overlap

@@ -202,7 +202,7 @@ def test_a_calibration_is_used_for_its_own_device_alone(usual, tmp_path, measure
 
 
 def test_a_device_that_is_not_in_the_catalogue_cannot_be_planned(tmp_path):
-    with pytest.raises(paceline.UserError, match="RTX 4070 was calibrated"):
+    with pytest.raises(paceline.UserError, match="RTX 4070 are not in"):
         resolve_target("local", write(tmp_path / "own.json", name="NVIDIA GeForce RTX 4070"))
 
 
