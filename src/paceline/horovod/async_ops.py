@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.horovod.reduction import OPERATIONS, Compression, Compressor, ReduceRule
 from paceline.horovod.world import rank, size
+from paceline.launch.process_group import gather_objects
 
 T = TypeVar("T")
 
@@ -20,20 +23,19 @@ class Handle(Generic[T]):
 
     def __init__(self, works: Sequence[Any], finish: Callable[[], T]) -> None:
         """Hold the `works` of torch.distributed: none in a world of one."""
-        self.works = works
-        self._finish: Callable[[], T] | None = finish
-        self._result: list[T] = []
+        self.works, self._finish = works, finish
 
     def done(self) -> bool:
         return all(work.is_completed() for work in self.works)
 
+    @functools.cached_property
+    def _result(self) -> T:
+        for work in self.works:
+            work.wait()
+        return self._finish()
+
     def wait(self) -> T:
-        if self._finish is not None:
-            for work in self.works:
-                work.wait()
-            self._result.append(self._finish())
-            self._finish = None
-        return self._result[0]
+        return self._result
 
     __call__ = wait
 
@@ -51,19 +53,16 @@ def combine_handles(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
 
 
 SENT_AS = {torch.int16: torch.int32}  # neither gloo nor NCCL sends this type
-DIMENSIONS = 8  # of the tensors whose shapes are compared
 
 
-def start_reduce(
-    tensor: torch.Tensor, rule: ReduceRule, compression: type[Compressor] = Compression.none
-) -> Handle[torch.Tensor]:
+def start_reduce(tensor: Tensor, rule: ReduceRule, compression: type[Compressor] = Compression.none) -> Handle[Tensor]:
     """Start reducing a copy of the tensor."""
     if tensor.is_sparse:
         return start_sparse_reduce(tensor, rule)
     return start_reduce_buffer(tensor.detach().clone(memory_format=torch.contiguous_format), rule, compression)
 
 
-def start_reduce_buffer(buffer: torch.Tensor, rule: ReduceRule, compression: type[Compressor]) -> Handle[torch.Tensor]:
+def start_reduce_buffer(buffer: Tensor, rule: ReduceRule, compression: type[Compressor]) -> Handle[Tensor]:
     """Start reducing a contiguous buffer, which may be overwritten."""
     sent, context = compression.compress(_sendable(rule.scale(buffer)))
     works = [dist.all_reduce(sent, OPERATIONS[rule.op], async_op=True)] if size() > 1 else []
@@ -71,14 +70,14 @@ def start_reduce_buffer(buffer: torch.Tensor, rule: ReduceRule, compression: typ
     return Handle(works, lambda: rule.finish(compression.decompress(sent, context), ranks).to(dtype))
 
 
-def start_sparse_reduce(tensor: torch.Tensor, rule: ReduceRule) -> Handle[torch.Tensor]:
+def start_sparse_reduce(tensor: Tensor, rule: ReduceRule) -> Handle[Tensor]:
     if OPERATIONS[rule.op] is not dist.ReduceOp.SUM:
         raise UserError(f"op=hvd.{rule.op.value}: sparse tensors are summed or averaged; use hvd.Sum or hvd.Average")
     mine = tensor.detach().coalesce()
     shape, ranks = mine.shape, size()
     indices, values = start_gather(mine.indices().t().contiguous()), start_gather(rule.scale(mine.values().clone()))
 
-    def finish() -> torch.Tensor:
+    def finish() -> Tensor:
         summed = torch.sparse_coo_tensor(indices.wait().t(), values.wait(), shape, check_invariants=False).coalesce()
         finished = rule.finish(summed.values(), ranks)
         return torch.sparse_coo_tensor(summed.indices(), finished, shape, is_coalesced=True, check_invariants=False)
@@ -86,7 +85,7 @@ def start_sparse_reduce(tensor: torch.Tensor, rule: ReduceRule) -> Handle[torch.
     return Handle([*indices.works, *values.works], finish)
 
 
-def start_gather(tensor: torch.Tensor) -> Handle[torch.Tensor]:
+def start_gather(tensor: Tensor) -> Handle[Tensor]:
     mine = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
     if size() == 1:
         return Handle([], mine.clone)
@@ -96,30 +95,23 @@ def start_gather(tensor: torch.Tensor) -> Handle[torch.Tensor]:
     parts = [torch.empty_like(padded) for _ in rows]
     work = dist.all_gather(parts, padded, async_op=True)
 
-    def finish() -> torch.Tensor:
+    def finish() -> Tensor:
         return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)]).to(mine.dtype)
 
     return Handle([work], finish)
 
 
-def gather_row_counts(mine: torch.Tensor) -> list[int]:
+def gather_row_counts(mine: Tensor) -> list[int]:
     """Return the rows of each rank; raise on ranks whose tensors do not match, instead of hanging."""
-    if mine.dim() > DIMENSIONS:
-        raise UserError(f"a tensor of {mine.dim()} dimensions cannot be gathered; use at most {DIMENSIONS}")
-    kind = torch.empty(0, dtype=mine.dtype).element_size() * (1 if mine.is_floating_point() else -1)
-    about = [len(mine), kind, mine.dim(), *mine.shape[1:]]
-    sent = torch.tensor([*about, *[0] * (DIMENSIONS + 2 - len(about))], device=mine.device)
-    everyone = [torch.empty_like(sent) for _ in range(size())]
-    dist.all_gather(everyone, sent)
-    shapes = [other.tolist() for other in everyone]
-    if any(other[1:] != shapes[0][1:] for other in shapes):
+    shapes = gather_objects((tuple(mine.shape), mine.dtype))
+    if len({(shape[1:], dtype) for shape, dtype in shapes}) > 1:
         raise RuntimeError(
             f"the tensors differ between ranks in type or beyond the first dimension; here {list(mine.shape)}"
         )
-    return [other[0] for other in shapes]
+    return [shape[0] for shape, _ in shapes]
 
 
-def start_broadcast(tensor: torch.Tensor, root_rank: int) -> Handle[torch.Tensor]:
+def start_broadcast(tensor: Tensor, root_rank: int) -> Handle[Tensor]:
     if not 0 <= root_rank < size():
         raise UserError(f"root_rank={root_rank} is not one of the {size()} ranks; they count from 0")
     sent = _sendable(tensor.detach().clone(memory_format=torch.contiguous_format))
@@ -127,7 +119,7 @@ def start_broadcast(tensor: torch.Tensor, root_rank: int) -> Handle[torch.Tensor
     return Handle(works, lambda: sent.to(tensor.dtype))
 
 
-def start_alltoall(tensor: torch.Tensor, to: list[int]) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
+def start_alltoall(tensor: Tensor, to: list[int]) -> Handle[tuple[Tensor, Tensor]]:
     mine = tensor.detach()
     if size() == 1:
         return Handle([], lambda: (mine.clone(), torch.tensor(to, dtype=torch.int32)))
@@ -140,8 +132,8 @@ def start_alltoall(tensor: torch.Tensor, to: list[int]) -> Handle[tuple[torch.Te
 
 
 def start_reduce_scatter(
-    tensor: torch.Tensor, rule: ReduceRule, compression: type[Compressor] = Compression.none
-) -> Handle[torch.Tensor]:
+    tensor: Tensor, rule: ReduceRule, compression: type[Compressor] = Compression.none
+) -> Handle[Tensor]:
     if not tensor.dim():
         raise UserError("a single number has no first dimension to scatter; use hvd.allreduce")
     whole, part = start_reduce(tensor, rule, compression), slice_own_rows(len(tensor))
@@ -154,5 +146,5 @@ def slice_own_rows(rows: int) -> slice:
     return slice(first, first + each + (rank() < more))
 
 
-def _sendable(tensor: torch.Tensor) -> torch.Tensor:
+def _sendable(tensor: Tensor) -> Tensor:
     return tensor.to(SENT_AS.get(tensor.dtype, tensor.dtype))

@@ -5,27 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict, Unpack
+import functools
+from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from paceline.errors import UserError
+from paceline.horovod import async_ops as ops
 from paceline.horovod import autograd
-from paceline.horovod.async_ops import (
-    Handle,
-    combine_handles,
-    start_alltoall,
-    start_broadcast,
-    start_gather,
-    start_reduce,
-    start_reduce_scatter,
-    start_sparse_reduce,
-)
+from paceline.horovod.async_ops import Handle
 from paceline.horovod.reduction import Average, Compression, Compressor, Operation, ReduceRule, resolve_rule
 from paceline.horovod.unsupported import ProcessSet, require_global_set
 from paceline.horovod.world import size
+
+P, T = ParamSpec("P"), TypeVar("T")
+Splits = Tensor | Sequence[int] | None
 
 
 class Factors(TypedDict, total=False):
@@ -41,140 +38,99 @@ def _resolve_rule(op: Operation | None, average: bool | None, factors: Factors) 
     return resolve_rule(op, average, factors.get("prescale_factor", 1.0), factors.get("postscale_factor", 1.0))
 
 
+def _needs_gradient(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
 def allreduce(
-    tensor: torch.Tensor,
+    tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
     op: Operation | None = None,
     **factors: Unpack[Factors],
-) -> torch.Tensor:
+) -> Tensor:
     """Return the average over ranks, or the reduction `op`."""
     rule = _resolve_rule(op, average, factors)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if _needs_gradient(tensor):
         return autograd.AllReduce.apply(tensor, rule, compression)
-    return start_reduce(tensor, rule, compression).wait()
-
-
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Operation | None = None,
-    **factors: Unpack[Factors],
-) -> torch.Tensor:
-    return allreduce_async_(tensor, average, name, op, **factors).wait()
+    return ops.start_reduce(tensor, rule, compression).wait()
 
 
 def allreduce_async(
-    tensor: torch.Tensor,
+    tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
     op: Operation | None = None,
     **factors: Unpack[Factors],
-) -> Handle[torch.Tensor]:
-    return start_reduce(tensor, _resolve_rule(op, average, factors))
-
-
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Operation | None = None,
-    **factors: Unpack[Factors],
-) -> Handle[torch.Tensor]:
-    handle = start_reduce(tensor, _resolve_rule(op, average, factors))
-    return _copy_into(tensor, handle)
+) -> Handle[Tensor]:
+    return ops.start_reduce(tensor, _resolve_rule(op, average, factors))
 
 
 def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None = None, op: Operation = Average, process_set: ProcessSet | None = None
-) -> Handle[torch.Tensor]:
+    tensor: Tensor, name: str | None = None, op: Operation = Average, process_set: ProcessSet | None = None
+) -> Handle[Tensor]:
     """Reduce a sparse tensor by gathering its rows."""
     require_global_set(process_set)
-    return start_sparse_reduce(tensor, resolve_rule(op, None))
+    return ops.start_sparse_reduce(tensor, resolve_rule(op, None))
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> torch.Tensor:
+def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> Tensor:
     """Concatenate the tensors of all ranks along the first dimension, which may differ between ranks."""
     require_global_set(process_set)
-    if tensor.requires_grad and torch.is_grad_enabled():
-        return autograd.AllGather.apply(tensor)
-    return start_gather(tensor).wait()
+    return autograd.AllGather.apply(tensor) if _needs_gradient(tensor) else ops.start_gather(tensor).wait()
 
 
-def allgather_async(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet | None = None
-) -> Handle[torch.Tensor]:
+def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> Handle[Tensor]:
     require_global_set(process_set)
-    return start_gather(tensor)
+    return ops.start_gather(tensor)
 
 
-def broadcast(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> torch.Tensor:
+def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Tensor:
     """Return the tensor of the root."""
     require_global_set(process_set)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if _needs_gradient(tensor):
         return autograd.Broadcast.apply(tensor, root_rank)
-    return start_broadcast(tensor, root_rank).wait()
-
-
-def broadcast_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> torch.Tensor:
-    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+    return ops.start_broadcast(tensor, root_rank).wait()
 
 
 def broadcast_async(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> Handle[torch.Tensor]:
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> Handle[Tensor]:
     require_global_set(process_set)
-    return start_broadcast(tensor, root_rank)
-
-
-def broadcast_async_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> Handle[torch.Tensor]:
-    require_global_set(process_set)
-    return _copy_into(tensor, start_broadcast(tensor, root_rank))
+    return ops.start_broadcast(tensor, root_rank)
 
 
 def alltoall(
-    tensor: torch.Tensor,
-    splits: torch.Tensor | Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
     """Exchange rows between all ranks; with `splits` (rows per receiver), also return rows per sender."""
     require_global_set(process_set)
     to = _resolve_splits(tensor, splits)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if _needs_gradient(tensor):
         received, counts = autograd.AllToAll.apply(tensor, to)
     else:
-        received, counts = start_alltoall(tensor, to).wait()
+        received, counts = ops.start_alltoall(tensor, to).wait()
     if splits is None:
         return received
-    return received, counts.to(splits.device) if isinstance(splits, torch.Tensor) else counts
+    return received, counts.to(splits.device) if isinstance(splits, Tensor) else counts
 
 
 def alltoall_async(
-    tensor: torch.Tensor,
-    splits: torch.Tensor | Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet | None = None,
-) -> Handle[torch.Tensor] | Handle[tuple[torch.Tensor, torch.Tensor]]:
+    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> Handle[Tensor] | Handle[tuple[Tensor, Tensor]]:
     require_global_set(process_set)
-    under_way = start_alltoall(tensor, _resolve_splits(tensor, splits))
-    return under_way if splits is not None else Handle(under_way.works, lambda: under_way.wait()[0])
+    handle = ops.start_alltoall(tensor, _resolve_splits(tensor, splits))
+    return handle if splits is not None else Handle(handle.works, lambda: handle.wait()[0])
 
 
-def _resolve_splits(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None) -> list[int]:
+def _resolve_splits(tensor: Tensor, splits: Splits) -> list[int]:
+    """Return the rows for each receiver."""
     if splits is None:
         if len(tensor) % size():
             raise UserError(f"{len(tensor)} rows cannot be divided evenly over {size()} ranks; give splits=")
         return [len(tensor) // size()] * size()
-    if isinstance(splits, torch.Tensor) and splits.dtype not in (torch.int32, torch.int64):
+    if isinstance(splits, Tensor) and splits.dtype not in (torch.int32, torch.int64):
         raise UserError(f"splits= is a tensor of {splits.dtype}; use whole numbers, torch.int32")
     to = [int(count) for count in splits]
     if len(to) != size() or sum(to) != len(tensor) or min(to) < 0:
@@ -183,23 +139,23 @@ def _resolve_splits(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] |
 
 
 def reducescatter(
-    tensor: torch.Tensor,
+    tensor: Tensor,
     compression: type[Compressor] = Compression.none,
     name: str | None = None,
     op: Operation = Average,
     **factors: Unpack[Factors],
-) -> torch.Tensor:
+) -> Tensor:
     """Return this rank's rows of the reduced tensor; the first ranks have one more."""
     rule = _resolve_rule(op, None, factors)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if _needs_gradient(tensor):
         return autograd.ReduceScatter.apply(tensor, rule, compression)
-    return start_reduce_scatter(tensor, rule, compression).wait()
+    return ops.start_reduce_scatter(tensor, rule, compression).wait()
 
 
 def reducescatter_async(
-    tensor: torch.Tensor, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
-) -> Handle[torch.Tensor]:
-    return start_reduce_scatter(tensor, _resolve_rule(op, None, factors))
+    tensor: Tensor, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
+) -> Handle[Tensor]:
+    return ops.start_reduce_scatter(tensor, _resolve_rule(op, None, factors))
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
@@ -208,85 +164,60 @@ def barrier(process_set: ProcessSet | None = None) -> None:
         dist.barrier()
 
 
-def _copy_into(tensor: torch.Tensor, handle: Handle[torch.Tensor]) -> Handle[torch.Tensor]:
-    """Copy the result over the tensor that was sent."""
-    return Handle(handle.works, lambda: _copied(tensor, handle.wait()))
+def _in_place(
+    start: Callable[Concatenate[Tensor, P], Handle[Tensor]],
+) -> Callable[Concatenate[Tensor, P], Handle[Tensor]]:
+    """Return a collective that copies its result over the tensor that was sent."""
+
+    @functools.wraps(start)
+    def call(tensor: Tensor, *args: P.args, **options: P.kwargs) -> Handle[Tensor]:
+        handle = start(tensor, *args, **options)
+        return Handle(handle.works, lambda: _overwrite(tensor, handle.wait()))
+
+    return call
 
 
-def _copied(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return tensor.copy_(value)
+@torch.no_grad()
+def _overwrite(tensor: Tensor, value: Tensor) -> Tensor:
+    return tensor.copy_(value)
 
 
-Tensors = Sequence[torch.Tensor]
+def _blocking(start: Callable[P, Handle[T]]) -> Callable[P, T]:
+    """Return a collective that waits for its result."""
+
+    @functools.wraps(start)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        return start(*args, **options).wait()
+
+    return call
 
 
-def grouped_allreduce(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: Operation | None = None,
-    **factors: Unpack[Factors],
-) -> list[torch.Tensor]:
-    if compression is not Compression.none or any(tensor.requires_grad for tensor in tensors):
-        return [allreduce(tensor, average, name, compression, op, **factors) for tensor in tensors]
-    return grouped_allreduce_async(tensors, average, name, op, **factors).wait()
+def _grouped(start: Callable[Concatenate[Tensor, P], T]) -> Callable[Concatenate[Sequence[Tensor], P], list[T]]:
+    """Return a collective of several tensors."""
+
+    @functools.wraps(start)
+    def call(tensors: Sequence[Tensor], *args: P.args, **options: P.kwargs) -> list[T]:
+        return [start(tensor, *args, **options) for tensor in tensors]
+
+    return call
 
 
-def grouped_allreduce_(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Operation | None = None,
-    **factors: Unpack[Factors],
-) -> list[torch.Tensor]:
-    return grouped_allreduce_async_(tensors, average, name, op, **factors).wait()
+def _grouped_async(
+    start: Callable[Concatenate[Tensor, P], Handle[T]],
+) -> Callable[Concatenate[Sequence[Tensor], P], Handle[list[T]]]:
+    """Return a collective of several tensors with one handle."""
+
+    @functools.wraps(start)
+    def call(tensors: Sequence[Tensor], *args: P.args, **options: P.kwargs) -> Handle[list[T]]:
+        return ops.combine_handles([start(tensor, *args, **options) for tensor in tensors])
+
+    return call
 
 
-def grouped_allreduce_async(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Operation | None = None,
-    **factors: Unpack[Factors],
-) -> Handle[list[torch.Tensor]]:
-    return combine_handles([allreduce_async(tensor, average, name, op, **factors) for tensor in tensors])
-
-
-def grouped_allreduce_async_(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Operation | None = None,
-    **factors: Unpack[Factors],
-) -> Handle[list[torch.Tensor]]:
-    return combine_handles([allreduce_async_(tensor, average, name, op, **factors) for tensor in tensors])
-
-
-def grouped_allgather(
-    tensors: Tensors, name: str | None = None, process_set: ProcessSet | None = None
-) -> list[torch.Tensor]:
-    return [allgather(tensor, name, process_set) for tensor in tensors]
-
-
-def grouped_allgather_async(
-    tensors: Tensors, name: str | None = None, process_set: ProcessSet | None = None
-) -> Handle[list[torch.Tensor]]:
-    return combine_handles([allgather_async(tensor, name, process_set) for tensor in tensors])
-
-
-def grouped_reducescatter(
-    tensors: Tensors,
-    compression: type[Compressor] = Compression.none,
-    name: str | None = None,
-    op: Operation = Average,
-    **factors: Unpack[Factors],
-) -> list[torch.Tensor]:
-    return [reducescatter(tensor, compression, name, op, **factors) for tensor in tensors]
-
-
-def grouped_reducescatter_async(
-    tensors: Tensors, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
-) -> Handle[list[torch.Tensor]]:
-    return combine_handles([reducescatter_async(tensor, name, op, **factors) for tensor in tensors])
+allreduce_async_, broadcast_async_ = _in_place(allreduce_async), _in_place(broadcast_async)
+allreduce_, broadcast_ = _blocking(allreduce_async_), _blocking(broadcast_async_)
+grouped_allreduce_async, grouped_allreduce_async_ = _grouped_async(allreduce_async), _grouped_async(allreduce_async_)
+grouped_allreduce, grouped_allreduce_ = _grouped(allreduce), _blocking(grouped_allreduce_async_)
+grouped_allgather, grouped_allgather_async = _grouped(allgather), _grouped_async(allgather_async)
+grouped_reducescatter = _grouped(reducescatter)
+grouped_reducescatter_async = _grouped_async(reducescatter_async)

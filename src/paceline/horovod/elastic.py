@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten, treespec_dumps, treespec_loads
 from torch.utils.data import Sampler
 
 from paceline.errors import UserError
@@ -279,44 +280,31 @@ def read_commit(file: Path) -> tuple[dict[str, Any], str]:
 
 
 def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value as JSON; types that JSON lacks become lists that begin with their name."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        key = str(len(tensors))
-        tensors[key] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        return ["tensor", key]
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in NUMBERS:
-        packed = _pack(torch.as_tensor(value), name, tensors)
-        return ["array", packed[1], bool(value.shape)]
-    if isinstance(value, dict):
-        return [
-            "dict",
-            *([_pack(key, name, tensors), _pack(v, f"{name}[{key!r}]", tensors)] for key, v in value.items()),
-        ]
-    if type(value) in (list, tuple):
-        return [type(value).__name__, *(_pack(inner, f"{name}[{i}]", tensors) for i, inner in enumerate(value))]
-    raise UserError(
-        f"{name} is a {type(value).__name__}; an elastic state holds numbers, text, tensors, lists and dicts of them, "
-        "and objects with state_dict() and load_state_dict()",
-        code="not-supported",
-        key=name,
-    )
+    """Return the value as JSON: its structure and leaves, of which tensors and arrays are lists with their key."""
+    leaves, structure = tree_flatten_with_path(value)
+    packed: list[Any] = []
+    for path, leaf in leaves:
+        is_array = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in NUMBERS
+        if is_array or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided):
+            key = str(len(tensors))
+            tensors[key] = torch.as_tensor(leaf).detach().cpu().clone(memory_format=torch.contiguous_format)
+            packed.append(["array", key, bool(leaf.shape)] if is_array else ["tensor", key])
+        elif leaf is None or isinstance(leaf, (bool, int, float, str)):
+            packed.append(leaf)
+        else:
+            raise UserError(
+                f"{name}{keystr(path)} is a {type(leaf).__name__}; an elastic state holds numbers, text, tensors, "
+                "lists and dicts of them, and objects with state_dict() and load_state_dict()",
+                code="not-supported",
+                key=f"{name}{keystr(path)}",
+            )
+    return treespec_dumps(structure), packed
 
 
-def _unpack(value: Any, opened: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    kind, *rest = value
-    match kind:
-        case "tensor":
-            return opened.get_tensor(rest[0])
-        case "array":
-            array = opened.get_tensor(rest[0]).numpy()
-            return array if rest[1] else array[()]
-        case "dict":
-            return {_unpack(key, opened): _unpack(inner, opened) for key, inner in rest}
-        case "tuple":
-            return tuple(_unpack(inner, opened) for inner in rest)
-        case _:
-            return [_unpack(inner, opened) for inner in rest]
+def _unpack(packed: Any, opened: Any) -> Any:
+    structure, leaves = packed
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, list):
+            tensor = opened.get_tensor(leaf[1])
+            leaves[i] = tensor if leaf[0] == "tensor" else tensor.numpy() if leaf[2] else tensor.numpy()[()]
+    return tree_unflatten(leaves, treespec_loads(structure))

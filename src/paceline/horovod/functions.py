@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from paceline.errors import UserError
 from paceline.horovod import collectives
@@ -36,24 +39,22 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite `model.state_dict()`, `model.named_parameters()` or tensors by those of the root."""
     require_global_set(process_set)
-    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+    if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise UserError(f"broadcast_parameters: give model.state_dict(), not a {type(params).__name__}")
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     values = [pair[1] if isinstance(pair, tuple) else pair for pair in pairs]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     for handle in [collectives.broadcast_async_(tensor, root_rank) for tensor in tensors]:
         handle.wait()
 
 
-class _Tensor(NamedTuple):
+@dataclass
+class _Missing:
     """Placeholder of a tensor that is sent separately."""
 
-    shape: torch.Size
+    size: torch.Size
     dtype: torch.dtype
-    kind: str  # of its device
-
-    def empty(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=self.kind)
+    device: str
 
 
 def broadcast_optimizer_state(
@@ -64,34 +65,11 @@ def broadcast_optimizer_state(
         raise UserError("the state of torch.optim.LBFGS cannot be broadcast; use another optimiser")
     if size() == 1:
         return
-    tensors: list[torch.Tensor] = []
-    if rank() == root_rank:
-        broadcast_object(_extract_tensors(optimizer.state_dict(), tensors), root_rank)
-    else:
-        received = _insert_tensors(broadcast_object(None, root_rank), tensors)
-    broadcast_parameters(tensors, root_rank)
+    state = optimizer.state_dict() if rank() == root_rank else None
+    rest = tree_map_only(Tensor, lambda tensor: _Missing(tensor.shape, tensor.dtype, tensor.device.type), state)
+    rest = broadcast_object(rest, root_rank)
     if rank() != root_rank:
-        optimizer.load_state_dict(received)
-
-
-def _extract_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _Tensor(value.shape, value.dtype, value.device.type)
-    if isinstance(value, dict):
-        return {key: _extract_tensors(inner, tensors) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_extract_tensors(inner, tensors) for inner in value)
-    return value
-
-
-def _insert_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Replace each placeholder by an empty tensor to receive into."""
-    if isinstance(value, _Tensor):
-        tensors.append(value.empty())
-        return tensors[-1]
-    if isinstance(value, dict):
-        return {key: _insert_tensors(inner, tensors) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_insert_tensors(inner, tensors) for inner in value)
-    return value
+        state = tree_map_only(_Missing, lambda missing: torch.empty(**vars(missing)), rest)
+    broadcast_parameters([leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)], root_rank)
+    if rank() != root_rank:
+        optimizer.load_state_dict(state)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.horovod.unsupported import raise_no_adasum
@@ -17,19 +17,19 @@ class Compressor(Protocol):
     """Interface of compressors; scripts may bring their own."""
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]: ...
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]: ...
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor: ...
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor: ...
 
 
 class NoCompressor:
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
         return tensor
 
 
@@ -37,11 +37,11 @@ class FP16Compressor:
     """Send floating-point tensors in 16 bits."""
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
         return tensor.to(ctx)
 
 
@@ -80,25 +80,25 @@ class ReduceRule:
     before: float = 1.0
     after: float = 1.0
 
-    def scale(self, buffer: torch.Tensor) -> torch.Tensor:
+    def scale(self, buffer: Tensor) -> Tensor:
         """Scale the buffer before it is sent, in place if it is floating point."""
         return scale_buffer(buffer, self.before)
 
-    def finish(self, buffer: torch.Tensor, ranks: int) -> torch.Tensor:
+    def finish(self, buffer: Tensor, ranks: int) -> Tensor:
         """Scale the received buffer, in place if it is floating point."""
         if self.op is Average:
             buffer = buffer.div_(ranks) if _in_place(buffer) else (buffer.double() / ranks).to(buffer.dtype)
         return scale_buffer(buffer, self.after)
 
 
-def scale_buffer(buffer: torch.Tensor, factor: float) -> torch.Tensor:
+def scale_buffer(buffer: Tensor, factor: float) -> Tensor:
     """Scale in the type of the buffer; integers go through float64."""
     if factor == 1.0:
         return buffer
     return buffer.mul_(factor) if _in_place(buffer) else (buffer.double() * factor).to(buffer.dtype)
 
 
-def _in_place(buffer: torch.Tensor) -> bool:
+def _in_place(buffer: Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
 
 

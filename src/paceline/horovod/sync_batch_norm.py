@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from paceline.horovod import collectives
 from paceline.horovod.reduction import Sum
@@ -15,7 +16,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
     As in torch, half precision is normalised in float32 and comes out as it came in.
     """
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if not self.training or input.device.type == "cuda" or size() == 1:
             return super().forward(input)
         values = input.to(torch.promote_types(input.dtype, torch.float32))
@@ -32,7 +33,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         return normal.to(input.dtype)
 
     @torch.no_grad()
-    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+    def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """The running values, with the unbiased variance, as torch keeps them."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
@@ -42,5 +43,5 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         self.running_var.lerp_(variance * count / (count - 1), share)
 
 
-def _by_channel(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _by_channel(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(1, -1, *[1] * (like.dim() - 2))

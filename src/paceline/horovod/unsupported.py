@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from paceline.errors import PacelineError
@@ -17,8 +18,25 @@ class UnsupportedHorovodModule(UnsupportedHorovodFeature, ModuleNotFoundError):
     """A module of Horovod that is not supported; an ImportError, so that scripts may catch it."""
 
 
-def raise_unsupported(what: str, instead: str) -> NoReturn:
-    raise UnsupportedHorovodFeature(f"paceline.horovod has no {what}; {instead}")
+def _reject(what: str, instead: str) -> Callable[..., NoReturn]:
+    """Return a function that raises, whatever it is called with."""
+
+    def call(*args: Any, **options: Any) -> NoReturn:
+        raise UnsupportedHorovodFeature(f"paceline.horovod has no {what}; {instead}")
+
+    return call
+
+
+join = _reject("join", "give every rank the same number of batches: torch's DistributedSampler does")
+start_timeline = stop_timeline = _reject("timelines", "paceline measure  says where the time of a step goes")
+raise_no_adasum = _reject("Adasum", "use op=hvd.Average")
+raise_no_communicators = _reject(
+    "communicators of MPI", "call hvd.init() without them: all ranks of the launcher take part"
+)
+raise_no_process_sets = add_process_set = remove_process_set = _reject(
+    "process sets", "use torch.distributed.new_group and torch.distributed's own collectives"
+)
+run = _reject("run()", "start the script with  paceline launch --ranks N -- python -m paceline.horovod SCRIPT.py")
 
 
 class ProcessSet:
@@ -49,38 +67,3 @@ global_process_set: ProcessSet = object.__new__(ProcessSet)
 def require_global_set(process_set: ProcessSet | None) -> None:
     if process_set not in (None, global_process_set):
         raise_no_process_sets()
-
-
-def raise_no_process_sets() -> NoReturn:
-    raise_unsupported("process sets", "use torch.distributed.new_group and torch.distributed's own collectives")
-
-
-def add_process_set(*ranks: Any) -> NoReturn:
-    raise_no_process_sets()
-
-
-def remove_process_set(process_set: Any) -> NoReturn:
-    raise_no_process_sets()
-
-
-def join(device: int = -1) -> NoReturn:
-    raise_unsupported("join", "give every rank the same number of batches: torch's DistributedSampler does")
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
-    raise_unsupported("timelines", "paceline measure  says where the time of a step goes")
-
-
-def stop_timeline() -> NoReturn:
-    start_timeline("")
-
-
-def raise_no_adasum() -> NoReturn:
-    raise_unsupported("Adasum", "use op=hvd.Average")
-
-
-def run(*args: Any, **options: Any) -> NoReturn:
-    """`horovod.run`, which starts ranks from inside a script."""
-    raise_unsupported(
-        "run()", "start the script with  paceline launch --ranks N -- python -m paceline.horovod SCRIPT.py"
-    )

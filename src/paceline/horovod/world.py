@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UserError
-from paceline.horovod.unsupported import raise_no_process_sets, raise_unsupported
+from paceline.horovod.unsupported import raise_no_communicators, raise_no_process_sets
 from paceline.io.terminal import warn
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
 from paceline.launch.process_group import join_ranks
@@ -62,7 +62,7 @@ _here = _Membership()
 def init(comm: Any = None, process_sets: Sequence[Any] | None = None) -> None:
     """Join the ranks that torchrun, srun, mpirun or `paceline launch` started; alone, a world of one."""
     if comm is not None:
-        raise_unsupported("communicators of MPI", "call hvd.init() without them: all ranks of the launcher take part")
+        raise_no_communicators()
     if process_sets:
         raise_no_process_sets()
     if _here.place is None:
