@@ -25,7 +25,6 @@ from paceline.io.escape import to_one_line
 from paceline.io.files import write_atomic
 from paceline.layout import layout_of
 
-MAX_FILES = 32
 PLACEHOLDER = "train.py"
 SET_BY_SCRIPTS = ("train.lr", "train.schedule", "train.clip")
 """What a script often sets itself, so that no other file has it. Its optimiser keeps its own learning rate."""
@@ -41,33 +40,22 @@ class Adopted:
     text: str
     """The run file, with comments."""
     rows: tuple[ConvertedKey, ...]
-    fill_in: Mapping[str, str]
+    fill_in: dict[str, str]
     """Keys of the run file that no file gives, with the reason."""
-    values: Mapping[str, Any]
+    values: dict[str, Any]
     """The run file as plain values."""
     out: Path | None = None
     """Where it was written."""
 
     def counts(self) -> dict[str, int]:
         """Count the given keys by what became of them."""
-        found = Counter(row.outcome.value for row in self.rows if row.given)
-        return {outcome.value: found[outcome.value] for outcome in Outcome if found[outcome.value]}
+        counts = Counter(row.outcome for row in self.rows if row.given)
+        return {outcome.value: counts[outcome] for outcome in Outcome if counts[outcome]}
 
     def as_json(self) -> dict[str, Any]:
-        keys = [
-            {
-                "source": row.source,
-                "key": row.key,
-                "value": row.value,
-                "became": row.outcome.value,
-                "in_run_file": list(row.run_keys),
-                "why": row.reason,
-                "given": row.given,
-            }
-            for row in self.rows
-        ]
+        keys = [row.as_json() for row in self.rows]
         out = None if self.out is None else str(self.out)
-        return {"run_file": dict(self.values), "keys": keys, "fill_in": dict(self.fill_in), "out": out}
+        return {"run_file": self.values, "keys": keys, "fill_in": self.fill_in, "out": out}
 
 
 def adopt(
@@ -81,7 +69,7 @@ def adopt(
 
     Nothing in the files is executed. Keys that contradict each other are a UserError, and nothing is written.
     """
-    paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+    paths = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
     target = None if out is None else Path(out)
     if not paths and not command:
         usage = "paceline adopt FILE… [--out run.yaml],  or  --command 'torchrun …'"
@@ -94,14 +82,15 @@ def adopt(
     draft.add_defaults()
     derive_run_file(draft)
     _complete(draft, target)
-    _check(draft)
+    values = _build_values(draft)
+    _check(values, draft)
     draft.rows = [_resolve_keys(draft, row) for row in draft.rows]
-    text, values = format_run_file(draft, names), _build_values(draft)
+    text = format_run_file(draft, names)
     if target is not None:
         if not target.parent.is_dir():
             raise UserError(f"--out: there is no folder {target.parent}", code="not-found", key="--out")
         write_atomic(target, text)
-    return Adopted(text, tuple(draft.rows), dict(draft.fill_in), values, target)
+    return Adopted(text, tuple(draft.rows), draft.fill_in, values, target)
 
 
 def _read_all(draft: Draft, paths: Sequence[Path], command: str) -> list[str]:
@@ -109,32 +98,29 @@ def _read_all(draft: Draft, paths: Sequence[Path], command: str) -> list[str]:
     names = [" ".join(command.replace("\\\n", " ").split())] if command else []
     for source in read_command_line(command) if command else ():
         draft.add_source(source)
-    waiting, seen = list(paths), set[Path]()
-    while waiting or draft.files:
-        path = waiting.pop(0) if waiting else draft.files.pop(0)
-        if path.resolve() in seen:
-            continue
-        seen.add(path.resolve())
-        if len(seen) > MAX_FILES:
-            raise UserError(f"more than {MAX_FILES} files name each other; give those of one run", code="unreadable")
-        names.append(path.name)
-        for source in read_sources(path):
-            draft.add_source(source)
+    draft.files[:0] = paths
+    seen = set[Path]()
+    while draft.files:
+        path = draft.files.pop(0)
+        if path.resolve() not in seen:
+            seen.add(path.resolve())
+            names.append(path.name)
+            for source in read_sources(path):
+                draft.add_source(source)
     return names
 
 
 def _complete(draft: Draft, target: Path | None) -> None:
     """Add what every run file needs: a name, and a workload."""
-    named = "workload" in draft.lines
-    if not named:
-        draft.set_line("workload", PLACEHOLDER, "to fill in: your script, which calls paceline.run(), or file.py:Class")
-        draft.fill_in = {"workload": "no file names the program that trains", **draft.fill_in}
-    line = draft.lines["workload"]
-    workload = str(line.value)
+    line = draft.lines.get("workload")
+    workload = str(line.value) if line else PLACEHOLDER
     script = workload.endswith(".py")
-    if named and script and target is not None and not Path(workload).is_absolute():
+    if line is None:
+        draft.set_line("workload", workload, "to fill in: your script, which calls paceline.run(), or file.py:Class")
+        draft.fill_in = {"workload": "no file names the program that trains", **draft.fill_in}
+    elif script and target is not None and not Path(workload).is_absolute():
         path = os.path.relpath(Path.cwd() / workload, target.resolve().parent)
-        draft.lines["workload"] = replace(line, value=Path(path).as_posix())
+        draft.set_line("workload", Path(path).as_posix(), line.comment)
     if workload == "transformers" and not {"model.init_from", "model.config"} & draft.lines.keys():
         draft.fill_in = {"model.init_from": "the folder of the model, as save_pretrained writes it", **draft.fill_in}
     if workload in ("transformers", "classifier") and "data.path" not in draft.lines:
@@ -144,17 +130,15 @@ def _complete(draft: Draft, target: Path | None) -> None:
         defaults = ", ".join(str(Train.model_fields[key.removeprefix("train.")].default) for key in missing)
         draft.fill_in[", ".join(missing)] = f"not given; Paceline's defaults are {defaults}"
     name = draft.lines.get("name")
-    words = str(name.value) if name else Path(workload).stem
-    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", words).strip("-._")[:100]
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", str(name.value) if name else Path(workload).stem).strip("-._")[:100]
     draft.set_line("name", clean or "run", name.comment if name else "of the run folder")
 
 
-def _check(draft: Draft) -> None:
+def _check(values: Mapping[str, Any], draft: Draft) -> None:
     """Build the run file as far as it can be read without the user's own code, so that it is valid when written."""
-    values = _build_values(draft)
-    if values.get("workload") not in BUILT_IN:
-        values = {key: value for key, value in values.items() if key not in ("workload", "model", "data")}
-    layout_of(build_spec(values, {key: line.comment for key, line in draft.lines.items() if line.comment}))
+    own = () if values.get("workload") in BUILT_IN else ("workload", "model", "data")
+    origins = {key: line.comment for key, line in draft.lines.items() if line.comment}
+    layout_of(build_spec({key: value for key, value in values.items() if key not in own}, origins))
 
 
 def _build_values(draft: Draft) -> dict[str, Any]:
@@ -188,10 +172,8 @@ def format_run_file(draft: Draft, names: Sequence[str]) -> str:
             inside_order = sorted(inside, key=lambda key: order.index(key) if key in order else -1)
             lines += [_format_line(f"  {key.partition('.')[2]}", inside[key]) for key in inside_order]
     lines += _format_block("To fill in:", [f"{key}: {reason}" for key, reason in draft.fill_in.items()])
-    for head, outcome in (
-        ("For the scheduler, the shell and the script:", Outcome.NOTED),
-        ("Not carried over:", Outcome.NOT_SUPPORTED),
-    ):
+    noted, rejected = "For the scheduler, the shell and the script:", "Not carried over:"
+    for head, outcome in ((noted, Outcome.NOTED), (rejected, Outcome.NOT_SUPPORTED)):
         lines += _format_block(head, [_format_row(row) for row in draft.rows if row.outcome is outcome])
     return "\n".join(lines) + "\n"
 
@@ -212,11 +194,5 @@ def _format_block(head: str, items: Sequence[str]) -> list[str]:
 
 
 def _wrap(text: str, start: str = "# ") -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=start,
-        subsequent_indent=f"{start}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    indents = {"initial_indent": start, "subsequent_indent": f"{start}  "}
+    return textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)

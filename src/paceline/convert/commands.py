@@ -10,49 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.run_file import parse_overrides
-from paceline.convert.key_tables import KeyTable, load_table
+from paceline.convert.key_tables import KeyTable, load_table, load_yaml_table
 from paceline.convert.rules import Outcome, Translation, translate_file
 from paceline.convert.shell import SHELLS, ShellCommand, evaluate_script, is_unknown
 from paceline.convert.sources import Extra, Settings
 
-LAUNCHERS = {
-    "torchrun": "torchrun",
-    "deepspeed": "deepspeed_launcher",
-    "mpirun": "mpirun",
-    "mpiexec": "mpirun",
-    "horovodrun": "horovodrun",
-    "srun": "slurm",
-    "sbatch": "slurm",
-}
-"""Commands that start others, and the tables of their options."""
-MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "deepspeed.launcher.runner": "deepspeed",
-    "horovod.runner.launch": "horovodrun",
-}
-"""Modules that are launchers, as in `python -m torch.distributed.run`."""
-PREFIXES = ("exec", "time", "nohup", "sudo", "nice", "command")
-"""Words before a command that change nothing about what it starts."""
-WRAPPERS = frozenset(
-    (
-        *("env", "uv", "poetry", "pixi", "pdm", "conda", "mamba", "micromamba", "apptainer", "singularity", "docker"),
-        *("podman", "shifter", "numactl", "taskset", "stdbuf", "timeout", "nsys", "ncu"),
-    )
-)
-"""Programs that start another one in some environment, with options before it."""
+PROGRAMS = load_yaml_table("programs")
+LAUNCHERS, WRAPPERS, STARTS_RANKS = PROGRAMS["launchers"], {*PROGRAMS["wrappers"]}, PROGRAMS["start_ranks"]
 SCRIPT_ARGUMENTS = ("$@", "$*", "${@}", "${*}")
 """The words that a shell script itself was called with."""
 COMMAND_PRIORITY = 1
 """Options of `accelerate launch` replace what its YAML has, overrides what the run file has."""
-PREPARES = ("module", "ml", "source", ".", "conda", "mamba", "spack", "cd")
-"""Commands that prepare the shell."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
-STARTS_RANKS = ("torchrun", "accelerate", "deepspeed")
-"""Launchers of which one task per node is enough."""
-SETUP_MODULES = ("pip", "venv", "virtualenv", "ensurepip", "compileall", "site")
-"""Modules that prepare a machine, and train nothing."""
 MIN_TRAINER_OPTIONS = 2
 """So many names of TrainingArguments among the options of a script make it one of the Trainer."""
 AT_RUN_TIME = "known only when the job runs"
@@ -123,7 +93,11 @@ def _read_inner_shell(words: list[str], environment: Mapping[str, str]) -> list[
 def list_preparations(commands: Sequence[ShellCommand]) -> list[Extra]:
     """Return the commands that prepare the shell, such as `module load`."""
     translation = Translation(Outcome.NOTED, reason="for the shell")
-    prepares = [command.words for command in commands if command.words[0] in PREPARES and not tool_of(command.words)]
+    prepares = [
+        command.words
+        for command in commands
+        if command.words[0] in PROGRAMS["prepare_shell"] and not tool_of(command.words)
+    ]
     return [(words[0], " ".join(words), translation) for words in prepares]
 
 
@@ -146,7 +120,7 @@ def _read_environment(line: _CommandLine) -> None:
 def _strip_wrappers(words: list[str]) -> list[str]:
     """Drop `NAME=value`, `exec`, `nohup` and wrappers such as `docker run …` before the command itself."""
     while words:
-        if words[0] in PREFIXES or ASSIGNMENT.fullmatch(words[0]):
+        if words[0] in PROGRAMS["prefixes"] or ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
         elif Path(words[0]).name in WRAPPERS and (start := _find_program(words[1:])) is not None:
             words = words[1 + start :]
@@ -161,8 +135,8 @@ def _read_tool(line: _CommandLine, tool: str) -> None:
         _read_paceline(line, rest)
     elif tool == "python":
         rest = _strip_interpreter_options(rest)
-        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in MODULES:
-            _read_launcher(line, MODULES[rest[1]], rest[2:])
+        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in PROGRAMS["modules"]:
+            _read_launcher(line, PROGRAMS["modules"][rest[1]], rest[2:])
         else:
             _read_program(line, "python", rest, alone=True)
     elif tool == "accelerate":
@@ -228,7 +202,7 @@ def _read_program(line: _CommandLine, tool: str, words: list[str], *, alone: boo
     words = _strip_interpreter_options(words)
     module = words[:1] == ["-m"]
     words = words[1:] if module else words
-    if not words or words[0] == "-c" or (module and words[0] in SETUP_MODULES):
+    if not words or words[0] == "-c" or (module and words[0] in PROGRAMS["setup_modules"]):
         return
     if module and words[0] == "paceline":
         _read_paceline(line, words[1:])

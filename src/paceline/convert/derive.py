@@ -41,6 +41,10 @@ def _count(number: int, unit: str) -> str:
     return f"{number} {unit}{'s' * (number > 1)}"
 
 
+def _conflict(key: str, reason: str) -> UserError:
+    return UserError(reason, code="conflict", key=key)
+
+
 def _derive_ranks(draft: Draft) -> int | None:
     """Return the number of ranks on all machines; None if nothing tells it."""
     nodes, per_node = draft.value("nodes"), draft.value("per_node")
@@ -52,12 +56,8 @@ def _derive_ranks(draft: Draft) -> int | None:
         product = (nodes or 1) * per_node
         equation = f"{_count(nodes or 1, 'node')} × {per_node} processes"
         if ranks is not None and ranks != product:
-            raise UserError(
-                f"{draft.describe('ranks')} is not {equation} = {product} ({draft.describe('per_node')}); "
-                "change one of them",
-                code="conflict",
-                key="parallel.ranks",
-            )
+            sides = f"{draft.describe('ranks')} is not {equation} = {product} ({draft.describe('per_node')})"
+            raise _conflict("parallel.ranks", f"{sides}; change one of them")
         ranks = product
     elif ranks is None:
         ranks, equation = _count_scheduled_ranks(draft)
@@ -69,8 +69,7 @@ def _derive_ranks(draft: Draft) -> int | None:
         reason = f"{draft.describe(name)}: a run has at least one process"
         raise UserError(reason, code="invalid-value", key="parallel.ranks")
     _check_devices(draft, ranks, nodes or 1)
-    draft.mark_used(RANKS, "parallel.ranks")
-    draft.set_line("parallel.ranks", ranks, equation or draft.describe("ranks"))
+    draft.set_line("parallel.ranks", ranks, equation or draft.describe("ranks"), RANKS)
     return ranks
 
 
@@ -91,13 +90,9 @@ def _check_devices(draft: Draft, ranks: int, nodes: int) -> None:
     gpus = draft.value("gpus_per_node") or ((draft.value("gpus") or 0) // nodes)
     if gpus and ranks > gpus * nodes:
         devices = "gpus_per_node" if "gpus_per_node" in draft.claims else "gpus"
-        asked = next(name for name in ("per_node", "ranks", "tasks", "tasks_per_node") if name in draft.claims)
-        raise UserError(
-            f"{draft.describe(asked)} starts {ranks} processes, and {draft.describe(devices)} gives them "
-            f"{gpus * nodes} devices; each process needs its own",
-            code="conflict",
-            key="parallel.ranks",
-        )
+        by = next(name for name in ("per_node", "ranks", "tasks", "tasks_per_node") if name in draft.claims)
+        sides = f"{draft.describe(by)} starts {ranks} processes, and {draft.describe(devices)} gives them "
+        raise _conflict("parallel.ranks", f"{sides}{gpus * nodes} devices; each process needs its own")
 
 
 def _derive_batch(draft: Draft, ranks: int | None) -> None:
@@ -111,16 +106,12 @@ def _derive_batch(draft: Draft, ranks: int | None) -> None:
         ranks = _divide_batch(draft, batch, micro * passes, "micro", "accumulation")
         draft.fill_in.pop("parallel.ranks", None)
         equation = f"{batch} global / ({micro} per pass × {passes} accumulated)"
-        draft.set_line("parallel.ranks", ranks, equation)
-        draft.mark_used(("global_batch",), "parallel.ranks")
+        draft.set_line("parallel.ranks", ranks, equation, ("global_batch",))
     world = ranks or 1
     if batch and micro and passes and batch != micro * passes * world:
-        raise UserError(
-            f"{draft.describe('global_batch')} is not {micro} per pass × {passes} accumulated × "
-            f"{_count(world, 'rank')} = {micro * passes * world}; write that, or change the others",
-            code="conflict",
-            key="train.global_batch",
-        )
+        product = f"{micro} per pass × {passes} accumulated × {_count(world, 'rank')} = {micro * passes * world}"
+        sides = f"{draft.describe('global_batch')} is not {product}"
+        raise _conflict("train.global_batch", f"{sides}; write that, or change the others")
     if batch:
         if micro is None and passes:
             micro = _divide_batch(draft, batch, passes * world, "accumulation")
@@ -141,11 +132,9 @@ def _derive_batch(draft: Draft, ranks: int | None) -> None:
         draft.fill_in["train.global_batch"] = f"the batch size is in your script; write it × {world} ranks here"
     else:
         return
-    draft.set_line("train.global_batch", batch, comment)
-    draft.mark_used(BATCH, "train.global_batch")
+    draft.set_line("train.global_batch", batch, comment, BATCH)
     if micro is not None and passes and passes > 1:
-        draft.set_line("parallel.micro_batch", micro, f"so that a step takes {passes} passes")
-        draft.mark_used(BATCH, "parallel.micro_batch")
+        draft.set_line("parallel.micro_batch", micro, f"so that a step takes {passes} passes", BATCH)
 
 
 def _divide_batch(draft: Draft, batch: int, by: int, *names: str) -> int:
@@ -154,11 +143,8 @@ def _divide_batch(draft: Draft, batch: int, by: int, *names: str) -> int:
         others = " and ".join(draft.describe(name) for name in names)
         ranks = draft.lines.get("parallel.ranks")
         on = f" on {ranks.value} ranks" if ranks else ""
-        raise UserError(
-            f"{draft.describe('global_batch')} is not a multiple of {by}, which {others} make{on}",
-            code="conflict",
-            key="train.global_batch",
-        )
+        reason = f"{draft.describe('global_batch')} is not a multiple of {by}, which {others} make{on}"
+        raise _conflict("train.global_batch", reason)
     return size
 
 
@@ -171,8 +157,7 @@ def _derive_schedule(draft: Draft) -> None:
     if total is not None and lengths & draft.claims.keys():
         draft.reject("total_steps", "a schedule ends with the run")
     elif total is not None:
-        draft.set_line("train.steps", total, draft.describe("total_steps"))
-        draft.mark_used(("total_steps",), "train.steps")
+        draft.set_line("train.steps", total, draft.describe("total_steps"), ("total_steps",))
     if not lengths & {*draft.claims, *draft.lines}:
         draft.fill_in["train.steps"] = "no file gives the length of the run; without it the run has one epoch"
     if draft.value("train.warmup_steps") is not None and "train.warmup" in draft.claims:
@@ -190,8 +175,7 @@ def _derive_intervals(draft: Draft) -> None:
     ):
         how, every = draft.value(by), draft.value(steps)
         if every and (how == "steps" or (how is None and by == "save_by")):
-            draft.set_line(key, every, draft.describe(steps))
-            draft.mark_used((by, steps), key)
+            draft.set_line(key, every, draft.describe(steps), (by, steps))
             continue
         for name in (by, steps):
             if name in draft.claims:
@@ -220,8 +204,7 @@ def _derive_workers(draft: Draft) -> None:
     if workload not in BUILT_IN:
         draft.reject("workers", f"set it in the script: run.batches(…, workers={workers})", noted=True)
     elif "workers" in find_entry(workload).sections()["data"].model_fields:
-        draft.set_line("data.workers", workers, draft.describe("workers"))
-        draft.mark_used(("workers",), "data.workers")
+        draft.set_line("data.workers", workers, draft.describe("workers"), ("workers",))
     else:
         draft.reject("workers", "texts are tokenised once and read from a memory map; workers have nothing to do")
 
@@ -239,8 +222,7 @@ def _derive_cluster(draft: Draft, ranks: int | None) -> None:
     except UserError:
         draft.reject("device_name", f"no device of the catalogue is called {device}; plan with --cluster FILE.yaml")
         return
-    draft.set_line("cluster", text, draft.describe("device_name"))
-    draft.mark_used(("device_name", "nodes", "gpus_per_node", "gpus"), "cluster")
+    draft.set_line("cluster", text, draft.describe("device_name"), ("device_name", "nodes", "gpus_per_node", "gpus"))
     if "parallel.strategy" not in draft.claims:
         draft.set_line("parallel.strategy", "ddp" if (ranks or 1) > 1 else "single", "nothing else is given")
 
@@ -256,18 +238,13 @@ def _check_offload(draft: Draft) -> None:
     reason = "nothing is sharded, so nothing is offloaded; DeepSpeed ignores it too"
     if strategy == "zero1":
         reason = "ZeRO 1 keeps its state on the device here; parallel.strategy=zero2 offloads"
-    _drop(draft, "parallel.offload", reason)
+    draft.reject("parallel.offload", reason)
 
 
 def _check_sharded_options(draft: Draft) -> None:
     """Drop options about gathering and summing shards where there are no shards."""
     strategy = draft.value("parallel.strategy")
     if draft.value("parallel.wrap") is not None and strategy not in GATHERS_SHARDS:
-        _drop(draft, "parallel.wrap", "nothing is sharded, so nothing is gathered")
+        draft.reject("parallel.wrap", "nothing is sharded, so nothing is gathered")
     if draft.value("parallel.reduce") in ("bf16", "fp16") and strategy == "zero1":
-        _drop(draft, "parallel.reduce", "with ZeRO 1 gradients are summed in fp32")
-
-
-def _drop(draft: Draft, key: str, reason: str) -> None:
-    del draft.lines[key]
-    draft.reject(key, reason)
+        draft.reject("parallel.reduce", "with ZeRO 1 gradients are summed in fp32")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.convert.key_tables import PacelineTable
 from paceline.convert.rules import Outcome, Translation, UnreadableValue
@@ -41,6 +41,10 @@ class ConvertedKey:
         """Where the key is, for a message."""
         return f"{self.source} {self.key}" + ("" if self.given else ", not given")
 
+    def as_json(self) -> dict[str, Any]:
+        values = {"source": self.source, "key": self.key, "value": self.value, "became": self.outcome.value}
+        return {**values, "in_run_file": list(self.run_keys), "why": self.reason, "given": self.given}
+
     @property
     def assignment(self) -> str:
         """The same with its value: `ds.json train_batch_size=256`."""
@@ -48,16 +52,16 @@ class ConvertedKey:
         return f"{self.origin}={value}" if self.given else self.origin
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
+    """A value that a row gives to a key of the run file, or to a quantity."""
+
     value: Any
     row: int
     """Which row makes it."""
     priority: int
 
 
-@dataclass(frozen=True)
-class RunFileLine:
+class RunFileLine(NamedTuple):
     """A value of the run file, and the comment behind it."""
 
     value: Any
@@ -110,11 +114,11 @@ class Draft:
         if outcome is Outcome.TRANSLATED and _is_unchanged(key, value, translation.claims):
             outcome = Outcome.KEPT
         value = "…" if SECRET.search(key) and value else value
-        row = ConvertedKey(
-            source.name, key, value, outcome, tuple(translation.claims), translation.reason, given, translation.review
+        claims, reason = translation.claims, translation.reason
+        self.rows.append(
+            ConvertedKey(source.name, key, value, outcome, tuple(claims), reason, given, translation.review)
         )
-        self.rows.append(row)
-        for name, claimed in translation.claims.items():
+        for name, claimed in claims.items():
             self._claim(name, Claim(claimed, len(self.rows) - 1, translation.priority + source.priority))
 
     def _claim(self, name: str, new: Claim) -> None:
@@ -130,16 +134,14 @@ class Draft:
                 code="conflict",
                 key=name,
             )
-        winner, loser = (new, old) if new.priority > old.priority else (old, new)
-        self.claims[name] = winner
-        self._replace_row(loser, winner)
+        self.claims[name], loser = (new, old) if new.priority > old.priority else (old, new)
+        self._replace_row(loser, self.claims[name])
 
     def _replace_row(self, loser: Claim, winner: Claim) -> None:
-        reason = f"{self.rows[winner.row].origin} takes precedence"
-        self._update(loser, outcome=Outcome.REPLACED, run_keys=(), reason=reason)
+        self._update(loser, Outcome.REPLACED, f"{self.rows[winner.row].origin} takes precedence")
 
-    def _update(self, claim: Claim, **changes: Any) -> None:
-        self.rows[claim.row] = replace(self.rows[claim.row], **changes)
+    def _update(self, claim: Claim, outcome: Outcome, reason: str, run_keys: tuple[str, ...] = ()) -> None:
+        self.rows[claim.row] = replace(self.rows[claim.row], outcome=outcome, reason=reason, run_keys=run_keys)
 
     def _find_file(self, source: Settings, translation: Translation) -> Translation:
         for folder in (source.folder, Path()):
@@ -157,26 +159,24 @@ class Draft:
         """Return who claims it, for a message."""
         return self.rows[self.claims[name].row].assignment
 
-    def set_line(self, key: str, value: Any, comment: str) -> None:
+    def set_line(self, key: str, value: Any, comment: str, quantities: Iterable[str] = ()) -> None:
+        """Set a line of the run file, and record which claimed quantities went into it."""
         self.lines[key] = RunFileLine(value, comment)
-
-    def mark_used(self, names: tuple[str, ...], *keys: str) -> None:
-        """Record that quantities, those of them that are claimed, went into these keys of the run file."""
-        for name in names:
-            if name in self.claims:
-                self.used[name] = (*self.used.get(name, ()), *keys)
+        for name in self.claims.keys() & set(quantities):
+            self.used[name] = (*self.used.get(name, ()), key)
 
     def reject(self, name: str, reason: str, *, noted: bool = False) -> None:
         """Drop a claim that cannot be a value of the run file after all."""
+        self.lines.pop(name, None)
         claim = self.claims.pop(name)
-        outcome = Outcome.NOTED if noted else Outcome.NOT_SUPPORTED
-        others = tuple(other for other in self.rows[claim.row].run_keys if other != name)
-        changes = {"run_keys": others} if others else {"run_keys": (), "outcome": outcome}
-        self._update(claim, reason=reason, **changes)
+        row = self.rows[claim.row]
+        others = tuple(other for other in row.run_keys if other != name)
+        outcome = row.outcome if others else Outcome.NOTED if noted else Outcome.NOT_SUPPORTED
+        self._update(claim, outcome, reason, others)
 
     def drop_needless(self, name: str, reason: str) -> None:
         """Drop a claim that holds without a key."""
-        self._update(self.claims.pop(name), outcome=Outcome.KEPT, run_keys=(), reason=reason)
+        self._update(self.claims.pop(name), Outcome.KEPT, reason)
 
     def override(self, name: str, by: str) -> None:
         """Drop a claim in favour of another one about the same thing."""
@@ -198,7 +198,5 @@ def _translate_key(source: Settings, key: str, value: Any) -> Translation:
 
 def _is_unchanged(key: str, value: Any, claims: Mapping[str, Any]) -> bool:
     """Whether a key has the same name and value in the run file."""
-    if len(claims) != 1:
-        return False
-    ((name, claimed),) = claims.items()
+    name, claimed = next(iter(claims.items())) if len(claims) == 1 else ("", None)
     return name.split(".")[-1] == key.split(".")[-1] and (claimed == value or str(claimed) == str(value))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.convert.commands import list_preparations, parse_options, prefix_sources, read_command, tool_of
+from paceline.convert.commands import PROGRAMS, list_preparations, parse_options, prefix_sources, read_command, tool_of
 from paceline.convert.key_tables import load_table
 from paceline.convert.rules import Outcome, Translation
 from paceline.convert.shell import ShellCommand, evaluate_script
@@ -18,12 +18,6 @@ from paceline.errors import UserError
 SBATCH_LINE = re.compile(r"^#SBATCH[ \t]+(.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
 OTHER_SCHEDULER_LINE = re.compile(r"^#(PBS|BSUB|COBALT|OAR|SGE|\$)[ \t]+(-.+?)(?:[ \t]+#.*)?$", re.MULTILINE)
 NODE_OPTION = re.compile(r"--?(node|machine)[-_]rank(=.*)?")
-SLURM_VARIABLES = {
-    **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
-    "SLURM_NTASKS": "ntasks",
-    "SLURM_NTASKS_PER_NODE": "ntasks_per_node",
-    **dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), "gpus_per_node"),
-}
 
 
 def is_shell_script(text: str) -> bool:
@@ -108,7 +102,9 @@ def _strip_node_options(words: Sequence[str]) -> tuple[str, ...]:
 
 def _predict_slurm_variables(asked: Mapping[str, Any]) -> dict[str, str]:
     """Return what Slurm will set, as far as the script asks for it."""
-    known = {variable: str(asked[option]) for variable, option in SLURM_VARIABLES.items() if option in asked}
+    known = {
+        variable: str(asked[option]) for variable, option in PROGRAMS["slurm_variables"].items() if option in asked
+    }
     if "gres" in asked and (count := re.fullmatch(r"gpu(?::\w+)?:(\d+)", str(asked["gres"]))):
         known |= {"SLURM_GPUS_ON_NODE": count[1], "SLURM_GPUS_PER_NODE": count[1]}
     nodes, each = str(asked.get("nodes", "")), str(asked.get("ntasks_per_node", ""))

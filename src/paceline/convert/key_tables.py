@@ -134,11 +134,17 @@ class PacelineTable(KeyTable):
 CLASSES = {"deepspeed": DeepSpeedTable, "training_arguments": TrainingArgumentsTable}
 
 
+def load_yaml_table(name: str) -> dict[str, Any]:
+    """Return the content of `tables/NAME.yaml`."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
+    content: dict[str, Any] = yaml.load((TABLES / f"{name}.yaml").read_text(encoding="utf-8"), loader)
+    return content
+
+
 @functools.cache
 def load_table(name: str) -> KeyTable:
     """Read the table of a tool."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
-    content = yaml.load((TABLES / f"{name}.yaml").read_text(encoding="utf-8"), loader)
+    content = load_yaml_table(name)
     rules, marks = dict[str, Rule](), set(content.get("marks", ()))
     for group in content["groups"]:
         own = _build_group(group)
