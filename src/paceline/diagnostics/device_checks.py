@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.diagnostics.results import CheckContext, CheckResult, Health, report
+from paceline.diagnostics.results import CheckContext, CheckResult, Health
 from paceline.hardware.catalogue import match_driver_name
 from paceline.io.format import number, size
 
@@ -28,12 +28,13 @@ BEHIND_OTHERS = 0.85
 SLOW_LINK = 0.3
 THROTTLE_REASONS = {0x8: "by a hardware slow-down", 0x20: "by heat", 0x40: "by heat", 0x80: "by power"}
 """Bits of NVML. The power limit alone lowers the clocks of every busy device, and is not counted."""
+_result = partial(CheckResult, "devices")
 
 
 def check_visible(context: CheckContext) -> Iterator[CheckResult]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        yield report("CUDA devices/none", "none: runs use the cores", Health.NOT_HERE)
+        yield _result("CUDA devices", "none: runs use the cores", verdict=Health.NOT_HERE)
         return
     names = [torch.cuda.get_device_name(index) for index in range(count)]
     same = len(set(names)) == 1
@@ -42,19 +43,22 @@ def check_visible(context: CheckContext) -> Iterator[CheckResult]:
     found += f", by CUDA_VISIBLE_DEVICES={limited}" if limited is not None else ""
     wanted = context.spec.parallel.ranks if context.spec is not None else 1
     if count < min(wanted, context.rank_info.local_world if context.rank_info.world > 1 else wanted):
-        yield report("CUDA devices/too few", found, Health.WRONG, wanted=wanted, count=count)
+        remedy = f"parallel.ranks={count}, or share them with  parallel.backend=gloo"
+        yield _result("CUDA devices", found, f"{wanted} for the run", Health.WRONG, remedy)
     else:
-        yield report("CUDA devices", found, Health.OK if same else Health.LOOK)
+        verdict = Health.OK if same else Health.LOOK
+        yield _result("CUDA devices", found, "of one kind", verdict, "all wait for the slowest")
 
 
 def check_free_memory(context: CheckContext) -> Iterator[CheckResult]:
     memory = {index: torch.cuda.mem_get_info(index) for index in _device_indices()}
     busy = {index: (free, total) for index, (free, total) in memory.items() if free < FREE_SHARE * total}
     for index, (free, total) in busy.items():
-        yield report("free memory", f"cuda:{index}: {size(free)} free of {size(total)}", Health.LOOK)
+        found = f"cuda:{index}: {size(free)} free of {size(total)}"
+        yield _result("free memory", found, "all of it", Health.LOOK, "nvidia-smi  shows who has the rest")
     if memory and not busy:
         least = min(free for free, _ in memory.values())
-        yield report("free memory/all", f"{size(least)} or more on each device")
+        yield _result("free memory", f"{size(least)} or more on each device", "all of it")
 
 
 def check_speed(context: CheckContext) -> Iterator[CheckResult]:
@@ -62,7 +66,7 @@ def check_speed(context: CheckContext) -> Iterator[CheckResult]:
     products, copies = {}, {}
     for index in _device_indices():
         if torch.cuda.mem_get_info(index)[0] < MIN_FREE_BYTES:
-            yield report("speed", f"cuda:{index} has too little free memory to measure", Health.LOOK)
+            yield _result("speed", f"cuda:{index} has too little free memory to measure", verdict=Health.LOOK)
             continue
         products[index], copies[index] = _measure_flops_s(index), _measure_copy_bytes_s(index)
         torch.cuda.empty_cache()
@@ -70,26 +74,25 @@ def check_speed(context: CheckContext) -> Iterator[CheckResult]:
         kind = match_driver_name(torch.cuda.get_device_name(index))
         flops_s = kind.peak_flops_s("bf16") * (kind.matmul_fraction or USUAL_FRACTION) if kind else None
         bytes_s = kind.bandwidth_bytes_s * COPY_FRACTION if kind else None
-        yield judge_rate("products", index, flops_s, products, "TFLOP/s", 1e12)
-        yield judge_rate("memory", index, bytes_s, copies, "GB/s", 1e9)
+        yield judge_rate(f"products of cuda:{index}", products[index], flops_s, products, "TFLOP/s", 1e12)
+        yield judge_rate(f"memory of cuda:{index}", copies[index], bytes_s, copies, "GB/s", 1e9)
     yield from check_throttling(context, products)
 
 
 def judge_rate(
-    what: str, index: int, nominal: float | None, rates: Mapping[int, float], unit: str, scale: float
+    check: str, rate: float, nominal: float | None, rates: Mapping[int, float], unit: str, scale: float
 ) -> CheckResult:
-    """Judge the rate of a device by that of its data sheet, and by the median of all devices."""
-
     def format_rate(value: float) -> str:
         return f"{number(value / scale, 3)} {unit}"
 
-    rate, median = rates[index], statistics.median(rates.values())
+    median = statistics.median(rates.values())
     share = rate / nominal if nominal else 1.0
     behind = rate < BEHIND_OTHERS * median
     expected = f"about {format_rate(nominal)}, of its data sheet" if nominal else "its kind is not in the catalogue"
     expected += f"; the median here is {format_rate(median)}" if behind else ""
     verdict = Health.WRONG if share < TOO_SLOW or behind else Health.LOOK if share < SLOW else Health.OK
-    return report("{what} of cuda:{index}", format_rate(rate), verdict, what=what, index=index, expected=expected)
+    remedy = "nvidia-smi -q -d PERFORMANCE,CLOCK  shows the reason; every step waits for the slowest device"
+    return _result(check, format_rate(rate), expected, verdict, remedy)
 
 
 def check_throttling(context: CheckContext, flops_s: Mapping[int, float]) -> Iterator[CheckResult]:
@@ -100,7 +103,8 @@ def check_throttling(context: CheckContext, flops_s: Mapping[int, float]) -> Ite
         return
     nvml = load_nvml()
     if nvml is None:
-        yield report("heat and power/not asked", "not asked", Health.NOT_HERE)
+        remedy = "pip install nvidia-ml-py"
+        yield _result("heat and power", "not asked", verdict=Health.NOT_HERE, remedy=remedy)
         return
     found: list[str] = []
     for index, handle in enumerate(find_device_handles(nvml, max(flops_s) + 1, context.environ)):
@@ -109,19 +113,20 @@ def check_throttling(context: CheckContext, flops_s: Mapping[int, float]) -> Ite
             watts = f"{facts.get('watts', 0):.0f} of {facts.get('most_watts', 0):.0f} W"
             found.append(f"{facts.get('heat', '?')} °C, {watts}")
             yield from _check_driver_facts(index, facts)
-    yield report("heat and power", "; ".join(found))
+    yield _result("heat and power", "; ".join(found), "full clocks")
 
 
 def _check_driver_facts(index: int, facts: Mapping[str, Any]) -> Iterator[CheckResult]:
     if reasons := {text for bit, text in THROTTLE_REASONS.items() if int(facts.get("reasons", 0)) & bit}:
         found = f"cuda:{index} slowed {', '.join(sorted(reasons))}, at {facts.get('heat', '?')} °C"
-        yield report("heat and power/slowed", found, Health.WRONG)
+        yield _result("heat and power", found, "full clocks", Health.WRONG, "look at cooling and power supply")
     if facts.get("most_watts", 0) < 0.95 * facts.get("usual_watts", 0):
         found = f"cuda:{index} is limited to {facts['most_watts']:.0f} W of {facts['usual_watts']:.0f} W"
-        yield report("power limit", found, Health.LOOK, index=index, watts=facts["usual_watts"])
+        remedy = f"sudo nvidia-smi -i {index} -pl {facts['usual_watts']:.0f}"
+        yield _result("power limit", found, "its usual one", Health.LOOK, remedy)
     if facts.get("memory_errors"):
         found = f"cuda:{index}: {facts['memory_errors']} errors that could not be corrected"
-        yield report("memory errors", found, Health.WRONG, index=index)
+        yield _result("memory errors", found, "none", Health.WRONG, f"sudo nvidia-smi -i {index} -r")
 
 
 def _query_under_load(index: int, flops_s: float, query: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -158,23 +163,25 @@ def check_peers(context: CheckContext) -> Iterator[CheckResult]:
     if len(indices) < 2:
         return
     kind, rates = match_driver_name(torch.cuda.get_device_name(0)), []
+    expected, remedy = "direct, and what was sent", "nvidia-smi topo -p2p r;  IOMMU off or iommu=pt, ACS off"
     for a, b in ((a, b) for a in indices for b in indices if a != b):
         correct, rate = _measure_peer_copy(a, b)
         rates.append(rate)
         if not correct:
-            yield report("between devices/pair", f"cuda:{a} to cuda:{b}: wrong numbers", Health.WRONG)
+            yield _result("between devices", f"cuda:{a} to cuda:{b}: wrong numbers", expected, Health.WRONG, remedy)
         elif not torch.cuda.can_device_access_peer(a, b):
             found = f"cuda:{a} to cuda:{b}: {size(rate)}/s, through the host"
-            yield report("between devices/pair", found, Health.LOOK)
+            yield _result("between devices", found, expected, Health.LOOK, remedy)
     link = f"{kind.link}, {size(kind.link_bytes_s)}/s" if kind else ""
     verdict = Health.LOOK if kind and min(rates) < SLOW_LINK * kind.link_bytes_s else Health.OK
-    yield report("between devices", f"{size(min(rates))}/s to {size(max(rates))}/s", verdict, link=link)
+    found = f"{size(min(rates))}/s to {size(max(rates))}/s"
+    yield _result("between devices", found, link, verdict, "nvidia-smi topo -m  shows how they are connected")
 
 
 def check_cores_speed(context: CheckContext) -> Iterator[CheckResult]:
     """Measure the cores, to compare nodes: there is no data sheet for every processor."""
     flops_s, bytes_s = measure_core_rates()
-    yield report("speed of cores", f"products {number(flops_s / 1e9, 3)} GFLOP/s, memory {size(bytes_s)}/s")
+    yield _result("speed of cores", f"products {number(flops_s / 1e9, 3)} GFLOP/s, memory {size(bytes_s)}/s")
 
 
 def measure_core_rates() -> tuple[float, float]:

@@ -15,16 +15,7 @@ from pathlib import Path
 from paceline.config import SpecSource, resolve_spec
 from paceline.diagnostics import device_checks, network_checks, system_checks
 from paceline.diagnostics.nodes import Rendezvous, RendezvousFailed, examine_nodes, join_rendezvous
-from paceline.diagnostics.results import (
-    ALL_NODES,
-    Check,
-    CheckContext,
-    CheckResult,
-    Examination,
-    Health,
-    report,
-    run_checks,
-)
+from paceline.diagnostics.results import ALL_NODES, Check, CheckContext, CheckResult, Examination, Health, run_checks
 from paceline.errors import UserError
 from paceline.io.format import number
 from paceline.launch.environment import SINGLE_RANK, detect_rank
@@ -134,7 +125,8 @@ def _compare_core_speeds(hosts: Sequence[str], rates: Sequence[float]) -> Iterat
     for host, rate in zip(hosts, rates, strict=True):
         if rate < SLOW_NODE * median:
             found, usual = (f"{number(value / 1e9, 3)} GFLOP/s" for value in (rate, median))
-            yield report("slow node", f"{host}: {found}", Health.LOOK, host, usual=usual)
+            remedy = "uptime  there: another program may be at work; every step waits for the slowest node"
+            yield CheckResult("devices", "slow node", f"{host}: {found}", f"about {usual}", Health.LOOK, remedy, host)
 
 
 def _check_shared_folder(rendezvous: Rendezvous, folder: Path) -> Iterator[CheckResult]:
@@ -150,8 +142,10 @@ def _check_shared_folder(rendezvous: Rendezvous, folder: Path) -> Iterator[Check
         file.unlink(missing_ok=True)
         blind = [host for host, sees in zip(rendezvous.hosts, seen, strict=True) if not sees]
         by = f"not seen by {', '.join(blind)}" if blind else "seen by all"
+        verdict, expected = Health.LOOK if blind else Health.OK, "one folder for all nodes"
+        remedy = "--out FOLDER  on a file system that all nodes share"
         found = f"{folder} of {rendezvous.hosts[0]} is {by}"
-        yield report("shared folder", found, Health.LOOK if blind else Health.OK, ALL_NODES)
+        yield CheckResult("files", "shared folder", found, expected, verdict, remedy, ALL_NODES)
 
 
 def _wait_for_file(file: Path) -> bool:

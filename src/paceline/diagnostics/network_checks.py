@@ -16,10 +16,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from paceline.diagnostics.nodes import Rendezvous
-from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Health, report
+from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Health
 from paceline.io.format import duration, number
 from paceline.launch.environment import DEFAULT_PORT
 from paceline.launch.network import (
@@ -50,6 +51,7 @@ PINGS = 8
 TOO_SLOW, SLOW = 0.2, 0.5
 BEHIND_OTHERS = 0.5
 APART_S, FAR_APART_S = 0.1, 2.0
+_result = partial(CheckResult, "network")
 
 
 def check_own_name(context: CheckContext) -> Iterator[CheckResult]:
@@ -57,9 +59,10 @@ def check_own_name(context: CheckContext) -> Iterator[CheckResult]:
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        yield report("own name/unknown", f"{host} does not resolve: {error.strerror}", Health.LOOK, name=host)
+        remedy = f"an entry for {host} in /etc/hosts; on one machine it does not matter"
+        yield _result("own name", f"{host} does not resolve: {error.strerror}", "an address", Health.LOOK, remedy)
         return
-    yield report("own name", f"{host} is {address}")
+    yield _result("own name", f"{host} is {address}", "an address")
 
 
 def check_interface(context: CheckContext) -> Iterator[CheckResult]:
@@ -69,14 +72,16 @@ def check_interface(context: CheckContext) -> Iterator[CheckResult]:
         for wanted in context.environ.get(variable, "").lstrip("=").split(","):
             if wanted and not wanted.startswith("^") and not any(name.startswith(wanted) for name in names):
                 found = f"{variable}={wanted}, which this machine does not have"
-                yield report("interface/missing", found, Health.WRONG, names=", ".join(names), variable=variable)
+                yield _result("interface", found, ", ".join(names), Health.WRONG, f"unset {variable}")
     address = "" if context.rank_info.on_one_machine else context.rank_info.address
     own = find_local_address(address) if address else None
     if address and own is None:
-        yield report("interface/no route", f"no route to rank 0 at {address}", Health.WRONG, address=address)
+        remedy = f"getent hosts {address};  ip route get {address}"
+        yield _result("interface", f"no route to rank 0 at {address}", "a route", Health.WRONG, remedy)
         return
     found = f"{find_interface(own) or '?'} with {own} leads to rank 0" if own else ", ".join(names)
-    yield report("interface", found, Health.OK if any(name != LOOPBACK for name in names) else Health.NOT_HERE)
+    verdict = Health.OK if any(name != LOOPBACK for name in names) else Health.NOT_HERE
+    yield _result("interface", found, verdict=verdict)
 
 
 def check_port(context: CheckContext) -> Iterator[CheckResult]:
@@ -88,8 +93,8 @@ def check_port(context: CheckContext) -> Iterator[CheckResult]:
     taken = _is_taken(port)
     default = "" if given else ", the default of launchers"
     verdict = Health.OK if not taken else Health.WRONG if given else Health.LOOK
-    found = f"{port} is {'taken' if taken else 'free'}{default}"
-    yield report("port", found, verdict, port=port, other=port + 1)
+    remedy = f"ss -ltnp 'sport = :{port}'  shows by whom; another:  export MASTER_PORT={port + 1}"
+    yield _result("port", f"{port} is {'taken' if taken else 'free'}{default}", "free", verdict, remedy)
 
 
 def _is_taken(port: int) -> bool:
@@ -105,26 +110,27 @@ def _is_taken(port: int) -> bool:
 def check_infiniband(context: CheckContext) -> Iterator[CheckResult]:
     ports = sorted(INFINIBAND.glob("*/ports/*"))
     if not ports:
-        yield report("InfiniBand/none", "no card", Health.NOT_HERE)
+        yield _result("InfiniBand", "no card", verdict=Health.NOT_HERE)
         return
     active, rates = list_active_infiniband(), set()
     for port in ports:
         with suppress(OSError):
             rates.add((port / "rate").read_text().strip())
     found = f"{len(active)} of {len(ports)} ports up, {', '.join(sorted(rates))}"
+    remedy = "ibstat  shows why a port is down"
     down = len(active) < len(ports)
     direct = any(Path("/sys/module", module).exists() for module in ("nvidia_peermem", "nv_peer_mem"))
+    if not down and not direct:
+        found, remedy = f"{found}; devices cannot send by themselves", "modprobe nvidia_peermem"
     verdict = Health.WRONG if not active else Health.LOOK if down or not direct else Health.OK
-    if down or direct:
-        yield report("InfiniBand", found, verdict)
-    else:
-        yield report("InfiniBand/indirect", f"{found}; devices cannot send by themselves", verdict)
+    yield _result("InfiniBand", found, "all ports up, nvidia_peermem loaded", verdict, remedy)
 
 
 def check_variables(context: CheckContext) -> Iterator[CheckResult]:
     names = [name for name, value in SLOWING_VARIABLES.items() if context.environ.get(name, "").upper() == value]
     found = ", ".join(f"{name}={SLOWING_VARIABLES[name]}" for name in names) or "none that slow a run"
-    yield report("variables", found, Health.LOOK if names else Health.OK, names=" ".join(names))
+    verdict = Health.LOOK if names else Health.OK
+    yield _result("variables", found, "none that slow a run", verdict, f"unset {' '.join(names)}")
 
 
 def read_link_bits_s(interface: str) -> float | None:
@@ -198,7 +204,8 @@ def judge_pairs(pairs: Sequence[PairRate], addresses: Sequence[NodeAddress], hos
     for pair in pairs:
         who = f"{hosts[pair.b]} to {hosts[pair.a]}"
         if pair.why_not:
-            found.append(report("ports", f"{who}: {pair.why_not}", Health.WRONG, who))
+            remedy = "open all ports between nodes: ranks use other ones each time"
+            found.append(_result("ports", f"{who}: {pair.why_not}", "open between nodes", Health.WRONG, remedy, who))
             continue
         ends = [addresses[pair.a], addresses[pair.b]]
         links = [end.link_bits_s for end in ends if end.link_bits_s]
@@ -209,12 +216,15 @@ def judge_pairs(pairs: Sequence[PairRate], addresses: Sequence[NodeAddress], hos
             expected = f"about {_format_rate(most)}, by {reason}"
             expected += f"; the median of all pairs is {_format_rate(median)}" if behind else ""
             verdict = Health.WRONG if behind or pair.bits_s < TOO_SLOW * most else Health.LOOK
-            found.append(report("link", f"{who}: {_format_rate(pair.bits_s)}", verdict, who, expected=expected))
+            remedy = "ethtool and ip -s link on both; another interface:  "
+            remedy += "export GLOO_SOCKET_IFNAME=… NCCL_SOCKET_IFNAME=…"
+            found.append(_result("link", f"{who}: {_format_rate(pair.bits_s)}", expected, verdict, remedy, who))
     if fine and not found:
         rates = sorted(pair.bits_s for pair in fine)
         trip_s = statistics.median(pair.round_trip_s for pair in fine)
         between = " to ".join(map(_format_rate, rates[:1] if len(rates) == 1 else (rates[0], rates[-1])))
-        found.append(report("links", f"{between}, {duration(trip_s)} there and back", host=ALL_NODES))
+        all_of_them = f"{between}, {duration(trip_s)} there and back"
+        found.append(_result("links", all_of_them, "the speed of the cards", host=ALL_NODES))
     return found
 
 
@@ -225,10 +235,10 @@ def check_clocks(pairs: Sequence[PairRate], hosts: Sequence[str]) -> Iterator[Ch
     for node, ahead_s in off.items():
         verdict = Health.WRONG if abs(ahead_s) > FAR_APART_S else Health.LOOK
         found = f"{hosts[node]} is {duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} {hosts[0]}"
-        yield report("clocks/apart", found, verdict, hosts[node])
+        yield _result("clocks", found, "the same time", verdict, "chronyc makestep  there", hosts[node])
     if ahead and not off:
         found = f"at most {duration(max(map(abs, ahead.values())))} apart"
-        yield report("clocks", found, host=ALL_NODES, most=duration(APART_S))
+        yield _result("clocks", found, f"under {duration(APART_S)}", host=ALL_NODES)
 
 
 def _format_rate(bits_s: float) -> str:

@@ -16,12 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.diagnostics.results import CheckResult, Examination, Health, report
+from paceline.diagnostics.results import CheckResult, Examination, Health
 from paceline.errors import RunFailed, UserError
 from paceline.launch.environment import RankInfo
 from paceline.launch.network import open_listener
@@ -31,6 +32,7 @@ NODE_TIMEOUT_S = 240.0
 FORWARDED_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
 RENDEZVOUS_S = 20.0
 CONNECT_TRY_S, RETRY_S = 3.0, 0.2
+_port_result = partial(CheckResult, "network", "port of rank 0")
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,9 @@ def _merge_answers(answers: Sequence[NodeAnswer], seconds: float, by: str = "ssh
             known = list(map(str, values["hosts"]))
         except (ValueError, KeyError, TypeError, RecursionError):  # another version, or output of a shell
             reason = next((line.strip() for line in reversed(answer.err.splitlines()) if line.strip()), "no answer")
-            result = report(
-                "start", f"{answer.host}: {reason}", Health.WRONG, by=by, host=answer.host, python=sys.executable
-            )
-            found.append(result)
+            remedy = f"{by} {answer.host} {sys.executable} -m paceline --version"
+            result = partial(CheckResult, "nodes", "start", f"{answer.host}: {reason}", "results of the doctor there")
+            found.append(result(Health.WRONG, remedy, answer.host))
             continue
         found += results if index == 0 else [one for one in results if one.verdict is Health.WRONG]
         hosts = known if index == 0 and len(known) == len(answers) else hosts
@@ -146,7 +147,8 @@ class Rendezvous:
         except RuntimeError:
             host = self.hosts[node]
             found = f"{host} has not answered within {within_s:.0f} s ({name})"
-            raise RendezvousFailed(report("meeting", found, Health.WRONG, host)) from None
+            result = CheckResult("network", "meeting", found, "an answer", Health.WRONG, host=host)
+            raise RendezvousFailed(result) from None
 
     def gather(self, name: str, value: Any, within_s: float | None = None) -> list[Any]:
         """Return the values of all nodes, once every node has come so far."""
@@ -174,7 +176,9 @@ def join_rendezvous(rank_info: RankInfo) -> Rendezvous:
     if missing:
         ranks = ", ".join(key.split("/")[1] for key in missing)
         found = f"rank {ranks} of {world} has not come to {address} within {RENDEZVOUS_S:.0f} s"
-        raise RendezvousFailed(report("meeting/missing", found, Health.WRONG, **asdict(rank_info)))
+        remedy = f"start it; if it waits too, type there  nc -vz {rank_info.address} {rank_info.port}"
+        expected = f"all {world} ranks"
+        raise RendezvousFailed(CheckResult("network", "meeting", found, expected, Health.WRONG, remedy))
     everyone = [json.loads(store.get(key)) for key in came]
     first_ranks = [rank for rank, (_, local) in enumerate(everyone) if local == 0]
     names = [everyone[rank][0] for rank in first_ranks]
@@ -245,15 +249,18 @@ def _wait_for_rank_0(rank_info: RankInfo) -> None:
         except OSError as error:
             reason, remedy = f"{host}:{port} cannot be reached: {error.strerror}", f"ip route get {host}"
         time.sleep(RETRY_S)
-    raise RendezvousFailed(report("port of rank 0/unreachable", reason, Health.WRONG, remedy=remedy))
+    raise RendezvousFailed(_port_result(reason, "rank 0 listens, and can be reached", Health.WRONG, remedy))
 
 
 def _describe_store_error(rank_info: RankInfo, error: Exception) -> CheckResult:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    at = f"{rank_info.address}:{rank_info.port}"
-    case, found = "", f"{at}: {reason}"
+    address, port = f"{rank_info.address}:{rank_info.port}", rank_info.port
+    found, remedy = f"{address}: {reason}", ""
     if "in use" in reason.lower():
-        case, found = "/taken", f"{at} is taken"
+        found = f"{address} is taken"
+        remedy = f"ss -ltnp 'sport = :{port}'  shows by whom; another:  export MASTER_PORT={port + 1}"
     elif "ping failed" in reason.lower():
-        case, found = "/another program", f"another program answers at {at}"
-    return report(f"port of rank 0{case}", found, Health.WRONG, **asdict(rank_info), other=rank_info.port + 1)
+        found = f"another program answers at {address}"
+        remedy = f"is MASTER_ADDR={rank_info.address} the host of rank 0? "
+        remedy += f"another port:  export MASTER_PORT={port + 1}"
+    return _port_result(found, "free for rank 0", Health.WRONG, remedy)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from paceline.config import RunSpec
 from paceline.launch.environment import SINGLE_RANK, RankInfo
@@ -40,20 +37,6 @@ class CheckResult:
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> CheckResult:
         return cls(**{**values, "verdict": Health(values["verdict"])})
-
-
-@functools.cache
-def _load_texts() -> dict[str, tuple[str, Mapping[str, str]]]:
-    """Return (topic, texts) of each check in `checks.yaml`."""
-    topics = yaml.safe_load(Path(__file__).with_name("checks.yaml").read_text(encoding="utf-8"))
-    return {key: (topic, texts) for topic, checks in topics.items() for key, texts in checks.items()}
-
-
-def report(key: str, found: str, verdict: Health = Health.OK, host: str = "", **values: Any) -> CheckResult:
-    """Return the result of a check, or of its case `check/case`, with expectation and remedy of `checks.yaml`."""
-    topic, texts = _load_texts()[key]
-    expected, remedy = (texts.get(part, "").format(host=host, **values) for part in ("expected", "remedy"))
-    return CheckResult(topic, key.partition("/")[0].format(**values), found, expected, verdict, remedy, host)
 
 
 @dataclass(frozen=True)

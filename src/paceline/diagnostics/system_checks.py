@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import psutil
 import torch
 
 from paceline.config import RunSpec
-from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Health, report
+from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Health
 from paceline.errors import PacelineError
 from paceline.io.format import number, size
 from paceline.launch.environment import SINGLE_RANK
@@ -63,26 +64,29 @@ def read_driver_version() -> str:
 def check_software(context: CheckContext) -> Iterator[CheckResult]:
     versions = collect_versions()
     found = ", ".join(f"{name} {versions[name]}" for name in COMPARED_VERSIONS[:5] if versions[name])
-    yield report("software", found)
+    yield CheckResult("versions", "software", found)
 
 
 def check_cuda(context: CheckContext) -> Iterator[CheckResult]:
+    result = partial(CheckResult, "versions", "CUDA")
     driver, built = read_driver_version(), torch.version.cuda
     if built is None and driver:
         found = f"torch {torch.__version__} is made for CPUs, and this machine has NVIDIA driver {driver}"
-        yield report("CUDA/torch for CPUs", found, Health.LOOK)
+        yield result(found, "a torch for CUDA", Health.LOOK, "pip install --force-reinstall torch")
     elif built is None:
-        yield report("CUDA/none", "no NVIDIA driver, and a torch for CPUs", Health.NOT_HERE)
+        yield result("no NVIDIA driver, and a torch for CPUs", verdict=Health.NOT_HERE)
     elif not driver:
-        yield report("CUDA/none", f"torch is made for CUDA {built}; no NVIDIA driver", Health.NOT_HERE)
+        yield result(f"torch is made for CUDA {built}; no NVIDIA driver", verdict=Health.NOT_HERE)
     else:
         found = f"driver {driver}, torch for CUDA {built}, NCCL {collect_versions()['nccl'] or 'absent'}"
         if reason := _explain_no_cuda():
-            yield report("CUDA/unusable", f"{found}: {reason}", Health.WRONG, built=built)
+            remedy = f"nvidia-smi  shows the driver's newest CUDA; install a torch for it, or a driver for {built}"
+            yield result(f"{found}: {reason}", "devices that torch can use", Health.WRONG, remedy)
             return
         others = [name for name in LIBRARY_VARIABLES if "nccl" in context.environ.get(name, "").lower()]
         found += "".join(f", another by {name}" for name in others)
-        yield report("CUDA", found, Health.LOOK if others else Health.OK, others=" ".join(others))
+        verdict = Health.LOOK if others else Health.OK
+        yield result(found, "matching versions", verdict, f"unset {' '.join(others)}  unless it is intended")
 
 
 def _explain_no_cuda() -> str:
@@ -107,38 +111,47 @@ def compare_versions(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[CheckRe
             if value != usual:
                 different = True
                 others = f"{times} other nodes have" if times > 1 else "the other has"
-                expected, found = f"{usual or 'none'}, as {others}", f"{value or 'none'} on {host}"
-                yield report("{name} everywhere", found, Health.WRONG, host, name=name, usual=expected)
+                expected = f"{usual or 'none'}, as {others}"
+                remedy = "use one environment on a shared file system, or one image, on all nodes"
+                check, found = f"{name} everywhere", f"{value or 'none'} on {host}"
+                yield CheckResult("versions", check, found, expected, Health.WRONG, remedy, host)
     if not different:
-        yield report("versions everywhere", f"the same on all {len(nodes)} nodes", host=ALL_NODES)
+        found = f"the same on all {len(nodes)} nodes"
+        yield CheckResult("versions", "versions everywhere", found, "the same", host=ALL_NODES)
 
 
 def check_open_files(context: CheckContext) -> Iterator[CheckResult]:
     """Ranks, worker processes and shards of data hold files and sockets."""
-    yield _check_limit("open files", "nofile", resource.RLIMIT_NOFILE, MIN_FILES, 65536)
+    yield _check_limit("open files", "ulimit -n", "nofile", resource.RLIMIT_NOFILE, MIN_FILES, 65536)
 
 
 def check_processes(context: CheckContext) -> Iterator[CheckResult]:
-    yield _check_limit("processes", "nproc", resource.RLIMIT_NPROC, MIN_PROCESSES, 16384)
+    yield _check_limit("processes", "ulimit -u", "nproc", resource.RLIMIT_NPROC, MIN_PROCESSES, 16384)
 
 
-def _check_limit(name: str, item: str, limit: int, least: int, wanted: int) -> CheckResult:
+def _check_limit(name: str, command: str, item: str, limit: int, least: int, wanted: int) -> CheckResult:
     """Compare a soft limit with the least that runs need; a process may raise it up to the hard limit."""
     allowed, most = (math.inf if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(limit))
+    if most >= least:
+        remedy = f"{command} {min(most, wanted)}"
+    else:
+        remedy = f"no more is allowed here: ask an administrator for  * hard {item} {wanted}  in "
+        remedy += f"/etc/security/limits.conf; containers: docker run --ulimit {item}={wanted} …"
     found = "unlimited" if allowed == math.inf else f"{allowed:,}"
-    verdict, key = Health.OK if allowed >= least else Health.WRONG, name if most >= least else f"{name}/hard"
-    return report(key, found, verdict, least=least, allowed=min(most, wanted), item=item, wanted=wanted)
+    verdict = Health.OK if allowed >= least else Health.WRONG
+    return CheckResult("limits", name, found, f"{least:,} or more", verdict, remedy)
 
 
 def check_locked_memory(context: CheckContext) -> Iterator[CheckResult]:
     """InfiniBand sends from locked memory."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = allowed == resource.RLIM_INFINITY
-    found = "unlimited" if unlimited else size(allowed)
+    result = partial(CheckResult, "limits", "locked memory", "unlimited" if unlimited else size(allowed))
     if INFINIBAND.is_dir():
-        yield report("locked memory", found, Health.OK if unlimited else Health.WRONG)
+        remedy = "ulimit -l unlimited; containers: docker run --ulimit memlock=-1 …"
+        yield result("unlimited, for InfiniBand", Health.OK if unlimited else Health.WRONG, remedy)
     else:
-        yield report("locked memory/no InfiniBand", found, Health.NOT_HERE)
+        yield result("matters with InfiniBand alone", Health.NOT_HERE)
 
 
 def check_memory_limit(context: CheckContext) -> Iterator[CheckResult]:
@@ -149,7 +162,9 @@ def check_memory_limit(context: CheckContext) -> Iterator[CheckResult]:
         used = next((amount for file in MEMORY_IN_USE if (amount := _read_amount(file)) is not None), 0.0)
         free, of = min(free, limit - used), f"of {size(limit)} that the scheduler or container grants"
     verdict = Health.OK if free >= MIN_MEMORY_BYTES else Health.LOOK
-    yield report("memory", f"{size(free)} free {of}", verdict, least=size(MIN_MEMORY_BYTES))
+    remedy = "end other programs, or ask for more:  sbatch --mem=32G …,  docker run --memory=32g …"
+    expected = f"{size(MIN_MEMORY_BYTES)} or more"
+    yield CheckResult("limits", "memory", f"{size(free)} free {of}", expected, verdict, remedy)
 
 
 def check_cores(context: CheckContext) -> Iterator[CheckResult]:
@@ -159,10 +174,13 @@ def check_cores(context: CheckContext) -> Iterator[CheckResult]:
     found = f"{number(granted, 3)} of {os.cpu_count()}, for {ranks} rank{'s' * (ranks > 1)}"
     if threads.isdecimal() and int(threads) * ranks > granted:
         fair = max(1, int(granted // ranks))
+        expected, remedy = f"{fair} thread{'s' * (fair > 1)} per rank", f"export OMP_NUM_THREADS={fair}"
         found += f", OMP_NUM_THREADS={threads}"
-        yield report("cores/threads", found, Health.LOOK, fair=f"{fair} thread{'s' * (fair > 1)}", threads=fair)
+        yield CheckResult("limits", "cores", found, expected, Health.LOOK, remedy)
     else:
-        yield report("cores", found, Health.OK if granted >= ranks else Health.LOOK)
+        verdict = Health.OK if granted >= ranks else Health.LOOK
+        remedy = "ask for more:  sbatch --cpus-per-task=4 …,  or start fewer ranks"
+        yield CheckResult("limits", "cores", found, "one or more per rank", verdict, remedy)
 
 
 def count_granted_cores() -> float:
@@ -183,22 +201,25 @@ def _read_amount(file: Path) -> float | None:
 def check_shared_memory(context: CheckContext) -> Iterator[CheckResult]:
     """Worker processes pass batches in it; containers often have 64 MB, and die of a bus error."""
     if not SHARED_MEMORY.is_dir():
-        yield report("shared memory/none", f"there is no {SHARED_MEMORY}", Health.NOT_HERE)
+        yield CheckResult("files", "shared memory", f"there is no {SHARED_MEMORY}", verdict=Health.NOT_HERE)
         return
     free = shutil.disk_usage(SHARED_MEMORY).free
+    found, expected = f"{size(free)} free in {SHARED_MEMORY}", f"{size(ENOUGH_SHARED_BYTES)} or more"
+    remedy = "docker run --shm-size=8g …  or --ipc=host; pods: an emptyDir of medium Memory at /dev/shm"
     verdict = _judge_amount(free, MIN_SHARED_BYTES, ENOUGH_SHARED_BYTES)
-    yield report("shared memory", f"{size(free)} free in {SHARED_MEMORY}", verdict, enough=size(ENOUGH_SHARED_BYTES))
+    yield CheckResult("files", "shared memory", found, expected, verdict, remedy)
 
 
 def check_disk_space(context: CheckContext) -> Iterator[CheckResult]:
     folder = find_existing_folder(context.folder)
     usage, inodes = shutil.disk_usage(folder), os.statvfs(folder)
+    remedy = "delete old runs and checkpoints, or write elsewhere with  --out FOLDER"
     if inodes.f_files and not inodes.f_favail:
         found, verdict = f"{folder}: no file can be added, though {size(usage.free)} are free", Health.WRONG
     else:
         found = f"{size(usage.free)} free of {size(usage.total)} at {folder}"
         verdict = _judge_amount(usage.free, MIN_DISK_BYTES, ENOUGH_DISK_BYTES)
-    yield report("room", found, verdict, enough=size(ENOUGH_DISK_BYTES))
+    yield CheckResult("files", "room", found, f"{size(ENOUGH_DISK_BYTES)} or more", verdict, remedy)
 
 
 def check_disk_speed(context: CheckContext) -> Iterator[CheckResult]:
@@ -209,11 +230,14 @@ def check_disk_speed(context: CheckContext) -> Iterator[CheckResult]:
             written, read = _measure_large_file(Path(scratch, "large"))
             small = _measure_small_files(Path(scratch))
     except OSError as error:
-        yield report("disk speed/not writable", f"{folder} cannot be written: {error.strerror}", Health.WRONG)
+        found = f"{folder} cannot be written: {error.strerror}"
+        remedy = "write elsewhere with  --out FOLDER, or make room"
+        yield CheckResult("files", "disk speed", found, "a folder to write to", Health.WRONG, remedy)
         return
     found = f"writes {size(written)}/s, reads {size(read)}/s, {number(small, 2)} small files/s"
     verdict = Health.OK if min(written, read) >= MIN_DISK_BYTES_S else Health.LOOK
-    yield report("disk speed", found, verdict, least=size(MIN_DISK_BYTES_S))
+    remedy = "put runs on a faster file system with  --out FOLDER; checkpoints wait for this one"
+    yield CheckResult("files", "disk speed", found, f"{size(MIN_DISK_BYTES_S)}/s or more", verdict, remedy)
 
 
 def find_existing_folder(folder: Path) -> Path:
@@ -256,24 +280,25 @@ def check_loading(context: CheckContext) -> Iterator[CheckResult]:
     """Check that one rank loads the data of the run file as fast as a device consumes them."""
     from paceline.workload import Workload, build_workload
 
-    spec = context.spec
+    result, spec = partial(CheckResult, "data", "loading"), context.spec
     if spec is None:
-        yield report("loading/no run", "no run file given", Health.NOT_HERE)
+        yield result("no run file given", verdict=Health.NOT_HERE, remedy="paceline doctor RUN.yaml")
         return
     try:
         workload = build_workload(spec)
         if not isinstance(workload, Workload):
-            yield report("loading/no batches", f"{spec.workload} has no batches", Health.NOT_HERE)
+            yield result(f"{spec.workload} has no batches", verdict=Health.NOT_HERE)
             return
         workload.prepare(lambda text: None)
         rate = _measure_samples_s(spec, workload)
     except PacelineError as error:
-        yield report("loading/unreadable", str(error), Health.WRONG)
+        yield result(str(error), "data that can be read", Health.WRONG)
         return
     needed = _plan_samples_s(spec)
     expected = f"{number(needed, 3)} samples/s, which one device takes by the plan" if needed else ""
     verdict = Health.LOOK if needed and rate < needed else Health.OK
-    yield report("loading", f"{number(rate, 3)} samples/s by one rank", verdict, expected=expected)
+    remedy = "data.workers=4  loads samples in worker processes; or store them in the form that the model takes"
+    yield result(f"{number(rate, 3)} samples/s by one rank", expected, verdict, remedy)
 
 
 def _measure_samples_s(spec: RunSpec, workload: Any) -> float:

@@ -119,7 +119,7 @@ def test_the_odd_version_is_named():
     ],
 )
 def test_a_slow_device_is_found_by_its_data_sheet_and_by_its_neighbours(rate, others, verdict):
-    finding = device_checks.judge_rate("products", 0, 100.0, dict(enumerate(others)), "", 1)
+    finding = device_checks.judge_rate("products of cuda:0", rate, 100.0, dict(enumerate(others)), "", 1)
     assert finding.verdict == verdict
     assert ("the median here" in finding.expected) == (others[-1] > 90 and verdict == "wrong")
 
