@@ -194,5 +194,5 @@ def _format_block(head: str, items: Sequence[str]) -> list[str]:
 
 
 def _wrap(text: str, start: str = "# ") -> list[str]:
-    indents = {"initial_indent": start, "subsequent_indent": f"{start}  "}
-    return textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(WIDTH, start, f"{start}  ", break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.config.run_file import parse_overrides
 from paceline.convert.key_tables import KeyTable, load_table, load_yaml_table
-from paceline.convert.rules import Outcome, Translation, translate_file
+from paceline.convert.rules import Outcome, Translation, accept, note, translate_file
 from paceline.convert.shell import SHELLS, ShellCommand, evaluate_script, is_unknown
 from paceline.convert.sources import Extra, Settings
 
@@ -92,7 +92,7 @@ def _read_inner_shell(words: list[str], environment: Mapping[str, str]) -> list[
 
 def list_preparations(commands: Sequence[ShellCommand]) -> list[Extra]:
     """Return the commands that prepare the shell, such as `module load`."""
-    translation = Translation(Outcome.NOTED, reason="for the shell")
+    translation = note("for the shell")
     prepares = [
         command.words
         for command in commands
@@ -107,11 +107,11 @@ def _read_environment(line: _CommandLine) -> None:
     given = dict(word.split("=", 1) for word in before if ASSIGNMENT.fullmatch(word))
     table = load_table("environment")
     known = {key: value for key, value in given.items() if table.rule(key) is not None}
-    as_before = Translation(Outcome.NOTED, reason="for the shell: set it as before")
+    as_before = note("for the shell: set it as before")
     extra = [(key, value, as_before) for key, value in given.items() if key not in known]
     start = next((i for i, word in enumerate(before) if Path(word).name in WRAPPERS - {"env"}), len(before))
     if wrapper := [word for word in before[start:] if not ASSIGNMENT.fullmatch(word)]:
-        translation = Translation(Outcome.NOTED, reason="for the shell: put it before  paceline train")
+        translation = note("for the shell: put it before  paceline train")
         extra.append((Path(wrapper[0]).name, shlex.join(wrapper), translation))
     if (given or extra) and tool_of(line.words, line.environment):
         line.add("the shell", "environment", known, extra=tuple(extra))
@@ -216,13 +216,13 @@ def _read_program(line: _CommandLine, tool: str, words: list[str], *, alone: boo
         reason = f"its folder is {AT_RUN_TIME}" if unknown else "once it calls paceline.run()"
         file = Path(script).name if unknown else script
         claims |= {"workload": file, **({"data.arguments": given} if given else {})}
-        translation = Translation(Outcome.TRANSLATED, claims, reason, review=unknown)
+        translation = accept(claims, reason, review=unknown)
     else:
         translation = Translation(Outcome.NOTED, claims, "not a Python script")
     extra: list[Extra] = [("script", script, translation)]
     if len(given) < len(words) - 1:
         reason = "the arguments of the shell script; write them into data.arguments"
-        extra.append(("argument", "$@", Translation(Outcome.NOTED, reason=reason)))
+        extra.append(("argument", "$@", note(reason)))
     line.add(tool, "script_options", extra=tuple(extra))
     _read_script_options(line, Path(script).name, given)
 
@@ -248,7 +248,7 @@ def _read_script_options(line: _CommandLine, script: str, words: list[str]) -> N
 def _translate_argument(value: Any) -> Translation:
     """Judge an argument that only the script knows."""
     if is_unknown(value):
-        return Translation(Outcome.NOTED, reason=f"{AT_RUN_TIME}; write its value into data.arguments", review=True)
+        return note(f"{AT_RUN_TIME}; write its value into data.arguments", review=True)
     return Translation(Outcome.KEPT, {"arguments": True}, "the script reads it itself")
 
 
@@ -280,7 +280,7 @@ def parse_options(
             if loose:
                 rest.append(text)
             elif is_unknown(text) and not text.endswith(".py") and _starts_something(words[position:]):
-                unknown.append(("options", text, Translation(Outcome.NOTED, reason=AT_RUN_TIME, review=True)))
+                unknown.append(("options", text, note(AT_RUN_TIME, review=True)))
             else:
                 return found, words[position - 1 :], unknown
             continue

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.convert.key_tables import PacelineTable
-from paceline.convert.rules import Outcome, Translation, UnreadableValue
+from paceline.convert.rules import Outcome, Translation, UnreadableValue, note, reject
 from paceline.convert.shell import is_unknown
 from paceline.convert.sources import Settings, flatten_keys
 from paceline.errors import UserError
@@ -149,7 +149,7 @@ class Draft:
                 self.files.append(path)
                 return replace(translation, reason="read as well", file="")
         reason = "the file does not exist here; give it to adopt as well"
-        return Translation(Outcome.NOT_SUPPORTED, reason=reason, review=True)
+        return reject(reason, review=True)
 
     def value(self, name: str) -> Any:
         """Return what is claimed under a name; None if nothing is."""
@@ -187,12 +187,12 @@ def _translate_key(source: Settings, key: str, value: Any) -> Translation:
     rule = source.table.rule(key)
     if rule is None:
         reason = f"{source.table.tool} has no such key{source.table.suggest(key)}"
-        return Translation(Outcome.NOT_SUPPORTED, reason=reason, review=True)
+        return reject(reason, review=True)
     try:
         return rule(value)
     except UnreadableValue as kind:
         if is_unknown(value):
-            return Translation(Outcome.NOTED, reason="known only when the job runs", review=True)
+            return note("known only when the job runs", review=True)
         raise UserError(f"{source.name}: {key}: {value!r} is not {kind}", code="invalid-value", key=key) from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.convert.commands import PROGRAMS, list_preparations, parse_options, prefix_sources, read_command, tool_of
 from paceline.convert.key_tables import load_table
-from paceline.convert.rules import Outcome, Translation
+from paceline.convert.rules import note
 from paceline.convert.shell import ShellCommand, evaluate_script
 from paceline.convert.sources import Settings
 from paceline.errors import UserError
@@ -50,13 +50,13 @@ def read_job(text: str, name: str, folder: Path) -> list[Settings]:
             f'--command "{last}…"',
             code="conflict",
         )
-    table, as_before = load_table("environment"), _note("for the shell: export it as before")
+    table, as_before = load_table("environment"), note("for the shell: export it as before")
     extra = [(f"export {key}", value, as_before) for key, value in script.exports.items() if key not in table.rules]
     extra += list_preparations(script.commands)
-    asked_elsewhere = _note("for the scheduler; parallel.ranks sets the number of devices")
+    asked_elsewhere = note("for the scheduler; parallel.ranks sets the number of devices")
     extra += [(f"#{other}", value, asked_elsewhere) for other, value in OTHER_SCHEDULER_LINE.findall(text)]
-    extra += [(f"line {line}", error[:60], _note("it is not valid bash", review=True)) for line, error in script.errors]
-    beside = _note("it does not start the ranks: run it as before")
+    extra += [(f"line {line}", error[:60], note("it is not valid bash", review=True)) for line, error in script.errors]
+    beside = note("it does not start the ranks: run it as before")
     extra += [("command", shlex.join(command.words), beside) for command in started if command not in ranks]
     exports = {key: value for key, value in script.exports.items() if key in table.rules}
     if exports or extra:
@@ -67,10 +67,6 @@ def read_job(text: str, name: str, folder: Path) -> list[Settings]:
         reason = f"{name} requests nothing from a scheduler and starts no command that adopt knows"
         raise UserError(reason, code="invalid-format", key=name)
     return sources
-
-
-def _note(reason: str, *, review: bool = False) -> Translation:
-    return Translation(Outcome.NOTED, reason=reason, review=review)
 
 
 def _read_sbatch_lines(text: str, name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import yaml
 
 from paceline.config import Parallel, RunSpec, Train
 from paceline.config.run_file import set_nested
-from paceline.convert.rules import Entry, Outcome, Rule, Translation, build_rule
+from paceline.convert.rules import Entry, Outcome, Rule, Translation, accept, build_rule, reject
 from paceline.convert.value_rules import FUNCTIONS
 from paceline.errors import did_you_mean
 from paceline.trainer.engines.deepspeed_sections import AUTO, SECTIONS, Meaning, translate_sections
@@ -103,12 +103,12 @@ def _read_sections(values: Mapping[str, Any]) -> list[Meaning]:
 
 def _translate_meaning(one: Meaning) -> Translation:
     if one.refusal:
-        return Translation(Outcome.NOT_SUPPORTED, reason=one.refusal)
+        return reject(one.refusal)
     if not one.keys:
         other = Outcome.REPLACED if one.name == "optimizer.params.lr" else Outcome.NOT_SUPPORTED
         return Translation(other if one.own_way else Outcome.KEPT, reason=one.note)
     claims = {"total_steps" if key == "train.steps" else key: value for key, value in one.keys.items()}
-    return Translation(Outcome.TRANSLATED, claims)
+    return accept(claims)
 
 
 class TrainingArgumentsTable(KeyTable):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.convert.key_tables import KeyTable, load_table
-from paceline.convert.rules import Outcome, Translation
+from paceline.convert.rules import accept, note
 from paceline.convert.sources import Extra, Settings, flatten_keys
 
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
@@ -38,7 +38,7 @@ def read_python(tree: ast.Module, name: str, folder: Path) -> list[Settings]:
             found += _read_call(node, Settings(name, torch, folder=folder, priority=-calls))
             calls += 1  # a second loader is for evaluation, a second optimiser for another case: the first counts
     if found and name.endswith(".py"):
-        translation = Translation(Outcome.TRANSLATED, {"workload": str(folder / name)}, "once it calls paceline.run()")
+        translation = accept({"workload": str(folder / name)}, "once it calls paceline.run()")
         found.append(Settings(name, torch, folder=folder, priority=-1, extra=(("script", name, translation),)))
     return found
 
@@ -67,12 +67,12 @@ def _read_call(node: ast.Call, source: Settings) -> Iterator[Settings]:
     values: dict[str, Any] = {}
     extra: list[Extra] = []
     if claims := source.table.calls.get(function):
-        extra.append((function, "…", Translation(Outcome.TRANSLATED, claims, priority=-1)))
+        extra.append((function, "…", accept(claims, priority=-1)))
     for key, value in given.items():
         literal = _read_literal(value)
         if literal is None and not (isinstance(value, ast.Constant) and value.value is None):
             if not isinstance(value, ast.Call):  # which is visited itself
-                translation = Translation(Outcome.NOTED, reason="known only when the script runs")
+                translation = note("known only when the script runs")
                 extra.append((f"{function}({key})", ast.unparse(value)[:60], translation))
         elif isinstance(literal, dict):
             values |= {f"{section}{key}.{inner}": item for inner, item in literal.items()}

@@ -42,8 +42,29 @@ class Translation:
 
 Rule = Callable[[Any], Translation]
 """From the value of a key; UnreadableValue where the value cannot be read."""
-OFF = Translation(Outcome.KEPT, reason="off")
-NOT_SET = Translation(Outcome.KEPT, reason="not set")
+
+
+def keep(reason: str) -> Translation:
+    return Translation(Outcome.KEPT, reason=reason)
+
+
+def note(reason: str, *, review: bool = False) -> Translation:
+    return Translation(Outcome.NOTED, reason=reason, review=review)
+
+
+def reject(reason: str, *, review: bool = False) -> Translation:
+    return Translation(Outcome.NOT_SUPPORTED, reason=reason, review=review)
+
+
+def accept(claims: Mapping[str, Any], reason: str = "", priority: int = 0, *, review: bool = False) -> Translation:
+    return Translation(Outcome.TRANSLATED, claims, reason, priority, review=review)
+
+
+def derive(claims: Mapping[str, Any], reason: str = "") -> Translation:
+    return Translation(Outcome.DERIVED, claims, reason)
+
+
+OFF, NOT_SET = keep("off"), keep("not set")
 
 
 class UnreadableValue(ValueError):
@@ -104,7 +125,7 @@ def build_rule(entry: Entry, functions: Mapping[str, Rule]) -> Rule:
         except UnreadableValue:
             if "unreadable" not in entry:
                 raise
-            return Translation(Outcome.NOTED, reason=entry["unreadable"])
+            return note(entry["unreadable"])
 
     return rule
 
@@ -120,7 +141,7 @@ def _build_claim(entry: Entry) -> Rule:
         if value is None:
             return NOT_SET
         if "at_least" in entry and parse_number(value) < entry["at_least"]:
-            return Translation(Outcome.NOT_SUPPORTED, reason=entry["otherwise"])
+            return reject(entry["otherwise"])
         parsed = parse(value)
         if "off_below" in entry and parsed < entry["off_below"]:
             return OFF
@@ -138,18 +159,18 @@ def _build_choice(entry: Entry) -> Rule:
         if isinstance(value, str) and text[:1].isalpha() and text not in options:
             text = text.rpartition(".")[2]
         if text not in options:
-            return Translation(Outcome.NOT_SUPPORTED, reason=entry["reason"])
+            return reject(entry["reason"])
         claims = {key: claim for key, claim in options[text].items() if key != "reason"}
         if not claims:
-            return Translation(Outcome.KEPT, reason=entry.get("kept", ""))
-        return Translation(Outcome.TRANSLATED, claims, options[text].get("reason", ""), entry.get("priority", 0))
+            return keep(entry.get("kept", ""))
+        return accept(claims, options[text].get("reason", ""), entry.get("priority", 0))
 
     return rule
 
 
 def _build_switch(entry: Entry) -> Rule:
     """True or false: on, it claims something; off, nothing or what `otherwise` has."""
-    on = Translation(Outcome.TRANSLATED, entry["switch"], entry.get("reason", ""), entry.get("priority", 0))
+    on = accept(entry["switch"], entry.get("reason", ""), entry.get("priority", 0))
     off = replace(on, claims=entry["otherwise"]) if "otherwise" in entry else OFF
     return lambda value: NOT_SET if value is None else on if parse_bool(value) else off
 
@@ -162,19 +183,19 @@ def _build_keep(entry: Entry) -> Rule:
     def rule(value: Any) -> Translation:
         equal = isinstance(value, int | float) and any(value == known for known in values)
         if not values or value is None or equal or str(value).lower() in words:
-            return Translation(Outcome.KEPT, reason=reason)
-        return Translation(Outcome.NOT_SUPPORTED, reason=entry.get("otherwise", f"here {reason}"))
+            return keep(reason)
+        return reject(entry.get("otherwise", f"here {reason}"))
 
     return rule
 
 
 def _build_reject(entry: Entry) -> Rule:
     """Not supported, unless it asks for nothing."""
-    return lambda value: OFF if is_off(value) else Translation(Outcome.NOT_SUPPORTED, reason=entry["reject"])
+    return lambda value: OFF if is_off(value) else reject(entry["reject"])
 
 
 def _build_note(entry: Entry) -> Rule:
-    return lambda value: NOT_SET if value is None else Translation(Outcome.NOTED, reason=entry["note"])
+    return lambda value: NOT_SET if value is None else note(entry["note"])
 
 
 def translate_file(value: Any) -> Translation:

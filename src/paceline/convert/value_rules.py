@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from paceline.convert.rules import (
     OFF,
-    Outcome,
     Rule,
     Translation,
     UnreadableValue,
+    accept,
+    derive,
     is_off,
+    keep,
+    note,
     parse_int,
     parse_number,
     parse_word,
+    reject,
 )
 
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 SHARDS = {"full_shard": "fsdp", "shard_grad_op": "zero2", "no_shard": "ddp", "hybrid_shard": "hsdp"}
 STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp", "deepspeed": "zero2", "ddp_sharded": "zero2"}
-FOR_SCHEDULER = Translation(Outcome.NOTED, reason="for the scheduler")
-
-
-def _reject(reason: str) -> Translation:
-    return Translation(Outcome.NOT_SUPPORTED, reason=reason)
-
-
-def _accept(claims: Mapping[str, Any], reason: str = "", priority: int = 0) -> Translation:
-    return Translation(Outcome.TRANSLATED, claims, reason, priority)
+FOR_SCHEDULER = note("for the scheduler")
 
 
 def translate_offload(value: Any) -> Translation:
@@ -37,8 +32,8 @@ def translate_offload(value: Any) -> Translation:
     if is_off(value):
         return OFF
     if value is True or value in ("cpu", "true"):
-        return _accept({"parallel.offload": True}, "offloads parameters and optimiser state together")
-    return _reject(f"state can live in host memory, not on {value}")
+        return accept({"parallel.offload": True}, "offloads parameters and optimiser state together")
+    return reject(f"state can live in host memory, not on {value}")
 
 
 def translate_loggers(value: Any) -> Translation:
@@ -47,39 +42,39 @@ def translate_loggers(value: Any) -> Translation:
         raise UnreadableValue("a name or a list of names")
     names = value if isinstance(value, list) else [value]
     if all(isinstance(name, bool) or is_off(name) or name == "all" for name in names):
-        return Translation(Outcome.KEPT, reason="events are in the run folder")
+        return keep("events are in the run folder")
     known = [next((logger for logger in LOGGERS if logger in str(name).lower()), None) for name in names]
     if None in known:
-        return _reject(f"loggers are tensorboard, wandb and mlflow, not {names[known.index(None)]}")
-    return _accept({"train.loggers": known})
+        return reject(f"loggers are tensorboard, wandb and mlflow, not {names[known.index(None)]}")
+    return accept({"train.loggers": known})
 
 
 def translate_bucket_size(value: Any) -> Translation:
     """Elements of 4 bytes: gradients are fp32 here."""
-    return _accept({"parallel.bucket_mb": parse_number(value) * 4 / 1e6}, "as MB of fp32")
+    return accept({"parallel.bucket_mb": parse_number(value) * 4 / 1e6}, "as MB of fp32")
 
 
 def translate_nodes(value: Any) -> Translation:
     """A number of machines, or a range `2:4` of them."""
     if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)[:-](\d+)", value)):
         if ends[1] != ends[2]:
-            return _reject(f"{ends[1]} to {ends[2]} nodes: a run has one number of ranks, and resumes on any other")
+            return reject(f"{ends[1]} to {ends[2]} nodes: a run has one number of ranks, and resumes on any other")
         value = ends[1]
-    return Translation(Outcome.DERIVED, {"nodes": parse_int(value)})
+    return derive({"nodes": parse_int(value)})
 
 
 def translate_devices_per_node(value: Any) -> Translation:
     if value in ("gpu", "cpu", "auto", "-1", -1, None):
-        return _reject("write how many as parallel.ranks")
+        return reject("write how many as parallel.ranks")
     if isinstance(value, list):
         export = f"export CUDA_VISIBLE_DEVICES={','.join(map(str, value))}"
-        return Translation(Outcome.DERIVED, {"per_node": len(value)}, export)
-    return Translation(Outcome.DERIVED, {"per_node": parse_int(value)})
+        return derive({"per_node": len(value)}, export)
+    return derive({"per_node": parse_int(value)})
 
 
 def translate_hosts(value: Any) -> Translation:
     """`one:4,two:4`: nodes, with slots; the number of ranks is another option."""
-    return Translation(Outcome.DERIVED, {"nodes": len(parse_word(value).split(","))})
+    return derive({"nodes": len(parse_word(value).split(","))})
 
 
 def _translate_gpus(claim: str) -> Rule:
@@ -96,7 +91,7 @@ def _translate_gpus(claim: str) -> Rule:
         claims: dict[str, Any] = {claim: parse_int(parts[-1])}
         if len(parts) == 2:
             claims["device_name"] = parts[0]
-        return Translation(Outcome.DERIVED, claims)
+        return derive(claims)
 
     return rule
 
@@ -110,41 +105,41 @@ def translate_strategy(value: Any) -> Translation:
     text = str(value).lower().removesuffix("strategy").split(".")[-1]
     if stage := re.fullmatch(r"deepspeed_stage_([123])(_offload)?", text):
         claims: dict[str, Any] = {"parallel.strategy": f"zero{stage[1]}"}
-        return _accept({**claims, "parallel.offload": True} if stage[2] else claims)
+        return accept({**claims, "parallel.offload": True} if stage[2] else claims)
     if text in ("auto", "singledevice", "single_device"):
-        return Translation(Outcome.KEPT, reason="auto is ddp above one rank")
+        return keep("auto is ddp above one rank")
     name = re.sub(r"_(spawn|fork|notebook|find_unused_parameters_(true|false))", "", text)
     if name in STRATEGIES:
-        return _accept({"parallel.strategy": STRATEGIES[name]}, priority=-1)
-    return _reject("the strategies are ddp, fsdp and deepspeed's stages")
+        return accept({"parallel.strategy": STRATEGIES[name]}, priority=-1)
+    return reject("the strategies are ddp, fsdp and deepspeed's stages")
 
 
 def translate_evaluate_every(value: Any) -> Translation:
     if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-        return _accept({"train.evaluate_every": value})
+        return accept({"train.evaluate_every": value})
     at_the_end = "the run is evaluated at the end of each epoch"
-    return Translation(Outcome.KEPT, reason=at_the_end) if value in (1, None, "1", "1.0") else _reject(at_the_end)
+    return keep(at_the_end) if value in (1, None, "1", "1.0") else reject(at_the_end)
 
 
 def translate_betas(value: Any) -> Translation:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        return _reject("it must be two numbers, as in [0.9, 0.999]")
+        return reject("it must be two numbers, as in [0.9, 0.999]")
     beta1, beta2 = map(parse_number, value)
-    return _accept({"train.beta1": beta1, "train.beta2": beta2})
+    return accept({"train.beta1": beta1, "train.beta2": beta2})
 
 
 def translate_weight_decay(value: Any) -> Translation:
     """torch decays every parameter; a run file, unless it is set otherwise, matrices alone."""
     claims: dict[str, Any] = {"train.weight_decay": parse_number(value)}
-    return _accept({**claims, "train.decay": "all"} if parse_number(value) else claims)
+    return accept({**claims, "train.decay": "all"} if parse_number(value) else claims)
 
 
 def translate_epochs(value: Any) -> Translation:
     if parse_number(value) % 1:  # infinity too
-        return _reject("a run has whole epochs; give its length as train.steps")
+        return reject("a run has whole epochs; give its length as train.steps")
     if parse_number(value) < 1:
-        return _reject("a run has at least one epoch")
-    return _accept({"train.epochs": int(parse_number(value))})
+        return reject("a run has at least one epoch")
+    return accept({"train.epochs": int(parse_number(value))})
 
 
 def translate_warmup_steps(value: Any) -> Translation:
@@ -152,8 +147,8 @@ def translate_warmup_steps(value: Any) -> Translation:
     if parse_number(value) == 0:
         return OFF
     if parse_number(value) < 1:
-        return _accept({"train.warmup": parse_number(value)})
-    return _accept({"train.warmup_steps": parse_int(value)}, priority=1)
+        return accept({"train.warmup": parse_number(value)})
+    return accept({"train.warmup_steps": parse_int(value)}, priority=1)
 
 
 def translate_fsdp_words(value: Any) -> Translation:
@@ -161,7 +156,7 @@ def translate_fsdp_words(value: Any) -> Translation:
     if is_off(value):
         return OFF
     if value is True:
-        return _accept({"parallel.strategy": "fsdp"}, priority=-1)
+        return accept({"parallel.strategy": "fsdp"}, priority=-1)
     if not isinstance(value, str | list):
         raise UnreadableValue("words such as 'full_shard auto_wrap'")
     words = value.split() if isinstance(value, str) else [str(part) for part in value]
@@ -169,7 +164,7 @@ def translate_fsdp_words(value: Any) -> Translation:
     claims: dict[str, Any] = {"parallel.strategy": ways[0]} if ways else {}
     if "offload" in words:
         claims["parallel.offload"] = True
-    return _accept(claims) if claims else _reject("no known word")
+    return accept(claims) if claims else reject("no known word")
 
 
 FUNCTIONS: dict[str, Rule] = {

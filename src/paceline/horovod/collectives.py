@@ -21,7 +21,8 @@ from paceline.horovod.reduction import Average, Compression, Compressor, Operati
 from paceline.horovod.unsupported import ProcessSet, require_global_set
 from paceline.horovod.world import size
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 Splits = Tensor | Sequence[int] | None
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
+from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten, treespec_dumps, treespec_loads
 from torch.utils.data import Sampler
 
@@ -153,7 +154,7 @@ class State:
             now: Any = self._values.get(name)
             if _stateful(now):
                 now.load_state_dict(copy.deepcopy(saved))
-            elif isinstance(saved, torch.Tensor) and isinstance(now, torch.Tensor):
+            elif isinstance(saved, Tensor) and isinstance(now, Tensor):
                 self._values[name] = saved.clone().to(now.device)
             else:
                 self._values[name] = copy.deepcopy(saved)
@@ -253,7 +254,7 @@ def default_commit_file() -> Path:
 
 
 def write_commit(file: Path, state: dict[str, Any]) -> None:
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     packed = {name: _pack(value, f"state.{name}", tensors) for name, value in state.items()}
     about = {"state": packed, "command": shlex.join(sys.argv), "time_s": time.time()}
     write_atomic(file, save(tensors, metadata={KEY: json.dumps(about)}))
@@ -279,13 +280,13 @@ def read_commit(file: Path) -> tuple[dict[str, Any], str]:
         raise UserError(message, code="damaged", key=str(file)) from None
 
 
-def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Return the value as JSON: its structure and leaves, of which tensors and arrays are lists with their key."""
     leaves, structure = tree_flatten_with_path(value)
     packed: list[Any] = []
     for path, leaf in leaves:
         is_array = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in NUMBERS
-        if is_array or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided):
+        if is_array or (isinstance(leaf, Tensor) and leaf.layout == torch.strided):
             key = str(len(tensors))
             tensors[key] = torch.as_tensor(leaf).detach().cpu().clone(memory_format=torch.contiguous_format)
             packed.append(["array", key, bool(leaf.shape)] if is_array else ["tensor", key])

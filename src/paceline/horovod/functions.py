@@ -65,7 +65,7 @@ def broadcast_optimizer_state(
         raise UserError("the state of torch.optim.LBFGS cannot be broadcast; use another optimiser")
     if size() == 1:
         return
-    state = optimizer.state_dict() if rank() == root_rank else None
+    state: Any = optimizer.state_dict() if rank() == root_rank else None
     rest = tree_map_only(Tensor, lambda tensor: _Missing(tensor.shape, tensor.dtype, tensor.device.type), state)
     rest = broadcast_object(rest, root_rank)
     if rank() != root_rank:

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from paceline.errors import UserError, join_names
 from paceline.horovod.async_ops import Handle, start_reduce, start_reduce_buffer, start_sparse_reduce
@@ -25,21 +28,21 @@ from paceline.horovod.world import size
 
 BUCKET_BYTES = 25_000_000
 FIRST_BYTES = 1_000_000  # so that the first is sent early in the backward pass
-Parameters = list[torch.nn.Parameter]
+Parameters = list[Parameter]
 
 
 class Grouping(TypedDict, total=False):
     """Keyword arguments of `DistributedOptimizer`."""
 
     num_groups: int
-    groups: int | Sequence[Sequence[torch.nn.Parameter]] | None
+    groups: int | Sequence[Sequence[Parameter]] | None
     sparse_as_dense: bool
     process_set: ProcessSet
 
 
 def DistributedOptimizer(
-    optimizer: torch.optim.Optimizer,
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, Parameter]] | None = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
     op: Operation = Average,
@@ -51,7 +54,7 @@ def DistributedOptimizer(
     `gradient_predivide_factor` splits the averaging: divide by it before the sum, by the rest after.
     """
     require_global_set(grouping.get("process_set"))
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not isinstance(optimizer, Optimizer):
         raise UserError(f"DistributedOptimizer: give an optimiser of torch, not a {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise UserError("this optimiser is a DistributedOptimizer already; give it the one of torch, once")
@@ -75,9 +78,7 @@ def DistributedOptimizer(
     return new
 
 
-def _check_names(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
-) -> None:
+def _check_names(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Parameter]] | None) -> None:
     """Raise UserError if the names are incomplete or not unique; they are not used otherwise."""
     if named_parameters is None:
         return
@@ -92,7 +93,7 @@ def _check_names(
         raise UserError(f"named_parameters= leaves out {unnamed} parameters of the optimiser; name all of them or none")
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Parameters:
+def _parameters(optimizer: Optimizer) -> Parameters:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -101,9 +102,9 @@ class _BucketInFlight:
     """A bucket in flight: its flat gradients, and which of them this rank had."""
 
     bucket: Parameters
-    handle: Handle[torch.Tensor]
+    handle: Handle[Tensor]
     had: list[bool]
-    sparse: set[torch.nn.Parameter]  # dense while in flight only
+    sparse: set[Parameter]  # dense while in flight only
 
     @torch.no_grad()
     def unpack(self) -> None:
@@ -127,11 +128,11 @@ class GradientExchange:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         rule: ReduceRule,
         compression: type[Compressor],
         passes: int,
-        groups: int | Sequence[Sequence[torch.nn.Parameter]],
+        groups: int | Sequence[Sequence[Parameter]],
         sparse_as_dense: bool,
     ) -> None:
         self.rule, self.compression, self.passes, self.sparse_as_dense = rule, compression, passes, sparse_as_dense
@@ -139,7 +140,7 @@ class GradientExchange:
         every = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
         self.left = dict.fromkeys(every, passes)
         self.groups = groups
-        self.sparse: set[torch.nn.Parameter] = set()
+        self.sparse: set[Parameter] = set()
         self.buckets: list[Parameters] = []
         self.agreed = False  # on which gradients are sparse
         self.sent: list[_BucketInFlight] = []
@@ -157,7 +158,7 @@ class GradientExchange:
         self.passes = passes
         self.left = dict.fromkeys(self.left, passes)
 
-    def _ready(self, parameter: torch.nn.Parameter) -> None:
+    def _ready(self, parameter: Parameter) -> None:
         if self.left[parameter] <= 0:
             raise AssertionError(
                 f"a gradient was computed more than {self.passes} times before step(); "
@@ -204,7 +205,7 @@ class GradientExchange:
             _BucketInFlight(bucket, start_reduce_buffer(flat, self.rule, self.compression), had, self.sparse)
         )
 
-    def _flat(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def _flat(self, parameter: Parameter) -> Tensor:
         if parameter.grad is None:
             return parameter.new_zeros(parameter.numel())
         if parameter.grad.is_sparse and parameter not in self.sparse:
@@ -215,7 +216,7 @@ class GradientExchange:
         return parameter.grad.detach().to_dense().reshape(-1)
 
 
-def _sparse_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+def _sparse_gradient(parameter: Parameter) -> Tensor:
     """Return the sparse gradient, with no rows if this rank did not use the parameter."""
     if parameter.grad is not None:
         return parameter.grad
@@ -234,7 +235,7 @@ def _hold_weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
     return call
 
 
-def group_into_buckets(every: Parameters, groups: int | Sequence[Sequence[torch.nn.Parameter]]) -> list[Parameters]:
+def group_into_buckets(every: Parameters, groups: int | Sequence[Sequence[Parameter]]) -> list[Parameters]:
     """Group parameters, last first, by the given groups or up to the bucket size."""
     backwards = every[::-1]
     if isinstance(groups, int):
@@ -265,7 +266,7 @@ def _split_by_type(parameters: Parameters, full: Callable[[Parameters], Any] | N
     return buckets
 
 
-class _Distributed(torch.optim.Optimizer):
+class _Distributed(Optimizer):
     """Mixin in front of the class of the user's optimiser."""
 
     exchange: GradientExchange
