@@ -36,7 +36,7 @@ def commands(page: Path) -> tuple[str, ...]:
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     inline = [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", prose)]
     found = [COMMAND.search(line) for line in [*blocks.replace("\\\n", " ").splitlines(), *inline]]
-    return tuple(match[1].split(" #")[0].strip() for match in found if match)
+    return tuple(re.split(" [#>]", match[1])[0].strip() for match in found if match)
 
 
 def words_of(command: str) -> list[str]:
@@ -98,6 +98,11 @@ def test_every_page_is_in_the_navigation_of_the_site():
     assert sorted(listed) == sorted(
         [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")] + [*root_pages.values()]
     )
+
+
+def test_the_list_of_pages_for_programs_is_that_of_the_site():
+    llms = _module(DOCS / "llms.py")
+    assert llms.PAGE.read_text(encoding="utf-8") == llms.page(), "llms.txt is old; run  python docs/llms.py"
 
 
 def test_the_readme_is_short():

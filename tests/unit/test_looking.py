@@ -56,7 +56,7 @@ ASK = {
     "topics": "{run}/spec.yaml",
 }
 """Verbs that execute what a run names: of a run from elsewhere not without a word."""
-OF_NO_RUN = ("calibrate", "launch", "keys", "completion", "adopt")
+OF_NO_RUN = ("calibrate", "launch", "keys", "completion", "adopt", "schema", "mcp")
 
 
 def test_every_verb_looks_or_asks():

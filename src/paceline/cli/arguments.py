@@ -131,6 +131,8 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
         words("SECTION|KEY|WORD", "asked", help="train, train.lr, or a word to look for"),
         option("--workload", "NAME", "whose model and data (classifier)", default=registry.DEFAULT_WORKLOAD),
     ),
+    "schema": ((("kind",), {"choices": ("run", "cluster", "site"), "help": "whose schema to print"}),),
+    "mcp": (),
     "completion": (
         (("shell",), {"nargs": "?", "choices": ("bash", "zsh", "fish"), "help": "whose script to print"}),
         flag("--json", "print verbs, options and keys as JSON instead"),

@@ -34,6 +34,8 @@ ROWS = (
     ("export", "predict", "write the weights of a run, or a standalone folder", "runs/docstrings --out model"),
     ("runs", "report", "list the runs of a folder, or compare them", "runs --compare"),
     ("keys", "keys", "list the keys of a run file: meaning, unit, default, limits", "train.lr"),
+    ("schema", "schema", "print the JSON schema of run, cluster or site files, for editors", "run"),
+    ("mcp", "mcp", "serve plan, check and measure to coding assistants", ""),
     ("completion", "keys", "print a completion script for bash, zsh or fish", ""),
     ("adopt", "adopt", "convert other tools' configurations and commands into a run file", "ds_config.json"),
     ("submit", "jobs", "submit a run file to Slurm, as the plan recommends", "RECIPE.yaml --nodes 2 --time 2h"),
