@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -50,11 +49,6 @@ def build_run_schema() -> dict[str, Any]:
 def build_section_schema(title: str, section: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of a file that is one section."""
     return _finish(title, section.model_json_schema())
-
-
-def build_table_schema(title: str, keys: Mapping[str, Mapping[str, Any]], required: list[str]) -> dict[str, Any]:
-    """Return the schema of a file with these keys."""
-    return _finish(title, {"properties": dict(keys), "required": required})
 
 
 def _finish(title: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -258,20 +258,20 @@ class ClusterFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    device: str
-    nodes: Count = 1
-    per_node: Count = 1
-    link: str | None = None
-    network: str | None = None
-    price: Price = None
-    spot_price: Price = None
-    host_memory_gb: Amount | None = None
-    catalogue: str | None = None
-    tflops: dict[str, Amount] | None = None
-    watts: Amount | None = None
-    memory_gb: Amount | None = None
-    bandwidth_gbs: Amount | None = None
-    pcie_gbs: Amount | None = None
+    device: str = Field(description="name in the catalogue, as H100-SXM5-80GB")
+    nodes: Count = Field(1, description="equal nodes")
+    per_node: Count = Field(1, description="devices of a node")
+    link: str | None = Field(None, description="inside a node: pcie, host, nvlink, or a speed as 32GB/s")
+    network: str | None = Field(None, description="of a node, in bits per second: 25Gb, 8x400Gb, 100Mb")
+    price: Price = Field(None, description="per device and hour [USD]")
+    spot_price: Price = Field(None, description="per preemptible device and hour [USD]")
+    host_memory_gb: Amount | None = Field(None, description="of a node [GB]")
+    catalogue: str | None = Field(None, description="CSV with your own devices, relative to this file")
+    tflops: dict[str, Amount] | None = Field(None, description="of a device by type, as {bf16: 312}")
+    watts: Amount | None = Field(None, description="of a device [W]")
+    memory_gb: Amount | None = Field(None, description="of a device [GB]")
+    bandwidth_gbs: Amount | None = Field(None, description="of a device's memory [GB/s]")
+    pcie_gbs: Amount | None = Field(None, description="of a device, one direction [GB/s]")
 
     def build_device(self, path: Path) -> Device:
         """Return the catalogue's device with the facts of the file."""
