@@ -46,7 +46,7 @@ from paceline.workloads.ensemble.members import read_manifest
 from paceline.workloads.lm.sections import LMData
 from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.files.shards import read_shards, write_shards
-from paceline.workloads.trees.sections import OBJECTIVES, Task, TreesData
+from paceline.workloads.trees.sections import Task, TreesData
 from paceline.workloads.trees.table import Coding, TreeTarget, _read_cached, prepare_table
 from paceline.workloads.trees.tree_model import FittedTrees
 from paceline.workloads.unet import corpus as images
@@ -218,7 +218,7 @@ add_target("KeptImages", "kept/images.json", {"channels": 3, "classes": ["a", "b
 
 def _write_trees(folder, kind, raw, categories):
     (folder / "kept").mkdir()
-    target = TreeTarget(OBJECTIVES[Task.BINARY], ("no", "yes"), (0.0, 1.0))
+    target = TreeTarget(Task.BINARY, ("no", "yes"), (0.0, 1.0))
     FittedTrees(kind, raw, Coding(("size", "kind"), categories), target).write(folder / "kept")
 
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
@@ -304,6 +304,19 @@ def format_user_trace(error: BaseException, reference: str) -> str:
     while trace is not None and Path("/", trace.tb_frame.f_code.co_filename).resolve().parent != folder:
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip() if trace else ""
+
+
+@contextmanager
+def guard_user_code(key: str, reference: str) -> Iterator[None]:
+    """Translate errors of the user's function `reference`, which the field `key` names."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        trace = format_user_trace(error, reference)
+        message = f"{key}: {reference} fails: {describe_error(error)}\n\n{trace}".rstrip()
+        raise UserError(message, code="user-code-failed", key=key) from error
 
 
 def describe_error(error: BaseException) -> str:

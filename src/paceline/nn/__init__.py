@@ -1,4 +1,4 @@
 """Parts of models that several workloads share: attention, losses, metrics.
 
-Imports errors.
+Imports errors, io.
 """

@@ -16,13 +16,8 @@ from torch.utils._pytree import register_dataclass
 
 ROTARY_BASE = 10_000.0
 HALF = (torch.bfloat16, torch.float16)
-FASTEST_FIRST = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-"""On CUDA devices, by measurement (docs/performance.md)."""
+FASTEST_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+FASTEST_FIRST += [SDPBackend.MATH]  # on CUDA devices, by measurement (docs/performance.md)
 
 RotaryTables = tuple[Tensor, Tensor]
 
@@ -54,26 +49,18 @@ def rotate(x_BSHd: Tensor, cos_Sd: Tensor, sin_Sd: Tensor) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x_BSHd.dtype)
 
 
-BLOCK = 256
-"""Padded batches have multiples of this many tokens."""
+BLOCK = 256  # padded batches have multiples of this many tokens
 
 
 @dataclass(frozen=True)
 class Packed:
-    tokens: Tensor
-    """(T,) token numbers, text after text."""
-    positions: Tensor
-    """(T,) place of each token in its text."""
-    texts: Tensor
-    """(T,) which text each token belongs to."""
-    bounds: Tensor
-    """(B + 1,) where texts begin and end, int32."""
-    labels: Tensor
-    """(B,) class of each text; -100 for padding, which counts nothing."""
-    keys: Tensor
-    """(B,) the random number of each text."""
-    runs: tuple[tuple[int, int], ...]
-    """(how many, length) of neighbours of equal length, in order."""
+    tokens: Tensor  # (T,) text after text
+    positions: Tensor  # (T,) of each token in its text
+    texts: Tensor  # (T,) which text each token belongs to
+    bounds: Tensor  # (B + 1,) where texts begin and end, int32
+    labels: Tensor  # (B,) class of each text; -100 for padding
+    keys: Tensor  # (B,) the random number of each text
+    runs: tuple[tuple[int, int], ...]  # (how many, length) of neighbours of equal length
     longest: int
 
 
@@ -82,10 +69,8 @@ register_dataclass(Packed)
 
 def pack_texts(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, keys: np.ndarray) -> Packed:
     """Lay texts end to end; best sorted by length, so that equal ones are neighbours."""
-    bounds = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=bounds[1:])
-    change = np.flatnonzero(np.diff(lengths)) + 1
-    edges = [0, *change.tolist(), len(lengths)]
+    bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    edges = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
     return Packed(
         tokens=torch.from_numpy(tokens.astype(np.int64, copy=False)),
         positions=torch.from_numpy(np.arange(len(tokens)) - np.repeat(bounds[:-1], lengths)),
@@ -111,16 +96,15 @@ def pack_padded(
     filled = [_with_padding(own, texts - len(own)) for own in lengths]
     every = np.concatenate(filled)
     ends = np.cumsum(every)
-    sizes = [int(own.sum()) for own in filled]
     real = np.concatenate([np.arange(texts) < len(own) for own in lengths])
     row = np.zeros(int(ends[-1]), np.int32)
     row[np.repeat(real, every)] = tokens
     positions = (np.arange(len(row), dtype=np.int32) - np.repeat((ends - every).astype(np.int32), every)) % longest
     which = np.repeat(np.tile(np.arange(texts, dtype=np.int32), len(lengths)), every)
     out, begin = [], 0
-    for own, size, label, key in zip(filled, sizes, labels, keys, strict=True):
-        mine, spare = slice(begin, begin + size), texts - len(label)
-        begin += size
+    for own, label, key in zip(filled, labels, keys, strict=True):
+        mine, spare = slice(begin, begin + int(own.sum())), texts - len(label)
+        begin = mine.stop
         out.append(
             Packed(
                 tokens=torch.from_numpy(row[mine]),

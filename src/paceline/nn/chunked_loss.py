@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 NOT_COUNTED = -100
-CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}
-"""Logits in a chunk, by device: enough for products to run at full speed."""
+CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}  # enough for products to run at full speed
 MIN_TOKENS, MAX_TOKENS = 128, 8192
 ALIGNED = 64
 
@@ -31,9 +30,8 @@ def compute_chunked_losses(
 ) -> Tensor:
     """Return the cross-entropy summed per sample: (B,), in fp32 or fp64. Targets below 0 do not count.
 
-    The incoming gradient must be the same for every sample: that of the weight is a sum over all tokens already. With
-    a group, x_BSD is the same on all its ranks, and weight_VD holds the rows of the vocabulary from `first` on
-    (`split_vocabulary`); all ranks get the same losses and the same gradient of x_BSD.
+    The incoming gradient must be the same for every sample. With a group, x_BSD is the same on all its ranks, and
+    weight_VD holds the rows of the vocabulary from `first` on (`split_vocabulary`); all ranks get the same losses.
     """
     chunk_tokens = chunk_tokens or _chunk_tokens(x_BSD.device.type, weight_VD.shape[0], targets_BS.numel())
     shard = _VocabularyShard(group, first)

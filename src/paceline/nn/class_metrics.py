@@ -7,32 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.io.files import replace_nonfinite
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFUSION = "confusion"
-"""(classes, classes): how many samples of each class (row) were taken for which (column)."""
-COUNTS = "class_counts"
-"""(3, classes): samples that are of a class, that were taken for it, and both; where there are many classes."""
-SCORES = "class_scores"
-"""(classes, 2, bins): how often each log-odds was given to samples of other classes, and of this one."""
+CONFUSION = "confusion"  # (classes, classes): samples of each class (row) by predicted class (column)
+COUNTS = "class_counts"  # (3, classes): samples of a class, predicted as it, and both; if there are many classes
+SCORES = "class_scores"  # (classes, 2, bins): how often samples of other classes, and of this one, got each log-odds
 CLASS_SUMS = (CONFUSION, COUNTS, SCORES)
-MOST_CLASSES = 100
-"""For which the confusion matrix and the AUC are worth their memory."""
-FARTHEST, PER_UNIT = 16, 64
-"""Log-odds are counted from -16 to 16 (a probability of 1e-7 to 1 - 1e-7), in steps of 1/64."""
+MOST_CLASSES = 100  # for which the confusion matrix and the AUC are worth their memory
+FARTHEST, PER_UNIT = 16, 64  # log-odds are counted from -16 to 16, in steps of 1/64
 BINS = 2 * FARTHEST * PER_UNIT + 1
 
 
 def count_confusion(labels: Tensor, said: Tensor, classes: int) -> Tensor:
-    """(classes, classes): how many of each class (row) were taken for which (column)."""
-    import torch
-
-    return torch.bincount(labels * classes + said, minlength=classes**2).view(classes, classes)
+    """Return (classes, classes): how many of each class (row) were predicted as which (column)."""
+    return (labels * classes + said).bincount(minlength=classes**2).view(classes, classes)
 
 
 def class_sums(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-    """What `compute_class_metrics` needs of a batch; samples whose label is below 0 do not count."""
+    """Return what `compute_class_metrics` needs of a batch; samples whose label is below 0 do not count."""
     import torch
 
     classes = logits_BC.shape[1]
@@ -54,7 +49,7 @@ def class_sums(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
 
 
 def sum_two_classes(odds_B: np.ndarray, labels_B: np.ndarray) -> dict[str, np.ndarray]:
-    """The same of two classes, from the log-odds of the second: the first is its mirror image."""
+    """Return the same for two classes, from the log-odds of the second: the first is its mirror image."""
     said_B = (odds_B > 0).astype(np.int64)
     bins_B = np.rint((np.clip(np.nan_to_num(odds_B), -FARTHEST, FARTHEST) + FARTHEST) * PER_UNIT).astype(np.int64)
     first_N, second_N = np.bincount(labels_B * BINS + bins_B, minlength=2 * BINS).reshape(2, BINS)
@@ -63,11 +58,10 @@ def sum_two_classes(odds_B: np.ndarray, labels_B: np.ndarray) -> dict[str, np.nd
 
 
 def compute_class_metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics of all samples, and arrays with those of each class; nothing where the sums are not of classes.
+    """Return metrics of all samples, and arrays with those of each class; {} where the sums are not of classes.
 
     Macro-F1 is the mean over the classes that occur, AUC that over the classes that some samples have and some do not
-    (one against the rest, from log-odds rounded to 1/64). "majority" is the accuracy of always predicting the most
-    frequent class.
+    (one against the rest). "majority" is the accuracy of always predicting the most frequent class.
     """
     if CONFUSION in sums:
         table = np.asarray(sums[CONFUSION])
@@ -86,6 +80,12 @@ def compute_class_metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
     found["majority"] = float(support.max() / total)
     each = {"precision": _ratio(right, said), "recall": _ratio(right, support), "f1": f1, "support": support}
     return {**found, **each, **({CONFUSION: table} if CONFUSION in sums else {})}
+
+
+def list_class_metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `compute_class_metrics` as JSON values."""
+    metrics = compute_class_metrics(sums).items()
+    return replace_nonfinite({name: value.tolist() if hasattr(value, "tolist") else value for name, value in metrics})
 
 
 def _auc(counts_C2N: np.ndarray) -> np.ndarray:

@@ -54,15 +54,15 @@ def as_torch(make: Callable[[], Any], seed: int) -> Any:
     """Return what `make` returns, a Keras model as a torch module; the same however many were made before."""
     keras = sys.modules.get("keras")
     if keras is None or keras.config.backend() != "torch":
-        found = make()
+        model = make()
     else:
         from paceline.nn.keras_module import reset_keras_names
 
         with reset_keras_names(seed):
-            found = make()
-    if not is_keras(found):
-        return found
+            model = make()
+    if not is_keras(model):
+        return model
     import_keras()
     from paceline.nn.keras_module import KerasModule
 
-    return KerasModule(found)
+    return KerasModule(model)

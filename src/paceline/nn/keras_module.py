@@ -52,12 +52,11 @@ class KerasModule(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        if not model.built or not model.variables:
-            reason = f"the Keras model {model.name!r} has no weights yet; call  model.build(shape)"
-            raise UserError(f"workload: {reason}", code="invalid-workload", key="model")
-        if torch_buffers := [name for name, _ in model.named_buffers()]:
-            reason = f"the Keras model {model.name!r} has a torch buffer, {torch_buffers[0]}, which Keras would lose"
-            raise UserError(f"workload: {reason}", code="invalid-workload", key="model")
+        buffers = [name for name, _ in model.named_buffers()]
+        if buffers or not model.built or not model.variables:
+            lost = f"a torch buffer, {buffers[0]}, which Keras would lose" if buffers else ""
+            message = f"workload: the Keras model {model.name!r} has {lost or 'no weights; call  model.build(shape)'}"
+            raise UserError(message, code="invalid-workload", key="model")
         dropouts = list(filter(_is_dropout, list_layers(model)))
         self.__dict__.update(original=model, keys=None)  # beside torch's registration
         self.statistics: dict[str, Any] = {}

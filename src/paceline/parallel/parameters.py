@@ -230,3 +230,13 @@ def find_shared_parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[str, 
         for name, p in module.named_parameters():
             if owner.setdefault(id(p), index) != index:
                 yield name, owner[id(p)], index
+
+
+def copy_whole(parameter: Tensor, whole: Tensor) -> None:
+    """Copy a whole tensor into a parameter, or its part into a shard."""
+    if is_sharded(parameter):
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh, placements = parameter.device_mesh, parameter.placements
+        whole = distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None)
+    parameter.copy_(whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.io.escape import escape_hidden
+from paceline.io.files import write_atomic
 
 FORMATS = ("png", "pdf", "svg")
 COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#be185d", "#65a30d")
@@ -39,6 +41,13 @@ def use_plot_style(style: Path | None = STYLE_FILE, settings: Mapping[Any, Any] 
     chosen: Any = matplotlib.rc_params_from_file(style, use_default_template=False) if style is not None else {}
     with matplotlib.rc_context({**plain, **chosen, **settings}):
         yield
+
+
+def write_png(figure: Any, file: Path) -> None:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    file.parent.mkdir(exist_ok=True)
+    write_atomic(file, content.getvalue())
 
 
 def escape_mathtext(value: Any) -> Any:

@@ -39,7 +39,7 @@ from paceline.data.files import hash_text, hash_value, unreadable_error
 from paceline.errors import UserError
 from paceline.io.files import read_json, write_atomic, write_json
 from paceline.io.safe_open import read_bytes, read_text
-from paceline.workload import LogFn, ignore_log
+from paceline.workload import LogFn, Workload, ignore_log
 
 if TYPE_CHECKING:
     from typing import Self
@@ -292,3 +292,27 @@ class Vocabulary:
         if self.tokenizer.truncation is None:
             raise UserError(f"{self.folder / TOKENIZER} is damaged: it has no truncation", code="damaged")
         return encode_texts(self.tokenizer, self.special, texts)
+
+
+class CorpusWorkload(Workload):
+    """Trains on a tokenised corpus, which is verified before ranks start; a finished run keeps its vocabulary."""
+
+    Corpus: ClassVar[type[TokenisedCorpus]]
+    unit = "tokens"
+
+    def prepare(self, log: LogFn) -> None:
+        self.corpus = self.Corpus.prepare(self.spec.data, log)
+
+    @cached_property
+    def corpus(self) -> Any:
+        return self.Corpus.prepare(self.spec.data, verify=False)
+
+    def fingerprint(self) -> str:
+        return str(self.corpus.fingerprint)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self.corpus) if self.kept is None else Vocabulary.open(self.kept)
+
+    def keep(self, folder: Path) -> None:
+        self.vocabulary.keep(folder)

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.config import RunSpec
 from paceline.data.corpora.labelled import LabelledCorpus, TokenSamples
-from paceline.data.corpora.tokenised import Vocabulary
-from paceline.errors import UserError, did_you_mean
+from paceline.data.corpora.tokenised import CorpusWorkload
+from paceline.errors import UserError, did_you_mean, join_names
 from paceline.inference.export import write_standalone
 from paceline.nn.attention import (
     Packed,
@@ -28,7 +29,7 @@ from paceline.nn.attention import (
 )
 from paceline.nn.class_metrics import class_sums
 from paceline.parallel.precision import to_at_least_fp32
-from paceline.workload import LogFn, Workload
+from paceline.workload import LogFn
 from paceline.workloads.classifier.sections import ClassifierModel, TextData
 from paceline.workloads.classifier.standalone import ExportedClassifier, ExportedLayer
 
@@ -105,43 +106,31 @@ def compute_class_weights(asked: str | Mapping[str, float], corpus: LabelledCorp
         return [float(counts.sum() / (len(classes) * max(1, count))) for count in counts]
     for name in asked:
         if name not in classes:
-            hint = did_you_mean(name, classes) or f"; the classes are {', '.join(classes[:10])}"
-            raise UserError(f"model.class_weights: there is no class {name!r}{hint}", code="unknown-name")
+            hint = did_you_mean(name, classes) or f"; the classes are {join_names(classes, 10)}"
+            raise UserError(f"model.class_weights: no class {name!r}{hint}", code="unknown-name")
     return [asked.get(name, 1.0) for name in classes]
 
 
-class Classifier(Workload):
+class Classifier(CorpusWorkload):
     Model = ClassifierModel
     Data = TextData
+    Corpus = LabelledCorpus
     score = "accuracy"
-    unit = "tokens"
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.shape, self.longest = cast(ClassifierModel, spec.model), cast(TextData, spec.data).max_length
 
     def prepare(self, log: LogFn) -> None:
-        self.corpus = LabelledCorpus.prepare(self.spec.data, log)
+        super().prepare(log)
         _ = self.class_weights  # rejects unknown classes before ranks start
 
-    def fingerprint(self) -> str:
-        return self.corpus.fingerprint
-
-    @cached_property
-    def corpus(self) -> LabelledCorpus:
-        return LabelledCorpus.prepare(self.spec.data, verify=False)  # `prepare` has verified it, for all ranks
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary.of(self.corpus) if self.kept is None else Vocabulary.open(self.kept)
-
-    def keep(self, folder: Path) -> None:
-        self.vocabulary.keep(folder)
-
     def model(self) -> Encoder:
-        shape, data, vocabulary = cast(ClassifierModel, self.spec.model), self.spec.data, self.vocabulary
-        longest = cast(TextData, data).max_length
-        return Encoder(shape, vocabulary.size, longest, len(vocabulary.classes), vocabulary.special)
+        vocabulary = self.vocabulary
+        return Encoder(self.shape, vocabulary.size, self.longest, len(vocabulary.classes), vocabulary.special)
 
     def data(self, split: str) -> TextSamples:
-        tokens = self.corpus.train if split == "train" else self.corpus.test
-        return TextSamples(tokens, cast(TextData, self.spec.data).max_length)
+        return TextSamples(self.corpus.train if split == "train" else self.corpus.test, self.longest)
 
     def classes(self) -> Sequence[str]:
         return self.vocabulary.classes
@@ -149,7 +138,7 @@ class Classifier(Workload):
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
         """Weigh each loss by the class of its text, if classes have weights."""
         logits, labels = to_at_least_fp32(model(batch)), batch.labels
-        smoothing = cast(ClassifierModel, self.spec.model).label_smoothing
+        smoothing = self.shape.label_smoothing
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing), (labels >= 0).sum()
         if self.class_weights.device != logits.device:
@@ -160,8 +149,8 @@ class Classifier(Workload):
 
     @cached_property
     def class_weights(self) -> Tensor | None:
-        asked = cast(ClassifierModel, self.spec.model).class_weights
-        return None if asked == "none" else torch.tensor(compute_class_weights(asked, self.corpus))
+        given = self.shape.class_weights
+        return None if given == "none" else torch.tensor(compute_class_weights(given, self.corpus))
 
     def evaluate(self, model: nn.Module, batch: Packed) -> Mapping[str, Tensor | float]:
         logits = to_at_least_fp32(model(batch))
@@ -195,14 +184,13 @@ class Classifier(Workload):
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
         alone = ExportedClassifier(self._config())
         alone.load_state_dict(model.state_dict())
-        length = min(5, cast(TextData, self.spec.data).max_length)
+        length = min(5, self.longest)
         ids = torch.arange(2 * length).view(2, length) % self.vocabulary.size
         mask = torch.ones(2, length, dtype=torch.bool)
         mask[1, length // 2 + 1 :] = False
         return alone.eval(), {"ids": ids, "mask": mask}
 
     def _config(self) -> dict[str, Any]:
-        shape = self.spec.model.model_dump(include={"width", "heads", "layers", "ffn"})
+        shape = self.shape.model_dump(include={"width", "heads", "layers", "ffn"})
         facts = {"vocab": self.vocabulary.size, "empty": self.vocabulary.special}
-        longest = cast(TextData, self.spec.data).max_length
-        return {**shape, **facts, "max_length": longest, "classes": list(self.classes())}
+        return {**shape, **facts, "max_length": self.longest, "classes": list(self.classes())}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.files import invalid_data
 from paceline.data.npz import open_npz
 from paceline.data.tables import check_columns, format_label
 from paceline.errors import UserError, join_names
@@ -28,6 +29,7 @@ from paceline.workloads.ensemble.combination import Combination, compute_logs
 from paceline.workloads.ensemble.scoring import Scores
 
 NUMBERS = "predicted"
+FILE = "ensemble.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +42,7 @@ class MemberOutputs:
     def aligned(self, classes: Sequence[str], who: str) -> np.ndarray:
         if set(classes) != set(self.classes):
             ours, theirs = (join_names(some) if some else "numbers" for some in (self.classes, classes))
-            raise UserError(
-                f"{who} predicts {ours}, and the members before it {theirs}; these cannot be combined", code="conflict"
-            )
+            raise UserError(f"{who} predicts {ours}, the members before it {theirs}; leave it out", code="conflict")
         return self.values[:, [self.classes.index(name) for name in classes]] if classes else self.values
 
 
@@ -56,23 +56,23 @@ class Member:
         return cls(name, open_run(check_finished(path).path))
 
     def outputs(self, blocks: Iterable[Sequence[Any]]) -> MemberOutputs:
-        found = [self._some(block) for block in blocks]
-        return MemberOutputs(np.concatenate([one.values for one in found]), found[0].classes)
+        parts = [self._predict(block) for block in blocks]
+        return MemberOutputs(np.concatenate([part.values for part in parts]), parts[0].classes)
 
-    def _some(self, block: Sequence[Any]) -> MemberOutputs:
-        found = self.model.predict([self._taken(row) for row in block])
+    def _predict(self, block: Sequence[Any]) -> MemberOutputs:
+        found = self.model.predict([self._select_input(row) for row in block])
         if found.of_classes:
             names = [format_label(found.name_of(number)) for number in range(found.probabilities.shape[1])]
             return MemberOutputs(found.probabilities.astype(np.float64), tuple(names))
         if NUMBERS in found.columns and found[NUMBERS].ndim == 1:
             return MemberOutputs(found[NUMBERS].astype(np.float64), ())
-        raise UserError(
-            f"{self.name} predicts {join_names(list(found.columns))}; a member of an ensemble predicts probabilities "
-            f"of classes, or numbers as {NUMBERS!r}",
-            code="not-supported",
+        message = (
+            f"{self.name} predicts {join_names(list(found.columns))}; a member must predict classes or {NUMBERS!r}"
         )
+        raise UserError(message, code="not-supported")
 
-    def _taken(self, row: Any) -> Any:
+    def _select_input(self, row: Any) -> Any:
+        """Return the text of a row for a member that reads texts, else the row."""
         text = str(getattr(self.model.workload.spec.data, "text", ""))
         if not text or not isinstance(row, Mapping):
             return row
@@ -82,12 +82,10 @@ class Member:
 
 def check_finished(path: Path) -> RunDir:
     run = RunDir.open(path)
-    status = "not finished"
     with suppress(UserError):
-        status = read_summary(run.summary_file).status
-    if status != RunStatus.FINISHED:
-        raise UserError(f"{path} is {status}; resume it with  paceline train --resume {path}")
-    return run
+        if read_summary(run.summary_file).status == RunStatus.FINISHED:
+            return run
+    raise UserError(f"{path} is not finished; resume it with  paceline train --resume {path}")
 
 
 def hash_run(path: Path) -> str:
@@ -139,30 +137,13 @@ def encode_labels(labels: Sequence[str], classes: Sequence[str], label: str) -> 
     try:
         return np.array([float(word) for word in labels])
     except ValueError:
-        raise UserError(
-            f"the members predict numbers, and {label!r} holds words; give another data.label", code="invalid-data"
-        ) from None
+        raise invalid_data(f"the members predict numbers, {label!r} holds words; give another data.label") from None
 
 
 def compute_mean_loss(found: np.ndarray, truth: np.ndarray) -> float:
     if found.ndim == 2:
         return -float(compute_logs(found)[np.arange(len(truth)), truth].mean())
     return float(((found - truth) ** 2).mean())
-
-
-FILE = "ensemble.json"
-
-
-@dataclass(frozen=True)
-class MemberReference:
-    name: str
-    path: Path
-    workload: str
-    digest: str
-
-    def to_json(self, folder: Path) -> dict[str, str]:
-        path = os.path.relpath(self.path.resolve(), folder.resolve())
-        return {"name": self.name, "path": path, "workload": self.workload, "sha256": self.digest}
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,29 +165,33 @@ class FittedEnsemble:
         return {"probabilities": whole} if self.classes else {NUMBERS: whole}
 
     def export(self, folder: Path) -> None:
-        runs = [str(member.model.run.path) for member in self.members]
-        raise UserError(
-            f"an ensemble is its members and the few numbers in {FILE}; export each member with  "
-            + "  and  ".join(f"paceline export {run} --out {Path(run).name}" for run in runs)
-        )
+        paths = [member.model.run.path for member in self.members]
+        lines = "  and  ".join(f"paceline export {path} --out {path.name}" for path in paths)
+        raise UserError(f"an ensemble is its members and {FILE}; export each member with  {lines}")
 
 
 def read_manifest(folder: Path) -> tuple[list[dict[str, str]], tuple[str, ...], Combination]:
     values = read_sealed(folder / FILE)
     try:
-        members = [{key: str(one[key]) for key in ("name", "path", "sha256")} for one in values["members"]]
+        members = [{key: str(member[key]) for key in ("name", "path", "sha256")} for member in values["members"]]
         return members, tuple(values["classes"]), Combination.from_json(values["combination"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{folder / FILE} is damaged ({error}); write it again with  paceline train --resume {folder}",
-            code="damaged",
-        ) from None
+        message = f"{folder / FILE} is damaged ({error}); write it again with  paceline train --resume {folder}"
+        raise UserError(message, code="damaged") from None
 
 
 def write_ensemble(
-    folder: Path, members: Sequence[MemberReference], classes: tuple[str, ...], combination: Combination, scores: Scores
+    folder: Path, members: Mapping[str, Path], classes: tuple[str, ...], combination: Combination, scores: Scores
 ) -> None:
-    listed = [member.to_json(folder) for member in members]
+    listed = [
+        {
+            "name": name,
+            "path": os.path.relpath(path.resolve(), folder.resolve()),
+            "workload": RunDir(path).recorded_spec().workload,
+            "sha256": hash_run(path),
+        }
+        for name, path in members.items()
+    ]
     values = {"format": 1, "members": listed, "classes": classes, "combination": asdict(combination)}
     write_sealed(folder / FILE, {**values, "held_out": asdict(scores)})
 
@@ -216,9 +201,6 @@ def _open_member(folder: Path, name: str, path: str, sha256: str) -> Member:
     if not run.is_dir():
         raise UserError(f"{folder}: its member {run} does not exist any more; restore it", code="not-found")
     if hash_run(run) != sha256:
-        raise UserError(
-            f"{folder}: its member {run} has changed since its weight was fitted; train the ensemble again with  "
-            f"paceline train {folder / 'spec.yaml'}",
-            code="conflict",
-        )
+        command = f"paceline train {folder / 'spec.yaml'}"
+        raise UserError(f"{folder}: its member {run} has changed; train again with  {command}", code="conflict")
     return Member.open(name, run)

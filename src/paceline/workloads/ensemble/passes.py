@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.config import RunSpec, load
+from paceline.data.files import invalid_data
 from paceline.data.tables import table_kind
 from paceline.errors import PacelineError, UserError, join_names
 from paceline.runlog.events import RunStatus
-from paceline.runlog.run_dir import RunDir
 from paceline.trainer.passes import FitEnd
 from paceline.trials.runner import train_trial
 from paceline.workload import LogFn
@@ -27,11 +27,9 @@ from paceline.workloads.ensemble.combination import Combination, fit_class_combi
 from paceline.workloads.ensemble.members import (
     Member,
     MemberOutputs,
-    MemberReference,
     PredictionFiles,
     compute_mean_loss,
     encode_labels,
-    hash_run,
     write_ensemble,
 )
 from paceline.workloads.ensemble.scoring import (
@@ -78,14 +76,10 @@ def load_member_files(files: Sequence[Path], names: Sequence[str]) -> list[Membe
     specs = [load(file) for file in files]
     for file, spec in zip(files, specs, strict=True):
         if missing := [key for key in ("path", "test_path") if key not in type(spec.data).model_fields]:
-            raise UserError(
-                f"model.members: {file} has no data.{missing[0]}, so that it cannot be given its rows; add the fields  "
-                "path  and  test_path  to Data of its workload",
-                code="not-supported",
-                key="model.members",
-            )
+            message = f"model.members: {file} has no data.{missing[0]}; add it to Data of its workload"
+            raise UserError(message, code="not-supported", key="model.members")
     texts = {str(spec.data.text) for spec in specs if hasattr(spec.data, "text")}
-    return [MemberFile(*one, tuple(sorted(texts))) for one in zip(names, files, specs, strict=True)]
+    return [MemberFile(*member, tuple(sorted(texts))) for member in zip(names, files, specs, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -111,15 +105,10 @@ def check_folds(folds: Folds, label: str) -> None:
     if len(set(folds.rows.labels)) > max(20, len(words) // 10):
         return  # numbers
     for name in sorted(set(folds.rows.labels)):
-        there = folds.fold[words == name]
-        if len(set(there)) < min(3, folds.count):
-            count = f"{len(there)} row" if len(there) == 1 else f"{len(there)} rows"
-            raise UserError(
-                f"{label!r} is {name!r} in {count}, too few for data.folds={folds.count}: a model that is trained "
-                "without a fold would not know it; leave it out",
-                code="invalid-data",
-                key="data.folds",
-            )
+        own = folds.fold[words == name]
+        if len(set(own)) < min(3, folds.count):
+            few = f"too few rows ({len(own)}) for data.folds={folds.count}"
+            raise invalid_data(f"{label!r} is {name!r} in {few}; leave them out", "data.folds")
 
 
 def train_member(spec: RunSpec, out: Path) -> tuple[Path, bool]:
@@ -135,8 +124,9 @@ FIT, TEST = "fit", "test"
 PARTS = ("predictions", "tables", "folds", "members")
 
 
-@dataclass(frozen=True)
-class MemberTask:
+class MemberTask(NamedTuple):
+    """Train or open one member, without a fold or on all rows, and predict."""
+
     member: int
     fold: int | None = None
 
@@ -154,9 +144,8 @@ class EnsembleRequest:
     log: LogFn
 
     def tasks(self) -> list[MemberTask]:
-        folds = range(self.folds.count) if self.folds is not None else ()
-        there = [MemberTask(number, fold) for fold in folds for number in range(len(self.names))]
-        return [*there, *(MemberTask(number) for number in range(len(self.names)))]
+        folds = [*range(self.folds.count if self.folds is not None else 0), None]
+        return [MemberTask(number, fold) for fold in folds for number in range(len(self.names))]
 
     def asked(self, task: MemberTask) -> dict[str, RowSet]:
         if self.folds is None:
@@ -241,12 +230,8 @@ class EnsemblePasses:
     def _check(self, kind: str, rows: RowSet, found: MemberOutputs, task: MemberTask) -> None:
         name, first = self.request.names[task.member], self.request.names[0]
         if found.classes and (new := sorted(set(rows.labels) - set(found.classes))):
-            raise UserError(
-                f"{rows.file}: {self.request.label!r} is {join_names(new)} there, and {name} predicts "
-                f"{join_names(found.classes)}; leave such rows out, or give another data.label",
-                code="invalid-data",
-                key="data.label",
-            )
+            known = f"{name} predicts {join_names(found.classes)}; leave such rows out"
+            raise invalid_data(f"{rows.file}: {self.request.label!r} is {join_names(new)}, {known}", "data.label")
         if task.member:
             found.aligned(self.answers.read(first, kind).classes, name)
 
@@ -316,14 +301,9 @@ class EnsemblePasses:
         draw_members(found, folder, self.most)
         if classes:
             draw_reliability(by_name, truth, folder, self.most)
-        write_ensemble(folder, self._references(), classes, self.combination, found)
+        paths = request.model.runs or [self.folder / "members" / name for name in request.names]
+        write_ensemble(folder, dict(zip(request.names, paths, strict=True)), classes, self.combination, found)
         for file in (folder / "tables").glob("*-[0-9]*"):
             file.unlink()
         for line in format_scores(found, dict(zip(request.names, self.combination.weights, strict=True))):
             request.log(line)
-
-    def _references(self) -> list[MemberReference]:
-        names, finished = self.request.names, self.request.model.runs
-        paths = finished or [self.folder / "members" / name for name in names]
-        workloads = [RunDir(path).recorded_spec().workload for path in paths]
-        return [MemberReference(*one, hash_run(one[1])) for one in zip(names, paths, workloads, strict=True)]

@@ -5,7 +5,6 @@ All are judged on the same drawn rows, so that the error of a difference is far 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.io.files import replace_nonfinite, write_atomic
-from paceline.nn.class_metrics import class_sums, compute_class_metrics
-from paceline.reports.plot_style import escape_mathtext, use_plot_style
+from paceline.nn.class_metrics import class_sums, list_class_metrics
+from paceline.reports.plot_style import escape_mathtext, use_plot_style, write_png
 from paceline.runlog.run_dir import RunDir
 from paceline.workloads.ensemble.combination import compute_logs
 
@@ -46,12 +44,10 @@ def score_classes(found_NC: np.ndarray, labels_N: np.ndarray, classes: tuple[str
     import torch
 
     sums = class_sums(torch.as_tensor(compute_logs(found_NC)), torch.as_tensor(labels_N))
-    metrics = compute_class_metrics({name: value.numpy() for name, value in sums.items()})
-    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in metrics.items()}
     return {
         **dict.fromkeys(("n", "of"), len(labels_N)),
         "loss": -float(compute_logs(found_NC)[np.arange(len(labels_N)), labels_N].mean()),
-        **replace_nonfinite(plain),
+        **list_class_metrics({name: value.numpy() for name, value in sums.items()}),
         "calibration_error": compute_calibration_error(found_NC, labels_N),
         "classes": list(classes),
     }
@@ -66,10 +62,15 @@ def score_numbers(found_N: np.ndarray, truth_N: np.ndarray) -> dict[str, Any]:
 
 def compute_calibration_error(found_NC: np.ndarray, labels_N: np.ndarray) -> float:
     """Return the mean difference of the highest probability and the accuracy, over bins of rows."""
-    said, right = found_NC.max(1), found_NC.argmax(1) == labels_N
-    groups = np.array_split(np.argsort(said, kind="stable"), BINS)
-    off = [abs(said[some].mean() - right[some].mean()) * len(some) for some in groups if len(some)]
-    return float(sum(off) / len(said))
+    off = [abs(sure - right) * count for sure, right, count in _bin_rows(found_NC, labels_N)]
+    return float(sum(off) / len(labels_N))
+
+
+def _bin_rows(found_NC: np.ndarray, labels_N: np.ndarray) -> list[tuple[float, float, int]]:
+    """Return (mean highest probability, accuracy, rows) of bins of rows, by rising probability."""
+    sure, right = found_NC.max(1), found_NC.argmax(1) == labels_N
+    groups = np.array_split(np.argsort(sure, kind="stable"), BINS)
+    return [(float(sure[rows].mean()), float(right[rows].mean()), len(rows)) for rows in groups if len(rows)]
 
 
 def score_members(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: int = 0) -> Scores:
@@ -84,13 +85,12 @@ def score_members(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: in
     metrics = list(next(iter(values.values())))
     table = {name: {m: np.array([one[m] for one in draws]) for m in metrics} for name, draws in drawn.items()}
     each = {n: {m: Estimate(values[n][m], float(np.nanstd(table[n][m]))) for m in metrics} for n in scorers}
-    gains: dict[str, dict[str, Estimate]] = {}
-    for name in (name for name in scorers if name != ENSEMBLE):
-        gains[name] = {}
-        for m in metrics:
-            gain = values[ENSEMBLE][m] - values[name][m]
-            error = float(np.nanstd(table[ENSEMBLE][m] - table[name][m]))
-            gains[name][m] = Estimate(-gain if m in LOWER else gain, error)
+
+    def gain(name: str, m: str) -> Estimate:
+        more = values[ENSEMBLE][m] - values[name][m]
+        return Estimate(-more if m in LOWER else more, float(np.nanstd(table[ENSEMBLE][m] - table[name][m])))
+
+    gains = {name: {m: gain(name, m) for m in metrics} for name in scorers if name != ENSEMBLE}
     return Scores(len(truth), each, gains)
 
 
@@ -178,7 +178,7 @@ def draw_members(scores: Scores, folder: Path, step: int) -> None:
         axes.tick_params(labelsize=8)
         axes.locator_params(axis="x", nbins=4)
         axes.spines[["top", "right"]].set_visible(False)
-    _save_picture(figure, folder, f"members-{step:06d}.png")
+    write_png(figure, RunDir(folder).pictures / f"members-{step:06d}.png")
 
 
 @use_plot_style(None)
@@ -189,9 +189,7 @@ def draw_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, folde
     axes = figure.subplots()
     least = 1.0
     for number, (name, found) in enumerate(outputs.items()):
-        said, right = found.max(1), found.argmax(1) == truth
-        groups = [some for some in np.array_split(np.argsort(said, kind="stable"), BINS) if len(some)]
-        at, held = ([float(values[some].mean()) for some in groups] for values in (said, right))
+        at, held, _ = zip(*_bin_rows(found, truth), strict=True)
         least = min(least, *at, *held)
         colour, width = (OURS, 2) if name == ENSEMBLE else (SHADES[number % len(SHADES)], 1)
         axes.plot(at, held, marker="o", markersize=3, linewidth=width, color=colour, label=escape_mathtext(name))
@@ -200,12 +198,4 @@ def draw_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, folde
     axes.set_ylabel("how often it was right")
     axes.legend(fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    _save_picture(figure, folder, f"reliability-{step:06d}.png")
-
-
-def _save_picture(figure: Any, folder: Path, name: str) -> None:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    pictures = RunDir(folder).pictures
-    pictures.mkdir(exist_ok=True)
-    write_atomic(pictures / name, content.getvalue())
+    write_png(figure, RunDir(folder).pictures / f"reliability-{step:06d}.png")

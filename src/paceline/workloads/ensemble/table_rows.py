@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.files import invalid_data
 from paceline.data.order import derive_key, mix
 from paceline.data.tables import check_columns, check_table, format_label, iter_rows, table_kind
 from paceline.errors import UserError
@@ -39,8 +40,7 @@ class RowSet:
         return len(self.numbers)
 
     def select(self, chosen: np.ndarray) -> RowSet:
-        labels = tuple(compress(self.labels, chosen))
-        return replace(self, numbers=self.numbers[chosen], labels=labels)
+        return replace(self, numbers=self.numbers[chosen], labels=tuple(compress(self.labels, chosen)))
 
     def rows(self) -> Iterator[Row]:
         wanted = np.zeros(self.numbers.max(initial=-1) + 1, bool)
@@ -92,11 +92,9 @@ def read_labelled_rows(path: Path, label: str, key: str) -> RowSet:
         check_columns({"data.label": label}, row, f"{file} row {number}")
         labels.append(format_label(row[label]))
         if not labels[-1]:
-            raise UserError(
-                f"{file} row {number}: the label {label!r} is missing; leave such rows out", code="invalid-data"
-            )
+            raise invalid_data(f"{file} row {number}: the label {label!r} is missing; leave such rows out")
     if not labels:
-        raise UserError(f"{file}: there are no rows", code="invalid-data")
+        raise invalid_data(f"{file}: there are no rows")
     return RowSet(file, np.arange(len(labels)), tuple(labels))
 
 
@@ -117,12 +115,8 @@ def _hash_numbers(rows: RowSet, seed: int, purpose: int) -> np.ndarray:
 def find_test_table(runs: list[Path]) -> Path:
     found = {str(getattr(RunDir(run).recorded_spec().data, "test_path", None) or "") for run in runs}
     if len(found) != 1 or "" in found:
-        raise UserError(
-            "data.path is not given, and the runs have no data.test_path in common; name a table with rows that none "
-            "of them learned from, as  data.path=FILE",
-            code="missing-value",
-            key="data.path",
-        )
+        message = "data.path is missing: type  data.path=FILE  for a table that no run was trained on"
+        raise UserError(message, code="missing-value", key="data.path")
     return Path(found.pop())
 
 
@@ -131,16 +125,14 @@ def drop_seen_rows(rows: RowSet, runs: list[Path], log: LogFn) -> RowSet:
     for run in runs:
         table: Any = getattr(RunDir(run).recorded_spec().data, "path", None)
         if table is None or not table_kind(Path(table)) or not Path(table).is_file():
-            log(f"  the training data of {run} is not a table that still exists: not checked for these rows")
+            log(f"  the training table of {run} is gone: not checked for these rows")
             continue
         found = _find_rows_in(rows, Path(table))
         if found.mean() > MAX_SEEN:
-            raise UserError(
-                f"{found.sum():,} of the {len(rows):,} rows of {rows.file} are in {table}, which {run} learned from; "
-                "give other rows as  data.path=FILE,  or train the members here:  model.members=[A.yaml,B.yaml]",
-                code="invalid-data",
-                key="data.path",
+            shared = (
+                f"{found.sum():,} of the {len(rows):,} rows of {rows.file} are in {table}, which {run} learned from"
             )
+            raise invalid_data(f"{shared}; give others as  data.path=FILE,  or  model.members", "data.path")
         seen |= found
     if seen.any():
         log(f"  {seen.sum():,} of the {len(rows):,} rows are left out: members were trained on them")
@@ -152,9 +144,7 @@ def _find_rows_in(rows: RowSet, table: Path) -> np.ndarray:
         return np.ones(len(rows), bool)
     first: Row = next(iter_rows(table, table_kind(table)), {})
     columns = [name for name in rows.columns if name in first]
-    if not columns:
-        return np.zeros(len(rows), bool)
-    known = {_hash_cells(row, columns) for row in iter_rows(table, table_kind(table))}
+    known = {_hash_cells(row, columns) for row in iter_rows(table, table_kind(table))} if columns else ()
     return np.array([_hash_cells(row, columns) in known for row in rows.rows()], bool)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paceline.data.files import hash_files, hash_value
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.runlog.run_dir import RunDir
-from paceline.workload import LogFn, PassWorkload
+from paceline.workload import LogFn, PassWorkload, ignore_log
 from paceline.workloads.ensemble.members import FittedEnsemble, check_finished, hash_run, name_members
 from paceline.workloads.ensemble.passes import EnsemblePasses, EnsembleRequest, Folds, check_folds, load_member_files
 from paceline.workloads.ensemble.sections import FEW, EnsembleData, EnsembleModel
@@ -33,7 +33,7 @@ class Ensemble(PassWorkload):
     Model, Data = EnsembleModel, EnsembleData
     saved_every = 1
 
-    _log: LogFn = staticmethod(lambda text: None)
+    _log: LogFn = staticmethod(ignore_log)
 
     def prepare(self, log: LogFn) -> None:
         self._log = log
@@ -41,22 +41,14 @@ class Ensemble(PassWorkload):
         if not self._model.members and not self._model.runs:
             raise UserError(f"model.members: {FEW}", code="missing-value", key="model.members")
         if train.steps or train.epochs:
-            key = "steps" if train.steps else "epochs"
-            raise UserError(
-                f"train.{key}: an ensemble is as long as its members; set it in their run files",
-                code="not-supported",
-                key=f"train.{key}",
-            )
+            key = "train.steps" if train.steps else "train.epochs"
+            raise UserError(f"{key}: set it in the run files of the members", code="not-supported", key=key)
         for path in self._model.runs:
             check_finished(path)
             label = getattr(RunDir(path).recorded_spec().data, "label", self._data.label)
             if label != self._data.label:
-                raise UserError(
-                    f"data.label={self._data.label}: {path} learned to predict {label!r}; type  data.label={label}  "
-                    "or leave that run out",
-                    code="conflict",
-                    key="data.label",
-                )
+                message = f"data.label={self._data.label}: {path} predicts {label!r}; type  data.label={label}"
+                raise UserError(message, code="conflict", key="data.label")
         for name, rows in (("to find weights from", self.request.fit), ("to test on", self.request.test)):
             if len(rows) < LEAST_ROWS:
                 raise UserError(f"{rows.file}: {len(rows)} rows {name}; {LEAST_ROWS} are needed", code="invalid-data")
@@ -68,13 +60,8 @@ class Ensemble(PassWorkload):
         model, data, seed = self._model, self._data, self.spec.train.seed
         runs, given = list(model.runs), list(model.members or model.runs)
         if data.path is None and not runs:
-            raise UserError(
-                "the table that members learn from is not given; type  data.path=FILE.csv",
-                code="missing-value",
-                key="data.path",
-            )
-        path = data.path if data.path is not None else find_test_table(runs)
-        rows = read_labelled_rows(path, data.label, "data.path")
+            raise UserError("no table to learn from; type  data.path=FILE.csv", code="missing-value", key="data.path")
+        rows = read_labelled_rows(data.path or find_test_table(runs), data.label, "data.path")
         if runs:
             rows = drop_seen_rows(rows, runs, self._log)
         fit, test = self._held_out(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
@@ -88,11 +75,8 @@ class Ensemble(PassWorkload):
         if data.test_path is None:
             return split_held_out(rows, fraction, self.spec.train.seed)
         if data.test_fraction is not None:
-            raise UserError(
-                "data.test_path and data.test_fraction both say what to test on; leave one out",
-                code="conflict",
-                key="data.test_fraction",
-            )
+            message = "data.test_path and data.test_fraction exclude each other; leave one out"
+            raise UserError(message, code="conflict", key="data.test_fraction")
         return rows, read_labelled_rows(data.test_path, data.label, "data.test_path")
 
     def sample_count(self) -> int:
@@ -105,12 +89,8 @@ class Ensemble(PassWorkload):
     def suits(self, layout: Layout) -> None:
         parallel = self.spec.parallel
         if not layout.plain or layout.ranks > 1 or parallel.engine != "torch" or parallel.reduce != "exact":
-            raise UserError(
-                "workload=ensemble trains its members one after the other, with the layouts of their run files; set "
-                "parallel there, and leave it out here",
-                code="not-supported",
-                key="parallel",
-            )
+            message = "parallel: members have their own layouts; set it in their run files"
+            raise UserError(message, code="not-supported", key="parallel")
 
     def passes(self, device: Any) -> EnsemblePasses:
         assert self.folder is not None
@@ -121,10 +101,8 @@ class Ensemble(PassWorkload):
 
     @property
     def _data(self) -> EnsembleData:
-        assert isinstance(self.spec.data, EnsembleData)
-        return self.spec.data
+        return cast(EnsembleData, self.spec.data)
 
     @property
     def _model(self) -> EnsembleModel:
-        assert isinstance(self.spec.model, EnsembleModel)
-        return self.spec.model
+        return cast(EnsembleModel, self.spec.model)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from paceline.config import RunSpec
-from paceline.config.registry import describe_error, load_user_function
-from paceline.errors import UserError, did_you_mean
+from paceline.config.registry import describe_error, guard_user_code, load_user_function
+from paceline.errors import Code, UserError, did_you_mean
 from paceline.nn.class_metrics import class_sums
 from paceline.nn.keras_backend import is_keras
 from paceline.nn.keras_module import KerasModule, keras, reset_keras_names, use_device_of
 from paceline.parallel.precision import to_at_least_fp32
-from paceline.workloads.keras.samples import guard_model_call, guard_user_code
+from paceline.workloads.keras.samples import guard_model_call
 from paceline.workloads.keras.sections import SAVED, KerasModel
 
 BUILD_KEY, LOSS_KEY = "model.build", "model.loss"
@@ -52,8 +52,8 @@ def _call_builder(section: KerasModel) -> Any:
     with guard_user_code(BUILD_KEY, section.build):
         found = function(**section.arguments)
     if not is_keras(found) or not isinstance(found, nn.Module):
-        returned = f"{section.build} returned {type(found).__name__}"
-        raise UserError(f"{BUILD_KEY}: {returned}; it must return a keras.Model", code="invalid-workload")
+        message = f"{BUILD_KEY}: {section.build} returned {type(found).__name__}, expected a keras.Model"
+        raise UserError(message, code="invalid-workload")
     return found
 
 
@@ -91,8 +91,7 @@ class SampleLoss:
             else:
                 each = self.of(y, output)
         if not isinstance(each, Tensor) or not each.ndim or len(each) != len(like):
-            message = f"{LOSS_KEY}: {self.name} must give a loss for each sample; leave out the mean"
-            raise UserError(message, code="invalid-workload", key=LOSS_KEY)
+            raise _loss_error(f"{self.name} must give a loss for each sample; leave out the mean", "invalid-workload")
         masks.append(getattr(each, "_keras_mask", None))
         if weight is not None:
             each = each * weight.to(each.dtype).view(-1, *[1] * (each.ndim - 1))
@@ -138,25 +137,26 @@ def resolve_loss(section: KerasModel, model: Any) -> SampleLoss:
         return _find_loss(section.loss, section.from_logits)
     for name in ("train_step", "compute_loss"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
-            own = f"{type(model).__name__} has its own {name}, which is not called"
-            raise UserError(f"{LOSS_KEY}: {own}; {FUNCTION_HINT}", code="not-supported", key=LOSS_KEY)
+            raise _loss_error(f"{type(model).__name__} has its own {name}, which is not called; {FUNCTION_HINT}")
     given = model.loss if model.compiled else None
     if isinstance(given, dict | list | tuple) and len(given) == 1:
         given = next(iter(given.values() if isinstance(given, dict) else given))
     if not given:
         hint = "write  model: {build: file.py:build, loss: mean_squared_error}  or call  model.compile(loss=…)"
-        raise UserError(f"{LOSS_KEY} is not given; {hint}", code="missing-value", key=LOSS_KEY)
+        raise _loss_error(f"not given; {hint}", "missing-value")
     if isinstance(given, dict | list | tuple) or model._compile_loss._user_loss_weights:
-        several = "several losses, or loss_weights, of compile() are not supported"
-        raise UserError(f"{LOSS_KEY}: {several}; {FUNCTION_HINT}", code="not-supported", key=LOSS_KEY)
+        raise _loss_error(f"several losses or loss_weights in compile() are not supported; {FUNCTION_HINT}")
     if isinstance(given, str):
         return _find_loss(given, False)
     if not isinstance(given, keras.Loss):
         return SampleLoss(given, getattr(given, "__name__", type(given).__name__))
     if given.reduction not in MEANS:
-        reduction = f"{given.name} has reduction={given.reduction!r}, expected a mean"
-        raise UserError(f"{LOSS_KEY}: {reduction}; leave reduction out", code="not-supported", key=LOSS_KEY)
+        raise _loss_error(f"{given.name} has reduction={given.reduction!r}, expected a mean; leave reduction out")
     return SampleLoss(given, given.name)
+
+
+def _loss_error(reason: str, code: Code = "not-supported") -> UserError:
+    return UserError(f"{LOSS_KEY}: {reason}", code=code, key=LOSS_KEY)
 
 
 def _find_loss(name: str, from_logits: bool) -> SampleLoss:
@@ -179,9 +179,8 @@ def _unknown_name(key: str, module: str, name: str) -> UserError:
 class SummedMetrics:
     """The Keras metrics of a run, by name.
 
-    Such a metric keeps sums (of values and weights, of hits, a confusion matrix), and computes its result from them.
-    Sums over chunks add up to those over all samples, so the result is exact on any number of ranks. Whether a metric
-    keeps sums is tried out on the first samples.
+    Such a metric computes its result from sums over samples, so it is exact on any number of ranks. Whether it keeps
+    sums is tried out on the first samples.
     """
 
     def __init__(self, given: Sequence[Any], weighted: Sequence[Any] = ()) -> None:
@@ -273,7 +272,7 @@ def _check_keeps_sums(name: str, metric: Any, output: Any, y: Any) -> None:
         return
     counted = []
     for part in (slice(None), slice(0, half), slice(half, None)):
-        _update(metric, *(tree_map(lambda rows, part=part: rows[part], one) for one in (output, y)))
+        _update(metric, *(tree_map(lambda rows, part=part: rows[part], tree) for tree in (output, y)))
         counted.append([variable.value.detach().double().clone() for variable in metric.variables])
     for whole, first, second in zip(*counted, strict=True):
         if not torch.allclose(whole, first + second, rtol=1e-4, atol=1e-6):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from paceline.config.registry import describe_error, format_user_trace, load_user_function
+from paceline.config.registry import guard_user_code, load_user_function
 from paceline.data.samples import as_samples
 from paceline.errors import UserError
 from paceline.workload import Samples
@@ -21,19 +21,6 @@ from paceline.workload import Samples
 SOURCE_KEY = "data.source"
 FINGERPRINT_SAMPLES = 32
 FIRST_SAMPLE = np.zeros(1, np.int64)
-
-
-@contextmanager
-def guard_user_code(key: str, reference: str) -> Iterator[None]:
-    """Translate errors of the user's function `reference`, which the field `key` names."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        trace = format_user_trace(error, reference)
-        message = f"{key}: {reference} fails: {describe_error(error)}\n\n{trace}".rstrip()
-        raise UserError(message, code="user-code-failed", key=key) from error
 
 
 @contextmanager
@@ -45,7 +32,7 @@ def guard_model_call() -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:3])
-        message = f"the model, its loss and its data do not fit together: {type(error).__name__}: {reason}"
+        message = f"model, loss and data do not fit together: {type(error).__name__}: {reason}"
         raise UserError(message, code="invalid-workload") from error
 
 

@@ -19,29 +19,17 @@ class KerasModel(ModelSection):
 
     build: str = field("", "", "function that returns the model, as file.py:function, or a saved model, as file.keras")
     arguments: dict[str, bool | int | float | str] = field({}, "", "what the function is called with, by name")
-    loss: str = field(
-        "",
-        "",
-        "a name of keras.losses, or file.py:function of (y, output) that gives a loss per sample; empty takes that of "
-        "compile()",
-    )
-    from_logits: bool = field(
-        False, "", "with a cross-entropy in model.loss: the model ends without a softmax or sigmoid"
-    )
+    loss: str = field("", "", "of keras.losses, or file.py:function of (y, output), per sample; empty: of compile()")
+    from_logits: bool = field(False, "", "of a cross-entropy in model.loss: the model ends without softmax or sigmoid")
     metrics: tuple[str, ...] = field((), "names", "of keras.metrics, for evaluations; empty takes those of compile()")
-    score: str = field(
-        "",
-        "",
-        "the metric that selects the best checkpoint, -NAME where lower is better; empty takes accuracy, or -loss "
-        "where there is none",
-    )
+    score: str = field("", "", "metric of the best checkpoint, -NAME where lower is better; empty: accuracy or -loss")
 
     @model_validator(mode="after")
     def _logits_of_a_loss(self) -> KerasModel:
         if self.from_logits and not self.loss.endswith("crossentropy"):
             raise conflict_error(
-                f"model.from_logits=true is for a cross-entropy in model.loss, which is {self.loss!r}; in compile() "
-                "say it as  loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)"
+                f"model.from_logits=true is for a cross-entropy, not for model.loss={self.loss!r}; in compile() type  "
+                "loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)"
             )
         return self
 
@@ -53,6 +41,6 @@ class KerasData(DataSection):
     references: ClassVar[tuple[str, ...]] = ("source",)
 
     source: str = field(
-        "", "", "function that returns (inputs, targets), as file.py:function; empty takes `data` of the model's file"
+        "", "", "function that returns (inputs, targets), as file.py:function; empty: `data` beside build"
     )
     classes: tuple[str, ...] = field((), "names", "of the classes, in the order of their numbers")

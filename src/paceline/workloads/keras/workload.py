@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from paceline.config import RunSpec
-from paceline.config.registry import load_user_module
+from paceline.config.registry import guard_user_code, load_user_module
 from paceline.data.files import invalid_data
 from paceline.data.npz import UNREADABLE
 from paceline.errors import UserError, did_you_mean
@@ -23,13 +23,7 @@ from paceline.parallel.parallelize import reject_for_keras
 from paceline.trainer.evaluation import ChunkSums, sum_chunks
 from paceline.trainer.inference_assets import SOURCE
 from paceline.workload import LogFn, Workload
-from paceline.workloads.keras.samples import (
-    FIRST_SAMPLE,
-    KeyedSamples,
-    guard_model_call,
-    guard_user_code,
-    load_keras_samples,
-)
+from paceline.workloads.keras.samples import FIRST_SAMPLE, KeyedSamples, guard_model_call, load_keras_samples
 from paceline.workloads.keras.sections import SAVED, KerasData, KerasModel
 
 if TYPE_CHECKING:
@@ -71,9 +65,8 @@ class KerasWorkload(Workload):
         with torch.no_grad(), guard_model_call():
             sums = ChunkSums.of(self.evaluate(module.eval(), samples.batch(few, few)))
             self._check_score(self.metrics(sum_chunks([sums], 1)))
-        optimizer = module.original.optimizer if module.original.compiled else None
+        optimizer, train = module.original.optimizer if module.original.compiled else None, self.spec.train
         if optimizer is not None:
-            train = self.spec.train
             unused = f"{optimizer.name} with a learning rate of {float(optimizer.learning_rate):g}"
             log(f"the optimiser of compile(), {unused}, is not used: the run file has {train.optimizer}, {train.lr:g}")
 
@@ -81,8 +74,8 @@ class KerasWorkload(Workload):
         known = [name for name, value in metrics.items() if isinstance(value, int | float)]
         known += ["auc"] * ("macro_f1" in known)  # which needs samples of two classes
         if self.section.score.removeprefix("-") not in ("", *known):
-            hint = did_you_mean(self.section.score, known) or f"; there are {', '.join(known)}"
-            message = f"model.score={self.section.score}: there is no such metric{hint}"
+            hint = did_you_mean(self.section.score, known) or f"; use one of {', '.join(known)}"
+            message = f"model.score={self.section.score}: no such metric{hint}"
             raise UserError(message, code="unknown-name", key="model.score")
 
     def goodness(self, metrics: Mapping[str, Any]) -> float:
@@ -144,7 +137,7 @@ class KerasWorkload(Workload):
         if (own := getattr(module, "encode", None)) is not None:
             with guard_user_code("encode", f"{self.file}:encode"):
                 return tree_map(torch.as_tensor, own(list(inputs)))
-        return torch.stack([_numbers(one) for one in inputs])
+        return torch.stack([_to_numbers(value) for value in inputs])
 
     def predict(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
         shape = getattr(cast(Any, model).original, "input_shape", None)
@@ -158,7 +151,7 @@ class KerasWorkload(Workload):
             return {"probabilities": logits.softmax(1), "logits": logits}
         if isinstance(output, Tensor):
             return {"output": output}
-        return output if isinstance(output, dict) else {f"output_{i}": one for i, one in enumerate(output)}
+        return output if isinstance(output, dict) else {f"output_{i}": part for i, part in enumerate(output)}
 
     def export(self, model: nn.Module, folder: Path) -> None:
         original = cast(Any, model).original
@@ -173,7 +166,7 @@ class KerasWorkload(Workload):
         raise UserError(f"--onnx: use Keras itself, in Python:  {command}", code="not-supported", key="--onnx")
 
 
-def _numbers(given: Any) -> Tensor:
+def _to_numbers(given: Any) -> Tensor:
     try:
         if isinstance(given, Path) and given.suffix == ".npy":
             given = np.load(given, allow_pickle=False)

@@ -1,8 +1,7 @@
 """A modern decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, a tied or an untied head.
 
-It runs whole or as a stage of a pipeline: without `tokens` it takes hidden states, without `head` it returns them. It
-knows nothing of ranks: the number of heads and the sequence length are read from the outputs of the projections, which
-under tensor parallelism are a part of the whole.
+It runs whole or as a stage of a pipeline: without `tokens` it takes hidden states, without `head` it returns them.
+Under tensor parallelism the outputs of the projections are a part of the whole: sizes are read from them.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from paceline.config.decoder_shape import DecoderShape
 from paceline.nn.attention import RotaryTables, build_rotary_tables, causal_attention, rotate
 from paceline.nn.chunked_loss import compute_chunked_losses
+from paceline.parallel.parameters import copy_whole
 
 NORM_EPS = 1e-5
 DRAW_THREADS = 4  # more weights at once would need much host memory if many ranks draw
@@ -36,11 +35,11 @@ class Norm(nn.RMSNorm):
 class DecoderAttention(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        self.head_dim = shape.head_dim
-        self.q = nn.Linear(shape.width, shape.heads * shape.head_dim, bias=False)
-        self.k = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
-        self.v = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
-        self.out = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
+        width, self.head_dim = shape.width, shape.head_dim
+        queries, values = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q = nn.Linear(width, queries, bias=False)
+        self.k, self.v = (nn.Linear(width, values, bias=False) for _ in range(2))
+        self.out = nn.Linear(queries, width, bias=False)
 
     def forward(self, x_BSD: Tensor, *, tables: RotaryTables | None = None) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (self.q(x_BSD), self.k(x_BSD), self.v(x_BSD)))
@@ -172,12 +171,9 @@ class Decoder(nn.Module):
         with ThreadPoolExecutor(DRAW_THREADS) as pool:
             for begin in range(0, len(named), DRAW_THREADS):
                 some = named[begin : begin + DRAW_THREADS]
-                drawn = pool.map(lambda one: self._draw(one[0], one[1], seed), some)
+                drawn = pool.map(lambda item: self._draw(item[0], item[1], seed), some)
                 for (_, parameter), whole in zip(some, drawn, strict=True):
-                    if isinstance(parameter, DTensor):
-                        mesh, placements = parameter.device_mesh, parameter.placements
-                        whole = distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None)
-                    parameter.copy_(whole)
+                    copy_whole(parameter, whole)
 
     def _draw(self, name: str, parameter: Tensor, seed: int) -> Tensor:
         whole = torch.empty(parameter.shape, device="cpu")

@@ -31,10 +31,7 @@ def add_sample_arguments(parser: argparse.ArgumentParser) -> None:
 def run_sample(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")}
     text = sample(arguments.run, arguments.prompt, **given, which="best" if arguments.best else "newest")
-    if arguments.json:
-        print_json({"text": text})
-    else:
-        print_text(text)
+    print_json({"text": text}) if arguments.json else print_text(text)
     return 0
 
 
@@ -56,18 +53,18 @@ def sample(
 
     workload, model = load_language_model(run, which)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = model.to(device).eval()
-    tokenizer = workload.vocabulary.tokenizer
-    ids = [workload.vocabulary.special, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    model, vocabulary = model.to(device).eval(), workload.vocabulary
+    tokenizer = vocabulary.tokenizer
+    ids = [vocabulary.special, *tokenizer.encode(prompt, add_special_tokens=False).ids]
     given = len(ids)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(tokens):
         logits_V = compute_next_logits(model, torch.tensor([ids[-workload.sequence :]], device=device)).cpu()
-        logits_V = logits_V[: workload.vocabulary.size] / temperature
+        logits_V = logits_V[: vocabulary.size] / temperature
         if 0 < top_k < len(logits_V):
             logits_V[logits_V < logits_V.topk(top_k).values[-1]] = -torch.inf
         drawn = int(torch.multinomial(logits_V.softmax(0), 1, generator=generator))
-        if drawn == workload.vocabulary.special:
+        if drawn == vocabulary.special:
             break
         ids.append(drawn)
     return prompt + tokenizer.decode(ids[given:])
@@ -78,9 +75,9 @@ def _check(prompt: str, tokens: int, temperature: float, top_k: int, seed: int) 
         raise UserError('the prompt is empty; type  paceline sample RUN "Returns the"', code="missing-value")
     for option, value, allowed, hint in (
         ("--tokens", tokens, tokens >= 1, "use 1 or more"),
-        ("--temperature", temperature, 0 < temperature < float("inf"), "it must be above 0; 0.8 is usual"),
-        ("--top-k", top_k, top_k >= 0, "use 1 or more, or 0 to draw from all tokens"),
-        ("--seed", seed, 0 <= seed < 1 << 63, "use a number from 0 on"),
+        ("--temperature", temperature, 0 < temperature < float("inf"), "use a number above 0"),
+        ("--top-k", top_k, top_k >= 0, "use 0 or more"),
+        ("--seed", seed, 0 <= seed < 1 << 63, "use 0 or more"),
     ):
         if not allowed:
             raise UserError(f"{option} {value:g}: {hint}", code="invalid-value", key=option)
@@ -104,9 +101,7 @@ def load_language_model(run: str | Path, which: str = "newest") -> tuple[Languag
     if (workload := folder.recorded_spec().workload) != "lm":
         raise UserError(f"{folder.path} is a run of {workload}, expected workload lm", code="not-supported")
     trained: Any = open_run(run, which)
-    language_model = trained.workload
-    began = folder.start()
-    if language_model.kept is None and "data" in began and began["data"] != language_model.fingerprint():
+    began, lm = folder.start(), trained.workload
+    if lm.kept is None and "data" in began and began["data"] != lm.fingerprint():
         raise UserError(f"{folder.path}: its data have changed, and its vocabulary with them", code="conflict")
-    model = trained.model
-    return language_model, model
+    return lm, trained.model

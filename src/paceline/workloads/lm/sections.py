@@ -46,9 +46,7 @@ class LMModel(ModelSection):
 class LMData(Section):
     """Texts end to end, tokenised once into a memory-mapped array and cut into samples of equal length."""
 
-    source: Literal["docstrings", "text"] = field(
-        "docstrings", "", "where the texts come from; docstrings are on every machine"
-    )
+    source: Literal["docstrings", "text"] = field("docstrings", "", "of the texts; docstrings are on every machine")
     path: Path | None = field(None, "path", "text: a file, a folder, or a pattern such as books/*.txt")
     sequence: int = field(256, "tokens", "length of a sample", gt=0)
     vocab: int = field(4096, "tokens", "size of the byte-level BPE vocabulary that is learned", ge=257, le=1 << 20)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -15,11 +14,11 @@ from torch import Tensor, nn
 from paceline.config import RunSpec
 from paceline.config.decoder_shape import DecoderShape
 from paceline.data.corpora.documents import LMBatch, TokenStreams, Windows
-from paceline.data.corpora.tokenised import Vocabulary
+from paceline.data.corpora.tokenised import CorpusWorkload
 from paceline.errors import UserError
 from paceline.inference.export import write_standalone
 from paceline.layout import Layout
-from paceline.workload import LogFn, Workload
+from paceline.workload import LogFn
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMData, LMModel
 from paceline.workloads.lm.standalone import ExportedDecoder
@@ -27,29 +26,20 @@ from paceline.workloads.lm.standalone import ExportedDecoder
 EVALUATION_TOKENS = 65_536
 
 
-class LanguageModel(Workload):
+class LanguageModel(CorpusWorkload):
     Model = LMModel
     Data = LMData
-    score = "-loss"
-    unit = "tokens"
+    Corpus = TokenStreams
     draws_by_name = True
     compile_layers = True
     casts_layers = True
     shard_rules: ClassVar[Mapping[str, str]] = {
-        "tokens": "vocabulary",
-        "layers.*.attention_norm": "sequence",
-        "layers.*.attention": "gather",
-        "layers.*.attention.q": "column",
-        "layers.*.attention.k": "column",
-        "layers.*.attention.v": "column",
-        "layers.*.attention.out": "row",
-        "layers.*.ffn_norm": "sequence",
-        "layers.*.ffn": "gather",
-        "layers.*.ffn.gate": "column",
-        "layers.*.ffn.up": "column",
-        "layers.*.ffn.down": "row",
-        "norm": "sequence",
-        "head": "vocabulary",
+        **dict.fromkeys(("tokens", "head"), "vocabulary"),
+        **dict.fromkeys(("norm", "layers.*.attention_norm", "layers.*.ffn_norm"), "sequence"),
+        **dict.fromkeys(("layers.*.attention", "layers.*.ffn"), "gather"),
+        **{f"layers.*.attention.{name}": "column" for name in "qkv"},
+        **{f"layers.*.ffn.{name}": "column" for name in ("gate", "up")},
+        **dict.fromkeys(("layers.*.attention.out", "layers.*.ffn.down"), "row"),
     }
 
     def __init__(self, spec: RunSpec) -> None:
@@ -59,23 +49,9 @@ class LanguageModel(Workload):
         cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # rejects too long a sequence
 
     def prepare(self, log: LogFn) -> None:
-        self.corpus = TokenStreams.prepare(self.spec.data, log)
+        super().prepare(log)
         shape = self.shape
         log(f"model: {shape.parameters / 1e6:,.1f} M parameters, {shape.layers} layers of width {shape.width}")
-
-    def fingerprint(self) -> str:
-        return self.corpus.fingerprint
-
-    @cached_property
-    def corpus(self) -> TokenStreams:
-        return TokenStreams.prepare(self.spec.data, verify=False)  # `prepare` has verified it, for all ranks
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary.of(self.corpus) if self.kept is None else Vocabulary.open(self.kept)
-
-    def keep(self, folder: Path) -> None:
-        self.vocabulary.keep(folder)
 
     @property
     def shape(self) -> DecoderShape:
@@ -96,25 +72,23 @@ class LanguageModel(Workload):
     def suits(self, layout: Layout) -> None:
         super().suits(layout)
         shape = cast(LMModel, self.spec.model).shape(vocab=1, sequence=self.sequence)
-        for name in ("heads", "kv_heads", "ffn"):
-            size = getattr(shape, name)
+        sizes = {name: getattr(shape, name) for name in ("heads", "kv_heads", "ffn")}
+        tensor, pipeline = f"parallel.tensor={layout.tensor}", f"parallel.pipeline={layout.pipeline}"
+        for name, size in sizes.items():
             if size % layout.tensor:
-                sizes = (shape.heads, shape.kv_heads, shape.ffn)
-                near = max(n for n in range(1, layout.tensor) if not any(size % n for size in sizes))
-                given = f"parallel.tensor={layout.tensor} does not divide model.{name}={size}"
-                raise _conflict(f"{given}; use parallel.tensor={near}")
+                near = max(n for n in range(1, layout.tensor) if not any(size % n for size in sizes.values()))
+                raise _conflict(f"{tensor} does not divide model.{name}={size}; use parallel.tensor={near}")
         if layout.sequence and self.sequence % layout.tensor:
             near = -(-self.sequence // layout.tensor) * layout.tensor
-            given = f"parallel.sequence=true: parallel.tensor={layout.tensor} does not divide data.sequence"
-            raise _conflict(f"{given}={self.sequence}; use data.sequence={near}")
+            raise _conflict(f"{tensor} does not divide data.sequence={self.sequence}; use data.sequence={near}")
         if layout.sequence and shape.positions == "learned":
-            raise _conflict("parallel.sequence=true needs model.positions=rotary, not learned")
+            raise _conflict("parallel.sequence=true needs model.positions=rotary")
         if layout.stages > shape.layers:
             most = shape.layers // (layout.stages // layout.pipeline)
-            given = f"parallel.pipeline={layout.pipeline}: {layout.stages} stages for {shape.layers} layers"
+            given = f"{pipeline}: {layout.stages} stages for {shape.layers} layers"
             raise _conflict(f"{given}; use parallel.pipeline={most} or fewer")
         if layout.pipeline > 1 and shape.tied:
-            raise _conflict(f"parallel.pipeline={layout.pipeline} cannot share weights; use model.tied=false")
+            raise _conflict(f"{pipeline} cannot share weights; use model.tied=false")
 
     def inputs(self, batch: LMBatch) -> tuple[Tensor, dict[str, Tensor]]:
         return batch.tokens, {"targets": batch.targets}

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from paceline.config.registry import describe_error
 from paceline.data.files import invalid_data
 from paceline.errors import UserError, did_you_mean
 from paceline.inference.export import WEIGHTS_FILE, write_weights
 from paceline.io.files import write_atomic
+from paceline.parallel.parameters import copy_whole
 from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.model_files import CONFIG, EXTRA_FILES, TOKENIZER, ConfigFile
 from paceline.workloads.transformers.sections import ModelFolder
@@ -141,11 +141,7 @@ def _draw(modules: Sequence[nn.Module], draw: Callable[[Any], None], name: str, 
     for held, key, tensor in places:
         held[key] = tensor
     for tensor, whole in wholes.values():
-        value = whole.detach()
-        if isinstance(tensor, DTensor):
-            mesh, placements = tensor.device_mesh, tensor.placements
-            value = distribute_tensor(value.to(tensor.device), mesh, placements, src_data_rank=None)
-        tensor.copy_(value)
+        copy_whole(tensor, whole.detach())
 
 
 def _tensors(modules: Sequence[nn.Module], only_adapters: bool) -> Iterator[tuple[dict[str, Any], str, Tensor]]:

@@ -53,7 +53,7 @@ def read_config(model: Any, kept: Path | None = None) -> ConfigFile:
     key = "model.init_from" if model.config is None else "model.config"
     if not given.exists():
         hub_name = "/".join(given.parts[-2:]) if not given.parent.is_dir() else given.name
-        hint = f"nothing is downloaded; fetch it:  hf download {hub_name} --local-dir {given.name}"
+        hint = f"fetch it:  hf download {hub_name} --local-dir {given.name}"
         hint = "give the config.json of a model, or its folder" if given.suffix == ".json" else hint
         raise UserError(f"{key}={given}: not found; {hint}", code="not-found", key=key)
     if given.is_dir():

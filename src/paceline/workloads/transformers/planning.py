@@ -31,6 +31,7 @@ ASSUMED_CLASSES = 2
 ROUTED_PASSES, ROUTER_OPERATIONS = 4, 12
 """Over what is sent to an expert and back, copied and weighted; operations that choose the experts."""
 EVERY_EXPERT = "every rank holds or gathers all experts: expert parallelism is not priced"
+COUNTED = "{} has no formula here: its parameters are counted, its work is that of a plain transformer of its width"
 ADAPTER_OPERATIONS = 4
 
 
@@ -38,22 +39,15 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
     model: Any = spec.model
     file = read_config(model)
     facts = _read_statistics(spec, file, samples, tokens)
+    assumptions = [*facts.assumptions]
     sizes = sizes_of(file.values)
     if sizes is None or (not sizes.causal and model.task == "causal_lm"):
         sizes = _count_sizes(file, model.task, facts.classes)
-        facts = replace(
-            facts,
-            assumptions=(
-                *facts.assumptions,
-                f"{file.model_type} has no formula here: its parameters are counted, its work is that of a plain "
-                "transformer of its width",
-            ),
-        )
+        assumptions.append(COUNTED.format(file.model_type))
     elif sizes.active:
-        facts = replace(facts, assumptions=(*facts.assumptions, EVERY_EXPERT))
+        assumptions.append(EVERY_EXPERT)
     if model.lora_rank and spec.train.precision in ("bf16", "fp8") and not file.bf16:
-        wide = 'frozen weights in fp32, as the config does not say  "dtype": "bfloat16"'
-        facts = replace(facts, assumptions=(*facts.assumptions, wide))
+        assumptions.append('frozen weights in fp32, as the config does not say  "dtype": "bfloat16"')
     return TrainingCostModel.of(
         spec,
         facts.count,
@@ -68,7 +62,7 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
         sample_bytes=16.0 * facts.mean,
         lengths=facts.lengths,
         held_out=facts.held_out,
-        assumptions=facts.assumptions,
+        assumptions=tuple(assumptions),
     )
 
 

@@ -9,31 +9,20 @@ from pydantic import model_validator
 
 from paceline.config.sections import ModelSection, Section, conflict_error, field
 
-LABELLED = ("ag_news", "csv", "jsonl", "parquet")
-"""Sources of texts with labels; docstrings are both."""
+LABELLED = ("ag_news", "csv", "jsonl", "parquet")  # sources of texts with labels; docstrings are both
 
 
 class ModelFolder(ModelSection):
     """Architecture from `config`, else from the folder `start`, which has the weights; without it they are drawn."""
 
-    config: Path | None = field(
-        None,
-        "path",
-        "config.json, or its folder; without it that of model.init_from; alone it begins with random weights",
-    )
+    config: Path | None = field(None, "path", "config.json or its folder, for random weights; else that of init_from")
     task: Literal["causal_lm", "sequence_classification"] = field(
         "causal_lm", "", "predict the next token of a text, or the class of a text"
     )
-    dropout: bool = field(
-        False, "", "keep the dropout of the config; the answer then depends on the layout, as masks are drawn per batch"
-    )
+    dropout: bool = field(False, "", "keep the dropout of the config; the answer then depends on the layout")
     lora_rank: int = field(0, "features", "rank of low-rank adapters; 0 trains all weights", ge=0)
-    lora_alpha: float | None = field(
-        None, "", "adapters are scaled by alpha / rank; without it alpha is twice the rank", gt=0
-    )
-    lora_targets: tuple[str, ...] = field(
-        (), "names", "linear layers with adapters, such as [q_proj, v_proj]; empty takes all of the repeated layers"
-    )
+    lora_alpha: float | None = field(None, "", "scales adapters by alpha / rank; none is twice the rank", gt=0)
+    lora_targets: tuple[str, ...] = field((), "names", "linear layers with adapters, as [q_proj, v_proj]; empty: all")
 
     @model_validator(mode="after")
     def _adapters_have_a_rank(self) -> ModelFolder:
@@ -53,18 +42,14 @@ class Texts(Section):
     source: Literal["docstrings", "text", "ag_news", "csv", "jsonl", "parquet"] = field(
         "docstrings", "", "where the texts come from; text for causal_lm, those with labels for sequence_classification"
     )
-    path: Path | None = field(
-        None, "path", "a file (csv, jsonl, parquet), a folder (ag_news); text: a file, a folder or a pattern"
-    )
+    path: Path | None = field(None, "path", "a file; ag_news: a folder; text: a file, a folder or a pattern")
     test_path: Path | None = field(None, "path", "held-out file of labelled texts; without one, test_fraction")
     test_fraction: float = field(0.1, "fraction", "documents or rows held out", gt=0, lt=1)
     text: str = field("text", "column", "column or key of the text")
     label: str = field("label", "column", "column or key of the label")
     sequence: int = field(256, "tokens", "causal_lm: length of a sample", gt=0)
     max_length: int = field(256, "tokens", "sequence_classification: longer texts are cut", gt=0)
-    tokenizer: Path | None = field(
-        None, "path", "tokenizer.json; without it that of the model's folder, or one that is learned from the texts"
-    )
+    tokenizer: Path | None = field(None, "path", "tokenizer.json; else that of the model's folder, or learned")
     vocab: int = field(4096, "tokens", "size of the vocabulary, where it is learned", ge=257, le=1 << 20)
     limit: int = field(0, "documents", "read at most this many; 0 reads all", ge=0)
     cache: Path = field(Path("~/.cache/paceline"), "path", "folder of tokenised corpora, named by content")

@@ -16,6 +16,19 @@ from paceline.workloads.trees.sections import Task, TreesData, TreesModel
 from paceline.workloads.trees.table import PreparedTable, TreeTarget
 
 REPLACED = str.maketrans(dict.fromkeys(' ",:[]{}', "_"))  # LightGBM rejects them in column names
+LIGHTGBM_NAMES = {
+    "learning_rate": "learning_rate",
+    "max_depth": "max_depth",
+    "max_leaves": "num_leaves",
+    "min_child_weight": "min_sum_hessian_in_leaf",
+    "min_child_samples": "min_data_in_leaf",
+    "gamma": "min_gain_to_split",
+    "reg_lambda": "lambda_l2",
+    "reg_alpha": "lambda_l1",
+    "colsample_bytree": "feature_fraction",
+    "subsample": "bagging_fraction",
+    "max_bin": "max_bin",
+}
 
 
 @dataclass(frozen=True)
@@ -33,10 +46,9 @@ class BoostingJob:
     @cached_property
     def rows(self) -> slice:
         """This rank's rows, an equal share in their order; of a ranking, an equal share of the queries."""
-        rows, rank_info = self.table.facts.rows, self.rank_info
-        starts = self.table.split("train").queries
+        rows, rank, starts = self.table.facts.rows, self.rank_info.rank, self.table.split("train").queries
         count = rows if starts is None else len(starts)
-        edges = [count * number // rank_info.world for number in (rank_info.rank, rank_info.rank + 1)]
+        edges = [count * number // self.rank_info.world for number in (rank, rank + 1)]
         return slice(*edges) if starts is None else slice(*np.append(starts, rows)[edges].tolist())
 
     def training_rows(self, rows: slice) -> dict[str, Any]:
@@ -63,21 +75,10 @@ def load_library(name: str) -> Callable[[BoostingJob], Any]:
 
 
 def build_lightgbm_parameters(model: TreesModel) -> dict[str, Any]:
-    given = {
-        "learning_rate": model.learning_rate,
-        "max_depth": model.max_depth,
-        "num_leaves": model.max_leaves,
-        "min_sum_hessian_in_leaf": model.min_child_weight,
-        "min_data_in_leaf": model.min_child_samples,
-        "min_gain_to_split": model.gamma,
-        "lambda_l2": model.reg_lambda,
-        "lambda_l1": model.reg_alpha,
-        "feature_fraction": model.colsample_bytree,
-        "bagging_fraction": model.subsample,
-        "bagging_freq": 1 if model.subsample < 1 else 0,
-        "max_bin": model.max_bin,
-        "scale_pos_weight": model.scale_pos_weight if model.scale_pos_weight != 1 else None,
-    }
+    given = {name: getattr(model, key) for key, name in LIGHTGBM_NAMES.items()}
+    given["bagging_freq"] = int(model.subsample < 1)
+    if model.scale_pos_weight != 1:
+        given["scale_pos_weight"] = model.scale_pos_weight
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -96,8 +97,8 @@ class LightGBMRounds:
             "deterministic": True,
             "force_row_wise": True,
             "verbose": -1,
-            **({"num_class": target.outputs} if target.objective.task is Task.CLASSES else {}),
-            **({"eval_at": [1 << 30]} if target.objective.task is Task.RANKING else {}),
+            **({"num_class": target.outputs} if target.task is Task.CLASSES else {}),
+            **({"eval_at": [1 << 30]} if target.task is Task.RANKING else {}),
         }
         self.loaded = 0
         self.booster: Any = None
@@ -130,8 +131,8 @@ class LightGBMRounds:
         self.booster.update()
 
     def loss(self) -> float:
-        found = float(self.booster.eval_train()[0][2])
-        return 1 - found if self.job.target.objective.task is Task.RANKING else found
+        loss = float(self.booster.eval_train()[0][2])
+        return 1 - loss if self.job.target.task is Task.RANKING else loss
 
     def any(self, flag: bool) -> bool:
         return flag
@@ -140,8 +141,8 @@ class LightGBMRounds:
         self.held_out = X
 
     def margins(self) -> np.ndarray:
-        found = np.asarray(self.booster.predict(self.held_out, raw_score=True, num_threads=self.job.threads))
-        return found.reshape(len(self.held_out), self.job.target.outputs)
+        margins = np.asarray(self.booster.predict(self.held_out, raw_score=True, num_threads=self.job.threads))
+        return margins.reshape(len(self.held_out), self.job.target.outputs)
 
     def serialize(self) -> bytes:
         return str(self.booster.model_to_string()).encode()

@@ -21,8 +21,8 @@ from paceline.workloads.trees.sections import Task
 if TYPE_CHECKING:
     from paceline.workloads.trees.tree_model import FittedTrees
 
-LEQ, LESS, MEMBER = 0, 1, 6
-"""Comparisons of the operator, by its numbers."""
+LEQ, LESS, MEMBER = 0, 1, 6  # comparisons of the operator, by its numbers
+TARGETS = ("nodes_truenodeids", "nodes_trueleafs", "nodes_falsenodeids", "nodes_falseleafs")
 OPSETS = {"": 18, "ai.onnx.ml": 5}
 TOLERANCE = 1e-4
 TEST_ROWS = 256
@@ -78,32 +78,26 @@ class TreeArrays:
         """Return one ONNX TreeEnsemble node over all trees: leaves are summed, nothing is applied after."""
         from onnx import helper, numpy_helper
 
-        def tensor(name: str, values: Sequence[float], kind: Any) -> Any:
+        def tensor(name: str, values: Sequence[float], kind: Any = np.float32) -> Any:
             return numpy_helper.from_array(np.array(values, kind), name)
 
-        members = [value for b in self.branches if b.compares == MEMBER for value in (*map(float, b.members), math.nan)]
-        yes, yes_leaf, no, no_leaf = zip(*self.targets, strict=True)
-        return helper.make_node(
-            "TreeEnsemble",
-            ["rows"],
-            ["sums"],
-            domain="ai.onnx.ml",
-            n_targets=outputs,
-            aggregate_function=1,
-            post_transform=0,
-            tree_roots=self.roots,
-            nodes_featureids=[branch.feature for branch in self.branches],
-            nodes_modes=tensor("modes", [branch.compares for branch in self.branches], np.uint8),
-            nodes_splits=tensor("splits", [branch.against for branch in self.branches], np.float32),
-            nodes_missing_value_tracks_true=[int(branch.missing) for branch in self.branches],
-            nodes_truenodeids=yes,
-            nodes_trueleafs=yes_leaf,
-            nodes_falsenodeids=no,
-            nodes_falseleafs=no_leaf,
-            leaf_weights=tensor("leaves", [value for value, _ in self.leaves], np.float32),
-            leaf_targetids=[output for _, output in self.leaves],
-            **({"membership_values": tensor("members", members, np.float32)} if members else {}),
-        )
+        nodes = self.branches
+        members = [value for node in nodes if node.compares == MEMBER for value in (*node.members, math.nan)]
+        targets = zip(*self.targets, strict=True)
+        values: dict[str, Any] = {
+            "tree_roots": self.roots,
+            "nodes_featureids": [node.feature for node in nodes],
+            "nodes_modes": tensor("modes", [node.compares for node in nodes], np.uint8),
+            "nodes_splits": tensor("splits", [node.against for node in nodes]),
+            "nodes_missing_value_tracks_true": [int(node.missing) for node in nodes],
+            **dict(zip(TARGETS, targets, strict=True)),
+            "leaf_weights": tensor("leaves", [value for value, _ in self.leaves]),
+            "leaf_targetids": [output for _, output in self.leaves],
+        }
+        if members:
+            values["membership_values"] = tensor("members", members)
+        sums = {"n_targets": outputs, "aggregate_function": 1, "post_transform": 0}
+        return helper.make_node("TreeEnsemble", ["rows"], ["sums"], domain="ai.onnx.ml", **sums, **values)
 
 
 def _add_xgboost_trees(raw: bytes, task: Task, arrays: TreeArrays) -> list[float]:
@@ -174,7 +168,7 @@ def write_trees_onnx(fitted: FittedTrees, file: Path) -> None:
     from onnx import TensorProto, checker, helper, numpy_helper
 
     target, arrays, columns = fitted.target, TreeArrays(), len(fitted.coding.columns)
-    task, classes = target.objective.task, len(target.classes)
+    task, classes = target.task, len(target.classes)
     if fitted.library == "xgboost":
         base = _add_xgboost_trees(fitted.raw, task, arrays)
     else:
@@ -202,18 +196,15 @@ def write_trees_onnx(fitted: FittedTrees, file: Path) -> None:
 def _make_test_rows(arrays: TreeArrays, fitted: FittedTrees) -> np.ndarray:
     """Make rows that take all branches: values are thresholds, slightly smaller ones, or missing."""
     random, coding = np.random.default_rng(0), fitted.coding
-    found = np.full((TEST_ROWS, len(coding.columns)), np.nan, np.float32)
-    against: dict[int, list[float]] = {}
-    for branch in arrays.branches:
-        against.setdefault(branch.feature, []).append(branch.against)
+    rows = np.empty((TEST_ROWS, len(coding.columns)), np.float32)
     for number, name in enumerate(coding.columns):
         if name in coding.categories:
             values = np.arange(len(coding.categories[name]), dtype=np.float32)
         else:
-            exact = np.array(against.get(number, [0.0]), np.float32)
+            exact = np.array([0.0, *(b.against for b in arrays.branches if b.feature == number)], np.float32)
             values = np.concatenate([exact, np.nextafter(exact, np.float32(-np.inf))])
-        found[:, number] = random.choice(np.append(values, np.float32(np.nan)), TEST_ROWS)
-    return found
+        rows[:, number] = random.choice(np.append(values, np.float32(np.nan)), TEST_ROWS)
+    return rows
 
 
 def _compare(content: bytes, fitted: FittedTrees, rows: np.ndarray) -> None:
@@ -226,4 +217,4 @@ def _compare(content: bytes, fitted: FittedTrees, rows: np.ndarray) -> None:
     got, wanted = session.run(None, {"rows": rows})[0], fitted.predict_encoded(rows)
     off = float(np.abs(got - wanted).max() / max(1e-30, np.abs(wanted).max()))
     if not off < TOLERANCE:
-        raise RunFailed(f"the ONNX file predicts other values than the trees (off by {off:.1e}); it was not written")
+        raise RunFailed(f"the ONNX file differs from the trees by {off:.1e}; it was not written")

@@ -26,20 +26,13 @@ if TYPE_CHECKING:
 OPERATION_FLOPS = {"values": 53.5, "levels": 2010.0, "lines": 3250.0, "bins": 563.0}
 """Plain operations in whose time a rank adds a value to a histogram, finds a row's gradient and its side of a split,
 fetches a line of memory that is not in the cache, and clears, adds up and tries a bin of a node."""
-LEVEL_S = 1.5e-4
-"""For the threads of a rank to begin a level together. `benchmarks/trees.py plan --fit` finds it, `PRICES` and
-`CACHE_BYTES`."""
-CACHE_BYTES, LINE_BYTES = 13e6, 64
-"""Of the last cache, about what a rank has for itself."""
-SKETCH_FLOPS, BINNING_FLOPS = 6000.0, 3000.0
-"""For a value, once: in finding bins, and in finding its bin."""
+LEVEL_S = 1.5e-4  # for threads to begin a level together; `benchmarks/trees.py plan --fit` finds these
+CACHE_BYTES, LINE_BYTES = 13e6, 64  # of the last cache, about what a rank has for itself
+SKETCH_FLOPS, BINNING_FLOPS = 6000.0, 3000.0  # for a value, once: in finding bins, and in finding its bin
 START_S = 0.5
-BIN_BYTES = GRADIENT_BYTES = 16.0
-"""Sums of gradients and hessians; those of a row, and its number."""
-FEWEST_ROWS = 19
-"""Of a leaf, about, where a tree has as many levels as it wants."""
-DEFAULT_LEVELS = {"xgboost": 6, "lightgbm": 5}
-"""Levels, where the run file does not say; LightGBM's 31 leaves are five."""
+BIN_BYTES = GRADIENT_BYTES = 16.0  # sums of gradients and hessians; those of a row, and its number
+FEWEST_ROWS = 19  # of a leaf, about, where a tree has as many levels as it wants
+DEFAULT_LEVELS = {"xgboost": 6, "lightgbm": 5}  # LightGBM's 31 leaves are five
 
 
 @dataclass(frozen=True)
@@ -172,9 +165,9 @@ class TreesCostModel(PassCostModel):
             )
         else:
             yield (
-                f"{chosen.devices} ranks will run at {format_times(chosen.speedup)}: in each round one works "
-                f"{duration(p.time.compute_s)}, and adds up {size(self.grown.sent_bytes)} of histograms with the "
-                f"others in {duration(p.time.comm_s)}."
+                f"{chosen.devices} ranks will run at {format_times(chosen.speedup)}: a round takes "
+                f"{duration(p.time.compute_s)}, and {duration(p.time.comm_s)} to add up "
+                f"{size(self.grown.sent_bytes)} of histograms."
             )
 
 

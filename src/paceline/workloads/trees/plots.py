@@ -5,7 +5,6 @@ They are drawn when a report first shows the run: SHAP values take longer than s
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from math import log2
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.order import draw_fractions
 from paceline.errors import UserError
-from paceline.io.files import write_atomic
-from paceline.reports.plot_style import escape_mathtext, use_plot_style
+from paceline.reports.plot_style import escape_mathtext, use_plot_style, write_png
 from paceline.runlog.run_dir import RunDir
 from paceline.workloads.trees.sections import Task
 from paceline.workloads.trees.table import find_cached_table
@@ -23,8 +22,7 @@ from paceline.workloads.trees.tree_model import FittedTrees
 
 SHOWN_COLUMNS = 20
 MIN_ROWS, MAX_ROWS = 32, 512
-SHAP_WORK = 5e8
-"""Leaves × levels² × rows: about two seconds of a core."""
+SHAP_WORK = 5e8  # leaves × levels² × rows: about two seconds of a core
 COLOUR, GREY = "#4477aa", "#999999"
 ADDED = {
     Task.BINARY: "adds to the log-odds of {}",
@@ -45,9 +43,9 @@ def draw_tree_plots(folder: Path) -> None:
         names = {kind: pictures / f"{kind}-{fitted.rounds:06d}.png" for kind in ("importance", "shap_values")}
         pictures.mkdir(exist_ok=True)
         if not names["importance"].exists():
-            write_atomic(names["importance"], _draw_importance(fitted.importance()))
+            _draw_importance(fitted.importance(), names["importance"])
         if not names["shap_values"].exists() and (rows := _choose_rows(folder, fitted)) is not None:
-            write_atomic(names["shap_values"], _draw_shap(fitted, rows))
+            _draw_shap(fitted, rows, names["shap_values"])
     except (UserError, ImportError, ValueError, OSError):
         return
 
@@ -65,17 +63,17 @@ def _choose_rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
 
 
 @use_plot_style(None)
-def _draw_importance(importance: Mapping[str, float]) -> bytes:
+def _draw_importance(importance: Mapping[str, float], file: Path) -> None:
     shown = list(importance.items())[:SHOWN_COLUMNS][::-1]
     figure, axes = _figure(len(shown))
     axes.barh([escape_mathtext(name[:32]) for name, _ in shown], [100 * share for _, share in shown], color=COLOUR)
     axes.set_xlabel("% of what all splits gain")
-    return _png(figure)
+    write_png(figure, file)
 
 
 @use_plot_style(None)
-def _draw_shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
-    values, names, task = fitted.contributions(rows), fitted.coding.columns, fitted.target.objective.task
+def _draw_shap(fitted: FittedTrees, rows: np.ndarray, file: Path) -> None:
+    values, names, task = fitted.contributions(rows), fitted.coding.columns, fitted.target.task
     sizes = np.abs(values).mean(axis=(0, 1))
     shown = np.argsort(-sizes, kind="stable")[:SHOWN_COLUMNS][::-1]
     figure, axes = _figure(len(shown))
@@ -89,24 +87,18 @@ def _draw_shap(fitted: FittedTrees, rows: np.ndarray) -> bytes:
             _dots(axes, height, values[:, 0, column], None if is_name else rows[:, column])
         _legend(axes)
     axes.set_xlabel(ADDED[task].format(escape_mathtext(fitted.classes[-1]) if fitted.classes else ""))
-    return _png(figure)
+    write_png(figure, file)
 
 
 def _dots(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -> None:
-    places = np.floor(40 * (added - added.min()) / max(float(np.ptp(added)), 1e-30))
-    order = np.argsort(places, kind="stable")
-    _, first, counts = np.unique(places[order], return_index=True, return_counts=True)
-    turn = np.empty(len(added))
-    turn[order] = np.arange(len(added)) - np.repeat(first, counts)
-    side = np.where(turn % 2, 1, -1) * np.ceil(turn / 2)
-    up = height + 0.38 * side / max(4.0, float(counts.max()) / 2)
+    up = height + 0.3 * (2 * draw_fractions(np.uint64(height), 0, len(added)) - 1)
     colours: Any = GREY
     if given is not None:
         from matplotlib import colormaps
 
-        there = ~np.isnan(given)
-        ranks = np.searchsorted(np.sort(given[there]), given) / max(1, there.sum() - 1)
-        colours = np.where(there[:, None], colormaps["coolwarm"](np.clip(ranks, 0, 1)), (0.6, 0.6, 0.6, 1.0))
+        known = ~np.isnan(given)
+        ranks = np.searchsorted(np.sort(given[known]), given) / max(1, known.sum() - 1)
+        colours = np.where(known[:, None], colormaps["coolwarm"](np.clip(ranks, 0, 1)), (0.6, 0.6, 0.6, 1.0))
     axes.scatter(added, up, s=7, c=colours, linewidths=0)
 
 
@@ -126,9 +118,3 @@ def _figure(lines: int) -> tuple[Any, Any]:
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
-
-
-def _png(figure: Any) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    return content.getvalue()

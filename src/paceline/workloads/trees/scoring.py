@@ -15,18 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.config.registry import describe_error, format_user_trace, load_user_function
+from paceline.config.registry import guard_user_code, load_user_function
 from paceline.errors import UserError
-from paceline.io.files import replace_nonfinite
 from paceline.launch.process_group import broadcast_from_main, gather_objects
-from paceline.nn.class_metrics import class_sums, compute_class_metrics, sum_two_classes
+from paceline.nn.class_metrics import class_sums, list_class_metrics, sum_two_classes
 from paceline.trainer.evaluation import ChunkSums, sum_chunks
 from paceline.workloads.trees.sections import Task
 from paceline.workloads.trees.table import RowSplit, TreeTarget
 
 CHUNK = 4096
-LOSS_ROWS = 1 << 14
-"""Rows whose losses are computed at a time: they stay in the cache of a core."""
+LOSS_ROWS = 1 << 14  # rows whose losses are computed at a time: they stay in the cache of a core
 NDCG_PLACES = 10
 METRIC_KEY = "model.metric"
 
@@ -34,7 +32,7 @@ METRIC_KEY = "model.metric"
 def predict_from_margins(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
     """Return probabilities (rows, classes) or, where numbers are predicted, the numbers (rows,)."""
     scores = margins.astype(np.float64)
-    match target.objective.task:
+    match target.task:
         case Task.BINARY:
             second = 1 / (1 + np.exp(-scores[:, 0]))
             return np.stack([1 - second, second], axis=1)
@@ -49,7 +47,7 @@ def predict_from_margins(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
 def compute_row_losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarget) -> np.ndarray:
     """Return the loss of each row, in the precision of the margins. For rankings see `sum_ndcg`."""
     first = margins[:, 0]
-    match target.objective.task:
+    match target.task:
         case Task.BINARY:
             against = first * (1 - 2 * labels)
             return np.maximum(against, 0) + np.log(1 + np.exp(-np.abs(against)))
@@ -83,12 +81,11 @@ def sum_ndcg(scores: np.ndarray, labels: np.ndarray, starts: np.ndarray) -> dict
     place = np.arange(len(labels)) - starts[queries]
     discount = 1 / np.log2(place + 2)
     by_score, by_gain = (gains[np.lexsort((-key, queries))] for key in (scores, gains))
-    found = {"loss": np.zeros(len(starts)), "ndcg_at_10": np.zeros(len(starts))}
-    for name, counted in (("loss", discount), ("ndcg_at_10", discount * (place < NDCG_PLACES))):
+    ndcg = []
+    for counted in (discount, discount * (place < NDCG_PLACES)):
         got, best = (np.bincount(queries, order * counted, len(starts)) for order in (by_score, by_gain))
-        ndcg = np.divide(got, best, out=np.ones(len(starts)), where=best > 0)
-        found[name] = 1 - ndcg if name == "loss" else ndcg
-    return {**{name: float(value.sum()) for name, value in found.items()}, "weight": len(starts)}
+        ndcg.append(np.divide(got, best, out=np.ones(len(starts)), where=best > 0))
+    return {"loss": float((1 - ndcg[0]).sum()), "ndcg_at_10": float(ndcg[1].sum()), "weight": len(starts)}
 
 
 @dataclass(frozen=True)
@@ -125,30 +122,29 @@ class HeldOutRows:
     def _sums(self, margins: np.ndarray, rows: slice) -> dict[str, Any]:
         """Sum over the rows of a chunk. Weights count in the loss, and in the metrics of numbers."""
         labels, scores = self.target.labels(self.split.y[rows]), margins.astype(np.float64)
-        if self.split.queries is not None and self.target.objective.task is Task.RANKING:
+        if self.split.queries is not None and self.target.task is Task.RANKING:
             starts = self.split.queries
             own = starts[np.searchsorted(starts, rows.start) : np.searchsorted(starts, rows.stop)]
             return sum_ndcg(scores[:, 0], labels, own - rows.start)
         weights = None if self.split.weights is None else np.asarray(self.split.weights[rows], np.float64)
         loss, weight = sum_losses(scores, labels, weights, self.target)
         sums: dict[str, Any] = {"loss": loss, "weight": weight}
-        if self.target.objective.task is Task.BINARY:
-            return {**sums, **sum_two_classes(scores[:, 0], labels.astype(np.int64))}
-        if self.target.objective.task is Task.CLASSES:
-            return {**sums, **class_sums(torch.from_numpy(scores), torch.from_numpy(labels).long())}
+        if self.target.task is Task.BINARY:
+            return sums | sum_two_classes(scores[:, 0], labels.astype(np.int64))
+        if self.target.task is Task.CLASSES:
+            return sums | class_sums(torch.from_numpy(scores), torch.from_numpy(labels).long())
         each = 1.0 if weights is None else weights
-        truth, said = labels.astype(np.float64), predict_from_margins(margins, self.target)
-        found = {"squares": (said - truth) ** 2, "apart": np.abs(said - truth), "truth": truth, "truth2": truth**2}
-        return {**sums, **{name: float((each * value).sum()) for name, value in found.items()}}
+        truth = labels.astype(np.float64)
+        error = predict_from_margins(margins, self.target) - truth
+        terms = {"squares": error**2, "apart": np.abs(error), "truth": truth, "truth2": truth**2}
+        return sums | {name: float((each * value).sum()) for name, value in terms.items()}
 
 
 def _metrics(sums: dict[str, Any], target: TreeTarget) -> dict[str, Any]:
-    if target.objective.task is Task.RANKING:
+    if target.task is Task.RANKING:
         return {"ndcg": 1 - sums["loss"] / sums["weight"], "ndcg_at_10": sums["ndcg_at_10"] / sums["weight"]}
-    if target.objective.of_classes:
-        metrics = compute_class_metrics(sums)
-        plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in metrics.items()}
-        return {**replace_nonfinite(plain), "classes": list(target.classes)}
+    if target.classes:
+        return {**list_class_metrics(sums), "classes": list(target.classes)}
     weight = sums["weight"]
     mean_square = sums["squares"] / weight
     variance = sums["truth2"] / weight - (sums["truth"] / weight) ** 2
@@ -176,21 +172,14 @@ class CustomMetric:
 
     def _call(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
         """Call the function: classes are numbers from 0; of two, a prediction is the probability of the second."""
-        said, target = predict_from_margins(margins, held_out.target), held_out.target
-        labels = target.labels(held_out.split.y)
-        try:
-            found = self.function(
-                labels.astype(np.int64) if target.classes else np.array(labels),
-                said[:, 1] if len(target.classes) == 2 else said,
-            )
-        except Exception as error:
-            message = f"{METRIC_KEY}: {self.reference} fails: {describe_error(error)}"
-            message = f"{message}\n\n{format_user_trace(error, self.reference)}".rstrip()
-            raise UserError(message, code="user-code-failed", key=METRIC_KEY) from error
-        if not isinstance(found, Real) or not math.isfinite(found):
-            message = f"{METRIC_KEY}: {self.reference} returned {found!r}; it must return a finite number"
+        predicted, target = predict_from_margins(margins, held_out.target), held_out.target
+        labels = target.labels(held_out.split.y).astype(np.int64 if target.classes else np.float32)
+        with guard_user_code(METRIC_KEY, self.reference):
+            value = self.function(labels, predicted[:, 1] if len(target.classes) == 2 else predicted)
+        if not isinstance(value, Real) or not math.isfinite(value):
+            message = f"{METRIC_KEY}: {self.reference} returned {value!r}, expected a finite number"
             raise UserError(message, code="invalid-value", key=METRIC_KEY)
-        return float(found)
+        return float(value)
 
 
 def load_metric(reference: str | None) -> CustomMetric | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
@@ -22,36 +21,29 @@ class Task(Enum):
     RANKING = "ranking"
 
 
-@dataclass(frozen=True)
-class Objective:
-    task: Task
+class Objective(NamedTuple):
+    """What the libraries call an objective and its loss."""
+
     xgboost: str
     xgboost_loss: str
     lightgbm: str
     lightgbm_loss: str
 
-    @property
-    def of_classes(self) -> bool:
-        return self.task in (Task.BINARY, Task.CLASSES)
-
 
 OBJECTIVES = {
-    objective.task: objective
-    for objective in (
-        Objective(Task.BINARY, "binary:logistic", "logloss", "binary", "binary_logloss"),
-        Objective(Task.CLASSES, "multi:softprob", "mlogloss", "multiclass", "multi_logloss"),
-        Objective(Task.NUMBER, "reg:squarederror", "rmse", "regression", "l2"),
-        Objective(Task.COUNT, "count:poisson", "poisson-nloglik", "poisson", "poisson"),
-        Objective(Task.RANKING, "rank:ndcg", "ndcg", "lambdarank", "ndcg"),
-    )
+    Task.BINARY: Objective("binary:logistic", "logloss", "binary", "binary_logloss"),
+    Task.CLASSES: Objective("multi:softprob", "mlogloss", "multiclass", "multi_logloss"),
+    Task.NUMBER: Objective("reg:squarederror", "rmse", "regression", "l2"),
+    Task.COUNT: Objective("count:poisson", "poisson-nloglik", "poisson", "poisson"),
+    Task.RANKING: Objective("rank:ndcg", "ndcg", "lambdarank", "ndcg"),
 }
 BY_NAME = {name: task for task, known in OBJECTIVES.items() for name in (known.xgboost, known.lightgbm)}
 NAMES: Any = ("auto", *BY_NAME)
 
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-"""Waiting threads sleep: by default they spin, and a round takes ten times as long if other processes want the cores.
-Torch reads this for all libraries when it is imported; a run file is read before that, and ranks inherit it."""
+"""Waiting threads sleep instead of spinning: rounds are ten times faster where processes share cores. Torch reads it
+when imported, which is after a run file is read; ranks inherit it."""
 LIBRARY_NAMES = {
     "model.learning_rate": ("eta", "shrinkage_rate"),
     "model.reg_lambda": ("lambda", "lambda_l2"),
@@ -82,27 +74,21 @@ class TreesModel(Section):
     objective: Literal[NAMES] = field(  # type: ignore[valid-type]
         "auto", "", "what is predicted; auto looks at the label (two values, words, or numbers) and at data.query"
     )
-    learning_rate: float | None = field(
-        None, "", "what each tree adds is multiplied by it; xgboost 0.3, lightgbm 0.1", gt=0, le=1
-    )
+    learning_rate: float | None = field(None, "", "scales each tree; xgboost 0.3, lightgbm 0.1", gt=0, le=1)
     max_depth: int | None = field(None, "levels", "of a tree; xgboost 6, lightgbm no limit", gt=0, le=16)
     max_leaves: int | None = field(None, "leaves", "of a tree; xgboost no limit, lightgbm 31", gt=1, le=65536)
     min_child_weight: float | None = field(
-        None, "sum of hessians", "that a leaf has at least; xgboost 1, lightgbm 0.001", ge=0
+        None, "sum of hessians", "at least in a leaf; xgboost 1, lightgbm 0.001", ge=0
     )
-    min_child_samples: int | None = field(None, "rows", "that a leaf has at least; lightgbm alone, 20", ge=0)
+    min_child_samples: int | None = field(None, "rows", "at least in a leaf; lightgbm alone, 20", ge=0)
     gamma: float = field(0.0, "of the loss", "a split gains at least this", ge=0)
     reg_lambda: float | None = field(None, "", "L2 penalty on what leaves say; xgboost 1, lightgbm 0", ge=0)
     reg_alpha: float = field(0.0, "", "L1 penalty on what leaves say", ge=0)
     max_delta_step: float = field(0.0, "", "most that a leaf says, before the learning rate; 0 has no limit", ge=0)
-    subsample: float = field(
-        1.0, "fraction", "of the rows that a round sees, drawn by row number and round", gt=0, le=1
-    )
-    colsample_bytree: float = field(1.0, "fraction", "of the columns that a round sees, drawn by round", gt=0, le=1)
+    subsample: float = field(1.0, "fraction", "of rows in a round, drawn by row number and round", gt=0, le=1)
+    colsample_bytree: float = field(1.0, "fraction", "of columns in a round, drawn by round", gt=0, le=1)
     max_bin: int | None = field(None, "bins", "of a column; xgboost 256, lightgbm 255", gt=1, le=65535)
-    metric: str | None = field(
-        None, "", "function of (labels, predictions) that gives a number, as file.py:function; asked at each evaluation"
-    )
+    metric: str | None = field(None, "", "function of (labels, predictions) for evaluations, as file.py:function")
     scale_pos_weight: float = field(1.0, "", "weight of the second of two classes", gt=0)
     grow_policy: Literal["depthwise", "lossguide"] = field(
         "depthwise", "", "xgboost alone: level by level, or where the loss falls most"
@@ -115,41 +101,30 @@ class TreesModel(Section):
             if here := next((key for key, names in LIBRARY_NAMES.items() if name in names), ""):
                 raise conflict_error(f"model.{name}: here it is called {here}; type  {here}={values[name]}")
             if name in FIXED:
-                raise conflict_error(
-                    f"model.{name}: it cannot be chosen, since the answer would depend on the ranks or on a restart; "
-                    "leave it out (rows and columns are drawn by model.subsample and model.colsample_bytree)"
-                )
+                raise conflict_error(f"model.{name}: the trees would depend on the ranks; leave it out")
         return values
 
     @model_validator(mode="after")
     def _check_library(self) -> TreesModel:
         for name, library in ONE_LIBRARY.items():
             if getattr(self, name) != type(self).model_fields[name].default and self.library != library:
-                raise conflict_error(
-                    f"model.{name} is a parameter of {library}, and model.library is {self.library}; leave one out"
-                )
+                raise conflict_error(f"model.{name} is for {library}, not model.library={self.library}; leave it out")
         return self
 
 
 class TreesData(Section):
-    """A table with a label column. Without a path, one is made up."""
+    """A table with a label column; without a path, a synthetic one."""
 
-    path: Path | None = field(
-        None, "path", "table: .csv, .tsv, .parquet, .arrow, .feather or .npz; without it one is made up"
-    )
+    path: Path | None = field(None, "path", ".csv, .tsv, .parquet, .arrow, .feather or .npz; without it synthetic")
     test_path: Path | None = field(None, "path", "table to test on; without it rows of the first are held out")
     test_fraction: float = field(0.2, "fraction", "of the rows held out, drawn by row number; 0 holds none", ge=0, lt=1)
     label: str = field("label", "column", "what is to be predicted")
     weight: str | None = field(None, "column", "how much a row counts")
-    query: str | None = field(
-        None, "column", "whose rows are ranked against each other; rows with the same value follow each other"
-    )
+    query: str | None = field(None, "column", "whose equal values, in successive rows, are ranked together")
     categories: tuple[str, ...] = field((), "columns", "whose values are names, not amounts")
     ignore: tuple[str, ...] = field((), "columns", "left out")
-    rows: int = field(20_000, "rows", "of the table that is made up", gt=1)
-    columns: int = field(12, "columns", "of the table that is made up", ge=4, le=4096)
-    bin_rows: int = field(
-        262_144, "rows", "xgboost: bins are found in so many rows, drawn by row number; else in all of them", gt=1
-    )
+    rows: int = field(20_000, "rows", "of the synthetic table", gt=1)
+    columns: int = field(12, "columns", "of the synthetic table", ge=4, le=4096)
+    bin_rows: int = field(262_144, "rows", "xgboost: bins are found in so many, drawn by row number", gt=1)
     memory: Literal["ram", "disk"] = field("ram", "", "xgboost: where the binned table is during the run")
     cache: Path = field(Path("~/.cache/paceline"), "path", "folder of read tables, named by file, size and date")

@@ -45,8 +45,7 @@ COUNTED_ROWS, MAX_BINS = 20_000, 256
 PROBED_VALUES, MIN_PROBED_ROWS = 1_000_000, 100
 """What a plan reads of a long table: values, and rows however many columns they have."""
 HELD_OUT, BINNED = 1, 2  # streams of random numbers
-AMBIGUOUS_VALUES = 20
-"""Different whole numbers of a label that may be classes as well as amounts."""
+AMBIGUOUS_VALUES = 20  # different whole numbers of a label that may be classes as well as amounts
 MAX_RELEVANCE = 31
 
 
@@ -59,28 +58,26 @@ class Coding:
 @dataclass(frozen=True)
 class TableFacts(Coding):
     classes: tuple[str, ...]
-    values: tuple[float, ...]
-    """The different numbers of a label that holds few of them."""
+    values: tuple[float, ...]  # the different numbers of a label that holds few of them
     rows: int
     test_rows: int
     totals: dict[str, Any]
     """Sums over the labels: weights of each class, and of all; the weighted mean; the least label."""
     weighted: bool
     queries: int
-    bins: int
-    """Different values of all columns in the first rows, at most 256 of each column."""
+    bins: int  # different values of all columns in the first rows, at most 256 of each column
     gaps: bool
     digest: str
 
 
 class RowSplit:
+    """Rows X, labels y, weights, and the first row of each query, mapped."""
+
     def __init__(self, folder: Path, name: str, columns: int) -> None:
         self.X = map_array(folder / f"{name}.X.npy").reshape(-1, columns)
         self.y = map_array(folder / f"{name}.y.npy")
-        weights = folder / f"{name}.w.npy"
-        self.weights = map_array(weights) if weights.exists() else None
-        queries = folder / f"{name}.q.npy"
-        self.queries = map_array(queries) if queries.exists() else None
+        files = [folder / f"{name}.{kind}.npy" for kind in ("w", "q")]
+        self.weights, self.queries = (map_array(file) if file.exists() else None for file in files)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -123,8 +120,8 @@ def probe_table(data: TreesData) -> tuple[TableFacts, int]:
     if (known := find_cached_table(data, whole=False)) is not None:
         return known.facts, 0
     train, test = open_tables(data, heads_only=True)
-    if sum(one.rows() * len(one.columns) for one in (train, test) if one is not None) <= PROBED_VALUES:
-        return prepare_table(data, lambda text: None).facts, 0
+    if sum(table.rows() * len(table.columns) for table in (train, test) if table is not None) <= PROBED_VALUES:
+        return prepare_table(data, ignore_log).facts, 0
     rows = max(MIN_PROBED_ROWS, min(COUNTED_ROWS, PROBED_VALUES // len(train.columns)))
     with tempfile.TemporaryDirectory() as folder:
         _build(Path(folder), data, replace(train, blocks=lambda: train.beginning(rows)), None)
@@ -136,13 +133,14 @@ def probe_table(data: TreesData) -> tuple[TableFacts, int]:
 
 def _name_of(data: TreesData) -> str:
     """Name a cache entry by the keys of the run file, and by size and date of the files."""
-    asked = {**data.model_dump(mode="json", exclude={"cache", "memory", "path", "test_path"}), "format": FORMAT}
-    if data.path is not None:
-        del asked["rows"], asked["columns"]
-    files = [(key, getattr(data, key)) for key in ("path", "test_path")]
-    stats = {key: check_file(path, f"data.{key}").resolve() for key, path in files if path is not None}
-    described = {key: (str(path), path.stat().st_size, path.stat().st_mtime_ns) for key, path in stats.items()}
-    return hashlib.sha256(json.dumps([asked, described], sort_keys=True).encode()).hexdigest()[:24]
+    unused = {"cache", "memory", "path", "test_path"} | ({"rows", "columns"} if data.path is not None else set())
+    settings = {**data.model_dump(mode="json", exclude=unused), "format": FORMAT}
+    files = {}
+    for key in ("path", "test_path"):
+        if (given := getattr(data, key)) is not None:
+            path = check_file(given, f"data.{key}").resolve()
+            files[key] = (str(path), path.stat().st_size, path.stat().st_mtime_ns)
+    return hashlib.sha256(json.dumps([settings, files], sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _read_cached(entry: Path, log: LogFn = ignore_log, verify: bool = True) -> PreparedTable | None:
@@ -154,7 +152,7 @@ def _read_cached(entry: Path, log: LogFn = ignore_log, verify: bool = True) -> P
         if verify:
             verify_entry(entry, files)
         return PreparedTable(entry, parse_table_facts(values))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, DamagedEntry) as damage:
+    except (OSError, ValueError, TypeError, KeyError, DamagedEntry) as damage:
         log(f"the cached {entry} is damaged ({damage}); reading the table again")
         return None
 
@@ -182,9 +180,8 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
         seen += count
     encoder.start_testing()
     if test is not None:
-        if missing := [name for name in encoder.needed if name not in test.columns]:
-            message = f"data.test_path: {test.name} has no column {join_names(missing)}, which data.path has"
-            raise UserError(message, code="unknown-name", key="data.test_path")
+        for name in encoder.needed:
+            check_columns({"data.test_path": name}, test.columns, test.name)
         seen = 0
         for block in test.blocks():
             rows = encoder.encode(test.name, block, seen)
@@ -194,9 +191,9 @@ def _build(folder: Path, data: TreesData, train: TableSource, test: TableSource 
         writer.close()
     if len(writers["train"]) < 2:
         raise UserError(f"{train.name}: {len(writers['train'])} training rows; at least 2 are needed", key="data.path")
-    few = np.array(RowSplit(folder, "train", len(encoder.names)).X[:COUNTED_ROWS])
-    bins = sum(min(MAX_BINS, len(np.unique(column[~np.isnan(column)]))) for column in few.T)
-    facts = encoder.facts(writers["train"], writers["test"]) | {"bins": bins, "gaps": bool(np.isnan(few).any())}
+    first = np.array(RowSplit(folder, "train", len(encoder.names)).X[:COUNTED_ROWS])
+    bins = sum(min(MAX_BINS, len(np.unique(column[~np.isnan(column)]))) for column in first.T)
+    facts = encoder.facts(writers["train"], writers["test"]) | {"bins": bins, "gaps": bool(np.isnan(first).any())}
     _write_bins(folder, data, len(encoder.names), facts["rows"])
     files = {file.name: describe_array(file) for file in sorted(folder.glob("*.npy"))}  # as they are after renumbering
     values = add_seal(json.loads(json.dumps({**asdict(TableFacts(**facts)), "files": files})))
@@ -214,10 +211,10 @@ def _choose_columns(data: TreesData, source: TableSource) -> TableEncoder:
             raise UserError(f"data: column {name!r} is the {what}, and can be nothing else", key=f"data.{what}")
         if name is not None:
             check_columns({f"data.{what}": name}, source.columns, source.name)
-    for key in ("categories", "ignore"):
-        for name in getattr(data, key):
-            if key == "categories" or npz or data.path is None:
-                check_columns({f"data.{key}": name}, source.columns, source.name)
+    for name in data.categories:
+        check_columns({"data.categories": name}, source.columns, source.name)
+    for name in data.ignore if npz or data.path is None else ():
+        check_columns({"data.ignore": name}, source.columns, source.name)
     names = [name for name in source.columns if name not in (*given, *data.ignore)]
     if not names:
         raise UserError(f"{source.name} has no column to learn from beside {data.label!r}", key="data.ignore")
@@ -249,13 +246,17 @@ def encode_rows(block: Block, coding: Coding) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TreeTarget:
-    objective: Objective
+    task: Task
     classes: tuple[str, ...]
     values: tuple[float, ...]
 
     @property
+    def objective(self) -> Objective:
+        return OBJECTIVES[self.task]
+
+    @property
     def outputs(self) -> int:
-        return len(self.classes) if self.objective.task is Task.CLASSES else 1
+        return len(self.classes) if self.task is Task.CLASSES else 1
 
     def labels(self, y: np.ndarray) -> np.ndarray:
         """Return labels for the libraries: classes are numbered from 0."""
@@ -265,20 +266,15 @@ class TreeTarget:
 
 
 def choose_target(objective: str, label: str, facts: TableFacts) -> TreeTarget:
+    """Return what is predicted; UserError if the labels do not fit the objective."""
     task = _choose_task(objective, facts)
-    if task is None:
-        problem = (
-            f"{label!r} holds {len(facts.values)} whole numbers ({_show_values(facts)}), which may be classes or "
-            "amounts; type  model.objective=multiclass  or  model.objective=regression"
-        )
-    else:
-        problem = _find_mismatch(task, label, facts)
+    problem = f"{label!r} may be classes or amounts ({_show_values(facts)}); type  model.objective=multiclass  or "
+    problem = f"{problem} model.objective=regression" if task is None else _find_mismatch(task, label, facts)
     if task is None or problem:
         raise UserError(f"model.objective={objective}: {problem}", code="invalid-value", key="model.objective")
-    if not OBJECTIVES[task].of_classes:
-        return TreeTarget(OBJECTIVES[task], (), ())
-    classes = facts.classes or tuple(f"{value:g}" for value in facts.values)
-    return TreeTarget(OBJECTIVES[task], classes, facts.values)
+    if task not in (Task.BINARY, Task.CLASSES):
+        return TreeTarget(task, (), ())
+    return TreeTarget(task, facts.classes or tuple(f"{value:g}" for value in facts.values), facts.values)
 
 
 def _choose_task(objective: str, facts: TableFacts) -> Task | None:
@@ -299,14 +295,14 @@ def _find_mismatch(task: Task, label: str, facts: TableFacts) -> str:
             return "it ranks rows within queries; name their column as  data.query=COLUMN"
         inside = all(0 <= value <= MAX_RELEVANCE for value in facts.values)
         if facts.classes or not facts.values or not _are_whole(facts) or not inside:
-            held = words if facts.classes else f"numbers such as {_show_values(facts)}"
+            held = words if facts.classes else _show_values(facts)
             return f"{label!r} holds {held}; relevance is a whole number from 0 to {MAX_RELEVANCE}"
         return ""
     if facts.queries:
-        return "a table with data.query is ranked; use  model.objective=rank:ndcg  or leave data.query out"
+        return "with data.query use  model.objective=rank:ndcg"
     if task in (Task.BINARY, Task.CLASSES):
         if not facts.values:
-            return f"{label!r} has more than a thousand different numbers, which are not classes"
+            return f"{label!r} has over a thousand different numbers; use  model.objective=regression"
         if not facts.classes and not _are_whole(facts):
             return f"{label!r} holds numbers ({_show_values(facts)}); use  model.objective=regression"
         if task is Task.BINARY and len(facts.values) != 2:
@@ -315,7 +311,7 @@ def _find_mismatch(task: Task, label: str, facts: TableFacts) -> str:
     if facts.classes:
         return f"{label!r} holds {words}; use  model.objective=auto  for their classes"
     if task is Task.COUNT and facts.totals["least"] < 0:
-        return f"{label!r} has a value of {facts.totals['least']:g}; counts are 0 or more"
+        return f"{label!r} has {facts.totals['least']:g}; counts are 0 or more"
     return ""
 
 

@@ -18,6 +18,8 @@ REMAPPED_ROWS = 1 << 16
 
 
 class EncodedRows(NamedTuple):
+    """Rows X, labels y, weights w, and the number of each row's query."""
+
     X: np.ndarray
     y: np.ndarray
     w: np.ndarray | None
@@ -118,15 +120,12 @@ class TableEncoder:
     def encode(self, source: str, block: Block, seen: int) -> EncodedRows:
         X, y = self.encode_features(source, block, seen), self._encode_labels(source, block[self.label], seen)
         queries = None if self.query is None else self._number_queries(source, block[self.query], seen)
-        return EncodedRows(
-            X, y, None if self.weight is None else self._check_weights(source, block[self.weight]), queries
-        )
+        weights = None if self.weight is None else self._check_weights(source, block[self.weight])
+        return EncodedRows(X, y, weights, queries)
 
     def _check_weights(self, source: str, weights: Column) -> np.ndarray:
         if isinstance(weights, Words) or not (np.isfinite(weights) & (weights >= 0)).all():
-            raise UserError(
-                f"{source}: column {self.weight!r} must hold numbers of 0 or more, to be weights", key="data.weight"
-            )
+            raise UserError(f"{source}: weights {self.weight!r} must be numbers of 0 or more", key="data.weight")
         return weights.astype(np.float32)
 
     def encode_features(self, source: str, block: Block, seen: int) -> np.ndarray:
@@ -135,14 +134,15 @@ class TableEncoder:
             column = block[name]
             if name in self.categories:
                 X[:, number] = self._encode_words(name, column)
-            elif isinstance(column, Words):
-                message = f"{source}: {name!r} holds words; type  data.categories=[{name}]  or  data.ignore=[{name}]"
-                raise UserError(message, key="data.categories")
-            else:
-                if len(bad := np.flatnonzero(np.isinf(column))):
-                    message = f"{source} row {seen + bad[0] + 1}: {name!r} is infinite; leave missing values empty"
-                    raise UserError(message, key=name)
-                X[:, number] = column
+                continue
+            if isinstance(column, Words):
+                raise UserError(
+                    f"{source}: {name!r} is not a number; type  data.ignore=[{name}]", key="data.categories"
+                )
+            if len(bad := np.flatnonzero(np.isinf(column))):
+                message = f"{source} row {seen + bad[0] + 1}: {name!r} is infinite; leave missing values empty"
+                raise UserError(message, key=name)
+            X[:, number] = column
         return X
 
     def _encode_words(self, name: str, column: Column) -> np.ndarray:
@@ -163,14 +163,14 @@ class TableEncoder:
         bad = np.flatnonzero(column.codes < 0 if isinstance(column, Words) else ~np.isfinite(column))
         if len(bad) or (self.label_words and not words):
             row = f" row {seen + bad[0] + 1}" if len(bad) else ""
-            message = f"{source}{row}: the label {self.label!r} is missing or not finite; leave such rows out"
-            raise UserError(message, key="data.label")
+            raise UserError(
+                f"{source}{row}: the label {self.label!r} is missing; leave such rows out", key="data.label"
+            )
         if not isinstance(column, Words):
             return column.astype(np.float32)
         self.label_words = True
         if self.testing and (new := [word for word in column.words if word not in self.known[self.label]]):
-            message = f"{source}: {self.label!r} is {new[0]!r} in a test row and in no training row"
-            raise UserError(message, key="data.label")
+            raise UserError(f"{source}: {self.label!r} is {new[0]!r} in test rows alone", key="data.label")
         return self._encode_words(self.label, column)
 
     def _number_queries(self, source: str, column: Column, seen: int) -> np.ndarray:
@@ -178,18 +178,16 @@ class TableEncoder:
         keys = column.codes if isinstance(column, Words) else column
         missing = np.flatnonzero(keys < 0 if isinstance(column, Words) else ~np.isfinite(keys))
         if len(missing):
-            message = f"{source} row {seen + missing[0] + 1}: the query {self.query!r} is missing; leave such rows out"
-            raise UserError(message, key="data.query")
+            row = f"{source} row {seen + missing[0] + 1}"
+            raise UserError(f"{row}: the query {self.query!r} is missing; leave such rows out", key="data.query")
         begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         numbers, known = [], self.query_numbers
         for begin in begins:
             value = column.words[keys[begin]] if isinstance(column, Words) else float(keys[begin])
             numbers.append(known.setdefault(value, len(known)))
             if numbers[-1] < len(known) - 1:
-                shown = value if isinstance(value, str) else f"{value:g}"
-                place = f"{source} row {seen + begin + 1}"
-                message = f"{place}: the rows of {self.query}={shown} are not together; sort by {self.query!r}"
-                raise UserError(message, key="data.query")
+                row, shown = f"{source} row {seen + begin + 1}", value if isinstance(value, str) else f"{value:g}"
+                raise UserError(f"{row}: {self.query}={shown} came before; sort by {self.query!r}", key="data.query")
         return np.repeat(numbers, np.diff(np.append(begins, len(keys))))
 
     def facts(self, train: SplitWriter, test: SplitWriter) -> dict[str, Any]:
@@ -198,18 +196,12 @@ class TableEncoder:
         if self.label_words:
             order = self.order(self.label)
             labels = {float(order[int(code)]): weight for code, weight in labels.items()}
-            if len(missing := [name for code, name in enumerate(classes) if code not in labels]):
-                message = f"{self.label!r} is {join_names(missing)} in held-out rows alone; add rows, or leave it out"
-                raise UserError(message, key="data.label")
+            if missing := [name for code, name in enumerate(classes) if code not in labels]:
+                raise UserError(f"{self.label!r} is {join_names(missing)} in held-out rows alone", key="data.label")
         if not train.many and len(labels) == 1:
-            only = classes[0] if classes else f"{next(iter(labels)):g}"
-            raise UserError(
-                f"data.label={self.label}: every row has {only}; there is nothing to learn", key="data.label"
-            )
+            raise UserError(f"data.label={self.label}: all rows have the same", key="data.label")
         if train.weight <= 0:
-            raise UserError(
-                f"data.weight={self.weight}: every weight is 0; there is nothing to learn from", key="data.weight"
-            )
+            raise UserError(f"data.weight={self.weight}: every weight is 0", key="data.weight")
         values = [] if train.many else sorted(labels)
         return {
             "columns": tuple(self.names),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.data.arrow_tables import ARROW_KINDS, HEAD_BYTES, MISSING_VALUES, ArrowTable, is_number
-from paceline.data.files import check_file
+from paceline.data.files import check_file, invalid_data
 from paceline.data.npz import open_npz, read_npz_heads
 from paceline.data.order import derive_key, draw_fractions
 from paceline.data.tables import check_columns
@@ -19,8 +20,7 @@ from paceline.workloads.trees.sections import TreesData
 
 KINDS = {**ARROW_KINDS, ".npz": "npz"}
 BLOCK_ROWS = 1 << 16
-ARRAYS = ("X", "y", "weight", "query")
-"""Arrays of an .npz file; those of test rows are called X_test, y_test and so on."""
+ARRAYS = ("X", "y", "weight", "query")  # arrays of an .npz file; those of test rows are called X_test, y_test and so on
 COLOURS = ("amber", "blue", "green", "red", "violet")
 LABEL, CATEGORY = "label", "colour"
 MISSING_SHARE = 0.05
@@ -48,8 +48,7 @@ class TableSource:
     name: str
     columns: Sequence[str]
     blocks: Callable[[], Iterator[Block]]
-    beginning: Callable[[int], Iterator[Block]]
-    """Yield the first rows, or a few more, reading little else."""
+    beginning: Callable[[int], Iterator[Block]]  # yield the first rows, or a few more, reading little else
     rows: Callable[[], float]
 
 
@@ -70,7 +69,7 @@ def open_tables(data: TreesData, heads_only: bool = False) -> tuple[TableSource,
         return train, None
     path, kind = _check_table(data.test_path, "data.test_path")
     if kind == "npz":
-        message = f"data.test_path={path}: give a .csv or .parquet file; an .npz file holds X_test and y_test itself"
+        message = f"data.test_path={path}: give a .csv or .parquet file, or X_test and y_test in data.path"
         raise UserError(message, code="invalid-format", key="data.test_path")
     return train, _open_arrow(path, kind, "data.test_path", data)
 
@@ -116,7 +115,7 @@ def _from_arrays(path: Path, given: Mapping[str, np.ndarray | None], end: str, n
     """Make a table of arrays whose names in the file have this end."""
 
     def reject(problem: str) -> UserError:
-        return UserError(f"data.path={path}: {problem}", code="invalid-data", key="data.path")
+        return invalid_data(f"data.path={path}: {problem}", "data.path")
 
     X, y = given["X"], given["y"]
     if X is None or y is None:
@@ -126,8 +125,8 @@ def _from_arrays(path: Path, given: Mapping[str, np.ndarray | None], end: str, n
     beside = {"label" if key == "y" else key: array for key, array in given.items() if key != "X" and array is not None}
     for key, array in beside.items():
         if array.shape != X.shape[:1]:
-            called = "y" if key == "label" else key
-            raise reject(f"{called}{end} has shape {list(array.shape)}, and X{end} has {len(X)} rows")
+            name = "y" if key == "label" else key
+            raise reject(f"{name}{end} has shape {list(array.shape)}, and X{end} has {len(X)} rows")
     columns = names or [f"f{number}" for number in range(X.shape[1])]
     if len(columns) != X.shape[1]:
         raise reject(f"there are {len(columns)} names for {X.shape[1]} columns of X{end}")
@@ -152,8 +151,7 @@ def _open_arrow(path: Path, kind: str, key: str, data: TreesData) -> TableSource
     others = [item.name for item in table.dataset.schema if not is_number(item.type) and item.name not in known]
     if others:
         change = f"data.categories=[{','.join([*data.categories, *others])}]  or  data.ignore=…"
-        message = f"{path}: {join_names(others)}: words, and trees compare numbers; type  {change}"
-        raise UserError(message, code="invalid-data", key="data.categories")
+        raise invalid_data(f"{path}: {join_names(others)}: not numbers; type  {change}", "data.categories")
     columns = [name for name in table.columns if name not in data.ignore]
 
     def decode(batches: Iterable[Any]) -> Iterator[Block]:
@@ -185,22 +183,17 @@ def _decode_column(array: Any, category: bool) -> Column:
 
 
 def _open_synthetic(data: TreesData) -> TableSource:
+    names = [CATEGORY, *(f"x{number}" for number in range(1, data.columns))]
+
     def beginning(rows: int) -> Iterator[Block]:
-        return _generate_blocks(min(rows, data.rows), data.columns)
+        return _generate_blocks(min(rows, data.rows), names)
 
-    columns = [*_list_synthetic_columns(data.columns), LABEL]
-    return TableSource(
-        "the synthetic table", columns, lambda: beginning(data.rows), beginning, lambda: float(data.rows)
-    )
+    whole = partial(beginning, data.rows)
+    return TableSource("the synthetic table", [*names, LABEL], whole, beginning, lambda: float(data.rows))
 
 
-def _list_synthetic_columns(columns: int) -> list[str]:
-    return [CATEGORY, *(f"x{number}" for number in range(1, columns))]
-
-
-def _generate_blocks(rows: int, columns: int) -> Iterator[Block]:
+def _generate_blocks(rows: int, names: Sequence[str]) -> Iterator[Block]:
     """Yield numbers, categories and gaps, and a label that depends on some of them. Row i is always the same."""
-    names = _list_synthetic_columns(columns)
     for first in range(0, rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, rows - first)
         drawn = {name: draw_fractions(derive_key(number), first, count) for number, name in enumerate(names)}

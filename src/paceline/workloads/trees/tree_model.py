@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.config.registry import describe_error
 from paceline.data.arrow_tables import MISSING_VALUES
 from paceline.errors import UserError, join_names
 from paceline.io.files import read_sealed, validate_fields, write_atomic, write_sealed
 from paceline.io.safe_open import read_bytes
 from paceline.workloads.trees.scoring import predict_from_margins
-from paceline.workloads.trees.sections import OBJECTIVES, Task
+from paceline.workloads.trees.sections import Task
 from paceline.workloads.trees.table import Coding, TreeTarget, encode_rows
 from paceline.workloads.trees.table_source import Column, encode_words
 
@@ -27,16 +26,22 @@ TABLE_FILE = "table.json"
 MAX_MODEL_BYTES = 1 << 34
 
 
-def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
+def load_booster(library: str, raw: bytes) -> Any:
     if library == "xgboost":
         import xgboost
 
-        booster = xgboost.Booster(model_file=bytearray(raw))
-        return bytes(booster[:rounds].save_raw("json"))
+        return xgboost.Booster(model_file=bytearray(raw))
     import lightgbm
 
-    text: str = lightgbm.Booster(model_str=raw.decode()).model_to_string(num_iteration=rounds)
-    return text.encode()
+    return lightgbm.Booster(model_str=raw.decode())
+
+
+def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
+    """Return the model with its first rounds alone."""
+    booster = load_booster(library, raw)
+    if library == "xgboost":
+        return bytes(booster[:rounds].save_raw("json"))
+    return str(booster.model_to_string(num_iteration=rounds)).encode()
 
 
 @dataclass(frozen=True)
@@ -48,16 +53,12 @@ class FittedTrees:
 
     def write(self, folder: Path) -> None:
         write_atomic(folder / MODEL_FILES[self.library], self.raw)
-        about = {
-            "library": self.library,
-            "objective": self.target.objective.task.value,
-            "classes": list(self.target.classes),
-            "values": list(self.target.values),
-            "columns": list(self.coding.columns),
-            "categories": self.coding.categories,
-            "sha256": hashlib.sha256(self.raw).hexdigest(),
-        }
-        write_sealed(folder / TABLE_FILE, about)
+        target = {"objective": self.target.task.value, "classes": self.target.classes, "values": self.target.values}
+        about = {"library": self.library, **target, **self._columns()}
+        write_sealed(folder / TABLE_FILE, {**about, "sha256": hashlib.sha256(self.raw).hexdigest()})
+
+    def _columns(self) -> dict[str, Any]:
+        return {"columns": self.coding.columns, "categories": self.coding.categories}
 
     @classmethod
     def read(cls, folder: Path) -> FittedTrees:
@@ -69,15 +70,14 @@ class FittedTrees:
         try:
             facts = validate_fields(TreeTarget, {name: about[name] for name in ("classes", "values")})
             coding = Coding(**validate_fields(Coding, {name: about[name] for name in ("columns", "categories")}))
-            target = TreeTarget(OBJECTIVES[Task(about["objective"])], **facts)
+            target = TreeTarget(Task(about["objective"]), **facts)
             file = folder / MODEL_FILES[about["library"]]
             raw = read_bytes(file, MAX_MODEL_BYTES)
             if about.get("sha256", "") not in ("", hashlib.sha256(raw).hexdigest()):  # older runs have none
                 raise ValueError("its checksum differs")
             return cls(about["library"], raw, coding, target)
         except (KeyError, ValueError, TypeError, OSError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{file} is damaged ({reason}); write it again with  {command}", code="damaged") from None
+            raise UserError(f"{file} is damaged ({error}); write it again with  {command}", code="damaged") from None
 
     @property
     def classes(self) -> Sequence[str]:
@@ -108,18 +108,7 @@ class FittedTrees:
 
     @cached_property
     def _booster(self) -> Any:
-        try:
-            if self.library == "xgboost":
-                import xgboost
-
-                return xgboost.Booster(model_file=bytearray(self.raw))
-            import lightgbm
-
-            return lightgbm.Booster(model_str=self.raw.decode())
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] != self.library:
-                raise
-            raise UserError(f"{self.library} cannot read these trees: {describe_error(error)}") from None
+        return load_booster(self.library, self.raw)
 
     @property
     def rounds(self) -> int:
@@ -136,13 +125,11 @@ class FittedTrees:
     def _encode(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         columns = self.coding.columns
         if wrong := [row for row in rows if not isinstance(row, Mapping)]:
-            raise UserError(
-                f"{wrong[0]!r:.80} is not a row: trees predict mappings with the columns {join_names(columns, 12)}",
-                code="invalid-value",
-            )
+            message = f"{wrong[0]!r:.80} is not a row: give mappings with the columns {join_names(columns, 12)}"
+            raise UserError(message, code="invalid-value")
         if missing := [name for name in columns if not any(name in row for row in rows)]:
-            found = join_names([str(name) for name in rows[0]], 12)
-            message = f"the rows have no column {join_names(missing)}, which the trees need (found: {found})"
+            given = join_names([str(name) for name in rows[0]], 12)
+            message = f"the rows have no column {join_names(missing)}, which the trees need (found: {given})"
             raise UserError(message, code="unknown-name", key=missing[0])
         block: dict[str, Column] = {}
         for name in columns:
@@ -165,11 +152,7 @@ class FittedTrees:
 
     def export(self, folder: Path) -> None:
         write_atomic(folder / MODEL_FILES[self.library], self.raw)
-        names = {
-            "columns": list(self.coding.columns),
-            "categories": self.coding.categories,
-            "classes": list(self.classes),
-        }
+        names = {**self._columns(), "classes": self.classes}
         write_atomic(folder / "names.json", json.dumps(names, indent=1, ensure_ascii=False) + "\n")
 
     def write_onnx(self, file: Path) -> None:
@@ -179,9 +162,7 @@ class FittedTrees:
 
 
 def _to_words(values: Sequence[Any]) -> Column:
-    return encode_words(
-        ["" if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in values]
-    )
+    return encode_words(["" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values])
 
 
 def _to_numbers(name: str, values: Sequence[Any]) -> np.ndarray:
@@ -190,7 +171,6 @@ def _to_numbers(name: str, values: Sequence[Any]) -> np.ndarray:
         try:
             found[number] = np.nan if value is None or str(value).strip() in MISSING_VALUES else float(value)
         except (TypeError, ValueError, OverflowError):
-            raise UserError(
-                f"row {number + 1}: {name!r} is {value!r:.40}, a number was expected", code="invalid-value", key=name
-            ) from None
+            message = f"row {number + 1}: {name!r} is {value!r:.40}, expected a number"
+            raise UserError(message, code="invalid-value", key=name) from None
     return found

@@ -70,14 +70,13 @@ class TreePasses:
         began, ran = perf_counter(), thread_time()
         self.rounds.train_round(self.done)
         self.done += 1
-        found: dict[str, Any] = {}
-        if self.done in (1, self.most) or self.done % self.train.log_every == 0:
-            found["loss"] = self.rounds.loss()
+        logged = self.done in (1, self.most) or self.done % self.train.log_every == 0
+        loss = {"loss": self.rounds.loss()} if logged else {}
         flagged = self.rounds.any(flag)
         step_s = perf_counter() - began
         waited_s = max(0.0, step_s - (thread_time() - ran)) if self.rank_info.world > 1 else 0.0
         times = {"step_s": step_s, "data_s": 0.0, "comm_s": waited_s, "exposed_s": waited_s}
-        return {**found, **times, "flagged": flagged, "of_samples": self.most * self.samples}
+        return {**loss, **times, "flagged": flagged, "of_samples": self.most * self.samples}
 
     def evaluate(self) -> dict[str, Any]:
         due = self.done == self.most or self.done % (self.train.evaluate_every or DEFAULT_EVALUATE_EVERY) == 0
@@ -111,14 +110,12 @@ class TreePasses:
 
     def equations(self, ranks: int) -> list[str]:
         job, facts, target = self.job, self.job.table.facts, self.job.target
-        predicted = f"{len(target.classes)} classes" if target.classes else target.objective.task.value
-        device = f"{job.threads} thread{'s' * (job.threads > 1)} per rank"
-        if job.device != "cpu":
-            device = f"a CUDA device and {device}"
+        predicted = f"{len(target.classes)} classes" if target.classes else target.task.value
+        device = "a CUDA device and " if job.device != "cpu" else ""
         lines = [
             describe_sharing(self.samples, ranks, "rows"),
             f"{len(facts.columns)} columns, {len(facts.categories)} of them categories; {predicted}",
-            f"{job.model.library}, {device}",
+            f"{job.model.library}, {device}{job.threads} thread{'s' * (job.threads > 1)} per rank",
         ]
         if facts.test_rows:
             every = self.train.evaluate_every or DEFAULT_EVALUATE_EVERY
@@ -150,32 +147,20 @@ class Trees(PassWorkload):
             raise UserError("train.steps is missing: give the number of rounds, as  train.steps=200", key="train.steps")
         self.table = prepare_table(self._data, log)
         target, facts, ranks = self.target, self.table.facts, self.spec.parallel.ranks
-        if ranks > facts.rows:
-            raise UserError(
-                f"parallel.ranks={ranks}: there are {facts.rows} rows; use fewer ranks", key="parallel.ranks"
-            )
+        if ranks > (parts := facts.queries or facts.rows):
+            what = "queries" if facts.queries else "rows"
+            raise UserError(f"parallel.ranks={ranks} for {parts} {what}; use fewer ranks", key="parallel.ranks")
         given = {"train.patience": train.patience, "model.metric": self._model.metric}
-        if not facts.test_rows and (asked := [key for key, value in given.items() if value]):
-            raise UserError(
-                f"{asked[0]}={given[asked[0]]} needs held-out rows; give data.test_fraction or test_path", key=asked[0]
-            )
+        if not facts.test_rows and (keys := [key for key, value in given.items() if value]):
+            raise UserError(f"{keys[0]} needs held-out rows; give data.test_fraction or test_path", key=keys[0])
         load_metric(self._model.metric)
-        self._check_ranking()
-        if self._model.scale_pos_weight != 1 and len(target.classes) != 2:
-            message = f"model.scale_pos_weight={self._model.scale_pos_weight:g} is for two classes; leave it out"
-            raise UserError(message, key="model.scale_pos_weight")
-
-    def _check_ranking(self) -> None:
-        """Reject what depends on the number of ranks: XGBoost divides by each rank's weights of queries."""
-        facts, ranks = self.table.facts, self.spec.parallel.ranks
-        if facts.queries and ranks > facts.queries:
-            message = f"parallel.ranks={ranks}: there are {facts.queries} queries to learn from; use fewer ranks"
-            raise UserError(message, key="parallel.ranks")
-        if facts.queries and self._model.library == "xgboost":
+        if facts.queries and self._model.library == "xgboost":  # which divides by each rank's weights of queries
             wrong = "data.weight" if facts.weighted else "model.subsample" if self._model.subsample < 1 else ""
             if wrong:
-                message = f"{wrong} and data.query: XGBoost normalises them per rank; use  model.library=lightgbm"
+                message = f"{wrong} and data.query: XGBoost normalises per rank; use  model.library=lightgbm"
                 raise UserError(message, code="not-supported", key=wrong)
+        if self._model.scale_pos_weight != 1 and len(target.classes) != 2:
+            raise UserError("model.scale_pos_weight is for two classes; leave it out", key="model.scale_pos_weight")
 
     def sample_count(self) -> int:
         return self.table.facts.rows
@@ -185,14 +170,11 @@ class Trees(PassWorkload):
 
     def suits(self, layout: Layout) -> None:
         if not layout.plain or self.spec.parallel.engine != "torch" or self.spec.parallel.reduce != "exact":
-            message = "workload=trees only spreads rows over ranks: of the section parallel give parallel.ranks alone"
-            raise UserError(message, code="not-supported", key="parallel")
+            raise _not_supported("parallel", ": trees only spread rows over ranks; give parallel.ranks alone")
         if layout.ranks > 1 and self._model.library == "lightgbm":
-            message = f"parallel.ranks={layout.ranks}: the trees of LightGBM would differ; use  model.library=xgboost"
-            raise UserError(message, code="not-supported", key="parallel.ranks")
+            raise _not_supported("parallel.ranks", f"={layout.ranks}: LightGBM has one; use  model.library=xgboost")
         if self._model.library == "lightgbm" and self._data.memory == "disk":
-            message = "data.memory=disk is for model.library=xgboost; leave one of them out"
-            raise UserError(message, code="not-supported", key="data.memory")
+            raise _not_supported("data.memory", "=disk is for model.library=xgboost; leave one of them out")
 
     def passes(self, device: Any) -> TreePasses:
         spec = self.spec
@@ -229,8 +211,11 @@ def _reject_gradient_keys(train: Train) -> None:
     if others := [name for name in given if name not in USED_TRAIN_KEYS]:
         name, value = others[0], getattr(train, others[0])
         hint = f"type  model.learning_rate={value}" if name == "lr" else "leave it out"
-        message = f"train.{name}={value} is for models that learn by gradients; {hint}"
-        raise UserError(message, code="not-supported", key=f"train.{name}")
+        raise _not_supported(f"train.{name}", f"={value} is for models that learn by gradients; {hint}")
+
+
+def _not_supported(key: str, reason: str) -> UserError:
+    return UserError(f"{key}{reason}", code="not-supported", key=key)
 
 
 def _choose_tree_device(library: str, device: Any, required: bool) -> str:

@@ -1,8 +1,7 @@
 """Rounds of XGBoost whose trees are the same on any number of ranks, bit for bit.
 
-Bins are those that XGBoost finds in a table of rows that every rank has: all of them or, of a long table, those that a
-hash of their numbers chooses. Each rank bins its own rows by them (`ref`), and histograms are summed over ranks in
-double precision. The rows and columns of a round are drawn by number, so that they are the same after a restart.
+Every rank finds the bins in the same rows, of a long table those that a hash of their numbers chooses, and bins its
+own rows by them (`ref`). Histograms are summed over ranks in double precision. Rows and columns are drawn by number.
 """
 
 from __future__ import annotations
@@ -38,14 +37,13 @@ from paceline.workloads.trees.table import Coding
 
 PAGE_BYTES = 1 << 27
 PREDICTED_ROWS = 1 << 14
+PARAMETERS = ["learning_rate", "max_depth", "max_leaves", "min_child_weight", "reg_lambda", "max_bin", "gamma"]
+PARAMETERS += ["reg_alpha", "max_delta_step", "colsample_bytree", "grow_policy"]
 ROWS, COLUMNS = 11, 12
 
 
 class XGBoostNetwork:
-    """XGBoost's own network between the ranks, over which it sums histograms.
-
-    While it is up even building a matrix is a collective: leave before one rank works alone.
-    """
+    """XGBoost's own network, over which it sums histograms. While it is up, even building a matrix is a collective."""
 
     def __init__(self, rank_info: RankInfo, timeout_s: float) -> None:
         self.rank_info, self.timeout_s = rank_info, timeout_s
@@ -90,8 +88,8 @@ class XGBoostNetwork:
         except XGBoostError as error:
             if self.rank_info.world == 1:
                 raise
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reason = next((line for line in lines if "timed out" in line), lines[0] if lines else "")
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+            reason = next((line for line in lines if "timed out" in line), lines[0])
             raise RuntimeError(f"connection closed by peer: {reason}") from None
 
 
@@ -111,12 +109,10 @@ def _mute_stdout() -> Iterator[None]:
 
 
 def build_xgboost_parameters(model: TreesModel, device: str = "cpu") -> dict[str, Any]:
-    names = ("learning_rate", "max_depth", "max_leaves", "min_child_weight", "reg_lambda", "max_bin")
-    given = {name: getattr(model, name) for name in names if getattr(model, name) is not None}
-    always = ("gamma", "reg_alpha", "max_delta_step", "colsample_bytree", "grow_policy")
+    given = {name: value for name in PARAMETERS if (value := getattr(model, name)) is not None}
     if model.scale_pos_weight != 1:
         given["scale_pos_weight"] = model.scale_pos_weight
-    return {"tree_method": "hist", "device": device, **given, **{name: getattr(model, name) for name in always}}
+    return {"tree_method": "hist", "device": device, **given}
 
 
 class XGBoostRounds:
@@ -130,7 +126,7 @@ class XGBoostRounds:
             "eval_metric": target.objective.xgboost_loss,
             "nthread": job.threads,
             "seed": job.seed,
-            **({"num_class": target.outputs} if target.objective.task is Task.CLASSES else {}),
+            **({"num_class": target.outputs} if target.task is Task.CLASSES else {}),
         }
         self.names, self.kinds = describe_columns(facts)
         self.parameters["base_score"] = self._compute_base_score()
@@ -178,7 +174,7 @@ class XGBoostRounds:
     def loss(self) -> float:
         """Sum the losses of the cached margins, which takes a tenth of the time of XGBoost's own evaluation."""
         target = self.job.target
-        if target.objective.task is Task.RANKING:
+        if target.task is Task.RANKING:
             with self.network.translate_errors():
                 line = str(self.booster.eval_set([(self.matrix, "train")]))
             return 1 - float(line.rpartition(":")[2])
@@ -215,12 +211,9 @@ class XGBoostRounds:
             self.matrix.set_info(feature_weights=chosen)
 
     def _compute_base_score(self) -> str:
-        """Return XGBoost's base score on one rank, from a row for each class or one with the mean label.
-
-        A ranking is the same with any: XGBoost's own is the rounding error of a sum over ranks.
-        """
+        """Return XGBoost's base score on one rank, from a row for each class or one with the mean label."""
         target, totals = self.job.target, self.job.table.facts.totals
-        if target.objective.task is Task.RANKING:
+        if target.task is Task.RANKING:
             return "0"
         labels = np.arange(len(target.classes)) if target.classes else [totals["mean"]]
         weights = totals["weights"] if target.classes else [1.0]
@@ -233,11 +226,9 @@ class XGBoostRounds:
 
     def _build_matrix(self) -> Any:
         job = self.job
-        options = {
-            "enable_categorical": True,
-            "nthread": job.threads,
-            **({"max_bin": job.model.max_bin} if job.model.max_bin else {}),
-        }
+        options = {"enable_categorical": True, "nthread": job.threads}
+        if job.model.max_bin:
+            options["max_bin"] = job.model.max_bin
         columns = {"feature_types": self.kinds, "feature_names": self.names}
         few, weights = job.table.bin_rows()
         facts = job.table.facts

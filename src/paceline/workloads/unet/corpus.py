@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,13 +35,11 @@ from paceline.workloads.unet.sections import ImageData
 
 FORMAT = 1
 META = "meta.json"
-IGNORED = 255
-"""Label of a pixel that does not count."""
+IGNORED = 255  # label of a pixel that does not count
 SPLITS = ("train", "test")
 ARRAYS = ("images", "masks", "sizes")
 
-ImagePair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-"""An image [H, W, C] and its mask [H, W]."""
+ImagePair = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # an image [H, W, C] and its mask [H, W]
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ class ImageSplit:
 class ImageCorpus:
     folder: Path
     fingerprint: str
-    channels: int
-    classes: tuple[str, ...]
+    kind: ImageKind
     train: ImageSplit
     test: ImageSplit
 
@@ -92,7 +90,7 @@ class ImageCorpus:
 
 
 def prepare_images(source: PairSource, name: str, cache: Path, log: LogFn, verify: bool = True) -> ImageCorpus:
-    """Return the corpus of a source from the cache, or build it; `verify` as for `TokenisedCorpus.prepare`."""
+    """Return the corpus from the cache, or build it; `verify` as for `TokenisedCorpus.prepare`."""
     fingerprint = source.fingerprint()
     folder = cache.expanduser().absolute() / f"images-{name}-{fingerprint[:16]}"
     return prepare_entry(folder, partial(_find, folder), lambda new: _build(source, fingerprint, new, log), log, verify)
@@ -106,7 +104,7 @@ def _find(folder: Path, log: LogFn, verify: bool) -> ImageCorpus | None:
         if verify:
             verify_entry(folder, read_facts(folder / META)["files"])
         return corpus
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedEntry) as damage:
+    except (OSError, ValueError, KeyError, TypeError, DamagedEntry) as damage:
         log(f"images: the cached {folder} is damaged ({damage}); preparing it again")
     return None
 
@@ -115,49 +113,36 @@ def open_image_corpus(folder: Path) -> ImageCorpus:
     meta = read_facts(folder / META)
     if meta["format"] != FORMAT:
         raise DamagedEntry(f"format {meta['format']}")
-    for name, facts in meta["files"].items():
-        if (folder / name).stat().st_size != facts["bytes"]:
-            raise DamagedEntry(f"{name} has another size")
     splits = {}
     for split in SPLITS:
         pixels, labels, sizes = (map_array(folder / f"{split}.{name}.npy") for name in ARRAYS)
         sizes = sizes.reshape(-1, 2)
         areas = sizes.prod(axis=1)
         splits[split] = ImageSplit(pixels, labels, sizes, np.cumsum(areas) - areas, meta["channels"])
-    return ImageCorpus(folder, meta["fingerprint"], meta["channels"], tuple(meta["classes"]), **splits)
+    return ImageCorpus(folder, meta["fingerprint"], ImageKind(meta["channels"], tuple(meta["classes"])), **splits)
 
 
 def _build(source: PairSource, fingerprint: str, folder: Path, log: LogFn) -> None:
     files: dict[str, Any] = {}
     counts = []
     for split in SPLITS:
-        paths = [folder / f"{split}.{name}.npy" for name in ARRAYS]
-        with (
-            ArrayWriter(paths[0], np.uint8) as images,
-            ArrayWriter(paths[1], np.uint8) as masks,
-            ArrayWriter(paths[2], np.int64) as sizes,
-        ):
+        with ExitStack() as stack:
+            paths = [folder / f"{split}.{name}.npy" for name in ARRAYS]
+            kinds = zip(paths, (np.uint8, np.uint8, np.int64), strict=True)
+            writers = [stack.enter_context(ArrayWriter(path, kind)) for path, kind in kinds]
             for image, mask in source.pairs(split):
-                images.append(image.reshape(-1))
-                masks.append(mask.reshape(-1))
-                sizes.append(np.array(mask.shape))
-        if not sizes.length:
+                for writer, values in zip(writers, (image, mask, np.array(mask.shape)), strict=True):
+                    writer.append(values.reshape(-1))
+        if not (count := writers[-1].length // 2):
             raise invalid_data(f"the {split} split has no images; give more, or another data.test_fraction")
-        counts.append(f"{sizes.length // 2:,} {'training' if split == 'train' else 'test'}")
-        files |= {writer.path.name: writer.facts for writer in (images, masks, sizes)}
-    meta = {
-        "format": FORMAT,
-        "fingerprint": fingerprint,
-        "channels": source.channels,
-        "classes": list(source.classes),
-        "files": files,
-    }
-    write_synced(folder / META, json.dumps(add_seal(meta), indent=1).encode())
+        counts.append(f"{count:,} {'training' if split == 'train' else 'test'}")
+        files |= {writer.path.name: writer.facts for writer in writers}
+    about = {"format": FORMAT, "fingerprint": fingerprint, "channels": source.channels, "classes": source.classes}
+    write_synced(folder / META, json.dumps(add_seal({**about, "files": files}), indent=1).encode())
     log(f"images: {' and '.join(counts)} images in {len(source.classes)} classes prepared")
 
 
-ImageBatch = tuple[Tensor, Tensor]
-"""Images [B, C, size, size] and masks [B, size, size], as bytes."""
+ImageBatch = tuple[Tensor, Tensor]  # images [B, C, size, size] and masks [B, size, size], as bytes
 OUTLINE_SIDE, LOWEST_SIDE = 32, 2  # pixels of the images that a plan runs, and of their lowest level
 
 
@@ -169,25 +154,12 @@ class ImageSummary:
     assumptions: tuple[str, ...] = ()
 
 
-class BlankImages:
-    def __init__(self, count: int, channels: int, size: int) -> None:
-        self.count, self.channels, self.size = count, channels, size
-
-    def __len__(self) -> int:
-        return self.count
-
-    def cost(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.ones(len(ids))
-
-    def batch(self, ids: NDArray[np.int64], keys: NDArray[np.int64]) -> ImageBatch:
-        shape = len(ids), self.channels, self.size, self.size
-        return torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape[:1] + shape[2:], dtype=torch.uint8)
-
-
 def build_outline(seen: ImageSummary, size: int, depth: int) -> Outline:
+    """Return black images, smaller than real ones, that take no memory."""
     small = min(size, max(OUTLINE_SIDE, LOWEST_SIDE * 2**depth))
-    samples = BlankImages(seen.train, seen.kind.channels, small)
-    return Outline(samples, seen.tiles, (size / small) ** 2, seen.assumptions)
+    black = torch.zeros((), dtype=torch.uint8)
+    images = black.expand(seen.train, seen.kind.channels, small, small), black.expand(seen.train, small, small)
+    return Outline(images, seen.tiles, (size / small) ** 2, seen.assumptions)
 
 
 TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(CHANGES := 5)  # what a key decides of a crop
@@ -202,10 +174,9 @@ class Tiles:
     def __init__(self, images: ImageSplit, size: int) -> None:
         self.images, self.size = images, size
         self.places = [
-            (index, *down, *right)
+            (index, *offsets)
             for index, (height, width) in enumerate(images.sizes.tolist())
-            for down in tile_offsets(height, size)
-            for right in tile_offsets(width, size)
+            for offsets in iter_tiles(height, width, size)
         ]
         self.pictured = np.array([i for i, (_, _, above, _, before) in enumerate(self.places) if not above + before])
 
@@ -243,11 +214,8 @@ class Crops(Tiles):
     def pair(self, index: int, key: int) -> ImagePair:
         drawn = draw_fractions(np.uint64(key), 0, CHANGES)
         image, mask = self.images.pair(index)
-        top, left = (
-            int(drawn[which] * (max(0, side - self.size) + 1))
-            for which, side in zip((TOP, LEFT), mask.shape, strict=True)
-        )
-        image, mask = cut_window(image, mask, top, left, self.size)
+        free = [max(0, side - self.size) + 1 for side in mask.shape]
+        image, mask = cut_window(image, mask, int(drawn[TOP] * free[0]), int(drawn[LEFT] * free[1]), self.size)
         if self.data.flip != "none" and drawn[ACROSS] < 0.5:
             image, mask = image[:, ::-1], mask[:, ::-1]
         if self.data.flip == "both" and drawn[UPSIDE_DOWN] < 0.5:
@@ -271,11 +239,12 @@ def make_crops(images: ImageSplit, data: ImageData) -> Crops:
     return Crops(images, data) if random else WholeImages(images, data)
 
 
-def tile_offsets(length: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield (begin of a tile, how many of its pixels the one before has shown) along one side of an image."""
-    for begin in range(0, max(length, 1), size):
-        moved = max(0, min(begin, length - size))
-        yield moved, begin - moved
+def iter_tiles(height: int, width: int, size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (top, rows that the tile above has shown, left, columns that the tile before has shown)."""
+    for top in range(0, max(height, 1), size):
+        for left in range(0, max(width, 1), size):
+            up, back = max(0, min(top, height - size)), max(0, min(left, width - size))
+            yield up, top - up, back, left - back
 
 
 def cut_window(image: NDArray[np.uint8], mask: NDArray[np.uint8], top: int, left: int, size: int) -> ImagePair:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from paceline.config.registry import describe_error
 from paceline.data.files import hash_files, hash_text, hash_value, invalid_data, missing_path_error
 from paceline.data.npz import UNREADABLE
+from paceline.errors import join_names
 from paceline.io.safe_open import check_regular
 from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair, ImageSummary
 from paceline.workloads.unet.sections import ImageData
@@ -71,7 +72,7 @@ class FolderSource:
             if sum(map(math.prod, sides)) > MAX_PIXELS:
                 break
         classes = 2 if values <= {0, IGNORED} else max(2, max(values - {IGNORED}) + 1)
-        tiles = np.mean([math.prod(-(-side // self.size) for side in one) for one in sides])
+        tiles = np.mean([math.prod(-(-side // self.size) for side in pair) for pair in sides])
         assumed = f"{classes} classes, and images as large, as in {len(sides)} of {len(self.all):,} pairs"
         return ImageSummary(
             ImageKind(self.channels, tuple(map(str, range(classes)))),
@@ -85,8 +86,7 @@ class FolderSource:
             sides = " and its mask ".join(f"{width} × {height}" for height, width in (shape[:2], mask.shape))
             raise invalid_data(f"{image_file}: the image has {sides} pixels; they must be the same")
         if self.channels not in (0, shape[2]):
-            other = f"{self.all[0][0].name} has {self.channels}"
-            raise invalid_data(f"{image_file} has {shape[2]} channels and {other}; save all in grey or all in colour")
+            raise invalid_data(f"{image_file} has {shape[2]} channels, others {self.channels}; convert one of them")
         self.channels = shape[2]
 
     def _find_classes(self) -> None:
@@ -101,7 +101,7 @@ class FolderSource:
         if highest < 1:
             raise invalid_data(f"{folder}: all masks have one class; there must be two")
         if highest + 1 > 2 * len(values):
-            shown = ", ".join(map(str, sorted(values)[:8]))
+            shown = join_names([*map(str, sorted(values))], 8)
             raise invalid_data(f"{folder}: the masks have the values {shown}; number classes 0, 1, 2 without gaps")
         self.classes = tuple(map(str, range(highest + 1)))
 
@@ -110,9 +110,7 @@ def find_pairs(folder: Path, key: str) -> list[tuple[Path, Path]]:
     folder = folder.expanduser()
     images, masks = (_list_by_name(folder / part, key) for part in ("images", "masks"))
     if lonely := sorted(images.keys() ^ masks.keys()):
-        has, lacks = ("images", "masks") if lonely[0] in images else ("masks", "images")
-        more = f" ({len(lonely) - 1} more like it)" if len(lonely) > 1 else ""
-        raise invalid_data(f"{key}={folder}: {has}/{lonely[0]} has no {lacks}/{lonely[0]} beside it{more}", key)
+        raise invalid_data(f"{key}={folder}: only one of image and mask for {join_names(lonely)}", key)
     return [(images[name], masks[name]) for name in sorted(images)]
 
 
@@ -180,7 +178,5 @@ def _open_image(file: Path) -> Iterator[NDArray[Any] | Image.Image]:
         else:
             with Image.open(file) as picture:
                 yield picture
-    except IsADirectoryError:
-        raise invalid_data(f"{file} is a folder; name the images in it:  {file}/*.png") from None
     except (OSError, *UNREADABLE, Image.DecompressionBombError) as error:
         raise invalid_data(f"{file} cannot be read as an image: {describe_error(error)}") from None

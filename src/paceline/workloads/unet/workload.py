@@ -29,9 +29,9 @@ from paceline.workloads.unet.corpus import (
     ImageKind,
     Tiles,
     build_outline,
+    iter_tiles,
     make_crops,
     prepare_images,
-    tile_offsets,
 )
 from paceline.workloads.unet.folder import FolderSource, read_image
 from paceline.workloads.unet.metrics import compute_losses, compute_scores, count_confused_pixels, draw_side_by_side
@@ -110,7 +110,7 @@ class Segmentation(Workload):
     def kind(self) -> ImageKind:
         """Channels and classes; of an opened run those that it kept, as its images may be gone."""
         if self.kept is None:
-            return ImageKind(self.corpus.channels, self.corpus.classes)
+            return self.corpus.kind
         try:
             return ImageKind(**validate_fields(ImageKind, read_json(self.kept / KEPT)))
         except (TypeError, ValueError, KeyError) as error:
@@ -135,10 +135,10 @@ class Segmentation(Workload):
         return [*net.down, *net.join]
 
     def suits(self, layout: Layout) -> None:
-        if layout.tensor > 1 or layout.pipeline > 1:
-            name = "tensor" if layout.tensor > 1 else "pipeline"
-            given = f"parallel.{name}={getattr(layout, name)}"
-            raise UserError(f"{given}: not supported for a UNet; use parallel.strategy=ddp", code="not-supported")
+        for axis in ("tensor", "pipeline"):
+            if getattr(layout, axis) > 1:
+                message = f"parallel.{axis}={getattr(layout, axis)}: not supported; use parallel.strategy=ddp"
+                raise UserError(message, code="not-supported")
         on_cpu = self.spec.parallel.device == "cpu" or not torch.cuda.is_available()
         if self.shape.norm == "sync_batch" and layout.ranks > 1 and on_cpu:
             raise UserError("model.norm=sync_batch needs CUDA; use model.norm=group", code="not-supported")
@@ -165,16 +165,18 @@ class Segmentation(Workload):
         return {"image_truth_found": draw_side_by_side(*(part.cpu().numpy() for part in parts))}
 
     def encode(self, inputs: Sequence[Any]) -> list[Tensor]:
-        if any(isinstance(one, Mapping) for one in inputs):
-            raise UserError("this model takes images, not the rows of a table; give image files")
-        images = [read_image(Path(one)) if isinstance(one, str | Path) else np.asarray(one) for one in inputs]
-        images = [one if one.ndim == 3 else one[..., None] for one in images]
-        for number, (given, one) in enumerate(zip(inputs, images, strict=True), 1):
-            if one.ndim != 3 or not one.size or one.shape[2] != self.kind.channels or one.dtype != np.uint8:
-                name = given if isinstance(given, str | Path) else f"image {number}"
-                expected = f"expected 8 bits and {self.kind.channels} channel{'s' * (self.kind.channels > 1)}"
-                raise invalid_data(f"{name} has {one.dtype} values of shape {list(one.shape)}; {expected}")
-        return [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
+        images, channels = [], self.kind.channels
+        for number, given in enumerate(inputs, 1):
+            if isinstance(given, Mapping):
+                raise UserError("this model takes images, not the rows of a table; give image files")
+            file = isinstance(given, str | Path)
+            image = read_image(Path(given)) if file else np.asarray(given)
+            image = image if image.ndim == 3 else image[..., None]
+            if image.ndim != 3 or not image.size or image.shape[2] != channels or image.dtype != np.uint8:
+                found = f"{given if file else f'image {number}'} has {image.dtype} values of shape {list(image.shape)}"
+                raise invalid_data(f"{found}; expected 8 bits and {channels} channel{'s' * (channels > 1)}")
+            images.append(torch.from_numpy(image.transpose(2, 0, 1).copy()))
+        return images
 
     def predict(self, model: nn.Module, batch: Sequence[Tensor]) -> Mapping[str, Any]:
         """Return for each image its mask, the share of each class, and the mean probability of its pixels."""
@@ -195,14 +197,13 @@ class Segmentation(Workload):
     def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
         size, (height, width) = self.images.size, image_CHW.shape[1:]
         mask, sure = image_CHW.new_zeros((height, width)), 0.0
-        for top, above in tile_offsets(height, size):
-            for left, before in tile_offsets(width, size):
-                part = image_CHW[:, top : top + size, left : left + size]
-                rows, columns = part.shape[1:]
-                logits = model(F.pad(part, (0, size - columns, 0, size - rows))[None])
-                chances, classes = to_at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
-                mask[top + above : top + rows, left + before : left + columns] = classes.to(torch.uint8)
-                sure += float(chances.sum())
+        for top, above, left, before in iter_tiles(height, width, size):
+            part = image_CHW[:, top : top + size, left : left + size]
+            rows, columns = part.shape[1:]
+            logits = model(F.pad(part, (0, size - columns, 0, size - rows))[None])
+            chances, classes = to_at_least_fp32(logits)[0, :, above:rows, before:columns].softmax(0).max(0)
+            mask[top + above : top + rows, left + before : left + columns] = classes.to(torch.uint8)
+            sure += float(chances.sum())
         return mask, sure / (height * width)
 
     def _names(self, mask: NDArray[np.uint8]) -> str:

@@ -111,10 +111,6 @@ def test_what_the_data_are_not_there_to_say_is_assumed_and_listed():
     assert "as in the original AG News" in found.assumptions[0]
     told = build_cost_model(classifier(), samples=1000, tokens=20)
     assert (told.samples, told.units_per_sample, told.steps) == (1000, 20, 8)
-
-
-def test_the_fullest_batch_is_between_the_mean_and_the_longest():
-    found = build_cost_model(classifier())
     lengths = found.lengths
     assert lengths.fullest_batch_ratio(1) > lengths.fullest_batch_ratio(128) > 1
     assert lengths.fullest_batch_ratio(1) <= lengths.longest_ratio

@@ -25,15 +25,8 @@ DISTILBERT = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80}
 EXPERTS = {"num_local_experts": 6, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 EXPERTS |= {"shared_expert_intermediate_size": 56}
 SIZES = {**SIDES, **EXPERTS, **HEADS, **GPT2, **DISTILBERT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-LLAMA_7B = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "tie_word_embeddings": False,
-}
+LLAMA_7B = {"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008}
+LLAMA_7B |= {"num_hidden_layers": 32, "num_attention_heads": 32, "tie_word_embeddings": False}
 
 
 def saved_config(kind, folder, **more):
@@ -129,10 +122,7 @@ def test_frozen_weights_have_neither_gradients_nor_states(tmp_path):
         (["--hf", "FOLDER/llama.json"], "has no 'hidden_size'"),
         (["--lora", "8"], "--lora needs --hf"),
         (["--hf", "FOLDER/llama.json", "run.yaml"], "--hf replaces a run file"),
-        (
-            ["--hf", "FOLDER/llama.json", "--lora", "many"],
-            "model.lora_rank: 'many' is not a whole number (command line)",
-        ),
+        (["--hf", "FOLDER/llama.json", "--lora", "many"], "model.lora_rank: 'many'"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_one_line(words, said, tmp_path, capsys):
@@ -183,8 +173,7 @@ def test_frozen_parts_have_no_gradients_and_no_states(kind, task, tmp_path):
 
 
 def drawn(spec):
-    workload = build_workload(spec)
-    return workload.model()
+    return build_workload(spec).model()
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])

@@ -74,6 +74,8 @@ def test_from_pretrained_reads_what_is_exported(tuned, tmp_path):
     assert ids[0][0] == 1, "as the folder's own tokenizer.json marks a text"
     torch.testing.assert_close(logits(there, ids), logits(model, ids), rtol=0, atol=0)
     assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors"), "it is shared"
+    with pytest.raises(UserError, match="paceline export"):
+        paceline.open(tuned.path).predict(["good"])
 
 
 def test_adapters_leave_the_base_as_it_was(adapted, hf):
@@ -100,12 +102,8 @@ def test_a_base_in_bf16_stays_so_and_gives_the_same_losses(hf, run_file, tmp_pat
     assert '"bfloat16"' in config
     (wide / "config.json").write_text(config.replace('"bfloat16"', '"float32"'))
     given = {"model.lora_rank": 2, "train.precision": "bf16"}
-    result, other = (
-        train(
-            run_file("llama_bf16", **given, **{"model.init_from": str(start), "name": start.name}), tmp_path, show=False
-        )
-        for start in (hf / "llama_bf16", wide)
-    )
+    starts = [{"model.init_from": str(start), "name": start.name} for start in (hf / "llama_bf16", wide)]
+    result, other = (train(run_file("llama_bf16", **given, **start), tmp_path, show=False) for start in starts)
     losses = [[e["loss"] for e in read_events(RunDir(r.path).events_file(0), "step")] for r in (result, other)]
     assert losses[0] == losses[1]
     weights, base = result.weights(), load_file(hf / "llama_bf16" / "model.safetensors")
@@ -117,11 +115,6 @@ def test_a_base_in_bf16_stays_so_and_gives_the_same_losses(hf, run_file, tmp_pat
     ids = [list(range(5, 25))]
     ours = logits(paceline.open(result.path).model, ids)
     torch.testing.assert_close(logits(merged, ids), ours, rtol=1e-5, atol=1e-5)
-
-
-def test_a_language_model_names_no_classes(tuned):
-    with pytest.raises(UserError, match="paceline export"):
-        paceline.open(tuned.path).predict(["good"])
 
 
 def test_a_run_goes_on_without_the_folder_it_began_with(hf, run_file, tmp_path):

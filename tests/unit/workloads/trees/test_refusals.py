@@ -31,7 +31,7 @@ def reject(tmp_path, text, given=(), name="table.csv"):
     ("text", "given", "key", "shown"),
     [
         (CLEAN, {"data.label": "Y"}, "data.label", "a, b, town, y"),
-        (CLEAN.replace("yes", "no"), {}, "data.label", "every row has no"),
+        (CLEAN.replace("yes", "no"), {}, "data.label", "data.label=y"),
         (CLEAN, NO_WORDS, "data.categories", "data.categories=[town]"),
         (CLEAN, {"data.categories": ["town", "city"]}, "data.categories", "city"),
         (CLEAN, {"data.categories": ["town", "y"]}, "data.label", "'y'"),
@@ -44,6 +44,8 @@ def reject(tmp_path, text, given=(), name="table.csv"):
         (CLEAN, {"data.query": "y"}, "data.label", "'y'"),
         (CLEAN, {"model.objective": "rank:ndcg"}, "model.objective", "data.query=COLUMN"),
         (CLEAN, {"train.lr": 0.1}, "train.lr", "model.learning_rate=0.1"),
+        (CLEAN, {"model.metric": "nowhere.py:cost"}, "model.metric", "nowhere.py"),
+        (CLEAN, {"model.metric": "math:cost"}, "model.metric", "math"),
         (CLEAN, {"model.metric": "statistics:mean"}, "model.metric", "(labels, predictions)"),
         (CLEAN, {"model.metric": "math:cos", "data.test_fraction": 0}, "model.metric", "test_fraction"),
         (CLEAN, {"train.patience": 2, "data.test_fraction": 0}, "train.patience", "test_fraction"),
@@ -78,17 +80,12 @@ def test_the_error_names_the_key_and_the_place(tmp_path, text, given, key, shown
     assert shown in str(error)
 
 
-@pytest.mark.parametrize("reference", ["nowhere.py:cost", "math:cost"])
-def test_a_metric_that_does_not_exist(tmp_path, reference):
-    assert reference.split(":")[0] in str(reject(tmp_path, CLEAN, {"model.metric": reference}))
-
-
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
         ({"eta": 0.1}, "model.learning_rate=0.1"),
         ({"n_estimators": 50}, "train.steps"),
-        ({"colsample_bynode": 0.5}, "model.colsample_bytree"),
+        ({"colsample_bynode": 0.5}, "model.colsample_bynode"),
         ({"max_deph": 3}, "max_depth"),
         ({"subsample": 0}, "subsample"),
         ({"min_child_samples": 3}, "model.min_child_samples"),
@@ -102,13 +99,9 @@ def test_parameters_are_checked_before_the_table_is_read(given, shown):
 
 def test_a_test_table_with_a_new_class_or_without_a_column(tmp_path):
     test = tmp_path / "test.csv"
-    test.write_text(CLEAN.replace("yes", "maybe"))
-    error = reject(tmp_path, CLEAN, {"data.test_path": str(test)})
-    assert error.key == "data.label"
-    assert "'maybe'" in str(error)
-    test.write_text(CLEAN.replace("b,", "c,", 1))
-    error = reject(tmp_path, CLEAN, {"data.test_path": str(test)})
-    assert (error.code, error.key) == ("unknown-name", "data.test_path")
+    for text, key in ((CLEAN.replace("yes", "maybe"), "data.label"), (CLEAN.replace("b,", "c,", 1), "data.test_path")):
+        test.write_text(text)
+        assert reject(tmp_path, CLEAN, {"data.test_path": str(test)}).key == key
 
 
 @pytest.mark.parametrize(

@@ -69,17 +69,14 @@ def test_the_loss_of_a_sample_is_its_own():
     assert float(each[0]) == pytest.approx(float(entropy) + 1 - np.mean(dice))
 
 
-def test_scores_of_a_known_table():
+def test_scores_of_a_known_table_of_a_perfect_and_an_empty_answer(small):
     truth = torch.tensor([[[0, 0, 1, 1], [1, 1, 2, IGNORED]]], dtype=torch.uint8)
     found = torch.tensor([[[0, 1, 1, 1], [1, 0, 0, 2]]])
     assert compute_scores(count_confused_pixels(found, truth, 4).numpy()) == pytest.approx(
         {"dice": (6 / 8 + 0) / 2, "iou": (3 / 5 + 0) / 2, "accuracy": 4 / 7, "background": 2 / 7}
     )
 
-
-def test_a_perfect_and_an_empty_answer(small):
     _, masks = small.data("test").batch(np.arange(1), np.zeros(1, np.int64))
-
     perfect, empty = (
         compute_scores(count_confused_pixels(found, masks, 11).numpy()) for found in (masks, torch.zeros_like(masks))
     )
@@ -103,14 +100,14 @@ def test_prediction_is_what_evaluation_finds(small):
     named = [words.split(":")[0] for words in found["found"][0].split(", ")]
     assert set(named) == {small.classes()[k] for k in np.unique(expected) if k and (expected == k).mean() >= 0.001}
     assert 0 < found["sure"][0] <= 1
-    with pytest.raises(UserError, match="image 2 has uint8"):
-        small.encode([image, np.zeros((8, 8, 3), np.uint8)])
-    with pytest.raises(UserError, match="is a folder"):
-        small.encode(["."])
-    with pytest.raises(UserError, match=r"shape \[0, 8, 1\]"):
-        small.encode([np.zeros((0, 8), np.uint8)])
-    with pytest.raises(UserError, match="not the rows of a table"):
-        small.encode([{"text": "a"}])
+    for wrong, said in (
+        (np.zeros((8, 8, 3), np.uint8), "image 2 has uint8"),
+        (".", "cannot be read"),
+        (np.zeros((0, 8), np.uint8), r"shape \[0, 8, 1\]"),
+        ({"text": "a"}, "not the rows of a table"),
+    ):
+        with pytest.raises(UserError, match=said):
+            small.encode([image, wrong])
 
 
 def test_what_a_run_keeps_is_enough_to_use_it(small, tmp_path):
