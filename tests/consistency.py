@@ -128,19 +128,15 @@ def written_run(folder: Path, name: str, spec, by_rank: list[list[dict]]) -> Run
 def measured(folder: Path, made):
     values, step_s, rows, repeats, price = made
     spec, batch = build_spec(values), values["train"]["global_batch"]
-    label = {row.ranks: f"{row.ranks} rank{'s' * (row.ranks > 1)}" for row in rows}
-    specs = {label[row.ranks]: spec.replace({"parallel.ranks": row.ranks, "train.steps": STEPS}) for row in rows}
-    made_rows = []
+    made_rows, specs = [], {}
     for row in rows:
-        alone_s = step_s if row.ranks == 1 else step_s / row.ranks * row.over_ideal
-        runs = [
-            written_run(
-                folder, f"{row.ranks}-{i}", specs[label[row.ranks]], events_of(row, alone_s * row.noise[i], batch)
-            )
-            for i in range(repeats)
-        ]
+        label = f"{row.ranks} rank{'s' * (row.ranks > 1)}"
+        specs[label] = spec.replace({"parallel.ranks": row.ranks, "train.steps": STEPS})
+        own_s = step_s if row.ranks == 1 else step_s / row.ranks * row.over_ideal
+        events = [events_of(row, own_s * row.noise[i], batch) for i in range(repeats)]
+        runs = [written_run(folder, f"{row.ranks}-{i}", specs[label], by_rank) for i, by_rank in enumerate(events)]
         times, layout = [read_run_times(run) for run in runs], BatchLayout(f"{batch} global", batch)
-        made_rows.append(combine_repeats(label[row.ranks], row.ranks, times, layout, [run.name for run in runs]))
+        made_rows.append(combine_repeats(label, row.ranks, times, layout, [run.name for run in runs]))
     state = {"format": FORMAT, "name": "made", "kind": "strong", "steps": STEPS, "spec": spec.dump(), "load": 0.0}
     state |= {"environment": {"cores": CORES}, "done": {}, "failed": {}}
     found = build_measurement(folder, state, made_rows, values["train"]["steps"] * batch, price, specs)

@@ -75,7 +75,7 @@ def comm_twice(spec, out):
 def links_between_hosts(sizes_bytes):
     """As on one host for each rank."""
     with mock.patch("socket.gethostname", return_value=f"host{os.environ['RANK']}"):
-        return time_collectives(sizes_bytes, 1)
+        return time_collectives(sizes_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +84,8 @@ def file_of(tmp_path_factory):
     (folder / "work.py").write_text(textwrap.dedent(WORKLOAD))
 
     def written(kind):
-        file = folder / f"{kind}.yaml"
-        file.write_text(
-            f"name: {kind.lower()}\nworkload: work.py:{kind}\n"
-            "train: {epochs: 3, global_batch: 40, lr: 0.05}\nparallel: {threads: 1}\n"
-        )
+        file, head = folder / f"{kind}.yaml", f"name: {kind.lower()}\nworkload: work.py:{kind}\n"
+        file.write_text(f"{head}train: {{epochs: 3, global_batch: 40, lr: 0.05}}\nparallel: {{threads: 1}}\n")
         return file
 
     return written
@@ -189,7 +186,7 @@ def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
 
 
 def test_links_between_two_ranks():
-    links = run_ranks(time_collectives, ((1_000, 100_000, 4_000_000), 1), 2)[0]
+    links = run_ranks(time_collectives, ((1_000, 100_000, 4_000_000),), 2)[0]
     assert [link.collective for link in links] == list(COLLECTIVES)
     for link in links:
         assert len(link.seconds) == 3

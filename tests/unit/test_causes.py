@@ -94,33 +94,20 @@ class Unused(Plain):
 def own(tmp_path_factory):
     file = tmp_path_factory.mktemp("own") / "models.py"
     file.write_text(textwrap.dedent(MODELS))
-    return lambda kind: build_spec(
-        {
-            "workload": f"{file}:{kind}",
-            "train": {"steps": 2, "global_batch": 12},
-            "parallel": {"threads": 1, "timeout_s": 120, "device": "cpu"},
-        }
-    )
+    values = {"train": {"steps": 2, "global_batch": 12}, "parallel": {"threads": 1, "timeout_s": 120, "device": "cpu"}}
+    return lambda kind: build_spec({"workload": f"{file}:{kind}", **values})
 
 
 @pytest.mark.parametrize(
     ("kind", "cause", "named"),
     [
         ("BatchNorm", LayoutCause.BATCH_STATISTICS, r"middle\.0 \(BatchNorm1d\): .*use GroupNorm"),
-        (
-            "SyncBatchNorm",
-            LayoutCause.SYNCHRONISED_STATISTICS,
-            r"middle\.0 \(SyncBatchNorm\): .*no passes are accumulated",
-        ),
+        ("SyncBatchNorm", LayoutCause.SYNCHRONISED_STATISTICS, r"middle\.0 \(SyncBatchNorm\)"),
         ("Remembers", LayoutCause.BATCH_STATISTICS, r"middle\.0 \(KeepsMean\)"),
         ("Dropout", LayoutCause.DROPOUT, r"middle\.1 \(Dropout\): .*key"),
         ("OwnDraws", LayoutCause.OWN_DRAWS, r"middle\.0 draws from torch's generator"),
         ("LossDraws", LayoutCause.OWN_DRAWS, r"loss\(\) draws from numpy's"),
-        (
-            "Mean",
-            LayoutCause.MEAN,
-            r"did you return a mean\? the loss was [\d.]+ for 12 samples, and [\d.]+ for 8 of them",
-        ),
+        ("Mean", LayoutCause.MEAN, r"the loss was [\d.]+ for 12 samples, and [\d.]+ for 8 of them"),
         ("MeanOfOne", LayoutCause.MEAN, r"did you return a mean\?"),
         ("Count", LayoutCause.COUNT, r"1 for 12 and 1 for 8 and 1 for 4"),
         ("Mixes", LayoutCause.SHARED, r"middle\.1 gives a sample another value"),
@@ -135,16 +122,12 @@ def test_the_cause_is_named_with_what_to_do(own, kind, cause, named):
     assert re.search(named, str(found)), str(found)
 
 
-@pytest.mark.parametrize("kind", ["Plain", "Calm"])
-def test_nothing_is_named_without_evidence(own, kind):
-    assert find_layout_causes(own(kind)) == []
-
-
-def test_each_of_two_causes_is_named(own):
-    assert [found.cause for found in find_layout_causes(own("Both"))] == [
-        LayoutCause.BATCH_STATISTICS,
-        LayoutCause.DROPOUT,
-    ]
+@pytest.mark.parametrize(
+    ("kind", "causes"),
+    [("Plain", []), ("Calm", []), ("Unused", []), ("Both", [LayoutCause.BATCH_STATISTICS, LayoutCause.DROPOUT])],
+)
+def test_nothing_is_named_without_evidence_and_each_of_two_causes_is(own, kind, causes):
+    assert [found.cause for found in find_layout_causes(own(kind))] == causes
 
 
 def test_a_check_that_fails_names_the_cause(own, tmp_path, capsys):

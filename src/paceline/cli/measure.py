@@ -9,14 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline.cli.arguments import load_spec
-from paceline.config import RunSpec
 from paceline.io.arguments import check_price, make_output_folder, option_error, parse_numbers
 from paceline.io.files import print_json, write_json
 from paceline.io.format import duration, wrap_lines
-from paceline.io.table import Table
 from paceline.io.terminal import build_console, print_text, warn
 from paceline.launch.environment import detect_rank
-from paceline.measurement.diagnosis import describe_law
 from paceline.measurement.links import dump_links, measure_links
 from paceline.measurement.result import Measurement
 from paceline.measurement.rows import drop_failed, has_passes
@@ -29,15 +26,9 @@ MOST_RANKS = 1024
 def run_measure(arguments: argparse.Namespace) -> int:
     if arguments.links:
         return run_measure_links(arguments)
-    spec = None if arguments.command else load_spec(arguments.words, "measure")
-    return run_measure_runs(spec, arguments)
-
-
-def run_measure_runs(spec: RunSpec | None, arguments: argparse.Namespace) -> int:
-    """Measure a run file under several layouts, or without one the command after  --  on several numbers of ranks."""
     options = _check_options(arguments)
     try:
-        found = _measure_command(arguments, options) if spec is None else _measure_spec(spec, arguments, options)
+        found = _measure_command(arguments, options) if arguments.command else _measure_spec(arguments, options)
     except KeyboardInterrupt:
         warn("paceline: stopped; finished runs are kept, and the same command resumes")
         raise
@@ -51,9 +42,10 @@ def run_measure_runs(spec: RunSpec | None, arguments: argparse.Namespace) -> int
     return 0
 
 
-def _measure_spec(spec: RunSpec, arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
+def _measure_spec(arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
     from paceline.measurement.measure import measure
 
+    spec = load_spec(arguments.words, "measure")
     if arguments.steps_by:
         raise option_error("--steps-by", "it needs a command after  --  instead of a run file", "conflict")
     layouts = [word for word in arguments.layouts.split(",") if word]
@@ -139,13 +131,10 @@ def render_measurement(found: Measurement) -> Iterator[Any]:
     yield f"{found.name}: {scaling}; {found.steps} steps, {repeats} repeat{'s' * (repeats != 1)}, medians"
     yield ""
     for table in build_measurement_tables(found):
+        yield table
         if table.name == "plan":
-            yield from _render_plan(found, table)
-        else:
-            yield table
+            yield from wrap_lines(table.note, "  ")
         yield ""
-    for law in found.laws:
-        yield from wrap_lines(describe_law(law, max(row.ranks for row in found.rows)), "")
     for finding in found.findings:
         yield from wrap_lines(finding.text + (f". To change it: {finding.advice}" if finding.advice else ""), "→ ")
     yield ""
@@ -153,18 +142,6 @@ def render_measurement(found: Measurement) -> Iterator[Any]:
         yield from wrap_lines(note, "! ")
     for line in found.verdict:
         yield from wrap_lines(line, "")
-
-
-def _render_plan(found: Measurement, table: Table) -> Iterator[Any]:
-    calibrated = found.planned[0].calibrated
-    yield f"measured against planned{'' if calibrated else ', by rules of thumb: there is no calibration'}"
-    yield table
-    off = [plan for plan in found.planned if plan.off]
-    for plan in off:
-        yield from wrap_lines(f"{plan.label}: {plan.off}", "  ")
-    if off:
-        source = f" --from {found.folder}" if calibrated else ""
-        yield f"  to plan by this machine:  paceline calibrate{source}"
 
 
 def run_check(arguments: argparse.Namespace) -> int:

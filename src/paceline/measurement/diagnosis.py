@@ -177,10 +177,26 @@ def is_superlinear(row: TimedRow) -> bool:
     return row.ranks > 1 and row.scaling.speedup_low > SUPERLINEAR * row.ranks
 
 
-PARAMETERS = {"serial": "serial share", "contention": "contention", "crosstalk": "cross-talk"}
+IN_TURN = "in turn"  # ranks are slow one after the other
 LEAST_COUNTS = 1 + min(law.needs for law in LAWS.values())
 NOTHING_MEASURED = "Nothing could be measured."
-MESSAGES = json.loads(Path(__file__).with_name("messages.json").read_text(encoding="utf-8"))
+ADVICE = json.loads(Path(__file__).with_name("advice.json").read_text(encoding="utf-8"))
+CAUSES = {
+    Cause.NONE: "nothing stands out",
+    Cause.COMMUNICATION: "{exposed} of the step is exposed communication{link}",
+    Cause.INPUT: "{data} of the step is waiting for input",
+    Cause.SLOW_RANK: "rank {slow.rank} works {times} as long as the others, who wait {waits} of the step",
+    IN_TURN: "ranks wait {waits} of the step, each for another in turn",
+    Cause.SHARED_CORES: "{growth}: {row.ranks} ranks share {cores} cores{threads}",
+    Cause.SHARED_DEVICE: "{growth}: {row.resources.device_ranks} ranks share a device and send through the host",
+    Cause.SMALL_PASSES: "{growth}: {samples} samples in a pass are too few to fill a rank",
+    Cause.FIXED_WORK: "{growth}: a part of it does not shrink with the batch (launches, the update)",
+}
+BUSY_NOTE = (
+    "The machine was busy with other work: a load of {load} on {cores} cores at the start. Speed-ups compare runs that "
+    "are adjacent in time, but measure again on an idle machine."
+)
+SUPERLINEAR_NOTE = "{times}× is more than {ranks} ranks alone can give; caches, or other work, took part in it."
 FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
 
 
@@ -216,7 +232,7 @@ def _describe_cause(found: Diagnosis) -> str:
     row, cause, parts = found.row, found.cause, found.row.parts
     threads, rate, slow = found.base.resources.threads or 1, row.link_bits_s(), row.loads.slowest
     in_turn = cause is Cause.SLOW_RANK and not _is_uneven(slow)
-    return str(MESSAGES["cause"]["in turn" if in_turn else cause]).format(
+    return CAUSES[IN_TURN if in_turn else cause].format(
         row=row,
         cores=found.cores,
         slow=slow,
@@ -247,8 +263,8 @@ def _advise(found: Diagnosis) -> str:
     if cause is Cause.INPUT and workers is not None and not row.outside:
         return _advise_on_workers(found)
     in_turn = cause is Cause.SLOW_RANK and kind != "passes" and not _is_uneven(row.loads.slowest)
-    key = "in turn" if in_turn else cause
-    text = str(MESSAGES[kind].get(key) or MESSAGES["run"].get(key, ""))
+    key = IN_TURN if in_turn else cause
+    text = str(ADVICE[kind].get(key) or ADVICE["run"].get(key, ""))
     return text.format(slow=row.loads.slowest, now=f" (now {workers})" if workers is not None else "")
 
 
@@ -321,21 +337,10 @@ def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[
     return f"Beyond: {point.ranks} ranks would reach {band} by the law of {law.name}{end}."
 
 
-def describe_law(law: LawFit, most: int) -> str:
-    values = ", ".join(f"{PARAMETERS[name]} {number(value, 3)}" for name, value in law.parameters.items())
-    further = [point for point in law.curve if point.ranks in (2 * most, 4 * most)]
-    bands = ", ".join(f"{n}: {number(s, 3)}× ({number(low, 3)} to {number(high, 3)})" for n, s, low, high in further)
-    extended = f"; on {bands}" if bands else ""
-    ends = f"; never more than {number(law.ceiling_high, 3)}×" if law.ceiling_high else ""
-    if law.peak_ranks and law.ceiling:
-        ends = f"; best at {number(round(law.peak_ranks))} ranks with {number(law.ceiling, 3)}×"
-    return f"{law.name}: {values}, off by {percent(law.error)} at most{extended}{ends}"
-
-
 def collect_notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: float) -> list[str]:
     notes, measured = [], drop_failed(rows)
     if cores and load > BUSY * cores:
-        notes.append(MESSAGES["note"]["busy"].format(load=number(load, 3), cores=cores))
+        notes.append(BUSY_NOTE.format(load=number(load, 3), cores=cores))
     threads = {row.label: row.resources.threads for row in measured if row.resources.threads}
     if len(set(threads.values())) > 1:
         by_label = ", ".join(f"{label}: {count}" for label, count in threads.items())
@@ -345,8 +350,5 @@ def collect_notes(rows: Sequence[MeasuredRow | FailedRow], cores: int, load: flo
         if row.compiled_steps:
             steps, took = f"{row.compiled_steps} step{'s' * (row.compiled_steps > 1)}", duration(row.compiled_s)
             notes.append(f"{row.label}: {steps} of a run compiled or recorded, {took} in all; no median counts them.")
-    return notes + [
-        MESSAGES["note"]["superlinear"].format(row=row, times=number(row.speedup, 3))
-        for row in measured
-        if is_superlinear(row)
-    ]
+    superlinear = ((row.label, number(row.speedup, 3), row.ranks) for row in measured if is_superlinear(row))
+    return notes + [f"{label}: {SUPERLINEAR_NOTE.format(times=t, ranks=n)}" for label, t, n in superlinear]

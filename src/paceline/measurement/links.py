@@ -55,19 +55,19 @@ class Link:
         return f"{number(self.bandwidth_bits_s / 1e9, 3)} Gbit/s"
 
 
-def measure_links(ranks: int = 2, sizes_bytes: Sequence[int] = SIZES_BYTES, threads: int = 1) -> list[Link]:
+def measure_links(ranks: int = 2) -> list[Link]:
     if detect_rank(os.environ) is not None:
-        return time_collectives(tuple(sizes_bytes), threads)
+        return time_collectives(SIZES_BYTES)
     from paceline.launch.local import run_ranks
 
-    return run_ranks(time_collectives, (tuple(sizes_bytes), threads), ranks)[0]
+    return run_ranks(time_collectives, (SIZES_BYTES,), ranks)[0]
 
 
 def compute_link_factor(collective: str, ranks: int) -> float:
     return {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks, "broadcast": 1.0}[collective]
 
 
-def time_collectives(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
+def time_collectives(sizes_bytes: tuple[int, ...]) -> list[Link]:
     import torch
     import torch.distributed as dist
 
@@ -76,7 +76,7 @@ def time_collectives(sizes_bytes: tuple[int, ...], threads: int) -> list[Link]:
     place = detect_rank(os.environ)
     assert place is not None
     kind: Any = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= place.world else "cpu"
-    with join_ranks(place, kind, threads, TIMEOUT_S) as device:
+    with join_ranks(place, kind, 1, TIMEOUT_S) as device:
         found = [_measure_collective(name, ALL_RANKS, sizes_bytes, None, device) for name in COLLECTIVES]
         for pair, members in _list_host_pairs(place.world):
             group = create_subgroup(members)

@@ -84,10 +84,11 @@ def _average_factors(probed: Calibration, rows: Sequence[MeasuredRun]) -> list[R
     by_ranks: dict[int, list[tuple[float, float]]] = {}
     for run in rows:
         by_ranks.setdefault(run.row.ranks, []).append(solve_factors(probed, run))
-    means = {n: [*map(statistics.geometric_mean, zip(*found, strict=True))] for n, found in sorted(by_ranks.items())}
-    return [
-        RankCorrection(n, compute, communication if n > 1 else None) for n, (compute, communication) in means.items()
-    ]
+    corrections = []
+    for n, factors in sorted(by_ranks.items()):
+        compute, communication = map(statistics.geometric_mean, zip(*factors, strict=True))
+        corrections.append(RankCorrection(n, compute, communication if n > 1 else None))
+    return corrections
 
 
 def solve_factors(probed: Calibration, measured: MeasuredRun) -> tuple[float, float]:

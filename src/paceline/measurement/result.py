@@ -205,13 +205,9 @@ class Measurement(Tabular, Conclusions):
         return self.folder / "measure.json"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "workload": self.workload,
-            "total_samples": self.total_samples,
-            "usd_per_device_hour": self.usd_per_device_hour,
-            "verdict": self.verdict,
-            "notes": self.notes,
-            "rows": [dump_measured_row(row) for row in self.rows],
+        names = ("workload", "total_samples", "usd_per_device_hour", "verdict", "notes")
+        return {name: getattr(self, name) for name in names} | {
+            "rows": self.rows_of_table(),
             "fits": [asdict(law) for law in self.laws],
             "findings": [asdict(finding) for finding in self.findings],
             "plan": [asdict(row) for row in self.planned],
@@ -246,7 +242,7 @@ def build_measurement(
 
 def draw_conclusions(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: int) -> dict[str, Any]:
     rows = mark_recommended(rows)
-    on_cores = cores and not any(row.resources.device for row in drop_failed(rows) if isinstance(row, MeasuredRow))
+    on_cores = cores and not any(row.resources.device for row in drop_failed(rows))
     laws = fit_row_laws(rows, weak=kind == "weak", most=cores if on_cores else None)
     findings = tuple(map(build_finding, diagnose(rows, cores)))
     verdict = tuple(describe_verdict(rows, findings, laws))

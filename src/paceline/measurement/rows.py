@@ -250,12 +250,8 @@ def add_costs(
 ) -> list[RowT | FailedRow]:
     """Add time, device-hours and cost of the whole run; cores or a device that ranks share count once."""
     shared = share_cores(rows)
-    return [
-        row
-        if isinstance(row, FailedRow)
-        else replace(row, cost=_compute_cost(row, shared, total_samples, usd_per_device_hour))
-        for row in rows
-    ]
+    given = (shared, total_samples, usd_per_device_hour)
+    return [row if isinstance(row, FailedRow) else replace(row, cost=_compute_cost(row, *given)) for row in rows]
 
 
 def share_cores(rows: Iterable[TimedRow | FailedRow]) -> bool:

@@ -76,7 +76,8 @@ def read_run_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTim
     """
     summary = read_summary(run.summary_file)
     files = [run.events_file(rank) for rank in range(min(summary.ranks or 1, MOST_RANKS))]
-    by_rank = [of_main if of_main is not None and rank == 0 else read_steps(f) for rank, f in enumerate(files)]
+    main = read_steps(files[0]) if of_main is None else of_main
+    by_rank = [main, *map(read_steps, files[1:])]
     found = compute_run_times(run, by_rank, summary.peak_bytes_per_rank)
     return replace(found, loss_last=summary.loss_last, parameters=summary.parameters)
 
@@ -150,8 +151,6 @@ def _compute_parts(common: Sequence[Sequence[Step]]) -> StepParts:
 
 def _average_ranks(common: Sequence[Sequence[Step]], name: str) -> list[float]:
     """Return the mean over the ranks of each step; `statistics.fmean` takes three times as long for a few values."""
-    if len(common[0]) == 1:
-        return [float(event[name]) for (event,) in common]
     return [math.fsum(event[name] for event in events) / len(events) for events in common]
 
 

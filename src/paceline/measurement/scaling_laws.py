@@ -118,8 +118,7 @@ def fit_laws(
     A law is fitted to the `middles`, or without them to the medians; the repeats make the band. `most` is the number of
     ranks beyond which they would share cores, so that no law holds.
     """
-    positive = {n: [s for s in found if s > 0] for n, found in sorted(repeats.items()) if n > 1}
-    given = {n: found for n, found in positive.items() if found}
+    given = {n: kept for n, found in sorted(repeats.items()) if n > 1 and (kept := [s for s in found if s > 0])}
     names = ["gustafson" if weak else "amdahl", "universal"]
     points = {n: (middles or {}).get(n) or median(found) for n, found in given.items()}
     reach = REACH * max(points, default=1)
@@ -149,8 +148,7 @@ def _fit_law(name: str, repeats: Mapping[int, Sequence[float]], points: Points, 
 
 
 def _resample(found: Sequence[float], dice: random.Random) -> float:
-    drawn = median([dice.choice(found) for _ in found])
-    return drawn * math.exp(dice.gauss(0.0, LEAST_NOISE))
+    return median([dice.choice(found) for _ in found]) * math.exp(dice.gauss(0.0, LEAST_NOISE))
 
 
 def _find_limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float | None]:

@@ -20,6 +20,7 @@ from paceline.api import RunResult
 from paceline.config import Parallel, RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import describe_error
 from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.io.arguments import option_error
 from paceline.io.table import Column, Table, Tabular
 from paceline.launch.environment import RankInfo, detect_rank, isolate_rank
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
@@ -42,16 +43,12 @@ class LargestDifference(NamedTuple):
     where: str  # step, tensor or metric
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     layout: str
     name: str  # with the accumulated passes, if they vary
     accumulate: int
     spec: RunSpec
-
-    @property
-    def alone(self) -> bool:
-        return self.spec.parallel.ranks == 1
+    alone: bool
 
 
 @dataclass(frozen=True)
@@ -87,9 +84,7 @@ class Parity(Tabular):
 
     def rows_of_table(self) -> list[dict[str, Any]]:
         names = ("name", "ranks", "accumulate", "loss", "grad_norm", "weights", "evaluation")
-        return [
-            {**{name: getattr(row, name) for name in names}, "agrees": row.agrees(self.tolerance)} for row in self.rows
-        ]
+        return [{n: getattr(row, n) for n in names} | {"agrees": row.agrees(self.tolerance)} for row in self.rows]
 
     @property
     def holds(self) -> bool:
@@ -117,7 +112,8 @@ def check(
     variants = []
     for (layout, values), passes in product(wanted, accumulate):
         name = f"{layout}, accumulating {passes}" if len(accumulate) > 1 else layout
-        variants.append(Variant(layout, name, passes, _build_variant_spec(spec, values, passes, steps)))
+        variant = _build_variant_spec(spec, values, passes, steps)
+        variants.append(Variant(layout, name, passes, variant, alone=variant.parallel.ranks == 1))
     _check_variants(variants)
     launched = detect_rank(os.environ)
     if launched is not None:
@@ -164,15 +160,14 @@ def _find_causes(spec: RunSpec) -> tuple[str, ...]:
 def _check_variants(variants: Sequence[Variant]) -> None:
     if len(variants) < 2:
         use = "use  --ranks 1,2  or  --accumulate 1,4  or  --layouts single,fsdp:2"
-        raise UserError(f"check compares layouts and was given one; {use}", code="missing-value", key="--layouts")
+        raise option_error("--layouts", f"check compares layouts and was given one; {use}", "missing-value")
     for variant in variants:
         layout, passes = layout_of(variant.spec), variant.accumulate
         build_workload(variant.spec).suits(layout)
-        batch, n = layout.global_batch, layout.data
-        if batch < n * passes:
-            wrong = f"train.global_batch={batch} on {n} rank{'s' * (n > 1)} cannot be divided into {passes} passes"
-            message = f"--accumulate {passes}: {wrong}; use {batch // n} or less"
-            raise UserError(message, code="conflict", key="--accumulate")
+        if layout.global_batch < layout.data * passes:
+            most = layout.global_batch // layout.data
+            wrong = f"{passes} is more than the samples of a rank; use {most} or less"
+            raise option_error("--accumulate", wrong, "conflict")
 
 
 def _check_launched_ranks(variants: Sequence[Variant], launched: RankInfo) -> None:
@@ -184,19 +179,9 @@ def _check_launched_ranks(variants: Sequence[Variant], launched: RankInfo) -> No
 
 
 def _build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
-    spec = spec.replace(
-        {
-            "train.epochs": None,
-            "train.steps": steps,
-            "train.loggers": [],
-            **{
-                f"parallel.{name}": getattr(DEFAULT_PARALLEL, name)
-                for name in (*LAYOUT_FIELDS, "micro_batch", "reduce")
-            },
-            **{f"parallel.{name}": value for name, value in parallel.items()},
-        }
-    )
-    spec = fix_strategy(spec)
+    layout = {name: getattr(DEFAULT_PARALLEL, name) for name in (*LAYOUT_FIELDS, "micro_batch", "reduce")} | parallel
+    values = {"train.epochs": None, "train.steps": steps, "train.loggers": []}
+    spec = fix_strategy(spec.replace({**values, **{f"parallel.{name}": value for name, value in layout.items()}}))
     per_rank = math.ceil(spec.train.global_batch / layout_of(spec).data)
     if spec.parallel.pipeline > 1 and accumulate == 1:  # it is filled as it is by default
         return spec

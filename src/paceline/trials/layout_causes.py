@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -63,27 +63,21 @@ class FoundCause:
         return str(MESSAGES[self.cause].format(names=join_names(self.names)))
 
 
-@dataclass(frozen=True)
-class LossResult:
+class LossResult(NamedTuple):
     total: float
     count: float
     samples: int
 
 
-@dataclass(frozen=True)
-class ModuleCall:
+class ModuleCall(NamedTuple):
     name: str
     given: list[Tensor]
     found: list[Tensor]
 
 
+@preserve_generators()
 def find_layout_causes(spec: RunSpec) -> list[FoundCause]:
     """Find what makes the answer depend on the layout, as far as one process shows it."""
-    with preserve_generators():
-        return _find_causes(spec)
-
-
-def _find_causes(spec: RunSpec) -> list[FoundCause]:
     workload = build_workload(spec)
     if not isinstance(workload, Workload):
         return []
@@ -94,7 +88,7 @@ def _find_causes(spec: RunSpec) -> list[FoundCause]:
     first, second = (dict(build_seeded_model(workload, spec).named_parameters()) for _ in range(2))
     other = tuple(name for name in first if not torch.equal(first[name], second[name]))
     found = [FoundCause(LayoutCause.WEIGHTS, other)] if other else []
-    found += _check_samples(spec, samples, whole.ids, whole.keys)
+    found += [] if _same_samples(spec, samples, whole.ids, whole.keys) else [FoundCause(LayoutCause.DATA)]
     if found or len(whole.ids) < 3:
         return found
     return SplitExperiment(workload, build_seeded_model(workload, spec), samples, whole.ids, whole.keys).causes()
@@ -113,13 +107,13 @@ def build_seeded_model(workload: Workload, spec: RunSpec) -> nn.Module:
     return model.to(torch.float64 if spec.train.precision == "fp64" else torch.float32).train()
 
 
-def _check_samples(spec: RunSpec, samples: Samples, ids: np.ndarray, keys: np.ndarray) -> Iterator[FoundCause]:
+def _same_samples(spec: RunSpec, samples: Samples, ids: np.ndarray, keys: np.ndarray) -> bool:
+    """Return whether the data has the same samples when it is built again."""
     again = build_workload(spec)
     again.prepare(lambda text: None)
     seed_all_generators(1)
     batches = [tree_leaves(some.batch(ids, keys)) for some in (samples, load_training_samples(again))]
-    if not all(_is_equal(a, b) for a, b in zip(*batches, strict=True)):
-        yield FoundCause(LayoutCause.DATA)
+    return all(_is_equal(a, b) for a, b in zip(*batches, strict=True))
 
 
 def _is_close(a: float, b: float) -> bool:
@@ -199,9 +193,8 @@ class SplitExperiment:
         if not self.dropout or draws_without:
             return []
         with _evaluation_mode(self.statistics):
-            return (
-                [FoundCause(LayoutCause.DROPOUT, _describe_modules(self.dropout))] if self._draws_from(TORCHS) else []
-            )
+            draws = self._draws_from(TORCHS)
+        return [FoundCause(LayoutCause.DROPOUT, _describe_modules(self.dropout))] if draws else []
 
     def _draws_from(self, generator: str) -> bool:
         return not _is_close(self.loss().total, self.loss(slice(None), generator).total)

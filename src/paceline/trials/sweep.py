@@ -40,14 +40,13 @@ from paceline.workload import LogFn
 
 FILE, TABLE = "sweep.json", "sweep.csv"
 FORMAT = 1
-STATUSES = ("to do", "finished", "failed", "dropped")
 
 
 @dataclass(frozen=True)
 class TrialRow:
     number: int
     values: Values
-    status: str = "to do"  # one of STATUSES
+    status: Literal["to do", "finished", "failed", "dropped"] = "to do"
     score: float | None = None
     seconds: float = 0.0
     length: int | None = None  # in the unit of the run file
@@ -129,7 +128,7 @@ def _parse_row(number: int, facts: dict[str, Any], keys: Sequence[str]) -> Trial
     """A score that is not finite is null in the file."""
     facts["history"] = [(at, math.nan if score is None else score) for at, score in facts["history"]]
     row = TrialRow(**validate_fields(TrialRow, {name: value for name, value in facts.items() if name != "run"}))
-    if row.number != number or row.status not in STATUSES or not set(keys) <= set(row.values):
+    if row.number != number or not set(keys) <= set(row.values):
         raise ValueError(f"trial {number} is invalid")
     return row
 
@@ -147,7 +146,7 @@ def score_trial(row: TrialRow, summary: Summary, metric: str, length: int, best:
     earlier = (part for part in row.history if part[0] != length)
     return replace(
         row,
-        status=str(RunStatus.FINISHED),
+        status="finished",
         score=score,
         seconds=summary.seconds,
         length=length,
@@ -316,11 +315,10 @@ def _run_all(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
     found = begun
     while (left := plan.trials - sum(row.done for row in found.trials)) > 0:
         waiting = [row for row in found.trials if not row.done]
-        for number in range(len(found.trials) + 1, len(found.trials) + 1 + min(jobs, left) - len(waiting)):
+        while len(waiting) < min(jobs, left):
             before = [(row.values, None if row.score is None else found.goodness(row)) for row in found.trials]
-            row = TrialRow(number, suggest_values(plan.space, before, plan.seed))
-            found = found.with_row(row)
-            waiting.append(row)
+            waiting.append(TrialRow(len(found.trials) + 1, suggest_values(plan.space, before, plan.seed)))
+            found = found.with_row(waiting[-1])
         found.write()
         found = _run_batch(plan, found, waiting, whole, jobs, log)
     return found
@@ -345,7 +343,6 @@ def _run_halving(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
 
 
 def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: int, jobs: int, log: LogFn) -> Sweep:
-
     def run(row: TrialRow, slot: int) -> RunResult:
         spec = plan.spec_of(row, length)
         if jobs > 1 and not spec.parallel.threads:

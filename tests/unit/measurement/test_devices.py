@@ -35,40 +35,21 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_driver_s_name_finds_the_device(name):
-    assert match_driver_name(name) == load_catalogue()[NAMES[name]]
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_name_that_is_only_like_one_finds_nothing(name):
-    assert match_driver_name(name) is None
+@pytest.mark.parametrize(("name", "device"), [*NAMES.items(), *((name, None) for name in OTHERS)])
+def test_a_driver_s_name_finds_the_device_and_one_that_is_only_like_it_finds_none(name, device):
+    assert match_driver_name(name) == (load_catalogue()[device] if device else None)
 
 
 @pytest.fixture
 def lm():
     shape = {"preset": "custom", "width": 64, "heads": 4, "kv_heads": 4, "layers": 2, "ffn": 128}
-    return build_spec(
-        {
-            "workload": "lm",
-            "model": shape,
-            "data": {"sequence": 128, "vocab": 512, "limit": 100},
-            "train": {"global_batch": 8, "precision": "bf16"},
-        }
-    )
+    data, train = {"sequence": 128, "vocab": 512, "limit": 100}, {"global_batch": 8, "precision": "bf16"}
+    return build_spec({"workload": "lm", "model": shape, "data": data, "train": train})
 
 
 H200 = Resources(device="NVIDIA H200")
-ROW = MeasuredRow(
-    label="1 rank",
-    ranks=1,
-    step_s=0.01,
-    step_s_low=0.01,
-    step_s_high=0.01,
-    samples_per_s=1e5,
-    parts=StepParts(0.0, 0.01, 0.0, 0.0, 0.0),
-    resources=H200,
-)
+TIMES = {"step_s": 0.01, "step_s_low": 0.01, "step_s_high": 0.01, "samples_per_s": 1e5}
+ROW = MeasuredRow(label="1 rank", ranks=1, **TIMES, parts=StepParts(0.0, 0.01, 0.0, 0.0, 0.0), resources=H200)
 
 
 def on(device):
@@ -166,15 +147,8 @@ def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch)
     taken._samples = [(t, {"device_share": s, "device_bytes": b}) for t, s, b in ((1, 0, 9), (2, 0.5, 3), (3, 1, 2))]
     assert taken.between(2, 3) == {"device_share": 0.75, "device_bytes": 3}
     assert taken.between(4, 5) == {}
-    times = SimpleNamespace(began=2, ended=3, device=None)
-    assert select_usage(taken, times) == {}
-    assert select_usage(taken, SimpleNamespace(began=2, ended=2.5, device="NVIDIA H200")) == {
-        "device_share": 0.5,
-        "device_bytes": 3,
-    }
-
-
-def test_without_a_driver_there_are_no_devices(monkeypatch):
+    for device, usage in ((None, {}), ("NVIDIA H200", {"device_share": 0.5, "device_bytes": 3})):
+        assert select_usage(taken, SimpleNamespace(began=2, ended=2.5, device=device)) == usage
     monkeypatch.setattr(progress, "load_nvml", lambda: None)
     assert UsageSampler()._sample_devices() == {}
 

@@ -21,7 +21,6 @@ from paceline.measurement.diagnosis import (
     suggest_workers,
 )
 from paceline.measurement.measure import build_trials
-from paceline.measurement.progress import trim_reason
 from paceline.measurement.rows import (
     BatchLayout,
     FailedRow,
@@ -70,31 +69,29 @@ def compared(one, rates, other, other_rates):
 ONE = row("1 rank", 1, 1.0)
 
 
-def test_communication_is_named_when_it_is_the_cause():
-    _, found = judged(ONE, row("2 ranks", 2, 1.25, compute=0.39, exposed=0.61))
-    assert found["2 ranks"].cause == "communication"
-    assert found["2 ranks"].share == pytest.approx(0.61)
-    assert "parallel.reduce" in found["2 ranks"].advice
-    assert found["1 rank"].cause == "none"
+TWO, ON_DEVICE = row("2 ranks", 2, 0.9), Resources(1, "H200", device_ranks=2)
+SLOW = row("2 ranks", 2, 0.9, compute=0.55, exposed=0.45, waiting=0.42, busy=(0.5, 0.9))
 
 
-def test_communication_is_not_named_when_a_rank_is_slow():
-    slow = row("2 ranks", 2, 0.9, compute=0.55, exposed=0.45, waiting=0.42, busy=(0.5, 0.9))
-    _, found = judged(ONE, slow)
-    assert found["2 ranks"].cause == "slow rank"
-    assert slow.loads.slowest == (1, pytest.approx(1.8))
-
-
-def test_what_a_slow_rank_takes_longer_is_not_compute_that_did_not_divide():
-    slow = row("2 ranks", 2, 4.0, compute=0.63, exposed=0.37, waiting=0.36, busy=(1.0, 4.0))
-    _, found = judged(ONE, slow, cores=2)
-    assert found["2 ranks"].cause == "slow rank"
-
-
-def test_slow_input_is_named_on_one_rank_too():
-    _, found = judged(row("1 rank", 1, 1.0, compute=0.6, data=0.4), row("2 ranks", 2, 0.7, compute=0.43, data=0.57))
-    assert found["1 rank"].cause == found["2 ranks"].cause == "input"
-    assert found["1 rank"].share == pytest.approx(0.4)
+@pytest.mark.parametrize(
+    ("one", "other", "cores", "cause", "share"),
+    [
+        (ONE, row("2 ranks", 2, 1.25, compute=0.39, exposed=0.61), 64, "communication", 0.61),
+        (ONE, SLOW, 64, "slow rank", 0.4 / 0.9),
+        (ONE, row("2", 2, 4.0, compute=0.63, exposed=0.37, waiting=0.36, busy=(1.0, 4.0)), 2, "slow rank", 0.75),
+        (row("1 rank", 1, 1.0, 0.6, data=0.4), row("2 ranks", 2, 0.7, compute=0.43, data=0.57), 64, "input", 0.57),
+        (ONE, row("8 ranks", 8, 0.4), 64, "small passes", 0.275 / 0.4),
+        (row("1 rank", 1, 1.0, batch=640), row("2 ranks", 2, 0.9, batch=640), 64, "fixed work", 0.4 / 0.9),
+        (ONE, TWO, 2, "shared cores", 0.4 / 0.9),
+        (ONE, replace(TWO, resources=ON_DEVICE), 64, "shared device", 0.4 / 0.9),
+        (ONE, row("2 ranks", 2, 0.51, compute=0.97, exposed=0.03), 64, "none", 0.03),
+    ],
+)
+def test_the_cause_is_named_with_its_share(one, other, cores, cause, share):
+    _, found = judged(one, other, cores=cores)
+    assert (found[other.label].cause, found[other.label].share) == (cause, pytest.approx(share))
+    assert found["1 rank"].cause == ("input" if cause == "input" else "none")
+    assert SLOW.loads.slowest == (1, pytest.approx(1.8))
 
 
 @pytest.mark.parametrize(
@@ -113,22 +110,6 @@ def test_waiting_for_input_is_answered_with_what_more_workers_would_bring(worker
     assert suggest_workers(slow, cores) == suggested
     _, found = judged(slow, cores=cores)
     assert ("data.workers=" in found["1 rank"].advice) == (suggested is not None)
-
-
-def test_compute_that_does_not_divide():
-    _, small = judged(ONE, row("8 ranks", 8, 0.4))
-    assert small["8 ranks"].cause == "small passes"
-    _, fixed = judged(row("1 rank", 1, 1.0, batch=640), row("2 ranks", 2, 0.9, batch=640))
-    assert fixed["2 ranks"].cause == "fixed work"
-    _, shared = judged(ONE, row("2 ranks", 2, 0.9), cores=2)
-    assert shared["2 ranks"].cause == "shared cores"
-    _, device = judged(ONE, replace(row("2 ranks", 2, 0.9), resources=Resources(1, "H200", device_ranks=2)))
-    assert device["2 ranks"].cause == "shared device"
-
-
-def test_nothing_is_blamed_where_nothing_is_lost():
-    _, found = judged(ONE, row("2 ranks", 2, 0.51, compute=0.97, exposed=0.03))
-    assert found["2 ranks"].cause == "none"
 
 
 def test_parts_of_a_loss_add_up():
@@ -160,11 +141,6 @@ def test_the_numbers_of_a_row_belong_together():
     assert (found.step_s, found.samples_per_s) == (0.2, pytest.approx(320))
     assert (found.step_s_low, found.step_s_high) == (0.2, 1.5)
     assert found.loads.peak_bytes_per_rank == (2,)
-
-
-def test_repeats_that_contradict_each_other_decide_nothing():
-    rows = compared(ONE, [10.0, 20.0], row("2 ranks", 2, 0.6), [17.0, 15.0])
-    assert decided(rows) == (RankChoice.UNDECIDED, "2 ranks")
 
 
 def test_a_failed_row_has_no_speedup_and_the_fewest_ranks_count():
@@ -216,9 +192,16 @@ def test_without_one_rank_the_fewest_are_what_is_compared_with():
     assert "1.82×" in describe_decision(rows)
 
 
-def test_repeats_that_say_anything_give_no_verdict():
-    rows = compared(ONE, [64.0, 60.0, 70.0], row("2 ranks", 2, 0.16), [200.0, 400.0, 800.0])
-    assert decided(rows) == (RankChoice.UNDECIDED, "2 ranks")
+@pytest.mark.parametrize(
+    ("step_s", "alone", "rates"),
+    [
+        (0.6, [10.0, 20.0], [17.0, 15.0]),  # repeats contradict each other
+        (0.16, [64.0, 60.0, 70.0], [200.0, 400.0, 800.0]),  # they say anything
+        (0.87, [64.0, 64.0], [73.0, 62.0]),  # the gain is within the spread
+    ],
+)
+def test_repeats_that_disagree_decide_nothing(step_s, alone, rates):
+    assert decided(compared(ONE, alone, row("2 ranks", 2, step_s), rates)) == (RankChoice.UNDECIDED, "2 ranks")
 
 
 def test_notes_for_the_reader():
@@ -235,11 +218,6 @@ def test_a_row_survives_json():
     failed = FailedRow(label="2 ranks", ranks=2, failed="no", why="no; yes", batch=BatchLayout("64 = 2 × 32", 64, 2))
     assert parse_measured_row(json.loads(json.dumps(dump_measured_row(failed)))) == failed
     assert dump_measured_row(failed).keys() == dump_measured_row(given).keys()
-
-
-def test_reasons_in_short():
-    assert trim_reason("there is no memory for 20 GiB more; use …") == "there is no memory for 20 GiB more"
-    assert trim_reason("a pipeline of 4 ranks needs 4 passes; use more") == "a pipeline of 4 ranks needs 4 passes"
 
 
 def test_trials_of_a_sweep(small):
@@ -292,12 +270,6 @@ def test_the_first_steps_do_not_count(tmp_path, small):
         read_run_times(write_run(tmp_path, [steps[:1]], small))
 
 
-def test_lines_are_as_wide_as_tables():
-    for line in wrap_lines("a sentence with 12 % and 30 ms in it, " * 20, "→ "):
-        assert len(line) <= TEXT_COLUMNS
-        assert not line.endswith(" 12")
-
-
 def test_a_gain_that_is_not_worth_its_ranks_is_not_recommended():
     rows, _ = judged(ONE, row("2 ranks", 2, 0.99))
     assert describe_decision(rows) == (
@@ -309,11 +281,6 @@ def test_a_gain_that_is_not_worth_its_ranks_is_not_recommended():
     assert describe_decision(rows).startswith("Take 2 ranks: 2× as fast as 1 rank, at no more device-hours.")
 
 
-def test_a_gain_within_the_spread_is_not_decided():
-    rows = compared(ONE, [64.0, 64.0], row("2 ranks", 2, 0.87), [73.0, 62.0])
-    assert describe_decision(rows).startswith("Not decided: 2 ranks reach 1.15×, but single repeats went from 0.969 to")
-
-
 def test_ranks_that_share_cores_are_paid_for_once():
     """One rank had four threads and four have one each: the machine is the same, and so is what it costs."""
     rows, _ = judged(row("1 rank", 1, 1.0, threads=4), row("4 ranks", 4, 0.6, threads=1))
@@ -321,3 +288,9 @@ def test_ranks_that_share_cores_are_paid_for_once():
     assert (one.cost.cost_usd, four.cost.device_hours) == (2.0, pytest.approx(0.6))
     assert describe_decision(rows) == "Take 4 ranks: 1.67× as fast as 1 rank, on the same cores."
     assert "the machine counts as one device" in " ".join(collect_notes(rows, cores=4, load=0.0))
+
+
+def test_lines_are_as_wide_as_tables():
+    lines = list(wrap_lines("a sentence with 12 % and 30 ms in it, " * 20, "→ "))
+    assert max(map(len, lines)) <= TEXT_COLUMNS
+    assert not any(line.endswith(" 12") for line in lines)

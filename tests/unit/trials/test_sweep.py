@@ -21,16 +21,9 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sweep")
-    return build_spec(
-        {
-            "name": "trees",
-            "workload": "trees",
-            "data": {"rows": 600, "columns": 4, "cache": str(folder / "cache")},
-            "train": {"steps": 9, "log_every": 9},
-            "parallel": {"threads": 1},
-        }
-    )
+    data = {"rows": 600, "columns": 4, "cache": str(tmp_path_factory.mktemp("sweep") / "cache")}
+    train, parallel = {"steps": 9, "log_every": 9}, {"threads": 1}
+    return build_spec({"name": "trees", "workload": "trees", "data": data, "train": train, "parallel": parallel})
 
 
 @pytest.fixture(scope="module")
@@ -115,17 +108,11 @@ def test_as_many_trials_as_asked_for_are_under_way_at_once(trees, tmp_path, monk
 
 def test_a_job_of_an_array_trains_one_trial_and_the_table_finds_it(trees, tmp_path, capsys):
     RunDir.claim(tmp_path, "file", trees)
-    words = [
-        str(tmp_path / "file" / "spec.yaml"),
-        "model.max_depth=2,3",
-        "train.steps=3",
-        "--out",
-        str(tmp_path / "array"),
-    ]
+    words = [tmp_path / "file" / "spec.yaml", "model.max_depth=2,3", "train.steps=3", "--out", tmp_path / "array"]
 
     def paced(*more):
         with pytest.raises(SystemExit) as end:
-            main(["sweep", *words, *more])
+            main(["sweep", *map(str, words), *more])
         return end.value.code, capsys.readouterr()
 
     assert paced("--trial", "3")[0] == 2

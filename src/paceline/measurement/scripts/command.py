@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -44,17 +43,13 @@ class RecordRequest:
 RANKS = "{ranks}"
 EXAMPLE = "paceline measure --ranks 1,2 -- python train.py"
 LAUNCHERS = {
-    "torchrun": ("--nproc-per-node", "--nproc_per_node"),
-    "torch.distributed.run": ("--nproc-per-node", "--nproc_per_node"),
-    "torch.distributed.launch": ("--nproc-per-node", "--nproc_per_node"),
-    "accelerate": ("--num_processes", "--num-processes", "-n"),
-    "deepspeed": ("--num_gpus",),
-    "fabric": ("--devices",),
-    "mpirun": ("-np", "-n"),
-    "mpiexec": ("-n", "-np"),
-    "srun": ("--ntasks", "-n"),
-    "horovodrun": ("-np", "--num-proc"),
-}  # the first option is the usual one
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "--nproc-per-node"),
+    **dict.fromkeys(("mpirun", "mpiexec", "srun"), "-n"),
+    "accelerate": "--num_processes",
+    "deepspeed": "--num_gpus",
+    "fabric": "--devices",
+    "horovodrun": "-np",
+}  # the option with the number of ranks
 
 
 @dataclass(frozen=True)
@@ -85,21 +80,6 @@ class MeasuredCommand:
             return words
         return [sys.executable, "-m", "paceline", "launch", "--ranks", str(ranks), "--", *words]
 
-    def with_ranks(self) -> str:
-        launcher = self.launcher
-        if launcher is None:
-            return shlex.join(self.words)
-        options = LAUNCHERS[launcher]
-        words = list(self.words)
-        for place, word in enumerate(words[: _find_script(words)]):
-            option, equals, _ = word.partition("=")
-            if option in options and (equals or place + 1 < len(words)):
-                words[place if equals else place + 1] = f"{option}={RANKS}" if equals else RANKS
-                return " ".join(words)
-        at = next(i for i, word in enumerate(words) if Path(word).name == launcher) + 1
-        at += words[at : at + 1] in (["launch"], ["run"])
-        return " ".join([*words[:at], options[0], RANKS, *words[at:]])
-
 
 def _find_script(words: Sequence[str]) -> int:
     return next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
@@ -115,8 +95,8 @@ def check_command(
         python = f"; use  python {words[0]}" if words[0].endswith(".py") else ""
         raise UserError(f"the command {words[0]!r} is not found, or not executable{python}", code="not-found")
     if len(ranks) > 1 and command.starts_its_ranks and not any(RANKS in word for word in words):
-        typed = f"paceline measure --ranks {','.join(map(str, ranks))} -- {command.with_ranks()}"
-        message = f"{command.launcher} starts the same number of processes each time; type  {typed}"
+        typed = f"{LAUNCHERS[command.launcher or '']} {RANKS}"
+        message = f"{command.launcher} starts the same number of processes each time; give it  {typed}"
         raise UserError(message, code="conflict", key="--ranks")
     if (rank := detect_rank(environ)) is not None:
         message = f"a command is measured with its own ranks; run  {EXAMPLE}  outside of {rank.launcher}"

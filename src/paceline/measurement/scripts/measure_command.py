@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import RunFailed, UserError
 from paceline.launch.root_cause import SECONDARY_ERROR_PATTERN
-from paceline.measurement.diagnosis import FROM_OUTSIDE, MESSAGES
+from paceline.measurement.diagnosis import FROM_OUTSIDE
 from paceline.measurement.measure import REPEATS, STEPS
 from paceline.measurement.progress import (
     MeasureRuns,
@@ -150,11 +150,22 @@ def detect_scaling_kind(rows: Sequence[MeasuredRow]) -> str:
     return "strong" if max(known) <= (1 + SAME_BATCH) * min(known) else "weak"
 
 
+NO_SAMPLES = (
+    "No DataLoader was seen: waiting for input counts as compute, and the step of a rank as one sample; if the script "
+    "divides one batch among its ranks, divide the speed-ups by the ranks."
+)
+NO_COMMUNICATION = (
+    "Several ranks ran, and no communication between them was seen: each trains alone, or gradients are exchanged in a "
+    "way that cannot be seen, as in compiled graphs. A speed-up means little then."
+)
+ASIDE = "Collectives ran in their own streams, as those of FSDP do: their exposed part counts as compute."
+
+
 def collect_script_notes(runs: Sequence[RunTimes], steps: int) -> list[str]:
-    known = {
-        "no samples": not all(run.seen.rank_batches for run in runs),
-        "no communication": any(len(run.busy_s_by_rank) > 1 and not run.parts.comm_s for run in runs),
-        "aside": any(run.seen.aside for run in runs),
+    notes = {
+        NO_SAMPLES: not all(run.seen.rank_batches for run in runs),
+        NO_COMMUNICATION: any(len(run.busy_s_by_rank) > 1 and not run.parts.comm_s for run in runs),
+        ASIDE: any(run.seen.aside for run in runs),
     }
     first = f"{FROM_OUTSIDE} Loss, layout and evaluations are not known, and runs are ended after {steps} steps."
-    return [first, *(MESSAGES["note"][key] for key, holds in known.items() if holds)]
+    return [first, *(note for note, holds in notes.items() if holds)]

@@ -22,15 +22,10 @@ def test_a_command_with_ranks_in_it_starts_them_itself(words):
 @pytest.mark.parametrize(
     ("given", "typed"),
     [
-        ("torchrun --nproc_per_node=8 train.py", "torchrun --nproc_per_node={ranks} train.py"),
-        ("torchrun train.py -n 3", "torchrun --nproc-per-node {ranks} train.py -n 3"),
-        (
-            "python -m torch.distributed.run --nproc-per-node 2 a.py",
-            "python -m torch.distributed.run --nproc-per-node {ranks} a.py",
-        ),
-        ("accelerate launch --num_processes 2 a.py", "accelerate launch --num_processes {ranks} a.py"),
-        ("accelerate launch a.py", "accelerate launch --num_processes {ranks} a.py"),
-        ("mpirun -np 2 python a.py", "mpirun -np {ranks} python a.py"),
+        ("torchrun --nproc_per_node=8 train.py", "--nproc-per-node {ranks}"),
+        ("python -m torch.distributed.run --nproc-per-node 2 a.py", "--nproc-per-node {ranks}"),
+        ("accelerate launch a.py", "--num_processes {ranks}"),
+        ("mpirun -np 2 python a.py", "-n {ranks}"),
     ],
 )
 def test_a_launcher_with_its_own_number_is_told_what_to_type(given, typed, monkeypatch):
