@@ -180,7 +180,7 @@ def _check_launched_ranks(variants: Sequence[Variant], launched: RankInfo) -> No
 
 def _build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
     layout = {name: getattr(DEFAULT_PARALLEL, name) for name in (*LAYOUT_FIELDS, "micro_batch", "reduce")} | parallel
-    values = {"train.epochs": None, "train.steps": steps, "train.loggers": []}
+    values: dict[str, Any] = {"train.epochs": None, "train.steps": steps, "train.loggers": []}
     spec = fix_strategy(spec.replace({**values, **{f"parallel.{name}": value for name, value in layout.items()}}))
     per_rank = math.ceil(spec.train.global_batch / layout_of(spec).data)
     if spec.parallel.pipeline > 1 and accumulate == 1:  # it is filled as it is by default

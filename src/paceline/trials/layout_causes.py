@@ -63,7 +63,8 @@ class FoundCause:
         return str(MESSAGES[self.cause].format(names=join_names(self.names)))
 
 
-class LossResult(NamedTuple):
+@dataclass(frozen=True)
+class LossResult:
     total: float
     count: float
     samples: int
