@@ -21,7 +21,7 @@ from paceline.planner.what_if import WhatIf
 
 CLUSTERS = ["4x4090", "8xA100", "2x8xH100", "4xV100@pcie", "1xT4", "local", "8xL40S"]
 WIDE = 100
-WAYS = re.compile(r"\. (Stay on|Use|Raise|Send) .*")
+WAYS = re.compile(r"\. (Take|Use|Raise|Send) .*")
 """Suggestions, whose numbers are in no table."""
 
 
@@ -69,7 +69,7 @@ QUESTIONS = st.builds(
 def printed(found: Plan) -> str:
     out = io.StringIO()
     console = Console(file=out, width=WIDE, highlight=False, markup=False)
-    for part in render_plan(found):
+    for part in render_plan(found, verbose=True):
         console.print(part)
     return out.getvalue()
 
@@ -148,7 +148,7 @@ def rule_of_thumb_is_right(found: Plan) -> None:
 
 
 def sentences_are_in_the_tables(found: Plan, text: str) -> None:
-    known = [text.partition("\n→ ")[0], str(found.cost_model.global_batch)]
+    known = [text.partition("\n\n")[2], str(found.cost_model.global_batch)]
     for price in {id(p): p for p in (found.base, *(row.price for row in found.rows)) if p}.values():
         parts, held = price.time, price.memory
         fixed = parts.update_s + parts.overhead_s

@@ -71,6 +71,7 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
         option("--what-if", "WORDS", "price pure-bf16, 8bit-states, context=N: what training does not support"),
         option("--calibration", "FILE.json", "measured by  paceline calibrate", Path),
         option("--page", "plan.html", "write a page with sliders that opens offline", Path),
+        flag("-v --verbose", "print layouts, limits, terms of time and memory too"),
         flag("--json", "print every term as JSON instead of tables"),
         (("--emit",), {"choices": LAUNCHERS, "help": "launch files"}),
         option("--out", "FOLDER", "write plan.json and the launch files there", Path),

@@ -101,7 +101,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         from paceline.planner.show import render_plan
 
         console = build_console()
-        for part in render_plan(found):
+        for part in render_plan(found, arguments.verbose):
             console.print(part)
         if arguments.out is not None:
             print_text("written: " + ", ".join(str(arguments.out / name) for name in ("plan.json", *files)))

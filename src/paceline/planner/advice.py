@@ -43,28 +43,25 @@ def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
     """Say whether more devices pay, and what would be faster or need less memory."""
     assert plan.chosen is not None
     assert plan.base is not None
-    chosen, most = plan.chosen, plan.rows[-1]
+    base, price, most = plan.base, plan.chosen.price, plan.rows[-1]
     if _exceeds_one_device(cost_model, plan):
-        yield _explain_size(plan, plan.base)
-    if most.devices == 1:
-        yield f"One device: a step of {cost_model.global_batch:,} samples takes {duration(most.price.step_s)}."
+        yield _explain_size(plan)
+    if most.devices == base.devices or (plan.chosen.devices == 1 and most.efficiency >= 0.5):
+        step = f"a step of {cost_model.global_batch:,} samples takes {duration(price.step_s)}"
+        yield f"{_layout_name(cost_model, price)} on {_count_devices(price.devices)}: {step}."
     elif most.efficiency < 0.5:
         yield _describe_loss(cost_model, plan, most)
     else:
-        yield _describe_gain(cost_model, chosen, plan.base)
-    yield from _explain_longer_compute(cost_model, plan.base, most.price, plan.target.shared)
-    if chosen.price.tight:
+        yield f"{_describe_speed(cost_model, plan.chosen, base)}."
+    yield from _explain_longer_compute(cost_model, base, most.price, plan.target.shared)
+    if price.tight:
         yield (
-            f"Memory is tight: {size(chosen.price.memory.total_bytes)} of {size(chosen.price.capacity_bytes)} are "
-            f"expected, and the estimate may be {percent(MEMORY_ERROR)} off. "
-            "parallel.micro_batch or parallel.activation_checkpointing give room."
+            f"Memory is tight: {size(price.memory.total_bytes)} of {size(price.capacity_bytes)}, ± "
+            f"{percent(MEMORY_ERROR)}; parallel.micro_batch or parallel.activation_checkpointing give room."
         )
-    if chosen.price.waits_for_data:
-        yield (
-            f"Input is the bottleneck: a step waits {duration(chosen.price.time.data_s)} for it. "
-            "Store samples smaller, or keep them in memory."
-        )
-    yield from _suggest_precision(cost_model, chosen.price)
+    if price.waits_for_data:
+        yield f"Input holds a step up for {duration(price.time.data_s)}: store samples smaller, or keep them in memory."
+    yield from _suggest_precision(cost_model, price)
 
 
 def describe_base(cost_model: CostModel, base: PricedLayout) -> str:
@@ -89,65 +86,41 @@ def _exceeds_one_device(cost_model: TrainingCostModel, plan: Plan) -> bool:
     return alone is None or alone.layout.offload
 
 
-def _explain_size(plan: Plan, base: PricedLayout) -> str:
+def _explain_size(plan: Plan) -> str:
     numbers, cost_model = plan.cost_model.numbers, plan.cost_model
     states = cost_model.stored_params * numbers.weight_bytes
     states += cost_model.trained_params * (numbers.gradient_bytes + numbers.state_bytes)
     device = plan.target.at(1).cluster.device
-    verdict = f"It does not fit on one {device.name}"
-    if plan.rows[0].devices == 1:
-        verdict = f"It fits on one {device.name} only with its states in host memory"
-    room = f"; the device has {size(device.memory_bytes)}"
+    room = f"the device has {size(device.memory_bytes)}"
     if states <= device.memory_bytes:
-        room = ", and activations do not fit beside them"
-    host = f" and {size(base.memory.host_bytes)} of host memory" if base.layout.offload else ""
-    name = f"{_layout_name(cost_model, base)} on {_count_devices(base.devices)}"
-    least = f"{name} needs {size(base.memory.total_bytes)}{host} on each."
-    return f"{verdict}: weights, gradients and optimiser states need {size(states)}{room}. {least}"
-
-
-def _describe_gain(cost_model: TrainingCostModel, chosen: PlanRow, base: PricedLayout) -> str:
-    p = chosen.price
-    if chosen.devices == 1:
-        return f"Take one device: a step takes {duration(p.step_s)}."
-    if chosen.devices == base.devices:
-        return f"{_layout_name(cost_model, p)} on {base.devices} devices: a step takes {duration(p.step_s)}."
-    hidden = p.time.comm_s - p.time.exposed_s
-    travel = f"communicates {duration(p.time.comm_s)}"
-    if hidden > 0.1 * p.time.comm_s:
-        travel += f", of which {hidden / p.time.comm_s:.0%} is hidden behind compute".replace("%", " %")
-    return f"{_describe_speed(cost_model, chosen, base)} and {travel}."
+        room = "activations do not fit beside them"
+    need = f"weights, gradients and optimiser states need {size(states)}; {room}"
+    return f"One {device.name} is too small: {need}."
 
 
 def _describe_speed(cost_model: TrainingCostModel, row: PlanRow, base: PricedLayout) -> str:
-    name, speed = _layout_name(cost_model, row.price), format_times(row.speedup)
-    return (
-        f"{name} on {row.devices} devices will run at {speed} the speed of {describe_base(cost_model, base)}: "
-        f"each step computes {duration(row.price.time.compute_s)}"
-    )
+    """Compare a row with the base, and name the largest parts of its step."""
+    time, name = row.price.time, f"{_layout_name(cost_model, row.price)} on {_count_devices(row.devices)}"
+    hidden, fixed = time.comm_s - time.exposed_s, time.update_s + time.overhead_s
+    parts = [f"compute {duration(time.compute_s)}", f"communication {duration(time.comm_s)}"]
+    if hidden > 0.1 * time.comm_s:
+        parts[1] += f" ({percent(hidden / time.comm_s)} hidden)"
+    if fixed > time.exposed_s:
+        parts.append(f"launches and update {duration(fixed)}")
+    speed = f"{format_times(row.speedup)} the speed of {describe_base(cost_model, base)}"
+    return f"{name} will run at {speed}; each step: {', '.join(parts)}"
 
 
 def _describe_loss(cost_model: TrainingCostModel, plan: Plan, most: PlanRow) -> str:
     """Say what devices that do not pay would run at, why, and what would help instead."""
-    p, n, base, chosen, knee = most.price, most.devices, plan.base, plan.chosen, plan.ranking.knee
+    base, chosen, knee = plan.base, plan.chosen, plan.ranking.knee
     assert base is not None
     assert chosen is not None
-    text = _describe_speed(cost_model, most, base)
-    fixed = p.time.update_s + p.time.overhead_s
-    if p.time.exposed_s >= fixed:
-        text += f" and communicates {duration(p.time.comm_s)}"
-    else:
-        text += f", communicates {duration(p.time.comm_s)} and spends {duration(fixed)} on launches and the update"
-    if base.step_s < p.time.compute_s:
-        text += f"; {_count_devices(base.devices)} need{'s' * (base.devices == 1)} {duration(base.step_s)} in all"
-    ways = list[str]()
-    if chosen.devices == 1:
-        ways = ["stay on one device"]
-    elif chosen.devices < n:
-        ways = [f"use {chosen.devices} devices ({format_times(chosen.speedup)})"]
-    elif knee is not None and knee.devices < n:
-        least = f"{_count_devices(knee.devices)} ({format_times(knee.speedup)})"
-        text += f". That is the fastest; {least} have the least time × money"
+    text, ways = _describe_speed(cost_model, most, base), list[str]()
+    if chosen.devices < most.devices:
+        ways = [f"take {_count_devices(chosen.devices)} ({format_times(chosen.speedup)})"]
+    elif knee is not None and knee.devices < most.devices:
+        text += f"; {_count_devices(knee.devices)} ({format_times(knee.speedup)}) cost the least time × money"
     ways += [*_suggest_larger_batch(cost_model, most, base), *_suggest_less_communication(cost_model, base, most)]
     do = ", or ".join(ways)
     return f"{text}. {do[0].upper()}{do[1:]}." if do else f"{text}."
@@ -160,17 +133,13 @@ def _explain_longer_compute(
     if most.devices == base.devices or most.time.compute_s <= base.time.compute_s:
         return
     alone, together = (cost_model.placement(p.layout, p.where.cluster.device).runtime for p in (base, most))
-    longer = f"Each of {most.devices} devices computes {duration(most.time.compute_s)} in a step, and "
-    longer += f"{describe_base(cost_model, base)} {duration(base.time.compute_s)}"
+    reason = "so small a part of the batch is mostly launches, which do not shrink with it"
     if shared:
-        yield f"{longer}: ranks share the cores of one machine."
+        reason = "ranks share the cores of one machine"
     elif alone.one_graph and not together.one_graph:
-        yield (
-            f"{longer}: one device replays its step as one CUDA graph, and with several the host launches every "
-            "kernel, because collectives stay outside of graphs; so small a step is mostly launches."
-        )
-    else:
-        yield f"{longer}: so small a part of the batch is mostly launches, which do not shrink with it."
+        reason = "one device replays a CUDA graph; with several, so small a step is mostly launches by the host"
+    longer = f"{_count_devices(most.devices)} compute {duration(most.time.compute_s)} in a step"
+    yield f"{longer}, {describe_base(cost_model, base)} {duration(base.time.compute_s)}: {reason}."
 
 
 def _suggest_larger_batch(cost_model: TrainingCostModel, most: PlanRow, base: PricedLayout) -> Iterator[str]:

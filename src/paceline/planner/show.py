@@ -1,4 +1,4 @@
-"""Render a plan for the terminal, in at most 100 columns."""
+"""Render a plan for the terminal, in at most 100 columns: the answer, one table and, on request, every term."""
 
 from __future__ import annotations
 
@@ -31,16 +31,30 @@ def format_cell_amount(value: float | None) -> str:
     return f"{value:.2g}" if value < 0.095 else f"{value:.2f}" if value < 99.95 else f"{value:,.0f}"
 
 
-def render_plan(plan: Plan) -> Iterator[Any]:
-    yield from wrap_lines(plan.cost_model.headline(), "")
+def format_run_time(hours: float) -> str:
+    """Format the length of a run as people say it: 12.3 s, 23.9 min, 31 h, 4.2 days."""
+    if hours >= 36:
+        return f"{number(hours / 24, 3)} days"
+    return format_short_duration(3600 * hours)
+
+
+def render_plan(plan: Plan, verbose: bool = False) -> Iterator[Any]:
+    """Yield the answer and the table of devices; with `verbose` also layouts, limits and every term."""
     yield from wrap_lines(summarize_plan(plan), "")
-    yield from _render_head(plan)
+    for line in plan.advice:
+        yield from wrap_lines(line, "→ ")
+    if plan.chosen is not None and not plan.what_if:
+        words = " ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items())
+        yield from wrap_lines(words, "  ")
     yield ""
     if plan.rows:
         yield _build_device_table(plan)
     yield from _list_impossible(plan)
-    if plan.rows:
-        yield from _list_remarks(plan)
+    for line in (*_list_conditions(plan), *(_list_remarks(plan) if verbose else ())):
+        yield from wrap_lines(line, "")
+    if not verbose:
+        yield "more with -v: layouts, limits, terms of time and memory; all of it with --json"
+        return
     chosen, wording = plan.chosen, plan.cost_model.wording
     if wording.several_layouts:
         for found in (chosen.found,) if chosen else plan.misfits[-1:]:
@@ -53,28 +67,22 @@ def render_plan(plan: Plan) -> Iterator[Any]:
     if chosen is not None:
         yield ""
         yield _build_term_table(chosen.price, wording)
-    yield ""
-    for line in plan.advice:
-        yield from wrap_lines(line, "→ ")
-    if chosen is not None and not plan.what_if:
-        yield from wrap_lines(" ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items()), "  ")
 
 
 def summarize_plan(plan: Plan) -> str:
     """Say in one line whether the run fits, where, how long it takes and what it costs."""
-    row, device = plan.chosen, plan.target.whole.device.name
+    row, device, name = plan.chosen, plan.target.whole.device.name, plan.cost_model.name
     if row is None:
-        return f"Does not fit on {plan.target.name}."
+        return f"{name} does not fit on {plan.target.name}."
     where = f"{row.devices:,} rank{'s' * (row.devices > 1)}" if plan.target.shared else f"{row.devices:,} × {device}"
     offload = " only with CPU offload" * row.price.layout.offload
-    amounts = [format_short_duration(3600 * row.hours)] if row.hours is not None else []
+    amounts = [format_run_time(row.hours)] if row.hours is not None else []
     if row.cost_usd is not None:
         amounts.append(f"{format_cell_amount(row.cost_usd)} USD{' (spot)' * plan.rates.take_spot}")
     elif row.spot_usd is not None:
         amounts.append(f"{format_cell_amount(row.spot_usd)} USD (spot)")
-    total = f": {', '.join(amounts)}" if amounts else ""
-    requirements = _describe_requirements(plan)
-    return f"Fits{offload} on {where}{total}.{f' {requirements}' if requirements else ''}"
+    total = f": {', '.join(amounts)}" if amounts else f": {format_short_duration(row.price.step_s)} per step"
+    return " ".join(filter(None, (f"{name} fits{offload} on {where}{total}.", _describe_requirements(plan))))
 
 
 def _describe_requirements(plan: Plan) -> str:
@@ -87,16 +95,16 @@ def _describe_requirements(plan: Plan) -> str:
         asked.append(f"an efficiency of at least {percent(plan.requirements.min_efficiency)}")
     if not asked:
         return ""
-    *most, last = asked
-    limits = f"{', '.join(most)} and {last}" if most else last
+    limits = " and ".join(asked)
     if not plan.ranking.accepted:
         return f"No row meets {limits}; ✓ comes nearest."
     return f"✓ is the {'fastest' if deadline is None else 'cheapest'} that meets {limits}."
 
 
-def _render_head(plan: Plan) -> Iterator[str]:
-    target, rates = plan.target, plan.rates
-    cluster = target.whole
+def _list_conditions(plan: Plan) -> Iterator[str]:
+    """What the answer stands on: model, cluster, prices, and what was assumed or is not checked."""
+    target, rates, cluster = plan.target, plan.rates, plan.target.whole
+    yield plan.cost_model.headline()
     links = f"{size(cluster.link_bytes_s)}/s in a node" if cluster.per_node > 1 and cluster.link_bytes_s > 1 else ""
     network = f"{number(cluster.node_bytes_s * 8 / 1e9, 3)} Gbit/s per node" if cluster.nodes > 1 else ""
     price = ""
@@ -109,23 +117,24 @@ def _render_head(plan: Plan) -> Iterator[str]:
     shape = f"{f'{cluster.nodes} × ' * (cluster.nodes > 1)}{cluster.per_node} × {cluster.device.name}"
     if target.shared:
         shape = f"this machine, {cluster.device.name} shared by up to {cluster.devices} ranks"
-    yield from wrap_lines(", ".join(filter(None, (f"{target.name} = {shape}", links, network, price))), "")
+    yield ", ".join(filter(None, (f"{target.name} = {shape}", links, network, price)))
     if calibration := target.calibration:
         yield f"calibrated on {calibration.host}, {calibration.date}: {calibration.file}"
-        if calibration.correction is not None:
-            yield from wrap_lines(calibration.correction.describe(), "  ")
     elif target.shared:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if target.note:
         yield target.note
-    if plan.spec.parallel.backend == "gloo" and not cluster.device.synchronous:
-        yield "priced with a device for each rank; with parallel.backend=gloo ranks can share one, and take turns"
     if plan.what_if:
-        yield from wrap_lines(f"what if: {plan.what_if.describe()} (priced only: training does not support this)", "")
+        yield f"what if: {plan.what_if.describe()} (priced only: training does not support this)"
     if fixed := plan.constraints.describe():
-        yield from wrap_lines(f"Fixed by the run file: {fixed}", "")
-    for text in plan.cost_model.assumptions:
-        yield f"assumed: {text}"
+        yield f"Fixed by the run file: {fixed}"
+    yield from (f"assumed: {text}" for text in plan.cost_model.assumptions)
+    offloaded = [row.price for row in plan.rows if row.price.layout.offload]
+    if offloaded and offloaded[0].where.cluster.host_bytes is None and not cluster.device.synchronous:
+        most = size(max(p.host_node_bytes for p in offloaded))
+        yield f"* states in host memory: needs {most} per node (not checked: set {HOST} in the cluster file)"
+    elif offloaded:
+        yield "* states in host memory"
 
 
 def _build_device_table(plan: Plan) -> Table:
@@ -183,30 +192,22 @@ def _list_impossible(plan: Plan) -> Iterator[str]:
 
 def _list_remarks(plan: Plan) -> Iterator[str]:
     """What the columns mean here, and what no row can exceed."""
-    base, chosen = plan.base, plan.chosen
-    assert base is not None
-    assert chosen is not None
+    base, chosen, calibration = plan.base, plan.chosen, plan.target.calibration
+    if calibration is not None and calibration.correction is not None:
+        yield calibration.correction.describe()
+    if base is None or chosen is None:
+        return
     if text := plan.cost_model.describe_pauses(chosen.price):
-        yield from wrap_lines(text, "")
-    offloaded = [row.price for row in plan.rows if row.price.layout.offload]
-    if offloaded:
-        most = max(p.host_node_bytes for p in offloaded)
-        cluster = offloaded[0].where.cluster
-        text = "* states in host memory"
-        if cluster.host_bytes is None and not cluster.device.synchronous:
-            text += f": needs {size(most)} per node (not checked: set {HOST} in the cluster file)"
-        yield from wrap_lines(text, "")
+        yield text
     if chosen is not plan.ranking.fastest and plan.requirements == Requirements():
         yield "✓ is as fast as any within 5 %, with the fewest devices"
-    fewest = ""
-    if base.devices > 1:
-        fewest = ", the fewest that hold it"
-        fewest += " without host memory" * (bool(offloaded) and not base.layout.offload)
-        fewest += " as fixed by the run file" * bool(plan.constraints.describe())
+    fewest = ", the fewest that hold it" * (base.devices > 1)
     over = f"speed-ups are over {describe_base(plan.cost_model, base)}{fewest}"
-    yield from wrap_lines(f"{over}{'; cost is over the cheapest' * _shows_cost(plan)}", "")
+    yield f"{over}{'; cost is over the cheapest' * _shows_cost(plan)}"
     if (plan.rates.take_spot or plan.rates.spot_usd is not None) and plan.cost_model.steps is not None:
         yield "Spot instances can be preempted; work since the last checkpoint is repeated."
+    if plan.spec.parallel.backend == "gloo" and not plan.target.whole.device.synchronous:
+        yield "priced with a device for each rank; with parallel.backend=gloo ranks can share one, and take turns"
     if (ceilings := plan.ceilings) is None or plan.target.shared:  # no law goes beyond the cores of a machine
         return
     serial = ceilings.serial_share
@@ -242,24 +243,16 @@ def _build_layout_table(found: SearchResult, chosen: PricedLayout | None) -> Tab
 
 
 def _list_rejected(found: SearchResult) -> Iterator[str]:
-    """Why other layouts are not in the table."""
-    shown = _select_rejected(found.rejected)
-    for r in shown:
-        yield f"✗  {r.family}: {r.reason}"
+    """Why other layouts are not in the table: a few reasons of different kinds, the simplest layouts first."""
+    kinds: dict[tuple[object, ...], RejectedFamily] = {}
+    for r in sorted(found.rejected, key=lambda r: (r.family not in ("single", "ddp"), r.parts, r.axes)):
+        kinds.setdefault((*r.group, "tensor" in r.axes), r)
+    shown = list(kinds.values())[:MAX_REJECTED]
+    yield from (f"✗  {r.family}: {r.reason}" for r in shown)
     slower, impossible = max(0, len(found.prices) - MAX_CANDIDATES), len(found.rejected) - len(shown)
     more = [f"{slower} slower"] * (slower > 0) + [f"{impossible} impossible"] * (impossible > 0)
     if more:
         yield f"   … {' and '.join(more)} more, with every term, by  --json"
-
-
-def _select_rejected(rejected: tuple[RejectedFamily, ...]) -> list[RejectedFamily]:
-    """A few reasons of different kinds: the simplest layouts first."""
-    kinds: dict[tuple[object, ...], RejectedFamily] = {}
-    for r in sorted(rejected, key=lambda r: (r.parts, "pipeline" in r.axes, "tensor" in r.axes)):
-        kinds.setdefault((*r.group, "tensor" in r.axes), r)
-    plain = [r for r in rejected if r.family in ("single", "ddp")]
-    rest = [r for r in kinds.values() if r not in plain]
-    return [*plain, *rest][:MAX_REJECTED]
 
 
 def _build_term_table(p: PricedLayout, wording: PlanWording) -> Any:

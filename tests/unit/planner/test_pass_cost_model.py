@@ -65,7 +65,7 @@ def test_it_is_planned_shown_and_written(monkeypatch):
     assert found.advice == ("take 4",)
     assert found.as_json()["rows"][0]["memory"]["rows_bytes"] == 8e9
     out = io.StringIO()
-    for part in render_plan(found):
+    for part in render_plan(found, verbose=True):
         Console(file=out, width=100).print(part)
     assert "250,000,000 rows each" in out.getvalue()
     assert "time per pass" in out.getvalue()
