@@ -157,7 +157,8 @@ def train_sharded_and_save(folder: Path) -> None:
 def restore_sharded(folder: Path) -> None:
     state = step_once(*sharded(seed=1))
     restore_checkpoint(found(folder), state)
-    same(whole(state), torch.load(folder / "expected.pt"))
+    saved_by_two = found(folder).step == 1
+    same(whole(state), torch.load(folder / "expected.pt") if saved_by_two else whole(step_once(*sharded(seed=0))))
 
 
 @story
@@ -169,13 +170,7 @@ def sharded_tensors_are_read_by_any_number_of_ranks(folder: Path) -> None:
     for name, tensor in read_tensors(found(folder)).items():
         assert torch.equal(tensor, expected[f"model.{name}"]), name
     save(folder, step_once(*sharded(seed=0)), 2)
-    ranks(2, restore_sharded_from_one, folder)
-
-
-def restore_sharded_from_one(folder: Path) -> None:
-    state = step_once(*sharded(seed=1))
-    restore_checkpoint(found(folder), state)
-    same(whole(state), whole(step_once(*sharded(seed=0))))
+    ranks(2, restore_sharded, folder)
 
 
 def save_stage(folder: Path) -> None:

@@ -4,15 +4,15 @@ import pytest
 
 from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.layout import Layout, layout_of, parse_layout
+from paceline.layout import layout_of, parse_layout
 from paceline.parallel.pipeline import divide_layers
 from paceline.workload import build_workload
 
 LM = {"workload": "lm", "model": {"preset": "custom", "width": 32, "heads": 4, "kv_heads": 2, "layers": 4, "ffn": 64}}
 
 
-def of(batch=16, **parallel):
-    return layout_of(build_spec({"train": {"global_batch": batch}, "parallel": parallel}))
+def of(batch=16, precision="fp32", **parallel):
+    return layout_of(build_spec({"train": {"global_batch": batch, "precision": precision}, "parallel": parallel}))
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,15 @@ def test_short_forms(words, parallel):
     assert parse_layout(words) == parallel
 
 
-@pytest.mark.parametrize(
-    "words", ["", "fdsp:2", "fsdp", "fsdp:0", "fsdp:two", "hsdp:4", "tensor:2x2", "single:2", "ddp:2+"]
-)
-def test_a_short_form_that_says_nothing_is_refused(words):
+UNKNOWN = ["", "fdsp:2", "fsdp", "fsdp:0", "fsdp:two", "hsdp:4", "tensor:2x2", "single:2", "ddp:2+"]
+TWICE = ["ddp:2+fsdp:2", "tensor:2+tensor:4", "single+fsdp:2"]
+
+
+@pytest.mark.parametrize("words", [*UNKNOWN, *TWICE])
+def test_a_short_form_that_says_nothing_or_something_twice_is_refused(words):
     with pytest.raises(UserError) as refused:
         parse_layout(words)
-    assert (refused.value.code, refused.value.key) == ("unknown-name", "layout")
+    assert (refused.value.code, refused.value.key) == ("conflict" if words in TWICE else "unknown-name", "layout")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,8 @@ def test_a_short_form_that_says_nothing_is_refused(words):
         (3, {"ranks": 4, "pipeline": 4}, "parallel.pipeline", "parallel.pipeline=3"),
         (16, {"ranks": 4, "pipeline": 4, "micro_batch": 8}, "parallel.micro_batch", "parallel.micro_batch=4"),
         (3, {"ranks": 8, "tensor": 2}, "train.global_batch", "train.global_batch=4"),
+        (16, {"ranks": 2, "reduce": "powersgd", "precision": "fp16"}, "parallel.reduce", "train.precision=bf16"),
+        (16, {"ranks": 2, "tensor": 2, "precision": "fp8"}, "train.precision", "train.precision=bf16"),
     ],
 )
 def test_layouts_that_cannot_work_are_refused_with_the_nearest_that_can(batch, parallel, key, use):
@@ -143,14 +147,3 @@ def test_stages_are_cut_by_cost(costs, before, after, parts, sizes):
     ranges = divide_layers(costs, before, after, parts)
     assert [len(part) for part in ranges] == sizes
     assert [i for part in ranges for i in part] == list(range(len(costs)))
-
-
-def test_the_old_words_still_make_a_layout():
-    assert Layout("ddp", 4, 10, 3).passes(10) == 1
-
-
-@pytest.mark.parametrize("words", ["ddp:2+fsdp:2", "tensor:2+tensor:4", "single+fsdp:2"])
-def test_a_short_form_that_says_something_twice_is_refused(words):
-    with pytest.raises(UserError) as refused:
-        parse_layout(words)
-    assert refused.value.code == "conflict"

@@ -9,8 +9,6 @@ from rich.console import Console
 from torch import nn
 
 from paceline.config import Parallel, build_spec
-from paceline.errors import UserError
-from paceline.layout import layout_of
 from paceline.parallel.compress import DIFFERENCES, OUTER_LR, OUTER_MOMENTUM, LocalSGD, describe_difference
 from paceline.runlog.summary import compute_summary, print_summary
 from paceline.runlog.timers import CollectiveTimer
@@ -35,16 +33,6 @@ def test_the_outer_step_is_that_of_torchs_nesterov():
         if step % 2 == 0:
             for ours, theirs in zip(net.parameters(), twin, strict=True):
                 assert torch.allclose(ours, theirs, atol=1e-6)
-
-
-def test_an_outer_step_of_rate_1_without_momentum_is_the_mean():
-    net = nn.Linear(5, 3)
-    joiner = LocalSGD(net, every=1, timer=CollectiveTimer(), outer=True)
-    joiner.lr, joiner.momentum = 1.0, 0.0
-    net.weight.data.add_(1.0)
-    want = net.weight.detach().clone()
-    joiner.average_models(1, now=False)
-    assert torch.allclose(net.weight, want, atol=1e-6)
 
 
 def test_every_mode_that_changes_the_answer_says_so():
@@ -76,8 +64,3 @@ def test_the_speed_of_ranks_that_train_apart_counts_what_joining_costs():
     assert summary.samples_per_s == pytest.approx(500)
     assert summary.median["step_s"] == pytest.approx(0.2)
     assert summary.median["comm_s"] == pytest.approx(0.1)
-
-
-def test_powersgd_is_refused_where_gradients_change_their_scale():
-    with pytest.raises(UserError, match=r"train\.precision=bf16"):
-        layout_of(build_spec({"parallel": {"ranks": 2, "reduce": "powersgd"}, "train": {"precision": "fp16"}}))

@@ -4,9 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.config import build_spec
-from paceline.errors import UserError
-from paceline.layout import layout_of
 from paceline.parallel import precision
 from paceline.parallel.precision import Fp8Linear, explain_missing_tf32, scale_to_fp8, set_tf32, use_fp8
 
@@ -70,11 +67,6 @@ def test_the_largest_number_becomes_the_largest_that_the_type_holds(kind):
     assert not nothing.float().any()
 
 
-def test_fp8_does_not_go_with_tensor_parallelism():
-    with pytest.raises(UserError, match=r"train.precision=fp8"):
-        layout_of(build_spec({"train": {"precision": "fp8"}, "parallel": {"tensor": 2, "ranks": 2}}))
-
-
 @pytest.fixture
 def products_as_before():
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -84,9 +76,7 @@ def products_as_before():
 
 @pytest.mark.usefixtures("products_as_before")
 def test_products_take_tf32_only_where_it_was_asked_for():
-    assert (
-        explain_missing_tf32("tf32", CPU) == "train.precision=tf32: a CPU has no TF32, so matrix products are in fp32"
-    )
+    assert "a CPU has no TF32" in explain_missing_tf32("tf32", CPU)
     assert explain_missing_tf32("fp32", CPU) == ""
     set_tf32("fp32")
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, True), "torch's own"

@@ -3,12 +3,10 @@
 import json
 import os
 import pickle
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,24 +105,18 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 def test_training_may_change_the_tensors_once_save_returns(tmp_path: Path) -> None:
     checkpoints = CheckpointWriter(tmp_path, 9)
-    state = state_of(0, n=100_000)
-    for step in (1, 2, 3):
+    state = state_of(0)
+    for step in (1, 2, 3):  # tensors may also have another shape, or be new
         state["model"]["a.weight"].fill_(step)
+        state["model"]["new"] = torch.ones(step)
         checkpoints.save(state, {"step": step})
         state["model"]["a.weight"].fill_(-1)
     checkpoints.close()
     for path in reader.list_sealed(tmp_path):
         checkpoint = reader.verify_checkpoint(path)
-        assert (read_tensors(checkpoint)["a.weight"] == checkpoint.step).all()
-
-
-def test_the_state_may_change_its_shape_between_saves(tmp_path: Path) -> None:
-    checkpoints = CheckpointWriter(tmp_path, 9)
-    checkpoints.save({"model": {"a": torch.ones(3), "gone": torch.ones(2)}}, {"step": 1})
-    checkpoints.save({"model": {"a": torch.ones(5), "new": torch.ones(4)}}, {"step": 2})
-    checkpoints.close()
-    checkpoint = newest(tmp_path)
-    assert {name: len(t) for name, t in read_tensors(checkpoint).items()} == {"a": 5, "new": 4}
+        tensors = read_tensors(checkpoint)
+        assert {name: len(tensor) for name, tensor in tensors.items()} == {"a.weight": 6, "new": checkpoint.step}
+        assert (tensors["a.weight"] == checkpoint.step).all()
 
 
 def test_only_tensors_are_state(tmp_path: Path) -> None:
@@ -294,53 +286,43 @@ class Harm:
         return os.system, (f"touch {self.file}",)
 
 
-def harmful(folder: Path) -> Checkpoint:
+def trick_metadata(metadata: Any, folder: Path) -> Any:
+    return Harm(folder.parents[1] / "harm")
+
+
+def trick_bytes(metadata: Any, folder: Path) -> Any:
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    metadata.state_dict_metadata["model.a.weight"] = BytesStorageMetadata()  # DCP would unpickle it unrestricted
+    return metadata
+
+
+def trick_shard(metadata: Any, folder: Path) -> Any:
+    torch.save(Harm(folder.parents[1] / "harm"), folder / "__0_0.distcp")
+    for place in metadata.storage_data.values():
+        place.offset, place.length = 0, (folder / "__0_0.distcp").stat().st_size
+    return metadata
+
+
+def trick_outside(metadata: Any, folder: Path) -> Any:
+    next(iter(metadata.storage_data.values())).relative_path = "../../secret"
+    return metadata
+
+
+@pytest.mark.parametrize("trick", [trick_metadata, trick_bytes, trick_shard, trick_outside, lambda *_: [1], None])
+def test_a_checkpoint_that_would_run_or_read_something_else_is_refused(tmp_path: Path, trick: Any) -> None:
+    save(tmp_path / "c", 1)
+    folder = tmp_path / "c" / "step-00000001"
+    with (folder / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    content = b"\x80\x04rubbish" if trick is None else pickle.dumps(trick(metadata, folder))
+    (folder / ".metadata").write_bytes(content)
     reseal(folder)
     checkpoint = newest(folder.parent)
     assert checkpoint.path == folder
-    return checkpoint
-
-
-def test_metadata_that_would_run_something_is_refused(tmp_path: Path) -> None:
-    save(tmp_path / "c", 1)
-    folder = tmp_path / "c" / "step-00000001"
-    (folder / ".metadata").write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
-    checkpoint = harmful(folder)
-    for read in (lambda: restore_checkpoint(checkpoint, state_of(0)), lambda: read_tensors(checkpoint)):
-        assert_rejected("not-trusted", "", read)
-    assert not (tmp_path / "harm").exists()
-
-
-def test_a_shard_that_would_run_something_is_refused(tmp_path: Path) -> None:
-    save(tmp_path / "c", 1)
-    folder = tmp_path / "c" / "step-00000001"
-    shard = folder / "__0_0.distcp"
-    torch.save(Harm(tmp_path / "harm"), shard)
-    with (folder / ".metadata").open("rb") as file:
-        metadata = pickle.load(file)
-    for place in metadata.storage_data.values():
-        place.offset, place.length = 0, shard.stat().st_size
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    checkpoint = harmful(folder)
     assert_rejected("not-trusted", "", lambda: restore_checkpoint(checkpoint, state_of(0)))
+    assert_rejected("not-trusted", "", lambda: read_tensors(checkpoint))
     assert not (tmp_path / "harm").exists()
-
-
-@pytest.mark.parametrize("trick", ["bytes", "outside", "rubbish", "list"])
-def test_metadata_of_other_things_is_refused(tmp_path: Path, trick: str) -> None:
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-
-    save(tmp_path / "c", 1)
-    folder = tmp_path / "c" / "step-00000001"
-    with (folder / ".metadata").open("rb") as file:
-        metadata = pickle.load(file)
-    if trick == "bytes":  # DCP would unpickle such an entry without restriction
-        metadata.state_dict_metadata["model.a.weight"] = BytesStorageMetadata()
-    if trick == "outside":
-        next(iter(metadata.storage_data.values())).relative_path = "../../secret"
-    content = {"rubbish": b"\x80\x04rubbish", "list": pickle.dumps([1])}.get(trick, pickle.dumps(metadata))
-    (folder / ".metadata").write_bytes(content)
-    assert_rejected("not-trusted", "", lambda: restore_checkpoint(harmful(folder), state_of(0)))
 
 
 def test_every_dtype_of_a_checkpoint_can_be_described(tmp_path: Path) -> None:
@@ -431,52 +413,10 @@ def test_an_old_one_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: 
 
 
 def test_a_kill_loses_nothing(tmp_path: Path) -> None:
-    """At random moments, and before each change of the folder; in a process of its own, which forks the writers: this
-    file as a program."""
+    """Before each change of the folder; in a process of its own, which forks the writers: this file as a program."""
     done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("kills") == 2
-
-
-def write_for_ever(folder: Path) -> None:
-    torch.set_num_threads(1)
-    checkpoint = find_newest(folder, lambda text: None)
-    step = checkpoint.step if checkpoint else 1  # the same step again: as a resumed run may do
-    checkpoints = CheckpointWriter(folder, keep=2)
-    state = {"model": {str(i): torch.empty(50_000) for i in range(8)}}
-    while True:
-        for tensor in state["model"].values():
-            tensor.fill_(step)
-        checkpoints.save(state, {"step": step}, score=-abs(step - 50))
-        step += 1
-
-
-def kill_at_random_moments(folder: Path) -> None:
-    moments = random.Random(0)
-    last = 0
-    unfinished = 0
-    for kill in range(8):
-        writer = os.fork()
-        if writer == 0:
-            try:
-                write_for_ever(folder)
-            finally:
-                os._exit(1)
-        while kill == 0 and not (folder / "step-00000001").exists():
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0.02, 0.3))
-        os.kill(writer, signal.SIGKILL)
-        _, status = os.waitpid(writer, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-        checkpoint, said = found(folder)
-        assert all(text.endswith("it was not finished") for text in said), said
-        unfinished += bool(said)
-        assert checkpoint.step >= last, "a sealed checkpoint was lost"
-        last = checkpoint.step
-        tensors = read_tensors(checkpoint)
-        assert len(tensors) == 8
-        assert all((tensor == checkpoint.step).all() for tensor in tensors.values())
-    print(f"8 kills, {unfinished} of them while writing, at step {last}")
+    assert done.stdout.count("kills") == 1
 
 
 def kill_before_each_change(folder: Path) -> None:
@@ -521,5 +461,4 @@ def killer(place: Path, after: int) -> Callable[[str, tuple[Any, ...]], None]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    kill_at_random_moments(Path(sys.argv[1]) / "random")
-    kill_before_each_change(Path(sys.argv[1]) / "each")
+    kill_before_each_change(Path(sys.argv[1]))

@@ -119,9 +119,6 @@ def test_what_determines_an_answer(small):
     assert collect_determining_values(small) == collect_determining_values(same)
     for key, value in (("train.seed", 1), ("model.width", 64), ("data.limit", 7), ("parallel.reduce", "bf16")):
         assert collect_determining_values(small) != collect_determining_values(small.replace({key: value})), key
-
-
-def test_the_version_of_a_built_in_workload_is_kept(small):
     assert {"workload.py", "sections.py"} <= {file.name for file in list_workload_files(small)}
 
 
