@@ -391,12 +391,11 @@ def with_own_file(small, folder, content, name, changes):
 )
 def test_an_own_file_that_contradicts_the_run_file_is_refused_by_name(small, tmp_path, name, changes, content, said):
     spec = with_own_file(small, tmp_path, content, name, changes)
-    layers = ["Block", "Block"] if accelerate_config.is_sharding(layout_of(spec)) else None
+    check = partial(engines.check_engine, spec, layout_of(spec), {})
+    if accelerate_config.is_sharding(layout_of(spec)):  # the layers are known in the ranks alone
+        check = partial(accelerate_config.build_accelerate_config, spec, layout_of(spec), "cuda", ["Block", "Block"])
     with pytest.raises(UserError, match=said):
-        if layers:
-            accelerate_config.build_accelerate_config(spec, layout_of(spec), "cuda", layers)
-        else:
-            engines.check_engine(spec, layout_of(spec), {})
+        check()
 
 
 def test_an_own_yaml_on_fsdp_is_taken_over(small, tmp_path):
