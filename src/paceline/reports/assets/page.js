@@ -219,15 +219,22 @@
       { label: "best", data: at.slice(0, 1), pointRadius: 8, borderWidth: 3, borderColor: series(1), backgroundColor: "transparent", order: -1 },
       { label: "trials", data: at, pointRadius: 4.5, borderWidth: 0, borderColor: series(0), backgroundColor: faded(series(0), 0.75) },
     ];
-    const few = d.words.length
-      ? { type: "linear", min: -0.5, max: d.words.length - 0.5, ticks: { color: colour("faint"), stepSize: 1, maxRotation: 60, callback: (v) => cut(d.words[v] || "") } }
-      : d.log ? { type: "logarithmic" } : { type: "linear" };
+    const scale = d.log ? Math.log : (v) => v, back = d.log ? Math.exp : (v) => v;
+    const tried = [...new Set(at.map((p) => p.x))].sort((a, b) => a - b);
+    const [low, high] = [tried[0], tried[tried.length - 1]].map(scale);
+    const edge = 0.05 * (high - low) || 0.5;
+    const told = tried.filter((v, i) => !i || scale(v) - scale(tried[i - 1]) > (high - low) / 12);
+    const x = axis(d.unit, {
+      type: d.log ? "logarithmic" : "linear", min: back(low - edge), max: back(high + edge),
+      afterBuildTicks: (built) => { built.ticks = told.map((value) => ({ value })); },
+      ticks: { color: colour("faint"), autoSkip: false, maxRotation: 0, callback: (v) => cut(d.words[v] || String(short(v))) },
+    });
     return {
       type: "scatter", data: { datasets: sets },
-      options: options(axis(d.unit, few), axis(d.label, { type: "linear" }), {
+      options: options(x, axis(d.label, { type: "linear", grace: "8%" }), {
         title: (items) => (items.length ? "trial " + items[0].raw.trial : ""),
         label: (item) => d.unit + " " + (d.words[item.parsed.x] || short(item.parsed.x)) + ": " + short(item.parsed.y),
-      }),
+      }, { normalized: false }),
     };
   }
   const cut = (text) => (text.length > 18 ? "…" + text.slice(-17) : text);  // the end tells paths apart
