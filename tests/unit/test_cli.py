@@ -1,6 +1,7 @@
 """The command line: quick to answer, and readable in 100 columns."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from paceline import __version__
+from paceline.cli.main import GROUPS, list_verbs
 from paceline.config import load
 
 VERBS = ("train", "explain", "check", "export")
@@ -22,12 +24,31 @@ def run_file(tmp_path):
     return file
 
 
-def test_help_names_every_verb_with_an_example(ask):
-    out = ask("--help").out
-    for verb in VERBS:
-        assert f"  {verb} " in out
-        assert f"paceline {verb} " in out or verb == "train"
-    assert max(map(len, out.splitlines())) <= 120
+def test_help_lists_every_verb_once_in_a_group_and_five_examples(ask):
+    lines = ask("--help").out.splitlines()
+    named = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in list_verbs()]
+    assert sorted(named) == sorted(list_verbs())
+    assert [line[:-1] for line in lines if line[:-1] in GROUPS] == list(GROUPS)
+    assert len(lines) - lines.index("examples:") == 6
+    assert max(map(len, lines)) <= 110
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("tran", "'train'"), ("reprot", "'report'"), ("a.yaml", "train a.yaml")])
+def test_a_verb_that_does_not_exist_is_answered_with_the_one_that_was_meant(ask, typed, meant):
+    answer = ask(typed, "x")
+    assert answer.code == 2
+    assert meant in answer.err
+
+
+def test_a_path_that_does_not_exist_is_answered_with_what_exists_and_is_alike(ask, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    for name in ("lm_tiny.yaml", "classifier_news.yaml", "clasifier.csv"):
+        (tmp_path / "recipes" / name).touch()
+    typed = ("recipes/lm.yaml", "recipe/lm_tiny.yaml", "recipes/clasifier.yaml", "recipes/abc.yaml", "no/lm_tiny.yaml")
+    found = [re.search(r"did you mean '(.*)'", ask("train", path).err) for path in typed]
+    tiny, news = "recipes/lm_tiny.yaml", "recipes/classifier_news.yaml"
+    assert [match and match[1] for match in found] == [tiny, tiny, news, None, None]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +61,7 @@ def test_help_and_version(ask, words, out):
 
 
 def test_explain_shows_every_value_with_its_unit_and_origin(ask, run_file):
-    out = ask("explain", run_file, "parallel.ranks=4").out
+    out = ask("explain", run_file, "parallel.ranks=4", "--all").out
     assert max(map(len, out.splitlines())) <= 100
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     for key, _, unit, _ in load(run_file).fields():
@@ -49,6 +70,13 @@ def test_explain_shows_every_value_with_its_unit_and_origin(ask, run_file):
     assert rows["parallel.ranks"].split() == ["parallel.ranks", "4", "processes", "command", "line"]
     assert rows["train.seed"].split() == ["train.seed", "0", "default"]
     assert "128 global = 32 per pass × 4 ranks × 1 accumulated" in out
+
+
+def test_explain_shows_what_was_given_and_counts_the_rest(ask, run_file):
+    out = ask("explain", run_file, "parallel.ranks=4").out.splitlines()
+    given = [line.split()[0] for line in out[1 : out.index("")]]
+    assert given == ["name", "model.width", "train.lr", "parallel.ranks"]
+    assert out[-1].startswith(f"{len(list(load(run_file).fields())) - 4} more keys")
 
 
 def test_explain_shows_values_as_they_are(ask, run_file):

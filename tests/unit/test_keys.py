@@ -32,6 +32,8 @@ def test_a_section_a_key_and_a_word(ask):
         assert answer.code == 2
         assert f"did you mean {meant!r}?" in answer.err
     assert ask("keys warm").code == 0
+    (lora,) = json.loads(ask("keys lora_rank --json").out)
+    assert (lora["name"], lora["workload"]) == ("model.lora_rank", "transformers")
 
 
 @pytest.mark.parametrize(

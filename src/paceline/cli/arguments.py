@@ -50,7 +50,12 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
         flag("--changed-code", "resume although your own code has changed"),
         flag("--quiet", "print nothing but errors"),
     ),
-    "explain": (words(RUN_FILE), TRUST, flag("--data", "read the data too: steps, warm-up, evaluation")),
+    "explain": (
+        words(RUN_FILE),
+        TRUST,
+        flag("--data", "read the data too: steps, warm-up, evaluation"),
+        flag("--all", "defaults too"),
+    ),
     "launch": (
         option("--ranks -np -n", "N", "processes to start on this machine (1)", int),
         option("--restarts", "N", "of all ranks, after one failed (0)", int, 0),
@@ -130,7 +135,7 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
     ),
     "keys": (
         words("SECTION|KEY|WORD", "asked", help="train, train.lr, or a word to look for"),
-        option("--workload", "NAME", "whose model and data (classifier)", default=registry.DEFAULT_WORKLOAD),
+        option("--workload", "NAME", "whose model and data (classifier; a word is looked for in all)"),
     ),
     "schema": ((("kind",), {"choices": ("run", "cluster", "site"), "help": "whose schema to print"}),),
     "mcp": (),

@@ -111,26 +111,46 @@ NEAR = 0.75
 
 def run_keys(arguments: argparse.Namespace) -> int:
     console = build_console()
-    known = list_keys(arguments.workload)
-    exact = [key for key in known if key.name in arguments.asked]
-    found = exact or [key for key in known if not arguments.asked or _matches(key, arguments.asked)]
-    sections = list(list_sections(arguments.workload))
-    slips = [word for word in arguments.asked if not exact and _is_misspelt(word, sections, known)]
-    if not found or slips:
-        word = (slips or arguments.asked)[0]
+    workload, words = arguments.workload or registry.DEFAULT_WORKLOAD, arguments.asked
+    known = list_keys(workload)
+    found = _find_keys(known, words)
+    others = {} if found or arguments.workload else _find_other_keys(words, workload)
+    sections = list(list_sections(workload))
+    exact = any(key.name in words for key in found)
+    slips = [word for word in words if not exact and not others and _is_misspelt(word, sections, known)]
+    if not (found or others) or slips:
+        word = (slips or words)[0]
         names = sections if slips else [*sections, *(key.name for key in known)]
         hint = did_you_mean(word, names) or f"; the sections are {', '.join(sections)}"
-        message = f"no key of {arguments.workload} has {word!r} in its name or meaning{hint}"
+        of = workload if arguments.workload else "any workload"
+        message = f"no key of {of} has {word!r} in its name or meaning{hint}"
         raise UserError(message, code="unknown-key", key=word)
     if arguments.json:
-        print_json([{**asdict(key), "allowed": key.allowed} for key in found])
+        rows = [(workload, key) for key in found] + [(name, key) for name, keys in others.items() for key in keys]
+        print_json([{**asdict(key), "allowed": key.allowed, "workload": name} for name, key in rows])
         return 0
     for key in found:
         console.print(_render_key(key), soft_wrap=False)
-    if not arguments.asked:
+    for name, keys in others.items():
+        console.print(f"of the workload {name}:")
+        for key in keys:
+            console.print(_render_key(key), soft_wrap=False)
+    if not words:
         workloads = ", ".join(registry.BUILT_IN)
-        console.print(f"model and data are those of {arguments.workload}; --workload takes {workloads}")
+        console.print(f"model and data are those of {workload}; --workload takes {workloads}")
     return 0
+
+
+def _find_keys(known: Sequence[Key], words: Sequence[str]) -> list[Key]:
+    """Return the keys that words name or, if they name none, those in which a word occurs."""
+    exact = [key for key in known if key.name in words]
+    return exact or [key for key in known if not words or _matches(key, words)]
+
+
+def _find_other_keys(words: Sequence[str], workload: str) -> dict[str, list[Key]]:
+    """Return matching keys of the model and data sections of the other workloads, by workload."""
+    found = {name: _find_keys(list_keys(name), words) for name in registry.BUILT_IN if name != workload}
+    return {name: keys for name, keys in found.items() if keys}
 
 
 def _matches(key: Key, words: Sequence[str]) -> bool:
@@ -206,7 +226,7 @@ def _list_options(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict
     """Return the help and the options of each verb."""
     (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     options = {
-        name: [word for action in one._actions for word in action.option_strings if word.startswith("--")]
-        for name, one in verbs.choices.items()
+        name: [word for action in verb._actions for word in action.option_strings if word.startswith("--")]
+        for name, verb in verbs.choices.items()
     }
-    return {choice.dest: choice.help or "" for choice in verbs._choices_actions}, options
+    return {name: verb.description or "" for name, verb in verbs.choices.items()}, options

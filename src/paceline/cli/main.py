@@ -7,6 +7,7 @@ import io
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline import __version__
 from paceline.config.registry import Verb, import_object, list_workload_verbs
@@ -14,38 +15,51 @@ from paceline.config.registry import Verb, import_object, list_workload_verbs
 COMMAND_VERBS = ("launch", "measure", "adopt")
 """Verbs that take the user's own command after `--`."""
 EXAMPLES = """examples:
+  paceline plan recipes/lm_7b.yaml --cluster 4x24GB            does it fit, how long, what does it cost
   paceline train recipes/classifier_docstrings.yaml parallel.ranks=2
-  paceline train --resume runs/docstrings parallel.ranks=1
-  paceline train --resume runs/docstrings train.epochs=+2
-  paceline train --from runs/docstrings train.lr=1e-4
+  paceline measure recipes/classifier_docstrings.yaml --ranks 1,2        do more ranks pay, and why not
+  paceline report runs/docstrings --out report                 a page: did it learn, how fast
+  paceline train --resume runs/docstrings train.epochs=+2      continue, also after a crash
 """
 RENAMED_OPTIONS = {"--again": "--resume-or-start"}
-ROWS = (
-    ("train", "train", "train a run file, on one rank or many", ""),
-    ("explain", "train", "print every value, its unit and where it came from", "RECIPE.yaml train.lr=3e-4"),
-    ("check", "measure", "prove that the answer does not depend on the layout", "RECIPE.yaml --ranks 1,2,4"),
-    ("plan", "plan", "predict what fits, what pays and what it costs", "RECIPE.yaml --cluster 4xV100@pcie"),
-    ("calibrate", "plan", "measure this machine, so that plans for it use measured rates", ""),
-    ("measure", "measure", "measure several layouts, and where the time goes", "RECIPE.yaml --ranks 1,2,4"),
-    ("report", "report", "write a page and figures of runs and measurements", "runs/docstrings --out report"),
-    ("launch", "train", "start your own command as several ranks here", "--ranks 4 -- python train.py"),
-    ("watch", "report", "show a live view of a run in the terminal", ""),
-    ("predict", "predict", "apply a trained model to new inputs", 'runs/docstrings "Returns the sum of an array"'),
-    ("export", "predict", "write the weights of a run, or a standalone folder", "runs/docstrings --out model"),
-    ("runs", "report", "list the runs of a folder, or compare them", "runs --compare"),
-    ("keys", "keys", "list the keys of a run file: meaning, unit, default, limits", "train.lr"),
-    ("schema", "schema", "print the JSON schema of run, cluster or site files, for editors", "run"),
-    ("mcp", "mcp", "serve plan, check and measure to coding assistants", ""),
-    ("completion", "keys", "print a completion script for bash, zsh or fish", ""),
-    ("adopt", "adopt", "convert other tools' configurations and commands into a run file", "ds_config.json"),
-    ("submit", "jobs", "submit a run file to Slurm, as the plan recommends", "RECIPE.yaml --nodes 2 --time 2h"),
-    ("jobs", "jobs", "list the Slurm jobs of your runs: state, step, time left, cost", ""),
-    ("logs", "jobs", "print the output of a run's jobs", ""),
-    ("cancel", "jobs", "cancel the jobs of a run", ""),
-    ("doctor", "doctor", "examine this machine, or all nodes of a job, for what makes runs fail or slow", ""),
-    ("sweep", "sweep", "train a run file with several values of its keys", "RECIPE.yaml train.lr=1e-3,3e-3"),
-)
-"""(verb, module of cli/, help, example): the module has `run_VERB`."""
+GROUPS = {
+    "start": (
+        ("explain", "train", "print what a run file gives and what follows from it", "RECIPE.yaml train.lr=3e-4"),
+        ("keys", "keys", "list the keys of a run file: meaning, unit, default, limits", "train.lr"),
+        ("doctor", "doctor", "examine this machine, or all nodes of a job, for what makes runs fail or slow", ""),
+        ("schema", "schema", "print the JSON schema of run, cluster or site files, for editors", "run"),
+        ("mcp", "mcp", "serve plan, check and measure to coding assistants", ""),
+        ("completion", "keys", "print a completion script for bash, zsh or fish", ""),
+    ),
+    "know": (
+        ("plan", "plan", "predict what fits, what pays and what it costs", "RECIPE.yaml --cluster 4xV100@pcie"),
+        ("calibrate", "plan", "measure this machine, so that plans for it use measured rates", ""),
+        ("check", "measure", "prove that the answer does not depend on the layout", "RECIPE.yaml --ranks 1,2,4"),
+        ("measure", "measure", "measure several layouts, and where the time goes", "RECIPE.yaml --ranks 1,2,4"),
+        ("report", "report", "write a page and figures of runs and measurements", "runs/docstrings --out report"),
+        ("runs", "report", "list the runs of a folder, or compare them", "runs --compare"),
+    ),
+    "train": (
+        ("train", "train", "train a run file, on one rank or many", "RECIPE.yaml parallel.ranks=2"),
+        ("watch", "report", "show a live view of a run, in the terminal or as a page", ""),
+        ("sweep", "sweep", "train a run file with several values of its keys", "RECIPE.yaml train.lr=1e-3,3e-3"),
+    ),
+    "use": (
+        ("predict", "predict", "apply a trained model to new inputs", 'runs/docstrings "Returns the sum of an array"'),
+        ("export", "predict", "write the weights of a run, or a standalone folder", "runs/docstrings --out model"),
+    ),
+    "clusters": (
+        ("submit", "jobs", "submit a run file to Slurm, as the plan recommends", "RECIPE.yaml --nodes 2 --time 2h"),
+        ("jobs", "jobs", "list the Slurm jobs of your runs: state, step, time left, cost", ""),
+        ("logs", "jobs", "print the output of a run's jobs", ""),
+        ("cancel", "jobs", "cancel the jobs of a run", ""),
+    ),
+    "move in": (
+        ("adopt", "adopt", "convert other tools' configurations and commands into a run file", "ds_config.json"),
+        ("launch", "train", "start your own command as several ranks here", "--ranks 4 -- python train.py"),
+    ),
+}
+"""By heading: (verb, module of cli/, help, example); the module has `run_VERB`."""
 RECIPE = "recipes/classifier_docstrings"
 VERBS = {
     verb: Verb(
@@ -53,8 +67,10 @@ VERBS = {
         "paceline.cli.arguments:add_arguments",
         f"paceline.cli.{module}:run_{verb}",
         f"paceline {verb} {example.replace('RECIPE', RECIPE)}" if example else "",
+        group,
     )
-    for verb, module, help, example in ROWS
+    for group, rows in GROUPS.items()
+    for verb, module, help, example in rows
 }
 
 
@@ -65,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # a terminal without × or ✓ shows a question mark
     words, command = _split_command(list(sys.argv[1:] if argv is None else argv))
     parser = build_parser(words)
+    if words and not words[0].startswith("-") and words[0] not in list_verbs():
+        parser.error(f"unknown verb {words[0]!r}{_suggest_verb(words[0])}; see  paceline --help")
     arguments, extra = parser.parse_known_args(words)
     if arguments.verb is None:
         parser.error("no verb given; see  paceline --help")
@@ -92,22 +110,37 @@ def list_verbs() -> dict[str, Verb]:
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Build the parser of all verbs; the arguments of a verb are imported only if its name is among the words."""
     verbs = list_verbs()
-    examples = "".join(f"  {verb.example}\n" for verb in verbs.values() if verb.example)
+    lines = ["Distributed training from one run file, with the same answer on any number of ranks."]
+    for group in GROUPS:
+        listed = [f"  {name:<11} {verb.help}" for name, verb in verbs.items() if verb.group == group]
+        lines += ["", f"{group}:", *listed]
     parser = argparse.ArgumentParser(
         prog="paceline",
-        description="Distributed training from one run file, with the same answer on any number of ranks.",
-        epilog=EXAMPLES + examples,
+        usage="paceline VERB ...",
+        description="\n".join(lines),
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
-    choices = parser.add_subparsers(dest="verb", metavar="VERB")
+    choices = parser.add_subparsers(
+        dest="verb", metavar="VERB", help="paceline VERB --help  prints its options", prog="paceline"
+    )
     for name, verb in verbs.items():
-        subparser = choices.add_parser(name, help=verb.help)
+        example = f"example:  {verb.example}" if verb.example else None
+        subparser = choices.add_parser(name, description=verb.help, epilog=example)
         if name in words:
             import_object(verb.add_arguments)(subparser)
             if "--json" not in subparser._option_string_actions:
                 subparser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
+
+
+def _suggest_verb(word: str) -> str:
+    from paceline.errors import did_you_mean
+
+    if Path(word).suffix in (".yaml", ".py"):
+        return f"; to train it, type  paceline train {word}"
+    return did_you_mean(word, list_verbs(), cutoff=0.6)
 
 
 def _split_command(words: list[str]) -> tuple[list[str], list[str]]:

@@ -64,8 +64,11 @@ def run_explain(arguments: argparse.Namespace) -> int:
         print_json({"values": explain.list_values(spec), "derived": derived})
         return 0
     console = build_console()
-    console.print(explain.build_value_table(spec))
+    table = explain.build_value_table(spec, arguments.all)
+    console.print(table)
     console.print("", *derived, sep="\n")
+    if left := sum(1 for _ in spec.fields()) - len(table.rows):
+        console.print(f"{left} more keys have their defaults; print them with  --all")
     return 0
 
 

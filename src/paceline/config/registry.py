@@ -44,6 +44,8 @@ class Verb:
     add_arguments: str  # `add_arguments(parser)`
     run: str  # `run(arguments) -> exit code`
     example: str = ""
+    group: str = "train"
+    """Heading of `paceline --help` that it is listed under."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from paceline.errors import Code, UserError, did_you_mean
+from paceline.errors import Code, UserError, suggest_path
 from paceline.io.safe_yaml import YamlLimitError, load_yaml, read_yaml_text
 
 MAX_DEPTH = 16
@@ -82,8 +82,7 @@ def read_yaml_file(
             return values, origins
         code, problem = "invalid-format", f"holds no sections; start it with  {example}"
     except FileNotFoundError:
-        near = sorted(file.parent.glob("*.yaml")) if file.parent.is_dir() else []
-        code, problem = "not-found", f"does not exist{did_you_mean(file.name, [p.name for p in near])}"
+        code, problem = "not-found", f"does not exist{suggest_path(file)}"
     except IsADirectoryError:
         is_run = (file / "spec.yaml").is_file()
         problem = "is a folder" + (f"; to resume this run:  paceline train --resume {file}" if is_run else "")

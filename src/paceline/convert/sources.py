@@ -13,7 +13,7 @@ import yaml
 
 from paceline.convert.key_tables import KeyTable
 from paceline.convert.rules import Translation
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, suggest_path
 from paceline.io.safe_open import open_regular
 from paceline.io.safe_yaml import YamlLimitError, check_size
 
@@ -66,9 +66,7 @@ def read_config_text(file: Path) -> str:
             content = handle.read(MAX_BYTES + 1)
         text = content.decode("utf-8-sig")
     except FileNotFoundError:
-        near = sorted(file.parent.glob("*")) if file.parent.is_dir() else []
-        hint = did_you_mean(file.name, [path.name for path in near])
-        raise UserError(f"{file} does not exist{hint}", code="not-found") from None
+        raise UserError(f"{file} does not exist{suggest_path(file)}", code="not-found") from None
     except IsADirectoryError:
         raise UserError(f"{file} is a folder; name the files in it", code="unreadable") from None
     except OSError as error:

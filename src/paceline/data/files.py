@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from paceline.errors import RunFailed, UserError, did_you_mean
+from paceline.errors import RunFailed, UserError, suggest_path
 from paceline.io.files import write_atomic
 from paceline.io.safe_open import check_regular, open_regular, read_text
 
@@ -56,10 +56,8 @@ def check_file(path: Path, key: str) -> Path:
 
 
 def missing_path_error(path: Path, key: str, expected: str) -> UserError:
-    exists = path.parent.is_dir()
-    missing = "" if exists else f" (the folder {path.parent} does not exist either)"
-    hint = did_you_mean(path.name, (sibling.name for sibling in path.parent.iterdir())) if exists else ""
-    return UserError(f"{key}={path}: no such {expected}{missing}{hint}", code="not-found", key=key)
+    missing = "" if path.parent.is_dir() else f" (the folder {path.parent} does not exist either)"
+    return UserError(f"{key}={path}: no such {expected}{missing}{suggest_path(path)}", code="not-found", key=key)
 
 
 def invalid_data(message: str, key: str = "") -> UserError:

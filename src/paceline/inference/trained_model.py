@@ -19,7 +19,7 @@ from paceline.config import RunSpec
 from paceline.config.registry import find_entry, is_script
 from paceline.data.files import iter_lines
 from paceline.data.tables import TABLE_KINDS, check_columns, iter_rows
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, suggest_path
 from paceline.io.terminal import warn
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.failures import translate_failures
@@ -57,9 +57,7 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Pred
         raise UserError(f"{tables[0]!r} is a table; give no other input", code="conflict", key="inputs")
     path = Path(tables[0])
     if not path.exists():
-        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = did_you_mean(path.name, beside)
-        raise UserError(f"there is no file {str(path)!r}{hint}", code="not-found", key="inputs")
+        raise UserError(f"there is no file {str(path)!r}{suggest_path(path)}", code="not-found", key="inputs")
     kind = _table_kind(tables[0])
     lines = (line.rstrip("\r\n") for line in iter_lines(path)) if kind == "txt" else ()
     rows = [{"text": line} for line in lines if line.strip()] if kind == "txt" else list(iter_rows(path, kind))

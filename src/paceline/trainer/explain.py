@@ -10,6 +10,7 @@ from paceline.config import DEFAULT, RunSpec, Section
 from paceline.config.registry import RECORDED_ENTRY, is_script
 from paceline.errors import join_names
 from paceline.execution import CPU, CUDA, decide_execution, estimate_compiling
+from paceline.io.table import Table
 from paceline.launch import network
 from paceline.launch.environment import LOCALHOST, RankInfo, detect_rank
 from paceline.layout import Layout, layout_of
@@ -149,18 +150,13 @@ def list_values(spec: RunSpec) -> list[dict[str, Any]]:
     return [{"key": k, "value": v, "unit": unit, "from": spec.origin(k)} for k, v, unit, _ in spec.fields()]
 
 
-def build_value_table(spec: RunSpec) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("key", "value", "unit", "from"):
-        table.add_column(column, overflow="fold", no_wrap=column == "key")
-    section = ""
+def build_value_table(spec: RunSpec, defaults: bool = False) -> Table:
+    """Build a table of the values that were given; of all values with `defaults`."""
+    table = Table("key", "value", "unit", "from", left=4)
     for key, value, unit, _ in spec.fields():
-        if section != (section := key.rpartition(".")[0]):
-            table.add_section()
         origin = spec.origin(key)
-        table.add_row(key, _format_value(value), unit, origin, style="dim" if origin == "default" else "")
+        if defaults or origin != DEFAULT:
+            table.add_row(key, _format_value(value), unit, origin, style="dim" if origin == DEFAULT else "")
     return table
 
 

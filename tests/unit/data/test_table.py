@@ -125,7 +125,7 @@ def test_what_is_no_folder_of_images(photos):
     for given, named in (
         ({"classes": ["cat"]}, "'dog'"),
         ({"path": photos / "cat"}, "no images"),
-        ({"path": photos / "cats"}, "did you mean 'cat'"),
+        ({"path": photos / "cats"}, r"did you mean '.*cat'"),
     ):
         with pytest.raises(UserError, match=named):
             image_folder(**{"path": photos, **given})

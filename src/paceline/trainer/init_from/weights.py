@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.data.files import hash_value
-from paceline.errors import Code, RunFailed, UserError, did_you_mean
+from paceline.errors import Code, RunFailed, UserError, suggest_path
 from paceline.io.files import hash_file
 from paceline.io.safe_open import check_regular, read_text
 from paceline.runlog.run_dir import RunDir
@@ -33,9 +33,8 @@ def weights_error(path: Any, reason: str, code: Code = "invalid-data") -> UserEr
 def open_weights(path: Path, log: LogFn = ignore_log) -> SafetensorsWeights | SavedWeights:
     """Open what `model.init_from` names; raise UserError if that is not possible."""
     if not path.exists():
-        if path.parent.is_dir():
-            hint = did_you_mean(path.name, (file.name for file in path.parent.iterdir()))
-        else:  # the name of a model elsewhere
+        hint = suggest_path(path)
+        if not path.parent.is_dir():  # the name of a model elsewhere
             hint = f"; fetch it first, as in  hf download {'/'.join(path.parts[-2:])} --local-dir {path.name}"
         raise weights_error(path, f"there is no such file or folder{hint}", "not-found")
     try:

@@ -14,6 +14,7 @@ ENTRY = WorkloadEntry(
             "paceline.workloads.lm.sample:add_sample_arguments",
             "paceline.workloads.lm.sample:run_sample",
             'paceline sample runs/lm_tiny "Returns the"',
+            "use",
         )
     },
 )

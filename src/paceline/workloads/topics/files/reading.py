@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.npz import open_npz
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, suggest_path
 from paceline.io.escape import to_one_line
 from paceline.io.format import size
 from paceline.io.safe_open import check_regular
@@ -74,9 +74,7 @@ def _from_memmap(array: np.memmap, fractional: bool) -> Counts:
 def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Counts:
     try:
         if not path.exists():
-            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            hint = did_you_mean(path.name, siblings)
-            raise UserError(f"{path}: no such file or folder{hint}", code="not-found", key=str(path))
+            raise UserError(f"{path}: no such file or folder{suggest_path(path)}", code="not-found", key=str(path))
         if is_text(path):
             return read_text(path, options)
         if (path / shards.MANIFEST).exists():
