@@ -106,7 +106,7 @@ class PlanRow:
             **{name: getattr(self, name) for name in names},
             **self.price.as_json(),
             "pauses_s": dict(self.pauses_s),
-            "usual_tree": self.found.verdict.describe() if self.found.verdict else "",
+            "usual_tree": self.found.explain_choice(),
             "candidates": [p.as_json() for p in self.found.prices],
             "refused": [r.as_json() for r in self.found.rejected],
         }

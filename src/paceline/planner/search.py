@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
-from paceline.io.format import duration, size
+from paceline.io.format import duration, percent, size
 from paceline.layout import Layout
 from paceline.planner.candidates import (
     SEARCHED_STRATEGIES,
@@ -16,6 +16,7 @@ from paceline.planner.candidates import (
     RejectedFamily,
     RejectReason,
     family_name,
+    split_axes,
 )
 from paceline.planner.cost_model import TIME_TERMS, CostModel
 from paceline.planner.target import PricedCluster
@@ -23,57 +24,6 @@ from paceline.planner.target import PricedCluster
 TRIED_BATCH_SIZES = 3  # micro-batches that are timed, from the largest that fits down
 EQUAL_SPEED = 0.1
 """Relative difference below which two layouts are equally fast: estimates are not better than that."""
-MAX_FSDP_DEVICES = 8  # devices beyond which the rule of thumb goes from sharding to pipeline and tensor
-
-
-class RuleOfThumb(Enum):
-    """What the well-known decision tree recommends."""
-
-    ONE = "fits on one device"
-    DDP = "fits on one device → ddp"
-    FSDP = "does not fit on one device → fsdp"
-    SPLIT = "does not fit on one device, and there are many → tensor, pipeline or both"
-
-    def matches(self, layout: Layout) -> bool:
-        split = layout.tensor * layout.pipeline > 1
-        kinds = {RuleOfThumb.FSDP: not split and not layout.plain, RuleOfThumb.SPLIT: split}
-        return kinds.get(self, layout.plain)
-
-
-@dataclass(frozen=True)
-class LayoutVerdict:
-    """The chosen layout beside the one of the rule of thumb."""
-
-    rule: RuleOfThumb
-    chosen: PricedLayout
-    other: PricedLayout | None = None
-    """What the rule would take instead, if it fits: its best or, where both are of one kind, plain fsdp."""
-    rejected: RejectedFamily | None = None  # why the model cannot be divided as the rule says
-    fixed: bool = False  # the run file leaves the rule no choice
-
-    @property
-    def agrees(self) -> bool:
-        return self.rule.matches(self.chosen.layout)
-
-    def describe(self) -> str:
-        name, other, rule = family_name(self.chosen.layout), self.other, self.rule.value
-        if self.agrees:
-            faster = f" Of that kind, {name} is {other.step_s / self.chosen.step_s:.2f}× as fast." if other else ""
-            return f"The rule of thumb agrees: {rule}.{faster}"
-        if self.fixed:
-            return f"The rule of thumb is: {rule}. The run file fixes {name}."
-        if other is None:
-            why = f": {self.rejected.family}: {self.rejected.reason}" if self.rejected else ", which does not fit here"
-            return f"The rule of thumb is: {rule}{why}. So the choice is {name}."
-        if other.tight and not self.chosen.tight:
-            room = f"{size(other.memory.total_bytes)} of {size(other.capacity_bytes)}"
-            return f"The rule of thumb is: {rule}. Here that leaves no room for error ({room}), and {name} does."
-        gaps = {term: getattr(other.time, term) - getattr(self.chosen.time, term) for term in TIME_TERMS}
-        most = max(gaps, key=lambda term: gaps[term])
-        return (
-            f"The rule of thumb is: {rule}. Here {name} is {other.step_s / self.chosen.step_s:.2f}× as fast as "
-            f"{family_name(other.layout)}, which takes {duration(gaps[most])} longer per step ({TIME_TERMS[most]})."
-        )
 
 
 @dataclass(frozen=True)
@@ -83,11 +33,32 @@ class SearchResult:
     devices: int
     prices: tuple[PricedLayout, ...]  # the best of each family that fits, fastest first
     rejected: tuple[RejectedFamily, ...]
-    verdict: LayoutVerdict | None
 
-    @property
+    @functools.cached_property
     def chosen(self) -> PricedLayout | None:
-        return self.verdict.chosen if self.verdict else None
+        """The simplest of the layouts within 10 % of the fastest; a tight one only if there is no other."""
+        pool = [p for p in self.prices if not p.tight] or self.prices
+        return min((p for p in pool if p.step_s <= pool[0].step_s * (1 + EQUAL_SPEED)), key=_simplicity, default=None)
+
+    def explain_choice(self) -> str:
+        """Say what the chosen layout is faster, roomier or simpler than; "" if nothing else is near."""
+        if (chosen := self.chosen) is None:
+            return ""
+        name, others = family_name(chosen.layout), [p for p in self.prices if p is not chosen]
+        if simpler := [p for p in others if _simplicity(p) < _simplicity(chosen)]:
+            other = simpler[0]
+            if other.tight and not chosen.tight:
+                room = f"{size(other.memory.total_bytes)} of {size(other.capacity_bytes)}"
+                return f"{family_name(other.layout)} is simpler but leaves no room for error ({room})."
+            gaps = {term: getattr(other.time, term) - getattr(chosen.time, term) for term in TIME_TERMS}
+            most = max(gaps, key=lambda term: gaps[term])
+            why = f"takes {duration(gaps[most])} longer per step ({TIME_TERMS[most]})"
+            times = f"{other.step_s / chosen.step_s:.2f}× as fast as {family_name(other.layout)}"
+            return f"{name} is {times}, which {why}."
+        if others and others[0].step_s < chosen.step_s:
+            gain = percent(1 - others[0].step_s / chosen.step_s)
+            return f"{family_name(others[0].layout)} would save {gain} of a step, within the error; {name} is simpler."
+        return ""
 
 
 def search_layouts(
@@ -108,8 +79,7 @@ def search_layouts(
     best = sorted((one for one in tried if isinstance(one, PricedLayout)), key=lambda p: p.step_s)
     fit = {family_name(p.layout) for p in best}
     rejected = tuple(one for one in tried if isinstance(one, RejectedFamily) and one.family not in fit)
-    whole = any(p.layout.plain and not p.tight for p in best) or search.fits_unsplit(devices)
-    return SearchResult(devices, tuple(best), rejected, _choose(best, rejected, devices, whole))
+    return SearchResult(devices, tuple(best), rejected)
 
 
 @dataclass(frozen=True)
@@ -147,16 +117,6 @@ class _Search:
         code = RejectReason.MEMORY_OFFLOADED if offload else RejectReason.MEMORY
         return [RejectedFamily.of(nearest, code, nearest.over_bytes, term=nearest.memory.largest_term())]
 
-    def fits_unsplit(self, devices: int) -> bool:
-        """Whether the whole model fits on a device if the run file fixes nothing; False if it does not anyway."""
-        if self.constraints == LayoutConstraints():
-            return False
-        free = _Search(self.cost_model, self.where, LayoutConstraints())
-        families = self.cost_model.families(devices, self.where.cluster, free.constraints)
-        plain = (family for family in families if isinstance(family, Layout) and family.plain)
-        found = (one for family in plain for one in free.best_of(family, False))
-        return any(isinstance(one, PricedLayout) and not one.tight for one in found)
-
     def _held_bytes(self, layout: Layout) -> float:
         return self.cost_model.memory(layout, self.where).held_bytes(self.where.cluster.device)
 
@@ -178,34 +138,8 @@ def _is_better(new: PricedLayout, old: PricedLayout) -> bool:
     return (new.tight, new.step_s) < (old.tight, old.step_s * (1 - 1e-9))
 
 
-def _simplicity(p: PricedLayout) -> tuple[int, int, int]:
+def _simplicity(p: PricedLayout) -> tuple[int, ...]:
+    """Order layouts by how much there is to understand: axes that divide the model, their size, the strategy."""
     layout = p.layout
-    return (layout.tensor * layout.pipeline, SEARCHED_STRATEGIES.index(layout.strategy), layout.offload)
-
-
-def _choose(
-    best: Sequence[PricedLayout], rejected: Sequence[RejectedFamily], devices: int, whole: bool
-) -> LayoutVerdict | None:
-    """Choose the fastest; of those within 10 %, the ones that match the rule of thumb, then the simplest.
-
-    `whole`: the model fits on one device.
-    """
-    if not best:
-        return None
-    pool = [p for p in best if not p.tight] or best
-    fastest = min(pool, key=lambda p: p.step_s)
-    near = [p for p in pool if p.step_s <= fastest.step_s * (1 + EQUAL_SPEED)]
-    if whole or any(p.layout.plain for p in pool):
-        rule = RuleOfThumb.DDP if devices > 1 else RuleOfThumb.ONE
-    else:
-        rule = RuleOfThumb.FSDP if devices <= MAX_FSDP_DEVICES else RuleOfThumb.SPLIT
-    chosen = min([p for p in near if rule.matches(p.layout)] or near, key=_simplicity)
-    matching = [p for p in best if rule.matches(p.layout)]
-    if rule.matches(chosen.layout):
-        plain = [p for p in matching if family_name(p.layout) == "fsdp" and not p.tight]
-        beaten = rule is RuleOfThumb.FSDP and chosen.layout.strategy != "fsdp" and plain
-        return LayoutVerdict(rule, chosen, plain[0] if beaten else None)
-    if matching:
-        return LayoutVerdict(rule, chosen, min(matching, key=lambda p: (p.tight, p.step_s)))
-    split = next((r for r in rejected if r.axes), None)
-    return LayoutVerdict(rule, chosen, rejected=split if rule is RuleOfThumb.SPLIT else None, fixed=whole)
+    axes = len(split_axes(layout)), layout.tensor * layout.pipeline
+    return (*axes, SEARCHED_STRATEGIES.index(layout.strategy), layout.offload)

@@ -62,8 +62,7 @@ def render_plan(plan: Plan, verbose: bool = False) -> Iterator[Any]:
             if found.prices:
                 yield _build_layout_table(found, chosen.price if chosen else None)
             yield from _list_rejected(found)
-            if found.verdict is not None:
-                yield from wrap_lines(found.verdict.describe(), "  ")
+            yield from wrap_lines(found.explain_choice(), "  ")
     if chosen is not None:
         yield ""
         yield _build_term_table(chosen.price, wording)
