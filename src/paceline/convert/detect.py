@@ -15,6 +15,7 @@ from paceline.convert.python_file import parse_python, read_python
 from paceline.convert.shell import evaluate_script
 from paceline.convert.sources import Settings, flatten_keys, parse_json, parse_yaml, read_config_text
 from paceline.errors import UserError
+from paceline.io.arguments import option_error
 
 JSON_TABLES = ("deepspeed", "training_arguments")
 YAML_TABLES = ("accelerate", "paceline", "lightning", "project", "deepspeed", "training_arguments")
@@ -53,17 +54,13 @@ def read_command_line(text: str) -> list[Settings]:
     """Return the settings in a command line."""
     script = evaluate_script(text)
     if script.errors:
-        raise UserError(f"--command: {script.errors[0][1]} is not valid bash", code="invalid-format", key="--command")
+        raise option_error("--command", f"{script.errors[0][1]} is not valid bash", "invalid-format")
     command = choose_command(script.commands)
     found = read_command(command, Path())
     if not found:
         start = shlex.join(command.words[:1]) or "an empty command"
-        raise UserError(
-            f"--command: {start} starts no ranks; adopt knows torchrun, accelerate launch, deepspeed, horovodrun, "
-            "mpirun, srun, sbatch and python",
-            code="unknown-name",
-            key="--command",
-        )
+        launchers = "torchrun, accelerate launch, deepspeed, horovodrun, mpirun, srun, sbatch and python"
+        raise option_error("--command", f"{start} starts no ranks; adopt knows {launchers}", "unknown-name")
     return found
 
 

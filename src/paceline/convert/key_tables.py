@@ -50,9 +50,6 @@ class KeyTable:
         above = [".".join(parts[:n]) + ".*" for n in range(len(parts) - 1, 0, -1)]
         return next((self.rules[name] for name in (key, f"{key}.*", *above) if name in self.rules), None)
 
-    def has_section(self, name: str) -> bool:
-        return any(key.startswith(f"{name}.") for key in self.rules)
-
     def suggest(self, key: str) -> str:
         """Return the end of a sentence about an unknown key."""
         return did_you_mean(key, [name.removesuffix(".*") for name in self.rules], cutoff=0.75)
@@ -65,14 +62,10 @@ class KeyTable:
         """Yield (key, value, translation) for each default that no given key replaces."""
         for entry in self.defaults:
             names = entry.get("unless", [entry["key"]])
-            given = [value for key, value in values.items() if any(_is_under(key, name) for name in names)]
+            given = [value for key, value in values.items() if any(f".{name}." in f".{key}." for name in names)]
             if not any(value or (value is not None and "or_zero" not in entry) for value in given):
                 translation = Translation(Outcome.DERIVED, entry["claims"], entry["reason"], entry.get("priority", -1))
                 yield entry["key"], entry.get("value"), translation
-
-
-def _is_under(key: str, name: str) -> bool:
-    return key == name or key.startswith(f"{name}.") or key.endswith(f".{name}")
 
 
 class DeepSpeedTable(KeyTable):

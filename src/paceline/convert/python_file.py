@@ -90,7 +90,7 @@ def _choose_table(function: str, given: dict[str, ast.expr]) -> tuple[KeyTable |
     lightning, torch = load_table("lightning"), load_table("torch")
     if function == "Trainer" and any(f"trainer.{key}" in lightning.marks for key in given if key != "callbacks"):
         return lightning, "trainer."
-    return (torch, f"{function}.") if torch.has_section(function) else (None, "")
+    return (torch, f"{function}.") if any(key.startswith(f"{function}.") for key in torch.rules) else (None, "")
 
 
 def _read_literal(node: ast.expr) -> Any:

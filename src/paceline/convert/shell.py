@@ -63,7 +63,8 @@ def evaluate_script(
         known[ARGUMENTS] = list(arguments)
     evaluator = _Evaluator(known, dict.fromkeys(variables or (), True), line=1)
     try:
-        evaluator.run(_normalize(text))
+        text = re.sub(r"(?m)^[ \t]*\$ ", "", text)  # the prompts of a guide
+        evaluator.run(re.sub(r"\$\(\(\((?=[^()]*\)\)[^)])", "$( ((", text))  # `$(((A)) && …)` is not a sum
     except RecursionError:
         raise UserError("the shell script is nested too deeply", code="unreadable") from None
     environment = evaluator.environment()
@@ -76,11 +77,6 @@ def evaluate_script(
 def is_unknown(word: object) -> bool:
     """Whether the word depends on something that is known only when the script runs."""
     return isinstance(word, str) and "$" in word
-
-
-def _normalize(text: str) -> str:
-    """Drop the prompts of a guide, and separate the parentheses of `$(((A)) && …)`, which is not a sum."""
-    return re.sub(r"\$\(\(\((?=[^()]*\)\)[^)])", "$( ((", re.sub(r"(?m)^[ \t]*\$ ", "", text))
 
 
 @functools.cache
@@ -204,9 +200,10 @@ class _Evaluator:
                 self.visit(child)
         reader = [Path(word).name for command in self.script.commands[before:] for word in command.words]
         for heredoc in heredocs:
+            starts = [_text(child) for child in heredoc.named_children if child.type == "heredoc_start"]
             for child in heredoc.named_children:
                 if child.type == "heredoc_body" and {*SHELLS, "sbatch"} & {*reader[:1], *reader[-1:]}:
-                    self.run_inner(_text(child), self.line_of(child), _is_quoted(heredoc))
+                    self.run_inner(_text(child), self.line_of(child), starts[0].startswith(("'", '"', "\\")))
                 elif not child.type.startswith("heredoc"):  # `cat <<EOF | python -`: the pipe is within the heredoc
                     self.visit(child)
 
@@ -313,7 +310,9 @@ class _Evaluator:
             return _mark(node)
         name, index = ARGUMENTS if match[1] == "*" else match[1], match[2]
         operator = node.children[2].type if node.type == "expansion" else "}"
-        value = self.argument(int(name)) if name.isdecimal() else self.variables.get(name)
+        value = self.variables.get(name)
+        if name.isdecimal():
+            value = next(iter(self.variables.get(ARGUMENTS, ())[int(name) - 1 : int(name)]), None)
         if operator in DEFAULTS and (value is None or (value in ("", []) and ":" in operator)):
             value = " ".join(word for part in rest for word in self.expand(part, quoted=True))
             if "=" in operator:
@@ -324,10 +323,6 @@ class _Evaluator:
             at = int(index or 0) if (index or "0").isdecimal() else len(value)
             value = value[at] if at < len(value) else None
         return _mark(node) if value is None else value
-
-    def argument(self, number: int) -> str | None:
-        given = self.variables.get(ARGUMENTS)
-        return given[number - 1] if isinstance(given, list) and 1 <= number <= len(given) else None
 
     def compute(self, node: Node) -> str:
         """Return the number that `$(( … ))` is, or its text if it is unknown."""
@@ -359,11 +354,6 @@ def _mark(node: Node) -> str:
     """Return the text of an expansion whose value is unknown, without blanks, at which words are split."""
     text = _text(node).strip()
     return OUTPUT if re.search(r"\s", text) else text
-
-
-def _is_quoted(heredoc: Node) -> bool:
-    start = next((child for child in heredoc.named_children if child.type == "heredoc_start"), heredoc)
-    return _text(start)[:1] in ("'", '"', "\\")
 
 
 def _agreed_value(name: str, values: Sequence[Value | None]) -> Value:

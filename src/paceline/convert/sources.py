@@ -13,8 +13,8 @@ import yaml
 
 from paceline.convert.key_tables import KeyTable
 from paceline.convert.rules import Translation
-from paceline.errors import UserError, suggest_path
-from paceline.io.safe_open import open_regular
+from paceline.errors import Code, UserError, suggest_path
+from paceline.io.safe_open import read_text
 from paceline.io.safe_yaml import YamlLimitError, check_size
 
 MAX_BYTES = 1 << 20
@@ -61,23 +61,21 @@ def _walk(values: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
 
 def read_config_text(file: Path) -> str:
     """Return the text of a file that a person wrote."""
+    code: Code = "unreadable"
     try:
-        with open_regular(file) as handle:
-            content = handle.read(MAX_BYTES + 1)
-        text = content.decode("utf-8-sig")
+        text = read_text(file, MAX_BYTES, "utf-8-sig")
+        if "\0" not in text and text.strip():
+            return text
+        problem = "is not a text" if text.strip() else "is empty"
     except FileNotFoundError:
-        raise UserError(f"{file} does not exist{suggest_path(file)}", code="not-found") from None
+        code, problem = "not-found", f"does not exist{suggest_path(file)}"
     except IsADirectoryError:
-        raise UserError(f"{file} is a folder; name the files in it", code="unreadable") from None
+        problem = "is a folder; name the files in it"
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}", code="unreadable") from None
+        problem = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:
-        raise UserError(f"{file} is not a text in UTF-8", code="unreadable") from None
-    if len(content) > MAX_BYTES:
-        raise UserError(f"{file} is larger than 1 MB, and no configuration is", code="unreadable")
-    if "\0" in text or not text.strip():
-        raise UserError(f"{file} is {'empty' if not text.strip() else 'not a text'}", code="unreadable")
-    return text
+        problem = "is not a text in UTF-8"
+    raise UserError(f"{file} {problem}", code=code)
 
 
 def parse_json(text: str, name: str) -> dict[str, Any]:
@@ -108,19 +106,16 @@ def parse_yaml(text: str, name: str) -> Any:
     try:
         node = loader.get_single_node()
         check_size(node)
-        if node is not None:
-            _check_unique(node, name)
+        _check_unique(node, name, "", set())
         return loader.construct_document(node) if node else None
     except YamlLimitError as error:
         raise UserError(f"{name} {error}", code="unreadable") from None
     except RecursionError:
         raise UserError(f"{name} is nested too deeply", code="unreadable") from None
-    finally:
-        loader.dispose()
 
 
-def _check_unique(node: yaml.Node, name: str, above: str = "", done: set[int] | None = None) -> None:
-    done = set() if done is None else done
+def _check_unique(node: Any, name: str, above: str, done: set[int]) -> None:
+    """Raise UserError if a mapping has a key twice."""
     if not isinstance(node, yaml.MappingNode) or id(node) in done:
         return
     done.add(id(node))  # a node that several aliases refer to is checked once

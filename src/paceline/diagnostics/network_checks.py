@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from paceline.diagnostics.nodes import Rendezvous
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Health
 from paceline.io.format import duration, number
@@ -133,13 +135,6 @@ def check_variables(context: CheckContext) -> Iterator[CheckResult]:
     yield _result("variables", found, "none that slow a run", verdict, f"unset {' '.join(names)}")
 
 
-def read_link_bits_s(interface: str) -> float | None:
-    with suppress(OSError, ValueError):
-        speed = int(Path("/sys/class/net", interface, "speed").read_text())
-        return speed * 1e6 if speed > 0 else None
-    return None
-
-
 @dataclass(frozen=True)
 class NodeAddress:
     host: str
@@ -248,9 +243,10 @@ def _format_rate(bits_s: float) -> str:
 def _describe_own_address(rendezvous: Rendezvous, port: int) -> NodeAddress:
     shared = rendezvous.rank_info.address
     own = find_local_address(shared)
-    link = read_link_bits_s(find_interface(own)) if own else None
+    card = psutil.net_if_stats().get(find_interface(own)) if own else None
+    link_bits_s = card.speed * 1e6 if card and card.speed > 0 else None
     host = shared if rendezvous.node == 0 else own or shared
-    return NodeAddress(host, port, secrets.token_hex(8), link, measure_loopback_bits_s())
+    return NodeAddress(host, port, secrets.token_hex(8), link_bits_s, measure_loopback_bits_s())
 
 
 def measure_loopback_bits_s() -> float:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.diagnostics.results import CheckResult, Examination, Health
-from paceline.errors import RunFailed, UserError
+from paceline.errors import RunFailed
+from paceline.io.arguments import option_error
 from paceline.launch.environment import RankInfo
 from paceline.launch.network import open_listener
 
@@ -46,10 +48,14 @@ class NodeAnswer:
 def examine_nodes(nodes: Sequence[str], words: Sequence[str], out: Path, by: str = SSH) -> Examination:
     """Start the doctor as one rank on each node; `by` is the command that starts another one on a host."""
     if len(nodes) < 2 or len(set(nodes)) < len(nodes):
-        raise _option_error("--nodes", f"{','.join(nodes)}: give two or more different hosts, as in  --nodes n1,n2")
+        raise option_error("--nodes", f"{','.join(nodes)}: give two or more different hosts, as in  --nodes n1,n2")
     if bad := next((node for node in nodes if not node or node.startswith("-") or not node.isprintable()), None):
-        raise _option_error("--nodes", f"{bad!r} is not the name of a host")
-    starter = _parse_starter(by)
+        raise option_error("--nodes", f"{bad!r} is not the name of a host")
+    starter = list[str]()
+    with suppress(ValueError):
+        starter = shlex.split(by)
+    if not starter:
+        raise option_error("--by", f"{by!r}: this is not a command; write it as  --by 'ssh -p 2222'")
     through_shell = Path(starter[0]).name == "ssh"  # it passes its words to a shell of the host
     port, start_s = 20_000 + secrets.randbelow(10_000), time.perf_counter()
     started: list[subprocess.Popen[str]] = []
@@ -60,13 +66,9 @@ def examine_nodes(nodes: Sequence[str], words: Sequence[str], out: Path, by: str
         try:
             started.append(subprocess.Popen(command, text=True, **streams))
         except OSError as error:
-            raise _option_error("--by", f"{by}: cannot be started: {error.strerror}") from None
+            raise option_error("--by", f"{by}: cannot be started: {error.strerror}") from None
     answers = [_collect_answer(node, process) for node, process in zip(nodes, started, strict=True)]
     return _merge_answers(answers, time.perf_counter() - start_s, "ssh" if by == SSH else by)
-
-
-def _option_error(option: str, reason: str) -> UserError:
-    return UserError(f"{option} {reason}", code="invalid-value", key=option)
 
 
 def _build_node_command(rank: int, nodes: Sequence[str], port: int, words: Sequence[str], out: Path) -> list[str]:
@@ -76,16 +78,6 @@ def _build_node_command(rank: int, nodes: Sequence[str], port: int, words: Seque
     variables = [f"{name}={value}" for name, value in values.items()]
     run = [str(Path(words[0]).absolute()), *words[1:]] if words else []
     return ["env", *variables, sys.executable, "-m", "paceline", "doctor", *run, "--out", str(out.absolute()), "--json"]
-
-
-def _parse_starter(by: str) -> list[str]:
-    try:
-        words = shlex.split(by)
-    except ValueError:
-        words = []
-    if not words:
-        raise _option_error("--by", f"{by!r}: this is not a command; write it as  --by 'ssh -p 2222'")
-    return words
 
 
 def _collect_answer(node: str, process: subprocess.Popen[str]) -> NodeAnswer:
@@ -170,7 +162,9 @@ def join_rendezvous(rank_info: RankInfo) -> Rendezvous:
         store = _open_store_in_thread(rank_info)
         store.set(f"came/{rank_info.rank}", json.dumps([socket.gethostname(), rank_info.local_rank]))
         came = [f"came/{rank}" for rank in range(world)]
-        missing = _find_missing(store, came)
+        with suppress(RuntimeError):  # those that have not come are named below
+            store.wait(came, timedelta(seconds=RENDEZVOUS_S))
+        missing = [key for key in came if not store.check([key])]
     except (RuntimeError, OSError) as error:
         raise RendezvousFailed(_describe_store_error(rank_info, error)) from None
     if missing:
@@ -222,14 +216,6 @@ def _open_store(rank_info: RankInfo, dist: Any) -> Any:
         master_listen_fd=open_listener(rank_info).detach() if main else None,
     )
     return dist.PrefixStore(f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
-
-
-def _find_missing(store: Any, keys: list[str]) -> list[str]:
-    try:
-        store.wait(keys, timedelta(seconds=RENDEZVOUS_S))
-    except RuntimeError:
-        return [key for key in keys if not store.check([key])]
-    return []
 
 
 def _wait_for_rank_0(rank_info: RankInfo) -> None:

@@ -48,10 +48,6 @@ def synchronize(handle: Handle[T]) -> T:
     return handle.wait()
 
 
-def combine_handles(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
-    return Handle([work for handle in handles for work in handle.works], lambda: [handle.wait() for handle in handles])
-
-
 SENT_AS = {torch.int16: torch.int32}  # neither gloo nor NCCL sends this type
 
 
@@ -136,14 +132,8 @@ def start_reduce_scatter(
 ) -> Handle[Tensor]:
     if not tensor.dim():
         raise UserError("a single number has no first dimension to scatter; use hvd.allreduce")
-    whole, part = start_reduce(tensor, rule, compression), slice_own_rows(len(tensor))
-    return Handle(whole.works, lambda: whole.wait()[part].clone())
-
-
-def slice_own_rows(rows: int) -> slice:
-    each, more = divmod(rows, size())
-    first = rank() * each + min(rank(), more)
-    return slice(first, first + each + (rank() < more))
+    whole, ranks, mine = start_reduce(tensor, rule, compression), size(), rank()
+    return Handle(whole.works, lambda: whole.wait().tensor_split(ranks)[mine].clone())
 
 
 def _sendable(tensor: Tensor) -> Tensor:

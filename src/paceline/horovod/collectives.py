@@ -18,12 +18,14 @@ from paceline.horovod import async_ops as ops
 from paceline.horovod import autograd
 from paceline.horovod.async_ops import Handle
 from paceline.horovod.reduction import Average, Compression, Compressor, Operation, ReduceRule, resolve_rule
-from paceline.horovod.unsupported import ProcessSet, require_global_set
+from paceline.horovod.unsupported import AnySet, ProcessSet, require_global_set
 from paceline.horovod.world import size
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Name = str | None
 Splits = Tensor | Sequence[int] | None
+Compress = type[Compressor]
 
 
 class Factors(TypedDict, total=False):
@@ -46,8 +48,8 @@ def _needs_gradient(tensor: Tensor) -> bool:
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    name: Name = None,
+    compression: Compress = Compression.none,
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Tensor:
@@ -61,7 +63,7 @@ def allreduce(
 def allreduce_async(
     tensor: Tensor,
     average: bool | None = None,
-    name: str | None = None,
+    name: Name = None,
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[Tensor]:
@@ -69,25 +71,25 @@ def allreduce_async(
 
 
 def sparse_allreduce_async(
-    tensor: Tensor, name: str | None = None, op: Operation = Average, process_set: ProcessSet | None = None
+    tensor: Tensor, name: Name = None, op: Operation = Average, process_set: AnySet = None
 ) -> Handle[Tensor]:
     """Reduce a sparse tensor by gathering its rows."""
     require_global_set(process_set)
     return ops.start_sparse_reduce(tensor, resolve_rule(op, None))
 
 
-def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> Tensor:
+def allgather(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> Tensor:
     """Concatenate the tensors of all ranks along the first dimension, which may differ between ranks."""
     require_global_set(process_set)
     return autograd.AllGather.apply(tensor) if _needs_gradient(tensor) else ops.start_gather(tensor).wait()
 
 
-def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet | None = None) -> Handle[Tensor]:
+def allgather_async(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> Handle[Tensor]:
     require_global_set(process_set)
     return ops.start_gather(tensor)
 
 
-def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Tensor:
+def broadcast(tensor: Tensor, root_rank: int, name: Name = None, process_set: AnySet = None) -> Tensor:
     """Return the tensor of the root."""
     require_global_set(process_set)
     if _needs_gradient(tensor):
@@ -95,15 +97,13 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_s
     return ops.start_broadcast(tensor, root_rank).wait()
 
 
-def broadcast_async(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
-) -> Handle[Tensor]:
+def broadcast_async(tensor: Tensor, root_rank: int, name: Name = None, process_set: AnySet = None) -> Handle[Tensor]:
     require_global_set(process_set)
     return ops.start_broadcast(tensor, root_rank)
 
 
 def alltoall(
-    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None
+    tensor: Tensor, splits: Splits = None, name: Name = None, process_set: AnySet = None
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exchange rows between all ranks; with `splits` (rows per receiver), also return rows per sender."""
     require_global_set(process_set)
@@ -118,7 +118,7 @@ def alltoall(
 
 
 def alltoall_async(
-    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet | None = None
+    tensor: Tensor, splits: Splits = None, name: Name = None, process_set: AnySet = None
 ) -> Handle[Tensor] | Handle[tuple[Tensor, Tensor]]:
     require_global_set(process_set)
     handle = ops.start_alltoall(tensor, _resolve_splits(tensor, splits))
@@ -141,8 +141,8 @@ def _resolve_splits(tensor: Tensor, splits: Splits) -> list[int]:
 
 def reducescatter(
     tensor: Tensor,
-    compression: type[Compressor] = Compression.none,
-    name: str | None = None,
+    compression: Compress = Compression.none,
+    name: Name = None,
     op: Operation = Average,
     **factors: Unpack[Factors],
 ) -> Tensor:
@@ -154,12 +154,12 @@ def reducescatter(
 
 
 def reducescatter_async(
-    tensor: Tensor, name: str | None = None, op: Operation = Average, **factors: Unpack[Factors]
+    tensor: Tensor, name: Name = None, op: Operation = Average, **factors: Unpack[Factors]
 ) -> Handle[Tensor]:
     return ops.start_reduce_scatter(tensor, _resolve_rule(op, None, factors))
 
 
-def barrier(process_set: ProcessSet | None = None) -> None:
+def barrier(process_set: AnySet = None) -> None:
     require_global_set(process_set)
     if size() > 1:
         dist.barrier()
@@ -210,7 +210,8 @@ def _grouped_async(
 
     @functools.wraps(start)
     def call(tensors: Sequence[Tensor], *args: P.args, **options: P.kwargs) -> Handle[list[T]]:
-        return ops.combine_handles([start(tensor, *args, **options) for tensor in tensors])
+        handles = [start(tensor, *args, **options) for tensor in tensors]
+        return Handle([work for handle in handles for work in handle.works], lambda: [each.wait() for each in handles])
 
     return call
 

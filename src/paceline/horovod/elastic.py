@@ -146,7 +146,8 @@ class State:
             self._next_write_s = ended_s + max(WRITE_EVERY_S, (ended_s - began_s) / WRITING_SHARE)
 
     def save(self) -> None:
-        self._saved = {name: _copy_value(value) for name, value in self._values.items()}
+        plain = {name: value.state_dict() if _stateful(value) else value for name, value in self._values.items()}
+        self._saved = {name: copy.deepcopy(value) for name, value in plain.items()}
 
     def restore(self) -> None:
         """Restore what was saved last."""
@@ -218,7 +219,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     def call(state: State, *args: Any, **options: Any) -> T:
         world.init()
         check_commit(state._saved)
-        file = default_commit_file()
+        file = Path(f"elastic-{Path(sys.argv[0]).stem or 'state'}.safetensors")
         if state._resume(file):
             state.on_reset()
         state.sync()
@@ -234,10 +235,6 @@ def _stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def _copy_value(value: Any) -> Any:
-    return copy.deepcopy(value.state_dict() if _stateful(value) else value)
-
-
 def _scale_sampler_counts(saved: dict[str, Any]) -> dict[str, Any]:
     """Count samples for all ranks: each has processed as many as the main rank."""
     return {
@@ -246,11 +243,6 @@ def _scale_sampler_counts(saved: dict[str, Any]) -> dict[str, Any]:
         else value
         for name, value in saved.items()
     }
-
-
-def default_commit_file() -> Path:
-    """Return the file of the running script, in the current folder."""
-    return Path(f"elastic-{Path(sys.argv[0]).stem or 'state'}.safetensors")
 
 
 def write_commit(file: Path, state: dict[str, Any]) -> None:

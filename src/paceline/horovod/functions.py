@@ -13,14 +13,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from paceline.errors import UserError
 from paceline.horovod import collectives
-from paceline.horovod.unsupported import ProcessSet, require_global_set
+from paceline.horovod.collectives import Name
+from paceline.horovod.unsupported import AnySet, require_global_set
 from paceline.horovod.world import rank, size
 from paceline.launch.process_group import gather_objects
 
 
-def broadcast_object(
-    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None
-) -> Any:
+def broadcast_object(obj: Any = None, root_rank: int = 0, name: Name = None, process_set: AnySet = None) -> Any:
     """Return the object of the root, which must be picklable."""
     require_global_set(process_set)
     box = [obj]
@@ -29,13 +28,13 @@ def broadcast_object(
     return box[0]
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
+def allgather_object(obj: Any, name: Name = None, process_set: AnySet = None) -> list[Any]:
     require_global_set(process_set)
     return gather_objects(obj) if size() > 1 else [obj]
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0, process_set: ProcessSet | None = None
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0, process_set: AnySet = None
 ) -> None:
     """Overwrite `model.state_dict()`, `model.named_parameters()` or tensors by those of the root."""
     require_global_set(process_set)

@@ -29,20 +29,22 @@ from paceline.horovod.world import size
 BUCKET_BYTES = 25_000_000
 FIRST_BYTES = 1_000_000  # so that the first is sent early in the backward pass
 Parameters = list[Parameter]
+NamedParameters = Iterable[tuple[str, Parameter]] | None
+Groups = int | Sequence[Sequence[Parameter]]
 
 
 class Grouping(TypedDict, total=False):
     """Keyword arguments of `DistributedOptimizer`."""
 
     num_groups: int
-    groups: int | Sequence[Sequence[Parameter]] | None
+    groups: Groups | None
     sparse_as_dense: bool
     process_set: ProcessSet
 
 
 def DistributedOptimizer(
     optimizer: Optimizer,
-    named_parameters: Iterable[tuple[str, Parameter]] | None = None,
+    named_parameters: NamedParameters = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
     op: Operation = Average,
@@ -78,7 +80,7 @@ def DistributedOptimizer(
     return new
 
 
-def _check_names(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Parameter]] | None) -> None:
+def _check_names(optimizer: Optimizer, named_parameters: NamedParameters) -> None:
     """Raise UserError if the names are incomplete or not unique; they are not used otherwise."""
     if named_parameters is None:
         return
@@ -132,7 +134,7 @@ class GradientExchange:
         rule: ReduceRule,
         compression: type[Compressor],
         passes: int,
-        groups: int | Sequence[Sequence[Parameter]],
+        groups: Groups,
         sparse_as_dense: bool,
     ) -> None:
         self.rule, self.compression, self.passes, self.sparse_as_dense = rule, compression, passes, sparse_as_dense
@@ -235,7 +237,7 @@ def _hold_weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
     return call
 
 
-def group_into_buckets(every: Parameters, groups: int | Sequence[Sequence[Parameter]]) -> list[Parameters]:
+def group_into_buckets(every: Parameters, groups: Groups) -> list[Parameters]:
     """Group parameters, last first, by the given groups or up to the bucket size."""
     backwards = every[::-1]
     if isinstance(groups, int):

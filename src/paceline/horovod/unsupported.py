@@ -62,8 +62,10 @@ class ProcessSet:
 
 
 global_process_set: ProcessSet = object.__new__(ProcessSet)
+AnySet = ProcessSet | None
+"""Of `process_set=`."""
 
 
-def require_global_set(process_set: ProcessSet | None) -> None:
+def require_global_set(process_set: AnySet) -> None:
     if process_set not in (None, global_process_set):
         raise_no_process_sets()

@@ -145,8 +145,7 @@ def gloo_built() -> bool:
     return dist.is_gloo_available()
 
 
-def gloo_enabled() -> bool:
-    return gloo_built()
+gloo_enabled = gloo_built
 
 
 def mpi_built() -> bool:

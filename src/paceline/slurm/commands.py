@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import RunFailed, UserError
@@ -59,28 +59,24 @@ def require_slurm() -> None:
 def list_partitions(loose: bool = False) -> dict[str, Partition]:
     """Return the partitions by name, with the most that any of their nodes has; `loose`: {} if Slurm fails."""
     found: dict[str, Partition] = {}
-    for line in _run_slurm("sinfo", "--noheader", "--format=%R|%l|%D|%m|%G", loose=loose).splitlines():
+    for line in run_slurm("sinfo", "--noheader", "--format=%R|%l|%D|%m|%G", loose=loose).splitlines():
         name, limit, nodes, memory, gres = (word.strip() for word in line.split("|", 4))
         kind, gpus = _parse_gres(gres)
         known = found.get(name, Partition(name, parse_slurm_time(limit), 0, 0, 0, ""))
-        found[name] = Partition(
-            name=name,
-            hours=known.hours,
-            nodes=known.nodes + _parse_count(nodes),
-            memory_mb=max(known.memory_mb, _parse_count(memory)),
-            gpus=max(known.gpus, gpus),
-            gpu_type=kind if gpus > known.gpus else known.gpu_type,
-        )
+        if gpus > known.gpus:
+            known = replace(known, gpus=gpus, gpu_type=kind)
+        memory_mb = max(known.memory_mb, _parse_count(memory))
+        found[name] = replace(known, nodes=known.nodes + _parse_count(nodes), memory_mb=memory_mb)
     return found
 
 
 def find_default_partition() -> str | None:
-    names = _run_slurm("sinfo", "--noheader", "--format=%P").split()
+    names = run_slurm("sinfo", "--noheader", "--format=%P").split()
     return next((name.rstrip("*") for name in names if name.endswith("*")), None)
 
 
 def submit_script(script: Path) -> str:
-    answer = _run_slurm("sbatch", "--parsable", str(script)).strip().splitlines()
+    answer = run_slurm("sbatch", "--parsable", str(script)).strip().splitlines()
     job = answer[-1].partition(";")[0] if answer else ""
     if not job.isdecimal():
         raise RunFailed(f"sbatch gave no job id for {script}: {' '.join(answer) or 'no answer'}", code="unavailable")
@@ -96,7 +92,7 @@ def fetch_job_states(jobs: Iterable[str], *, sure: bool = False) -> dict[str, Jo
     found: dict[str, JobState] = {}
     if not wanted or shutil.which("squeue") is None:
         return found
-    queue = _run_slurm("squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%S|%N", loose=not sure)
+    queue = run_slurm("squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%S|%N", loose=not sure)
     for line in queue.splitlines():
         words = ["" if word.strip() in ("None", "N/A") else word.strip() for word in line.split("|")]
         if len(words) == 5 and words[0] in wanted:
@@ -104,18 +100,14 @@ def fetch_job_states(jobs: Iterable[str], *, sure: bool = False) -> dict[str, Jo
     missing = [job for job in wanted if job not in found]
     if missing and shutil.which("sacct") is not None:
         columns = ("-n", "-X", "-P", "-o", "JobID,State,NodeList")
-        for line in _run_slurm("sacct", *columns, "-j", ",".join(missing), loose=True).splitlines():
+        for line in run_slurm("sacct", *columns, "-j", ",".join(missing), loose=True).splitlines():
             job, state, hosts = (*line.split("|"), "", "")[:3]
             if job in missing:
                 found[job] = JobState(job, state.split(" ")[0], hosts=hosts)
     return found
 
 
-def cancel_jobs(jobs: Sequence[str]) -> None:
-    _run_slurm("scancel", *jobs)
-
-
-def _run_slurm(*command: str, loose: bool = False) -> str:
+def run_slurm(*command: str, loose: bool = False) -> str:
     """Return what a command prints; `loose`: "" if it fails."""
     name = command[0]
     try:

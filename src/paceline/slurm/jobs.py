@@ -149,4 +149,4 @@ def cancel_run(run: RunDir, jobs: Sequence[str]) -> None:
     """Record the cancellation, then cancel: the batch script must not requeue the run in between."""
     for job in jobs:
         record_job_event(run, "cancel", job=job)
-    commands.cancel_jobs(jobs)
+    commands.run_slurm("scancel", *jobs)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from paceline.config import DEFAULT, RunSpec
-from paceline.errors import Code, UserError, did_you_mean
+from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import LOCAL, match_driver_name, parse_cluster
-from paceline.io.arguments import parse_hours
+from paceline.io.arguments import option_error, parse_hours
 from paceline.io.format import duration, size
 from paceline.layout import layout_of
 from paceline.planner.candidates import PROCESS_BYTES
@@ -75,17 +75,15 @@ def resolve_machines(spec: RunSpec, site: SiteFile, asked: JobOptions, partition
     return MachineRequest(least, most, per_node, on_gpu, _cluster_to_price(named, on_gpu, kind, most, per_node))
 
 
-def _option_error(option: str, value: object, reason: str, code: Code = "invalid-value") -> UserError:
-    return UserError(f"{option} {value}: {reason}", code=code, key=option)
-
-
 def _parse_nodes(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     form = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
     least, most = (int(form[1]), int(form[2] or form[1])) if form else (0, 0)
     if not 1 <= least <= most:
-        raise _option_error("--nodes", text, "this is not a number of nodes; write it as  --nodes 2,  or  --nodes 1-2")
+        raise option_error(
+            "--nodes", f"{text}: this is not a number of nodes; write it as  --nodes 2,  or  --nodes 1-2"
+        )
     return least, most
 
 
@@ -94,14 +92,14 @@ def resolve_ranks_per_node(asked: JobOptions, available: int | None, partition: 
     gpus, ranks = asked.get("gpus_per_node"), asked.get("ranks_per_node")
     for option, value in (("--gpus-per-node", gpus), ("--ranks-per-node", ranks)):
         if value is not None and value < 1:
-            raise _option_error(option, value, "give 1 or more, or leave it out")
+            raise option_error(option, f"{value}: give 1 or more, or leave it out")
     if gpus is not None and available is not None and gpus > available:
         node = f"a node of partition {partition.name}" if partition is not None else "a node"
         use = f"use {available}, or more nodes" if available else "use another partition"
-        raise _option_error("--gpus-per-node", gpus, f"{node} has {available or 'none'}; {use}", "unavailable")
+        raise option_error("--gpus-per-node", f"{gpus}: {node} has {available or 'none'}; {use}", "unavailable")
     if gpus is not None and ranks is not None and ranks != gpus:
-        reason = f"each rank has a GPU, and --gpus-per-node is {gpus}; give one of them"
-        raise _option_error("--ranks-per-node", ranks, reason, "conflict")
+        reason = f"{ranks}: each rank has a GPU, and --gpus-per-node is {gpus}; give one of them"
+        raise option_error("--ranks-per-node", reason, "conflict")
     return gpus if gpus is not None else ranks
 
 
@@ -157,8 +155,8 @@ def build_job_request(
     most = machines.most or (cluster.nodes if cluster else 1)
     available = site.nodes or (partition.nodes if partition else None)
     if available is not None and most > available:
-        reason = f"a job may have {available} here; use  --nodes {available}"
-        raise _option_error("--nodes", most, reason, "unavailable")
+        reason = f"{most}: a job may have {available} here; use  --nodes {available}"
+        raise option_error("--nodes", reason, "unavailable")
     least = 1 if site.fewer_nodes and machines.least == machines.most else machines.least or most
     overrides = {**(found.overrides() if found is not None else {}), "parallel.ranks": most * per_node}
     ready = spec.replace(overrides, "paceline submit")
@@ -188,7 +186,7 @@ def find_partition(name: str | None, partitions: Mapping[str, Partition]) -> Par
     if name not in partitions:
         hint = did_you_mean(name, partitions)
         known = f"{' There are' if hint else '; there are'} {', '.join(partitions)}"
-        raise _option_error("--partition", name, f"there is no such partition{hint}{known}", "unknown-name")
+        raise option_error("--partition", f"{name}: there is no such partition{hint}{known}", "unknown-name")
     return partitions[name]
 
 
@@ -239,7 +237,7 @@ def _set_time_limit(
         hours, reason = parse_hours(str(asked["time"]), "--time"), "asked for"
         if hours > limit:
             allowed = f"a job may take {duration(limit * 3600)} here; a longer run continues in another job"
-            raise _option_error("--time", asked["time"], f"{allowed}, so leave --time out", "does-not-fit")
+            raise option_error("--time", f"{asked['time']}: {allowed}, so leave --time out", "does-not-fit")
     elif planned is not None:
         hours = min(max(MIN_JOB_H, needed), limit)
         reason = f"{duration(planned * 3600)} planned × {TIME_MARGIN:g}" if hours == needed else "the limit here"
@@ -247,21 +245,18 @@ def _set_time_limit(
     elif limits:
         hours, reason = limit, "the limit here; the plan does not know how long the run is"
     else:
-        message = "how long may a job take? the plan does not know, and there is no limit; give  --time 2h"
-        raise UserError(message, code="missing-value", key="--time")
+        reason = "how long may a job take? the plan does not know, and there is no limit; give  --time 2h"
+        raise option_error("--time", reason, "missing-value")
     request.hours = hours
     jobs = f", in about {math.ceil(needed / hours):,} jobs, one after the other" if needed > hours else ""
     request.reasons.append(f"{duration(hours * 3600)} for a job: {reason}{jobs}")
     first_s = STARTUP_S + (chosen.price.start_s + chosen.price.step_s if chosen is not None else 0.0)
     if hours * 3600 < first_s + site.warn_s and not anyway:
         enough = math.ceil((first_s + site.warn_s) / 60) + 1
-        raise UserError(
-            f"a job of {duration(hours * 3600)} would end before its first checkpoint: ranks need about "
-            f"{duration(first_s)} to start and make a step, and save {site.warn_s} s before the end; "
-            f"use  --time {enough}m  or more, or a smaller warn_s in the site file; {ANYWAY_HINT}",
-            code="does-not-fit",
-            key="--time",
-        )
+        reason = f"a job of {duration(hours * 3600)} would end before its first checkpoint: ranks need about "
+        reason += f"{duration(first_s)} to start and make a step, and save {site.warn_s} s before the end; "
+        reason += f"use  --time {enough}m  or more, or a smaller warn_s in the site file; {ANYWAY_HINT}"
+        raise option_error("--time", reason, "does-not-fit")
 
 
 def build_sbatch_options(site: SiteFile, asked: JobOptions, cpus: int | None) -> dict[str, str]:

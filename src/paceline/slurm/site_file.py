@@ -109,8 +109,9 @@ class SiteFile(Section):
             found.append(f"module load {shlex.join(self.modules)}")
         found += [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
         if self.scratch:
+            parts = re.split(r"(\{user\}|\{job\})", os.path.expanduser(self.scratch))
             found += [
-                f"scratch={_quote_scratch(os.path.expanduser(self.scratch))}",
+                f"scratch={''.join(SCRATCH_VARIABLES.get(part) or shlex.quote(part) for part in parts if part)}",
                 f'{ON_EACH_NODE} sh -c {shlex.quote(MAKE_SCRATCH)} sh "$scratch" || exit',
                 'export TMPDIR="$scratch"',
             ]
@@ -124,18 +125,9 @@ def check_memory(text: str, option: str = "") -> str:
     return text
 
 
-def _quote_scratch(text: str) -> str:
-    parts = re.split("|".join(f"({re.escape(place)})" for place in SCRATCH_VARIABLES), text)
-    return "".join(SCRATCH_VARIABLES.get(part) or shlex.quote(part) for part in parts if part)
-
-
-def get_sites_folder() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "paceline" / "sites"
-
-
 def read_site(name: str | Path | None = None) -> SiteFile:
     """Read the site of a name or file; without one `default.yaml`, if it exists."""
-    folder = get_sites_folder()
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "paceline" / "sites"
     if name is None:
         file = folder / f"{DEFAULT_SITE}.yaml"
         if not file.is_file():

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from paceline.config import SpecSource, load, resolve_spec
 from paceline.errors import PacelineError, UserError, did_you_mean
-from paceline.io.arguments import make_output_folder, parse_hours, parse_numbers
+from paceline.io.arguments import make_output_folder, option_error, parse_hours, parse_numbers
 from paceline.io.files import write_atomic, write_json
 from paceline.planner.emit_slurm import BatchJob, build_array_script, build_batch_script
 from paceline.runlog.events import read_events
@@ -170,25 +170,21 @@ def submit_measure(
         message = "which run file? write it as  paceline submit RUN.yaml --measure --ranks 2,4"
         raise UserError(message, code="missing-value")
     for name in sorted(asked.keys() & {"nodes", "ranks_per_node"}):
-        option = f"--{name.replace('_', '-')}"
         reason = "each task of a measurement starts its ranks on one node; give their number with  --ranks 2,4"
-        raise UserError(f"{option}: {reason}", code="conflict", key=option)
+        raise option_error(f"--{name.replace('_', '-')}", reason, "conflict")
     site = read_site(site_name)
     counts = sorted(set(parse_numbers(ranks, "--ranks", different=True)) - {1})
     if not counts:
-        message = f"--ranks {ranks}: one rank is what others are compared with; give  --ranks 2,4"
-        raise UserError(message, code="invalid-value", key="--ranks")
+        raise option_error("--ranks", f"{ranks}: one rank is what others are compared with; give  --ranks 2,4")
     name = load(words[0], words[1:]).name
     partition = find_partition(asked.get("partition") or site.partition, _list_partitions(dry_run))
     available = site.gpus_per_node or (partition.gpus if partition is not None else None)
     gpus, most = resolve_ranks_per_node(asked, available, partition), max(counts)
     if gpus is not None and gpus < most:
-        message = f"--gpus-per-node {gpus}: {most} ranks need {most}"
-        raise UserError(message, code="does-not-fit", key="--gpus-per-node")
+        raise option_error("--gpus-per-node", f"{gpus}: {most} ranks need {most}", "does-not-fit")
     hours = parse_hours(asked["time"], "--time") if "time" in asked else site.hours
     if hours is None:
-        message = "how long may a task of the array take? give  --time 2h"
-        raise UserError(message, code="missing-value", key="--time")
+        raise option_error("--time", "how long may a task of the array take? give  --time 2h", "missing-value")
     folder = ((out or site.runs or RUNS_FOLDER) / f"{name}-measure").resolve()
     job = _build_batch_job(
         site,
