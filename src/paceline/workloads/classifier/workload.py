@@ -56,12 +56,10 @@ class EncoderLayer(ExportedLayer):
 class Encoder(nn.Module):
     def __init__(self, shape: ClassifierModel, vocab: int, longest: int, classes: int, mask: int = 0) -> None:
         super().__init__()
-        self.shape, self.mask = shape, mask
-        self.tokens = nn.Embedding(vocab, shape.width)
-        self.positions = nn.Embedding(longest, shape.width)
+        self.shape, self.mask, width = shape, mask, shape.width
+        self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(longest, width)
         self.layers = nn.ModuleList(EncoderLayer(shape, site=2 + 2 * i) for i in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.width)
-        self.head = nn.Linear(shape.width, classes)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
         # what is added to the stream, and the head, start small: the first loss is that of a guess
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.nn.class_metrics import class_sums, list_class_metrics
-from paceline.reports.plot_style import escape_mathtext, use_plot_style, write_png
+from paceline.reports.plot_style import COLOURS, FAINT, escape_mathtext, use_plot_style, write_png
 from paceline.runlog.run_dir import RunDir
 from paceline.workloads.ensemble.combination import compute_logs
 
@@ -153,49 +153,40 @@ class _RocCurve:
         return float((own * (np.cumsum(others) - others / 2)).sum() / pairs) if pairs else np.nan
 
 
-OURS, OTHERS = "#d97706", "#2563eb"
-SHADES = ("#2563eb", "#059669", "#9333ea", "#0891b2", "#be185d", "#65a30d")
-
-
-@use_plot_style(None)
+@use_plot_style()
 def draw_members(scores: Scores, folder: Path, step: int) -> None:
     from matplotlib.figure import Figure
 
-    names = list(scores.each)[::-1]
-    metrics = list(scores.each[ENSEMBLE])
+    names, metrics = list(scores.each)[::-1], list(scores.each[ENSEMBLE])
     figure = Figure(figsize=(2.6 * len(metrics) + 1, 0.9 + 0.42 * len(names)), layout="constrained")
     panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
         for place, name in enumerate(names):
             found = scores.each[name][metric]
-            colour = OURS if name == ENSEMBLE else OTHERS
-            axes.errorbar(found.value, place, xerr=found.error, fmt="o", color=colour, capsize=3)
+            axes.errorbar(found.value, place, xerr=found.error, fmt="o", color=COLOURS[name == ENSEMBLE], capsize=3)
             axes.annotate(str(found), (found.value, place), (0, 6), textcoords="offset points", ha="center", fontsize=7)
         axes.set_title(f"{metric.replace('_', ' ')} ({'lower' if metric in LOWER else 'higher'} is better)", fontsize=8)
         axes.set_yticks(range(len(names)), escape_mathtext(names))
         axes.set_ylim(-0.5, len(names) - 0.3)
         axes.margins(x=0.25)
-        axes.tick_params(labelsize=8)
         axes.locator_params(axis="x", nbins=4)
-        axes.spines[["top", "right"]].set_visible(False)
     write_png(figure, RunDir(folder).pictures / f"members-{step:06d}.png")
 
 
-@use_plot_style(None)
+@use_plot_style()
 def draw_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, folder: Path, step: int) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.4, 3.8), layout="constrained")
     axes = figure.subplots()
     least = 1.0
-    for number, (name, found) in enumerate(outputs.items()):
+    for name, found in outputs.items():
         at, held, _ = zip(*_bin_rows(found, truth), strict=True)
         least = min(least, *at, *held)
-        colour, width = (OURS, 2) if name == ENSEMBLE else (SHADES[number % len(SHADES)], 1)
-        axes.plot(at, held, marker="o", markersize=3, linewidth=width, color=colour, label=escape_mathtext(name))
-    axes.plot([least, 1], [least, 1], color="#9ca3af", linewidth=0.8, linestyle="--")
+        width = 2 if name == ENSEMBLE else 1
+        axes.plot(at, held, marker="o", markersize=3, linewidth=width, label=escape_mathtext(name))
+    axes.plot([least, 1], [least, 1], color=FAINT, linewidth=0.8, linestyle="--")
     axes.set_xlabel("probability of the likeliest class")
     axes.set_ylabel("how often it was right")
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend()
     write_png(figure, RunDir(folder).pictures / f"reliability-{step:06d}.png")

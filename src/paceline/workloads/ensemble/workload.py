@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+from paceline.config import RunSpec
 from paceline.data.files import hash_files, hash_value
 from paceline.errors import UserError
 from paceline.layout import Layout
@@ -33,7 +34,10 @@ class Ensemble(PassWorkload):
     Model, Data = EnsembleModel, EnsembleData
     saved_every = 1
 
-    _log: LogFn = staticmethod(ignore_log)
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self._model, self._data = cast(EnsembleModel, spec.model), cast(EnsembleData, spec.data)
+        self._log: LogFn = ignore_log
 
     def prepare(self, log: LogFn) -> None:
         self._log = log
@@ -98,11 +102,3 @@ class Ensemble(PassWorkload):
 
     def fitted(self, folder: Path) -> FittedEnsemble:
         return FittedEnsemble.read(folder)
-
-    @property
-    def _data(self) -> EnsembleData:
-        return cast(EnsembleData, self.spec.data)
-
-    @property
-    def _model(self) -> EnsembleModel:
-        return cast(EnsembleModel, self.spec.model)

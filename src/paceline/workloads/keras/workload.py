@@ -41,14 +41,11 @@ class KerasWorkload(Workload):
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
+        self.section, self.source = cast(KerasModel, spec.model), cast(KerasData, spec.data)
         if not self.section.build:
             hint = "write  model: file.py:build  for a function that returns a model"
             raise UserError(f"model.build is not given; {hint}", code="missing-value", key="model.build")
         import_keras()
-
-    @property
-    def section(self) -> KerasModel:
-        return cast(KerasModel, self.spec.model)
 
     @property
     def file(self) -> Path | None:
@@ -84,13 +81,13 @@ class KerasWorkload(Workload):
 
     def data(self, split: str) -> KeyedSamples | None:
         place = self.section.build.rpartition(":")[0]
-        return load_keras_samples(cast(KerasData, self.spec.data).source or (f"{place}:data" if place else ""), split)
+        return load_keras_samples(self.source.source or (f"{place}:data" if place else ""), split)
 
     def fingerprint(self) -> str:
         return cast(KeyedSamples, self.data("train")).fingerprint()
 
     def classes(self) -> Sequence[str]:
-        return cast(KerasData, self.spec.data).classes
+        return self.source.classes
 
     def model(self) -> KerasModule:
         from paceline.workloads.keras.model import SummedMetrics, build_keras_model, resolve_loss

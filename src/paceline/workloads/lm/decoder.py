@@ -108,10 +108,9 @@ class Decoder(nn.Module):
         self.initialise()
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Compute losses summed per sample (B,) of token ids (B, S); `targets` (B, S) below 0 do not count.
+        """Return losses summed per sample (B,) of token ids (B, S); `targets` (B, S) below 0 do not count.
 
-        Without targets return logits (B, S, V). A stage without `tokens` takes hidden states (B, S, D), and one without
-        `head` returns them.
+        Without targets return logits (B, S, V); see above for the inputs and outputs of a stage.
         """
         x = self.hidden(x)
         return x if self.head is None else self.head(x, targets, self.shared_weight())
@@ -132,9 +131,9 @@ class Decoder(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def rotary_tables(self, x_BSD: Tensor) -> RotaryTables | None:
-        """Return cached tables: a compiler would compute the angles again for every head of every sample.
+        """Return cached tables for the whole context, of which x_BSD may be a part.
 
-        If the sequence is divided over ranks, x_BSD is a part of it, and the context is the whole.
+        A compiler would compute the angles again for every head of every sample.
         """
         if self.shape.positions != "rotary":
             return None
@@ -162,10 +161,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int | None = None) -> None:
-        """Draw the weights, again after `to_empty`. What is added to the residual stream starts small.
-
-        Each weight has its own random stream, by its name: a stage, a shard and the whole model draw the same.
-        """
+        """Draw the weights, each from a random stream of its name: a stage, a shard and the whole draw the same."""
         seed = torch.initial_seed() if seed is None else seed
         named = [(name, p) for name, p in self.named_parameters() if not p.is_meta]
         with ThreadPoolExecutor(DRAW_THREADS) as pool:

@@ -102,21 +102,21 @@ def attach_initialise(model: nn.Module, blocks: Sequence[nn.Module], given: Coll
 def draw_weights(model: nn.Module, blocks: Sequence[str], given: Collection[str], seed: int) -> None:
     """Draw the weights as the library does, and set the buffers, one layer at a time in host memory.
 
-    Each layer has its own random stream, by its name, so that a shard and the whole model draw the same.
+    Each layer has a random stream of its name: a shard and the whole model draw the same.
     """
     cast(Any, model).tie_weights()  # each module got its own memory
     layers = {name: model.get_submodule(name) for name in blocks}
     inside = {id(module) for layer in layers.values() for module in layer.modules()}
     rest = [module for module in model.modules() if id(module) not in inside]
+    draw = partial(_initialise_module, model)
     for name, layer in layers.items():
         wanted = {inner for inner, _ in layer.named_parameters(prefix=name) if inner not in given}
-        modules = list(layer.modules())
         if all(inner.endswith((lora.A, lora.B)) for inner in wanted) and not list(layer.buffers()):
-            modules = [module for module in modules if isinstance(module, lora.LowRank)] if wanted else []
-            _draw(modules, lora.LowRank.draw, name, seed)
+            adapters = [module for module in layer.modules() if isinstance(module, lora.LowRank)] if wanted else []
+            _draw(adapters, lora.LowRank.draw, name, seed)
         else:
-            _draw(modules, partial(_initialise_module, model), name, seed)
-    _draw(rest, partial(_initialise_module, model), "", seed)
+            _draw(list(layer.modules()), draw, name, seed)
+    _draw(rest, draw, "", seed)
 
 
 def _initialise_module(model: nn.Module, module: nn.Module) -> None:

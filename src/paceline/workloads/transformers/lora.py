@@ -1,7 +1,6 @@
 """Low-rank adapters (LoRA, Hu et al. 2021): frozen weights, beside each a product of two thin matrices.
 
-A linear layer keeps its class, its place and the name of its weight, so that weight files, sharding and checkpoints see
-the same model with two more parameters per layer. Their names are those of PEFT.
+A linear layer keeps its class, its place and the name of its weight, and gets two parameters with the names of PEFT.
 """
 
 from __future__ import annotations
@@ -73,10 +72,9 @@ def linear_sides(module: nn.Module) -> tuple[int, int] | None:
 
 
 def find_frozen_products(model: nn.Module) -> list[nn.Parameter]:
-    """Return frozen weights of linear layers that can stay in bf16 without changing a result.
+    """Return frozen weights of linear layers that autocast converts to bf16 in each pass anyway.
 
-    Autocast converts them in each pass anyway. Excluded are weights that an embedding shares, and those that the
-    library keeps in fp32.
+    Excluded are weights that an embedding shares, and those that the library keeps in fp32.
     """
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     library: Any = model

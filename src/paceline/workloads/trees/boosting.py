@@ -100,7 +100,7 @@ class LightGBMRounds:
             **({"num_class": target.outputs} if target.task is Task.CLASSES else {}),
             **({"eval_at": [1 << 30]} if target.task is Task.RANKING else {}),
         }
-        self.loaded = 0
+        self.loaded, self.held_out = 0, np.empty((0, 1), np.float32)
         self.booster: Any = None
 
     def join(self) -> None:
@@ -136,9 +136,6 @@ class LightGBMRounds:
 
     def any(self, flag: bool) -> bool:
         return flag
-
-    def set_held_out(self, X: np.ndarray) -> None:
-        self.held_out = X
 
     def margins(self) -> np.ndarray:
         margins = np.asarray(self.booster.predict(self.held_out, raw_score=True, num_threads=self.job.threads))

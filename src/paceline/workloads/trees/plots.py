@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.data.order import draw_fractions
 from paceline.errors import UserError
-from paceline.reports.plot_style import escape_mathtext, use_plot_style, write_png
+from paceline.reports.plot_style import COLOURS, FAINT, escape_mathtext, use_plot_style, write_png
 from paceline.runlog.run_dir import RunDir
 from paceline.workloads.trees.sections import Task
 from paceline.workloads.trees.table import find_cached_table
@@ -23,7 +23,6 @@ from paceline.workloads.trees.tree_model import FittedTrees
 SHOWN_COLUMNS = 20
 MIN_ROWS, MAX_ROWS = 32, 512
 SHAP_WORK = 5e8  # leaves × levels² × rows: about two seconds of a core
-COLOUR, GREY = "#4477aa", "#999999"
 ADDED = {
     Task.BINARY: "adds to the log-odds of {}",
     Task.CLASSES: "adds to the log-odds of a class, up or down, on average",
@@ -62,16 +61,16 @@ def _choose_rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
     return np.array(split.X[np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))])
 
 
-@use_plot_style(None)
+@use_plot_style()
 def _draw_importance(importance: Mapping[str, float], file: Path) -> None:
     shown = list(importance.items())[:SHOWN_COLUMNS][::-1]
     figure, axes = _figure(len(shown))
-    axes.barh([escape_mathtext(name[:32]) for name, _ in shown], [100 * share for _, share in shown], color=COLOUR)
+    axes.barh([escape_mathtext(name[:32]) for name, _ in shown], [100 * share for _, share in shown], color=COLOURS[0])
     axes.set_xlabel("% of what all splits gain")
     write_png(figure, file)
 
 
-@use_plot_style(None)
+@use_plot_style()
 def _draw_shap(fitted: FittedTrees, rows: np.ndarray, file: Path) -> None:
     values, names, task = fitted.contributions(rows), fitted.coding.columns, fitted.target.task
     sizes = np.abs(values).mean(axis=(0, 1))
@@ -79,9 +78,9 @@ def _draw_shap(fitted: FittedTrees, rows: np.ndarray, file: Path) -> None:
     figure, axes = _figure(len(shown))
     axes.set_yticks(range(len(shown)), [escape_mathtext(names[column][:32]) for column in shown])
     if task is Task.CLASSES:
-        axes.barh(range(len(shown)), sizes[shown], color=COLOUR)
+        axes.barh(range(len(shown)), sizes[shown], color=COLOURS[0])
     else:
-        axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+        axes.axvline(0, color=FAINT, linewidth=0.8, zorder=0)
         for height, column in enumerate(shown):
             is_name = names[column] in fitted.coding.categories
             _dots(axes, height, values[:, 0, column], None if is_name else rows[:, column])
@@ -92,7 +91,7 @@ def _draw_shap(fitted: FittedTrees, rows: np.ndarray, file: Path) -> None:
 
 def _dots(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -> None:
     up = height + 0.3 * (2 * draw_fractions(np.uint64(height), 0, len(added)) - 1)
-    colours: Any = GREY
+    colours: Any = FAINT
     if given is not None:
         from matplotlib import colormaps
 
@@ -105,16 +104,14 @@ def _dots(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -
 def _legend(axes: Any) -> None:
     from matplotlib import colormaps
 
-    ends = {"low": colormaps["coolwarm"](0.0), "high": colormaps["coolwarm"](1.0), "missing, or a name": GREY}
+    ends = {"low": colormaps["coolwarm"](0.0), "high": colormaps["coolwarm"](1.0), "missing, or a name": FAINT}
     for name, colour in ends.items():
         axes.scatter([], [], s=16, c=[colour], label=name)
-    axes.legend(title="value", fontsize=7, title_fontsize=7, frameon=False, loc="lower right")
+    axes.legend(title="value", loc="lower right")
 
 
 def _figure(lines: int) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 0.8 + 0.26 * lines), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return figure, figure.subplots()

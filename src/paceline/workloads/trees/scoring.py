@@ -154,10 +154,7 @@ def _metrics(sums: dict[str, Any], target: TreeTarget) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CustomMetric:
-    """The user's own function of the labels and the predictions of all held-out rows.
-
-    The main rank calls it, with the rows in their order: its value does not depend on the number of ranks.
-    """
+    """The user's own function of the labels and the predictions of all held-out rows; the main rank calls it."""
 
     reference: str
     function: Callable[..., Any]

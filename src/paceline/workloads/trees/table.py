@@ -1,7 +1,6 @@
 """Prepared tables: rows of 32-bit numbers on disk, read once and then mapped by every rank; and their targets.
 
-Categories are numbered in alphabetical order, missing values are NaN. Which rows are held out, and which of them bins
-are found from, depends on their numbers alone.
+Categories are numbered in alphabetical order, missing values are NaN. Rows are held out by their numbers.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class TableFacts(Coding):
     """Sums over the labels: weights of each class, and of all; the weighted mean; the least label."""
     weighted: bool
     queries: int
-    bins: int  # different values of all columns in the first rows, at most 256 of each column
+    bins: int  # different values of all columns in the first rows, at most 256 of each
     gaps: bool
     digest: str
 

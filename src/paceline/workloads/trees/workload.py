@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.config import Train
+from paceline.config import RunSpec, Train
 from paceline.errors import UserError
 from paceline.launch.environment import SINGLE_RANK
 from paceline.layout import Layout
@@ -43,7 +43,7 @@ class TreePasses:
         self.rounds = load_library(job.model.library)(job)
         test = job.table.split("test")
         self.held_out = HeldOutRows.of(test, job.target, self.rank_info.rank, self.rank_info.world)
-        self.rounds.set_held_out(test.X[self.held_out.rows])
+        self.rounds.held_out = test.X[self.held_out.rows]
         self.metric = load_metric(job.model.metric)
         self.notes: list[str] = []
         self._restored = torch.empty(0, dtype=torch.uint8)
@@ -131,6 +131,10 @@ class TreePasses:
 class Trees(PassWorkload):
     Model, Data = TreesModel, TreesData
 
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self._model, self._data = cast(TreesModel, spec.model), cast(TreesData, spec.data)
+
     @cached_property
     def table(self) -> PreparedTable:
         return prepare_table(self._data, ignore_log, verify=False)  # `prepare` has verified it, for all ranks
@@ -196,14 +200,6 @@ class Trees(PassWorkload):
 
     def fitted(self, folder: Path) -> FittedTrees:
         return FittedTrees.read(folder)
-
-    @property
-    def _data(self) -> TreesData:
-        return cast(TreesData, self.spec.data)
-
-    @property
-    def _model(self) -> TreesModel:
-        return cast(TreesModel, self.spec.model)
 
 
 def _reject_gradient_keys(train: Train) -> None:

@@ -140,9 +140,6 @@ class XGBoostRounds:
         self.folder: Path | None = None
         self.until_leave = ExitStack()
 
-    def set_held_out(self, X: np.ndarray) -> None:
-        self.held_out = X
-
     def load(self, raw: bytes, done: int) -> None:
         self.loaded = raw
 

@@ -39,7 +39,8 @@ IGNORED = 255  # label of a pixel that does not count
 SPLITS = ("train", "test")
 ARRAYS = ("images", "masks", "sizes")
 
-ImagePair = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # an image [H, W, C] and its mask [H, W]
+Pixels = NDArray[np.uint8]
+ImagePair = tuple[Pixels, Pixels]  # an image [H, W, C] and its mask [H, W]
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class PairSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.uint8]
+    pixels: Pixels
+    labels: Pixels
     sizes: NDArray[np.int64]
     begins: NDArray[np.int64]
     channels: int
@@ -166,9 +167,9 @@ TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(CHANGES := 5)  # what a key decid
 
 
 class Tiles:
-    """Tiles of one size that show every pixel once; the last of a row or column is moved back into the image.
+    """Tiles of one size; the last of a row or column is moved back into the image, and what was shown does not count.
 
-    Pixels that an earlier tile has shown do not count. Pictures are of tiles without such pixels.
+    Pictures are of tiles that show nothing twice.
     """
 
     def __init__(self, images: ImageSplit, size: int) -> None:
@@ -247,7 +248,7 @@ def iter_tiles(height: int, width: int, size: int) -> Iterator[tuple[int, int, i
             yield up, top - up, back, left - back
 
 
-def cut_window(image: NDArray[np.uint8], mask: NDArray[np.uint8], top: int, left: int, size: int) -> ImagePair:
+def cut_window(image: Pixels, mask: Pixels, top: int, left: int, size: int) -> ImagePair:
     """Copy a square; beyond the edge of the image its pixels are black and do not count."""
     square = np.zeros((size, size, image.shape[2]), np.uint8)
     labels = np.full((size, size), IGNORED, np.uint8)

@@ -16,7 +16,7 @@ from paceline.data.files import hash_files, hash_text, hash_value, invalid_data,
 from paceline.data.npz import UNREADABLE
 from paceline.errors import join_names
 from paceline.io.safe_open import check_regular
-from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair, ImageSummary
+from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair, ImageSummary, Pixels
 from paceline.workloads.unet.sections import ImageData
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class FolderSource:
             (assumed,) if len(sides) < len(self.all) else (),
         )
 
-    def _check_alike(self, image_file: Path, shape: tuple[int, ...], mask: NDArray[np.uint8]) -> None:
+    def _check_alike(self, image_file: Path, shape: tuple[int, ...], mask: Pixels) -> None:
         if shape[:2] != mask.shape:
             sides = " and its mask ".join(f"{width} × {height}" for height, width in (shape[:2], mask.shape))
             raise invalid_data(f"{image_file}: the image has {sides} pixels; they must be the same")
@@ -129,7 +129,7 @@ def _list_by_name(folder: Path, key: str) -> dict[str, Path]:
     return found
 
 
-def read_image(file: Path) -> NDArray[np.uint8]:
+def read_image(file: Path) -> Pixels:
     """Read [H, W, C], where C is 1 for grey and 3 for colour; another number only from .npy."""
     pixels = _read(file, colours=True)
     if pixels.dtype != np.uint8:
@@ -137,7 +137,7 @@ def read_image(file: Path) -> NDArray[np.uint8]:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def read_mask(file: Path) -> NDArray[np.uint8]:
+def read_mask(file: Path) -> Pixels:
     if file.suffix.lower() in (".jpg", ".jpeg"):
         raise invalid_data(f"{file}: JPEG changes the numbers of classes at every edge; save masks as .png")
     mask = _read(file, colours=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.nn.class_metrics import count_confusion
 from paceline.trainer.evaluation import build_palette
-from paceline.workloads.unet.corpus import IGNORED
+from paceline.workloads.unet.corpus import IGNORED, Pixels
 
 
 def compute_losses(logits_BKHW: Tensor, masks_BHW: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,9 +40,9 @@ def count_confused_pixels(found_BHW: Tensor, masks_BHW: Tensor, classes: int) ->
 
 
 def compute_scores(confusion_KK: NDArray[np.int64]) -> dict[str, float]:
-    """Return dice and IoU, the means over all classes but the background, and the share of correct pixels.
+    """Return dice and IoU, means over the classes that occur but the background, and the share of correct pixels.
 
-    Classes that are neither present nor found are left out. "background" is the accuracy of predicting it everywhere.
+    "background" is the accuracy of predicting it everywhere.
     """
     truth, found, both = confusion_KK.sum(1), confusion_KK.sum(0), confusion_KK.diagonal()
     there = truth + found > 0
@@ -60,9 +60,7 @@ GAP = 2
 SHOWN_SIDE = 128  # smaller images are enlarged to about this
 
 
-def draw_side_by_side(
-    images: NDArray[np.uint8], truth: NDArray[np.uint8], found: NDArray[np.uint8]
-) -> NDArray[np.uint8]:
+def draw_side_by_side(images: Pixels, truth: Pixels, found: Pixels) -> Pixels:
     """Return one row per sample: image, mask, predicted mask; pixels that do not count are grey in both."""
     palette, rows = build_palette(), []
     for image, mask, predicted in zip(images, truth, np.where(truth == IGNORED, truth, found), strict=True):
@@ -71,7 +69,7 @@ def draw_side_by_side(
     return np.concatenate(rows)
 
 
-def _add_frame(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _add_frame(picture: Pixels) -> Pixels:
     times = max(1, SHOWN_SIDE // max(picture.shape[:2]))
     large = picture.repeat(times, axis=0).repeat(times, axis=1)
     return np.pad(large, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255)

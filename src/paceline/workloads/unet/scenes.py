@@ -15,7 +15,7 @@ from paceline.data.files import check_file, hash_files, hash_value, invalid_data
 from paceline.data.order import derive_key, draw_fractions
 from paceline.errors import UserError
 from paceline.io.safe_open import read_bytes
-from paceline.workloads.unet.corpus import ImageKind, ImagePair, ImageSummary
+from paceline.workloads.unet.corpus import ImageKind, ImagePair, ImageSummary, Pixels
 from paceline.workloads.unet.sections import ImageData
 
 SIDE = 28
@@ -112,7 +112,7 @@ class SceneSource:
         names = (f"{MNIST[split]}-{name}.gz" for name in ("images.idx3-ubyte", "labels.idx1-ubyte"))
         return [check_file(self.data.path.expanduser() / name, "data.path") for name in names]
 
-    def _mnist(self, split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    def _mnist(self, split: str) -> tuple[Pixels, Pixels]:
         files = self._mnist_files(split)
         try:
             pixels, classes = (gzip.decompress(read_bytes(file)) for file in files)
@@ -122,7 +122,7 @@ class SceneSource:
             raise invalid_data(f"data.path={files[0].parent}: MNIST's {split} files are damaged ({error})") from None
 
 
-def _load_sklearn(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _load_sklearn(split: str) -> tuple[Pixels, Pixels]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:

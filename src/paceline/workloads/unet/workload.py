@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.config import RunSpec
@@ -27,6 +26,7 @@ from paceline.workloads.unet.corpus import (
     ImageBatch,
     ImageCorpus,
     ImageKind,
+    Pixels,
     Tiles,
     build_outline,
     iter_tiles,
@@ -73,20 +73,13 @@ class Segmentation(Workload):
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
+        self.shape, self.images = cast(UNetModel, spec.model), cast(ImageData, spec.data)
         size, step = self.images.size, 2**self.shape.depth
         if size % step:
             near = " or ".join(str(side) for side in (size // step * step, -(-size // step) * step) if side)
             message = f"data.size={size} cannot be halved model.depth={self.shape.depth} times; use {near}"
             raise UserError(message, code="conflict", key="data.size")
         self.evaluation_chunk = max(1, EVALUATED_PIXELS // size**2)
-
-    @property
-    def shape(self) -> UNetModel:
-        return cast(UNetModel, self.spec.model)
-
-    @property
-    def images(self) -> ImageData:
-        return cast(ImageData, self.spec.data)
 
     def prepare(self, log: LogFn) -> None:
         self.corpus = prepare_images(self._source(), self.images.source, self.images.cache, log)
@@ -158,7 +151,7 @@ class Segmentation(Workload):
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         return {"loss": sums["loss"] / sums["count"], **compute_scores(sums["pixels"])}
 
-    def pictures(self, model: nn.Module, batch: ImageBatch) -> Mapping[str, NDArray[np.uint8]]:
+    def pictures(self, model: nn.Module, batch: ImageBatch) -> Mapping[str, Pixels]:
         images, masks = batch
         found = model(images).argmax(1).to(torch.uint8)
         parts = (images.permute(0, 2, 3, 1), masks, found)
@@ -206,7 +199,7 @@ class Segmentation(Workload):
             sure += float(chances.sum())
         return mask, sure / (height * width)
 
-    def _names(self, mask: NDArray[np.uint8]) -> str:
+    def _names(self, mask: Pixels) -> str:
         shares = np.bincount(mask.flat, minlength=len(self.kind.classes)) / mask.size
         largest = [k for k in np.argsort(-shares, kind="stable") if k and shares[k] >= SHOWN_SHARE]
         return ", ".join(f"{self.kind.classes[k]}: {100 * shares[k]:.1f} %" for k in largest)

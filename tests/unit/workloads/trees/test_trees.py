@@ -81,6 +81,7 @@ def trees_of(raw):
 def test_the_trees_are_those_of_the_library(spec, tmp_path):
     """Bins, first guess and trees, to the last bit: nothing is added to what XGBoost does in one process."""
     asked = spec()
+    assert os.environ["OMP_WAIT_POLICY"], "the run file was read, and torch reads this when it is loaded"
     run = train(asked, tmp_path, show=False)
     X, y = data_of(asked)
     kinds = ["q"] * 4 + ["c"]
@@ -100,10 +101,8 @@ def test_every_kind_of_file_gives_the_same_table(spec, folder):
     assert tables[0].facts.categories == {"town": ["Oslo", "Rome", "York"]}
     assert tables[0].facts.classes == ("no", "yes")
     assert len(one) + tables[0].facts.test_rows == ROWS
-    arrays = build_spec(
-        {"workload": "trees", "data": {"path": str(folder / "table.npz"), "cache": str(folder / "cache")}}
-    )
-    third = prepare_table(arrays.data, lambda text: None).split("train")
+    data = {"path": str(folder / "table.npz"), "cache": str(folder / "cache")}
+    third = prepare_table(build_spec({"workload": "trees", "data": data}).data, print).split("train")
     assert np.array_equal(third.X, one.X[:, :4], equal_nan=True)
     assert third.weights is not None
 
@@ -278,8 +277,3 @@ def test_what_columns_add_is_the_whole_margin(spec, folder, tmp_path, library):
     recorded.write_text(recorded.read_text().replace(str(folder / "cache"), str(tmp_path / "nowhere")))
     draw_tree_plots(run.path)
     assert [file.stem for file in (run.path / "pictures").iterdir()] == ["importance-000006"]
-
-
-def test_threads_that_wait_let_others_run(spec):
-    assert spec().model.library == "xgboost"  # the run file was read, and torch reads this when it is loaded
-    assert os.environ["OMP_WAIT_POLICY"]

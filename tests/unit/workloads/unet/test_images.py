@@ -12,6 +12,7 @@ from conftest import SHARED
 from paceline.config import build_spec
 from paceline.data.samples import traits_of
 from paceline.errors import UserError
+from paceline.layout import layout_of
 from paceline.planner.cost_model import build_cost_model
 from paceline.workload import build_workload
 from paceline.workloads.unet import corpus as samples
@@ -23,11 +24,8 @@ SCENES = {"scenes": 12, "size": 40, "digits_per_scene": 2, "test_fraction": 0.3}
 
 
 def workload(cache, model=None, **data):
-    return build_workload(
-        build_spec(
-            {"workload": "unet", "model": model or {"depth": 2}, "data": {"size": 32, **data, "cache": str(cache)}}
-        )
-    )
+    values = {"model": model or {"depth": 2}, "data": {"size": 32, **data, "cache": str(cache)}}
+    return build_workload(build_spec({"workload": "unet", **values}))
 
 
 @pytest.fixture(scope="module")
@@ -211,28 +209,15 @@ def test_a_wrong_folder_is_refused_in_one_line(folder, tmp_path, harm, said):
     ],
 )
 def test_values_that_do_not_fit_are_refused(sections, said):
-    from paceline.layout import layout_of
-
-    def begin():
-        spec = build_spec({"workload": "unet", **sections})
-        found = build_workload(spec)
-        found.suits(layout_of(spec))
+    with pytest.raises(UserError, match=said):  # noqa: PT012
+        found = build_workload(build_spec({"workload": "unet", **sections}))
+        found.suits(layout_of(found.spec))
         found.prepare(print)
-
-    with pytest.raises(UserError, match=said):
-        begin()
 
 
 def test_a_plan_makes_and_prepares_no_images(tmp_path):
-    spec = build_spec(
-        {
-            "workload": "unet",
-            "model": {"depth": 2},
-            "data": {"scenes": 10**9, "size": 16384, "cache": str(tmp_path / "cache")},
-            "train": {"steps": 5},
-        }
-    )
-    found = build_cost_model(spec)
+    spec = workload(tmp_path / "cache", scenes=10**9, size=16384).spec
+    found = build_cost_model(spec.replace({"train.steps": 5}))
     assert (found.samples, found.held_out) == (10**9, 10**8)
     assert found.sample_bytes == 2 * 16384**2
     assert not (tmp_path / "cache").exists()
@@ -240,8 +225,7 @@ def test_a_plan_makes_and_prepares_no_images(tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_small_image_tells_what_a_larger_one_takes(tmp_path, precision, monkeypatch):
-    data = {"scenes": 20, "size": 128, "cache": str(tmp_path)}
-    spec = build_spec({"workload": "unet", "model": {"depth": 2}, "data": data, "train": {"precision": precision}})
+    spec = workload(tmp_path, scenes=20, size=128).spec.replace({"train.precision": precision})
     by_small = build_cost_model(spec)
     monkeypatch.setattr(samples, "OUTLINE_SIDE", 128)
     by_large = build_cost_model(spec)
@@ -252,8 +236,7 @@ def test_a_small_image_tells_what_a_larger_one_takes(tmp_path, precision, monkey
 
 
 def test_a_plan_of_a_folder_looks_at_a_few_pairs_and_says_so(folder, tmp_path_factory, monkeypatch):
-    data = {"source": "folder", "path": str(folder), "cache": str(tmp_path_factory.mktemp("cache"))}
-    images = workload(data["cache"], source="folder", path=str(folder))
+    images = workload(tmp_path_factory.mktemp("cache"), source="folder", path=str(folder))
     seen = images.outline()
     assert (images.kind.channels, images.kind.classes) == (3, ("0", "1", "2"))
     assert (len(seen.samples), seen.assumptions) == (2, ())
