@@ -12,9 +12,14 @@ from paceline.errors import UserError
 from paceline.trainer.evaluation import build_palette
 from paceline.workload import build_workload
 from paceline.workloads.unet.corpus import IGNORED
-from paceline.workloads.unet.metrics import compute_losses, compute_scores, count_confused_pixels, draw_side_by_side
 from paceline.workloads.unet.sections import UNetModel
-from paceline.workloads.unet.workload import UNet
+from paceline.workloads.unet.workload import (
+    UNet,
+    compute_losses,
+    compute_scores,
+    count_confused_pixels,
+    draw_side_by_side,
+)
 
 SMALL = {"width": 4, "depth": 2}
 
