@@ -12,14 +12,9 @@ from paceline.cli.main import main
 from paceline.convert.rules import Outcome
 from paceline.errors import UserError
 
-ZERO = {
-    "train_micro_batch_size_per_gpu": 8,
-    "gradient_accumulation_steps": 2,
-    "zero_optimization": {"stage": 2},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-}
-
-
+ADAMW = {"type": "AdamW", "params": {"lr": 1e-3}}
+MICRO = {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2}
+ZERO = {**MICRO, "zero_optimization": {"stage": 2}, "optimizer": ADAMW}
 BATCH = "train.global_batch"
 LISTS = "".join(f"l{n}: &l{n} [*l{n - 1}, *l{n - 1}, *l{n - 1}]\n" for n in range(1, 40))
 ALIASES = "\n".join(
@@ -42,8 +37,7 @@ def write(tmp_path, monkeypatch):
 
 
 def row(adopted, key):
-    (found,) = [row for row in adopted.rows if row.key == key]
-    return found
+    return next(row for row in adopted.rows if row.key == key)
 
 
 def test_a_file_and_a_command_make_one_run_file(write):
@@ -78,11 +72,13 @@ def test_nothing_is_written_over(write, tmp_path):
     [
         ({**ZERO, "train_batch_size": 100}, "torchrun --nproc_per_node=4 t.py", "conflict", BATCH),
         ({**ZERO, "train_batch_size": 100}, "", "conflict", BATCH),
+        ({"train_batch_size": 2}, "torchrun --nproc_per_node=4 t.py", "conflict", BATCH),
         ({"train_batch_size": 30, "gradient_accumulation_steps": 4}, "deepspeed --num_gpus 2 t.py", "conflict", BATCH),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}, "amp": {}}, "", "conflict", "train.precision"),
         (ZERO, "torchrun --nproc_per_node=0 t.py", "invalid-value", "parallel.ranks"),
         ({"train_batch_size": "many"}, "", "invalid-value", "train_batch_size"),
         ({"train_batch_size": 0}, "", "invalid-value", BATCH),
+        ({**ZERO, "fp16": {"enabled": True, "initial_scale_power": 4000}}, "", "invalid-value", ""),
         ({**ZERO, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": True}}}, "", "invalid-value", ""),
     ],
 )
@@ -91,13 +87,6 @@ def test_a_contradiction_or_wrong_value_is_one_line_and_nothing_is_written(write
         paceline.adopt(write("ds.json", values), command=command, out="run.yaml")
     assert (error.value.code, error.value.key) == (code, key)
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "run.yaml").exists()
-
-
-def test_a_run_file_that_would_not_be_valid_is_not_written(write, tmp_path):
-    config = write("ds.json", {"train_batch_size": 2})
-    with pytest.raises(UserError, match="global_batch=2"):
-        paceline.adopt(config, command="torchrun --nproc_per_node=4 t.py", out="run.yaml")
     assert not (tmp_path / "run.yaml").exists()
 
 

@@ -36,15 +36,18 @@ def refused(here):
     return error.value.finding
 
 
-def test_a_port_where_nobody_listens_is_named():
-    port = free_port()
-    finding = refused(place(1, port))
-    assert (finding.check, finding.found) == ("port of rank 0", f"nobody listens at 127.0.0.1:{port}")
-    assert finding.verdict == "wrong"
-
-
-def test_a_name_that_nobody_knows_is_named():
-    assert "no-such-node.invalid does not resolve" in refused(place(1, 29500, address="no-such-node.invalid")).found
+@pytest.mark.parametrize(
+    ("rank", "world", "address", "found"),
+    [
+        (1, 2, "127.0.0.1", "nobody listens at 127.0.0.1:"),
+        (1, 2, "no-such-node.invalid", "no-such-node.invalid does not resolve"),
+        (0, 3, "127.0.0.1", "rank 1, 2 of 3 has not come to 127.0.0.1:"),
+    ],
+)
+def test_who_is_missing_is_named(rank, world, address, found):
+    finding = refused(place(rank, free_port(), world, address))
+    assert finding.found.startswith(found)
+    assert (finding.check, finding.verdict) == ("port of rank 0" if rank else "meeting", "wrong")
 
 
 def test_a_port_that_another_program_has_is_named():
@@ -61,11 +64,6 @@ def test_who_takes_connections_and_says_nothing_is_no_hang(monkeypatch):
         port = server.getsockname()[1]
         finding = refused(place(1, port))
     assert finding.found == f"127.0.0.1:{port}: connections are taken, and nothing is answered within 1 s"
-
-
-def test_a_rank_that_does_not_come_is_named():
-    finding = refused(place(0, free_port(), world=3))
-    assert finding.found.startswith("rank 1, 2 of 3 has not come to 127.0.0.1:")
 
 
 def test_two_nodes_measure_each_other(monkeypatch):
