@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from paceline.io.safe_yaml import YamlLimitError, check_size
 
 MAX_BYTES = 1 << 20
 """Of a configuration; a larger file is data."""
-MAX_KEYS = 5000
-"""Of a configuration; a few aliases in YAML can expand to billions."""
 Extra = tuple[str, Any, Translation]
 """(key, value, translation) of something that no table has."""
 
@@ -44,19 +41,11 @@ class Settings:
 
 def flatten_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by dotted keys; an empty section is a value."""
-    found = list(itertools.islice(_walk(values, ""), MAX_KEYS + 1))
-    if len(found) > MAX_KEYS:
-        raise UserError(f"more than {MAX_KEYS} keys in one file, and no configuration has as many", code="unreadable")
-    return dict(found)
-
-
-def _walk(values: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    flat: dict[str, Any] = {}
     for name, value in values.items():
-        key = f"{above}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from _walk(value, f"{key}.")
-        else:
-            yield key, value
+        inner = flatten_keys(value) if isinstance(value, Mapping) and value else {"": value}
+        flat |= {f"{name}.{key}" if key else f"{name}": item for key, item in inner.items()}
+    return flat
 
 
 def read_config_text(file: Path) -> str:
