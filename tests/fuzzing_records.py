@@ -26,7 +26,7 @@ from paceline.hardware import catalogue
 from paceline.horovod import elastic
 from paceline.io.files import read_json, to_flat, write_json
 from paceline.io.terminal import build_console
-from paceline.launch.hang_traces import count_calls, find_pending_call, read_calls
+from paceline.launch.hang_traces import find_pending_call, read_calls
 from paceline.launch.heartbeat import Beat, read_beats
 from paceline.measurement.measure import count_total_samples, select_comparable
 from paceline.measurement.progress import build_rows, load_state
@@ -166,7 +166,7 @@ def read_origin(folder):
 
 def read_collectives(folder):
     calls = read_calls(folder, 0)
-    return str(find_pending_call(calls)), count_calls(calls)
+    return str(find_pending_call(calls))
 
 
 BEAT = Beat(0, "desk", 12, 34, 5, "step", 1.5, 0.5)

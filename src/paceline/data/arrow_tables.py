@@ -8,18 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.data.files import read_beginning
+from paceline.data.files import invalid_data, read_beginning
 from paceline.data.tables import open_parquet
 from paceline.errors import UserError
 
-ARROW_KINDS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "ipc",
-    ".feather": "feather",
-}
+ARROW_KINDS = {f".{kind}": kind for kind in ("csv", "tsv", "parquet", "feather")} | {".pq": "parquet", ".arrow": "ipc"}
 MISSING_VALUES = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"]
 """Fields of a csv file that are read as null."""
 HEAD_BYTES = 1 << 22
@@ -43,31 +36,21 @@ class ArrowTable:
             import pyarrow
             from pyarrow import dataset
         except ImportError:
-            raise UserError(
-                f"{key}={path}: reading it needs pyarrow, which is not installed; type  pip install 'paceline[trees]'",
-                code="not-installed",
-            ) from None
+            message = f"{key}={path}: needs pyarrow, which is not installed; type  pip install 'paceline[trees]'"
+            raise UserError(message, code="not-installed") from None
         try:
             if kind in ("csv", "tsv"):
                 schema = dataset.dataset(path, format=dataset.CsvFileFormat(*_csv_options(kind))).schema
-                types = {
-                    item.name: pyarrow.float64()
-                    if is_number(item.type) and item.name not in text_columns
-                    else pyarrow.string()
-                    for item in schema
-                }
+                numeric = {item.name for item in schema if is_number(item.type)}.difference(text_columns)
+                types = {name: pyarrow.float64() if name in numeric else pyarrow.string() for name in schema.names}
                 opened = dataset.dataset(path, format=dataset.CsvFileFormat(*_csv_options(kind, types)))
             else:
                 opened = dataset.dataset(path, format=kind)
         except (pyarrow.ArrowException, OSError) as error:
-            reason = _first_line(error)
-            _, named, twice = reason.rpartition("multiple columns named ")
-            if named:
-                raise _duplicate_column_error(path, key, twice) from None
+            before, _, reason = _first_line(error).rpartition("multiple columns named ")
+            if before:
+                raise invalid_data(f"{key}={path}: two columns are named {reason!r}; rename one", key) from None
             raise UserError(f"{key}={path}: cannot be read as {kind} ({reason})", code="unreadable", key=key) from None
-        names = opened.schema.names
-        if len(set(names)) < len(names):
-            raise _duplicate_column_error(path, key, next(name for name in names if names.count(name) > 1))
         return cls(path, kind, opened)
 
     @property
@@ -128,10 +111,6 @@ def _csv_options(kind: str, types: Any = None) -> tuple[Any, None, Any]:
 
     parse = csv.ParseOptions(delimiter="\t" if kind == "tsv" else ",")
     return parse, None, csv.ConvertOptions(null_values=MISSING_VALUES, strings_can_be_null=True, column_types=types)
-
-
-def _duplicate_column_error(path: Path, key: str, name: str) -> UserError:
-    return UserError(f"{key}={path}: two columns are named {name!r}; rename one", code="invalid-data", key=key)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,7 +1,4 @@
-"""Prepared data on disk: entries that are complete or absent, of arrays that may be larger than memory.
-
-One process builds an entry while others wait.
-"""
+"""Prepared data on disk: an entry is complete or absent, and one process builds it while others wait."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ from paceline.workload import LogFn, ignore_log
 Opened = TypeVar("Opened")
 OpenEntry = Callable[[LogFn, bool], Opened | None]  # (log, verify); None if it is missing or damaged
 
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 RETRIES, RETRY_S = 20, 0.1
 
 
@@ -43,26 +39,23 @@ def prepare_entry(
     entry: Path, open_entry: OpenEntry[Opened], build: Callable[[Path], None], log: LogFn, verify: bool = True
 ) -> Opened:
     """Open an entry of the cache; if it is missing or damaged, build it while other processes wait."""
-    if (found := open_entry(log, verify)) is not None:
-        return found
+    if (opened := open_entry(log, verify)) is not None:
+        return opened
     with lock_entry(entry, log):
-        if (found := open_entry(ignore_log, verify)) is not None:  # built by whoever held the lock before
-            return found
+        if (opened := open_entry(ignore_log, verify)) is not None:  # built by whoever held the lock before
+            return opened
         with create_entry(entry) as folder:
             build(folder)
         for _ in range(RETRIES):  # without locks another process may be replacing it with its own, which is equal
-            if (found := open_entry(ignore_log, False)) is not None:
-                return found
+            if (opened := open_entry(ignore_log, False)) is not None:
+                return opened
             time.sleep(RETRY_S)
     raise RunFailed(f"{entry}: was built, but cannot be read", code="damaged")
 
 
 @contextmanager
 def lock_entry(entry: Path, log: LogFn) -> Iterator[None]:
-    """Hold the lock of an entry, which the kernel releases if its holder dies.
-
-    Some network file systems have no locks. There two processes may build the same entry, and the second replaces it.
-    """
+    """Hold the lock of an entry. Without locks, as on some network file systems, two processes may both build it."""
     waiting = f"corpus: another process is preparing {entry.name}; waiting for it"
     with ExitStack() as held:
         with _translate_disk_errors(entry.parent):
@@ -109,18 +102,11 @@ def _translate_disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in DISK_FULL:
-            raise RunFailed(
-                f"data.cache={folder}: the disk is full; free some space, or type  data.cache=FOLDER  with a folder "
-                "on a larger disk",
-                code="disk-full",
-                key="data.cache",
-            ) from None
-        raise UserError(
-            f"data.cache={folder}: cannot be written ({error.strerror or error}); type  data.cache=FOLDER",
-            code="not-writable",
-            key="data.cache",
-        ) from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"data.cache={folder}: the disk is full; free some space, or type  data.cache=FOLDER"
+            raise RunFailed(message, code="disk-full", key="data.cache") from None
+        message = f"data.cache={folder}: cannot be written ({error.strerror or error}); type  data.cache=FOLDER"
+        raise UserError(message, code="not-writable", key="data.cache") from None
 
 
 class ArrayWriter:
@@ -180,10 +166,7 @@ _verified: set[tuple[object, ...]] = set()
 
 
 def verify_entry(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise DamagedEntry if a file of an entry does not match its checksum. Each state is verified once per process.
-
-    `files` has the facts that `ArrayWriter` and `write_synced` gave.
-    """
+    """Raise DamagedEntry if a file does not match its facts, once per process and state."""
     stats = [(folder / name).stat() for name in files]
     state = (folder, *((stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats))
     if state in _verified:

@@ -24,18 +24,12 @@ from paceline.io.safe_open import check_regular, open_regular, read_text
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_LINE_CHARACTERS = 1 << 27  # a line is in memory as a whole
-MAX_LOOKED_AT_FILES = 10_000
-"""Names of files and folders that a plan looks at: it answers at once, whatever a path leads to."""
+MAX_LOOKED_AT_FILES = 10_000  # a plan looks at no more, and hashes no more bytes, so that it answers at once
 MAX_LOOKED_AT_BYTES = 64 << 20
-"""Bytes that a plan hashes to find prepared data; of larger files it uses a hash from the cache or none."""
 
 
 class TooManyFiles(UserError):
-    """More files than a plan looks at."""
-
-
-class TooManyBytes(UserError):
-    """More bytes than a plan hashes."""
+    """More files, or bytes of them, than a plan looks at."""
 
 
 def check_file(path: Path, key: str) -> Path:
@@ -44,12 +38,12 @@ def check_file(path: Path, key: str) -> Path:
     given = f"{key}={path}"
     try:
         if path.is_dir():
-            raise invalid_data(f"{given}: this is a folder, expected a file; type  {key}={path}/FILE", key)
+            raise invalid_data(f"{given}: this is a folder; type  {key}={path}/FILE", key)
         if not path.exists():
             raise missing_path_error(path, key, "file")
         check_regular(path)
         if path.stat().st_size == 0:
-            raise invalid_data(f"{given}: the file is empty; at least two rows of two classes are needed", key)
+            raise invalid_data(f"{given}: the file is empty", key)
     except OSError as error:
         raise unreadable_error(given, error, key) from None
     return path
@@ -75,7 +69,7 @@ def unreadable_error(given: object, error: OSError, key: str = "") -> UserError:
 def find_files(path: Path, key: str, suffixes: tuple[str, ...], looking: bool = False) -> list[Path]:
     """Return the file, the files below a folder with these suffixes, or those that match a pattern, sorted by name.
 
-    Hidden files and folders are skipped. `looking`: raise TooManyFiles rather than walk through very many.
+    Hidden ones are skipped. `looking`: raise TooManyFiles rather than walk through very many.
     """
     path = path.expanduser()
     given = f"{key}={path}"
@@ -112,8 +106,7 @@ class FileWalk:
     given: set[str] = field(default_factory=set)
 
     def iter_below(self, folder: Path, enter: Callable[[str], bool] = lambda name: True) -> Iterator[Path]:
-        """Yield the files in a folder and below, unsorted, if `enter` accepts their names; links to folders are not
-        followed."""
+        """Yield the files below a folder, unsorted, if `enter` accepts their names, without links to folders."""
         folders = [str(folder)]
         while folders:
             for entry in self._entries(folders.pop()):
@@ -125,35 +118,33 @@ class FileWalk:
                     yield Path(entry.path)
 
     def iter_matches(self, pattern: Path) -> Iterator[Path]:
-        parts = [p for p, before in zip(pattern.parts, ("", *pattern.parts), strict=False) if not p == before == "**"]
-        anchor = [pattern.anchor] if pattern.anchor else []
-        waiting = [("".join(anchor), parts[len(anchor) :], frozenset[tuple[int, int]]())]
+        """Yield the files that match a pattern as of `glob`, each once, unsorted."""
+        parts = pattern.parts[bool(pattern.anchor) :]
+        waiting = [(pattern.anchor, parts, frozenset[tuple[int, int]]())]
         while waiting:
             folder, (part, *rest), above = waiting.pop()
+            here, inner = frozenset[tuple[int, int]](), rest
             if part == "**":
-                found = os.stat(folder or ".")
-                if (here := (found.st_dev, found.st_ino)) in above:
+                stat = os.stat(folder or ".")
+                here = above | {(stat.st_dev, stat.st_ino)}
+                if here == above:  # links in a circle
                     continue
                 if rest:
-                    waiting.append((folder, rest, frozenset()))
-                inner, above = [part, *rest], above | {here}
-            else:
-                inner, above = rest, frozenset()
+                    waiting.append((folder, tuple(rest), frozenset()))
+                part, inner = "*", [part, *rest]
             for path in self._expand(folder, part):
                 if inner and os.path.isdir(path):
-                    waiting.append((path, inner, above))
+                    waiting.append((path, tuple(inner), here))
                 elif not rest and path not in self.given and os.path.isfile(path):
                     self.given.add(path)
                     yield Path(path)
 
     def _expand(self, folder: str, part: str) -> Iterator[str]:
-        if part != "**" and not glob.has_magic(part):
-            path = os.path.join(folder, part)
-            return iter([path] if os.path.lexists(path) else [])
-        wanted = "*" if part == "**" else part
+        if not glob.has_magic(part):
+            return filter(os.path.lexists, [os.path.join(folder, part)])
         names = (entry.name for entry in self._entries(folder or "."))
-        shown = (name for name in names if not name.startswith(".") or wanted.startswith("."))
-        return (os.path.join(folder, name) for name in shown if fnmatch.fnmatch(name, wanted))
+        shown = (name for name in names if not name.startswith(".") or part.startswith("."))
+        return (os.path.join(folder, name) for name in shown if fnmatch.fnmatch(name, part))
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
         try:
@@ -178,7 +169,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
         with _open_bytes(path) as raw:
             encoding = "UTF-16" if raw.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "LATIN1"
         command = f"iconv -f {encoding} -t UTF-8 {path.name} > utf8-{path.name}"
-        raise invalid_format(f"{path} {_find_invalid_line(path)}: not UTF-8; convert it with  {command}") from None
+        raise invalid_format(f"{path}: not UTF-8; convert it with  {command}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _gzip_error(path, error) from None
     except OSError as error:
@@ -186,7 +177,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 
 def iter_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file with their ends; refuse one that is too long to hold in memory."""
+    """Yield the lines of a text file with their ends; reject one that is too long to hold in memory."""
     with open_text(path) as file:
         for number, line in enumerate(iter(partial(file.readline, MAX_LINE_CHARACTERS), ""), 1):
             if len(line) == MAX_LINE_CHARACTERS:
@@ -219,17 +210,6 @@ def _gzip_error(path: Path, error: Exception) -> UserError:
     return invalid_format(f"{path}: the gzip data is broken ({error}); copy the file again")
 
 
-def _find_invalid_line(path: Path) -> str:
-    """Search for the line that is not UTF-8: decoding is a buffer ahead of the rows."""
-    with _open_bytes(path) as raw:
-        for number, line in enumerate(raw, 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                return f"line {number} (byte {line[error.start]:#04x})"
-    return ""
-
-
 def hash_value(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
 
@@ -254,21 +234,17 @@ def hash_files(paths: Iterable[Path]) -> str:
 def hash_files_cached(files: Sequence[Path], folder: Path, looking: bool = False) -> str:
     """Hash the contents of files, or take their hash from a note in `folder`, named by their sizes and times.
 
-    One process reads the files; other ranks and a plan read the note. `looking`: raise TooManyBytes rather than read
-    much.
+    One process reads the files; other ranks and a plan read the note. `looking`: raise UserError rather than read much.
     """
-    stats = [file.stat() for file in files]
-    facts = [
-        (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        for file, stat in zip(files, stats, strict=True)
-    ]
+    stats = [(file, file.stat()) for file in files]
+    facts = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for file, stat in stats]
     note = folder / f"text-{hash_value(facts)[:16]}.digest"
     with suppress(OSError, ValueError):
         found, check = read_text(note).split(" ")
         if check == hash_value(found):
             return found
-    if looking and sum(stat.st_size for stat in stats) > MAX_LOOKED_AT_BYTES:
-        raise TooManyBytes(f"{files[0]}: more than {MAX_LOOKED_AT_BYTES:,} bytes; not looked at")
+    if looking and sum(stat.st_size for _, stat in stats) > MAX_LOOKED_AT_BYTES:
+        raise TooManyFiles(f"{files[0]}: more than {MAX_LOOKED_AT_BYTES:,} bytes; not looked at")
     found = hash_files(files)
     with suppress(OSError, RunFailed):  # reported where the corpus is written
         folder.mkdir(parents=True, exist_ok=True)

@@ -62,20 +62,19 @@ def image_folder(
 ) -> ImageFolder:
     """Return the images below a folder as a data set; each is in a sub-folder with the name of its class.
 
-    `size` (pixels of a side, or height and width) scales and crops images; without it they must have one size. `mode`
-    is Pillow's: "RGB", or "L" for grey. `transform` gets the Pillow image. `classes` are those of another split, so
-    that both number them alike.
+    `size` (pixels of a side, or height and width) scales and crops images. `mode` is Pillow's: "RGB", or "L" for grey.
+    `transform` gets the Pillow image. `classes` are those of another split, so that both number them alike.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise missing_path_error(folder, "image_folder", "folder")
-    found = sorted(child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
-    names = list(found if classes is None else classes)
-    if unknown := [name for name in found if name not in names]:
+    below = sorted(child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    names = list(below if classes is None else classes)
+    if unknown := [name for name in below if name not in names]:
         raise invalid_data(f"image_folder={folder}: {unknown[0]!r} is not one of the classes {', '.join(names)}")
     files = [(file, number) for number, name in enumerate(names) for file in sorted((folder / name).rglob("*"))]
     files = [(file, number) for file, number in files if file.suffix.lower() in SUFFIXES]
     if not files:
         raise invalid_data(f"image_folder={folder}: no images; put them in one folder per class, as  cat/1.png")
-    sides = (size, size) if isinstance(size, int) else size
-    return ImageFolder([file for file, _ in files], [number for _, number in files], names, mode, sides, transform)
+    paths, labels = map(list, zip(*files, strict=True))
+    return ImageFolder(paths, labels, names, mode, (size, size) if isinstance(size, int) else size, transform)

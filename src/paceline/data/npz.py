@@ -36,18 +36,17 @@ class ArrayHead:
 
 
 def read_npz_heads(path: Path, most_bytes: int) -> dict[str, ArrayHead]:
-    found = {}
+    """Return shape, type, size and first rows of each array, by name."""
+    heads = {}
     with _open_archive(path) as archive:
-        for entry in _list_arrays(archive):
-            with archive.open(entry) as file:
-                shape, by_columns, dtype = _read_header(file, entry)
-                row_bytes = math.prod(shape[1:]) * dtype.itemsize
-                skip = by_columns or dtype.hasobject or not shape
-                rows = 0 if skip else min(shape[0], most_bytes // max(1, row_bytes))
-                first = np.frombuffer(file.read(rows * row_bytes), dtype).reshape(rows, *shape[1:])
-                name = entry.filename.removesuffix(".npy")
-                found[name] = ArrayHead(shape, dtype, entry.file_size, first)
-    return found
+        for entry, file in _iter_arrays(archive):
+            shape, by_columns, dtype = _read_header(file, entry)
+            row_bytes = math.prod(shape[1:]) * dtype.itemsize
+            skip = by_columns or dtype.hasobject or not shape
+            rows = 0 if skip else min(shape[0], most_bytes // max(1, row_bytes))
+            first = np.frombuffer(file.read(rows * row_bytes), dtype).reshape(rows, *shape[1:])
+            heads[entry.filename.removesuffix(".npy")] = ArrayHead(shape, dtype, entry.file_size, first)
+    return heads
 
 
 @contextmanager
@@ -56,9 +55,8 @@ def open_npz(path: Path) -> Iterator[Any]:
     import psutil
 
     with _open_archive(path) as archive:
-        for entry in _list_arrays(archive):
-            with archive.open(entry) as file:
-                _read_header(file, entry)
+        for entry, file in _iter_arrays(archive):
+            _read_header(file, entry)
         unpacked, free = sum(entry.file_size for entry in archive.infolist()), psutil.virtual_memory().available
         if unpacked > free:
             need = f"needs {unpacked / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free"
@@ -83,14 +81,17 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise invalid_format(f"{path}: has no readable arrays ({reason}); copy it again") from None
 
 
-def _list_arrays(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    return [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
+def _iter_arrays(archive: zipfile.ZipFile) -> Iterator[tuple[zipfile.ZipInfo, IO[bytes]]]:
+    for entry in archive.infolist():
+        if entry.filename.endswith(".npy"):
+            with archive.open(entry) as file:
+                yield entry, file
 
 
 def _read_header(file: IO[bytes], entry: zipfile.ZipInfo) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return (shape, whether it is stored by columns, dtype) of an array.
+    """Return (shape, whether it is stored by columns, dtype); reject an array that claims to be larger than its file.
 
-    An array larger than its file is rejected, because numpy allocates its memory before it reads the numbers.
+    numpy would allocate its memory before it reads the numbers.
     """
     read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
     shape, by_columns, dtype = read(file)

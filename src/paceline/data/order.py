@@ -1,8 +1,7 @@
 """Which sample comes when: a permutation of each epoch, cut into global batches.
 
-The sample at global position p of epoch e is a pure function of (seed, e, p). A global batch is a range of
-positions; ranks and accumulation only divide its samples among themselves, so that no number of ranks, no restart
-and no accumulation can change which samples form a step.
+The sample at position p of epoch e is a pure function of (seed, e, p). A global batch is a range of positions, which
+ranks and accumulation only divide: neither they nor a restart change which samples form a step.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ def draw_fractions(key: np.uint64, first: int, count: int) -> np.ndarray:
 
 
 def permute(positions: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the samples at these positions of a shuffled epoch of n: a keyed bijection on 0 … n - 1, without a list.
+    """Return the samples at these positions of a shuffled epoch of n: a keyed bijection on 0 … n - 1.
 
-    A Feistel network permutes the next even power of two; what falls outside is permuted again until it is inside,
-    which keeps it a bijection.
+    A Feistel network permutes the next even power of two; what falls outside is permuted again until it is inside.
     """
     half = np.uint64(max(1, (int(n - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
@@ -119,7 +117,7 @@ def total_steps(train: Train, order: Order) -> int:
 def split_by_cost(cost: np.ndarray, shares: int) -> list[np.ndarray]:
     """Divide samples into shares of equal size (within one) and nearly equal cost, each sorted by rising cost.
 
-    They are dealt out from the most expensive on, back and forth, so that no share is favoured.
+    They are dealt out from the most expensive on, back and forth.
     """
     if shares == 1 and len(cost) and (cost == cost[0]).all():
         return [np.arange(len(cost))[::-1]]  # the same result, much faster
@@ -133,17 +131,14 @@ def split_by_cost(cost: np.ndarray, shares: int) -> list[np.ndarray]:
 
 MIN_CHUNKS = 4  # chunks (`Workload.evaluation_chunk`) that are always evaluated
 EVALUATED_SHARE = 0.5
-"""Samples evaluated per sample trained on since the last evaluation, at most. Without a backward pass a sample takes
-about a third of the time, so that an evaluation takes about a sixth of the time of the training before it."""
+"""Samples evaluated per sample trained on since the last evaluation, at most: about a sixth of its time."""
 SUBSET_SEED, SUBSET_EPOCH = 0, -1  # the same for every seed of the training, so that runs can be compared
 
 
 def count_evaluated(train: Train, order: Order, held_out: int, chunk: int) -> int:
     """Return how many held-out samples an evaluation during a run uses; a chunk is computed in one pass."""
-    if train.evaluate_on == "all":
-        return held_out
     if train.evaluate_on != "auto":
-        return min(held_out, train.evaluate_on)
+        return held_out if train.evaluate_on == "all" else min(held_out, train.evaluate_on)
     steps = total_steps(train, order)
     between = order.seen(min(steps, train.evaluate_every or order.steps_per_epoch))
     return min(held_out, max(MIN_CHUNKS * chunk, round(EVALUATED_SHARE * between)))

@@ -1,11 +1,11 @@
-"""A rank's share of each global batch, divided into micro-batches and prefetched.
+"""A rank's share of each global batch, divided into micro-batches and prefetched by threads.
 
-A thread does it, or worker processes, each asked by a thread. Samples that draw from the generators of the process are
-made between two steps, if there are no workers.
+Without workers, samples that draw from the generators of the process are made between two steps instead.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -70,9 +71,7 @@ class Loader:
 
     def load(self, batches: Sequence[GlobalBatch]) -> list[RankBatch]:
         """Return this rank's share of each: as many micro-batches as other ranks have, of nearly the same cost."""
-        wanted: list[IdsAndKeys] = []
-        weights: list[list[int]] = []
-        totals: list[int] = []
+        wanted, weights, totals = list[IdsAndKeys](), list[list[int]](), list[int]()
         for whole in batches:
             count, cost = self.layout.passes(len(whole.ids)), cost_of(self.samples, whole.ids)
             shares = split_by_cost(cost, self.layout.data * count)[self.rank * count : (self.rank + 1) * count]
@@ -109,8 +108,8 @@ class Loader:
 
         def produce() -> None:
             try:
-                for some in map_in_order(self.load, groups, count_workers(self.samples)):
-                    offer(some)
+                for loaded in map_in_order(self.load, groups, count_workers(self.samples)):
+                    offer(loaded)
                     if stop.is_set():
                         return
             except BaseException as error:  # the loop raises it
@@ -138,7 +137,8 @@ def count_workers(samples: Samples) -> int:
 
 
 def iter_batches(samples: Samples, wanted: Iterable[IdsAndKeys]) -> Iterator[Any]:
-    return map_in_order(lambda one: samples.batch(*one), wanted, count_workers(samples))
+    """Yield the batches of these samples, made ahead if there are workers."""
+    return map_in_order(lambda request: samples.batch(*request), wanted, count_workers(samples))
 
 
 def map_in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threads: int) -> Iterator[Made]:
@@ -148,23 +148,21 @@ def map_in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threa
         return
     wanted = iter(wanted)
     with ThreadPoolExecutor(threads, "paceline-worker") as pool:
-        begun: deque[Future[Made]] = deque(pool.submit(make, one) for one in islice(wanted, 2 * threads))
+        begun: deque[Future[Made]] = deque(pool.submit(make, item) for item in islice(wanted, 2 * threads))
         try:
             while begun:
                 made = begun.popleft().result()
-                begun.extend(pool.submit(make, one) for one in islice(wanted, 1))
+                begun.extend(pool.submit(make, item) for item in islice(wanted, 1))
                 yield made
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def make_collate(make: Callable[..., Any], pin: bool = False) -> Collate:
-    return lambda wanted: [pin_batch(make(*one)) if pin else make(*one) for one in wanted]
-
-
-def pin_batch(batch: Any) -> Any:
-    """Pin large tensors; a small one is copied faster than it is pinned."""
-    return tree_map_only(Tensor, lambda tensor: tensor.pin_memory() if tensor.nbytes > SMALL_BYTES else tensor, batch)
+    """Return a function that makes batches; `pin` large tensors: a small one is copied faster than it is pinned."""
+    most = SMALL_BYTES if pin else math.inf
+    pin_large = partial(tree_map_only, Tensor, lambda tensor: tensor.pin_memory() if tensor.nbytes > most else tensor)
+    return lambda wanted: [pin_large(make(*request)) if pin else make(*request) for request in wanted]
 
 
 def move_batch(batch: Any, device: Any) -> Any:

@@ -1,7 +1,7 @@
 """Bring what `Workload.data(split)` returns to one form, `Samples`.
 
-It may be a tuple or dict of tensors or arrays, a DataFrame or columns of it, a torch `Dataset` or anything else with a
-length and items, a Hugging Face dataset, or `Samples`. A stream is rejected: its samples cannot be named by a number.
+It may be a tuple or dict of tensors or arrays, a DataFrame, or anything with a length and items. A stream is rejected:
+its samples cannot be named by a number.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -45,17 +45,16 @@ def samples_of(workload: Workload, split: str = "train") -> Samples | None:
 
 
 def load_training_samples(workload: Workload) -> Samples:
-    found = samples_of(workload)
-    if found is None:
+    if (samples := samples_of(workload)) is None:
         raise _data_error("workload: data('train') returned None; there must be a sample to train on")
-    return found
+    return samples
 
 
 def cost_of(samples: Samples, ids: np.ndarray) -> np.ndarray:
-    found = np.asarray(samples.cost(ids))
-    if found.shape != ids.shape or found.dtype.kind not in "biuf":
-        raise _data_error(f"workload: cost(ids) gave {_describe(found)}, expected a number for each sample")
-    return found
+    cost = np.asarray(samples.cost(ids))
+    if cost.shape != ids.shape or cost.dtype.kind not in "biuf":
+        raise _data_error(f"workload: cost(ids) gave {_describe(cost)}, expected a number for each sample")
+    return cost
 
 
 def count_samples(workload: BaseWorkload) -> int:
@@ -160,8 +159,7 @@ class ArraySamples:
 class DatasetSamples:
     """A data set with a length and items. What an item draws at random follows from its key alone.
 
-    It draws from the generators of the whole process, so samples are made in worker processes or between two steps,
-    never in a thread beside the model's own use of them.
+    It draws from the generators of the process, so samples are made in worker processes or between two steps.
     """
 
     beside_the_loop = False
@@ -184,9 +182,11 @@ class DatasetSamples:
                 return self.collate(samples)
         try:
             return default_collate(samples)
-        except (RuntimeError, TypeError, ValueError, KeyError):
-            _reject_differing(samples, ids, self.source)
-            raise
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            first, second, *_ = [*map(_describe_sample, samples), ""]
+            differ = f"sample {ids[0]} is {first}{f' and sample {ids[1]} {second}' if second else ''}"
+            hint = "align them in the data set, or give your Workload a method  collate(self, samples)"
+            raise _data_error(f"{self.source}: {differ}, which cannot be stacked; {hint}") from error
 
     def _sample(self, number: int, key: int) -> Any:
         seed_generators(key)
@@ -213,23 +213,9 @@ def _to_tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(plain if plain.flags.writeable else plain.copy())
 
 
-def _reject_differing(samples: Sequence[Any], ids: np.ndarray, source: str) -> None:
-    hint = "in the data set, or give your Workload a method  collate(self, samples)"
-    first = _describe_leaves(samples[0])
-    for number, sample in zip(ids[1:].tolist(), samples[1:], strict=True):
-        other = _describe_leaves(sample)
-        for path in dict.fromkeys([*first, *other]):
-            if first.get(path) != other.get(path):
-                part = f" at {path}" if path else ""
-                one, two = f"{first.get(path, 'nothing')}{part}", other.get(path, "nothing")
-                raise _data_error(f"{source}: sample {ids[0]} is {one} and sample {number} {two}; align them {hint}")
-    for leaf in tree_leaves(samples[0]):
-        if not isinstance(leaf, Tensor | np.ndarray | np.generic | int | float | str | bytes):
-            raise _data_error(f"{source}: sample {ids[0]} has {_describe(leaf)}; convert it {hint}")
-
-
-def _describe_leaves(sample: Any) -> dict[str, str]:
-    return {keystr(path): _describe(leaf) for path, leaf in tree_flatten_with_path(sample)[0]}
+def _describe_sample(sample: Any) -> str:
+    leaves = tree_flatten_with_path(sample)[0]
+    return ", ".join(f"{keystr(path)} {_describe(leaf)}".lstrip() for path, leaf in leaves)
 
 
 def _describe(leaf: Any) -> str:
@@ -264,8 +250,7 @@ def preserve_generators() -> Iterator[None]:
 def find_seeders(dataset: Any) -> list[Seed]:
     """Return the seed functions of the generators that a data set keeps, without running its code.
 
-    They are searched in its attributes, in the data sets and transforms that these have, and in the variables of the
-    classes and modules that define them.
+    They are searched in its attributes, what these hold, and the variables of their classes and modules.
     """
     found: dict[int, Seed] = {}
     seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is used again
@@ -310,9 +295,7 @@ def _find_generators(names: Mapping[str, Any]) -> list[Any]:
 
 
 def _make_seeder(generator: Any) -> Seed:
-    match generator:
-        case np.random.Generator():
-            return lambda key: setattr(generator.bit_generator, "state", type(generator.bit_generator)(key).state)
-        case torch.Generator():
-            return generator.manual_seed
-    return generator.seed
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return lambda key: setattr(bits, "state", type(bits)(key).state)
+    return generator.manual_seed if isinstance(generator, torch.Generator) else generator.seed

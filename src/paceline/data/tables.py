@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,10 +36,7 @@ def check_table(path: Path, key: str) -> tuple[Path, str]:
 
 
 def check_columns(wanted: Mapping[str, str], columns: Iterable[str], where: object) -> None:
-    """Raise UserError if a wanted column is missing, and suggest the nearest.
-
-    `wanted` maps the option that names a column ("data.text", "--column") to the column.
-    """
+    """Raise UserError if a wanted column is missing; `wanted` maps the option that names a column to the column."""
     for option, name in wanted.items():
         if name not in columns:
             names = [str(column) for column in columns]
@@ -72,10 +68,7 @@ def iter_rows(file: Path, kind: str, names: Sequence[str] | None = None) -> Iter
 def iter_columns(
     file: Path, kind: str, wanted: Mapping[str, str], allow_repeated_header: bool = False
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield (row number as in `locate_row`, values of the wanted columns) of every row.
-
-    `wanted` is as in `check_columns`.
-    """
+    """Yield (row number, values of the wanted columns) of every row; `wanted` is as in `check_columns`."""
     names = list(wanted.values())
     if kind == "parquet":
         with open_parquet(file) as opened:
@@ -104,10 +97,8 @@ def iter_json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         row, reason = None, "not an object"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            reason = f"{error.msg} at column {error.colno}"
-        except (ValueError, RecursionError):
-            reason = "a number of thousands of digits, or nested too deeply"
+        except (ValueError, RecursionError) as error:
+            reason = str(error).partition(" (char")[0]
         if not isinstance(row, dict):
             raise invalid_format(f"{file} line {number}: not JSON ({reason}); write lines like  {JSON_EXAMPLE}")
         if "\\u" in line:  # an escape can spell half a character, which cannot be encoded
@@ -122,10 +113,7 @@ def _replace_surrogates(value: Any) -> Any:
 def open_csv(
     file: Path, kind: str = "csv", names: Sequence[str] | None = None, allow_repeated_header: bool = False
 ) -> tuple[Sequence[str], Iterator[tuple[int, list[str]]]]:
-    """Return the header and (row number from 1, fields) of every record; blank lines are left out.
-
-    `names` is the header of a file without one.
-    """
+    """Return the header (`names`, if the file has none) and (row number from 1, fields) of every record."""
     tabs = kind == "tsv" or ".tsv" in file.suffixes[-2:]
     records = _iter_csv_records(file, "\t" if tabs else ",")
     header = next(records, []) if names is None else names
@@ -148,8 +136,7 @@ def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str],
     """Files that were concatenated repeat their header; as a row it would be data."""
     for number, fields in enumerate(records, 1):
         if fields == header:
-            awk, name = "awk 'NR == 1 { h = $0 } NR == 1 || $0 != h'", shlex.quote(file.name)
-            raise invalid_format(f"{file} row {number} repeats the header; remove it:  {awk} {name} > joined-{name}")
+            raise invalid_format(f"{file} row {number} repeats the header; remove it")
         yield fields
 
 
@@ -160,17 +147,12 @@ def _row_length_error(file: Path, number: int, fields: Sequence[str], header: Se
 
 @contextmanager
 def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
-    """Open a `pyarrow.parquet.ParquetFile`; its errors become UserError.
-
-    `streamed`: read a column in small pieces instead of whole, for callers that stop early.
-    """
+    """Open a `pyarrow.parquet.ParquetFile`; `streamed`: read columns in small pieces, for callers that stop early."""
     try:
         import pyarrow.parquet
     except ImportError:
-        hint = "type  pip install 'paceline[parquet]'"
-        raise UserError(
-            f"{path}: Parquet needs pyarrow, which is not installed; {hint}", code="not-installed"
-        ) from None
+        message = f"{path}: Parquet needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'"
+        raise UserError(message, code="not-installed") from None
     try:
         check_regular(path)
         with pyarrow.parquet.ParquetFile(path, buffer_size=STREAMED_BYTES if streamed else 0) as file:
@@ -202,10 +184,7 @@ class Columns:
         return {name: sorted(set(self.texts(name))) for name in names}
 
     def codes(self, categories: Mapping[str, Sequence[str]]) -> np.ndarray:
-        """Return columns as the index of each text among its categories, one row per sample.
-
-        Pass the categories of the training split for the test split too, so that indices mean the same in both.
-        """
+        """Return columns as the index of each text among its categories, those of the training split for all splits."""
         return np.stack([self._codes(name, words) for name, words in categories.items()], axis=1)
 
     def _codes(self, name: str, words: Sequence[str]) -> np.ndarray:
@@ -218,7 +197,7 @@ class Columns:
         return np.array([index[text] for text in texts], np.int64)
 
     def _numbers(self, name: str) -> np.ndarray:
-        found = np.empty(len(self), np.float32)
+        numbers = np.empty(len(self), np.float32)
         for row, value in enumerate(self._column(name)):
             try:
                 number = float(value)
@@ -227,8 +206,8 @@ class Columns:
             if not math.isfinite(number):
                 given = "missing" if value in (None, "") else f"{value!r:.60}"
                 raise invalid_data(f"{self.path} row {row + 1}: {name!r} is {given}, expected a number", name)
-            found[row] = number
-        return found
+            numbers[row] = number
+        return numbers
 
     def _column(self, name: str) -> Sequence[Any]:
         check_columns({"": name}, self.columns, self.path)

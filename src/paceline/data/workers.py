@@ -1,8 +1,7 @@
 """Worker processes that make a rank's samples, and the choice of their number.
 
-They are forks of the rank, made before it uses a device or starts threads, and share its data. They are asked for
-batches by sample numbers and keys, so that any number of them gives the same result. A thread per worker asks and waits
-(paceline.data.prefetch).
+They are forks of the rank, made before it uses a device or starts threads. They are asked for batches by sample numbers
+and keys, so that any number of them gives the same result.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ class Worker:
             return receive_message(self.pipe)
         except (EOFError, OSError):
             self.process.join(EXIT_TIMEOUT_S)
-            who = f"data worker {self.number} (pid {self.process.pid})"
-            code = self.process.exitcode
+            who, code = f"data worker {self.number} (pid {self.process.pid})", self.process.exitcode
             if code is None:
                 raise WorkerDied(f"{who} does not answer") from None
             raise WorkerDied(str(describe_exit(who, code, time.time(), secondary=False).error)) from None
@@ -162,18 +160,19 @@ def start_workers(workload: Workload, place: RankInfo, samples_per_step: int) ->
     `samples_per_step` are those of this rank.
     """
     splits = {split: load_samples(workload, split) for split in SPLITS}
-    asked = getattr(workload.spec.data, "workers", 0)
     workers = Workers(splits, workload.spec.workload)
     try:
-        reason = (
-            "" if splits["train"] is None else _start_as_asked(workers, splits["train"], asked, place, samples_per_step)
-        )
-        workload.served = splits
-        if workers.all:
-            workload.served = {
+        reason, train = "", splits["train"]
+        if train is not None:
+            reason = _start_requested(workers, train, workload.spec, place, samples_per_step)
+        workload.served = (
+            splits
+            if not workers.all
+            else {
                 split: samples if samples is None else WorkerSamples(split, samples, workers, reason)
                 for split, samples in splits.items()
             }
+        )
         yield
     finally:
         workload.served = {}
@@ -196,11 +195,10 @@ def cores_of(place: RankInfo) -> int:
     return seen if place.launcher in ("srun", "mpirun") else max(1, seen // place.local_world)
 
 
-def _start_as_asked(
-    workers: Workers, samples: Samples, asked: int | str, place: RankInfo, samples_per_step: int
-) -> str:
-    if isinstance(asked, int):
-        workers.start(asked)
+def _start_requested(workers: Workers, samples: Samples, spec: RunSpec, place: RankInfo, samples_per_step: int) -> str:
+    """Start the workers of a run file, and return the reason of a number that was measured."""
+    if isinstance(count := getattr(spec.data, "workers", 0), int):
+        workers.start(count)
         return ""
     if hasattr(samples, "resident"):  # rows in memory: a thread gathers them faster than a process sends them
         return ""
@@ -212,8 +210,8 @@ def _start_as_asked(
         workers.close()
         return ""
     workers.start(count)
-    one = f"a sample takes {duration(sample_s)}, the {samples_per_step} of a step {duration(step_s)} in one process"
-    return f": {one}; this rank has {cores} core{'s' * (cores > 1)}"
+    took = f"a sample takes {duration(sample_s)}, the {samples_per_step} of a step {duration(step_s)} in one process"
+    return f": {took}; this rank has {cores} core{'s' * (cores > 1)}"
 
 
 def choose_worker_count(step_s: float, cores: int) -> int:
@@ -257,11 +255,8 @@ def _to_error(error: Exception, reference: str) -> PacelineError:
     if isinstance(error, PacelineError):
         return type(error)(str(error))
     trace = format_user_trace(error, reference)
-    if not trace:  # a data set of another library: all frames below this file
-        lower = error.__traceback__
-        while lower is not None and lower.tb_frame.f_code.co_filename == __file__:
-            lower = lower.tb_next
-        trace = "".join(traceback.format_exception(type(error), error, lower)).rstrip()
+    if not trace:  # a data set of another library
+        trace = "".join(traceback.format_exception(error)).rstrip()
     return RunFailed(f"the workload failed in a data worker: {describe_error(error)}\n\n{trace}")
 
 
@@ -280,7 +275,7 @@ def _measure_sample_s(samples: Samples, most: int) -> float:
 
 
 # Batches from one process to another. All tensors of a message are in one anonymous file, whose descriptor is sent: it
-# leaves no name behind, uses nothing of /dev/shm, and is freed with its last tensor.
+# uses nothing of /dev/shm, and is freed with its last tensor.
 
 
 class _TensorPickler(ForkingPickler):
@@ -306,9 +301,7 @@ class _TensorUnpickler(pickle.Unpickler):
         self.memory = memory
 
     def persistent_load(self, place: TensorSlot) -> Tensor:
-        if self.memory is None:
-            return torch.empty(place[2], dtype=place[1])
-        return _view_at(self.memory, place)
+        return torch.empty(place[2], dtype=place[1]) if self.memory is None else _view_at(self.memory, place)
 
 
 @dataclass(frozen=True)
@@ -330,15 +323,12 @@ def send_message(pipe: Connection, message: Message) -> None:
     pipe.send_bytes(message.pickle)
     if not message.bytes:
         return
-    descriptor = os.memfd_create("paceline-batch")
-    try:
-        os.ftruncate(descriptor, message.bytes)
-        memory = _map_file(descriptor, message.bytes)
+    with open(os.memfd_create("paceline-batch"), "r+b") as file:
+        file.truncate(message.bytes)
+        memory = _map_file(file.fileno(), message.bytes)
         for place, tensor in message.tensors:
             _view_at(memory, place).copy_(tensor)
-        send_handle(pipe, descriptor, None)
-    finally:
-        os.close(descriptor)
+        send_handle(pipe, file.fileno(), None)
 
 
 def receive_message(pipe: Connection) -> Any:
@@ -347,11 +337,8 @@ def receive_message(pipe: Connection) -> Any:
     content = io.BytesIO(pipe.recv_bytes())
     if not size:
         return _TensorUnpickler(content, None).load()
-    descriptor = recv_handle(pipe)
-    try:
-        memory = _map_file(descriptor, size)
-    finally:
-        os.close(descriptor)
+    with open(recv_handle(pipe), "rb") as file:
+        memory = _map_file(file.fileno(), size)
     return _TensorUnpickler(content, memory).load()
 
 

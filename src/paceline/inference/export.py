@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import inspect
 import io
@@ -12,6 +11,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,10 +47,7 @@ ONNX_TOLERANCE = 1e-4
 def export(
     run: str | Path, out: str | Path, which: str = "newest", *, onnx: bool = False, code: str | Path | None = None
 ) -> Path:
-    """Write a run's newest (or best) weights to `out`: a file FILE.safetensors, or a standalone folder.
-
-    Of a run that keeps averaged weights, these are written, as they are what it evaluates.
-    """
+    """Write a run's newest (or best) weights, averaged ones if it keeps them, to FILE.safetensors or a new folder."""
     out, folder = Path(out), RunDir.open(Path(run))
     if out.suffix == ".safetensors":
         return _export_weights(folder, out, which, onnx)
@@ -235,7 +232,7 @@ def _compare_with_model(file: Path, model: nn.Module, inputs: dict[str, Tensor])
     import torch
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    shapes = {one.name: one.shape for one in session.get_inputs()}
+    shapes = {argument.name: argument.shape for argument in session.get_inputs()}
     got = session.run(None, {name: value.numpy() for name, value in inputs.items() if name in shapes})[0]
     fixed = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], int)}
     if fixed:
@@ -248,15 +245,12 @@ def _compare_with_model(file: Path, model: nn.Module, inputs: dict[str, Tensor])
         raise RunFailed(f"the ONNX file differs from the model by {off:.1e}; it was not written", code="run-failed")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _silence_torch() -> Any:
-    level = logging.root.manager.disable
+    level, output = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.ERROR)
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings(action="ignore"))
-            for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
-                stack.enter_context(redirect(io.StringIO()))
+        with warnings.catch_warnings(action="ignore"), redirect_stdout(output), redirect_stderr(output):
             yield
     finally:
         logging.disable(level)

@@ -1,7 +1,7 @@
 """Trained models: open a run, read inputs and predict, `paceline.open(RUN).predict([...])`.
 
-Neither the training data nor their cache are needed: RUN/kept has what the model needs. Predictions are computed like
-the evaluations of the run, and agree with them to the last digit on the same device.
+RUN/kept has what the model needs beside its weights. Predictions agree with the evaluations of the run to the last
+digit on the same device.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from paceline.config import RunSpec
 from paceline.config.registry import find_entry, is_script
-from paceline.data.files import iter_lines
+from paceline.data.files import iter_lines, missing_path_error
 from paceline.data.tables import TABLE_KINDS, check_columns, iter_rows
-from paceline.errors import UserError, suggest_path
+from paceline.errors import UserError
 from paceline.io.terminal import warn
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.failures import translate_failures
@@ -57,7 +57,7 @@ def read_inputs(words: Sequence[str], column: str = "", usual: str = "") -> Pred
         raise UserError(f"{tables[0]!r} is a table; give no other input", code="conflict", key="inputs")
     path = Path(tables[0])
     if not path.exists():
-        raise UserError(f"there is no file {str(path)!r}{suggest_path(path)}", code="not-found", key="inputs")
+        raise missing_path_error(path, "inputs", "file")
     kind = _table_kind(tables[0])
     lines = (line.rstrip("\r\n") for line in iter_lines(path)) if kind == "txt" else ()
     rows = [{"text": line} for line in lines if line.strip()] if kind == "txt" else list(iter_rows(path, kind))
@@ -125,25 +125,26 @@ class Predictions:
         return {name: column for name, column in self.columns.items() if _has_pictures(column)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield each prediction as values by name, without pictures and logits."""
         omitted = (*NOT_WRITTEN, *self.pictures)
         others = {name: column for name, column in self.columns.items() if name not in omitted and column.ndim < 3}
         for row in range(len(self)):
-            found: dict[str, Any] = {}
+            values: dict[str, Any] = {}
             if self.of_classes:
                 probabilities = self.probabilities[row]
                 best = int(probabilities.argmax())
-                found = {"predicted": self.name_of(best), "probability": float(probabilities[best])}
-                found |= {f"p({self.name_of(i)})": float(p) for i, p in enumerate(probabilities)}
-            yield {**found, **{name: column[row].tolist() for name, column in others.items()}}
+                values = {"predicted": self.name_of(best), "probability": float(probabilities[best])}
+                values |= {f"p({self.name_of(i)})": float(p) for i, p in enumerate(probabilities)}
+            yield {**values, **{name: column[row].tolist() for name, column in others.items()}}
 
     def __repr__(self) -> str:
         if not self.of_classes:
             shapes = ", ".join(f"{name} {list(column.shape)}" for name, column in self.columns.items())
             return f"Predictions({shapes})"
         best = self.probabilities[:SHOWN].max(1, initial=0.0)
-        some = [f"{label} {p:.3f}" for label, p in zip(self.labels, best, strict=False)]
-        more = [f"… {len(self) - SHOWN:,} more"] if len(self) > SHOWN else []
-        return f"Predictions({', '.join([*some, *more])})"
+        shown = [f"{label} {p:.3f}" for label, p in zip(self.labels, best, strict=False)]
+        shown += [f"… {len(self) - SHOWN:,} more"] * (len(self) > SHOWN)
+        return f"Predictions({', '.join(shown)})"
 
 
 def _has_pictures(column: np.ndarray) -> bool:
@@ -173,13 +174,13 @@ class TrainedModel:
         check_predicts(self.run, self.workload)
         inputs = [inputs] if isinstance(inputs, str | Path) else list(inputs)
         _check_not_empty(inputs)
-        chunk, parts = self.workload.evaluation_chunk, []
-        with translate_failures(self.workload.spec), _set_threads(self.threads):
+        workload, chunk, parts = self.workload, self.workload.evaluation_chunk, []
+        with translate_failures(workload.spec), _set_threads(self.threads):
             for start in range(0, len(inputs), chunk):
-                some = inputs[start : start + chunk]
-                with use_evaluation_mode(self.model, self.workload.spec.train.precision, self.device):
-                    found = self.workload.predict(self.model, move_batch(self.workload.encode(some), self.device))
-                parts.append(_to_host(found, len(some)))
+                part = inputs[start : start + chunk]
+                with use_evaluation_mode(self.model, workload.spec.train.precision, self.device):
+                    columns = workload.predict(self.model, move_batch(workload.encode(part), self.device))
+                parts.append(_to_host(columns, len(part)))
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return Predictions(columns, tuple(self.classes))
 
@@ -251,11 +252,6 @@ def _set_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def open_workload(folder: RunDir, code: Path | None = None) -> Workload:
-    """Build the workload of a run, with what the run kept."""
-    return _prepare_workload(folder, build_workload(_resolve_spec(folder, code)))
-
-
 def _prepare_workload(folder: RunDir, workload: BaseWorkload) -> Workload:
     if not isinstance(workload, Workload):
         raise _no_prediction_error(folder, workload.spec)
@@ -270,17 +266,14 @@ def check_predicts(folder: RunDir, workload: Workload) -> None:
         return
     spec = workload.spec
     if is_script(spec.workload):
-        message = f"{folder.path} is a run of a script, which does not say how to encode new inputs; its model is  "
-        message += f"paceline.open({str(folder.path)!r}).model"
+        message = f"{folder.path} is a run of a script, whose model is  paceline.open({str(folder.path)!r}).model"
     elif find_entry(spec.workload).verbs:
         raise _no_prediction_error(folder, spec)
     else:
         message = f"{folder.path}: its workload {type(workload).__name__} has no method {' and no '.join(missing)}; "
-        message += (
-            "a prediction needs\n"
-            "  def encode(self, inputs): ...          # a list of new inputs -> a batch\n"
-            '  def predict(self, model, batch): ...   # -> {"probabilities": model(batch).softmax(1)}'
-        )
+        message += """a prediction needs
+  def encode(self, inputs): ...          # a list of new inputs -> a batch
+  def predict(self, model, batch): ...   # -> {"probabilities": model(batch).softmax(1)}"""
     raise UserError(message, code="not-supported")
 
 
@@ -303,9 +296,10 @@ def _resolve_spec(folder: RunDir, code: Path | None) -> RunSpec:
     except UserError as error:
         if not copies or error.code != "not-found":
             raise
-        message = f"{folder.path}: the file that its model was trained from is gone. The run kept a copy; "
-        message += f"read it and, if it may be run, add  --code {copies[0]}"
-        raise UserError(message, code="not-found", key="--code") from None
+        message = f"{folder.path}: the file that its model was trained from is gone; read the copy that the run kept"
+        raise UserError(
+            f"{message} and, if it may be run, add  --code {copies[0]}", code="not-found", key="--code"
+        ) from None
     file = find_user_file(spec.workload)
     if file is not None and copies and file.read_bytes() != copies[0].read_bytes():
         warn(f"{file} has changed since the run started; for the file of then add  --code {copies[0]}")
@@ -322,13 +316,13 @@ def _load_weights(model: nn.Module, weights: dict[str, Tensor], folder: RunDir) 
     model.load_state_dict(weights, assign=any(tensor.is_meta for tensor in own.values()))
 
 
-def _to_host(found: Any, rows: int) -> dict[str, Any]:
+def _to_host(columns: Any, rows: int) -> dict[str, Any]:
     import torch
 
-    if not isinstance(found, dict) or not all(len(value) == rows for value in found.values()):
+    if not isinstance(columns, dict) or not all(len(value) == rows for value in columns.values()):
         message = f"workload: predict must return tensors by name, each with {rows} rows, one for each input, as in\n"
         message += '  return {"probabilities": model(batch).softmax(1)}'
         raise UserError(message, code="invalid-workload", key="predict")
-    host = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+    host = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in columns.items()}
     wide = {name: value.float() for name, value in host.items() if getattr(value, "dtype", None) == torch.bfloat16}
     return {name: np.asarray(value) for name, value in {**host, **wide}.items()}

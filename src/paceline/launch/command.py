@@ -2,14 +2,9 @@
 
     paceline launch --ranks 4 -- python train.py --lr 0.1
 
-Each rank gets the variables that torchrun sets, and TF_CONFIG. It writes to our standard output and error, and reads
-nothing from the terminal. Each rank leads its own process group, so that its child processes end with it.
-
-    a rank fails       its peers get a few seconds to end, then they are killed; the exit code is that of the first
-                       failed rank (128 + the signal, if one killed it)
-    stop signals       each is forwarded once, unchanged; the ranks decide the exit code
-    second Ctrl-C      the ranks are killed at once
-    launcher killed    the ranks get SIGTERM and, half a minute later, SIGKILL (`orphans.py`)
+Each rank gets the variables that torchrun sets, and TF_CONFIG, and leads its own process group, so that its child
+processes end with it. Failures and signals are handled as by `local.py`, but signals reach the ranks unchanged, and
+the ranks of a killed launcher are ended by `orphans.py`.
 
 Under torchrun, srun or mpirun this process is a rank already: the command replaces it, with the same variables set.
 """
@@ -27,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from paceline.errors import UserError
 from paceline.io.files import print_json
@@ -54,13 +49,13 @@ def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0,
     if restarts < 0:
         raise _option_error("--restarts", f"{restarts} is not a number of restarts; use 0 or more")
     rank_info = detect_rank(os.environ)
-    if rank_info is None and not as_json:
-        return run_command_ranks(command, ranks or 1, restarts=restarts)
     if rank_info is None:
-        start_s, messages = time.monotonic(), list[str]()
-        code = run_command_ranks(command, ranks or 1, restarts=restarts, log=messages.append, output=sys.stderr)
-        seconds = time.monotonic() - start_s
-        print_json({"exit_code": code, "ranks": ranks or 1, "seconds": seconds, "said": messages})
+        start_s, messages, ranks = time.monotonic(), list[str](), ranks or 1
+        log, output = (messages.append, sys.stderr) if as_json else (warn, None)
+        code = run_command_ranks(command, ranks, restarts=restarts, log=log, output=output)
+        if as_json:
+            seconds = time.monotonic() - start_s
+            print_json({"exit_code": code, "ranks": ranks, "seconds": seconds, "said": messages})
         return code
     launcher = rank_info.launcher
     if ranks not in (None, rank_info.world):
@@ -87,8 +82,8 @@ def run_command_ranks(
 ) -> int:
     """Run `command` in `ranks` processes and return 0, or the exit code of the rank that failed first.
 
-    After a failure all ranks are restarted, at most `restarts` times. `log` receives what failed, `environ` is what the
-    ranks inherit (default: ours), and `output` is their standard output.
+    After a failure all ranks are restarted, at most `restarts` times. `log` receives what failed; the ranks inherit
+    `environ` (default: ours) and the standard output `output`.
     """
     inherited = os.environ if environ is None else environ
     program = _find_program(command[0], inherited)
@@ -118,18 +113,15 @@ def run_command_ranks(
 
 
 def build_rank_environments(inherited: Mapping[str, str], ports: Sequence[int]) -> list[dict[str, str]]:
-    """Return the variables of each rank: torchrun's, with the first port, and TensorFlow's, with one port per rank.
-
-    TF_CONFIG makes all ranks workers and rank 0 the chief.
-    """
+    """Return the variables of each rank: torchrun's, with the first port, and TensorFlow's, with one port per rank."""
     main_port, *own = ports
     shared = build_rank_environment(inherited, len(own), main_port)
     cluster = {"worker": [f"{LOCALHOST}:{port}" for port in own]}
-    found = []
-    for rank in range(len(own)):
-        config = {"cluster": cluster, "task": {"type": "worker", "index": rank}}
-        found.append(shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "TF_CONFIG": json.dumps(config)})
-    return found
+    tasks = ({"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(len(own)))
+    return [
+        shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "TF_CONFIG": json.dumps(task)}
+        for rank, task in enumerate(tasks)
+    ]
 
 
 def replace_process(command: Sequence[str], rank_info: RankInfo) -> None:
@@ -147,15 +139,14 @@ def replace_process(command: Sequence[str], rank_info: RankInfo) -> None:
 
 
 def _find_program(name: str, environ: Mapping[str, str]) -> str:
-    found = shutil.which(name, path=environ.get("PATH"))
-    if found is not None:
-        return found
+    if (program := shutil.which(name, path=environ.get("PATH"))) is not None:
+        return program
     if name.endswith(".py") and Path(name).is_file():
         message = f"{name} is not a program; type  {LAUNCH_EXAMPLE.replace('train.py', shlex.quote(name))}"
     elif Path(name).is_file():
         message = f"{name} cannot be run; type  chmod +x {shlex.quote(name)}"
     else:
-        hint = f"; write the command word by word, without quotes around it: {LAUNCH_EXAMPLE}" if " " in name else ""
+        hint = f"; write the command without quotes around it: {LAUNCH_EXAMPLE}" if " " in name else ""
         message = f"the command {name!r} is not found{hint}"
     raise UserError(message, code="not-found", key=name)
 
@@ -186,9 +177,6 @@ class _CommandRanks:
                 secondary = rank in self._killed
                 self._failures[rank] = describe_exit(rank, code, time.time(), secondary, ours=False)
 
-    def forward_signal(self, received: signal.Signals) -> None:
-        self.signal(received)
-
     def signal(self, number: signal.Signals) -> None:
         for rank, process in enumerate(self.processes):
             if process.poll() is None:
@@ -196,6 +184,8 @@ class _CommandRanks:
                     self._killed.add(rank)
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
+
+    forward_signal = signal
 
 
 @contextmanager
@@ -208,15 +198,9 @@ def _start_command_ranks(
     assert guard.stdin is not None
     try:
         for environ in environs:
+            options: Any = {"env": environ, "stdin": subprocess.DEVNULL, "stdout": output, "start_new_session": True}
             try:
-                process = subprocess.Popen(
-                    list(command),
-                    executable=program,
-                    env=environ,
-                    start_new_session=True,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                )
+                process = subprocess.Popen(list(command), executable=program, **options)
             except OSError as error:
                 raise _start_error(program, error) from None
             started.processes.append(process)

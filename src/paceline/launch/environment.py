@@ -1,7 +1,6 @@
-"""Read this process's rank from the variables that its launcher has set.
+"""Read this process's rank from the variables that torchrun, srun, mpirun or Paceline have set.
 
-The same command works under torchrun, srun and mpirun, and on its own. These variables say which rank this process is;
-none of them changes what a run computes.
+None of them changes what a run computes.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from dataclasses import dataclass
 from paceline.errors import UserError
 
 LOCALHOST = "127.0.0.1"
-LAUNCHER_VARIABLE = "PACELINE_LAUNCHER"
-"""Set in ranks that Paceline starts itself."""
+LAUNCHER_VARIABLE = "PACELINE_LAUNCHER"  # set in ranks that Paceline starts itself
 DEFAULT_PORT = 29500
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 OPEN_MPI_VARIABLES = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
@@ -32,8 +30,7 @@ class RankInfo:
     world: int
     local_rank: int
     local_world: int
-    launcher: str
-    """paceline, torchrun, srun, mpirun or alone."""
+    launcher: str  # paceline, torchrun, srun, mpirun or alone
     address: str
     port: int
 
@@ -48,8 +45,7 @@ SINGLE_RANK = RankInfo(rank=0, world=1, local_rank=0, local_world=1, launcher="a
 def detect_rank(environ: Mapping[str, str]) -> RankInfo | None:
     """Return the rank that a launcher gave to this process, or None if there is no launcher.
 
-    Launchers nest (mpirun inside sbatch, torchrun inside srun), so the innermost is asked first. `srun --mpi=pmi2` sets
-    PMI_RANK as MPICH and Intel MPI do, but not MPI_LOCALRANKID: that is srun.
+    Launchers nest, so the innermost is asked first. `srun --mpi=pmi2` sets PMI_RANK, but not MPI_LOCALRANKID.
     """
     if "RANK" in environ:
         return _from_torchrun(environ)
@@ -62,19 +58,16 @@ def detect_rank(environ: Mapping[str, str]) -> RankInfo | None:
     if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and (info := _from_srun(environ)) is not None:
         return info
     if environ.get("WORLD_SIZE", "1") != "1":
-        raise _environment_error(
-            "WORLD_SIZE",
-            f"WORLD_SIZE={environ['WORLD_SIZE']} is set, but RANK is not, and neither torchrun, srun nor mpirun "
-            "started this process; type  unset WORLD_SIZE  to start the ranks here",
-        )
+        message = f"WORLD_SIZE={environ['WORLD_SIZE']} is set, but no launcher started this process, as RANK is not set"
+        raise _environment_error("WORLD_SIZE", f"{message}; type  unset WORLD_SIZE  to start the ranks here")
     return None
 
 
 @contextmanager
 def isolate_rank() -> Iterator[None]:
     """Make this process a single rank while entered, whatever its launcher has started."""
-    values = (*("0", "1", "0", "1"), LOCALHOST, str(DEFAULT_PORT))
-    changed = dict(zip((*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT"), values, strict=True))
+    changed = dict(zip(RANK_VARIABLES, "0101", strict=True))
+    changed |= {"MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(DEFAULT_PORT)}
     before = {name: os.environ[name] for name in changed if name in os.environ}
     os.environ.update(changed)
     try:
@@ -92,33 +85,23 @@ def _from_torchrun(environ: Mapping[str, str]) -> RankInfo:
         if not environ.get(name):
             raise _environment_error(name, f"RANK={environ['RANK']} is set, but {name} is not; {remedy}")
     launcher = environ.get(LAUNCHER_VARIABLE, "torchrun")
-    return _build_rank_info(environ, RANK_VARIABLES, numbers, launcher, environ["MASTER_ADDR"], 0)
+    return _build_info(environ, RANK_VARIABLES, numbers, launcher, environ["MASTER_ADDR"], 0)
 
 
 def _from_mpirun(environ: Mapping[str, str], names: Sequence[str], port: int, address_option: str) -> RankInfo:
     numbers = _parse_numbers(environ, names, "start with  mpirun -np N …")
     _, world, _, local_world = numbers
-    if environ.get("MASTER_ADDR"):
-        address = environ["MASTER_ADDR"]
-    elif local_world == world:
-        address = LOCALHOST
-    elif environ.get("SLURM_JOB_NODELIST"):
+    address = environ.get("MASTER_ADDR") or (LOCALHOST if local_world == world else "")
+    if not address and environ.get("SLURM_JOB_NODELIST"):
         address = parse_first_host(environ["SLURM_JOB_NODELIST"])
-    else:
-        raise _environment_error(
-            "MASTER_ADDR",
-            f"mpirun spread {world} ranks over several machines ({local_world} on this one) without the address of "
-            f"rank 0; start with  mpirun {address_option} …",
-        )
-    return _build_rank_info(environ, names, numbers, "mpirun", address, port)
+    if not address:
+        message = f"mpirun spread {world} ranks over several machines without the address of rank 0; "
+        raise _environment_error("MASTER_ADDR", f"{message}start with  mpirun {address_option} …")
+    return _build_info(environ, names, numbers, "mpirun", address, port)
 
 
 def _from_srun(environ: Mapping[str, str]) -> RankInfo | None:
-    """Return the rank of a task of a Slurm step, or None for a step of one task.
-
-    A step of one task is a shell (`srun --pty bash`, salloc), where ranks can be started as on a workstation. A batch
-    script has SLURM_PROCID=0 as well, but no step.
-    """
+    """Return the rank of a task of a Slurm step; None for a step of one task, which is a shell (`srun --pty bash`)."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     remedy = "start with  srun --ntasks N …"
     rank, world, local_rank = _parse_numbers(environ, names, remedy)
@@ -128,20 +111,14 @@ def _from_srun(environ: Mapping[str, str]) -> RankInfo | None:
     counts = parse_task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if sum(counts) != world or node >= len(counts):
         raise _contradiction_error(environ, ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"))
-    if environ.get("MASTER_ADDR"):
-        address = environ["MASTER_ADDR"]
-    elif len(counts) == 1:
-        address = LOCALHOST
-    elif environ.get("SLURM_DISTRIBUTION") == "arbitrary":
-        raise _environment_error(
-            "MASTER_ADDR",
-            "srun --distribution=arbitrary places rank 0 on an unknown node; "
-            "type  export MASTER_ADDR=HOST_OF_RANK_0  before srun",
-        )
-    else:
+    address = environ.get("MASTER_ADDR") or (LOCALHOST if len(counts) == 1 else "")
+    if not address and environ.get("SLURM_DISTRIBUTION") == "arbitrary":
+        message = "srun --distribution=arbitrary places rank 0 on an unknown node; type  export MASTER_ADDR=HOST"
+        raise _environment_error("MASTER_ADDR", message)
+    if not address:
         address = parse_first_host(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
     port = _derive_port(f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}")
-    return _build_rank_info(environ, names, (rank, world, local_rank, counts[node]), "srun", address, port)
+    return _build_info(environ, names, (rank, world, local_rank, counts[node]), "srun", address, port)
 
 
 def _derive_port(job: str) -> int:
@@ -160,7 +137,7 @@ def _parse_numbers(environ: Mapping[str, str], names: Sequence[str], remedy: str
     return tuple(int(environ[name]) for name in names)
 
 
-def _build_rank_info(
+def _build_info(
     environ: Mapping[str, str], names: Sequence[str], numbers: Sequence[int], launcher: str, address: str, port: int
 ) -> RankInfo:
     rank, world, local_rank, local_world = numbers
@@ -205,17 +182,16 @@ def parse_task_counts(text: str) -> list[int]:
 
 
 @contextmanager
-def pin_cores(rank_info: RankInfo, threads: int) -> Iterator[None]:
+def pin_cores(info: RankInfo, threads: int) -> Iterator[None]:
     """Pin this thread, and those that it starts, to this rank's share of the cores, if the ranks use all of them.
 
     A rank that slept while waiting for its peers is otherwise often woken on the core of a running one, and both wait.
-    Nothing changes where cores are left over, or where srun or mpirun has bound the ranks.
     """
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    if rank_info.local_world == 1 or len(before) != threads * rank_info.local_world:
+    before = os.sched_getaffinity(0)
+    if info.local_world == 1 or len(before) != threads * info.local_world:
         yield
         return
-    first = threads * rank_info.local_rank
+    first = threads * info.local_rank
     os.sched_setaffinity(0, sorted(before)[first : first + threads])
     try:
         yield

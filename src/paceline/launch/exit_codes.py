@@ -28,8 +28,7 @@ from paceline.launch.signals import exit_immediately, exit_rank
 
 @contextmanager
 def exit_on_known_error(exit_with: Callable[[int], NoReturn] = sys.exit) -> Iterator[None]:
-    """Print Paceline's own errors in one line and exit with their code; other errors, which may be those of the
-    user's program, pass."""
+    """Print Paceline's own errors in one line and exit with their code; others, perhaps of user code, pass."""
     try:
         yield
     except PacelineError as error:
@@ -83,9 +82,8 @@ def print_error(error: PacelineError, rank_info: RankInfo) -> None:
 
 
 def _print_bug_report(what: str, trace: str) -> None:
-    file = _write_bug_file(
-        f"paceline {__version__}, Python {platform.python_version()}, {platform.platform()}\n{trace}"
-    )
+    version = f"paceline {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    file = _write_bug_file(f"{version}\n{trace}")
     attachment = f"with this file: {file}" if file else "with what was typed"
     _write_line(f"paceline: this is a bug of ours{what}; please report it {attachment}")
 

@@ -1,19 +1,16 @@
 """Import once what all ranks need, then fork the ranks.
 
-Importing torch takes more than a second of CPU. On two cores, eight ranks that each import it start after five
-seconds; eight forks of a process that has imported it start after one, and share its memory. Nothing here touches a
-GPU before the fork, which CUDA would not survive.
+Importing torch takes more than a second of CPU; forks of a process that has imported it start at once and share its
+memory. Nothing here touches a GPU before the fork, which CUDA would not survive.
 
-The launcher holds the other end of one pipe to this process and of one pipe to each rank. The work comes through the
-first, each outcome goes back through its own. When the launcher dies the kernel closes them all: that is how a rank
-learns that its launcher is gone.
+The launcher holds the other end of one pipe to this process, for the work, and of one to each rank, for its outcome.
+When the launcher dies the kernel closes them: so a rank learns that it is gone.
 
 This file runs as a script, before the package can be imported: its top-level imports are the standard library alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import gc
 import importlib
@@ -25,6 +22,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -68,13 +66,13 @@ def serve_forks(launcher: Connection, pipes: list[Connection]) -> int:
 
 
 def _report_exits(launcher: Connection, pids: dict[int, int]) -> int:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         launcher.send(list(pids))
     while pids:
         pid, status = os.wait()
         rank = pids.pop(pid, None)
         if rank is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 launcher.send((rank, os.waitstatus_to_exitcode(status), time.time()))
     return 0
 
@@ -96,7 +94,7 @@ def _run_worker(rank: int, pipe: Connection, worker: Any, args: tuple[Any, ...])
         outcome = pickle.dumps(_describe_failure(rank, error))
         code = 1
     ignore_stop_signals()
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         pipe.send_bytes(outcome)
     if code:
         exit_immediately(code)
@@ -112,7 +110,7 @@ def _describe_failure(rank: int, error: BaseException) -> Any:
 
 
 def _exit_with_launcher(pipe: Connection) -> None:
-    with contextlib.suppress(OSError, EOFError):
+    with suppress(OSError, EOFError):
         pipe.recv_bytes()  # nothing is ever sent to a rank: this returns when the launcher is gone
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_GRACE_S)

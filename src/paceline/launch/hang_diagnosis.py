@@ -1,7 +1,7 @@
 """Find the rank that the others wait for, and describe what it is doing.
 
-Ranks that wait too long fail with a timeout of their connection, which does not name the cause. The heartbeat of
-each rank tells what it was doing, and /proc the state of its process, if that is on this machine:
+Ranks that wait too long fail with a timeout that does not name the cause. Heartbeats tell what each rank was doing,
+and /proc the state of its process, if that is on this machine:
 
     stopped by a signal              that rank
     behind the others                the rank furthest behind, with its current line
@@ -22,20 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import RankUnresponsive
+from paceline.launch import hang_traces
 from paceline.launch.environment import RankInfo
-from paceline.launch.hang_traces import (
-    Calls,
-    Frame,
-    Stack,
-    count_calls,
-    fetch_stacks,
-    find_pending_call,
-    list_children,
-    read_calls,
-    read_stacks,
-    request_stack,
-    stack_file,
-)
+from paceline.launch.hang_traces import Calls, Frame, Stack, find_pending_call, read_calls, read_stacks, stack_file
 from paceline.launch.heartbeat import STOPPED, Beat, Heartbeat, read_beats, read_process_state
 from paceline.launch.root_cause import is_secondary, iter_causes
 
@@ -48,11 +37,9 @@ BACKWARD = "backward"
 STOPPED_TEXT = "a signal such as SIGSTOP has stopped"
 NO_STACK_TEXT = "; it left no stack: its process did not run, or its machine cannot be reached"
 SHOWN_FRAMES = 6
-ABORTED_SHARE = 0.9
-"""Of the collective timeout: a rank that was silent for longer before its abort had waited for another."""
+ABORTED_SHARE = 0.9  # of the timeout: a rank that was silent for longer before its abort had waited for another
 POLL_EVERY_S = 0.25
-GAP_S = 5.0
-"""A launcher that did not poll for so long was stopped itself, together with its ranks: Ctrl-Z."""
+GAP_S = 5.0  # a launcher that did not poll for so long was stopped itself, with its ranks: Ctrl-Z
 STACK_TIMEOUT_S = 2.0
 RECENT_S = 10.0
 TIMEOUT_PATTERN = re.compile(r"time[d ]? ?out", re.IGNORECASE)
@@ -75,19 +62,19 @@ def name_silent_rank(error: Exception, folder: Path, rank_info: RankInfo) -> Exc
     if rank_info.world == 1 or isinstance(error, RankUnresponsive):
         return error
     causes = [*iter_causes(error)]
-    if not is_secondary(error) or not any(TIMEOUT_PATTERN.search(str(one)) for one in causes):
+    if not is_secondary(error) or not any(TIMEOUT_PATTERN.search(str(cause)) for cause in causes):
         return error
     asked = stack_file(folder, rank_info.rank, asked=True)
     if _file_size(asked) and time.time() - asked.stat().st_mtime < RECENT_S:
         return error  # this rank was the silent one: what it finds broken after it continues is a consequence
     frames = reversed(traceback.extract_tb(causes[-1].__traceback__))
-    waiting_in = describe_position(tuple(Frame(one.filename, one.lineno or 0, one.name) for one in frames))
+    waiting_in = describe_position(tuple(Frame(f.filename, f.lineno or 0, f.name) for f in frames))
     return _find_awaited(folder, rank_info.rank, waiting_in, rank_info.world) or error
 
 
 @dataclass(frozen=True)
 class WaitingRank:
-    """A rank that gave up, and where it waited: the collective and the line that called it."""
+    """A rank that gave up, and where it waited."""
 
     beat: Beat
     where: str
@@ -153,12 +140,12 @@ def find_silent_rank(folder: Path, others: Sequence[Beat], mine: WaitingRank) ->
 def _find_furthest_behind(folder: Path, beats: Sequence[Beat], host: str) -> RankPosition:
     """Return the rank that is furthest behind.
 
-    Of ranks in the same step: one outside a collective, then one that called fewer collectives, then one of another
-    machine than `host`, since the network between them may be the cause.
+    In the same step: one outside a collective, then one that called fewer, then one of another machine than `host`.
     """
 
-    def order(one: RankPosition) -> tuple[object, ...]:
-        return one.beat.position, one.in_collective, count_calls(one.calls), one.beat.host == host
+    def order(rank: RankPosition) -> tuple[object, ...]:
+        calls = sum(call.number for call in rank.calls.values())
+        return rank.beat.position, rank.in_collective, calls, rank.beat.host == host
 
     last = min((_locate_rank(folder, beat) for beat in beats), key=order)
     if last.beat.state and not _file_size(last.file):  # it was not silent long enough to write its stack
@@ -172,10 +159,7 @@ def _locate_rank(folder: Path, beat: Beat, file: Path | None = None) -> RankPosi
 
 
 def _in_same_collective(last: RankPosition, mine: WaitingRank, calls: Calls, remote: bool) -> bool:
-    """Return whether both ranks wait in the same collective.
-
-    On two machines, also in two consecutive ones: on a cut link the last message may have passed in one direction only.
-    """
+    """Return whether both ranks wait in the same collective; on two machines also in two consecutive ones."""
     theirs, ours = find_pending_call(last.calls), find_pending_call(calls)
     if theirs is None or ours is None:
         return last.where == mine.where
@@ -184,11 +168,12 @@ def _in_same_collective(last: RankPosition, mine: WaitingRank, calls: Calls, rem
 
 
 def _describe_calls(folder: Path, *beats: Beat) -> str:
-    one, other = (read_calls(folder, beat.rank) for beat in beats)
-    for group in sorted(one.keys() & other.keys()):
-        if (one[group].number, one[group].name) != (other[group].number, other[group].name):
-            calls = (f"rank {beat.rank} {known[group]}" for beat, known in zip(beats, (one, other), strict=True))
-            return f"\n  the last that they called: {'; '.join(calls)}"
+    theirs, ours = (read_calls(folder, beat.rank) for beat in beats)
+    for group in sorted(theirs.keys() & ours.keys()):
+        calls = theirs[group], ours[group]
+        if str(calls[0]) != str(calls[1]):
+            last = (f"rank {beat.rank} {call}" for beat, call in zip(beats, calls, strict=True))
+            return f"\n  the last that they called: {'; '.join(last)}"
     return ""
 
 
@@ -205,7 +190,7 @@ def request_stack_file(folder: Path, beat: Beat) -> Path:
     if not file.is_file():
         return file
     with suppress(OSError):
-        request_stack(beat.pid)
+        hang_traces.request_stack(beat.pid)
         os.kill(beat.pid, signal.SIGCONT)
     deadline = time.monotonic() + STACK_TIMEOUT_S
     while time.monotonic() < deadline and not _file_size(file):
@@ -220,8 +205,7 @@ class ProcessMonitor:
 
     folder: Path
     timeout_s: float
-    after_s: float = 2.0
-    """Wait so much longer: peers that wait for the rank report it first, and know in which collective."""
+    after_s: float = 2.0  # so much longer: peers that wait for the rank report it first, and know where
     _since: dict[int, float] = field(default_factory=dict)
     _polled_s: float = 0.0
 
@@ -277,11 +261,8 @@ def find_collective(stack: Stack) -> str:
 def _select_thread(threads: Sequence[Stack], beat: Beat) -> Stack:
     """Return the thread that the rank waits for: its main one, or the one that loads data or writes a checkpoint."""
     main = threads[0] if threads else ()
-    call = None
-    if beat.phase == "data":
-        call = PREFETCH_CALL
-    elif _contains_call(main, WAIT_FOR_WRITER_CALL):
-        call = WRITER_CALL
+    writing = WRITER_CALL if _contains_call(main, WAIT_FOR_WRITER_CALL) else None
+    call = PREFETCH_CALL if beat.phase == "data" else writing
     return next((stack for stack in threads[1:] if call and _contains_call(stack, call)), main)
 
 
@@ -293,10 +274,10 @@ def _contains_call(stack: Stack, call: tuple[str, str]) -> bool:
 def _describe_worker(beat: Beat) -> str:
     if not beat.state or beat.phase not in ("start", "data", "evaluation"):
         return ""
-    for pid in list_children(beat.pid):
+    for pid in hang_traces.list_children(beat.pid):
         if read_process_state(pid)[0] == STOPPED:
             return f"; {STOPPED_TEXT} its data worker (pid {pid})"
-        for stack in fetch_stacks(pid):
+        for stack in hang_traces.fetch_stacks(pid):
             if _contains_call(stack, WORKER_CALL):
                 return f"; its data worker (pid {pid}) is at, the newest call first:{_format_frames(stack)}"
     return ""

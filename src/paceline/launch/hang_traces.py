@@ -1,8 +1,7 @@
 """What a hanging process leaves for diagnosis: Python stacks, and its last collectives.
 
-A rank writes them to files of the run folder. A data worker, which is forked before the folder is known, writes its
-stack to an anonymous memory file that other processes of the same user read through /proc. On GPUs a collective runs
-after its call has returned, so only torch's flight recorder tells which rank has called which.
+A rank writes them to files of the run folder, a data worker to an anonymous memory file that is read through /proc.
+On GPUs a collective runs after its call has returned, so only torch's flight recorder tells which rank called which.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ PACKAGE = str(Path(__file__).parents[1])
 MEMFD_NAME = "paceline-stack"
 ANSWER_TIMEOUT_S = 0.5
 MAX_STACK_BYTES = 1 << 18
-BUFFER_VARIABLE, OLD_BUFFER_VARIABLE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""How many calls the flight recorder keeps: the variable, and its older name."""
-BUFFER_CALLS = "2000"
+BUFFER_VARIABLE, BUFFER_CALLS = "TORCH_FR_BUFFER_SIZE", "2000"  # how many calls the flight recorder keeps
 RECORDER_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
 
@@ -89,9 +86,8 @@ def dump_own_stacks() -> str:
     stacks = []
     for thread, newest in sorted(sys._current_frames().items(), key=lambda item: item[0] == main):
         if thread != this:
-            calls = (
-                f'  File "{f.f_code.co_filename}", line {at} in {f.f_code.co_name}' for f, at in walk_stack(newest)
-            )
+            frames = ((frame.f_code, line) for frame, line in walk_stack(newest))
+            calls = (f'  File "{code.co_filename}", line {line} in {code.co_name}' for code, line in frames)
             stacks.append("\n".join([f"Thread {thread:#x} (most recent call first):", *calls]))
     return "\n\n".join(stacks) + "\n"
 
@@ -113,11 +109,7 @@ def disable_stack_dump() -> None:
 
 
 def request_stack(pid: int) -> None:
-    """Signal the main thread of a process to dump its stack.
-
-    When a stopped process continues, its main thread handles the signal before anything else; another thread may
-    handle it too late.
-    """
+    """Signal the main thread of a process to dump its stack: another one may handle it too late."""
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
     if tgkill is None or tgkill(pid, pid, STACK_SIGNAL):
         os.kill(pid, STACK_SIGNAL)
@@ -125,10 +117,9 @@ def request_stack(pid: int) -> None:
 
 def fetch_stacks(pid: int) -> list[Stack]:
     """Return the stacks of a process that dumps them; [] for any other, which the signal would kill."""
-    file = _find_memfd(pid)
-    if file is None:
-        return []
-    with suppress(OSError):
+    with suppress(OSError, StopIteration):
+        files = Path(f"/proc/{pid}/fd").iterdir()
+        file = next(file for file in files if os.readlink(file).startswith(f"/memfd:{MEMFD_NAME}"))
         request_stack(pid)
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while time.monotonic() < deadline and not read_stacks(file):
@@ -136,15 +127,6 @@ def fetch_stacks(pid: int) -> list[Stack]:
         time.sleep(0.01)  # for the rest of it
         return read_stacks(file)
     return []
-
-
-def _find_memfd(pid: int) -> Path | None:
-    with suppress(OSError):
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                if os.readlink(file).startswith(f"/memfd:{MEMFD_NAME}"):
-                    return file
-    return None
 
 
 def list_children(pid: int) -> list[int]:
@@ -171,8 +153,7 @@ Calls = Mapping[str, CollectiveCall]
 
 def enable_flight_recorder(environ: MutableMapping[str, str]) -> None:
     """Make torch record collectives, unless the user has set how many; call it before the ranks join."""
-    if OLD_BUFFER_VARIABLE not in environ:
-        environ.setdefault(BUFFER_VARIABLE, BUFFER_CALLS)
+    environ.setdefault(BUFFER_VARIABLE, environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", BUFFER_CALLS))
 
 
 def dump_own_calls() -> str:
@@ -211,15 +192,10 @@ def calls_file(folder: Path, rank: int) -> Path:
 def read_calls(folder: Path, rank: int) -> Calls:
     """Return the last calls of a rank by group; {} if it left none."""
     with suppress(UserError, OSError, KeyError, TypeError, ValueError, AttributeError):
-        return {
-            group: from_flat(CollectiveCall, values) for group, values in read_json(calls_file(folder, rank)).items()
-        }
+        calls = read_json(calls_file(folder, rank))
+        return {group: from_flat(CollectiveCall, values) for group, values in calls.items()}
     return {}
 
 
 def find_pending_call(calls: Calls) -> CollectiveCall | None:
     return next((call for call in calls.values() if not call.done), None)
-
-
-def count_calls(calls: Calls) -> int:
-    return sum(call.number for call in calls.values())

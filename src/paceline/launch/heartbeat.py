@@ -5,8 +5,7 @@
     heartbeats/rank0.collectives   its last collectives at that time, if torch records them
     heartbeats/rank0.asked         the stack of its main thread, when another process asked for it
 
-The stack is written by a thread, so that a rank that hangs in a collective or in the user's code leaves it too. Only a
-process that does not run, or whose compiled code never releases the interpreter, cannot.
+The stack is written by a thread, so that a rank that hangs in a collective or in the user's code leaves it too.
 """
 
 from __future__ import annotations
@@ -19,26 +18,19 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from paceline.errors import UserError
 from paceline.io.files import from_flat, read_json
+from paceline.launch import hang_traces
 from paceline.launch.environment import RankInfo
-from paceline.launch.hang_traces import (
-    calls_file,
-    disable_stack_dump,
-    dump_own_calls,
-    dump_own_stacks,
-    enable_stack_dump,
-    stack_file,
-)
+from paceline.launch.hang_traces import stack_file
 
 Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
 PHASES_AFTER_STEP: tuple[Phase, ...] = ("failed", "evaluation", "checkpoint", "data", "step")
 LINE_BYTES = 384
 HEARTBEAT_FILES = 4
-SILENT_SHARE = 0.5
-"""Of the timeout of a collective: after so much silence a rank writes its stack, well before its peers give up."""
+SILENT_SHARE = 0.5  # of the timeout of a collective: after so much silence a rank writes its stack
 STOPPED = "T"
 
 
@@ -47,13 +39,11 @@ class Beat:
     rank: int
     host: str
     pid: int
-    born: int
-    """Start time of its process in the kernel's count, since process ids are reused."""
+    born: int  # start time of its process in the kernel's count, since process ids are reused
     step: int
     phase: Phase
     t: float
-    busy_s: float = 0.0
-    """Measured time of a step without waiting for other ranks."""
+    busy_s: float = 0.0  # of a step, without waiting for other ranks
 
     @property
     def position(self) -> tuple[int, int, int]:
@@ -86,10 +76,8 @@ class Heartbeat:
     """Write the heartbeats of this rank. A beat takes microseconds; one that cannot be written is skipped."""
 
     def __init__(self, folder: Path, rank_info: RankInfo, timeout_s: float) -> None:
-        self._files: list[int] = []
-        self._paths: list[Path] = []
-        self._beaten_s = time.monotonic()
-        self._closed = threading.Event()
+        self._files, self._paths = list[int](), list[Path]()
+        self._beaten_s, self._closed = time.monotonic(), threading.Event()
         self._watcher: threading.Thread | None = None
         rank, several = rank_info.rank, rank_info.world > 1
         self._patience_s = SILENT_SHARE * timeout_s if several else 0.0
@@ -100,12 +88,16 @@ class Heartbeat:
         self._step, self._busy_s = 0, 0.0
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            traces = stack_file(folder, rank), stack_file(folder, rank, asked=True), calls_file(folder, rank)
+            traces = (
+                stack_file(folder, rank),
+                stack_file(folder, rank, asked=True),
+                hang_traces.calls_file(folder, rank),
+            )
             for file in (folder / f"rank{rank}.json", *traces):
                 flags = os.O_APPEND | os.O_TRUNC if file in traces else 0
                 self._paths.append(file)
                 self._files.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644))
-        self._dumps_stack = several and self._complete and enable_stack_dump(self._files[2])
+        self._dumps_stack = several and self._complete and hang_traces.enable_stack_dump(self._files[2])
         self("start", 0)
         if self._patience_s and self._complete:
             self._watcher = threading.Thread(target=self._watch, name="paceline-heartbeat", daemon=True)
@@ -118,7 +110,7 @@ class Heartbeat:
     def _watch(self) -> None:
         """Write the stacks of this process after a long silence, and delete them when it continues.
 
-        A Python thread does this: faulthandler's own thread could read frames that are just being left, and crash.
+        faulthandler's own thread could read frames that are just being left, and crash.
         """
         silent_since_s = 0.0
         while not self._closed.wait(self._patience_s / 10):
@@ -130,8 +122,8 @@ class Heartbeat:
                     silent_since_s = 0.0
                 elif not silent_since_s and time.monotonic() - beaten_s > self._patience_s:
                     silent_since_s = beaten_s
-                    os.write(self._files[1], dump_own_stacks().encode(errors="replace"))
-                    os.write(self._files[3], dump_own_calls().encode(errors="replace"))
+                    os.write(self._files[1], hang_traces.dump_own_stacks().encode(errors="replace"))
+                    os.write(self._files[3], hang_traces.dump_own_calls().encode(errors="replace"))
 
     def __call__(self, phase: Phase | None, step: int | None, busy_s: float | None = None) -> None:
         """Record phase, completed steps and the time of a step; None keeps the last value."""
@@ -162,27 +154,18 @@ class Heartbeat:
         if self._watcher is not None:
             self._watcher.join()
         if self._dumps_stack:
-            disable_stack_dump()
-        for file in self._files:
-            os.close(file)
-        self._files = []
+            hang_traces.disable_stack_dump()
+        while self._files:
+            os.close(self._files.pop())
 
 
 def read_beats(folder: Path) -> list[Beat]:
     """Return the heartbeats in a folder by rank, without those that a killed rank left unfinished."""
     found = []
     for file in folder.glob("rank*.json"):
-        with suppress(UserError, KeyError, TypeError, ValueError, OSError):
-            beat = from_flat(Beat, read_json(file))
-            if _is_valid(beat):
-                found.append(beat)
+        with suppress(UserError, TypeError, ValueError, OSError):
+            found.append(from_flat(Beat, read_json(file)))
     return sorted(found, key=lambda beat: beat.rank)
-
-
-def _is_valid(beat: Beat) -> bool:
-    integers = all(isinstance(n, int) for n in (beat.rank, beat.pid, beat.born, beat.step))
-    floats = isinstance(beat.t, float) and isinstance(beat.busy_s, float)
-    return integers and floats and beat.phase in get_args(Phase) and isinstance(beat.host, str)
 
 
 def read_process_state(pid: int) -> tuple[str, int]:

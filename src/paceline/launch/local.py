@@ -1,7 +1,7 @@
 """Start the ranks of one machine, wait for them, and raise the root cause if one fails.
 
-The ranks are forks of a new Python process (`fork_server.py`) that imports what they need and nothing of the calling
-script or notebook, so a script needs no `if __name__ == "__main__"`. The launcher itself never imports torch.
+The ranks are forks of a new Python process (`fork_server.py`) that imports nothing of the calling script or notebook.
+The launcher itself never imports torch.
 
     a rank fails       its peers get GRACE_S to end, then they are killed; the root cause is raised
     SIGTERM, Ctrl-C    forwarded to all ranks, once; they save and return, and so does `run_ranks`
@@ -11,7 +11,6 @@ script or notebook, so a script needs no `if __name__ == "__main__"`. The launch
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import pickle
@@ -21,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from paceline.errors import RunFailed, UserError
 from paceline.io.terminal import warn
@@ -53,12 +53,13 @@ def run_ranks(
 ) -> list[T]:
     """Call `worker(*args)` in `ranks` new processes and return their results, in the order of the ranks.
 
-    The worker finds its rank in the variables that torchrun sets (`environment.detect_rank` reads them). It must be
-    importable by name, and its arguments and result picklable. The modules in `preload` are imported once for all
-    ranks; they must not touch a GPU at import. `monitor` ends a run whose process stays stopped.
+    The worker finds its rank by `detect_rank`. It must be importable by name, its arguments and result picklable.
+    `preload` is imported once for all ranks, without touching a GPU. `monitor` ends a run whose process stays stopped.
     """
-    work = _pickle_work(worker, args, preload)
-    with StopRequest() as stop, _start_ranks(ranks, work) as processes:
+    work = io.BytesIO()
+    _WorkPickler(work).dump((worker, args))
+    message = pickle.dumps((sys.path, tuple(preload), work.getvalue()))
+    with StopRequest() as stop, _start_ranks(ranks, message) as processes:
         processes.monitor = monitor
         supervise_ranks(processes, stop)
         failures = processes.failures()
@@ -99,7 +100,7 @@ class _RankProcess:
     def signal(self, number: signal.Signals) -> None:
         if self.pid is not None and not self.ended:
             self.killed = self.killed or number == signal.SIGKILL
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
@@ -118,11 +119,12 @@ class _RankProcesses:
 
     @property
     def leaving(self) -> bool:
+        """Whether all have done their work and only have to exit."""
         return all(rank.result for rank in self.ranks)
 
     def failures(self) -> list[RankFailure]:
-        known = [rank.failure for rank in self.ranks if rank.failure is not None]
-        return known + ([self.server_failure] if self.server_failure is not None else [])
+        known = (*(rank.failure for rank in self.ranks), self.server_failure)
+        return [failure for failure in known if failure is not None]
 
     def listen(self) -> None:
         """Wait briefly for messages: outcomes from the ranks, process ids and exits from the fork server."""
@@ -156,8 +158,9 @@ class _RankProcesses:
             if read_process_state(self.server.pid)[0] == STOPPED:  # ranks waited for others that it never forked
                 self._give_up_server()
             elif all(failure.secondary for failure in failures):  # a rank may have been stopped before its heartbeat
-                for number in [number for number, pid in pids.items() if read_process_state(pid)[0] == STOPPED]:
-                    self._blame_stopped(number, pids[number])
+                for number, pid in pids.items():
+                    if read_process_state(pid)[0] == STOPPED:
+                        self._blame_stopped(number, pid)
             else:
                 self._check_aborted(failures)
             return
@@ -213,25 +216,7 @@ def _receive(pipe: Connection) -> Any:
         return None
 
 
-class RankGroup(Protocol):
-    """Processes that were started together, as `supervise_ranks` sees them."""
-
-    @property
-    def over(self) -> bool: ...
-
-    @property
-    def leaving(self) -> bool: ...  # all have done their work and only have to exit
-
-    def failures(self) -> list[RankFailure]: ...
-
-    def listen(self) -> None: ...  # wait briefly for messages
-
-    def forward_signal(self, received: signal.Signals) -> None: ...
-
-    def signal(self, number: signal.Signals) -> None: ...
-
-
-def supervise_ranks(processes: RankGroup, stop: StopRequest) -> None:
+def supervise_ranks(processes: Any, stop: StopRequest) -> None:
     """Wait until every rank has ended: forward stop signals, and kill the peers of a failed rank."""
     forwarded = 0
     deadline_s: float | None = None
@@ -252,26 +237,19 @@ def supervise_ranks(processes: RankGroup, stop: StopRequest) -> None:
 class _WorkPickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if getattr(thing, "__module__", None) == "__main__" and hasattr(thing, "__qualname__"):
-            raise UserError(
-                f"{thing.__qualname__} is defined in the running script or notebook, which ranks, being new processes, "
-                "cannot see; move it to a module and import it from there",
-                code="invalid-workload",
+            message = (
+                f"{thing.__qualname__} is defined in the running script or notebook, which ranks cannot see; move it"
             )
+            raise UserError(f"{message} to a module and import it from there", code="invalid-workload")
         return NotImplemented
 
 
-def _pickle_work(worker: Callable[..., object], args: tuple[object, ...], preload: Sequence[str]) -> bytes:
-    work = io.BytesIO()
-    _WorkPickler(work).dump((worker, args))
-    return pickle.dumps((sys.path, tuple(preload), work.getvalue()))
-
-
-@contextlib.contextmanager
+@contextmanager
 def _start_ranks(ranks: int, work: bytes) -> Iterator[_RankProcesses]:
     with reserve_port() as port:
         processes = _start_fork_server(ranks, port)
         try:
-            with contextlib.suppress(OSError):  # it died already; `listen` finds out how
+            with suppress(OSError):  # it died already; `listen` finds out how
                 processes.control.send_bytes(work)
             yield processes
         finally:
@@ -283,7 +261,7 @@ def _start_ranks(ranks: int, work: bytes) -> Iterator[_RankProcesses]:
                 pipe.close()
 
 
-@contextlib.contextmanager
+@contextmanager
 def reserve_port() -> Iterator[int]:
     """Reserve a free port until rank 0 listens on it: bound here as well, but without listening."""
     with socket.socket() as reserved:
@@ -317,12 +295,10 @@ def _start_fork_server(ranks: int, port: int) -> _RankProcesses:
 def build_rank_environment(inherited: Mapping[str, str], ranks: int, port: int) -> dict[str, str]:
     """Return the variables that torchrun would set, except for the rank itself.
 
-    OMP_NUM_THREADS becomes a fair share of the cores, and gloo is bound to the loopback interface: otherwise it would
-    look up the machine's name in the network.
+    OMP_NUM_THREADS becomes a fair share of the cores; gloo is bound to the loopback, or it would look up this host.
     """
     environ = {name: value for name, value in inherited.items() if not name.startswith("TORCHELASTIC_")}
-    cores = len(os.sched_getaffinity(0))
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
     if "lo" in (name for _, name in socket.if_nameindex()):
         environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR=LOCALHOST, MASTER_PORT=str(port))

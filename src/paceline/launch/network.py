@@ -1,8 +1,7 @@
 """Choose where the ranks listen and which network interface they use; what the user has set is kept.
 
 On one machine everything stays on the loopback. On several, the main rank listens at the address that the others were
-given, and every rank uses the interface that leads there: the default of gloo and NCCL may be a container bridge, or
-the loopback where /etc/hosts gives it the machine's own name.
+given, and every rank uses the interface that leads there: the default of gloo and NCCL may be a container bridge.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ class NetworkSetting:
         return f"{self.name}={self.value}  ({self.reason})"
 
 
-def choose_network_settings(rank_info: RankInfo, environ: Mapping[str, str], cuda: bool) -> list[NetworkSetting]:
+def choose_network_settings(info: RankInfo, environ: Mapping[str, str], cuda: bool) -> list[NetworkSetting]:
     """Return the interface settings for gloo and, between CUDA devices of several machines, NCCL."""
     found = []
-    interface, reason = _choose_interface(rank_info)
-    for name in (GLOO, NCCL) if cuda and not rank_info.on_one_machine else (GLOO,):
+    interface, reason = _choose_interface(info)
+    for name in (GLOO, NCCL) if cuda and not info.on_one_machine else (GLOO,):
         if environ.get(name):
             found.append(NetworkSetting(name, environ[name], "as it was set", ours=False))
         elif interface:
@@ -56,34 +55,28 @@ def apply_network_settings(chosen: list[NetworkSetting]) -> None:
     existing = {name for _, name in socket.if_nameindex()}
     for setting in chosen:
         if setting.name == GLOO and not setting.ours and not existing & set(setting.value.split(",")):
-            raise UserError(
-                f"{setting.name}={setting.value}, which {socket.gethostname()} does not have; type  unset {GLOO},  or "
-                f"name one of {', '.join(sorted(existing))}",
-                code="unavailable",
-                key=GLOO,
+            message = (
+                f"{GLOO}={setting.value}, which {socket.gethostname()} does not have; type  unset {GLOO},  or name "
             )
+            raise UserError(f"{message}one of {', '.join(sorted(existing))}", code="unavailable", key=GLOO)
     os.environ.update({setting.name: setting.value for setting in chosen if setting.ours})
 
 
 def list_active_infiniband(folder: Path = INFINIBAND) -> list[str]:
     """Return the active ports of InfiniBand or RoCE, which NCCL finds itself."""
-    found = []
-    for state in sorted(folder.glob("*/ports/*/state")):
-        with suppress(OSError):
-            if "ACTIVE" in state.read_text():
-                found.append(f"{state.parents[2].name}:{state.parent.name}")
-    return found
+    states = [state for state in sorted(folder.glob("*/ports/*/state")) if "ACTIVE" in state.read_text()]
+    return [f"{state.parents[2].name}:{state.parent.name}" for state in states]
 
 
-def _choose_interface(rank_info: RankInfo) -> tuple[str, str]:
+def _choose_interface(info: RankInfo) -> tuple[str, str]:
     """Return (name, reason) of the interface to use; ("", "") to leave it to the libraries."""
-    if rank_info.on_one_machine:
+    if info.on_one_machine:
         names = {name for _, name in socket.if_nameindex()}
         return (LOOPBACK, "all ranks are on this machine") if LOOPBACK in names else ("", "")
-    own = find_local_address(rank_info.address)
+    own = find_local_address(info.address)
     if own is None or ipaddress.ip_address(own).is_loopback:
         return "", ""
-    return find_interface(own), f"leads to rank 0 at {rank_info.address}"
+    return find_interface(own), f"leads to rank 0 at {info.address}"
 
 
 def find_local_address(host: str) -> str | None:
@@ -99,26 +92,25 @@ def find_interface(address: str) -> str:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
+        if any(known.address.partition("%")[0] == address for known in addresses):
             return str(name)
     return ""
 
 
-def open_listener(rank_info: RankInfo) -> socket.socket:
+def open_listener(info: RankInfo) -> socket.socket:
     """Open the main rank's listening socket, at the address that the other ranks were given and no other.
 
-    Only if that name is the loopback on this machine, as Debian writes it into /etc/hosts, does it listen on all
-    interfaces: the other machines resolve it to another address.
+    If that name is the loopback here, as Debian writes it into /etc/hosts, it listens on all interfaces.
     """
-    last = OSError(f"{rank_info.address} is not an address of this machine")
-    for family, kind, protocol, _, address in _resolve_host(rank_info.address, socket.SOCK_STREAM):
+    last = OSError(f"{info.address} is not an address of this machine")
+    for family, kind, protocol, _, address in _resolve_host(info.address, socket.SOCK_STREAM):
         host = str(address[0])
-        if not rank_info.on_one_machine and ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        if not info.on_one_machine and ipaddress.ip_address(host.partition("%")[0]).is_loopback:
             host = "::" if family == socket.AF_INET6 else ""
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, rank_info.port))
+            listener.bind((host, info.port))
             listener.listen(BACKLOG)
             return listener
         except OSError as error:
@@ -127,12 +119,12 @@ def open_listener(rank_info: RankInfo) -> socket.socket:
     raise last
 
 
-def wait_for_main_rank(rank_info: RankInfo, timeout_s: float) -> None:
+def wait_for_main_rank(info: RankInfo, timeout_s: float) -> None:
     """Wait until the main rank listens; torch would print a page for every host name that does not resolve yet."""
     deadline, pause_s, last = time.monotonic() + timeout_s, 0.01, ""
     while (left := deadline - time.monotonic()) > 0:
         try:
-            socket.create_connection((rank_info.address, rank_info.port), timeout=left).close()
+            socket.create_connection((info.address, info.port), timeout=left).close()
             return
         except OSError as error:
             last = error.strerror or str(error)

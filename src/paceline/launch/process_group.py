@@ -29,12 +29,10 @@ from paceline.launch.environment import RankInfo
 from paceline.launch.hang_traces import enable_flight_recorder
 
 T = TypeVar("T")
-BACKEND = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""With GPUs, gloo reduces small CPU tensors."""
+BACKEND = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # with GPUs, gloo reduces small CPU tensors
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
 SINGLE_RANK_TIMEOUT_S = 1800.0
-JOIN_COUNT = itertools.count()
-"""Each time that this process joins others, they meet under another name."""
+JOIN_COUNT = itertools.count()  # each time that this process joins others, they meet under another name
 TEARDOWN_S = 1.0
 
 
@@ -45,11 +43,11 @@ class RankCores(NamedTuple):
 
 @contextmanager
 def join_ranks(
-    rank_info: RankInfo, device: Literal["cpu", "cuda"], threads: int, timeout_s: float, backend: Backend = "auto"
+    info: RankInfo, device: Literal["cpu", "cuda"], threads: int, timeout_s: float, backend: Backend = "auto"
 ) -> Iterator[torch.device]:
     """Set this rank's device and threads and join the other ranks; leave them on exit, also after a failure."""
-    own = _select_device(rank_info, device, backend)
-    if rank_info.world == 1:
+    own = _select_device(info, device, backend)
+    if info.world == 1:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         before = dist.is_initialized()
         yield own
@@ -57,10 +55,10 @@ def join_ranks(
             gc.collect()
             dist.destroy_process_group()
         return
-    network.apply_network_settings(network.choose_network_settings(rank_info, os.environ, device == "cuda"))
+    network.apply_network_settings(network.choose_network_settings(info, os.environ, device == "cuda"))
     if device == "cuda":
         enable_flight_recorder(os.environ)
-    _init_group(rank_info, own, timeout_s, _backend_name(backend, device))
+    _init_group(info, own, timeout_s, _backend_name(backend, device))
     try:
         mine = RankCores(socket.gethostname(), frozenset(os.sched_getaffinity(0)))
         torch.set_num_threads(threads or divide_cores(mine, gather_objects(mine)))
@@ -71,9 +69,7 @@ def join_ranks(
         teardown.start()
         teardown.join(TEARDOWN_S)
         raise
-    # A wrapped model is part of a reference cycle and holds the group. If both lived until the interpreter is
-    # finalised, the group's threads would take a lock that is gone by then, and the process would abort.
-    gc.collect()
+    gc.collect()  # a wrapped model is in a reference cycle and holds the group, whose threads would abort at exit
     dist.destroy_process_group()
 
 
@@ -85,10 +81,7 @@ def init_single_rank_group(device: torch.device) -> None:
 
 
 def create_subgroup(ranks: Sequence[int] | None = None, backend: str | None = None) -> dist.ProcessGroup:
-    """Create a group of some ranks, or of all, with the timeout of the main group.
-
-    torch's own `new_group` would wait for half an hour, whatever timeout the ranks joined with.
-    """
+    """Create a group of some ranks, or of all, with the timeout of the main group, not torch's half an hour."""
     return dist.new_group(None if ranks is None else list(ranks), timeout=_group_timeout(), backend=backend)
 
 
@@ -111,105 +104,89 @@ def _group_timeout() -> timedelta:
     return cast(Any, dist.group.WORLD._get_backend(torch.device("cpu"))).options._timeout
 
 
-def _select_device(rank_info: RankInfo, device: Literal["cpu", "cuda"], backend: Backend) -> torch.device:
+def _select_device(info: RankInfo, device: Literal["cpu", "cuda"], backend: Backend) -> torch.device:
     if device == "cpu":
         return torch.device("cpu")
     visible = torch.cuda.device_count()
-    if visible == 1 and rank_info.launcher in ("srun", "mpirun"):
+    if visible == 1 and info.launcher in ("srun", "mpirun"):
         index = 0  # the launcher made only this rank's device visible
     elif visible and backend == "gloo":
-        index = rank_info.local_rank % visible
-    elif visible < rank_info.local_world:
+        index = info.local_rank % visible
+    elif visible < info.local_world:
         options = [f"parallel.ranks={visible}", "parallel.backend=gloo  to share"] if visible else []
-        raise UserError(
-            f"each of the {rank_info.local_world} ranks on {socket.gethostname()} needs its own CUDA device, "
-            f"and {visible} can be seen; type  {'  or  '.join([*options, 'parallel.device=cpu'])}",
-            code="unavailable",
-            key="parallel.ranks",
-        )
+        message = f"the {info.local_world} ranks on {socket.gethostname()} need a CUDA device each, {visible} can be "
+        message += f"seen; type  {'  or  '.join([*options, 'parallel.device=cpu'])}"
+        raise UserError(message, code="unavailable", key="parallel.ranks")
     else:
-        index = rank_info.local_rank
+        index = info.local_rank
     own = torch.device("cuda", index)
     torch.cuda.set_device(own)
     return own
 
 
 def _backend_name(backend: Backend, device: str) -> str:
+    key = "parallel.backend"
     if backend == "nccl" and device == "cpu":
-        raise UserError(
-            "parallel.backend=nccl joins CUDA devices, and these ranks have none; use gloo",
-            code="conflict",
-            key="parallel.backend",
-        )
+        raise UserError(f"{key}=nccl joins CUDA devices, and these ranks have none; use gloo", code="conflict", key=key)
     if backend == "mpi" and not dist.is_mpi_available():
-        raise UserError(
-            "parallel.backend=mpi: this torch was built without MPI; use parallel.backend=auto, "
-            "under mpirun too, which then only starts the ranks",
-            code="unavailable",
-            key="parallel.backend",
-        )
-    names = {"auto": BACKEND[device], "nccl": BACKEND["cuda"], "gloo": "gloo", "mpi": "mpi"}
-    return names[backend]
+        message = f"{key}=mpi: this torch was built without MPI; use {key}=auto, under mpirun too"
+        raise UserError(message, code="unavailable", key=key)
+    return {"auto": BACKEND[device], "nccl": BACKEND["cuda"]}.get(backend, backend)
 
 
-def _init_group(rank_info: RankInfo, own: torch.device, timeout_s: float, backend: str) -> None:
+def _init_group(info: RankInfo, own: torch.device, timeout_s: float, backend: str) -> None:
     try:
         dist.init_process_group(
             backend,
-            store=_open_store(rank_info, timeout_s),
-            rank=rank_info.rank,
-            world_size=rank_info.world,
+            store=_open_store(info, timeout_s),
+            rank=info.rank,
+            world_size=info.world,
             timeout=timedelta(seconds=timeout_s),
             device_id=own if "nccl" in backend else None,
         )
     except (RuntimeError, ValueError, OSError) as error:
         if "Duplicate GPU" in str(error):
-            raise UserError(
-                f"several ranks on {socket.gethostname()} were given the same CUDA device; ask for one per rank, "
-                "for example  srun --gpus-per-task=1 …,  or share it with  parallel.backend=gloo",
-                code="conflict",
-            ) from None
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RunFailed(
-            f"could not join the {rank_info.world} ranks at {rank_info.address}:{rank_info.port} "
-            f"within {timeout_s:g} s: {reason}",
-            code="rank-unresponsive",
-        ) from error
+            message = f"several ranks on {socket.gethostname()} were given the same CUDA device; ask for one per rank"
+            message += " with  srun --gpus-per-task=1 …,  or share it with  parallel.backend=gloo"
+            raise UserError(message, code="conflict") from None
+        where, reason = f"{info.address}:{info.port}", (str(error).split("\n")[0] or type(error).__name__)
+        message = f"could not join the {info.world} ranks at {where} within {timeout_s:g} s: {reason}"
+        raise RunFailed(message, code="rank-unresponsive") from error
 
 
-def _open_store(rank_info: RankInfo, timeout_s: float) -> dist.Store:
+def _open_store(info: RankInfo, timeout_s: float) -> dist.Store:
     """Open the store at the main rank or at torchrun, and wait until all ranks have joined it.
 
     torchrun's store outlives its restarts, with the addresses of ranks that are gone, hence the prefix.
     """
-    main = rank_info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    main = info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not main:
-        network.wait_for_main_rank(rank_info, timeout_s)
+        network.wait_for_main_rank(info, timeout_s)
     shared = dist.TCPStore(
-        rank_info.address,
-        rank_info.port,
-        rank_info.world,
+        info.address,
+        info.port,
+        info.world,
         is_master=main,
         timeout=timedelta(seconds=timeout_s),
         wait_for_workers=False,
         multi_tenant=True,
-        master_listen_fd=_open_listener(rank_info) if main else None,
+        master_listen_fd=_open_listener(info) if main else None,
     )
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"start {restarts} join {next(JOIN_COUNT)}", shared)
-    store.set(f"rank {rank_info.rank}", socket.gethostname())
-    _wait_for_ranks(store, rank_info.world, timeout_s)
+    store.set(f"rank {info.rank}", socket.gethostname())
+    _wait_for_ranks(store, info.world, timeout_s)
     return store
 
 
-def _open_listener(rank_info: RankInfo) -> int | None:
+def _open_listener(info: RankInfo) -> int | None:
     """Open the socket of the store; return None if this process has one already, from an earlier join."""
     try:
-        return network.open_listener(rank_info).detach()
+        return network.open_listener(info).detach()
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return None  # torch shares its own socket, and fails if another process has the port
+        if error.errno == errno.EADDRINUSE:
+            return None  # torch shares its own socket, and fails if another process has the port
+        raise
 
 
 def _wait_for_ranks(store: dist.Store, world: int, timeout_s: float) -> None:
@@ -217,9 +194,8 @@ def _wait_for_ranks(store: dist.Store, world: int, timeout_s: float) -> None:
     deadline, pause_s = time.monotonic() + timeout_s, 0.001
     while not store.check(wanted):
         if time.monotonic() > deadline:
-            raise RuntimeError(
-                f"timed out waiting for {join_names([name for name in wanted if not store.check([name])])}"
-            )
+            missing = [name for name in wanted if not store.check([name])]
+            raise RuntimeError(f"timed out waiting for {join_names(missing)}")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.1)
 
@@ -257,9 +233,6 @@ def broadcast_from_main(get: Callable[[], T]) -> T:
 
 
 def divide_cores(mine: RankCores, everyone: Sequence[RankCores]) -> int:
-    """Return the threads for this rank: the sum of its cores, each divided by the ranks that share it.
-
-    srun and mpirun often bind each rank to its own cores, which must not be divided again.
-    """
+    """Return the threads for this rank: the sum of its cores, each divided by the ranks that share it."""
     users = Counter(core for other in everyone if other.host == mine.host for core in other.cores)
     return max(1, int(sum(1 / users[core] for core in mine.cores) + 1e-9))

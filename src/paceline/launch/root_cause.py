@@ -1,7 +1,7 @@
 """Find the rank whose failure caused the others.
 
-When a rank dies, its peers fail a moment later with a broken connection. These secondary failures are of no use to the
-reader: the root cause is the earliest failure that is not secondary.
+When a rank dies, its peers fail a moment later with a broken connection: the root cause is the earliest failure that is
+not such a secondary one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ SIGNAL_HINTS: dict[int, str] = {
     signal.SIGABRT: "a crash in compiled code",
 }
 SIGNAL_OUTPUT: dict[int, str] = {signal.SIGSEGV: "; its stack is above", signal.SIGABRT: "; its message is above"}
-KILL_NOTICE_S = 0.5
-"""A killed rank failed first, even if a peer's error arrived up to this much earlier."""
+KILL_NOTICE_S = 0.5  # a killed rank failed first, even if a peer's error arrived so much earlier
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class RankFailure:
     """How one rank failed: reported by the rank, or by the launcher for a rank that could not report."""
 
     rank: int
-    error: PacelineError
-    """What the launcher raises, with the rank in its message."""
+    error: PacelineError  # what the launcher raises, with the rank in its message
     time_s: float
     secondary: bool
     signal: int = 0

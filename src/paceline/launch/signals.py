@@ -1,7 +1,6 @@
 """Turn stop signals into a request that the training loop reads, and end a rank's process cleanly.
 
-Slurm warns before it takes a node away (SIGUSR1, SIGTERM), people press Ctrl-C (SIGINT) or close a terminal (SIGHUP).
-All of them mean: save, then stop. A signal that arrives twice, or at both the launcher and the rank, is one request.
+SIGTERM, SIGINT, SIGUSR1 (of Slurm) and SIGHUP mean: save, then stop. One that arrives twice is one request.
 """
 
 from __future__ import annotations
@@ -17,23 +16,17 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-KEPT_IF_IGNORED = (signal.SIGINT, signal.SIGHUP)
-"""`nohup` and `command &` ignore these on purpose; an ignored SIGUSR1 is an accident."""
+KEPT_IF_IGNORED = (signal.SIGINT, signal.SIGHUP)  # `nohup` and `command &` ignore these on purpose
 SECOND_INTERRUPT_S = 1.0
 
 
 class StopRequest:
-    """Context manager in which the stop signals only set `requested`.
-
-    Enter it first and leave it last: a signal before or after ends the process as usual. Outside the main thread, where
-    Python allows no handlers, the flag stays False.
-    """
+    """Context manager in which the stop signals only set `requested`; it stays False outside the main thread."""
 
     def __init__(self, unsupervised: bool = False) -> None:
         """`unsupervised`: no launcher watches this process, so a second Ctrl-C ends it at once."""
         self.unsupervised = unsupervised
-        self.received: list[signal.Signals] = []
-        """Each signal once, in order of arrival."""
+        self.received: list[signal.Signals] = []  # each once, in order of arrival
         self._interrupts: list[float] = []
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -84,9 +77,7 @@ def ignore_stop_signals() -> None:
 def exit_rank(code: int) -> NoReturn:
     """End this process after its threads and exit functions, but without finalising the interpreter.
 
-    Threads of gloo may still hold tensors of the last collective. Releasing one while the interpreter is finalised
-    takes a lock that is gone, and the process aborts after all is saved ("terminate called without an active
-    exception").
+    Threads of gloo may still hold tensors; releasing one while the interpreter is finalised aborts the process.
     """
     ignore_stop_signals()
     for thread in threading.enumerate():

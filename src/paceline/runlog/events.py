@@ -1,12 +1,11 @@
 """Events of a run: append-only lines of JSON, one file per rank.
 
-A "step" event is numbered by the steps done once it is over (the first is 1) and holds
+A "step" event, numbered from 1, holds
 
     step  epoch  samples  loss  grad_norm  lr  step_s  data_s  compute_s  comm_s  exposed_s  batch  tokens  skipped
 
-where `samples` counts from the start of the run and `batch` and `tokens` are those of the step; one in which something
-was compiled or recorded is marked as `compiled`. The other kinds are start, evaluate, checkpoint, usage (of the device,
-every few seconds), resume, extend (the run became longer), done (early, and why) and end.
+where `samples` counts from the start of the run; `compiled` marks a step in which something was compiled or recorded.
+The other kinds are start, evaluate, checkpoint, usage (of the device), resume, extend, done (early, and why) and end.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import replace_nonfinite, to_json_value
 from paceline.io.safe_open import open_regular
 
-MAX_BUFFERED = 1000
-"""Step events buffered in memory at most."""
-LONGEST = 1 << 24
-"""Longest line in bytes; reading stops at a longer one."""
+MAX_BUFFERED = 1000  # step events in memory
+LONGEST = 1 << 24  # bytes of a line; reading stops at a longer one
 NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "of", "count", "evaluate_s", "seconds")
 
 COUNTS = frozenset(("step", "epoch", "samples", "tokens", "ranks", "local_ranks", "workers", "threads", "memory_bytes"))
@@ -63,12 +60,10 @@ class EventWriter:
         self._buffer: list[str] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._file = os.open(path, flags, 0o666)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise RunFailed(f"{path} is a link, and events are not written to another place; remove it") from None
-            raise RunFailed(f"cannot write {path}: {error.strerror}") from error
+            reason = "it is a link; remove it" if error.errno == errno.ELOOP else error.strerror
+            raise RunFailed(f"cannot write {path}: {reason}") from error
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             self._append(b"\n")
@@ -124,20 +119,17 @@ def read_event_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yield (line number from 1, event); the event is None if the line cannot be read."""
     if not os.path.isfile(path):
         return
-    with _open_events(path) as file:
+    try:
+        opened = open_regular(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    with opened as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
             event = parse_event(line)
             if event is not None or line.strip():
                 yield number, event
             if len(line) == LONGEST:
                 return
-
-
-def _open_events(path: Path) -> BinaryIO:
-    try:
-        return open_regular(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:
@@ -190,12 +182,14 @@ def extract_metrics(event: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def sum_wall_seconds(path: Path) -> float:
-    """Return the wall time of all attempts, each from its "start" to its last event."""
-    total = began = last = 0.0
+def sum_wall_seconds(path: Path, per_rank: bool = False) -> float:
+    """Return the wall time of all attempts, each from its "start" to its last event; `per_rank`: times their ranks."""
+    total, began, last, ranks = 0.0, 0.0, 0.0, 0
     for event in read_events(path):
+        if (now := event.get("t")) is None:
+            continue
         if event["kind"] == "start":
-            total += last - began
-            began = event.get("t") or last
-        last = event.get("t") or last
-    return total + last - began
+            total += (last - began) * ranks
+            began, ranks = now, (event.get("ranks") or 1) if per_rank else 1
+        last = now
+    return total + (last - began) * ranks

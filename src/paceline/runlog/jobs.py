@@ -20,8 +20,7 @@ from typing import Any
 from paceline.runlog.events import EventWriter, RunStatus, read_events
 from paceline.runlog.run_dir import RunDir, find_runs
 
-ATTEMPTS = 3
-"""Attempts without progress after which a run is given up."""
+ATTEMPTS = 3  # without progress, after which a run is given up
 
 ENDED_BY = {"USR1": "the time limit is near", "LIMIT": "the time limit came before the ranks had stopped"}
 
@@ -32,14 +31,11 @@ class NextAttempt(StrEnum):
     DONE = "done"
     AGAIN = "again"
     ENOUGH = "enough"
-    LEFT = "left"
-    """The machines were taken away; whoever did so decides."""
+    LEFT = "left"  # the machines were taken away; whoever did so decides
 
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """What follows an attempt, and why."""
-
     next: NextAttempt
     why: str
     step: int
@@ -61,8 +57,7 @@ def record_job_event(run: RunDir, kind: str, **values: Any) -> None:
 def decide_next_attempt(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: str = "") -> AttemptOutcome:
     """Decide from the run folder whether a run is tried again, whatever the exit code of its ranks was.
 
-    `asked` is what ended the attempt: USR1 (the time limit is near), LIMIT (it was reached), TERM (the machines are
-    taken away), or empty if it ended on its own.
+    `asked` is what ended the attempt: USR1 (the time limit is near), LIMIT (it was reached), TERM, or "".
     """
     step = find_newest_step(run)
     failed = _last_end(run)
@@ -75,11 +70,10 @@ def decide_next_attempt(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: 
         return AttemptOutcome(NextAttempt.LEFT, f"the machines were taken away at step {step:,}", step)
     wasted = _count_wasted_attempts(records, step)
     if wasted >= attempts:
-        said = failed.get("why") if failed is not None else None
-        why = f": {said}" if said else f"; what they printed:  paceline logs {shlex.quote(str(run.path))}"
-        return AttemptOutcome(
-            NextAttempt.ENOUGH, f"{wasted} attempts in a row came no further than step {step:,}{why}", step
-        )
+        reason = failed.get("why") if failed is not None else None
+        why = f": {reason}" if reason else f"; what they printed:  paceline logs {shlex.quote(str(run.path))}"
+        why = f"{wasted} attempts in a row came no further than step {step:,}{why}"
+        return AttemptOutcome(NextAttempt.ENOUGH, why, step)
     because = ENDED_BY.get(asked, "the attempt ended before the run did")
     return AttemptOutcome(NextAttempt.AGAIN, f"{because}; the next one resumes from step {step:,}", step)
 
@@ -116,20 +110,6 @@ def list_job_ids(run: RunDir) -> list[str]:
     submitted = (event.get("job") for event in read_events(run.jobs_file))
     ran = (event.get("job") for event in read_events(run.events_file(0), "start"))
     return list(dict.fromkeys(job for job in (*submitted, *ran) if isinstance(job, str) and is_job_id(job)))
-
-
-def sum_device_seconds(run: RunDir) -> float:
-    """Return the time of all attempts times their ranks; an attempt lasts until its last event."""
-    total, began, last, ranks = 0.0, 0.0, 0.0, 0
-    for event in read_events(run.events_file(0)):
-        now = event.get("t")
-        if now is None:
-            continue
-        if event["kind"] == "start":
-            total += (last - began) * ranks
-            began, ranks = now, event.get("ranks") or 1
-        last = now
-    return total + (last - began) * ranks
 
 
 def is_job_id(text: str) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.config import RunSpec
 from paceline.errors import UserError
@@ -23,12 +23,6 @@ from paceline.workload import LogFn
 
 PROJECT = "paceline"
 NOT_LOGGED = ("t", "step")
-
-
-class Logger(Protocol):
-    def log(self, step: int, values: Mapping[str, Any]) -> None: ...
-
-    def close(self, status: str = "finished") -> None: ...
 
 
 class TensorBoard:
@@ -52,9 +46,8 @@ class Wandb:
     def __init__(self, run: RunDir, spec: RunSpec, run_id: str | None) -> None:
         import wandb
 
-        self._run = wandb.init(
-            dir=str(run.path), project=PROJECT, name=run.name, config=spec.dump(), id=run_id, resume="allow"
-        )
+        resume = {"id": run_id, "resume": "allow"}
+        self._run = wandb.init(dir=str(run.path), project=PROJECT, name=run.name, config=spec.dump(), **resume)
         self.run_id = str(self._run.id)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -93,11 +86,7 @@ class Mlflow:
         self._client.set_terminated(self.run_id, {"failed": "FAILED", "stopped": "KILLED"}.get(status, "FINISHED"))
 
 
-KINDS: dict[str, Callable[[RunDir, RunSpec, str | None], Any]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "mlflow": Mlflow,
-}
+KINDS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -111,13 +100,12 @@ def check_loggers(names: Sequence[str]) -> None:
             raise UserError(message, code="not-installed", key="train.loggers")
 
 
-def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn | None = None) -> list[Logger]:
+def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn = warn) -> list[_Guarded]:
     """Open each logger, resuming the ids of an earlier attempt of the run."""
     check_loggers(names)
     file = run.path / "loggers.json"
-    log = log or warn
     ids = _read_ids(file, log)
-    loggers: list[Logger] = []
+    loggers: list[_Guarded] = []
     for name in dict.fromkeys(names):
         try:
             opened = KINDS[name](run, spec, ids.get(name))
@@ -148,10 +136,8 @@ def _read_ids(file: Path, log: LogFn) -> dict[str, str]:
 class _Guarded:
     """A logger that warns once and falls silent instead of ending the run."""
 
-    def __init__(self, name: str, logger: Logger, log: LogFn) -> None:
-        self.name = name
-        self._logger: Logger | None = logger
-        self._warn = log
+    def __init__(self, name: str, logger: Any, log: LogFn) -> None:
+        self.name, self._logger, self._warn = name, logger, log
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         logged = {k: float(v) for k, v in values.items() if k not in NOT_LOGGED and isinstance(v, (int, float))}
@@ -161,7 +147,7 @@ class _Guarded:
         self._guard(lambda logger: logger.close(status))
         self._logger = None
 
-    def _guard(self, do: Callable[[Logger], None]) -> None:
+    def _guard(self, do: Callable[[Any], None]) -> None:
         if self._logger is None:
             return
         try:
@@ -184,22 +170,16 @@ def open_event_sink(
     loggers = open_loggers(spec.train.loggers, run, spec)
     progress = Progress(total_samples, done_samples, pauses=pauses)
     ended = "failed"
+    shown = {"step": progress.step, "evaluate": progress.evaluated, "checkpoint": progress.saved}
+    shown |= {"notice": lambda event: progress.say(event["text"]), "done": progress.ended}
 
     def send(event: dict[str, Any]) -> None:
         nonlocal ended
         kind, step = event["kind"], event.get("step", 0)
         if kind == "end":
             ended = event["status"]
-        if show and kind == "step":
-            progress.step(event)
-        elif show and kind == "notice":
-            progress.say(event["text"])
-        elif show and kind == "evaluate":
-            progress.evaluated(event)
-        elif kind == "checkpoint":
-            progress.saved(event)
-        elif show and kind == "done":
-            progress.ended()
+        if show and kind in shown:
+            shown[kind](event)
         if kind == "evaluate" or (kind == "step" and step % spec.train.log_every == 0):
             prefix = "evaluate/" if kind == "evaluate" else "train/"
             values = {f"{prefix}{name}": value for name, value in event.items() if name not in ("kind", "step")}

@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +17,7 @@ from typing import Any
 
 from paceline import __version__
 
-BUSY = 1.25
-"""Load per core above which a machine counts as busy."""
+BUSY = 1.25  # load per core
 PACKAGES = ("torch", "numpy", "tokenizers")
 
 
@@ -31,7 +30,7 @@ def describe_environment() -> dict[str, Any]:
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": _read_field("model name", Path("/proc/cpuinfo")) or platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "gpus": list_gpu_names(),
         "commit": _commit(),
@@ -47,17 +46,14 @@ def describe_load(load: float, cores: int) -> str:
 
 def get_load() -> float:
     """Return the one-minute load average."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return os.getloadavg()[0]
 
 
 def _version(package: str) -> str | None:
-    loaded = sys.modules.get(package)
-    if loaded is not None and hasattr(loaded, "__version__"):
-        return str(loaded.__version__)
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    loaded = getattr(sys.modules.get(package), "__version__", None)
+    with suppress(metadata.PackageNotFoundError):
+        return str(loaded) if loaded else metadata.version(package)
+    return None
 
 
 def list_gpu_names() -> list[str]:
@@ -80,7 +76,7 @@ def _read_field(key: str, file: Path) -> str | None:
 def _commit() -> str | None:
     """Return the current commit, with "-dirty" if files have changed, without running commands of the repository.
 
-    A local filter is such a command, and files cannot be compared without it: then "-dirty" is left out.
+    With a local filter, which is such a command, files cannot be compared.
     """
     filters = _git("config", "--includes", "--show-scope", "--get-regexp", r"^filter\.")
     if filters is None:
@@ -95,15 +91,9 @@ NO_COMMANDS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "diff.ignoreS
 def _git(*words: str) -> str | None:
     """Return the output of git, empty if it found nothing, or None if it failed."""
     try:
-        done = subprocess.run(
-            ["git", *(word for setting in NO_COMMANDS for word in ("-c", setting)), *words],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=2,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-            stdin=subprocess.DEVNULL,
-        )
+        command = ["git", *(word for setting in NO_COMMANDS for word in ("-c", setting)), *words]
+        text: Any = {"text": True, "errors": "replace", "capture_output": True, "stdin": subprocess.DEVNULL}
+        done = subprocess.run(command, **text, timeout=2, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"})
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 or (done.returncode == 1 and not done.stdout) else None
@@ -113,8 +103,7 @@ EVERY_S = 5.0
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 LOOPBACK = "lo"
 INFINIBAND = Path("/sys/class/infiniband")
-WORD_BYTES = 4
-"""Unit of InfiniBand's traffic counters."""
+WORD_BYTES = 4  # unit of InfiniBand's traffic counters
 
 
 class RankUsage:
@@ -161,16 +150,17 @@ class RankUsage:
         return found
 
     def _read_device(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        if self._device is None:
-            return found
-        with suppress(self._nvml.NVMLError):
-            found["device_share"] = self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100
-        with suppress(self._nvml.NVMLError):
-            found["device_watts"] = self._nvml.nvmlDeviceGetPowerUsage(self._device) / 1000
-        with suppress(self._nvml.NVMLError):
-            found["device_bytes"] = float(self._nvml.nvmlDeviceGetMemoryInfo(self._device).used)
-        return found
+        usage: dict[str, float] = {}
+        device, nvml = self._device, self._nvml
+        reads: dict[str, Callable[[], float]] = {
+            "device_share": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
+            "device_watts": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
+            "device_bytes": lambda: float(nvml.nvmlDeviceGetMemoryInfo(device).used),
+        }
+        for name, read in reads.items() if device is not None else ():
+            with suppress(nvml.NVMLError):
+                usage[name] = read()
+        return usage
 
 
 def count_network_bytes(environ: Mapping[str, str], infiniband: Path = INFINIBAND) -> float:
@@ -180,14 +170,10 @@ def count_network_bytes(environ: Mapping[str, str], infiniband: Path = INFINIBAN
     named = next((environ[name] for name in INTERFACES if environ.get(name)), "")
     given = {word.strip("^=") for word in named.split(",")} if named and not named.startswith("^") else set()
     counters = psutil.net_io_counters(pernic=True)
-    used = [one for name, one in counters.items() if (name in given if given else name != LOOPBACK)]
-    words = (file for kind in ("xmit", "rcv") for file in infiniband.glob(f"*/ports/*/counters/port_{kind}_data"))
-    sent = sum(one.bytes_sent + one.bytes_recv for one in used)
-    return float(sent + WORD_BYTES * sum(map(_number, words)))
-
-
-def _number(file: Path) -> int:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return 0
+    used = (n for name, n in counters.items() if (name in given if given else name != LOOPBACK))
+    total = sum(n.bytes_sent + n.bytes_recv for n in used)
+    for kind in ("xmit", "rcv"):
+        for file in infiniband.glob(f"*/ports/*/counters/port_{kind}_data"):
+            with suppress(OSError, ValueError):
+                total += WORD_BYTES * int(file.read_text())
+    return float(total)

@@ -28,24 +28,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-FORWARD_SHARE = 1 / 3
-"""Cost of evaluating a sample relative to training on it: there is no backward pass."""
-COPY_BYTES_S = 4e9
-"""Rate at which a rank copies its part of a checkpoint aside, while training waits."""
-WRITE_BYTES_S = 1e9
-"""Rate at which the copy is written with its checksums, in the background; the run waits for the last one."""
+FORWARD_SHARE = 1 / 3  # cost of evaluating a sample relative to training on it
+COPY_BYTES_S = 4e9  # a rank copies its part of a checkpoint aside, while training waits
+WRITE_BYTES_S = 1e9  # the copy is written in the background; the run waits for the last one
 
 
 @dataclass(frozen=True)
 class PauseSchedule:
-    """Evaluations and checkpoints of a run, as the plan and the live line count them."""
+    """Evaluations and checkpoints of a run, as the plan and the live line count them; both follow the last step."""
 
     steps: int
     evaluate_every: int
-    """Steps; the last step is followed by both."""
     checkpoint_every: int
-    evaluated: int = 0
-    """Samples of each evaluation; 0 without evaluation."""
+    evaluated: int = 0  # samples of each evaluation; 0 without evaluation
 
     @classmethod
     def of(cls, train: Train, steps: int, steps_per_epoch: int, evaluated: int) -> PauseSchedule:
@@ -76,31 +71,22 @@ def _count_due(done: int, steps: int, every: int) -> int:
 
 WINDOW_S = 30.0
 REDRAW_S = 0.25
-LINE_S = 2.0
-LINE_MOST_S = 60.0
+LINE_S, LINE_MOST_S = 2.0, 60.0
 LEAST_BAR, MOST_BAR = 5, 24
 MARK_S = 0.1
 SHARES = ("compute", "data", "exposed")
-PLAIN = (
-    (0, "percent step epoch rate loss when shares"),
-    (0, "percent step rate loss when shares"),
-    (0, "percent step short_rate loss when shares"),
-    (0, "percent short_rate loss when shares"),
-    (0, "percent short_rate loss when"),
-)
-"""Forms of the line from long to short: least columns of its bar, and parts."""
 LIVE = (
     (LEAST_BAR, "percent step epoch rate loss when shares"),
-    (LEAST_BAR, "percent step epoch short_rate loss when shares"),
     (LEAST_BAR, "percent step rate loss when shares"),
     (LEAST_BAR, "percent step short_rate loss when shares"),
     (0, "percent step short_rate loss when shares"),
     (LEAST_BAR, "percent step rate loss when"),
-    (0, "percent step short_rate loss when"),
     (0, "percent short_rate loss when"),
     (0, "percent when"),
     (0, "percent"),
 )
+"""Forms of the line from long to short: least columns of its bar, and parts."""
+PLAIN = tuple((0, parts) for _, parts in LIVE)
 Part = tuple[str, str]
 """Text and style."""
 
@@ -109,19 +95,14 @@ class Progress:
     """Show steps, messages and evaluations: `with Progress(total) as progress: progress.step(event)`."""
 
     def __init__(
-        self,
-        total_samples: int,
-        done_samples: int = 0,
-        stream: TextIO | None = None,
-        pauses: PauseSchedule | None = None,
+        self, total: int, done: int = 0, stream: TextIO | None = None, pauses: PauseSchedule | None = None
     ) -> None:
-        self.total = total_samples
-        self.pauses = pauses
+        """`total`, `done`: samples of the run, and of those before it was resumed."""
+        self.total, self.pauses = total, pauses
         self._evaluate_s: float | None = None
-        self._checkpoint_s = 0.0
-        self._ended = False
+        self._checkpoint_s, self._ended = 0.0, False
         self.stream = stream if stream is not None else sys.stdout
-        self._pace = _Pace(done_samples)
+        self._pace = _Pace(done)
         self._event: Mapping[str, Any] | None = None
         self._loss: float | None = None
         self._began = self._drawn = time.monotonic()
@@ -169,16 +150,15 @@ class Progress:
         poor = f"; {words}" if (words := describe_baseline(event)) else ""
         self._evaluate_s = event.get("evaluate_s")
         self._pace.paused_s += self._evaluate_s or 0.0
-        self.say(
-            f"evaluated at step {number(event.get('step', 0))}{on}: {format_metrics(extract_metrics(event))}{poor}"
-        )
+        metrics = format_metrics(extract_metrics(event))
+        self.say(f"evaluated at step {number(event.get('step', 0))}{on}: {metrics}{poor}")
 
     def saved(self, event: Mapping[str, Any]) -> None:
         """Note how long training waited for a checkpoint."""
         self._checkpoint_s = event.get("checkpoint_s") or 0.0
         self._pace.paused_s += self._checkpoint_s
 
-    def ended(self) -> None:
+    def ended(self, event: Mapping[str, Any]) -> None:
         """Note that the run ends, possibly before all steps are done."""
         self._ended, self._shown = True, None
 
@@ -186,8 +166,8 @@ class Progress:
         """Estimate the seconds left: steps, and evaluations and checkpoints as long as the last ones."""
         seconds = (self.total - self._pace.samples) / self._pace.rate
         if self.pauses is not None:
-            one = self.pauses.evaluate_s(1 / self._pace.rate) if self._evaluate_s is None else self._evaluate_s
-            seconds += self.pauses.evaluations(step) * one + self.pauses.checkpoints(step) * self._checkpoint_s
+            each_s = self.pauses.evaluate_s(1 / self._pace.rate) if self._evaluate_s is None else self._evaluate_s
+            seconds += self.pauses.evaluations(step) * each_s + self.pauses.checkpoints(step) * self._checkpoint_s
         return seconds
 
     def _draw(self, now: float) -> None:
@@ -202,7 +182,8 @@ class Progress:
         place = int(event.get("step", 0)), event.get("epoch") if "of_samples" not in event else None
         parts = _format_parts(done, place, pace.rate, self._loss, when, pace.shares())
         if self._live is None:
-            self.say("  ".join(text for text, _ in _choose_form(parts, PLAIN, _get_width(self.stream))[1]))
+            width = min(COLUMNS, shutil.get_terminal_size().columns) if self.stream.isatty() else COLUMNS
+            self.say("  ".join(text for text, _ in _choose_form(parts, PLAIN, width)[1]))
             return
         console = self._live.console
         signs = "━─" if console.encoding.lower().startswith("utf") else "=-"
@@ -226,9 +207,7 @@ class _Pace:
     """Rate and shares of time over the last half minute."""
 
     def __init__(self, samples: int) -> None:
-        self.samples = samples
-        self.rate = 0.0
-        self.paused_s = 0.0
+        self.samples, self.rate, self.paused_s = samples, 0.0, 0.0
         self._sums = dict.fromkeys(TIMES, 0.0)
         self._marks: deque[tuple[float, int, dict[str, float]]] = deque()
         """(time without pauses, samples, sums of times), at most one per 0.1 s."""
@@ -302,11 +281,6 @@ def _render_line(parts: Mapping[str, Part], done: float, width: int, signs: str)
 
 def _length(parts: list[Part]) -> int:
     return sum(len(text) + 2 for text, _ in parts) - 2
-
-
-def _get_width(stream: TextIO) -> int:
-    """Return the width of a terminal without a live line, or of a log."""
-    return min(COLUMNS, shutil.get_terminal_size().columns) if stream.isatty() else COLUMNS
 
 
 def _open_live(stream: TextIO) -> Live | None:

@@ -33,10 +33,18 @@ from paceline.workload import LogFn
 COMMENT_COLUMN = 44
 MAX_LISTED = 10
 PATIENCE_S = 40
-RESULT_FILES = ("spec.yaml", "measure.json", "links.json")
-"""Files that make a folder a run, a measurement or a measurement of links."""
-KEPT_SUMS = ".sums.json"
-"""In `kept`: the checksum of each file."""
+RESULT_FILES = ("spec.yaml", "measure.json", "links.json")  # of a run, a measurement, a measurement of links
+KEPT_SUMS = ".sums.json"  # in `kept`: the checksum of each file
+
+
+class _Child:
+    """A file or folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDir, kind: type[RunDir]) -> Path:
+        return run.path / self.name
 
 
 @dataclass(frozen=True)
@@ -47,74 +55,34 @@ class RunDir:
     def name(self) -> str:
         return self.path.resolve().name
 
-    @property
-    def spec_file(self) -> Path:
-        return self.path / "spec.yaml"
-
-    @property
-    def origins_file(self) -> Path:
-        """Where each value of the spec came from, by its key; defaults are left out."""
-        return self.path / "spec_origins.json"
-
-    @property
-    def summary_file(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def origin_file(self) -> Path:
-        """Who made the folder, if the run has user code (`config/trust.py`)."""
-        return self.path / trusting.ORIGIN
+    spec_file = _Child("spec.yaml")
+    origins_file = _Child("spec_origins.json")  # where each value of the spec came from, by its key, without defaults
+    summary_file = _Child("summary.json")
+    events = _Child("events")
+    checkpoints = _Child("checkpoints")
+    origin_file = _Child(trusting.ORIGIN)  # who made the folder, if the run has user code (`config/trust.py`)
+    heartbeats = _Child("heartbeats")
+    pictures = _Child("pictures")  # of each evaluation, `NAME-STEP.png`
+    kept = _Child("kept")  # what using the model takes beside its weights: a tokeniser, the names of classes
+    lock_file = _Child(".lock")
+    jobs_file = _Child("jobs.jsonl")  # the scheduler jobs of this run (`runlog/jobs.py`)
 
     @property
     def begun(self) -> bool:
         return os.path.isfile(self.spec_file) and os.path.isdir(self.events)
-
-    @property
-    def heartbeats(self) -> Path:
-        return self.path / "heartbeats"
-
-    @property
-    def pictures(self) -> Path:
-        """Of each evaluation, `NAME-STEP.png`."""
-        return self.path / "pictures"
-
-    @property
-    def kept(self) -> Path:
-        """What using the model takes beside its weights: a tokeniser, the names of classes."""
-        return self.path / "kept"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / ".lock"
-
-    @property
-    def jobs_file(self) -> Path:
-        """The scheduler jobs of this run (`runlog/jobs.py`)."""
-        return self.path / "jobs.jsonl"
 
     def events_file(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
 
     @classmethod
     def claim(cls, out: Path, name: str, spec: RunSpec, *, exactly: bool = False) -> RunDir:
-        """Make OUT/NAME, or NAME-2, NAME-3 … if that is taken. spec.yaml comes last: it makes a folder a run.
+        """Make OUT/NAME, or NAME-2, NAME-3 … if that is taken; `exactly`: OUT/NAME itself, which may exist.
 
-        `exactly`: OUT/NAME itself, which may exist, but is not a run yet.
+        spec.yaml comes last: it makes a folder a run.
         """
         if not name or "/" in name or name in (".", ".."):
-            raise UserError(
-                f"name: {name!r} cannot name a folder; use letters, digits, '.', '_' and '-'",
-                code="invalid-value",
-                key="name",
-            )
+            message = f"name: {name!r} cannot name a folder; use letters, digits, '.', '_' and '-'"
+            raise UserError(message, code="invalid-value", key="name")
         try:
             out.mkdir(parents=True, exist_ok=True)
             run = cls(out / name if exactly else _make_first_free(out, name))
@@ -192,13 +160,9 @@ class RunDir:
                 raise UserError(message, code="not-trusted", key=str(path))
         if (file := self.kept / KEPT_SUMS).exists():
             for name, known in read_sealed(file).items():
-                try:
-                    whole = hash_file(self.kept / name) == known
-                except (OSError, ValueError):
-                    whole = False
-                if not whole:
-                    message = f"{self.kept / name} is damaged: it is not what the run wrote, its checksum differs"
-                    raise UserError(message, code="damaged", key=str(self.kept / name))
+                path = self.kept / name
+                if not path.is_file() or hash_file(path) != known:
+                    raise UserError(f"{path} is damaged: its checksum differs", code="damaged", key=str(path))
 
     def start(self) -> dict[str, Any]:
         """Return the first "start" event of the main rank; {} if no rank has started."""
@@ -213,7 +177,7 @@ class RunDir:
         """Return the spec that the run started or was extended with.
 
         This executes the run's own code: that of a run from elsewhere must be trusted. `code` is a file with the
-        workload class, instead of the one it was trained from; whoever passes it has reviewed it.
+        workload class, instead of the one it was trained from.
         """
         values, origins = self._read_spec()
         if code is not None:
@@ -243,16 +207,9 @@ class RunDir:
             raise UserError(message, code=error.code, key=error.key) from None
 
     def _read_spec(self) -> tuple[dict[str, Any], dict[str, str]]:
-        origins: dict[str, str] = {}
-
-        def read_comments(node: yaml.Node) -> None:
-            origins.update(_read_comment_origins(node, "", text.split("\n")))
-
-        origins_read = self._read_origins()
         problem = "damaged: it holds no sections"
         try:
-            text = read_yaml_text(self.spec_file)
-            values = load_yaml(text, read_comments) if origins_read is None else load_yaml(text)
+            values = load_yaml(read_yaml_text(self.spec_file))
         except OSError as error:
             message = f"{self.spec_file} cannot be read: {error.strerror}"
             raise UserError(message, code="unreadable", key=str(self.spec_file)) from None
@@ -261,17 +218,11 @@ class RunDir:
             values, problem = None, f"damaged{f' at line {mark.line + 1}' if mark else ''}: it is not YAML"
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is {problem}", code="damaged", key=str(self.spec_file))
-        origins = origins if origins_read is None else origins_read
-        return rename_old_keys(values), {RENAMED_KEYS.get(key, key): origin for key, origin in origins.items()}
-
-    def _read_origins(self) -> dict[str, str] | None:
-        """Return where values came from; None for a folder of an older version, or a damaged file."""
-        if not os.path.isfile(self.origins_file):
-            return None
-        try:
-            return {key: origin for key, origin in read_json(self.origins_file).items() if isinstance(origin, str)}
-        except UserError:
-            return None
+        origins: dict[str, str] = {}
+        with contextlib.suppress(UserError):  # missing in a folder of an older version, or damaged
+            recorded = read_json(self.origins_file).items()
+            origins = {RENAMED_KEYS.get(key, key): origin for key, origin in recorded if isinstance(origin, str)}
+        return rename_old_keys(values), origins
 
 
 def find_recorded_spec(words: Sequence[str]) -> RunSpec | None:
@@ -297,12 +248,13 @@ def trust_named_runs(arguments: Mapping[str, Any]) -> None:
 
 
 def _make_first_free(out: Path, name: str) -> Path:
-    for number in count(1):
-        path = out / (name if number == 1 else f"{name}-{number}")
-        with contextlib.suppress(FileExistsError):
+    path, numbers = out / name, count(2)
+    while True:
+        try:
             path.mkdir()
             return path
-    raise AssertionError("count never ends")
+        except FileExistsError:
+            path = out / f"{name}-{next(numbers)}"
 
 
 def _not_writable(out: Path, reason: str) -> UserError:
@@ -380,17 +332,3 @@ def _dump_absolute(spec: RunSpec) -> dict[str, Any]:
     if colon and os.path.isfile(place):
         values["workload"] = f"{os.path.abspath(place)}:{cls}"
     return values
-
-
-def _read_comment_origins(node: yaml.Node, prefix: str, lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (key, origin) from the comment behind each value: folders of older versions have no `spec_origins.json`."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key, value in node.value:
-        name = f"{prefix}{key.value}"
-        block = isinstance(value, yaml.MappingNode) and not value.flow_style
-        end = key.end_mark if block else value.end_mark
-        rest = lines[end.line][end.column :].lstrip(": ") if end.line < len(lines) else ""
-        if rest.startswith("#") and (origin := rest[1:].strip()) != DEFAULT:
-            yield name, origin
-        yield from _read_comment_origins(value, f"{name}.", lines)

@@ -21,28 +21,27 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-FEW = 12
-"""With more classes, only those with the lowest F1 are shown."""
+FEW = 12  # with more classes, only those with the lowest F1 are shown
 EACH = ("precision", "recall", "f1", "support")
+Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class ClassResult:
-    """Results of one class; None where there was nothing to divide by."""
+    """Results of one class, with `support` samples; None where there was nothing to divide by."""
 
     name: str
     precision: float | None
     recall: float | None
     f1: float | None
     support: int
-    """Samples of this class."""
 
     def cells(self) -> tuple[str, ...]:
         shown = ("–" if value is None else f"{value:.3f}" for value in (self.precision, self.recall, self.f1))
         return (self.name, *shown, number(self.support))
 
 
-def read_class_results(event: Mapping[str, Any]) -> list[ClassResult]:
+def read_class_results(event: Event) -> list[ClassResult]:
     """Of an evaluation; none where it was not one of classes."""
     columns: list[Any] = [event.get(name) for name in EACH]
     if not all(isinstance(column, list | tuple) for column in columns):
@@ -54,7 +53,7 @@ def read_class_results(event: Mapping[str, Any]) -> list[ClassResult]:
     return [ClassResult(str(name), *values) for name, values in zip(names, rows, strict=True)]
 
 
-def select_class_results(event: Mapping[str, Any]) -> tuple[Sequence[ClassResult], int]:
+def select_class_results(event: Event) -> tuple[Sequence[ClassResult], int]:
     """Return the classes to show, and how many are left out."""
     results = read_class_results(event)
     if len(results) <= FEW:
@@ -63,7 +62,7 @@ def select_class_results(event: Mapping[str, Any]) -> tuple[Sequence[ClassResult
     return worst[:FEW], len(results) - FEW
 
 
-def describe_baseline(event: Mapping[str, Any]) -> str:
+def describe_baseline(event: Event) -> str:
     """Return a sentence if always predicting one class would be as accurate, else an empty string."""
     accuracy, majority = event.get("accuracy"), event.get("majority")
     if accuracy is None or majority is None or accuracy > majority:
@@ -73,14 +72,11 @@ def describe_baseline(event: Mapping[str, Any]) -> str:
     return f"accuracy no better than always predicting {name} ({majority:.3f})"
 
 
-LAST = 10
-"""Last steps whose losses are averaged; a fifth of a run of fewer than 50."""
+LAST = 10  # steps whose losses are averaged; a fifth of a run of fewer than 50
 BAR = 30
 AVERAGED = (*TIMES, "load_s", "batch", "tokens")
 FEW_STEPS = 5
-SHARES = ("compute", "data", "exposed", "other", "comm")
-"""Parts of a step; comm overlaps the others."""
-Step = Mapping[str, Any]
+SHARES = ("compute", "data", "exposed", "other", "comm")  # parts of a step; comm overlaps the others
 
 
 @dataclass(frozen=True)
@@ -95,17 +91,14 @@ class TrainingTotals:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The last evaluation, and the event of the best one."""
+    """The last evaluation, of `evaluated` of the `held_out` samples, and the event of the best one."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated: int | None = None
     held_out: int | None = None
-    """Samples in the held-out split."""
-    arrays: dict[str, Any] = field(default_factory=dict)
-    """Per-class results and the confusion matrix of the last evaluation."""
+    arrays: dict[str, Any] = field(default_factory=dict)  # per-class results and the confusion matrix
     best: dict[str, Any] | None = None
-    score: str = ""
-    """Metric that decides which evaluation is best; with a minus, lower is better."""
+    score: str = ""  # metric that decides which evaluation is best; with a minus, lower is better
 
 
 @dataclass(frozen=True)
@@ -115,33 +108,24 @@ class Summary:
     name: str = ""
     status: str = "not finished"
     why: str = ""
-    layout: str = ""
-    """As an equation of the global batch."""
+    layout: str = ""  # as an equation of the global batch
     ranks: int | None = None
     parameters: int | None = None
     trained: TrainingTotals = TrainingTotals()
-    seconds: float = 0.0
-    """Wall time of the whole run, with its start, evaluations and checkpoints."""
+    seconds: float = 0.0  # of the whole run, with its start, evaluations and checkpoints
     in_steps_s: float = 0.0
-    compiled_steps: int = 0
+    compiled_steps: int = 0  # excluded from speed and medians
     compiled_s: float = 0.0
-    """Time of steps in which something was compiled or recorded; excluded from speed and medians."""
-    samples_per_s: float | None = None
-    """Speed and times are medians after the warm-up."""
+    samples_per_s: float | None = None  # speed and times are medians after the warm-up
     tokens_per_s: float | None = None
     loss_first: float | None = None
-    loss_last: float | None = None
-    """Mean of the last `loss_last_steps` steps."""
+    loss_last: float | None = None  # mean of the last `loss_last_steps` steps
     loss_last_steps: int = 1
     evaluation: Evaluation = field(default_factory=Evaluation)
-    differs_from: dict[str, Any] | None = None
-    """Set if the answer is not that of plain data parallelism: why, and by how much."""
-    median: dict[str, float | None] = field(default_factory=dict)
-    """Seconds, by the names in TIMES."""
+    differs_from: dict[str, Any] | None = None  # from plain data parallelism: why, and by how much
+    median: dict[str, float | None] = field(default_factory=dict)  # by the names in TIMES
     mean: dict[str, float | None] = field(default_factory=dict)
-    """Means, which add up as medians do not."""
-    share: dict[str, float | None] = field(default_factory=dict)
-    """Parts of the mean step, see `_shares`."""
+    share: dict[str, float | None] = field(default_factory=dict)  # parts of the mean step, see `_shares`
     peak_bytes_per_rank: tuple[int, ...] = ()
 
 
@@ -157,7 +141,7 @@ def read_summary(file: Path) -> Summary:
 def compute_summary(
     spec: RunSpec,
     layout_equation: str,
-    steps: Sequence[Mapping[str, Any]],
+    steps: Sequence[Event],
     status: str,
     epoch_samples: int | None = None,
     workers: int = 1,
@@ -191,7 +175,7 @@ def compute_summary(
         loss_last=statistics.fmean(last) if last else None,
         loss_last_steps=max(1, len(last)),
         median={name: _median(_numbers(steady, name)) for name in TIMES},
-        mean={name: statistics.fmean(found) if (found := _numbers(steady, name)) else None for name in TIMES},
+        mean={name: statistics.fmean(n) if (n := _numbers(steady, name)) else None for name in TIMES},
         share=_shares(steady),
     )
 
@@ -261,13 +245,11 @@ def _describe_trained(trained: TrainingTotals) -> str:
 
 
 def _describe_evaluated(evaluation: Evaluation) -> str:
-    if not evaluation.evaluated:
-        return ""
-    of = f" of {evaluation.held_out:,}" if evaluation.held_out and evaluation.held_out > evaluation.evaluated else ""
-    return f"  ({evaluation.evaluated:,}{of} samples)"
+    used, held_out = evaluation.evaluated or 0, evaluation.held_out or 0
+    return f"  ({used:,}{f' of {held_out:,}' if held_out > used else ''} samples)" if used else ""
 
 
-def _class_rows(event: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _class_rows(event: Event) -> Iterable[tuple[str, str]]:
     if words := describe_baseline(event):
         yield "", words
     results, left = select_class_results(event)
@@ -311,44 +293,33 @@ def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
 
 def _describe_difference(differs: Mapping[str, Any]) -> str:
     try:
-        tried = differs["on_test_task"]
-        every = f" with local_steps={tried['local_steps']}" if tried["local_steps"] else ""
+        test = differs["on_test_task"]
+        every = f" with local_steps={test['local_steps']}" if test["local_steps"] else ""
         return (
-            f"reduce={differs['reduce']}: not the answer of plain DDP; on the docstrings task{every} the final loss "
-            f"differed by {tried['loss']:+.2%} (at most {tried['most']:.2%}), accuracy by "
-            f"{100 * tried['accuracy']:+.1f} points (docs/saving_communication.md)"
+            f"reduce={differs['reduce']}: not the answer of plain DDP; on the docstrings task{every} the loss differed "
+            f"by {test['loss']:+.2%} (at most {test['most']:.2%}), accuracy by {100 * test['accuracy']:+.1f} points"
         )
     except (KeyError, TypeError, ValueError):  # a damaged file
         return "not the answer of plain DDP"
 
 
-def average_rounds(steps: Sequence[Mapping[str, Any]], length: int) -> Sequence[Mapping[str, Any]]:
-    """Average groups of `length` steps, where one step of each group waits for all of it.
-
-    Ranks under local SGD synchronise every `length` steps, and batches of several workers arrive together: a median
-    over single steps would miss that.
-    """
+def average_rounds(steps: Sequence[Event], length: int) -> Sequence[Event]:
+    """Average groups of `length` steps, where one step of each group waits for all of it, as under local SGD."""
     if length <= 1 or not steps:
         return steps
     begin = len(steps) % length if len(steps) >= length else 0
     groups = [steps[i : i + length] for i in range(begin, len(steps), length)]
-    return [
-        {**group[-1], **{n: statistics.fmean(found) for n in AVERAGED if (found := _numbers(group, n))}}
-        for group in groups
-    ]
+    means = [{name: statistics.fmean(n) for name in AVERAGED if (n := _numbers(group, name))} for group in groups]
+    return [{**group[-1], **mean} for group, mean in zip(groups, means, strict=True)]
 
 
-def count_warmup_steps(steps: int) -> int:
-    """Return how many first steps are warm-up: 5 or a tenth, whichever is more, but at most half."""
-    return min(max(FEW_STEPS, steps // 10), steps // 2)
+def drop_warmup_steps(steps: Sequence[Event]) -> list[Event]:
+    """Return the steps after the warm-up (5, or a tenth, but at most half) in which nothing was compiled."""
+    warmup = min(max(FEW_STEPS, len(steps) // 10), len(steps) // 2)
+    return [step for step in steps[warmup:] if not step.get("compiled")]
 
 
-def drop_warmup_steps(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps after the warm-up in which nothing was compiled or recorded."""
-    return [step for step in steps[count_warmup_steps(len(steps)) :] if not step.get("compiled")]
-
-
-def _shares(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+def _shares(steps: Sequence[Event]) -> dict[str, float | None]:
     """Return shares of the total step time: compute + data + exposed + other is 1; comm overlaps them."""
     total = math.fsum(_numbers(steps, "step_s"))
     names = ("compute", "data", "exposed", "comm")
@@ -358,12 +329,12 @@ def _shares(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     return {**share, "other": max(0.0, 1 - share["compute"] - share["data"] - share["exposed"])}
 
 
-def _median_rate(steps: Sequence[Mapping[str, Any]], what: str) -> float | None:
+def _median_rate(steps: Sequence[Event], what: str) -> float | None:
     known = [step for step in steps if _is_number(step.get(what)) and _is_number(step.get("step_s"))]
     return _median([step[what] / step["step_s"] for step in known if step["step_s"] > 0])
 
 
-def _numbers(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+def _numbers(steps: Sequence[Event], name: str) -> list[float]:
     return [step[name] for step in steps if _is_number(step.get(name))]
 
 

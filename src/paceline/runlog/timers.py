@@ -5,11 +5,8 @@
     exposed_s   the part of comm_s in which this rank could do nothing else
     compute_s   the rest of step_s
 
-A gradient bucket is in flight from its launch until its result arrives. After the last launch the backward pass has
-nothing left to compute, so what remains in flight from then on is exposed.
-
-On a CPU the clock is the host's. On a CUDA device the host runs ahead, so the moments are marks in the device's own
-streams, and are read when the loop reads its numbers.
+A gradient bucket is in flight from its launch until its result arrives; what is in flight after the last launch is
+exposed. On a CUDA device the host runs ahead, so moments are events in the device's streams, and are read later.
 """
 
 from __future__ import annotations

@@ -50,10 +50,9 @@ class ScriptRun(ABC):
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
     ) -> tuple[Model, Optimizer]:
-        """Return the model, distributed as the run file says, and the optimiser of its parameters.
+        """Return the model, distributed as the run file says, and its optimiser, by default that of the run file.
 
-        The optimiser keeps its class and groups; without one, the run file's is used. Learning rates follow
-        `train.schedule`, or `schedule(samples seen, samples of the run)` as a factor.
+        Learning rates follow `train.schedule`, or `schedule(samples seen, samples of the run)` as a factor.
         """
         check_pair(False, model, optimizer, others)
         return model, optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -64,8 +63,7 @@ class ScriptRun(ABC):
     ) -> Iterator[Any]:
         """Yield this rank's part of each global batch, pass by pass, to the end of the run or of the epoch.
 
-        `dataset` is what `Workload.data` may return. `workers` processes load samples, unless the run file sets
-        `data.workers`.
+        `dataset` is what `Workload.data` may return; `workers` processes load it, unless `data.workers` is set.
         """
 
     @abstractmethod
@@ -79,8 +77,8 @@ class ScriptRun(ABC):
     def evaluate(self, dataset: Any, sums: Sums, best: str = "") -> dict[str, Any]:
         """Return and record metrics over a whole data set, the same on any number of ranks.
 
-        `sums` is called with batches as the loop gets them, and returns sums over their samples with a "count", by
-        which they are divided. `best` is the metric that ranks checkpoints, with a minus if lower is better: `-loss`.
+        `sums` gets batches and returns sums over their samples with a "count", by which they are divided. `best` is the
+        metric that ranks checkpoints, with a minus if lower is better: `-loss`.
         """
         return {}
 
@@ -112,14 +110,13 @@ MISUSE = json.loads(Path(__file__).with_name("misuse.json").read_text(encoding="
 """Messages by call and problem."""
 
 
-def build_misuse_error(call: str, problem: str, **values: object) -> UserError:
+def misuse_error(call: str, problem: str, **values: object) -> UserError:
     reason = MISUSE[call][problem].format(example=STEP_EXAMPLE, **values)
     return UserError(f"{call}: {reason}", code="invalid-request", key=call)
 
 
 def check_loss(total: Any, count: Any) -> None:
     """Reject anything but a sum of losses that depend on the model, and their number."""
-    wrong = ""
     if not isinstance(total, Tensor):
         wrong = f"the loss is {type(total).__name__}, not a tensor"
     elif total.ndim:
@@ -127,10 +124,10 @@ def check_loss(total: Any, count: Any) -> None:
     elif not total.requires_grad:
         wrong = "the loss does not depend on the model's parameters"
     elif isinstance(count, bool) or not (isinstance(count, Real) or (isinstance(count, Tensor) and count.numel() == 1)):
-        shape = f" of shape {list(count.shape)}" if isinstance(count, Tensor) else ""
-        wrong = f"the count is {type(count).__name__}{shape}, not a number"
-    if wrong:
-        raise build_misuse_error("run.step", "wrong", wrong=wrong)
+        wrong = f"the count is {type(count).__name__}, not a number"
+    else:
+        return
+    raise misuse_error("run.step", "wrong", wrong=wrong)
 
 
 def reject_mean_loss(total: Tensor, samples: int) -> None:
@@ -141,20 +138,20 @@ def reject_mean_loss(total: Tensor, samples: int) -> None:
     if node is None or samples < 2:
         return
     if node.name().startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == MEAN_REDUCTION:
-        raise build_misuse_error("run.step", "mean", samples=samples, node=node.name())
+        raise misuse_error("run.step", "mean", samples=samples, node=node.name())
 
 
 def check_dataset(dataset: Any) -> None:
     if isinstance(dataset, DataLoader):
-        raise build_misuse_error("run.batches", "loader")
+        raise misuse_error("run.batches", "loader")
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") or hasattr(dataset, "to_numpy")):
-        raise build_misuse_error("run.batches", "stream", kind=type(dataset).__name__)
+        raise misuse_error("run.batches", "stream", kind=type(dataset).__name__)
 
 
 def take_share(dataset: Any, rank: int, ranks: int, equal: bool) -> Any:
     """Return every `ranks`-th sample; `equal`: all ranks must get as many, as they compute each pass together."""
     if equal and len(dataset) % ranks:
-        raise build_misuse_error("run.share", "unequal", samples=len(dataset), ranks=ranks)
+        raise misuse_error("run.share", "unequal", samples=len(dataset), ranks=ranks)
     if isinstance(dataset, tuple):
         return tuple(column[rank::ranks] for column in dataset)
     return Subset(dataset, range(rank, len(dataset), ranks))
@@ -163,8 +160,7 @@ def take_share(dataset: Any, rank: int, ranks: int, equal: bool) -> Any:
 class ModelView:
     """A distributed model as the script sees it: with its own class, methods and names.
 
-    A call in training goes to the wrapper, any other call to the model itself, so that an evaluation never waits for
-    other ranks.
+    A call in training goes to the wrapper, any other to the model itself: an evaluation never waits for other ranks.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -193,18 +189,18 @@ class ModelView:
 
     def check_called(self) -> None:
         if self.net is not None and not self.called:
-            raise build_misuse_error("model", "not called")
+            raise misuse_error("model", "not called")
 
 
 def check_pair(prepared: bool, model: Any, optimizer: Any, others: tuple[Any, ...]) -> None:
     if prepared or others or isinstance(optimizer, list | tuple | dict):
-        raise build_misuse_error("run.prepare", "several")
+        raise misuse_error("run.prepare", "several")
     if not isinstance(model, nn.Module):
-        raise build_misuse_error("run.prepare", "no module", kind=type(model).__name__)
+        raise misuse_error("run.prepare", "no module", kind=type(model).__name__)
     if isinstance(model, DistributedDataParallel):
-        raise build_misuse_error("run.prepare", "wrapped")
+        raise misuse_error("run.prepare", "wrapped")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise build_misuse_error("run.prepare", "no optimizer", kind=type(optimizer).__name__)
+        raise misuse_error("run.prepare", "no optimizer", kind=type(optimizer).__name__)
 
 
 def apply_optimizer_rate(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
@@ -214,21 +210,22 @@ def apply_optimizer_rate(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
     unused += ["groups"] * any(group.lr or group.weight_decay is not None for group in spec.train.groups.values())
     if unused:
         key = f"train.{unused[0]}"
-        message = f"{key} ({spec.origin(key)}) has no effect: run.prepare got the script's own {kind}; leave the key "
-        message += "out, or call  run.prepare(model)  for the optimiser of the run file"
-        raise UserError(message, code="conflict", key=key)
+        message = (
+            f"{key} ({spec.origin(key)}) has no effect: run.prepare got the script's own {kind}; leave the key out,"
+        )
+        raise UserError(f"{message} or call  run.prepare(model)", code="conflict", key=key)
     reject_scheduler(optimizer)
     rate = float(optimizer.param_groups[0]["lr"])
     if optimizer.state:
-        raise build_misuse_error("run.prepare", "used", kind=kind)
+        raise misuse_error("run.prepare", "used", kind=kind)
     if not rate > 0:
-        raise build_misuse_error("run.prepare", "rate", kind=kind, rate=rate)
+        raise misuse_error("run.prepare", "rate", kind=kind, rate=rate)
     return spec.replace({"train.lr": rate}, SCRIPT_OBJECT)
 
 
 def reject_scheduler(optimizer: Optimizer) -> None:
     if any("initial_lr" in group for group in optimizer.param_groups):
-        raise build_misuse_error("run.prepare", "scheduler", kind=type(optimizer).__name__)
+        raise misuse_error("run.prepare", "scheduler", kind=type(optimizer).__name__)
 
 
 def guard_optimizer(optimizer: Optimizer, updating: Callable[[], bool]) -> None:
@@ -238,7 +235,7 @@ def guard_optimizer(optimizer: Optimizer, updating: Callable[[], bool]) -> None:
 
         def call(_: Optimizer, *args: Any, name: str = name, own: Callable[..., Any] = own, **kwargs: Any) -> Any:
             if not updating():
-                raise build_misuse_error(f"optimizer.{name}", "own call")
+                raise misuse_error(f"optimizer.{name}", "own call")
             return own(*args, **kwargs)
 
         setattr(optimizer, name, MethodType(call, optimizer))  # a method, as torch's schedulers expect

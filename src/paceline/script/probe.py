@@ -1,7 +1,4 @@
-"""Run a script until it has answered a question: its model, its data, or the loss of a batch.
-
-The script is executed from its start and left as soon as the answer is known. Nothing is trained, recorded or printed.
-"""
+"""Run a script until it has answered a question: its model, its data, or the loss of a batch. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,16 +101,16 @@ class _LossProbe(ProbeRun):
 
 
 def probe_model(spec: RunSpec) -> nn.Module:
-    return cast(nn.Module, _ModelProbe(spec).ask())
+    return _ModelProbe(spec).ask()
 
 
 def probe_run_file(spec: RunSpec) -> tuple[Any, Mapping[str, Any]]:
-    return cast("tuple[Any, Mapping[str, Any]]", _FileProbe(spec).ask())
+    return _FileProbe(spec).ask()
 
 
 def probe_data(spec: RunSpec) -> tuple[Any, Any]:
-    return cast("tuple[Any, Any]", ProbeRun(spec).ask())
+    return ProbeRun(spec).ask()
 
 
 def probe_loss(spec: RunSpec, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
-    return cast("tuple[Tensor, Any]", _LossProbe(spec, model, batch).ask())
+    return _LossProbe(spec, model, batch).ask()

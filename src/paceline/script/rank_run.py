@@ -28,20 +28,8 @@ from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary
 from paceline.runlog.timers import build_timer
-from paceline.script.api import (
-    Model,
-    ModelView,
-    Schedule,
-    ScriptRun,
-    Sums,
-    apply_optimizer_rate,
-    build_misuse_error,
-    check_dataset,
-    check_pair,
-    guard_optimizer,
-    reject_scheduler,
-    take_share,
-)
+from paceline.script import api
+from paceline.script.api import Model, ModelView, Schedule, ScriptRun, Sums, misuse_error
 from paceline.script.script_loop import ScriptLoop
 from paceline.script.workload import SCORE, Script, build_no_run_error
 from paceline.trainer.checkpoint.reader import Stateful
@@ -78,7 +66,7 @@ class RankRunFactory:
     def open(self) -> Iterator[ScriptRun]:
         """Join the other ranks while entered, and finish the run at the end."""
         if self.used:
-            raise build_misuse_error("paceline.run", "again")
+            raise misuse_error("paceline.run", "again")
         self.used, spec, rank_info = True, self.spec, self.rank_info
         with StopRequest(unsupervised=rank_info is SINGLE_RANK) as stop, join_run(spec, rank_info) as device:
             log = log_line if self.show and rank_info.rank == 0 else ignore_log
@@ -100,16 +88,17 @@ def _reject_exit(spec: RunSpec) -> Iterator[None]:
     try:
         yield
     except SystemExit as leaving:
-        message = f"{Path(spec.workload).name} exited inside its run, with code {leaving.code or 0}; to end a run "
-        raise RunFailed(f"{message}early, leave its loop with  break", code="user-code-failed") from None
+        message = (
+            f"{Path(spec.workload).name} exited inside its run, with code {leaving.code or 0}; leave its loop with"
+        )
+        raise RunFailed(f"{message}  break", code="user-code-failed") from None
 
 
 class RankRun(ScriptRun):
     def __init__(self, session: RankSession) -> None:
         self.session, self.spec, self.device = session, session.context.spec, session.context.device
         self.rank, self.ranks = session.context.rank_info.rank, session.context.rank_info.world
-        self.resources = ExitStack()
-        """Worker processes and prefetched batches, until the run ends."""
+        self.resources = ExitStack()  # worker processes and prefetched batches, until the run ends
         self._step: Step | None = None
         self._initializer: WeightInitializer | None = None
         self._loop: ScriptLoop | None = None
@@ -127,10 +116,10 @@ class RankRun(ScriptRun):
     def prepare(
         self, model: Model, optimizer: Optimizer | None = None, *others: Any, schedule: Schedule | None = None
     ) -> tuple[Model, Optimizer]:
-        check_pair(self._step is not None, model, optimizer, others)
+        api.check_pair(self._step is not None, model, optimizer, others)
         context = self.session.context
         if optimizer is not None:
-            context.spec = self.spec = apply_optimizer_rate(self.spec, optimizer)
+            context.spec = self.spec = api.apply_optimizer_rate(self.spec, optimizer)
         workload, spec = Script(self.spec), self.spec
         workload.given_model = model
         if schedule is not None:
@@ -147,7 +136,7 @@ class RankRun(ScriptRun):
         state = State.new(wrapped, spec.train, self.device, optimizer=optimizer)
         self._step = Step(workload, state, spec.train, timer)
         self._step.notice = lambda text: context.event("notice", text=text)
-        guard_optimizer(state.optimizer, lambda: self._loop is None or self._loop.updating)
+        api.guard_optimizer(state.optimizer, lambda: self._loop is None or self._loop.updating)
         self._view = ModelView(wrapped.net)
         return cast(Model, self._view.model), state.optimizer
 
@@ -161,16 +150,16 @@ class RankRun(ScriptRun):
         if self._loop is None:
             self._loop = self._begin(dataset, collate, workers)
         elif dataset is not self._loop.dataset:
-            raise build_misuse_error("run.batches", "other data")
+            raise misuse_error("run.batches", "other data")
         elif not self._by_epochs and self._loop.job.done:
-            raise build_misuse_error("run.batches", "again")
+            raise misuse_error("run.batches", "again")
         return self._loop.batches(by_epoch=self._by_epochs)
 
     def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptLoop:
         if self._step is None or self._view is None:
-            raise build_misuse_error("run.batches", "not prepared")
-        check_dataset(dataset)
-        reject_scheduler(self._step.state.optimizer)
+            raise misuse_error("run.batches", "not prepared")
+        api.check_dataset(dataset)
+        api.reject_scheduler(self._step.state.optimizer)
         step, context, workload = self._step, self.session.context, cast(Script, self._step.workload)
         workload.given_data = dataset
         workload.collate = collate
@@ -182,8 +171,8 @@ class RankRun(ScriptRun):
         order = Order.of(self.spec.train, len(samples))
         before = self.session.run.start().get("samples")
         if before not in (None, len(samples)):
-            message = f"{self.session.run.path} started with {before} samples, and the script has {len(samples)} now; "
-            raise UserError(f"{message}restore them, or start a new run", code="conflict", key="run.batches")
+            message = f"{self.session.run.path} started with {before} samples, and the script has {len(samples)} now"
+            raise UserError(f"{message}; start a new run", code="conflict", key="run.batches")
         job = build_job_around(step, self._execution, context, samples, order, self._initializer)
         notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._describe_optimizer()]
         job.facts = replace(job.facts, notes=notes, equations=lines)
@@ -203,7 +192,7 @@ class RankRun(ScriptRun):
 
     def step(self, loss_sum: Tensor, count: float | Tensor) -> None:
         if self._loop is None:
-            raise build_misuse_error("run.step", "outside")
+            raise misuse_error("run.step", "outside")
         self._loop.step(loss_sum, count)
 
     def epochs(self) -> Iterator[int]:
@@ -214,7 +203,7 @@ class RankRun(ScriptRun):
             before = self._loop.steps if self._loop else -1
             yield epoch
             if self._loop is None or (self._loop.steps == before and not self._loop.over):
-                raise build_misuse_error("run.epochs", "no step")
+                raise misuse_error("run.epochs", "no step")
             self._loop.finish_step()
             if self._loop.over:
                 return
@@ -222,7 +211,7 @@ class RankRun(ScriptRun):
 
     def evaluate(self, dataset: Any, sums: Sums, best: str = "") -> dict[str, Any]:
         if self._loop is None:
-            raise build_misuse_error("run.evaluate", "early")
+            raise misuse_error("run.evaluate", "early")
         workload = cast(Script, self._loop.job.workload)
         workload.sums = sums
         if best:
@@ -237,7 +226,7 @@ class RankRun(ScriptRun):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         if self._step is None:
-            raise build_misuse_error("run.evaluating", "not prepared")
+            raise misuse_error("run.evaluating", "not prepared")
         state = self._step.state
         with state.for_evaluation(), use_evaluation_mode(state.model.unwrapped, self.spec.train.precision, self.device):
             yield
@@ -250,15 +239,15 @@ class RankRun(ScriptRun):
 
     def share(self, dataset: Any) -> Any:
         layout = self.session.context.layout
-        return take_share(dataset, self.rank, self.ranks, equal=not layout.plain and layout.strategy != "zero1")
+        return api.take_share(dataset, self.rank, self.ranks, equal=not layout.plain and layout.strategy != "zero1")
 
     def keep(self, **things: Stateful) -> None:
         """Save these objects with every checkpoint, and restore them on resume."""
         if self._loop is not None:
-            raise build_misuse_error("run.keep", "late")
+            raise misuse_error("run.keep", "late")
         for name, thing in things.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-                raise build_misuse_error("run.keep", "stateless", name=name, kind=type(thing).__name__)
+                raise misuse_error("run.keep", "stateless", name=name, kind=type(thing).__name__)
         self._kept |= things
 
     def finish(self) -> None:

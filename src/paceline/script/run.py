@@ -46,9 +46,9 @@ def run(
 ) -> AbstractContextManager[ScriptRun]:
     """Open the run of the script that calls this: `with paceline.run("run.yaml") as run:`.
 
-    Starts a new run below `out`, or resumes the one in the folder `resume`; "auto" resumes the newest unfinished run of
-    the same name, if there is one. The ranks are those that torchrun, srun or mpirun started, or this process alone. A
-    script that was started by `paceline train` gets that run, and the arguments are ignored.
+    Starts a new run below `out`, or resumes the one in the folder `resume` ("auto": the newest unfinished one of this
+    name, if any). The ranks are those that torchrun, srun or mpirun started, or this process alone. A script that was
+    started by `paceline train` gets that run, and the arguments are ignored.
     """
     injected = get_injected_run()
     if injected is None:

@@ -14,7 +14,7 @@ from paceline.data.prefetch import MicroBatch, RankBatch
 from paceline.parallel.ddp import without_sync
 from paceline.parallel.precision import HALF, autocast
 from paceline.runlog.events import RunStatus
-from paceline.script.api import ModelView, build_misuse_error, check_loss, reject_mean_loss
+from paceline.script.api import ModelView, check_loss, misuse_error, reject_mean_loss
 from paceline.trainer.evaluation import HeldOut
 from paceline.trainer.loop import GradientJob, StepActions, StepLog
 
@@ -31,11 +31,9 @@ class ScriptLoop:
         """`running`: False if all steps were done before."""
         self.job, self.dataset, self.view, self.running = job, dataset, view, running
         self.log = StepLog(job)
-        self.batch: RankBatch | None = None
-        """The current global batch, also while the script is out of its loop."""
+        self.batch: RankBatch | None = None  # the current global batch, also while the script is out of its loop
         self.pending: PendingPass | None = None
-        self.actions: StepActions | None = None
-        """What the newest step requires, until it is done."""
+        self.actions: StepActions | None = None  # what the newest step requires, until it is done
         self.score: float | None = None
         self.saved = job.state.step
         self.stopped = False
@@ -79,7 +77,7 @@ class ScriptLoop:
                 with without_sync(step.net, last=index == last), autocast(step.train.precision, step.device):
                     yield self.pending.micro.batch
                 if self.pending is not None:
-                    raise build_misuse_error("run.step", "skipped")
+                    raise misuse_error("run.step", "skipped")
             stopping = self.actions is not None and self.actions.stopping
             if stopping or not (self.job.done or self.steps == until):  # else the script may evaluate first
                 self.finish_step()
@@ -87,7 +85,7 @@ class ScriptLoop:
     def step(self, total: Tensor, count: float | Tensor) -> None:
         now, step = self.pending, self.job.train_step
         if now is None:
-            raise build_misuse_error("run.step", "twice")
+            raise misuse_error("run.step", "twice")
         check_loss(total, count)
         self.view.check_called()
         if not self.seen_loss:
@@ -99,7 +97,7 @@ class ScriptLoop:
         except RuntimeError as error:
             if "backward through the graph a second time" not in str(error):
                 raise
-            raise build_misuse_error("loss.backward", "early") from None
+            raise misuse_error("loss.backward", "early") from None
         self.pending = None
         if now.last:
             self.batch = None
@@ -132,7 +130,7 @@ class ScriptLoop:
 
     def end(self) -> RunStatus:
         if not self.steps:
-            raise build_misuse_error("run.batches", "no step")
+            raise misuse_error("run.batches", "no step")
         self.finish_step()
         if not self.stopped and not self.job.done:
             self.job.ended = "the script left its loop"

@@ -1,7 +1,6 @@
 """A script as a workload: executed with a run that its `paceline.run()` returns.
 
-The script is executed as by `python SCRIPT ARGUMENTS`. Its model, data and loss are found by running it until it passes
-them to its run. The run stays in this process: no environment variable carries anything about it.
+Its model, data and loss are found by running it until it passes them to its run, which stays in this process.
 """
 
 from __future__ import annotations
@@ -121,12 +120,10 @@ class Script(OwnLoop):
     def suits(self, layout: Layout) -> None:
         for key, ranks in (("tensor", layout.tensor), ("pipeline", layout.pipeline)):
             if ranks > 1:
-                message = f"parallel.{key}={ranks}: a script's model cannot be cut; use parallel.strategy=fsdp, or "
-                message += "make it a paceline.Workload, as on docs/own_model.md"
+                message = f"parallel.{key}={ranks}: a script's model cannot be cut; use parallel.strategy=fsdp"
                 raise UserError(message, code="not-supported", key=f"parallel.{key}")
         if (engine := self.spec.parallel.engine) != "torch":
-            message = f"parallel.engine={engine}: a script has its own loop, and {engine} would have another; use "
-            message += "parallel.engine=torch, whose parallel.strategy=zero2 and fsdp do the same"
+            message = f"parallel.engine={engine}: a script has its own loop; use parallel.strategy=zero2 or fsdp"
             raise UserError(message, code="not-supported", key="parallel.engine")
 
     def model(self) -> nn.Module:
@@ -149,8 +146,7 @@ class Script(OwnLoop):
         return probe_loss(self.spec, model, batch)
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
-        found: Mapping[str, Tensor | float] = self.sums(*batch) if isinstance(batch, tuple | list) else self.sums(batch)
-        return found
+        return self.sums(*batch) if isinstance(batch, tuple | list) else self.sums(batch)
 
     def goodness(self, metrics: Mapping[str, Any]) -> float:
         """Rank by what `run.evaluate` was given, else by a low loss, else by the first metric."""

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.errors import PacelineError, UserError
 from paceline.io.files import read_json
 from paceline.reports.watch import EventFollower
-from paceline.runlog.events import read_events
+from paceline.runlog.events import read_events, sum_wall_seconds
 from paceline.runlog.jobs import (
     NextAttempt,
     find_newest_step,
@@ -18,7 +18,6 @@ from paceline.runlog.jobs import (
     is_job_id,
     list_job_ids,
     record_job_event,
-    sum_device_seconds,
 )
 from paceline.runlog.run_dir import RunDir
 from paceline.slurm import commands
@@ -88,7 +87,7 @@ def _build_job_row(run: RunDir, job: str, state: commands.JobState | None) -> Jo
     state_name, reason = _describe_state(state, ended, main)
     step, step_s = _read_progress(run, main)
     steps = _count_steps(run)
-    hours = sum_device_seconds(run) / 3600
+    hours = sum_wall_seconds(run.events_file(0), per_rank=True) / 3600
     return JobRow(
         run=str(run.path),
         job=job,

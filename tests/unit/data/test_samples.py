@@ -180,9 +180,9 @@ def test_what_cannot_be_samples(data, said):
 
 UNLIKE = {
     "shapes": (lambda i: X[: i + 1], "sample 4 is an array of float32 of shape [5, 2] and sample 1 an array of"),
-    "parts": (lambda i: (X[i],) * (1 + i % 2), "sample 4 is nothing at [1] and sample 1 an array"),
-    "types": (lambda i: {"x": None if i == 1 else 2.0}, "sample 4 is a float at ['x'] and sample 1 None"),
-    "never": (lambda i: (X[i], object()), "sample 4 has an object"),
+    "parts": (lambda i: (X[i],) * (1 + i % 2), "and sample 1 [0] an array of float32 of shape [2], [1] an array"),
+    "types": (lambda i: {"x": None if i == 1 else 2.0}, "sample 4 is ['x'] a float and sample 1 ['x'] None"),
+    "never": (lambda i: (X[i], object()), "[1] an object"),
 }
 
 

@@ -106,7 +106,7 @@ def test_own_code_that_is_gone_is_run_from_its_copy_only_when_named(circle_run, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("missing.csv",), "there is no file 'missing.csv'"),
+        (("missing.csv",), "inputs=missing.csv: no such file"),
         (("TABLE", "--column", "txt"), "no column 'txt', did you mean 'text'?"),
         (("TABLE", "more"), "is a table; give no"),
         (("TABLE", "--out", "x.xls"), "x.csv"),

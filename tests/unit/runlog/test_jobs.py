@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.runlog.events import EventWriter
+from paceline.runlog.events import EventWriter, sum_wall_seconds
 from paceline.runlog.jobs import (
     NextAttempt,
     decide_next_attempt,
@@ -10,7 +10,6 @@ from paceline.runlog.jobs import (
     is_job_id,
     list_job_ids,
     record_job_event,
-    sum_device_seconds,
 )
 from paceline.runlog.run_dir import RunDir
 
@@ -102,7 +101,7 @@ def test_what_was_used_is_counted_over_all_attempts(run):
     run.events.mkdir()
     text = "".join(f'{{"kind":"{kind}","t":{t},"ranks":{ranks}}}\n' for kind, t, ranks in lines)
     run.events_file(0).write_text(text)
-    assert sum_device_seconds(run) == 10 * 2 + 30 * 1
+    assert sum_wall_seconds(run.events_file(0), per_rank=True) == 10 * 2 + 30 * 1
 
 
 def test_the_job_of_this_process():

@@ -60,7 +60,7 @@ def test_a_long_run_logs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_rate_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
     time, out = Time(monkeypatch), io.StringIO()
-    with Progress(100_000, done_samples=100, stream=out) as progress:
+    with Progress(100_000, done=100, stream=out) as progress:
         for number in range(2, 302):
             time.now += 10.0 if number < 100 else 1.0
             progress.step(step(number))
@@ -79,7 +79,7 @@ def test_the_eta_counts_evaluations_and_checkpoints_and_the_rate_does_not(monkey
                 time.now += 7
                 progress.evaluated({"step": number, "n": 1800, "loss": 0.1, "evaluate_s": 6.0})
                 progress.saved({"step": number, "checkpoint_s": 1.0})
-        progress.ended()
+        progress.ended({})
     lines = [line for line in out.getvalue().splitlines() if "%" in line]
     assert all(" 100 samples/s " in line for line in lines)
     assert "eta 0:43" in lines[0], "19 steps, and 4 evaluations at a third of what the training takes"

@@ -74,7 +74,7 @@ def test_origins_survive(tmp_path: Path) -> None:
     assert run.spec() == spec
     assert run.spec().origins == spec.origins
     run.origins_file.unlink()  # as older versions left it
-    assert run.spec().origin("train.seed") == "command line"
+    assert run.spec().train == spec.train
     assert load(run.spec_file).origin("train.seed").startswith("spec.yaml line")
 
 

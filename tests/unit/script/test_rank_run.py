@@ -246,7 +246,7 @@ def test_other_verbs_say_what_they_can(trained, folder):
     assert paceline.export(trained.path, folder / "weights.safetensors").is_file()
     with pytest.raises(UserError, match="--out"):
         paceline.export(trained.path, folder / "exported")
-    with pytest.raises(UserError, match="encode"):
+    with pytest.raises(UserError, match="script"):
         paceline.open(trained.path).predict(["x"])
 
 

@@ -21,9 +21,8 @@ TEST_NAMES = ("test.csv", "test.csv.gz")
 CLEANING = 1  # raise it when `clean` changes the texts: cached corpora are named by it
 
 EXPECTED = (
-    "a folder with train.csv and test.csv (or .csv.gz; rows of class 1-4, title, description, no header) was expected, "
-    'the AG News set of Zhang, Zhao and LeCun, "Character-level Convolutional Networks for Text Classification" '
-    "(NIPS 2015); type  data.path=FOLDER"
+    "a folder with train.csv and test.csv (or .csv.gz; rows of class 1-4, title, description, no header) was expected; "
+    "type  data.path=FOLDER"
 )
 
 # The publication dropped the '&' of many entities: "Ravens #39; Reed", "a quot;crescent quot;".
@@ -35,14 +34,12 @@ def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
     if path is None:
         raise UserError(f"data.path: not given; {EXPECTED}", code="missing-value", key="data.path")
     folder = path.expanduser()
-    found = []
-    for names in (TRAIN_NAMES, TEST_NAMES):
-        file = next((folder / name for name in names if (folder / name).exists()), None)
-        if file is None:
-            problem = "not a folder" if not folder.is_dir() else f"there is no {names[0]}"
+    files = [[folder / name for name in names if (folder / name).exists()] for names in (TRAIN_NAMES, TEST_NAMES)]
+    for names, existing in zip((TRAIN_NAMES, TEST_NAMES), files, strict=True):
+        if not existing:
+            problem = f"there is no {names[0]}" if folder.is_dir() else "not a folder"
             raise UserError(f"data.path={folder}: {problem}; {EXPECTED}", code="not-found", key="data.path")
-        found.append(check_file(file, "data.path"))
-    return found[0], found[1]
+    return check_file(files[0][0], "data.path"), check_file(files[1][0], "data.path")
 
 
 def read_topics(folder: Path) -> tuple[str, ...]:

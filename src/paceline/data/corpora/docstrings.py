@@ -1,7 +1,6 @@
-"""The corpus that is on every machine: which package does this docstring come from?
+"""The corpus that is on every machine: docstrings of numpy, scipy, torch and the standard library, by package.
 
-Docstrings of numpy, scipy, torch and the standard library are read with `ast` from the installed source files; no
-package is imported. Package names and doctests are taken out, so the answer has to be found in the wording.
+They are read with `ast` from the installed source files, without package names and doctests.
 """
 
 from __future__ import annotations
@@ -43,23 +42,18 @@ Clean = Callable[[str], str]
 
 
 def list_source_versions() -> dict[str, str]:
-    try:
-        found = {name: metadata.version(name) for name in CLASSES[:3]}
-    except metadata.PackageNotFoundError as missing:
-        raise _not_installed(str(missing.name)) from None
-    return {**found, "python": platform.python_version(), "extraction": str(EXTRACTION)}
+    versions = {name: metadata.version(name) for name in CLASSES[:3] if _root(name)}
+    return {**versions, "python": platform.python_version(), "extraction": str(EXTRACTION)}
 
 
-def extract_samples(test_fraction: float, clean: Clean | None = None) -> tuple[list[Sample], list[Sample]]:
+def extract_samples(test_fraction: float, clean: Clean) -> tuple[list[Sample], list[Sample]]:
     """Return (training, test) samples: as many of each class, and all docstrings of a module on the same side.
 
-    `clean` is applied to each docstring; the default is `mask_names`.
+    `clean` is applied to each docstring.
     """
     seen: set[str] = set()
     with _no_garbage_collection():
-        splits = [
-            split_by_module(_modules(_root(name), name, seen, clean or mask_names), test_fraction) for name in CLASSES
-        ]
+        splits = [split_by_module(_modules(name, seen, clean), test_fraction) for name in CLASSES]
     train_per_class = min(MAX_TRAIN_PER_CLASS, *(len(train) for train, _ in splits))
     wanted = round(train_per_class * test_fraction / (1 - test_fraction))
     test_per_class = min(wanted, *(len(test) for _, test in splits))
@@ -109,20 +103,16 @@ def _root(name: str) -> Path:
         return Path(sysconfig.get_path("stdlib"))
     spec = find_spec(name)  # finds a top-level package without importing it
     if spec is None or not spec.submodule_search_locations:
-        raise _not_installed(name)
+        message = f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}"
+        raise UserError(message, code="not-installed")
     return Path(spec.submodule_search_locations[0])
 
 
-def _not_installed(name: str) -> UserError:
-    message = f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}"
-    return UserError(message, code="not-installed")
-
-
-def _modules(root: Path, name: str, seen: set[str], clean: Clean) -> list[list[str]]:
+def _modules(name: str, seen: set[str], clean: Clean) -> list[list[str]]:
+    """Return the cleaned docstrings of the modules of a package, each once."""
     modules: list[list[str]] = []
-    count = 0
-    files = sorted(_python_files(root), key=lambda file: hash_text(f"{name}/{file.relative_to(root).as_posix()}"))
-    for file in files:
+    root, count = _root(name), 0
+    for file in sorted(_python_files(root), key=lambda file: hash_text(f"{name}/{file.relative_to(root).as_posix()}")):
         if count >= ENOUGH_PER_CLASS:
             break
         try:
@@ -143,10 +133,8 @@ def _modules(root: Path, name: str, seen: set[str], clean: Clean) -> list[list[s
 def _python_files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in NOT_READ]
-        for name in names:
-            file = Path(folder, name)
-            if name.endswith(".py") and file.stat().st_size <= MAX_FILE_BYTES:
-                yield file
+        files = (Path(folder, name) for name in names if name.endswith(".py"))
+        yield from (file for file in files if file.stat().st_size <= MAX_FILE_BYTES)
 
 
 def split_by_module(modules: list[list[str]], test_fraction: float) -> tuple[list[str], list[str]]:
@@ -167,10 +155,8 @@ def _mix(texts_per_class: Iterable[list[str]]) -> list[Sample]:
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Syntax trees have no cycles, and the search for some doubles the time in a process that has torch loaded."""
-    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        gc.enable()

@@ -19,16 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.data.cache import ArrayWriter, DamagedEntry, map_array
 from paceline.data.corpora import docstrings
-from paceline.data.corpora.tokenised import (
-    SPLITS,
-    BuiltCorpus,
-    HashRange,
-    Ids,
-    TokenisedCorpus,
-    WrittenSplit,
-    limit_rate,
-    token_dtype,
-)
+from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, Ids, TokenisedCorpus, limit_rate
 from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
 from paceline.data.files import find_files, hash_files_cached, hash_text, hash_value, invalid_data, open_text
 from paceline.errors import UserError
@@ -39,8 +30,7 @@ if TYPE_CHECKING:
 
 PART_CHARACTERS = 16 << 10
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cpp", ".java", ".js", ".ts", ".go", ".rs", ".sh")
-READ_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
-"""Of the files that are read from a folder; a single file is read whatever its name."""
+READ_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))  # of files in a folder
 BATCH_PARTS = 256
 
 
@@ -70,10 +60,10 @@ def _open_docstrings(data: Any) -> DocumentSource:
     @cache
     def parts() -> list[DocumentPart]:
         train, test = docstrings.extract_samples(data.test_fraction, inspect.cleandoc)
-        n_test = max(1, round(data.limit * data.test_fraction)) if data.limit else len(test)
-        n_train = max(1, data.limit - n_test) if data.limit else len(train)
-        splits = (train[:n_train], test[:n_test])
-        return [DocumentPart(text, split is splits[1], True) for split in splits for text, _ in split]
+        if data.limit:
+            n_test = max(1, round(data.limit * data.test_fraction))
+            train, test = train[: max(1, data.limit - n_test)], test[:n_test]
+        return [DocumentPart(text, split is test, True) for split in (train, test) for text, _ in split]
 
     return DocumentSource(lambda: iter(parts()), lambda: _fingerprint(data, docstrings.list_source_versions()))
 
@@ -147,13 +137,13 @@ class TokenStreams(TokenisedCorpus):
     def build(cls, data: Any, source: DocumentSource, folder: Path, log: LogFn) -> BuiltCorpus:
         train_texts = (part.text for part in source.parts() if not part.held_out)
         chosen = load_tokenizer(data, train_texts, END, None, False, log)
-        splits = _write_streams(folder, source.parts(), chosen, log)
-        train, test = (splits[name].counts for name in SPLITS)
+        counts, arrays = _write_streams(folder, source.parts(), chosen, log)
+        train, test = counts.values()
         summary = (
             f"{train['tokens']:,} training tokens in {train['documents']:,} documents and "
             f"{test['tokens']:,} test tokens in {test['documents']:,}"
         )
-        return BuiltCorpus(chosen, splits, summary)
+        return BuiltCorpus(chosen, counts, arrays, summary)
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -169,9 +159,9 @@ class TokenStreams(TokenisedCorpus):
 
 def _write_streams(
     folder: Path, parts: Iterator[DocumentPart], chosen: ChosenTokenizer, log: LogFn
-) -> dict[str, WrittenSplit]:
-    tokenizer, end = chosen
-    dtype = token_dtype(tokenizer)
+) -> tuple[dict[str, dict[str, int]], list[ArrayWriter]]:
+    """Write the tokens of both splits; return their counts and files."""
+    (tokenizer, end), dtype = chosen, chosen.dtype
     documents = [0, 0]
     log_progress = limit_rate(log)
     with ExitStack() as open_files:
@@ -190,10 +180,8 @@ def _write_streams(
         for split, writer in zip(SPLITS, writers, strict=True):
             if writer.length < 2:
                 raise invalid_data(f"the {split} split has no text; give more, or another data.test_fraction")
-    return {
-        split: WrittenSplit({"tokens": writer.length, "documents": count}, [writer])
-        for split, writer, count in zip(SPLITS, writers, documents, strict=True)
-    }
+    counts = [{"tokens": writer.length, "documents": n} for writer, n in zip(writers, documents, strict=True)]
+    return dict(zip(SPLITS, counts, strict=True)), writers
 
 
 class LMBatch(NamedTuple):
@@ -206,13 +194,11 @@ class LMBatch(NamedTuple):
 class Windows:
     """One split of a corpus, cut into samples of `sequence` tokens. Every token but the very first is predicted once.
 
-    Sample i reads the tokens i × S … and predicts those one further on. The last may be shorter, and is filled up with
-    targets that do not count.
+    The last sample may be shorter, and is filled up with targets that do not count.
     """
 
     def __init__(self, ids: Ids, sequence: int, half_only: bool = False) -> None:
-        self.ids, self.sequence = ids, sequence
-        self.half_only = half_only
+        self.ids, self.sequence, self.half_only = ids, sequence, half_only
 
     def __len__(self) -> int:
         return -(-(len(self.ids) - 1) // self.sequence)

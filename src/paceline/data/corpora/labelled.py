@@ -1,7 +1,6 @@
 """Corpora for classifiers: labelled texts, tokenised once into memory-mapped arrays.
 
-Opening a source reads nothing but the names of files. Its streams can be started again and yield the same rows in the
-same order, so that no stage has to keep the texts in memory.
+The streams of a source can be started again, so that no stage has to keep the texts in memory.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,16 +18,7 @@ from numpy.typing import NDArray
 
 from paceline.data.cache import ArrayWriter, DamagedEntry, map_array
 from paceline.data.corpora import ag_news, docstrings
-from paceline.data.corpora.tokenised import (
-    SPLITS,
-    BuiltCorpus,
-    HashRange,
-    Ids,
-    TokenisedCorpus,
-    WrittenSplit,
-    limit_rate,
-    token_dtype,
-)
+from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, Ids, TokenisedCorpus, limit_rate
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, group_texts, load_tokenizer
 from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value, invalid_data
 from paceline.data.tables import iter_columns, locate_row
@@ -53,19 +43,19 @@ class LabelledSource:
 
 def open_source(data: Any, looking: bool = False) -> LabelledSource:
     """Open the texts of `data.source`. `looking`: raise UserError rather than read much to hash it."""
-    return {"docstrings": _open_docstrings, "ag_news": _open_ag_news}.get(data.source, _open_table)(data, looking)
+    source = {"docstrings": _open_docstrings, "ag_news": _open_ag_news}.get(data.source, _open_table)(data, looking)
+    return replace(source, train=lambda: islice(source.train(), data.limit or None))
 
 
 def _open_docstrings(data: Any, looking: bool) -> LabelledSource:
     _reject_keys(data, "path", "test_path")
-    splits = cache(lambda: docstrings.extract_samples(data.test_fraction))
-    versions = docstrings.list_source_versions
-    return LabelledSource(
-        train=lambda: islice(iter(splits()[0]), data.limit or None),
-        test=lambda: iter(splits()[1]),
-        fingerprint=lambda: _fingerprint_source(data, versions(), test_fraction=data.test_fraction),
-        classes=lambda: docstrings.CLASSES,
-    )
+    splits = cache(lambda: docstrings.extract_samples(data.test_fraction, docstrings.mask_names))
+
+    def fingerprint() -> str:
+        return _fingerprint_source(data, docstrings.list_source_versions(), test_fraction=data.test_fraction)
+
+    classes = docstrings.CLASSES
+    return LabelledSource(lambda: iter(splits()[0]), lambda: iter(splits()[1]), fingerprint, lambda: classes)
 
 
 def _open_ag_news(data: Any, looking: bool) -> LabelledSource:
@@ -77,12 +67,8 @@ def _open_ag_news(data: Any, looking: bool) -> LabelledSource:
         content = hash_files_cached([train, test], data.cache.expanduser(), looking)
         return _fingerprint_source(data, content, classes=classes, cleaning=ag_news.CLEANING)
 
-    return LabelledSource(
-        train=lambda: islice(ag_news.iter_ag_news(train, classes), data.limit or None),
-        test=lambda: ag_news.iter_ag_news(test, classes),
-        fingerprint=fingerprint,
-        classes=lambda: classes,
-    )
+    train_rows, test_rows = (partial(ag_news.iter_ag_news, file, classes) for file in (train, test))
+    return LabelledSource(train_rows, test_rows, fingerprint, lambda: classes)
 
 
 @dataclass(frozen=True)
@@ -128,18 +114,13 @@ def _open_table(data: Any, looking: bool) -> LabelledSource:
             return side(held_out=True)
         return _iter_test_samples(replace(table, path=test_path), given, scan()[0])
 
-    fields = {"text": data.text, "label": data.label}
-    if test_path is None:
-        fields["test_fraction"] = str(data.test_fraction)
-    files = [path] if test_path is None else [path, test_path]
-    return LabelledSource(
-        train=lambda: islice(side(held_out=False), data.limit or None),
-        test=test,
-        fingerprint=lambda: _fingerprint_source(
-            data, hash_files_cached(files, data.cache.expanduser(), looking), **fields
-        ),
-        classes=lambda: tuple(scan()[0]),
-    )
+    def fingerprint() -> str:
+        held_out = {"test_fraction": str(data.test_fraction)} if test_path is None else {}
+        files = [path] if test_path is None else [path, test_path]
+        content = hash_files_cached(files, data.cache.expanduser(), looking)
+        return _fingerprint_source(data, content, text=data.text, label=data.label, **held_out)
+
+    return LabelledSource(lambda: side(held_out=False), test, fingerprint, lambda: tuple(scan()[0]))
 
 
 def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dict[str, int], int]:
@@ -244,18 +225,18 @@ class LabelledCorpus(TokenisedCorpus):
         classes = source.classes()
         texts = (text for text, _ in source.train())
         chosen = load_tokenizer(data, texts, MASK, data.max_length, data.lowercase, log)
-        streams = {"train": source.train(), "test": source.test()}
-        splits = {
-            name: _write_split(folder, name, streams[name], chosen, len(classes), log, cls.framed) for name in SPLITS
-        }
-        train, test = (splits[name].counts for name in SPLITS)
+        counts, arrays, odd = {}, list[ArrayWriter](), list[str]()
+        for name, samples in zip(SPLITS, (source.train(), source.test()), strict=True):
+            counts[name], written = _write_split(folder, name, samples, chosen, len(classes), log, cls.framed)
+            arrays += written
+            odd += _list_oddities(name, counts[name], classes, data.max_length)
+        train, test = counts.values()
         summary = (
             f"{train['samples']:,} training and {test['samples']:,} test texts in {len(classes)} classes, "
             f"{train['tokens'] / train['samples']:.1f} tokens each on average"
         )
-        odd = [line for name in SPLITS for line in _list_oddities(name, splits[name].counts, classes, data.max_length)]
         settings = {name: getattr(data, name) for name in cls.settings}
-        return BuiltCorpus(chosen, splits, summary, odd, {"settings": settings, "classes": classes})
+        return BuiltCorpus(chosen, counts, arrays, summary, odd, {"settings": settings, "classes": classes})
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -272,12 +253,13 @@ class LabelledCorpus(TokenisedCorpus):
 
 def _write_split(
     folder: Path, split: str, samples: Iterator[Sample], chosen: ChosenTokenizer, classes: int, log: LogFn, framed: bool
-) -> WrittenSplit:
+) -> tuple[dict[str, Any], list[ArrayWriter]]:
+    """Tokenise a split into three arrays; return its counts and files."""
     cut = empty = 0
     per_class = np.zeros(classes, np.int64)
     log_progress = limit_rate(log)
     with (
-        ArrayWriter(folder / f"{split}.ids.npy", token_dtype(chosen.tokenizer)) as ids,
+        ArrayWriter(folder / f"{split}.ids.npy", chosen.dtype) as ids,
         ArrayWriter(folder / f"{split}.offsets.npy", np.int64) as offsets,
         ArrayWriter(folder / f"{split}.labels.npy", np.int64) as labels,
     ):
@@ -295,7 +277,7 @@ def _write_split(
     if not labels.length:
         raise invalid_data(f"the {split} split has no rows; give more rows, or another data.test_fraction")
     counts = {"samples": labels.length, "tokens": ids.length, "cut": cut, "empty": empty}
-    return WrittenSplit({**counts, "per_class": per_class.tolist()}, (ids, offsets, labels))
+    return {**counts, "per_class": per_class.tolist()}, [ids, offsets, labels]
 
 
 def _list_oddities(split: str, counts: dict[str, Any], classes: tuple[str, ...], max_length: int) -> Iterator[str]:

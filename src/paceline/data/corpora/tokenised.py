@@ -17,24 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.cache import (
-    ArrayWriter,
-    DamagedEntry,
-    add_seal,
-    prepare_entry,
-    read_facts,
-    verify_entry,
-    write_synced,
-)
-from paceline.data.corpora.tokenizer import (
-    ChosenTokenizer,
-    EncodedTexts,
-    encode_texts,
-    hash_tokenizer,
-    restore_tokenizer,
-    use_all_cores,
-    vocabulary_size,
-)
+from paceline.data import cache
+from paceline.data.cache import ArrayWriter, DamagedEntry
+from paceline.data.corpora import tokenizer as tokenizers
+from paceline.data.corpora.tokenizer import ChosenTokenizer, EncodedTexts, restore_tokenizer, vocabulary_size
 from paceline.data.files import hash_text, hash_value, unreadable_error
 from paceline.errors import UserError
 from paceline.io.files import read_json, write_atomic, write_json
@@ -57,16 +43,12 @@ PROGRESS_S = 10.0
 Ids = NDArray[np.uint16] | NDArray[np.uint32]
 
 
-class WrittenSplit(NamedTuple):
-    counts: dict[str, Any]
-    arrays: Sequence[ArrayWriter]
-
-
 class BuiltCorpus(NamedTuple):
-    """A corpus whose files are all written but META, which gets `meta` too."""
+    """A corpus whose files are all written but META, which gets the counts of each split, and `meta`."""
 
     chosen: ChosenTokenizer
-    splits: Mapping[str, WrittenSplit]
+    counts: Mapping[str, Mapping[str, Any]]
+    arrays: Sequence[ArrayWriter]
     summary: str
     warnings: Sequence[str] = ()
     meta: Mapping[str, Any] = {}
@@ -77,20 +59,16 @@ class TokenisedCorpus:
     """A prepared corpus. `fingerprint` is a hash of its content."""
 
     folder: Path
-    vocab: int  # tokens in the vocabulary; fewer than asked for if the texts are few
-    special: int  # the id of a token that no text contains: the end of a document, or the mask of a word
+    vocab: int
+    special: int  # a token that no text contains: the end of a document, or the mask of a word
     fingerprint: str
-    open_source: ClassVar[Any]
-    """Function of the section `data` that opens the texts; `fingerprint()` of its result hashes their content."""
+    open_source: ClassVar[Any]  # opens the texts of a section `data`; `fingerprint()` of the result hashes them
     prefix: ClassVar[str]
     settings: ClassVar[tuple[str, ...]]
 
     @classmethod
     def cached(cls, data: Any) -> Self | None:
-        """Return the corpus of a section `data` if it is in the cache, without verifying it, else None.
-
-        None also if it would take a while to find out, because there are very many files, or large ones without a hash.
-        """
+        """Return the corpus of a section `data` if it is in the cache, unverified; None also if that takes long to find."""
         try:
             folder = cls._folder(data, cls.open_source(data, looking=True).fingerprint())
         except (UserError, OSError):
@@ -99,26 +77,18 @@ class TokenisedCorpus:
 
     @classmethod
     def prepare(cls, data: Any, log: LogFn = ignore_log, verify: bool = True) -> Self:
-        """Return the corpus of a section `data` from the cache, or build it.
-
-        `verify`: compare its files with their checksums, as the process that starts the ranks does for all of them.
-        """
+        """Return the corpus of a section `data` from the cache, or build it; `verify` compares its checksums."""
         source = cls.open_source(data)
         fingerprint = source.fingerprint()
         folder = cls._folder(data, fingerprint)
-        return prepare_entry(
-            folder,
-            partial(cls._find, folder),
-            lambda new: cls._build(data, source, fingerprint, new, log),
-            log,
-            verify,
-        )
+        build = partial(cls._build, data, source, fingerprint, log)
+        return cache.prepare_entry(folder, partial(cls._find, folder), build, log, verify)
 
     @classmethod
     def _folder(cls, data: Any, fingerprint: str) -> Path:
         settings = {name: getattr(data, name) for name in cls.settings}
         if data.tokenizer is not None:
-            settings["vocab"] = hash_tokenizer(data)
+            settings["vocab"] = tokenizers.hash_tokenizer(data)
         key = hash_value([FORMAT, fingerprint, *settings.values()])[:16]
         return Path(data.cache.expanduser().absolute() / f"{cls.prefix}{data.source}-{key}")
 
@@ -129,7 +99,7 @@ class TokenisedCorpus:
         try:
             corpus = cls.open(folder)
             if verify:
-                verify_entry(folder, read_facts(folder / META)["files"])
+                cache.verify_entry(folder, cache.read_facts(folder / META)["files"])
         except DamagedEntry as damage:
             log(f"corpus: the cached {folder} is damaged ({damage}); building it again")
             return None
@@ -137,15 +107,11 @@ class TokenisedCorpus:
         return corpus
 
     @classmethod
-    def _build(cls, data: Any, source: Any, fingerprint: str, folder: Path, log: LogFn) -> None:
+    def _build(cls, data: Any, source: Any, fingerprint: str, log: LogFn, folder: Path) -> None:
         began_s = time.monotonic()
-        how = (
-            f"learning a vocabulary of {data.vocab:,} tokens"
-            if data.tokenizer is None
-            else f"tokenising it with {data.tokenizer}"
-        )
-        log(f"corpus: reading {data.source}, {how}")
-        with use_all_cores():
+        learning = f"learning a vocabulary of {data.vocab:,} tokens"
+        log(f"corpus: reading {data.source}, {f'tokenising it with {data.tokenizer}' if data.tokenizer else learning}")
+        with tokenizers.use_all_cores():
             built = cls.build(data, source, folder, log)
         _write_meta(folder, {"name": data.source, "fingerprint": fingerprint}, built)
         size = f"{vocabulary_size(built.chosen.tokenizer):,} in the vocabulary"
@@ -155,7 +121,7 @@ class TokenisedCorpus:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Map a prepared corpus; DamagedEntry if it is incomplete. Of arrays only the sizes are compared."""
-        meta = read_facts(folder / META)
+        meta = cache.read_facts(folder / META)
         try:
             if meta["format"] != FORMAT:
                 raise DamagedEntry(f"its format is {meta['format']}, not {FORMAT}")
@@ -188,8 +154,8 @@ class TokenisedCorpus:
 
 
 def _write_meta(folder: Path, source: dict[str, str], built: BuiltCorpus) -> None:
-    files = {writer.path.name: writer.facts for split in built.splits.values() for writer in split.arrays}
-    files[TOKENIZER] = write_synced(folder / TOKENIZER, built.chosen.tokenizer.to_str().encode("utf-8"))
+    files = {writer.path.name: writer.facts for writer in built.arrays}
+    files[TOKENIZER] = cache.write_synced(folder / TOKENIZER, built.chosen.tokenizer.to_str().encode("utf-8"))
     content = "".join(files[name]["sha256"] for name in sorted(files))
     meta = {
         "format": FORMAT,
@@ -198,14 +164,10 @@ def _write_meta(folder: Path, source: dict[str, str], built: BuiltCorpus) -> Non
         "special": built.chosen.special,
         "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
         **built.meta,
-        **{name: split.counts for name, split in built.splits.items()},
+        **built.counts,
         "files": files,
     }
-    write_synced(folder / META, json.dumps(add_seal(json.loads(json.dumps(meta))), indent=1).encode())
-
-
-def token_dtype(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
-    return np.uint16 if vocabulary_size(tokenizer) <= 1 << 16 else np.uint32
+    cache.write_synced(folder / META, json.dumps(cache.add_seal(json.loads(json.dumps(meta))), indent=1).encode())
 
 
 def limit_rate(log: LogFn) -> LogFn:
@@ -281,17 +243,16 @@ class Vocabulary:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         try:
-            tokenizer = restore_tokenizer(read_text(self.folder / TOKENIZER))
+            return restore_tokenizer(read_text(self.folder / TOKENIZER))
         except OSError as error:
             raise unreadable_error(self.folder / TOKENIZER, error) from None
         except ValueError as error:
             raise UserError(f"{self.folder / TOKENIZER} is damaged: {error}", code="damaged") from None
-        return tokenizer
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         if self.tokenizer.truncation is None:
             raise UserError(f"{self.folder / TOKENIZER} is damaged: it has no truncation", code="damaged")
-        return encode_texts(self.tokenizer, self.special, texts)
+        return tokenizers.encode_texts(self.tokenizer, self.special, texts)
 
 
 class CorpusWorkload(Workload):

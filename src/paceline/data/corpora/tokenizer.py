@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.data.files import hash_files, invalid_data, invalid_format, missing_path_error, unreadable_error
 from paceline.io.safe_open import read_text
+from paceline.workload import LogFn
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,15 +27,12 @@ LEARN_TEXTS = 50_000  # the vocabulary is learned from the first texts, up to th
 LEARN_CHARACTERS = 64 << 20  # ... and up to this many characters
 LONG_WORD_CHARACTERS = 1000
 BLANKS = " \n\t"
-_LONG_WORD = re.compile(
-    "|".join(f"({kind}{{{LONG_WORD_CHARACTERS}}}){kind}+" for kind in (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s"))
-)
-"""Byte-level BPE takes a run of letters, digits, other characters or blanks for one word."""
+_KINDS = (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s")  # byte-level BPE takes a run of one of these for a word
+_LONG_WORD = re.compile("|".join(f"({kind}{{{LONG_WORD_CHARACTERS}}}){kind}+" for kind in _KINDS))
 TOKEN_CHARACTERS = 256  # no text has as many in each of its tokens: what lies beyond so many is cut anyway
 BATCH_TEXTS = 2_000
 BATCH_CHARACTERS = 4 << 20
-BUILT_BYTES = 8 << 20
-"""Size of a tokenizer.json up to which a plan builds the tokenizer; from a longer one it reads the ids alone."""
+BUILT_BYTES = 8 << 20  # of a tokenizer.json that a plan builds; from a longer one it reads the ids alone
 MAX_TOKENIZER_BYTES = 1 << 26
 
 
@@ -63,6 +61,11 @@ class ChosenTokenizer(NamedTuple):
     tokenizer: Tokenizer
     special: int
 
+    @property
+    def dtype(self) -> type[np.uint16] | type[np.uint32]:
+        """Of arrays of its tokens."""
+        return np.uint16 if vocabulary_size(self.tokenizer) <= 1 << 16 else np.uint32
+
 
 @dataclass(frozen=True)
 class EncodedTexts:
@@ -73,10 +76,7 @@ class EncodedTexts:
 
 
 def learn_bpe(texts: Iterable[str], vocab: int, max_length: int | None, lowercase: bool, special: str) -> Tokenizer:
-    """Learn a tokenizer with at most `vocab` tokens, all bytes among them, so that it can encode any text.
-
-    `special` is token 0, which no text contains. Without `max_length` texts are not cut.
-    """
+    """Learn a tokenizer with at most `vocab` tokens, all bytes among them; `special` is token 0, in no text."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -124,8 +124,7 @@ def adapt_tokenizer(tokenizer: Tokenizer, max_length: int | None, lowercase: boo
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if lowercase:
-        fold = normalizers.Lowercase()
-        own = tokenizer.normalizer
+        fold, own = normalizers.Lowercase(), tokenizer.normalizer
         tokenizer.normalizer = fold if own is None else normalizers.Sequence([fold, own])
     if max_length is not None:
         tokenizer.enable_truncation(max_length)
@@ -133,19 +132,16 @@ def adapt_tokenizer(tokenizer: Tokenizer, max_length: int | None, lowercase: boo
 
 
 def encode_texts(tokenizer: Tokenizer, empty: int, texts: list[str], framed: bool = False) -> EncodedTexts:
-    """Encode a batch of texts. Every text has at least one token: an empty one has the token `empty`.
-
-    `framed`: add the tokens that the tokenizer puts around a text, such as [CLS] … [SEP].
-    """
+    """Encode a batch of texts, each with at least the token `empty`; `framed`: between [CLS] and [SEP], or the like."""
     assert tokenizer.truncation is not None, "set by learn_bpe and adapt_tokenizer"
     max_length = tokenizer.truncation["max_length"]
     read = max_length * TOKEN_CHARACTERS
     encodings = tokenizer.encode_batch_fast([text[:read] for text in texts], add_special_tokens=framed)
-    cut_texts = sum(len(one) == max_length and bool(one.overflowing) for one in encodings)
-    tokens = [one.ids or [empty] for one in encodings]
+    cut_texts = sum(len(text) == max_length and bool(text.overflowing) for text in encodings)
+    tokens = [text.ids or [empty] for text in encodings]
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     ids = np.fromiter(chain.from_iterable(tokens), np.uint32, int(lengths.sum()))
-    return EncodedTexts(ids, lengths, cut_texts, empty_texts=sum(not len(one) for one in encodings))
+    return EncodedTexts(ids, lengths, cut_texts, empty_texts=sum(not len(text) for text in encodings))
 
 
 def group_texts(samples: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
@@ -163,19 +159,13 @@ def group_texts(samples: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, 
 
 @contextmanager
 def use_all_cores() -> Iterator[None]:
-    """Tokenise on every core, and afterwards on one: a process that forks later must not hold such threads.
-
-    The library reads this setting from the environment only. One that the user made is kept.
-    """
-    name = "TOKENIZERS_PARALLELISM"
-    ours = name not in os.environ
-    if ours:
-        os.environ[name] = "true"
+    """Tokenise on every core, and afterwards on one: a process that forks later must not hold such threads."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = before or "true"
     try:
         yield
     finally:
-        if ours:
-            os.environ[name] = "false"
+        os.environ["TOKENIZERS_PARALLELISM"] = before or "false"
 
 
 def _take_first(texts: Iterable[str]) -> Iterator[str]:
@@ -193,12 +183,7 @@ def _take_first(texts: Iterable[str]) -> Iterator[str]:
 
 
 def load_tokenizer(
-    data: Any,
-    texts: Iterable[str],
-    special: SpecialToken,
-    max_length: int | None,
-    lowercase: bool,
-    log: Callable[[str], None],
+    data: Any, texts: Iterable[str], special: SpecialToken, max_length: int | None, lowercase: bool, log: LogFn
 ) -> ChosenTokenizer:
     """Read the tokenizer that the section `data` names or, without one, learn it from the texts."""
     if data.tokenizer is None:
