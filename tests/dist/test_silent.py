@@ -5,7 +5,6 @@ Here is one of each kind; tests/cluster/test_silent_ranks.py has every phase and
 
 import json
 import os
-import pickle
 import signal
 import time
 from pathlib import Path
@@ -136,8 +135,3 @@ def listening_addresses():
 
 def test_on_one_machine_ranks_listen_on_the_loopback_alone_and_every_group_has_the_stated_time():
     assert run_ranks(listening_addresses, (), 2) == [({"127.0.0.1"}, {60.0})] * 2
-
-
-def test_the_error_of_a_silent_rank_survives_the_way_between_processes():
-    error = pickle.loads(pickle.dumps(RankUnresponsive(3, "rank 3 is gone")))
-    assert (error.rank, str(error)) == (3, "rank 3 is gone")

@@ -37,10 +37,7 @@ SHAPE_SAMPLES = 5  # samples by which it is decided whether all have one shape
 
 
 def samples_of(workload: Workload, split: str = "train") -> Samples | None:
-    """Return the samples of a split, whatever `data(split)` returned; None if there is no such split.
-
-    While worker processes make the samples of a run, these are returned.
-    """
+    """Return the samples of a split, those of the worker processes if there are some; None without such a split."""
     return workload.served[split] if split in workload.served else load_samples(workload, split)
 
 
@@ -106,14 +103,12 @@ def as_samples(found: Any, collate: Callable[[list[Any]], Any] | None, source: s
     if isinstance(found, Tensor | np.ndarray | tuple) or type(found) is dict or hasattr(found, "to_numpy"):
         return ArraySamples(found, source)
     if isinstance(found, DataLoader):
-        raise _data_error(f"{source} returned a DataLoader; return its dataset: the run file sets the batches")
+        raise _data_error(f"{source} returned a DataLoader; return its dataset")
     if isinstance(found, IterableDataset) or (hasattr(found, "__iter__") and not hasattr(found, "__getitem__")):
-        stream = f"{source} returned a stream, {type(found).__name__}, which cannot be resumed"
-        raise _data_error(f"{stream}; return list(stream), or a Dataset with __len__ and __getitem__")
-    missing = [name for name in ("__len__", "__getitem__") if not hasattr(found, name)]
+        raise _data_error(f"{source} returned a stream, {type(found).__name__}, which cannot be resumed; {ALLOWED}")
+    missing = any(not hasattr(found, name) for name in ("__len__", "__getitem__"))
     if missing or isinstance(found, str | bytes | Mapping):
-        lacks = f", which has no {' and no '.join(missing)}" if missing else ""
-        raise _data_error(f"{source} returned {type(found).__name__}{lacks}; {ALLOWED}")
+        raise _data_error(f"{source} returned {type(found).__name__}; {ALLOWED}")
     own = collate or getattr(found, "collate", None)
     if own is None and type(found).__module__.partition(".")[0] == "datasets" and found.format["type"] is None:
         found = found.with_format("torch")
@@ -222,10 +217,7 @@ def _describe(leaf: Any) -> str:
     if isinstance(leaf, Tensor | np.ndarray):
         kind = "a tensor" if isinstance(leaf, Tensor) else f"an array of {leaf.dtype}"
         return f"{kind} of shape {list(leaf.shape)}"
-    if leaf is None:
-        return "None"
-    name = type(leaf).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return f"of type {type(leaf).__name__}"
 
 
 def seed_generators(key: int) -> None:

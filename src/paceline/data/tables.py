@@ -128,8 +128,8 @@ def _iter_csv_records(file: Path, delimiter: str) -> Iterator[list[str]]:
     try:
         yield from (fields for fields in reader if fields)
     except csv.Error as error:
-        hint = 'write a quote inside a quoted field twice:  "say ""yes"" now"'
-        raise invalid_format(f"{file} near line {reader.line_num}: not valid csv ({error}); {hint}") from None
+        where = f"{file} near line {reader.line_num}"
+        raise invalid_format(f"{where}: not valid csv ({error}); write a quote inside a quoted field twice") from None
 
 
 def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str], file: Path) -> Iterator[list[str]]:
@@ -141,8 +141,8 @@ def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str],
 
 
 def _row_length_error(file: Path, number: int, fields: Sequence[str], header: Sequence[str]) -> UserError:
-    found = f"{len(fields)} column{'s' * (len(fields) != 1)}, expected {len(header)} ({join_names(header, 12)})"
-    return invalid_format(f"{file} row {number} has {found}; quote a text that contains separators or line breaks")
+    found = f"{len(fields)} columns, expected {len(header)} ({join_names(header, 12)})"
+    return invalid_format(f"{file} row {number} has {found}; quote a text with separators or line breaks")
 
 
 @contextmanager
@@ -157,9 +157,8 @@ def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
         check_regular(path)
         with pyarrow.parquet.ParquetFile(path, buffer_size=STREAMED_BYTES if streamed else 0) as file:
             yield file
-    except UnicodeDecodeError as error:
-        byte = f"byte {error.object[error.start]:#04x}"
-        raise invalid_format(f"{path}: a text in it is not UTF-8 ({byte}); write its columns as strings") from None
+    except UnicodeDecodeError:
+        raise invalid_format(f"{path}: a text in it is not UTF-8; write its columns as strings") from None
     except (pyarrow.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or ["damaged"])[0]
         raise UserError(f"{path}: not a readable Parquet file ({reason}); copy it again", code="unreadable") from None

@@ -114,8 +114,7 @@ def _check_folder(out: Path) -> None:
         raise _out_error(f"{str(out)!r}: an ONNX file is written into a folder; type  --out {out.stem} --onnx")
     if out.suffix.lower() in OTHER_SUFFIXES:
         file = out.with_suffix(".safetensors")
-        reason = f"{str(out)!r} does not end in .safetensors; type  --out {file}  or, for a standalone folder,"
-        raise _out_error(f"{reason}  --out {out.stem}")
+        raise _out_error(f"{str(out)!r} is no folder; type  --out {file}  or, for a folder,  --out {out.stem}")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise _out_error(f"{str(out)!r} exists; name a new folder")
     _check_parent(out)

@@ -58,12 +58,9 @@ def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0,
             print_json({"exit_code": code, "ranks": ranks, "seconds": seconds, "said": messages})
         return code
     launcher = rank_info.launcher
-    if ranks not in (None, rank_info.world):
-        raise _option_error("--ranks", f"{launcher} has started {rank_info.world} ranks already; leave it out")
-    if as_json:
-        raise _option_error("--json", f"{launcher} started the ranks and alone knows how they end; leave it out")
-    if restarts:
-        raise _option_error("--restarts", f"{launcher} started the ranks and must restart them itself")
+    given = {"--ranks": ranks not in (None, rank_info.world), "--json": as_json, "--restarts": restarts}
+    if wrong := next((option for option, is_wrong in given.items() if is_wrong), ""):
+        raise _option_error(wrong, f"{launcher} has started {rank_info.world} ranks already; leave it out")
     replace_process(command, rank_info)
     return 0
 

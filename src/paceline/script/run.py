@@ -117,10 +117,10 @@ def build_script_spec(file: str | Path | None, overrides: Any, script: Path, arg
         return build_spec(values, dict.fromkeys(given, SCRIPT_ORIGIN))
     named = read_yaml_file(Path(file))[0].get("workload")
     if isinstance(named, str) and not is_script(named):
-        message = f"{file} is the run file of workload {named!r}, and {script.name} is a script; leave workload out, or"
-        raise UserError(f"{message} write  workload: {script.name}", code="conflict", key="workload")
+        message = f"{file} is the run file of workload {named!r}; write  workload: {script.name}"
+        raise UserError(message, code="conflict", key="workload")
     if isinstance(named, str) and (Path(file).resolve().parent / named).resolve() != script:
-        message = f"{file} is the run file of {named}, and this is {script}; start that one, or correct workload"
+        message = f"{file} is the run file of {named}, and this is {script}"
         raise UserError(message, code="conflict", key="workload")
     spec = load(file, given)
     spec._origins.update(dict.fromkeys(("workload", "data.arguments") & given.keys(), SCRIPT_ORIGIN))

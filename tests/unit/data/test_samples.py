@@ -159,7 +159,7 @@ REFUSED = {
     "no columns": ((), "data('train') is empty"),
     "rows that do not match": ((X, Y[:4]), "data('train')[1] has 4 rows"),
     "words": ({"x": np.array(["a", "b"])}, "data('train')['x'] is an array of <U1"),
-    "a number among columns": ((X, 3), "data('train')[1] is an int"),
+    "a number among columns": ((X, 3), "data('train')[1] is of type int"),
     "lists": (([[1.0]] * 6, [0] * 6), "data('train')[0] is a list"),
     "a stream": (Stream(), "a stream, Stream"),
     "a generator": ((i for i in range(3)), "a stream, generator"),
@@ -181,8 +181,11 @@ def test_what_cannot_be_samples(data, said):
 UNLIKE = {
     "shapes": (lambda i: X[: i + 1], "sample 4 is an array of float32 of shape [5, 2] and sample 1 an array of"),
     "parts": (lambda i: (X[i],) * (1 + i % 2), "and sample 1 [0] an array of float32 of shape [2], [1] an array"),
-    "types": (lambda i: {"x": None if i == 1 else 2.0}, "sample 4 is ['x'] a float and sample 1 ['x'] None"),
-    "never": (lambda i: (X[i], object()), "[1] an object"),
+    "types": (
+        lambda i: {"x": None if i == 1 else 2.0},
+        "sample 4 is ['x'] of type float and sample 1 ['x'] of type NoneType",
+    ),
+    "never": (lambda i: (X[i], object()), "[1] of type object"),
 }
 
 

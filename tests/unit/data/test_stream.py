@@ -29,9 +29,7 @@ def texts(tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
     for i in range(40):
-        (folder / f"{i:02}.txt").write_text(
-            f"This is text {i}: " + f"word{i} größer 世界\n" * (i + 1), encoding="utf-8"
-        )
+        (folder / f"{i:02}.txt").write_text(f"This is text {i}: " + f"word{i} größer 世界\n" * (i + 1), "utf-8")
     return folder
 
 
@@ -74,33 +72,20 @@ def test_a_long_file_is_cut_into_parts_that_join_again(tmp_path):
         assert part.ends == (after is None or after.held_out != part.held_out)
 
 
-def other_length(folder, facts):
-    facts["train"]["tokens"] -= 1
-    (folder / "meta.json").write_text(json.dumps(cache.add_seal(facts)))
-
-
-def flipped_byte(folder, facts):
-    content = bytearray((folder / "train.npy").read_bytes())
-    content[-4] ^= 1
-    (folder / "train.npy").write_bytes(content)
-
-
-DAMAGE = {
-    other_length: "the train split has",
-    flipped_byte: "train.npy was changed",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", ["the train split has", "train.npy was changed"])
 def test_damage_to_a_cached_stream_is_named_and_mended(damage, tmp_path, texts):
     first = TokenStreams.prepare(data_of(tmp_path, texts, vocab=300), QUIET)
-    ids = np.array(first.train)
-    facts = json.loads((first.folder / "meta.json").read_text())
-    del facts["seal"]
-    damage(first.folder, facts)
+    ids, meta, array = np.array(first.train), first.folder / "meta.json", first.folder / "train.npy"
+    if "split" in damage:
+        facts = json.loads(meta.read_text())
+        del facts["seal"]
+        facts["train"]["tokens"] -= 1
+        meta.write_text(json.dumps(cache.add_seal(facts)))
+    else:
+        array.write_bytes(array.read_bytes()[:-4] + b"\xff" * 4)
     said = []
     again = TokenStreams.prepare(data_of(tmp_path, texts, vocab=300), said.append)
-    assert f"damaged ({DAMAGE[damage]}" in said[0]
+    assert f"damaged ({damage}" in said[0]
     assert np.array_equal(again.train, ids)
     assert again.fingerprint == first.fingerprint
 
@@ -109,11 +94,7 @@ def test_a_damaged_note_of_what_a_text_holds_is_made_again(tmp_path, texts):
     first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
     (note,) = first.folder.parent.glob("*.digest")
     whole = note.read_text()
-    for damaged in (
-        b"\xff" + whole.encode()[1:],
-        whole.replace(whole[0], "f" if whole[0] == "0" else "0").encode(),
-        b"",
-    ):
+    for damaged in (b"\xff" + whole.encode()[1:], whole.replace(whole[0], "~").encode(), b""):
         note.write_bytes(damaged)
         again = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
         assert again.fingerprint == first.fingerprint

@@ -6,56 +6,32 @@ from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.launch.environment import RankInfo, detect_rank, parse_first_host, parse_task_counts
 from paceline.launch.root_cause import RankFailure, describe_exception, describe_exit, find_root_cause, is_secondary
 
-TORCHRUN = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "n1",
-    "MASTER_PORT": "41234",
-}
-BATCH_SCRIPT = {  # sbatch -N2 -n4, before any srun
-    "SLURM_JOB_ID": "7162390",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NPROCS": "4",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "0",
-    "SLURM_TASKS_PER_NODE": "3,1",
-}
-STEP = BATCH_SCRIPT | {  # srun -n3 -N2 inside it, the last task
-    "SLURM_DISTRIBUTION": "block",
-    "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
-    "SLURM_NODEID": "1",
-    "SLURM_NTASKS": "3",
-    "SLURM_PROCID": "2",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "n[1-2]",
-    "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "2,1",
-}
-ONE_NODE_STEP = STEP | {"SLURM_NODEID": "0", "SLURM_LOCALID": "2", "SLURM_STEP_TASKS_PER_NODE": "3"}
-SHELL = BATCH_SCRIPT | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "2048655361",
-    "PMIX_RANK": "1",
-}
-SPREAD_MPI = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "8"}
-MPICH_IN_SLURM = STEP | {  # one task per node carries the ranks of that node
-    "PMI_RANK": "3",
-    "PMI_SIZE": "4",
-    "MPI_LOCALRANKID": "0",
-    "MPI_LOCALNRANKS": "1",
-    "SLURM_PROCID": "1",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-}
+
+def env(text):
+    return dict(word.split("=") for word in text.split())
+
+
+TORCHRUN = env("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=41234")
+BATCH_SCRIPT = env(  # sbatch -N2 -n4, before any srun
+    """SLURM_JOB_ID=7162390 SLURM_JOB_NODELIST=n[1-2] SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NPROCS=4 SLURM_NTASKS=4
+    SLURM_PROCID=0 SLURM_TASKS_PER_NODE=3,1"""
+)
+STEP = BATCH_SCRIPT | env(  # srun -n3 -N2 inside it, the last task
+    """SLURM_DISTRIBUTION=block SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 SLURM_NODEID=1 SLURM_NTASKS=3 SLURM_PROCID=2
+    SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=2,1"""
+)
+ONE_NODE_STEP = STEP | env("SLURM_NODEID=0 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=3")
+SHELL = BATCH_SCRIPT | env("SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1")
+OPEN_MPI = env(
+    """OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2
+    PMIX_NAMESPACE=2048655361 PMIX_RANK=1"""
+)
+SPREAD_MPI = OPEN_MPI | env("OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1")
+MPICH = env("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_FD=8")
+MPICH_IN_SLURM = STEP | env(  # one task per node carries the ranks of that node
+    """PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2
+    SLURM_STEP_TASKS_PER_NODE=1(x2)"""
+)
 
 PLACES = {
     "torchrun": (TORCHRUN, RankInfo(3, 4, 1, 2, "torchrun", "n1", 41234)),
@@ -100,15 +76,10 @@ CONTRADICTIONS = {
     "mpich somewhere": (MPICH | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "MASTER_ADDR"),
 }
 
-FIRST_HOSTS = {
-    "n1": "n1",
-    "n[1-3,7],m2": "n1",
-    "gpu[008-011]": "gpu008",
-    "a,b[1,03],c": "a",
-    "r[1-2]n[3-4].cluster": "r1n3.cluster",
-    "node-7,node[10-11]-ib": "node-7",
-    "n[07]": "n07",
-}
+FIRST_HOSTS = env(
+    "n1=n1 n[1-3,7],m2=n1 gpu[008-011]=gpu008 a,b[1,03],c=a r[1-2]n[3-4].cluster=r1n3.cluster n[07]=n07"
+    " node-7,node[10-11]-ib=node-7"
+)
 
 
 @pytest.mark.parametrize("name", PLACES)

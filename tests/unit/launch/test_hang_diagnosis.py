@@ -11,19 +11,9 @@ import pytest
 
 from conftest import REPOSITORY
 from paceline.errors import RankUnresponsive, RunFailed
+from paceline.launch import hang_diagnosis
 from paceline.launch.environment import RankInfo
-from paceline.launch.hang_diagnosis import (
-    PREFETCH_CALL,
-    WAIT_FOR_WRITER_CALL,
-    WORKER_CALL,
-    WRITER_CALL,
-    ProcessMonitor,
-    WaitingRank,
-    describe_position,
-    find_collective,
-    find_silent_rank,
-    name_silent_rank,
-)
+from paceline.launch.hang_diagnosis import ProcessMonitor, WaitingRank, describe_position, find_silent_rank
 from paceline.launch.hang_traces import Frame, calls_file, fetch_stacks, list_children, read_stacks, stack_file
 from paceline.launch.heartbeat import Beat, Heartbeat, read_beats, read_process_state
 from paceline.launch.root_cause import describe_exception
@@ -107,16 +97,6 @@ def test_a_heartbeat_says_where_a_rank_is_and_is_one_line_however_often_it_beats
         assert (json.loads(text)["phase"], json.loads(text)["step"]) == ("end", 7)
         beat.remove()
     assert not any(tmp_path.iterdir()), "a run that has ended leaves none"
-
-
-def test_a_beat_costs_next_to_nothing(tmp_path):
-    with Heartbeat(tmp_path, TWO, 300.0) as beat:
-        took = []
-        for step in range(2000):
-            began = time.perf_counter()
-            beat("step", step)
-            took.append(time.perf_counter() - began)
-    assert sorted(took)[len(took) // 2] < 1e-3  # some µs; a busy machine takes longer
 
 
 def test_what_cannot_be_written_or_read_costs_no_run_and_no_link_is_followed(tmp_path):
@@ -240,18 +220,15 @@ def test_a_rank_that_goes_on_after_it_was_asked_blames_nobody(patient, tmp_path)
     error = RuntimeError("timed out after 15 s")
     with Heartbeat(folder, TWO, 300.0) as beat:
         beat("step", 3)
-        assert isinstance(name_silent_rank(error, folder, TWO), RankUnresponsive)
+        assert isinstance(hang_diagnosis.name_silent_rank(error, folder, TWO), RankUnresponsive)
         stack_file(folder, 0, asked=True).write_text("Thread 0x1 (most recent call first):\n")
-        assert name_silent_rank(error, folder, TWO) is error
+        assert hang_diagnosis.name_silent_rank(error, folder, TWO) is error
 
 
 def test_other_errors_stay_what_they_are(tmp_path):
-    for error in (
-        RunFailed("the disk is full"),
-        RuntimeError("connection closed by peer"),
-        RankUnresponsive(1, "gone"),
-    ):
-        assert name_silent_rank(error, tmp_path, TWO) is error
+    errors = RunFailed("the disk is full"), RuntimeError("connection closed by peer"), RankUnresponsive(1, "gone")
+    for error in errors:
+        assert hang_diagnosis.name_silent_rank(error, tmp_path, TWO) is error
 
 
 def test_of_several_stacks_the_first_counts(tmp_path):
@@ -269,11 +246,11 @@ def test_where_a_stack_is():
     assert describe_position((Frame("/usr/lib/python3.11/queue.py", 1, "get"), own)) == "batch (own.py:3)"
     gathering = (Frame(torch, 1, "all_gather"), Frame(torch, 2, "all_gather_object"), own)
     assert describe_position(gathering) == "all_gather_object, called by batch (own.py:3)"
-    assert find_collective((own,)) == ""
+    assert hang_diagnosis.find_collective((own,)) == ""
 
 
-@pytest.mark.parametrize("call", [WORKER_CALL, PREFETCH_CALL, WAIT_FOR_WRITER_CALL, WRITER_CALL])
+@pytest.mark.parametrize("call", ["WORKER_CALL", "PREFETCH_CALL", "WAIT_FOR_WRITER_CALL", "WRITER_CALL"])
 def test_functions_that_are_looked_for_in_stacks_exist(call):
-    function, file = call
+    function, file = getattr(hang_diagnosis, call)
     (source,) = [path for path in (REPOSITORY / "src/paceline").rglob("*.py") if path.match(f"*/{file}")]
     assert f"def {function}(" in source.read_text()

@@ -88,11 +88,7 @@ def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     good = b'{"kind":"step","step":1}\n'
     file.write_bytes(b'\x00\x00\n\xff\xfe{"kind"\n[1]\n12\n{}\n\n' + b"[" * 100_000 + b"\n" + good + b'{"kind":"end"}')
     assert [event["kind"] for event in read_events(file)] == ["step", "end"]
-
-
-def test_a_rank_that_wrote_nothing_has_no_events(tmp_path: Path) -> None:
-    assert list(read_events(tmp_path / "rank7.jsonl")) == []
-    assert read_steps(tmp_path / "rank7.jsonl") == []
+    assert read_steps(tmp_path / "rank7.jsonl") == [], "of a rank that wrote nothing"
 
 
 def test_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> None:
@@ -110,14 +106,9 @@ def test_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> None:
         events.write("step", step=None)
     losses = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 2.0, 6: 2.0}
     assert [(step["step"], step["loss"]) for step in read_steps(file)] == list(losses.items())
-
-
-def test_a_second_attempt_counts_even_if_its_resume_event_was_lost(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    with EventWriter(file) as events:
-        for step in (1, 2, 3, 4, 2, 3):
-            events.write("step", step=step)
-    assert [step["step"] for step in read_steps(file)] == [1, 2, 3]
+    with EventWriter(file) as events:  # its resume event was lost
+        events.write("step", step=2)
+    assert [step["step"] for step in read_steps(file)] == [1, 2]
 
 
 def test_a_kill_loses_only_what_was_held(tmp_path: Path) -> None:
@@ -142,18 +133,6 @@ def test_a_full_disk_is_said_in_words() -> None:
     events = EventWriter(Path("/dev/full"))
     with pytest.raises(RunFailed, match="/dev/full: No space left"):
         events.write("start")
-
-
-def test_an_event_costs_little(tmp_path: Path) -> None:
-    events = EventWriter(tmp_path / "a.jsonl")
-    best_us = math.inf
-    for _ in range(5):
-        began = time.process_time()
-        for step in range(2000):
-            events.write("step", step=step, **STEP)
-        best_us = min(best_us, (time.process_time() - began) / 2000 * 1e6)
-    events.close()
-    assert best_us < 40, f"{best_us:.1f} us per event; about 8 on an idle machine"
 
 
 def test_metrics_flat_or_nested() -> None:

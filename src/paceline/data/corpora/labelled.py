@@ -22,7 +22,7 @@ from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, Ids,
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, group_texts, load_tokenizer
 from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value, invalid_data
 from paceline.data.tables import iter_columns, locate_row
-from paceline.errors import UserError, did_you_mean, join_names
+from paceline.errors import UserError, did_you_mean
 from paceline.workload import LogFn
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement
@@ -86,8 +86,8 @@ class LabelledTable:
             if isinstance(label, float) and label.is_integer():  # 3 means the same in every kind of file
                 label = int(label)
             if not isinstance(label, str | int) or not str(label).strip():
-                expected = "expected a whole number or a word; type  data.label=COLUMN  or remove the row"
-                raise invalid_data(f"{self.where(number)}: {self.label!r} is {label!r:.40}; {expected}", "data.label")
+                wrong = f"{self.label!r} is {label!r:.40}, expected a whole number or a word"
+                raise invalid_data(f"{self.where(number)}: {wrong}; type  data.label=COLUMN", "data.label")
             yield number, text, str(label).strip()
 
     def where(self, number: int) -> str:
@@ -129,12 +129,12 @@ def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dic
     for _, text, label in table.rows():
         labels.add(label)
         if len(labels) > MAX_CLASSES:
-            many = f"column {table.label!r} has more than {MAX_CLASSES:,} distinct values (such as {label!r:.40})"
-            raise invalid_data(f"{path}: {many}, so it does not name classes; type  data.label=COLUMN", "data.label")
+            many = f"column {table.label!r} has more than {MAX_CLASSES:,} distinct values, and names no classes"
+            raise invalid_data(f"{path}: {many}; type  data.label=COLUMN", "data.label")
         if test_fraction is not None:
             hashes.add(text)
     if not labels:
-        raise invalid_data(f"{path}: there are no rows; at least two rows of two classes are needed")
+        raise invalid_data(f"{path}: there are no rows")
     if len(labels) == 1:
         same = f"every row has the same {table.label!r}, {labels.pop()!r}"
         raise invalid_data(f"{path}: {same}; at least two classes are needed (data.label=COLUMN)", "data.label")
@@ -152,9 +152,8 @@ def _iter_test_samples(table: LabelledTable, train: Path, numbers: dict[str, int
     for number, text, label in table.rows():
         empty = False
         if label not in numbers:
-            known = f"{did_you_mean(label, numbers)} (labels: {join_names(list(numbers), 12)})"
             unknown = f"{table.where(number)}: label {label!r} is not in the training file {train}"
-            raise invalid_data(f"{unknown}{known}", "data.test_path")
+            raise invalid_data(f"{unknown}{did_you_mean(label, numbers)}", "data.test_path")
         yield text, numbers[label]
     if empty:
         raise invalid_data(f"data.test_path={table.path}: there are no rows", "data.test_path")

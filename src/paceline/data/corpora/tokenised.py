@@ -68,7 +68,7 @@ class TokenisedCorpus:
 
     @classmethod
     def cached(cls, data: Any) -> Self | None:
-        """Return the corpus of a section `data` if it is in the cache, unverified; None also if that takes long to find."""
+        """Return the corpus of a section `data` if it is in the cache, unverified; None also if that takes long."""
         try:
             folder = cls._folder(data, cls.open_source(data, looking=True).fingerprint())
         except (UserError, OSError):
