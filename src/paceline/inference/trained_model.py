@@ -179,8 +179,8 @@ class TrainedModel:
             for start in range(0, len(inputs), chunk):
                 part = inputs[start : start + chunk]
                 with use_evaluation_mode(self.model, workload.spec.train.precision, self.device):
-                    columns = workload.predict(self.model, move_batch(workload.encode(part), self.device))
-                parts.append(_to_host(columns, len(part)))
+                    predicted = workload.predict(self.model, move_batch(workload.encode(part), self.device))
+                parts.append(_to_host(predicted, len(part)))
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return Predictions(columns, tuple(self.classes))
 
