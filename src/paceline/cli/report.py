@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
 from paceline.io.arguments import check_price
 from paceline.io.files import print_json
-from paceline.io.format import duration, format_metrics, number, wrap_lines
-from paceline.io.table import UNKNOWN, Table
+from paceline.io.format import wrap_lines
+from paceline.io.table import Table
 from paceline.io.terminal import build_console, warn
-from paceline.reports.report import build_experiments_table
+from paceline.reports.report import RunRow, build_experiments_table, build_runs_table
 from paceline.reports.run_view import Experiments, compare_experiments, describe_other_keys, read_run_view
 from paceline.runlog.run_dir import RunDir, find_runs
 from paceline.runlog.summary import Summary, read_summary
@@ -54,13 +54,17 @@ class ListedRun:
     problem: str = ""
     """Why it cannot be read."""
 
+    @property
+    def status(self) -> str:
+        return self.summary.status if self.summary else "not finished"
+
     def to_json(self) -> dict[str, Any]:
         ended = self.summary
         return {
             "path": str(self.run.path),
             "name": self.run.name,
             "workload": self.workload,
-            "status": self.problem or (ended.status if ended else "not finished"),
+            "status": self.problem or self.status,
             "ranks": ended.ranks if ended else None,
             "steps": ended.trained.steps if ended else None,
             "samples": ended.trained.samples if ended else None,
@@ -99,7 +103,7 @@ def run_runs(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([listed.to_json() for listed in found])
         return 0
-    console.print(_build_runs_table(found))
+    console.print(_build_listing(found))
     for listed in found:
         if listed.problem:
             warn(f"paceline: {listed.run.path}: {listed.problem}")
@@ -115,23 +119,10 @@ def _require_runs(folder: Path) -> list[ListedRun]:
     return found
 
 
-def _build_runs_table(found: Sequence[ListedRun]) -> Table:
-    table = Table("run", "workload", "status", "evaluation", "ranks", "steps", "last loss", "took", left=4)
-    for listed in found:
-        ended = listed.summary
-        table.add_row(
-            listed.run.name,
-            listed.workload.rpartition("/")[2],
-            "cannot be read" if listed.problem else ended.status if ended else "not finished",
-            format_metrics(dict(list(ended.evaluation.metrics.items())[:3]))
-            if ended and ended.evaluation.metrics
-            else UNKNOWN,
-            f"{ended.ranks:,}" if ended and ended.ranks else UNKNOWN,
-            f"{ended.trained.steps:,}" if ended else UNKNOWN,
-            number(ended.loss_last) if ended and ended.loss_last is not None else UNKNOWN,
-            duration(ended.seconds) if ended else UNKNOWN,
-        )
-    return table
+def _build_listing(found: Sequence[ListedRun]) -> Table:
+    rows = [RunRow(run.run.name, "cannot be read" if run.problem else run.status, run.summary) for run in found]
+    workloads = [listed.workload.rpartition("/")[2] for listed in found]
+    return build_runs_table(rows, {"workload": workloads} if len(set(workloads)) > 1 else {})
 
 
 def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:
@@ -139,7 +130,7 @@ def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:
         rows = [
             {
                 "run": str(view.path),
-                "score": score and {"name": score.name, "value": score.value, "step": score.step},
+                "score": score and asdict(score),
                 "changed": dict(zip(found.keys, values, strict=True)),
             }
             for view, score, values in zip(found.runs, found.scores, found.values, strict=True)
@@ -147,7 +138,7 @@ def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:
         print_json(rows)
         return 0
     console.print(build_experiments_table(found))
-    for text in filter(None, (describe_other_keys(found), found.text)):
+    for text in filter(None, (describe_other_keys(found), found.text, found.caution)):
         for line in wrap_lines(text, ""):
             console.print(line)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
@@ -14,7 +14,7 @@ from paceline.errors import UserError
 from paceline.io.escape import escape_cell, escape_hidden
 from paceline.io.format import number, wrap_lines
 
-MIN_TEXT_WIDTH = 12
+MIN_TEXT_WIDTH, MAX_WORD_WIDTH = 12, 32
 UNKNOWN = "–"  # a cell without a value
 Align = Literal["left", "right"]
 
@@ -77,7 +77,11 @@ class Table:
         widths = [max(len(cells[i]) for cells in (heads, *(cells for cells, _ in rows))) for i in range(len(columns))]
         room = options.max_width
         gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= room else 1
-        _narrow_text(widths, [i for i, column in enumerate(columns) if column.align == "left"], room, gap)
+        texts = [i for i, column in enumerate(columns) if column.align == "left"]
+        words = {
+            i: [word for cells in (heads, *(cells for cells, _ in rows)) for word in cells[i].split()] for i in texts
+        }
+        _narrow_text(widths, {i: max(map(len, words[i]), default=0) for i in texts}, room, gap)
         for block in _split_blocks(widths, left, room, gap):
             yield _draw(columns, rows, [*range(left), *block], widths, gap)
         for place in sorted(self.failed):
@@ -85,11 +89,12 @@ class Table:
             yield from wrap_lines(f"{label}: {reason.removeprefix('✗ ')}", "✗ ")
 
 
-def _narrow_text(widths: list[int], texts: Sequence[int], room: int, gap: int) -> None:
-    """Take what is missing from the widest text columns, as long as enough of each is left."""
-    for place in sorted(texts, key=lambda place: -widths[place]):
+def _narrow_text(widths: list[int], longest: Mapping[int, int], room: int, gap: int) -> None:
+    """Take what is missing from the widest text columns, as long as their `longest` words are not broken."""
+    for place in sorted(longest, key=lambda place: -widths[place]):
         missing = sum(widths) + gap * (len(widths) - 1) - room
-        widths[place] -= max(0, min(missing, widths[place] - MIN_TEXT_WIDTH))
+        least = max(MIN_TEXT_WIDTH, min(longest[place], MAX_WORD_WIDTH))
+        widths[place] -= max(0, min(missing, widths[place] - least))
 
 
 def _split_blocks(widths: Sequence[int], left: int, room: int, gap: int) -> list[list[int]]:

@@ -103,7 +103,14 @@ def _write_bug_file(text: str) -> Path | None:
 @contextmanager
 def _print_user_code() -> Iterator[None]:
     logger, handler = logging.getLogger(registry.USER_CODE_LOGGER), logging.Handler()
-    handler.emit = lambda record: _write_line(record.getMessage())  # type: ignore[method-assign]
+    printed: set[str] = set()
+
+    def print_once(record: logging.LogRecord) -> None:
+        if (text := record.getMessage()) not in printed:
+            printed.add(text)
+            _write_line(text)
+
+    handler.emit = print_once  # type: ignore[method-assign]
     logger.setLevel(logging.INFO if _find_rank_info().rank == 0 else logging.WARNING)
     logger.addHandler(handler)
     try:

@@ -13,8 +13,9 @@ from paceline.measurement.links import compute_rates_by_size
 from paceline.measurement.result import PlannedRow
 from paceline.measurement.rows import MeasuredRow, drop_failed
 from paceline.reports.contents import ReportContents
-from paceline.reports.run_view import LossPoint, RunView, compute_loss_differences, find_score, thin_points
+from paceline.reports.run_view import LossPoint, RunView, compute_loss_differences, thin_points
 from paceline.reports.series import Series, SourceLine, link_name
+from paceline.runlog.summary import find_score
 
 MAX_POINTS = 24_000
 MAX_PER_RUN = 1_000
@@ -250,7 +251,7 @@ def _chart_curve(runs: Sequence[RunView], curve: Curve) -> Chart | None:
 
 
 def _chart_evaluation(runs: Sequence[RunView]) -> Chart | None:
-    scores = {score.name for run in runs if (score := find_score(run)) is not None}
+    scores = {score.name for run in runs if (score := find_score(run.summary)) is not None}
     if len(scores) != 1:
         return None
     name = scores.pop()

@@ -181,7 +181,7 @@ def _join(names: Sequence[str]) -> str:
 def _describe_verdict(
     series: Sequence[Series], runs: Sequence[RunView], same: Comparison | None, tried: Experiments | None
 ) -> tuple[str, ...]:
-    best = (tried.text,) if tried is not None and tried.text else ()
+    best = tuple(filter(None, (tried.text, tried.caution))) if tried is not None else ()
     if len(series) == 1:
         return (*best, *series[0].verdict)
     if series:

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import write_atomic
-from paceline.io.format import duration, format_metrics, number, percent
+from paceline.io.format import duration, number, percent
 from paceline.io.table import UNKNOWN, Table, Tabular
 from paceline.measurement.rows import drop_failed
 from paceline.measurement.tables import build_links_table, build_measurement_tables, format_speedup
@@ -20,7 +20,7 @@ from paceline.reports.figures import draw_figures
 from paceline.reports.page import build_tiles, list_pictures, render_latex, render_markdown, render_page
 from paceline.reports.run_view import MAX_KEYS, Experiments, describe_other_keys
 from paceline.reports.series import Series
-from paceline.runlog.summary import describe_baseline, select_class_results
+from paceline.runlog.summary import Score, Summary, describe_baseline, find_score, select_class_results
 
 
 def build_tables(contents: ReportContents) -> list[Table]:
@@ -34,7 +34,8 @@ def build_tables(contents: ReportContents) -> list[Table]:
     if contents.experiments is not None:
         found.append(build_experiments_table(contents.experiments))
     elif contents.runs:
-        found.append(_build_runs(contents))
+        rows = [RunRow(run.name, run.status, run.summary, run.points[-1].loss) for run in contents.runs]
+        found.append(build_runs_table(rows, name="runs", title="Runs"))
     if len(contents.runs) == 1 and (ended := contents.runs[0].summary) is not None:
         found += _build_classes({**ended.evaluation.metrics, **ended.evaluation.arrays})
     return found
@@ -55,47 +56,65 @@ def _build_laws(s: Series, name: str) -> Table:
     return table
 
 
-def _build_runs(contents: ReportContents) -> Table:
-    head = ("run", "status", "ranks", "steps", "first loss", "last loss", "evaluation")
-    table = Table(*head, left=2, name="runs", title="Runs")
-    for run in contents.runs:
-        table.add_row(
-            run.name,
-            run.status,
-            str(run.ranks),
-            f"{len(run.points):,}",
-            number(run.points[0].loss),
-            number(run.summary.loss_last if run.summary is not None else run.points[-1].loss),
-            format_metrics(run.summary.evaluation.metrics if run.summary is not None else {}) or UNKNOWN,
-        )
+class RunRow(NamedTuple):
+    """What a table of runs has a row for."""
+
+    name: str
+    status: str
+    summary: Summary | None
+    last_loss: float | None = None
+    """Of a run that has not ended."""
+
+
+def build_runs_table(
+    runs: Sequence[RunRow],
+    keys: Mapping[str, Sequence[str]] | None = None,
+    *,
+    brief: bool = False,
+    best: int | None = None,
+    **texts: str,
+) -> Table:
+    """Build a row for each run, with the values of `keys`; if `brief`, without columns in which all runs agree."""
+    ended = [run.summary or Summary() for run in runs]
+    scores = [find_score(run.summary) for run in runs]
+    titles = {score.title for score in scores if score is not None}
+    title = titles.pop() if len(titles) == 1 else "score"
+    losses = [run.last_loss if run.summary is None else run.summary.loss_last for run in runs]
+    texts_of: dict[str, Sequence[str]] = {
+        "run": [run.name for run in runs],
+        "status": [run.status for run in runs],
+        **(keys or {}),
+    }
+    numbers = {
+        title: [_format_score(score, title) for score in scores],
+        "at step": [f"{score.step:,}" if score and score.step is not None else UNKNOWN for score in scores],
+        "ranks": [f"{summary.ranks:,}" if summary.ranks else UNKNOWN for summary in ended],
+        "steps": [f"{summary.trained.steps:,}" if summary.trained.steps else UNKNOWN for summary in ended],
+        "last loss": [UNKNOWN if loss is None else number(loss) for loss in losses],
+        "samples/s": [number(summary.samples_per_s, 3) if summary.samples_per_s else UNKNOWN for summary in ended],
+        "took": [duration(summary.seconds) if summary.seconds else UNKNOWN for summary in ended],
+    }
+    columns = {**texts_of, **numbers}
+    kept = [name for name in columns if not brief or name in ("run", title) or len(set(columns[name])) > 1]
+    table = Table(*kept, left=sum(name in texts_of for name in kept), mark=best is not None, **texts)
+    for place in range(len(runs)):
+        table.add_row(*(columns[name][place] for name in kept), chosen=place == best)
     return table
+
+
+def _format_score(score: Score | None, title: str) -> str:
+    if score is None:
+        return UNKNOWN
+    return number(score.value) if score.title == title else f"{score.name} {number(score.value)} {score.title[-1]}"
 
 
 def build_experiments_table(found: Experiments) -> Table:
-    keys, metric = found.keys[:MAX_KEYS], found.score or "score"
-    note = f"The best {found.score} of each run. " if found.score else ""
-    table = Table(
-        *("run", "status", *keys, metric, "at step", "last loss", "samples/s", "took"),
-        left=2 + len(keys),
-        name="experiments",
-        title="What changed, and what came of it",
-        note=(note + describe_other_keys(found)).strip(),
-        mark=True,
-    )
-    for place, (run, score, values) in enumerate(zip(found.runs, found.scores, found.values, strict=True)):
-        summary = run.summary
-        table.add_row(
-            run.name,
-            run.status,
-            *values[:MAX_KEYS],
-            number(score.value) if score else UNKNOWN,
-            f"{score.step:,}" if score and score.step is not None else UNKNOWN,
-            number(summary.loss_last if summary else run.points[-1].loss),
-            number(summary.samples_per_s, 3) if summary and summary.samples_per_s else UNKNOWN,
-            duration(summary.seconds) if summary else UNKNOWN,
-            chosen=place == found.best,
-        )
-    return table
+    """Build the comparison of runs: what differs, and what came of it."""
+    rows = [RunRow(run.name, run.status, run.summary, run.points[-1].loss) for run in found.runs]
+    keys = {key: [values[place] for values in found.values] for place, key in enumerate(found.keys[:MAX_KEYS])}
+    note = " ".join(filter(None, ("The best score of each run." * bool(found.score), describe_other_keys(found))))
+    title = "What changed, and what came of it"
+    return build_runs_table(rows, keys, brief=True, best=found.best, name="experiments", title=title, note=note)
 
 
 def _build_classes(event: Mapping[str, Any]) -> Iterator[Table]:

@@ -15,7 +15,7 @@ from paceline.io.format import number
 from paceline.measurement.run_times import RunTimes, read_run_times
 from paceline.runlog.events import drop_undone_steps, extract_metrics, read_event_lines
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import Summary, read_summary
+from paceline.runlog.summary import Score, Summary, find_score, read_summary
 from paceline.trainer.resume_guard import LENGTHS, MAY_CHANGE, MUST_STAY
 from paceline.trials.check import TOLERANCE
 
@@ -217,32 +217,6 @@ def _select_deciding_values(spec: RunSpec) -> dict[str, Any]:
 
 NOT_COMPARED = ("name", "data.cache")
 MAX_KEYS = 5
-USUAL_SCORES = ("accuracy", "dice", "-loss")  # first of these that was measured
-
-
-@dataclass(frozen=True)
-class Score:
-    name: str
-    value: float
-    step: int | None
-    less_is_better: bool
-
-    @property
-    def goodness(self) -> float:
-        return -self.value if self.less_is_better else self.value
-
-
-def find_score(run: RunView) -> Score | None:
-    if run.summary is None:
-        return None
-    evaluation = run.summary.evaluation
-    metrics: dict[str, Any] = dict(evaluation.best or evaluation.metrics)
-    wanted = evaluation.score or next((name for name in USUAL_SCORES if name.removeprefix("-") in metrics), "")
-    value = metrics.get(wanted.removeprefix("-"))
-    if not wanted or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    step = metrics.get("step") if evaluation.best else run.summary.trained.steps
-    return Score(wanted.removeprefix("-"), float(value), step, wanted.startswith("-"))
 
 
 @dataclass(frozen=True)
@@ -265,6 +239,19 @@ class Experiments:
         return known[0] if self.score and len(known) > 1 else None
 
     @property
+    def caution(self) -> str:
+        """Return a sentence if the scores are not of the same test set; "" if they are."""
+        scored = [
+            run.summary.evaluation for run, score in zip(self.runs, self.scores, strict=True) if score and run.summary
+        ]
+        counts = sorted({evaluation.evaluated for evaluation in scored if evaluation.evaluated})
+        keys = [key for key in self.keys if key.startswith("data.") or key == "train.evaluate_on"]
+        if len(scored) < 2 or not (keys or len(counts) > 1):
+            return ""
+        why = f"{' and '.join(f'{count:,}' for count in counts)} samples" if len(counts) > 1 else ", ".join(keys)
+        return f"Caution: the runs may have other test sets ({why}), so that their scores say little of each other."
+
+    @property
     def text(self) -> str:
         if self.best is None:
             return ""
@@ -283,7 +270,7 @@ class Experiments:
 
 
 def compare_experiments(runs: Sequence[RunView]) -> Experiments:
-    scored = [(run, find_score(run)) for run in runs]
+    scored = [(run, find_score(run.summary)) for run in runs]
     names = {score.name for _, score in scored if score is not None}
     if len(names) == 1:
         scored.sort(key=lambda pair: -math.inf if pair[1] is None else pair[1].goodness, reverse=True)

@@ -67,13 +67,15 @@ def describe_baseline(event: Event) -> str:
     accuracy, majority = event.get("accuracy"), event.get("majority")
     if accuracy is None or majority is None or accuracy > majority:
         return ""
+    return f"accuracy no better than always predicting {_most_frequent_class(event)} ({majority:.3f})"
+
+
+def _most_frequent_class(event: Mapping[str, Any]) -> str:
     results = read_class_results(event)
-    name = max(results, key=lambda result: result.support).name if results else "the most frequent class"
-    return f"accuracy no better than always predicting {name} ({majority:.3f})"
+    return max(results, key=lambda result: result.support).name if results else "the most frequent class"
 
 
 LAST = 10  # steps whose losses are averaged; a fifth of a run of fewer than 50
-BAR = 30
 AVERAGED = (*TIMES, "load_s", "batch", "tokens")
 FEW_STEPS = 5
 SHARES = ("compute", "data", "exposed", "other", "comm")  # parts of a step; comm overlaps the others
@@ -187,49 +189,101 @@ def build_evaluation(last: Mapping[str, Any], best: Mapping[str, Any] | None = N
     return Evaluation(extract_metrics(last), last.get("n"), last.get("of"), arrays, numbers or None, score)
 
 
+USUAL_SCORES = ("accuracy", "dice", "-loss")  # first of these that was measured
+
+
+@dataclass(frozen=True)
+class Score:
+    """The metric that runs are compared by, at its best evaluation."""
+
+    name: str
+    value: float
+    step: int | None
+    less_is_better: bool
+
+    @property
+    def goodness(self) -> float:
+        return -self.value if self.less_is_better else self.value
+
+    @property
+    def title(self) -> str:
+        """Return the name with an arrow in the direction that is better."""
+        return f"{self.name} {'↓' if self.less_is_better else '↑'}"
+
+
+def find_score(summary: Summary | None) -> Score | None:
+    """Return the score of a run, or None if it was not evaluated."""
+    if summary is None:
+        return None
+    evaluation = summary.evaluation
+    metrics: dict[str, Any] = dict(evaluation.best or evaluation.metrics)
+    wanted = evaluation.score or next((name for name in USUAL_SCORES if name.removeprefix("-") in metrics), "")
+    value = metrics.get(wanted.removeprefix("-"))
+    if not wanted or not _is_number(value):
+        return None
+    step = metrics.get("step") if evaluation.best else summary.trained.steps
+    return Score(wanted.removeprefix("-"), float(value or 0), step, wanted.startswith("-"))
+
+
+def describe_result(summary: Summary) -> str:
+    """Return the score of a run against guessing, in one sentence; "" if it was not evaluated."""
+    score = find_score(summary)
+    if score is None:
+        return ""
+    event = {**summary.evaluation.metrics, **summary.evaluation.arrays}
+    majority, text = event.get("majority"), f"{score.name} {number(score.value)}"
+    if score.name != "accuracy" or majority is None:
+        return f"{text} ({'lower' if score.less_is_better else 'higher'} is better)"
+    guess = f"always predicting {_most_frequent_class(event)}"
+    if score.value <= majority:
+        return f"no better than guessing: {text}, and {guess} gives {number(majority)}"
+    return f"{text}, against {number(majority)} for {guess}"
+
+
 def print_summary(summary: Summary, console: Console) -> None:
-    """Print a summary as a table of at most 100 columns."""
+    """Print the result of a run, then how it was trained and how fast, in at most 100 columns."""
     from rich.table import Table
     from rich.text import Text
 
     style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
     title = Text.assemble((summary.name, "bold"), " ", (summary.status, style), f" after {duration(summary.seconds)}")
-    if 0 < summary.in_steps_s < summary.seconds:
-        title.append(f", {percent(summary.in_steps_s / summary.seconds)} of it in steps", "dim")
-    if summary.why:
-        title.append(to_encodable(f": {summary.why}", console.encoding))
+    if outcome := summary.why or describe_result(summary):
+        title.append(to_encodable(f": {outcome}", console.encoding))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in _rows(summary, bar="━" if console.encoding.lower().startswith("utf") else "="):
+    for label, value in _rows(summary):
         table.add_row(label, Text(to_encodable(value, console.encoding)))
     console.print()
     console.print(title, width=min(COLUMNS, console.width), highlight=False)
     console.print(table, width=min(COLUMNS, console.width), highlight=False)
 
 
-def _rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
-    yield "layout", summary.layout
-    if summary.parameters is not None:
-        yield "model", f"{summary.parameters:,} parameters"
-    yield "trained", _describe_trained(summary.trained)
+def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
+    evaluation, score = summary.evaluation, find_score(summary)
+    if evaluation.metrics:
+        shown = dict(evaluation.metrics)
+        at_end = score and score.value == shown.get(score.name)
+        if score and at_end:
+            del shown[score.name]
+        shown.pop("majority", None)
+        when = f"; best at step {score.step:,}" if score and not at_end and score.step is not None else ""
+        yield "evaluation", format_metrics(shown) + _describe_evaluated(evaluation, when)
+    classes = [result for result in read_class_results(evaluation.arrays) if result.f1 is not None]
+    if len(classes) > 1:
+        low, *_, high = sorted(classes, key=lambda result: result.f1 or 0)
+        yield "classes", f"F1 from {low.f1:.3f} ({low.name}) to {high.f1:.3f} ({high.name}), of {len(classes)}"
     if summary.loss_first is not None:
         first, last = number(summary.loss_first), number(summary.loss_last)
         of = f"on average of the last {summary.loss_last_steps}" if summary.loss_last_steps > 1 else "in the last"
         yield "loss", f"{first} in the first step, {last} {of}"
-    evaluation = summary.evaluation
-    if evaluation.metrics:
-        yield "evaluation", format_metrics(evaluation.metrics) + _describe_evaluated(evaluation)
-        yield from _class_rows({**evaluation.metrics, **evaluation.arrays})
-    if best := evaluation.best:
-        at = f"  (step {best['step']:,})" if "step" in best else ""
-        yield "best", format_metrics(extract_metrics(best)) + at
+    model = f"; {summary.parameters:,} parameters" if summary.parameters is not None else ""
+    yield "trained", _describe_trained(summary.trained) + model
+    yield "layout", summary.layout
     if summary.differs_from:
         yield "answer", _describe_difference(summary.differs_from)
-    rates = {"samples": summary.samples_per_s, "tokens": summary.tokens_per_s}
-    if speeds := [f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate]:
-        yield "speed", ", ".join(speeds) + "  (median)"
-    yield from _time_rows(summary, bar)
+    if speed := _describe_speed(summary):
+        yield "speed", speed
     if summary.compiled_steps:
         steps = f"{summary.compiled_steps} step{'s' * (summary.compiled_steps > 1)}"
         yield "compiling", f"{steps} took {duration(summary.compiled_s)}, excluded from speed and medians"
@@ -244,51 +298,24 @@ def _describe_trained(trained: TrainingTotals) -> str:
     return f"{trained.samples:,} samples, {trained.steps:,} steps{epochs}{skipped}"
 
 
-def _describe_evaluated(evaluation: Evaluation) -> str:
-    used, held_out = evaluation.evaluated or 0, evaluation.held_out or 0
-    return f"  ({used:,}{f' of {held_out:,}' if held_out > used else ''} samples)" if used else ""
+def _describe_evaluated(evaluation: Evaluation, when: str) -> str:
+    if not evaluation.evaluated:
+        return f"  ({when[2:]})" if when else ""
+    of = f" of {evaluation.held_out:,}" if evaluation.held_out and evaluation.held_out > evaluation.evaluated else ""
+    return f"  ({evaluation.evaluated:,}{of} samples{when})"
 
 
-def _class_rows(event: Event) -> Iterable[tuple[str, str]]:
-    if words := describe_baseline(event):
-        yield "", words
-    results, left = select_class_results(event)
-    if not results:
-        return
-    wide = min(32, max(len(result.name) for result in results))
-    yield "per class", f"{'':{wide}}  precision  recall     F1  samples"
-    for result in results:
-        name, precision, recall, f1, support = result.cells()
-        yield "", f"{name:{wide}.{wide}}  {precision:>9}  {recall:>6}  {f1:>5}  {support:>7}"
-    if left:
-        yield "", f"and {left:,} more in summary.json: these have the lowest F1"
-
-
-def _time_rows(summary: Summary, bar: str) -> Iterable[tuple[str, str]]:
-    """Yield the median step, and the parts of the mean step, which add up."""
+def _describe_speed(summary: Summary) -> str:
+    """Return the median rates and step, and the parts of the mean step, which add up."""
+    rates = {"samples": summary.samples_per_s, "tokens": summary.tokens_per_s}
+    text = ", ".join(f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate)
     step_s, share = summary.median.get("step_s"), {**dict.fromkeys(SHARES), **summary.share}
     if step_s is None:
-        return
-    scale, unit = (1, "s") if step_s >= 1 else (1000, "ms")
-    decimals = 1 if step_s * scale >= 10 else 3
-
-    def time(seconds: float | None) -> str:
-        return f"{'' if seconds is None else f'{seconds * scale:,.{decimals}f} {unit}':>10}"
-
-    def row(name: str, part: float) -> str:
-        return f"{time(summary.mean.get(f'{name}_s'))} {percent(part):>6}"
-
-    mean_s = summary.mean.get("step_s")
-    average = "" if mean_s is None else f"; {time(mean_s).strip()} on average, of which"
-    yield "step", f"{time(step_s)}  median{average}"
-    for name in SHARES[:4]:
-        part = share[name]
-        needless = (name == "other" and (part or 0) < 0.01) or (name == "exposed" and not share["comm"])
-        if part is not None and not needless:
-            yield f"  {name}", f"{row(name, part)}  {bar * round(BAR * min(max(part, 0), 1))}".rstrip()
-    if share["comm"]:
-        hidden = percent(max(0.0, 1 - (share["exposed"] or 0.0) / share["comm"]))
-        yield "  comm", f"{row('comm', share['comm'])}  in flight, {hidden} of it hidden"
+        return text
+    parts = [f"{percent(part)} {name}" for name in SHARES[:4] if (part := share[name] or 0.0) >= 0.005]
+    if share["comm"] and (hidden := 1 - (share["exposed"] or 0.0) / share["comm"]) >= 0.005:
+        parts.append(f"{percent(hidden)} of communication hidden")
+    return f"{text}; {duration(step_s)} per step" + (f": {', '.join(parts)}" if parts else "")
 
 
 def _describe_difference(differs: Mapping[str, Any]) -> str:

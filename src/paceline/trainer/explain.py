@@ -26,9 +26,11 @@ USER_MODEL_NOTE = "samples have one shape and the model never waits for the devi
 
 def derive_facts(spec: RunSpec, workload: BaseWorkload | None = None, samples: int | None = None) -> list[str]:
     """List what follows from the values of a run; the data add to it, if the workload and its samples are known."""
-    from paceline.data.order import Order
+    layout, order = layout_of(spec), None
+    if samples is not None:
+        from paceline.data.order import Order  # imports numpy
 
-    layout, order = layout_of(spec), None if samples is None else Order.of(spec.train, samples)
+        order = Order.of(spec.train, samples)
     lines = list_equations(spec, layout, order, workload)
     if workload is not None and order is not None:
         lines += [*describe_evaluation(workload, order), *describe_groups(workload)]

@@ -258,10 +258,11 @@ def check_shared_folder(run: RunDir, rank_info: RankInfo) -> RunFailed | None:
 
 def _show_end(run: RunDir, summary: Summary, log: LogFn) -> None:
     print_summary(summary, build_console())
-    log(f"run folder {run.path}")
+    folder = shlex.quote(str(run.path))
     if summary.status == RunStatus.STOPPED:
-        line = f"paceline train --resume {shlex.quote(str(run.path))}"
-        log(f"stopped after a checkpoint, as asked; resume with  {line}")
+        log(f"stopped after a checkpoint, as asked; resume with  paceline train --resume {folder}")
+    else:
+        log(f"run folder {run.path}; a page of it:  paceline report {folder}")
 
 
 def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, log: LogFn) -> None:

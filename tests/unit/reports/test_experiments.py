@@ -9,8 +9,9 @@ from paceline.reports.charts import build_charts, build_curves
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import render_page
 from paceline.reports.report import build_tables, write_tables
-from paceline.reports.run_view import compare_experiments, find_score, read_run_view
+from paceline.reports.run_view import compare_experiments, read_run_view
 from paceline.runlog.events import drop_undone_steps
+from paceline.runlog.summary import find_score
 from report_runs import make_links, make_run
 
 
@@ -84,7 +85,7 @@ def test_the_best_is_named_with_what_it_was_asked(folder):
 
 def test_scores_of_another_kind_are_not_compared(folder, tmp_path):
     both = [read_run_view(folder / "slow"), read_run_view(make_run(tmp_path, "other"))]
-    assert [find_score(run).name for run in both] == ["accuracy", "loss"]
+    assert [find_score(run.summary).name for run in both] == ["accuracy", "loss"]
     assert compare_experiments(both).best is None
     assert compare_experiments(both).text == ""
 
