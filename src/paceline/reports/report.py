@@ -95,6 +95,8 @@ def build_runs_table(
         "took": [duration(summary.seconds) if summary.seconds else UNKNOWN for summary in ended],
     }
     columns = {**texts_of, **numbers}
+    if brief:  # keys have the ranks and the length
+        del columns["ranks"], columns["steps"]
     kept = [name for name in columns if not brief or name in ("run", title) or len(set(columns[name])) > 1]
     table = Table(*kept, left=sum(name in texts_of for name in kept), mark=best is not None, **texts)
     for place in range(len(runs)):

@@ -83,6 +83,13 @@ def test_the_best_is_named_with_what_it_was_asked(folder):
     assert found.scores[2] is None
 
 
+def test_other_test_sets_are_cautioned_against(folder, tmp_path):
+    views = [read_run_view(folder / name) for name in ("slow", "fast")]
+    assert compare_experiments(views).caution == ""
+    other = evaluated(make_run(tmp_path, "other", **{"data.limit": 320}), 0.95)
+    assert "(data.limit)" in compare_experiments([*views, read_run_view(other)]).caution
+
+
 def test_scores_of_another_kind_are_not_compared(folder, tmp_path):
     both = [read_run_view(folder / "slow"), read_run_view(make_run(tmp_path, "other"))]
     assert [find_score(run.summary).name for run in both] == ["accuracy", "loss"]
@@ -99,7 +106,7 @@ def test_a_folder_of_runs_is_one_page_with_its_tables_as_csv(folder, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"experiments.csv", "links.csv"}
     with open(tmp_path / "experiments.csv", newline="") as file:
         head, *rows = csv.reader(file)
-    assert head[:4] == ["run", "status", "train.lr", "train.seed"]
+    assert head == ["run", "train.lr", "train.seed", "accuracy ↑", "at step"]
     assert [row[0] for row in rows] == ["fast", "slow", "unseen"]
     text = render_page(contents, build_charts(contents, tmp_path), shown)
     assert "What changed, and what came of it" in text
