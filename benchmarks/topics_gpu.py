@@ -205,8 +205,8 @@ def sparse(clock, tiny):
 
 
 def sweep(clock, tiny):
-    """Tile sizes of the dense pass; the best belong into triton_calls.py."""
-    from paceline.workloads.topics.fitting import triton_calls as calls
+    """Tile sizes of the dense pass; the best belong into triton_passes.py."""
+    from paceline.workloads.topics.fitting import triton_passes as calls
 
     problem = big(tiny)
     step, share = step_of(problem)
@@ -233,7 +233,7 @@ def sweep(clock, tiny):
 
 
 def sweep_sparse(clock, tiny):
-    from paceline.workloads.topics.fitting import triton_calls as calls
+    from paceline.workloads.topics.fitting import triton_passes as calls
 
     problem = Sparse(*((20, 200, 4, 60) if tiny else (1_000_000, 100_000, 20, 160)))
     step, share = step_of(problem)

@@ -155,7 +155,7 @@ def test_products(sparse, dtype):
 
 
 def test_the_kernel_for_least_squares_equals_plain_sweeps():
-    from paceline.workloads.topics.fitting.triton_calls import solve_columns
+    from paceline.workloads.topics.fitting.triton_passes import solve_columns
 
     random = torch.Generator().manual_seed(0)
     basis = torch.randn(12, 5, generator=random)

@@ -7,39 +7,6 @@ Names, signatures, shapes and exceptions are those that its users know. What its
 learning rate is in docs/moving/tinytopics.md; `paceline.topics` is our own, smaller interface.
 """
 
-from paceline.tinytopics.data import NumpyDiskDataset, TorchDiskDataset
-from paceline.tinytopics.fit import fit_model, fit_model_distributed
-from paceline.tinytopics.models import NeuralPoissonNMF, poisson_nmf_loss
-from paceline.tinytopics.plot import (
-    pal_tinytopics,
-    plot_loss,
-    plot_structure,
-    plot_top_terms,
-    scale_color_tinytopics,
-)
-from paceline.tinytopics.utils import (
-    align_topics,
-    generate_synthetic_data,
-    set_random_seed,
-    sort_documents,
-    write_synthetic_data,
-)
+from paceline.lazy import attach
 
-__all__ = [
-    "NeuralPoissonNMF",
-    "NumpyDiskDataset",
-    "TorchDiskDataset",
-    "align_topics",
-    "fit_model",
-    "fit_model_distributed",
-    "generate_synthetic_data",
-    "pal_tinytopics",
-    "plot_loss",
-    "plot_structure",
-    "plot_top_terms",
-    "poisson_nmf_loss",
-    "scale_color_tinytopics",
-    "set_random_seed",
-    "sort_documents",
-    "write_synthetic_data",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paceline.errors import UserError
-from paceline.workloads.topics.counts import synthetic
 from paceline.workloads.topics.counts.matrices import Csr, to_dense, to_sparse
 from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks, split_ranges
 from paceline.workloads.topics.counts.synthetic import generate_synthetic_data, zipf_documents
@@ -469,29 +468,11 @@ def test_synthetic_counts_follow_their_topics(sparse):
     assert ((dense - expected) ** 2 / expected).mean() == pytest.approx(1, abs=0.05)  # variance = expectation
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_what_a_device_draws_follows_its_topics(sparse):
-    """The steps that a CUDA device takes, taken here by the CPU."""
-    counts, loadings, factors = synthetic._on_device(200, 90, 4, 400, 3, torch.device("cpu"), sparse)
-    dense = (counts.to_dense() if sparse else counts).float()
-    assert counts.dtype == torch.uint8
-    expected = 400 * loadings @ factors
-    assert float(dense.sum(1).mean()) == pytest.approx(400, rel=0.02)
-    assert float(((dense - expected) ** 2 / expected).mean()) == pytest.approx(1, abs=0.05)
-    assert (whole(read_counts(counts)) == dense.numpy()).all()
-
-
-def test_text_like_documents_on_a_device():
-    _, _, factors = zipf_documents(10, 900, 5)
-    counts, loadings, topics = synthetic._zipf_on_device(600, 5, factors, 80, 1, torch.device("cpu"), 2.0)
-    sums = compute_totals(read_counts(counts))
-    assert sums.per_document.mean() == pytest.approx(80, rel=0.1)
-    assert np.corrcoef(sums.per_term, sums.per_document @ (loadings @ topics).numpy())[0, 1] > 0.99
-    assert synthetic._on_device(20, 10, 2, 20_000, 0, torch.device("cpu"), False)[0].dtype == torch.int32
-
-
-def test_synthetic_counts_beyond_a_byte():
+def test_synthetic_counts_beyond_a_byte_and_on_a_device():
     assert generate_synthetic_data(20, 10, 2, avg_doc_length=20_000)[0].dtype == np.uint16
+    there, shares, _ = generate_synthetic_data(20, 10, 2, avg_doc_length=20_000, device="meta")
+    assert (there.dtype, there.device.type, shares.device.type) == (torch.int32, "meta", "meta")
+    assert zipf_documents(9, 90, 2, device="meta")[0].layout == torch.sparse_csr
 
 
 def test_text_like_documents():

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from paceline.trainer.passes import FitEnd
 from paceline.workloads.topics.counts.matrices import DocumentBlock
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.fitting.cpu_passes import cut_evenly, make_cpu_pass
 from paceline.workloads.topics.fitting.engine import LEAST, AcceleratedEM
+from paceline.workloads.topics.fitting.passes import cut_evenly, make_cpu_pass
 from paceline.workloads.topics.fitting.problem import (
     SampleSize,
     build_problem,
@@ -404,7 +404,7 @@ def test_no_document_is_left_half_way():
 def test_without_numba_plain_torch_gives_the_same(planted, monkeypatch, capsys):
     import importlib.util
 
-    from paceline.workloads.topics.fitting import cpu_passes as rows
+    from paceline.workloads.topics.fitting import passes as rows
 
     X, L, F = planted
     block = read_counts(sp.csr_array(X)).block(0, 200)

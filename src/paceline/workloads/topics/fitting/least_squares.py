@@ -166,7 +166,7 @@ def solve_nonnegative(fixed: Tensor, free: Tensor, k: int, sweeps: int) -> None:
 def sweep_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> None:
     """Minimise w gram w / 2 - c w over w >= 0 by coordinate descent, for columns c of `target` and w of `free`."""
     if can_run_triton(free.device):
-        from paceline.workloads.topics.fitting.triton_calls import solve_columns
+        from paceline.workloads.topics.fitting.triton_passes import solve_columns
 
         solve_columns(target, gram, free, sweeps)
     else:

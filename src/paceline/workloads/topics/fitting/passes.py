@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,11 +20,14 @@ import torch
 from paceline.io.terminal import warn
 from paceline.workloads.topics.counts.arrays import PIECE
 from paceline.workloads.topics.counts.matrices import Csr, DocumentBlock
-from paceline.workloads.topics.sizes import NEWTON_TOPICS, pad_to_tile
+from paceline.workloads.topics.counts.stream import has_numba
+from paceline.workloads.topics.sizes import NEWTON_TOPICS, pad_core_topics, pad_to_tile
 
 Tensor = Any  # torch.Tensor; torch is not typed here
-MANY = 1 << 20  # dense documents whose sums for the terms are added up in one float32
 LEAST_SHARE = 1e-30
+FEW = 4096  # documents whose statistic is summed in float32, which loses the last of many
+Arrays = tuple[np.ndarray, ...]
+DENSE_STEP = 1 << 18  # counts that are worked on at a time: they stay in the cache
 
 
 class MatrixProducts(Protocol):
@@ -74,13 +78,21 @@ def make_pass(block: DocumentBlock, per_document: Tensor, q: Tensor, device: Any
         return make_device_pass(tuple(part.to(device, non_blocking=True) for part in csr), per_document, share)
     if not can_run_triton(device):
         return make_device_pass(torch.from_numpy(block.values).to(device), per_document, share)
-    return DensePass(upload_dense(block.values, device), per_document, share.clamp_min(LEAST_SHARE))
+    rows, terms = block.values.shape
+    dtype = torch.from_numpy(block.values[:0]).dtype
+    counts = torch.zeros(pad_to_tile(rows), pad_to_tile(terms), dtype=dtype, device=device)
+    copy_rows(block.values, counts[:rows, :terms])
+    return make_device_pass(counts, per_document, share)
 
 
-def import_triton_calls() -> Any:
-    from paceline.workloads.topics.fitting import triton_calls as calls
-
-    return calls
+def make_cpu_pass(block: DocumentBlock, share: Tensor) -> DocumentPass:
+    """Make the pass over one block, on as many threads as torch uses."""
+    if not isinstance(block.values, Csr):
+        return CoreDensePass(torch.from_numpy(block.values))
+    if not has_numba():
+        warn_slow_fallback("numba", 20, "numba")
+        return PlainSparse(tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in block.parts), share)
+    return CoreSparsePass(block.values, len(share))
 
 
 def make_device_pass(values: Any, per_document: Tensor, share: Tensor, per_term: Tensor | None = None) -> DocumentPass:
@@ -88,98 +100,16 @@ def make_device_pass(values: Any, per_document: Tensor, share: Tensor, per_term:
 
     `per_term` are the sums of these counts, where they are known.
     """
-    device, share = per_document.device, share.clamp_min(LEAST_SHARE)
-    kernels = can_run_triton(device)
-    if device.type == "cuda" and not kernels:
+    share = share.clamp_min(LEAST_SHARE)
+    if can_run_triton(per_document.device):
+        from paceline.workloads.topics.fitting.triton_passes import DensePass, SparsePass
+
+        if isinstance(values, tuple):
+            return SparsePass(values, per_document, share, per_term)
+        return DensePass(pad_to_tiles(values), per_document, share, per_term)
+    if per_document.is_cuda:
         warn_slow_fallback("Triton", 10, "triton")
-    if isinstance(values, tuple):
-        return SparsePass(values, per_document, share, per_term) if kernels else PlainSparse(values, share)
-    return DensePass(pad_to_tiles(values), per_document, share, per_term) if kernels else PlainDense(values)
-
-
-class DensePass:
-    """Dense counts, padded and on the device. All steps are EM: a Newton step is not worth its k x k model here.
-
-    The operands are halves. The loss is that of the rounded rows, normalised again: near an optimum it differs from the
-    exact one by the square of the rounding.
-    """
-
-    def __init__(
-        self, counts: Tensor, per_document: Tensor, share: Tensor, per_term: Tensor | None = None, tile: Any = None
-    ) -> None:
-        self.counts, self.share, self.per_term, self.tile = counts, share, per_term, tile
-        self.per_document, self.rows, self.tokens = per_document, len(per_document), per_document.double().sum()
-
-    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
-        calls = import_triton_calls()
-        k, (_, width) = L.shape[1], self.counts.shape
-        table = (Ft / self.share[:, None]).clamp(calls.FLOOR, calls.LARGEST)
-        v = calls.make_operand(table, width, self.counts, empty=1.0)
-        tile = self.tile or calls.choose_tile(self.counts, k, loss)
-        total, parts = zero_loss(L.device), (part.split(MANY) for part in (self.counts, L, self.per_document))
-        seen = (self.share > LEAST_SHARE).float()
-        mass, rounded = seen @ Ft, (seen * self.share) @ v[: len(Ft)].float()  # of the topics, exact and rounded
-        for X, some, lengths in zip(*parts, strict=True):
-            u = calls.make_operand(some * calls.SCALE, len(X), X, empty=calls.SCALE)
-            own, other, logs = calls.compute_dense_statistics(X, u, v, loss=loss, tile=tile)
-            S.add_(other[: len(S), :k] / self.share[:, None])
-            if loss:
-                size = (u[: len(some)].float() @ rounded) / (some @ mass * calls.SCALE)
-                total += logs.sum(dtype=torch.float64) - lengths.double() @ size.log2().double()
-            keep_or_normalise(some, some * own[: len(some), :k])
-        if not loss:
-            return total
-        return -(math.log(2) * (total - math.log2(calls.SCALE) * self.tokens) + self.of_shares)
-
-    @functools.cached_property
-    def of_shares(self) -> Tensor:
-        """sum x log q, which the kernels leave out of the loss."""
-        per_term = sum_dense(self.counts)[1] if self.per_term is None else self.per_term
-        return per_term[: len(self.share)] @ self.share.double().log()
-
-    def multiply(self, B: Tensor) -> Tensor:
-        return import_triton_calls().multiply_dense(self.counts, B, transposed=False)[: self.rows]
-
-    def multiply_t(self, C: Tensor) -> Tensor:
-        return import_triton_calls().multiply_dense(self.counts, C, transposed=True)[: len(self.share)]
-
-
-class SparsePass:
-    """Rows of nonzeros on the device, and the same nonzeros sorted by term, from which S is summed.
-
-    Atomics in the pass over the rows would take many times as long, and lose the last of many documents.
-    """
-
-    def __init__(self, csr: Any, per_document: Tensor, share: Tensor, per_term: Tensor | None = None) -> None:
-        self.csr, self.per_document, self.share, self.per_term = csr, per_document, share, per_term
-
-    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
-        calls = import_triton_calls()
-        newton = rows == "newton" and L.shape[1] <= NEWTON_TOPICS
-        table = calls.make_full_operand(Ft / self.share[:, None])
-        sums = torch.zeros_like(table)
-        if not newton:
-            calls.add_sparse_statistic(self.by_terms, L, table, sums)
-        logs = calls.update_sparse(self.csr, L, table, self.per_document, newton=newton, loss=loss)
-        if newton:
-            calls.add_sparse_statistic(self.by_terms, L, table, sums)
-        S.add_(sums[:, : L.shape[1]] / self.share[:, None])
-        return -(logs.sum(dtype=torch.float64) + self.of_shares) if loss else zero_loss(L.device)
-
-    @functools.cached_property
-    def by_terms(self) -> Any:
-        return import_triton_calls().sort_by_terms(self.csr, len(self.share))
-
-    @functools.cached_property
-    def of_shares(self) -> Tensor:
-        per_term = sum_sparse_terms(self.csr, len(self.share)) if self.per_term is None else self.per_term
-        return per_term @ self.share.double().log()
-
-    def multiply(self, B: Tensor) -> Tensor:
-        return import_triton_calls().multiply_sparse(self.csr, B)
-
-    def multiply_t(self, C: Tensor) -> Tensor:
-        return import_triton_calls().multiply_sparse_t(self.by_terms, C, len(self.share))
+    return PlainSparse(values, share) if isinstance(values, tuple) else PlainDense(values)
 
 
 class PlainDense:
@@ -240,6 +170,112 @@ class PlainSparse:
         return out.index_add_(0, self.index, C[self.row] * self.count[:, None])
 
 
+class CoreDensePass(PlainDense):
+    def __init__(self, counts: Tensor) -> None:
+        super().__init__(counts)
+        self.step = min(len(counts), max(1, DENSE_STEP // counts.shape[1]))
+
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
+        count = min(torch.get_num_threads(), -(-len(L) // self.step))
+        if count <= 1:
+            return self._part(0, len(L), L, Ft, S, loss)
+        ends = [len(L) * at // count for at in range(count + 1)]
+        sums = [S, *(torch.zeros_like(S) for _ in range(count - 1))]
+
+        def work(at: int) -> Tensor:
+            return self._part(ends[at], ends[at + 1], L, Ft, sums[at], loss)
+
+        found = list(get_thread_pool(count).map(work, range(count)))
+        for more in sums[1:]:
+            S.add_(more)
+        return sum(found[1:], found[0])
+
+    def _part(self, start: int, stop: int, L: Tensor, Ft: Tensor, S: Tensor, loss: bool) -> Tensor:
+        F = Ft.T.contiguous()
+        x_room, p_room = (torch.empty(self.step, len(Ft)) for _ in range(2))
+        total = torch.zeros((), dtype=torch.float64)
+        for first in range(start, stop, self.step):
+            last = min(stop, first + self.step)
+            rows_L = L[first:last]
+            x, p = x_room[: len(rows_L)], p_room[: len(rows_L)]
+            x.copy_(self.counts[first:last])
+            torch.mm(rows_L, F, out=p).clamp_min_(1e-30)
+            r = torch.div(x, p, out=x) if not loss else x.div(p)
+            if loss:
+                total -= p.log_().mul_(x).sum(dtype=torch.float64)
+            S.addmm_(r.T, rows_L)
+            keep_or_normalise(rows_L, rows_L * (r @ Ft))
+        return total
+
+
+class CoreSparsePass:
+    """Nonzeros of documents in memory. Each thread sums its own statistic."""
+
+    def __init__(self, values: Csr, terms: int) -> None:
+        self.values, self.terms = values, terms
+
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
+        from paceline.workloads.topics.counts.numba_kernels import run_em_step, run_newton_step
+
+        k, table = L.shape[1], self._table(Ft)
+        step = run_newton_step if rows == "newton" and k <= NEWTON_TOPICS else run_em_step
+
+        def work(csr: Arrays, shares: np.ndarray) -> tuple[float, Tensor]:
+            sums = torch.zeros(table.shape, dtype=torch.float32 if len(shares) <= FEW else torch.float64)
+            return step(*csr, shares, table, sums.numpy(), loss), sums
+
+        found = self._on_threads(L, work)
+        for _, sums in found:
+            S.add_(sums[:, :k])
+        return torch.tensor(sum(part for part, _ in found), dtype=torch.float64)
+
+    def solve(self, L: Tensor, Ft: Tensor, steps: int, tolerance: float) -> float:
+        """Solve rows of L for fixed topics, each until it has converged; return the sum of -x log p."""
+        from paceline.workloads.topics.counts.numba_kernels import solve_rows
+
+        table = self._table(Ft)
+        return sum(self._on_threads(L, lambda csr, shares: solve_rows(*csr, shares, table, steps, tolerance)))
+
+    def _on_threads(self, L: Tensor, work: Callable[[Arrays, np.ndarray], Any]) -> list[Any]:
+        values, shares = self.values, L.numpy()
+
+        def on(part: tuple[int, int]) -> Any:
+            first, last = part
+            return work((values.indptr[first : last + 1], values.indices, values.data), shares[first:last])
+
+        parts = cut_evenly(values.indptr, torch.get_num_threads())
+        return list(get_thread_pool(len(parts)).map(on, parts)) if len(parts) > 1 else [on(parts[0])]
+
+    def _table(self, Ft: Tensor) -> np.ndarray:
+        return torch.nn.functional.pad(Ft, (0, pad_core_topics(Ft.shape[1]) - Ft.shape[1])).contiguous().numpy()
+
+    def multiply(self, B: Tensor) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self._matrix @ B.numpy()))
+
+    def multiply_t(self, C: Tensor) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self._matrix.T @ C.numpy()))
+
+    @functools.cached_property
+    def _matrix(self) -> Any:
+        import scipy.sparse
+
+        parts = (self.values.data.astype(np.float32), self.values.indices, self.values.indptr)
+        return scipy.sparse.csr_array(parts, shape=(self.values.rows, self.terms))
+
+
+def cut_evenly(indptr: np.ndarray, parts: int) -> list[tuple[int, int]]:
+    rows = len(indptr) - 1
+    goals = indptr[0] + (indptr[-1] - indptr[0]) * np.arange(1, parts) // parts
+    at = [0, *np.searchsorted(indptr, goals).tolist(), rows]
+    return [(first, last) for first, last in pairwise(at) if first < last] or [(0, rows)]
+
+
+@functools.cache
+def get_thread_pool(count: int) -> ThreadPoolExecutor:
+    one = functools.partial(torch.set_num_threads, 1)  # of the thread that calls it
+    return ThreadPoolExecutor(count, thread_name_prefix="paceline-topics", initializer=one)
+
+
 def keep_or_normalise(L: Tensor, new: Tensor) -> None:
     """Copy the normalised rows of `new` to L; a document without counts keeps its row."""
     norm = new.sum(1, keepdim=True)
@@ -260,13 +296,6 @@ def can_run_triton(device: Any) -> bool:
 @functools.cache
 def warn_slow_fallback(missing: str, times: int, install: str) -> None:
     warn(f"topics: {missing} is not installed; plain torch is about {times} times slower. Type: pip install {install}")
-
-
-def upload_dense(values: np.ndarray, device: torch.device) -> Tensor:
-    rows, terms = values.shape
-    counts = torch.zeros(pad_to_tile(rows), pad_to_tile(terms), dtype=torch.from_numpy(values[:0]).dtype, device=device)
-    copy_rows(values, counts[:rows, :terms])
-    return counts
 
 
 def pad_to_tiles(values: Tensor) -> Tensor:
@@ -300,7 +329,9 @@ def copy_rows(values: np.ndarray, target: Tensor) -> None:
 
 def sum_dense(counts: Tensor) -> tuple[Tensor, Tensor]:
     if can_run_triton(counts.device) and counts.dtype in (torch.uint8, torch.uint16):
-        return import_triton_calls().sum_small_counts(counts)
+        from paceline.workloads.topics.fitting.triton_passes import sum_small_counts
+
+        return sum_small_counts(counts)
     per_term = torch.zeros(counts.shape[1], dtype=torch.float64, device=counts.device)
     per_document = []
     for piece in counts.split(max(1, PIECE // 8 // counts.shape[1])):

@@ -27,7 +27,6 @@ from paceline.workloads.topics.counts.matrices import (
     to_dense,
 )
 from paceline.workloads.topics.counts.stream import can_find_nonzeros, compute_totals, iterate_blocks
-from paceline.workloads.topics.fitting.cpu_passes import make_cpu_pass
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
 from paceline.workloads.topics.fitting.least_squares import (
     TINY,
@@ -35,7 +34,7 @@ from paceline.workloads.topics.fitting.least_squares import (
     find_topics_by_least_squares,
     sweep_columns,
 )
-from paceline.workloads.topics.fitting.passes import DocumentPass, JoinedProducts, RangePass, ReadPasses
+from paceline.workloads.topics.fitting.passes import DocumentPass, JoinedProducts, RangePass, ReadPasses, make_cpu_pass
 from paceline.workloads.topics.fitting.tiers import (
     TieredDocuments,
     get_free_device_bytes,

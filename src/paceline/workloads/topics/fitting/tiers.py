@@ -17,14 +17,13 @@ import numpy as np
 import psutil
 import torch
 
-from paceline.workloads.topics.counts.arrays import PIECE, DeviceCounts
+from paceline.workloads.topics.counts.arrays import DeviceCounts
 from paceline.workloads.topics.counts.matrices import Counts, Csr, DocumentBlock, join_rows
 from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.fitting import passes
 from paceline.workloads.topics.sizes import BLOCK_BYTES, DEVICE_SHARE, HOST_SHARE, SORT_BYTES, pad_to_tile
 
 Tensor = Any  # torch.Tensor; torch is not typed here
-TINIEST = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,8 @@ class TieredDocuments:
             if fits < len(values):
                 source = itertools.chain([DocumentBlock(block.start + fits, values[fits:])], source)
                 break
-        share = self.q.clamp_min(1e-30)
-        if passes.can_run_triton(self.device):
-            step: passes.DocumentPass = passes.DensePass(whole, self.per_document[:filled], share)
-        else:
-            step = passes.PlainDense(whole[:filled, : len(share)])
-        self.resident.append((0, filled, step))
+        counts = whole if passes.can_run_triton(self.device) else whole[:filled, : len(self.q)]
+        self.resident.append((0, filled, passes.make_device_pass(counts, self.per_document[:filled], self.q)))
         return source
 
     def _fill_host(self, source: Iterator[DocumentBlock], budget: int) -> int:
@@ -123,11 +118,7 @@ class TieredDocuments:
         """Yield the passes over all documents in order, with their rows; use each before asking for the next."""
         yield from self.resident
         if self.pinned or self.on_disk < self.stop:
-            disk = (
-                iterate_blocks(self.counts, self.on_disk, self.stop, self.block_bytes)
-                if self.on_disk < self.stop
-                else ()
-            )
+            disk = iterate_blocks(self.counts, self.on_disk, self.stop, self.block_bytes)
             yield from self._streamed(itertools.chain(self.pinned, disk))
 
     def _streamed(self, source: Iterator[DocumentBlock]) -> Iterator[passes.RangePass]:
@@ -193,19 +184,3 @@ def make_device_passes(
     return lambda: (
         (a, b, passes.make_device_pass(counts.part(a, b).values, per_document[a:b], share)) for a, b in ranges
     )
-
-
-def sum_negative_log_likelihood(counts: DeviceCounts, L: np.ndarray, F: np.ndarray) -> float:
-    rows, topics = (torch.as_tensor(part, dtype=torch.float64, device=counts.device) for part in (L, F))
-    total = torch.zeros((), dtype=torch.float64, device=counts.device)
-    if not counts.sparse:
-        step = max(1, PIECE // 4 // counts.terms)
-        for x, some in zip(counts.values.split(step), rows.split(step), strict=True):
-            total -= (x.double() * (some @ topics).clamp_min_(TINIEST).log_()).sum()
-        return float(total)
-    pointer, index, count = counts.values
-    documents = torch.repeat_interleave(torch.arange(counts.documents, device=counts.device), pointer.diff())
-    topics, step = topics.T.contiguous(), PIECE // 4 // len(topics)
-    for i, j, x in zip(documents.split(step), index.split(step), count.split(step), strict=True):
-        total -= x.double() @ (rows[i] * topics[j]).sum(1).clamp_min_(TINIEST).log_()
-    return float(total)

@@ -21,13 +21,12 @@ from paceline.workloads.topics.counts.matrices import (
     find_integer_type,
     to_sparse,
 )
-from paceline.workloads.topics.counts.stream import iterate_blocks
+from paceline.workloads.topics.counts.stream import iterate_blocks, split_ranges
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.files.texts import SUFFIXES, TextOptions, is_text, read_text
-from paceline.workloads.topics.fitting.cpu_passes import CoreSparsePass, make_cpu_pass
 from paceline.workloads.topics.fitting.engine import LEAST
+from paceline.workloads.topics.fitting.passes import CoreSparsePass, make_cpu_pass
 from paceline.workloads.topics.fitting.problem import FEW_SWEEPS, find_first_rows
-from paceline.workloads.topics.fitting.tiers import TINIEST, sum_negative_log_likelihood
 from paceline.workloads.topics.sizes import NEWTON_TOPICS
 
 if TYPE_CHECKING:
@@ -127,6 +126,7 @@ FILES = (".npy", ".npz", ".mtx", ".parquet", ".gz", ".safetensors", *SUFFIXES)
 Tensor = Any  # torch.Tensor; torch is not typed here
 EM_STEPS = 10  # for one Newton step
 EXACT_BYTES = 4 << 20
+TINIEST = float(np.finfo(np.float64).tiny)
 SAME_COLUMNS = "give the same columns in the same order, or the texts themselves"
 
 
@@ -213,17 +213,21 @@ def _solve_block(block: DocumentBlock, L: Tensor, Ft: Tensor, steps: int, tolera
 
 
 def exact_loss(X: Any, L: np.ndarray, F: np.ndarray, *, fractional: bool = False) -> float:
-    """Return the loss, sum(LF - X log LF), in float64."""
+    """Return the loss, sum(LF - X log LF), in float64; on the device of X, if it is a CUDA tensor."""
     counts = read_counts(X, fractional=fractional, on_device=True)
-    total = float(L.sum(0, dtype=np.float64) @ F.sum(1, dtype=np.float64))
-    if isinstance(counts, DeviceCounts):
-        return total + sum_negative_log_likelihood(counts, L, F)
-    Ft = np.ascontiguousarray(F.T, np.float64)
-    for block in iterate_blocks(counts, block_bytes=EXACT_BYTES):
-        rows, values = L[block.start : block.stop].astype(np.float64), block.values
-        if isinstance(values, Csr):
-            p = np.einsum("ek,ek->e", rows[values.row_numbers], Ft[values.indices])
-            total -= float(values.data @ np.log(np.maximum(p, TINIEST)))
+    device = counts.device if isinstance(counts, DeviceCounts) else torch.device("cpu")
+    rows, Ft = (torch.as_tensor(part, dtype=torch.float64, device=device) for part in (L, F.T))
+    total = float(rows.sum(0) @ Ft.sum(0))
+    for first, last in split_ranges(counts, 0, counts.documents, EXACT_BYTES):
+        some = rows[first:last]
+        if isinstance(counts, DeviceCounts):
+            parts = counts.part(first, last).tensors
         else:
-            total -= float((values * np.log(np.maximum(rows @ Ft.T, TINIEST))).sum())
+            parts = tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in counts.block(first, last).parts)
+        if len(parts) == 1:
+            total -= float((parts[0].double() * (some @ Ft.T).clamp_min_(TINIEST).log_()).sum())
+        else:
+            row = torch.repeat_interleave(torch.arange(last - first, device=device), parts[0].diff())
+            p = (some[row] * Ft[parts[1].long()]).sum(1).clamp_min_(TINIEST)
+            total -= float(parts[2].double() @ p.log_())
     return total

@@ -1,8 +1,10 @@
 # mypy: disable-error-code="import-not-found,import-untyped"
-"""Launch the Triton kernels: operands, padding, tile sizes. Import it only where Triton is installed."""
+"""Passes by the Triton kernels, their operands and tile sizes. Import it only where Triton is installed."""
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +14,14 @@ import triton
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.arrays import take_elements
 from paceline.workloads.topics.fitting import triton_kernels as kernels
-from paceline.workloads.topics.fitting import triton_kernels as sparse
-from paceline.workloads.topics.sizes import FUSED_TOPICS, pad_device_topics
+from paceline.workloads.topics.fitting.passes import (
+    LEAST_SHARE,
+    keep_or_normalise,
+    sum_dense,
+    sum_sparse_terms,
+    zero_loss,
+)
+from paceline.workloads.topics.sizes import FUSED_TOPICS, NEWTON_TOPICS, pad_device_topics
 
 Tensor = Any
 Csr = tuple[Tensor, Tensor, Tensor]
@@ -25,6 +33,7 @@ FLOOR = 2.0**-14  # the least F': together they keep 255 / p below the largest h
 LARGEST = 6e4  # the largest F' that a half holds
 PROGRAMS = 1056  # fewer leave parts of a large device idle: then the walk along the other side is split
 PRODUCT_K = 64  # columns of one product
+MANY = 1 << 20  # dense documents whose sums for the terms are added up in one float32
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,7 @@ def supports_fast_path(counts: Tensor) -> bool:
 
 def update_sparse(csr: Csr, L: Tensor, table: Tensor, totals: Tensor, *, newton: bool, loss: bool) -> Tensor:
     """Update L in place by EM or Newton; return sum_j x log p' per document."""
-    mode = (sparse.NEWTON if newton else sparse.EM).value
+    mode = (kernels.NEWTON if newton else kernels.EM).value
     losses = torch.zeros(len(L) if loss else 1, device=L.device)
     _sparse_rows(csr, L, table, losses, totals, mode, loss=loss)
     return losses
@@ -179,7 +188,7 @@ def multiply_sparse(csr: Csr, B: Tensor) -> Tensor:
     results = []
     for columns in B.split(PRODUCT_K, dim=1):
         out = torch.zeros(len(csr[0]) - 1, columns.shape[1], device=B.device)
-        _sparse_rows(csr, out, make_full_operand(columns), out, out, sparse.PRODUCT.value)
+        _sparse_rows(csr, out, make_full_operand(columns), out, out, kernels.PRODUCT.value)
         results.append(out)
     return torch.cat(results, dim=1)
 
@@ -191,7 +200,7 @@ def _sparse_rows(
         return
     K = table.shape[1]
     many = max(16, min(ROW_NONZEROS, 8192 // K))
-    sparse.update_sparse_rows[(len(L),)](
+    kernels.update_sparse_rows[(len(L),)](
         *csr, L, table, losses, totals, L.shape[1],
         MODE=mode, WITH_LOSS=loss, K=K, NB=many, SWEEPS=1, num_warps=max(ROW_WARPS, K * many // 4096),
     )  # fmt: skip
@@ -246,7 +255,7 @@ def add_sparse_statistic(items: TermItems, L: Tensor, table: Tensor, S: Tensor, 
         return
     K = table.shape[1]
     many = max(16, min(TERM_NONZEROS, 8192 // K))
-    sparse.accumulate_sparse_terms[(len(items.term),)](
+    kernels.accumulate_sparse_terms[(len(items.term),)](
         items.term, items.begin, items.end, items.document, items.count, L, table, S, L.shape[1],
         RATIO=ratio, K=K, NB=many, num_warps=max(TERM_WARPS, K * many // 4096),
     )  # fmt: skip
@@ -261,3 +270,86 @@ def solve_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> No
         target.contiguous(), gram.contiguous(), free, size, k, sweeps, K=K, BN=columns,
         num_warps=max(2, columns * K // 1024),
     )  # fmt: skip
+
+
+class DensePass:
+    """Dense counts, padded and on the device. All steps are EM: a Newton step is not worth its k x k model here.
+
+    The operands are halves. The loss is that of the rounded rows, normalised again: near an optimum it differs from the
+    exact one by the square of the rounding.
+    """
+
+    def __init__(
+        self, counts: Tensor, per_document: Tensor, share: Tensor, per_term: Tensor | None = None, tile: Any = None
+    ) -> None:
+        self.counts, self.share, self.per_term, self.tile = counts, share, per_term, tile
+        self.per_document, self.rows, self.tokens = per_document, len(per_document), per_document.double().sum()
+
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
+        k, (_, width) = L.shape[1], self.counts.shape
+        table = (Ft / self.share[:, None]).clamp(FLOOR, LARGEST)
+        v = make_operand(table, width, self.counts, empty=1.0)
+        tile = self.tile or choose_tile(self.counts, k, loss)
+        total, parts = zero_loss(L.device), (part.split(MANY) for part in (self.counts, L, self.per_document))
+        seen = (self.share > LEAST_SHARE).float()
+        mass, rounded = seen @ Ft, (seen * self.share) @ v[: len(Ft)].float()  # of the topics, exact and rounded
+        for X, some, lengths in zip(*parts, strict=True):
+            u = make_operand(some * SCALE, len(X), X, empty=SCALE)
+            own, other, logs = compute_dense_statistics(X, u, v, loss=loss, tile=tile)
+            S.add_(other[: len(S), :k] / self.share[:, None])
+            if loss:
+                size = (u[: len(some)].float() @ rounded) / (some @ mass * SCALE)
+                total += logs.sum(dtype=torch.float64) - lengths.double() @ size.log2().double()
+            keep_or_normalise(some, some * own[: len(some), :k])
+        if not loss:
+            return total
+        return -(math.log(2) * (total - math.log2(SCALE) * self.tokens) + self.of_shares)
+
+    @functools.cached_property
+    def of_shares(self) -> Tensor:
+        """sum x log q, which the kernels leave out of the loss."""
+        per_term = sum_dense(self.counts)[1] if self.per_term is None else self.per_term
+        return per_term[: len(self.share)] @ self.share.double().log()
+
+    def multiply(self, B: Tensor) -> Tensor:
+        return multiply_dense(self.counts, B, transposed=False)[: self.rows]
+
+    def multiply_t(self, C: Tensor) -> Tensor:
+        return multiply_dense(self.counts, C, transposed=True)[: len(self.share)]
+
+
+class SparsePass:
+    """Rows of nonzeros on the device, and the same nonzeros sorted by term, from which S is summed.
+
+    Atomics in the pass over the rows would take many times as long, and lose the last of many documents.
+    """
+
+    def __init__(self, csr: Any, per_document: Tensor, share: Tensor, per_term: Tensor | None = None) -> None:
+        self.csr, self.per_document, self.share, self.per_term = csr, per_document, share, per_term
+
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
+        newton = rows == "newton" and L.shape[1] <= NEWTON_TOPICS
+        table = make_full_operand(Ft / self.share[:, None])
+        sums = torch.zeros_like(table)
+        if not newton:
+            add_sparse_statistic(self.by_terms, L, table, sums)
+        logs = update_sparse(self.csr, L, table, self.per_document, newton=newton, loss=loss)
+        if newton:
+            add_sparse_statistic(self.by_terms, L, table, sums)
+        S.add_(sums[:, : L.shape[1]] / self.share[:, None])
+        return -(logs.sum(dtype=torch.float64) + self.of_shares) if loss else zero_loss(L.device)
+
+    @functools.cached_property
+    def by_terms(self) -> TermItems:
+        return sort_by_terms(self.csr, len(self.share))
+
+    @functools.cached_property
+    def of_shares(self) -> Tensor:
+        per_term = sum_sparse_terms(self.csr, len(self.share)) if self.per_term is None else self.per_term
+        return per_term @ self.share.double().log()
+
+    def multiply(self, B: Tensor) -> Tensor:
+        return multiply_sparse(self.csr, B)
+
+    def multiply_t(self, C: Tensor) -> Tensor:
+        return multiply_sparse_t(self.by_terms, C, len(self.share))

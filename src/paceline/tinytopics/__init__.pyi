@@ -1,0 +1,16 @@
+from paceline.tinytopics.data import NumpyDiskDataset as NumpyDiskDataset
+from paceline.tinytopics.data import TorchDiskDataset as TorchDiskDataset
+from paceline.tinytopics.fit import fit_model as fit_model
+from paceline.tinytopics.fit import fit_model_distributed as fit_model_distributed
+from paceline.tinytopics.models import NeuralPoissonNMF as NeuralPoissonNMF
+from paceline.tinytopics.models import poisson_nmf_loss as poisson_nmf_loss
+from paceline.tinytopics.plot import pal_tinytopics as pal_tinytopics
+from paceline.tinytopics.plot import plot_loss as plot_loss
+from paceline.tinytopics.plot import plot_structure as plot_structure
+from paceline.tinytopics.plot import plot_top_terms as plot_top_terms
+from paceline.tinytopics.plot import scale_color_tinytopics as scale_color_tinytopics
+from paceline.tinytopics.utils import align_topics as align_topics
+from paceline.tinytopics.utils import generate_synthetic_data as generate_synthetic_data
+from paceline.tinytopics.utils import set_random_seed as set_random_seed
+from paceline.tinytopics.utils import sort_documents as sort_documents
+from paceline.tinytopics.utils import write_synthetic_data as write_synthetic_data
