@@ -3,8 +3,7 @@
     import paceline.tinytopics as tt
     model, losses = tt.fit_model(X, k=10)
 
-Names, signatures, shapes and exceptions are those that its users know. What its arguments mean for a fit without a
-learning rate is in docs/moving/tinytopics.md; `paceline.topics` is our own, smaller interface.
+What its arguments mean for a fit without a learning rate is in docs/moving/tinytopics.md.
 """
 
 from paceline.lazy import attach

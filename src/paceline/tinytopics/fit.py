@@ -35,12 +35,9 @@ from paceline.workloads.topics.sections import FitOptions
 
 SCATTER = 0.2  # of the logarithms of the first topics, so that each seed begins elsewhere
 TIMEOUT_S = 1800  # for a rank that reads more slowly than its peers
-ADAM: dict[str, float] = {"base_lr": 0.01, "max_lr": 0.05, "T_0": 20, "T_mult": 1, "weight_decay": 1e-5}
-"""Arguments of an optimiser that is not used here, and their defaults."""
-OnEpoch = Callable[[int, float], None]
-"""Called with the number of an epoch, from 1, and its loss."""
-WrapPasses = Callable[[ReadPasses, int], ReadPasses]
-"""Returns the passes over so many documents with a progress bar around them."""
+ADAM = {"base_lr": 0.01, "max_lr": 0.05, "T_0": 20, "T_mult": 1, "weight_decay": 1e-5}  # without effect: defaults
+OnEpoch = Callable[[int, float], None]  # called with the number of an epoch, from 1, and its loss
+WrapPasses = Callable[[ReadPasses, int], ReadPasses]  # puts a progress bar around the passes over so many documents
 
 
 def fit_model(
@@ -57,13 +54,12 @@ def fit_model(
 ) -> tuple[NeuralPoissonNMF, list[float]]:
     """Return (model, loss of every epoch) of k topics in X: a tensor (documents, terms), or a dataset of its rows.
 
-    An epoch is a pass over all documents. At most `num_epochs` are done: a fit that has converged stops, and its loss
-    is repeated for the rest. Losses are sums over `batch_size` documents, on average; the fit does not depend on it.
-    The other numbers are those of an optimiser that is not used here, and have no effect. The default `device` is the
-    GPU, if there is one.
+    An epoch is a pass over all documents. A fit that has converged stops, and its loss is repeated for the rest of
+    `num_epochs`. Losses are means of sums over `batch_size` documents; the fit does not depend on it. The numbers of
+    an optimiser have no effect. The default `device` is the GPU, if there is one.
     """
-    _check_sizes(k=k, num_epochs=num_epochs, batch_size=batch_size)
-    _check_adam(base_lr=base_lr, max_lr=max_lr, T_0=T_0, T_mult=T_mult, weight_decay=weight_decay)
+    adam = {"base_lr": base_lr, "max_lr": max_lr, "T_0": T_0, "T_mult": T_mult, "weight_decay": weight_decay}
+    _check(adam, k=k, num_epochs=num_epochs, batch_size=batch_size)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     epochs = Epochs(X, k, num_epochs, batch_size, where)
     with tqdm(total=num_epochs, desc="Training Progress") as bar:
@@ -93,13 +89,12 @@ def fit_model_distributed(
 ) -> tuple[NeuralPoissonNMF, list[float]]:
     """Fit on all ranks together; each gets the whole model and the same losses, as from `fit_model`.
 
-    Ranks that an `Accelerator` or a process group has joined already are used as they are, with their device; else
-    those of torchrun, accelerate launch, srun or mpirun are joined until the program ends. A program without a launcher
-    fits alone. Every rank is given the same X and reads its own part. The main rank writes the model's `state_dict` to
-    `save_path`, unless it is None.
+    A process group or `Accelerator` that exists is used as it is; else the ranks of torchrun, accelerate launch, srun
+    or mpirun are joined until the program ends. Without a launcher the program fits alone. Every rank is given the
+    same X and reads its own part. The main rank writes the model's `state_dict` to `save_path`, unless it is None.
     """
-    _check_sizes(k=k, num_epochs=num_epochs, batch_size=batch_size)
-    _check_adam(base_lr=base_lr, max_lr=max_lr, T_0=T_0, T_mult=T_mult, weight_decay=weight_decay)
+    adam = {"base_lr": base_lr, "max_lr": max_lr, "T_0": T_0, "T_mult": T_mult, "weight_decay": weight_decay}
+    _check(adam, k=k, num_epochs=num_epochs, batch_size=batch_size)
     epochs = Epochs(X, k, num_epochs, batch_size, _join_device())
     epochs.alone = not dist.is_initialized()
     main = epochs.alone or dist.get_rank() == 0
@@ -114,23 +109,19 @@ def fit_model_distributed(
     return model, losses
 
 
-def _check_sizes(**sizes: int) -> None:
+def _check(adam: dict[str, float], **sizes: int) -> None:
+    """Reject impossible arguments, and warn of those of an optimiser that is not used here."""
     for name, value in sizes.items():
         least = 0 if name == "num_epochs" else 1
         if not isinstance(value, int | np.integer) or value < least:
             raise UserError(f"{name}={value}: give a whole number, {least} or more", code="invalid-value", key=name)
     if sizes["k"] > MAX_TOPICS:
         raise UserError(f"k={sizes['k']} topics: give at most {MAX_TOPICS}", code="invalid-value", key="k")
-
-
-def _check_adam(**numbers: float) -> None:
-    """Reject impossible arguments of an optimiser that is not used here, and warn that others have no effect."""
-    for name, number in numbers.items():
+    for name, number in adam.items():
         if not number >= (name in ("T_0", "T_mult")):
             message = f"{name}={number}: give {ADAM[name]:g}, or leave it out; it has no effect"
             raise UserError(message, code="invalid-value", key=name)
-    changed = [f"{name}={value:g}" for name, value in numbers.items() if value != ADAM[name]]
-    if changed:
+    if changed := [f"{name}={value:g}" for name, value in adam.items() if value != ADAM[name]]:
         warnings.warn(f"no effect of {', '.join(changed)}: this fit has no learning rate", stacklevel=3)
 
 
@@ -146,13 +137,9 @@ class Epochs:
     alone: bool = True
 
     def run(self, on_epoch: OnEpoch, wrap_passes: WrapPasses | None = None) -> tuple[NeuralPoissonNMF, list[float]]:
-        """Return the model, and for every epoch the loss that its pass found, as a mean over batches.
-
-        A fit that converges does no more passes: for the rest of the epochs, its loss is repeated.
-        """
-        ranks = 1 if self.alone else dist.get_world_size()
+        """Return the model, and for every epoch the loss that its pass found, as a mean over batches."""
         on_gpu = self.device.type == "cuda"
-        counts = open_counts(self.X, on_device=on_gpu, ranks=ranks)
+        counts = open_counts(self.X, on_device=on_gpu, ranks=1 if self.alone else dist.get_world_size())
         model = NeuralPoissonNMF(counts.documents, counts.terms, self.k, self.device)
         losses: list[float] = []
         if not self.num_epochs:
@@ -190,8 +177,7 @@ class Epochs:
         """Return the rows of all ranks, each of which has the next ones."""
         if self.alone:
             return L
-        most = -(-documents // dist.get_world_size())
-        own = torch.ones(most, L.shape[1], device=L.device)
+        own = torch.ones(-(-documents // dist.get_world_size()), L.shape[1], device=L.device)
         own[: len(L)] = L
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, own)

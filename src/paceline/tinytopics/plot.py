@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import cycle, islice
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,16 +21,13 @@ DEFAULT_COLUMNS = 5  # of the charts of terms
 Colours = NDArray[np.float64]
 OBSERVABLE_10 = (
     "#4269D0", "#EFB118", "#3CA951", "#FF725C", "#A463F2", "#9C6B4E", "#FF8AB7", "#9498A0", "#6CC5B0", "#97BBF5",
-)  # fmt: skip
-"""The palette of Observable Plot, each hue where matplotlib's tab10 has it."""
+)  # fmt: skip  # the palette of Observable Plot, each hue where matplotlib's tab10 has it
 
 TO_XYZ = np.array(
     [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
 )
-D65 = np.array([0.95047, 1.0, 1.08883])
-"""The white point of sRGB."""
-CUBE_ABOVE = 6 / 29
-"""CIELAB is a cube root above the cube of this share of white, and linear below it."""
+D65 = np.array([0.95047, 1.0, 1.08883])  # the white point of sRGB
+CUBE_ABOVE = 6 / 29  # CIELAB is a cube root above the cube of this share of white, and linear below it
 
 
 def plot_loss(
@@ -57,10 +54,7 @@ def plot_structure(
     color_palette: Palette = None,
     output_file: str | None = None,
 ) -> None:
-    """Plot every document, in the order given, as a stacked bar of its topics. `normalize_rows` makes them sum to one.
-
-    Documents that share a pixel are drawn as their mean.
-    """
+    """Plot documents in the order given as stacked bars of their topics; those that share a pixel as their mean."""
     shares = np.asarray(L_matrix)
     if normalize_rows:
         shares = shares / shares.sum(axis=1, keepdims=True)
@@ -131,11 +125,7 @@ def _show(figure: Any, output_file: str | None, dpi: int, **options: Any) -> Non
         plt.close(figure)
 
 
-@overload
-def pal_tinytopics(format: Literal["hex"] = "hex") -> list[str]: ...
-@overload
-def pal_tinytopics(format: Literal["rgb", "lab"]) -> Colours: ...
-def pal_tinytopics(format: Literal["hex", "rgb", "lab"] = "hex") -> list[str] | Colours:
+def pal_tinytopics(format: Literal["hex", "rgb", "lab"] = "hex") -> Any:
     """Return ten colours as texts, or as an array (10, 3) of sRGB from 0 to 1 or of CIELAB."""
     if format not in ("hex", "rgb", "lab"):
         raise ValueError(f"Format must be 'hex', 'rgb', or 'lab', not {format!r}.")

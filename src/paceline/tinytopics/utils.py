@@ -34,12 +34,11 @@ def set_random_seed(seed: int) -> None:
 def generate_synthetic_data(
     n: int, m: int, k: int, avg_doc_length: int = 1000, device: torch.device | None = None
 ) -> tuple[Tensor, np.ndarray, np.ndarray]:
-    """(X, L, F): float32 counts X (n, m) of documents of Poisson length with term distributions L F.
+    """Return (X, L, F): float32 counts X (n, m) of documents of Poisson length with term distributions L F.
 
-    Rows of L and F are drawn evenly from the simplex. After the same seed the numbers are those of tinytopics. Counts
-    that would fill the memory are in a temporary file, which goes with the tensor.
+    After the same seed the numbers are those of tinytopics. Counts that would fill the memory are in a temporary file.
     """
-    counts = _room(n, m)
+    counts = _make_room(n, m)
     true_L, true_F = _draw(counts, k, avg_doc_length)
     return torch.from_numpy(counts).to(device or "cpu"), true_L, true_F
 
@@ -47,7 +46,7 @@ def generate_synthetic_data(
 def write_synthetic_data(
     path: str | Path, n: int, m: int, k: int, avg_doc_length: int = 1000
 ) -> tuple[NumpyDiskDataset, np.ndarray, np.ndarray]:
-    """The same counts as a .npy file, of any size: they are never in memory. The file is there when it is whole."""
+    """Write the same counts to a .npy file, atomically; they are never all in memory."""
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -63,7 +62,7 @@ def write_synthetic_data(
 
 
 def _draw(counts: np.ndarray, k: int, avg_doc_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Fill the counts, document by document; returns L and F."""
+    """Fill the counts, document by document; return L and F."""
     n, m = counts.shape
     true_L = np.random.dirichlet(np.ones(k), n)
     true_F = np.random.dirichlet(np.ones(m), k)
@@ -73,7 +72,7 @@ def _draw(counts: np.ndarray, k: int, avg_doc_length: int) -> tuple[np.ndarray, 
     return true_L, true_F
 
 
-def _room(n: int, m: int) -> np.ndarray:
+def _make_room(n: int, m: int) -> np.ndarray:
     needed = n * m * NUMBER_BYTES
     if needed <= MEMORY_SHARE * psutil.virtual_memory().available:
         return np.empty((n, m), np.float32)
@@ -83,18 +82,16 @@ def _room(n: int, m: int) -> np.ndarray:
 
 
 def _reserve(handle: int, needed: int, folder: Path) -> None:
-    """A mapped file on a full disk would end the process without a word."""
+    """Allocate the file now: a mapped file on a full disk would end the process without a word."""
     try:
         os.posix_fallocate(handle, 0, needed)
     except OSError as error:
-        raise UserError(
-            f"{folder}: {size(needed)} of counts do not fit there ({error.strerror}); free some space, set TMPDIR to a "
-            "folder on a larger disk, or write them with  write_synthetic_data(PATH, …)"
-        ) from None
+        message = f"{folder}: {size(needed)} of counts do not fit ({error.strerror}); set TMPDIR to a larger disk"
+        raise UserError(message) from None
 
 
 def align_topics(true_F: Any, learned_F: Any) -> np.ndarray:
-    """For each true topic the number of the learned one that is matched with it, by the largest sum of cosines."""
+    """Return for each true topic the number of the learned one that matches, by the largest sum of cosines."""
     _, matched = linear_sum_assignment(_unit(true_F) @ _unit(learned_F).T, maximize=True)
     return matched
 
@@ -105,7 +102,7 @@ def _unit(rows: Any) -> np.ndarray:
 
 
 def sort_documents(L_matrix: Any) -> Sequence[int]:
-    """The numbers of the documents by their leading topic, those with the largest share of it first."""
+    """Return the numbers of the documents by leading topic, those with the largest share of it first."""
     rows = np.asarray(L_matrix, np.float64)
     topic = rows.argmax(axis=1)
     share = rows.max(axis=1) / np.maximum(rows.sum(axis=1), np.finfo(np.float64).tiny)

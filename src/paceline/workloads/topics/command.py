@@ -21,31 +21,27 @@ PICTURES = ("loss.png", "structure.png", "top_terms.png")
 
 
 def add_topics_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `paceline topics` takes: options of the fit, and those of texts, which are None unless given."""
     parser.add_argument("source", type=Path, metavar="SOURCE", help=".npy, .npz, .mtx, .parquet, shards or texts")
-    parser.add_argument("-k", type=int, metavar="K", help="number of topics")
-    parser.add_argument("--out", type=Path, default=Path("runs/topics"), metavar="FOLDER", help="(runs/topics)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes that share the documents (1)")
-    parser.add_argument("--passes", type=int, metavar="N", help="most passes over the documents (1000)")
-    parser.add_argument(
-        "--tolerance", type=float, default=FitOptions.tolerance, metavar="T", help="least gain of a pass (1e-7)"
-    )
+    for name, metavar, kind, default, help in (
+        ("-k", "K", int, None, "number of topics"),
+        ("--out", "FOLDER", Path, Path("runs/topics"), "(runs/topics)"),
+        ("--ranks", "N", int, 1, "processes that share the documents (1)"),
+        ("--passes", "N", int, None, "most passes over the documents (1000)"),
+        ("--tolerance", "T", float, FitOptions.tolerance, "least gain of a pass (1e-7)"),
+        ("--seed", "N", int, 0, "another seed, another optimum (0)"),
+        ("--text", "COLUMN", str, None, "texts: the column or key of the text"),
+        ("--min-df", "N", _count_or_share, None, "texts: leave out terms in fewer documents (2)"),
+        ("--max-df", "N", _count_or_share, None, "texts: leave out terms in more documents (0.95)"),
+        ("--stop-words", "WORDS.txt", str, None, "texts: a file of words to leave out, or none (english)"),
+        ("--name", "COLUMN", str, None, "texts: the column with the title of a document"),
+        ("--max-terms", "N", int, None, "texts: only the most frequent terms"),
+        ("--shards", "FOLDER", Path, None, "only write the counts there, as compact shards"),
+    ):
+        parser.add_argument(name, metavar=metavar, type=kind, default=default, help=help)
     parser.add_argument("--start", default=FitOptions.start, choices=STARTS)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another optimum (0)")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--fractional", action="store_true", help="allow numbers that are not whole")
-    parser.add_argument("--text", metavar="COLUMN", help="texts: the column or key of the text")
-    parser.add_argument(
-        "--min-df", type=_count_or_share, metavar="N", help="texts: leave out terms in fewer documents (2)"
-    )
-    parser.add_argument(
-        "--max-df", type=_count_or_share, metavar="N", help="texts: leave out terms in more documents (0.95)"
-    )
-    parser.add_argument(
-        "--stop-words", metavar="WORDS.txt", help="texts: a file with a word per line to leave out, or none (english)"
-    )
-    parser.add_argument("--name", metavar="COLUMN", help="texts: the column with the title of a document")
-    parser.add_argument("--max-terms", type=int, metavar="N", help="texts: only the most frequent terms")
-    parser.add_argument("--shards", type=Path, metavar="FOLDER", help="only write the counts there, as compact shards")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 

@@ -1,10 +1,4 @@
-"""Fit a topic model in this process, or on ranks that are started for it.
-
-    model = fit(X, k=20)        # X: an array, a tensor, a sparse matrix, or the path of a file or folder
-    model.L, model.F            # rows sum to one
-
-On several ranks, with checkpoints and a run folder, the same fit runs as the workload `topics` of a run file.
-"""
+"""Fit a topic model in this process, or on ranks that are started for it as the workload `topics`."""
 
 from __future__ import annotations
 

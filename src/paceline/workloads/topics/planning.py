@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from paceline.planner.plan import Plan
     from paceline.workloads.topics.files.probe import CountsProbe
 
-ASSUMED_TERMS = 100_000
-"""Where neither the counts nor data.max_terms say."""
+ASSUMED_TERMS = 100_000  # where neither the counts nor data.max_terms say
 
 
 @dataclass(frozen=True, kw_only=True)

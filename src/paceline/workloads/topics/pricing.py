@@ -1,7 +1,6 @@
 """Time and memory of one pass over all documents of a topic model, on each of its ranks.
 
-A rank keeps its documents as high as they fit: on the device, in host memory, on disk. A pass reads them once, makes
-three products of each count, updates the rank's rows of L, and adds up the k × terms statistic of F over all ranks.
+A pass reads the counts once, makes three products of each, updates the rank's rows of L, and sums k × terms over ranks.
 """
 
 from __future__ import annotations
@@ -28,18 +27,15 @@ CACHED_BANDWIDTH = 1.35
 CORE_COUNT_FLOPS = 160.0
 """Plain operations in whose time a core converts a dense count, divides it and takes its logarithm."""
 CORE_NONZERO_FLOPS = 300.0
-CORE_GATHERED = 0.16
-"""Fraction of its peak that a core reaches in the products of a nonzero, which are k long."""
+CORE_GATHERED = 0.16  # fraction of its peak that a core reaches in the products of a nonzero, which are k long
 NEWTON_COST = 3.8
 UPDATE_BYTES = 80.0
 """Read and written per element of L and F to find the next point: ratio, power, clamps and sums, in 4 bytes each."""
-LAUNCHES = 30.0
-"""Kernels of a pass that no other kernel hides: the loss is waited for."""
+LAUNCHES = 30.0  # kernels of a pass that no other kernel hides: the loss is waited for
 START_S = 1.0
 STORAGE_BYTES_S = 6.7e9
 """That one host's storage gave all its devices together: 40 GB in 6 s, published for 4 H100 and for 8 A100."""
-HOST_MEMORY = 2.0
-"""Host memory per device, in its own memory, where it is not known: as servers are sold."""
+HOST_MEMORY = 2.0  # host memory per device, in its own memory, where it is not known: as servers are sold
 
 
 @dataclass(frozen=True)
@@ -47,13 +43,11 @@ class CountsShape:
     documents: int
     terms: int
     k: int
-    nonzeros: float
-    """Counts that a pass works on: where dense, all of them."""
+    nonzeros: float  # counts that a pass works on: where dense, all of them
     sparse: bool
     element_bytes: int
     stored_bytes: float
-    resident: bool
-    """Read whole by every rank, as .npz and .mtx are; otherwise a rank reads its own documents."""
+    resident: bool  # read whole by every rank, as .npz and .mtx are; otherwise a rank reads its own documents
     newton: bool = False
 
     @property
@@ -67,11 +61,8 @@ class CountsShape:
         return float(self.terms * self.element_bytes)
 
     def describe(self) -> str:
-        kept = (
-            f"{format_quantity(self.nonzeros, 'G')} nonzeros"
-            if self.sparse
-            else f"dense, {8 * self.element_bytes} bits each"
-        )
+        nonzeros = f"{format_quantity(self.nonzeros, 'G')} nonzeros"
+        kept = nonzeros if self.sparse else f"dense, {8 * self.element_bytes} bits each"
         held = size(self.documents * self.document_bytes)
         return f"{self.documents:,} documents × {self.terms:,} terms ({kept}, {held}), {self.k} topics"
 

@@ -23,14 +23,12 @@ class FitOptions:
     seed: int = 0
     start: str = "auto"
     rows: str = "em"
-    tolerance: float = 1e-7
-    """Mean relative gain of the loss per pass, over the last passes, that ends a fit."""
+    tolerance: float = 1e-7  # mean relative gain of the loss per pass, over the last passes, that ends a fit
     fractional: bool = False
     device: str = "auto"
     starts: int = 1
     passes: int | None = None
-    residual: float = 1e-3
-    """Share of the topics' mass that an EM step still moves: 0 at an optimum."""
+    residual: float = 1e-3  # share of the topics' mass that an EM step still moves: 0 at an optimum
 
     @property
     def max_passes(self) -> int:

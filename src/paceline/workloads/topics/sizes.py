@@ -7,21 +7,16 @@ SPARSE_BELOW = 0.1
 INDEX_BYTES = 4
 POINTER_BYTES = 8
 DEFAULT_PASSES = 1000
-NEWTON_TOPICS = 64
-"""With more, the quadratic model of a document no longer fits into registers: the fit takes EM steps."""
+NEWTON_TOPICS = 64  # with more, the quadratic model of a document no longer fits into registers: the fit takes EM steps
 
 CORE_BLOCK_BYTES, SCANNED_BYTES = 32 << 20, 128 << 20
 """On cores: of a block of nonzeros, and of rows whose nonzeros are found as they are read, which come to far less."""
 READ_AHEAD = 2
-BLOCKS = READ_AHEAD + 2
-"""In memory at a time: those that wait, the one that is being read, the one that is worked on."""
+BLOCKS = READ_AHEAD + 2  # in memory at a time: those that wait, the one that is being read, the one that is worked on
 
-DEVICE_SHARE, HOST_SHARE = 0.7, 0.5
-"""Shares of the free memory that the fit takes for counts."""
-BLOCK_BYTES = 256 << 20
-"""Of the counts that are on their way to a device; there are two of them."""
-PAD = 256
-"""Rows and columns of dense counts on a device come in multiples of it: whole tiles, whatever their size."""
+DEVICE_SHARE, HOST_SHARE = 0.7, 0.5  # shares of the free memory that the fit takes for counts
+BLOCK_BYTES = 256 << 20  # of the counts that are on their way to a device; there are two of them
+PAD = 256  # rows and columns of dense counts on a device come in multiples of it: whole tiles, whatever their size
 SORT_BYTES = 4
 """Beside each byte of nonzeros on a GPU, to sort them by terms; their second copy, which stays, is a quarter of it."""
 FUSED_TOPICS = 64

@@ -46,9 +46,8 @@ class Topics(PassWorkload):
     def counts(self) -> Counts:
         data = self._data
         if data.path is None:
-            raise UserError(
-                "data.path is missing: give it as  data.path=counts.npz", code="missing-value", key="data.path"
-            )
+            message = "data.path is missing: give it as  data.path=counts.npz"
+            raise UserError(message, code="missing-value", key="data.path")
         if not is_text(data.path):
             return read_counts(data.path, fractional=data.fractional)
         return self._count_texts(data.path, partial(_read_cached, log=ignore_log))
@@ -223,11 +222,7 @@ class TopicPasses:
         return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
 
     def _estimate_passes(self) -> float:
-        """Estimate the number of passes in all.
-
-        Progress never falls: it is how much of the way, on a logarithmic scale, the gain or the drift of the topics has
-        come down to where the fit ends.
-        """
+        """Estimate the number of passes in all, by how far gain or drift have come down, in logarithms, to the end."""
         fit, done = self.fit, self.fit.passes
         if fit.end is not None:
             return done

@@ -24,6 +24,7 @@ from paceline.workloads.topics.files import disk_counts
 from paceline.workloads.topics.files.datasets import NumpyDiskDataset, TorchDiskDataset
 from paceline.workloads.topics.files.disk_counts import NpyCounts
 from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.fitting.problem import build_problem
 
 NIPS = Path(__file__).resolve().parents[5] / "shared" / "data" / "nips_counts" / "counts_csr.npz"
 X = np.random.default_rng(0).poisson(0.4, (57, 33))
@@ -280,10 +281,9 @@ def test_no_matrix(source, message):
 
 
 def test_a_matrix_of_zeros_is_refused_and_empty_documents_are_not(tmp_path):
-    with pytest.raises(UserError, match="all 4 x 3 counts are zero"):
-        compute_totals(read_counts(np.zeros((4, 3))))
-    with pytest.raises(UserError, match="all 4 x 3 counts are zero"):
-        compute_totals(read_counts(scipy.sparse.csr_array((4, 3))))
+    for zeros in (np.zeros((4, 3)), scipy.sparse.csr_array((4, 3))):
+        with pytest.raises(UserError, match="all 4 x 3 counts are zero"):
+            build_problem(read_counts(zeros))
     one = np.zeros((4, 3))
     one[2, 1] = 1
     assert compute_totals(read_counts(one)).per_document.tolist() == [0, 0, 1, 0]

@@ -95,17 +95,15 @@ def _to_scipy(tensor: Tensor) -> Any:
     import torch
 
     if tensor.layout == torch.sparse_csr:
-        parts = (tensor.values().numpy(), tensor.col_indices().numpy(), tensor.crow_indices().numpy())
-        return scipy.sparse.csr_array(parts, shape=tuple(tensor.shape))
-    if tensor.layout == torch.sparse_csc:
-        parts = (tensor.values().numpy(), tensor.row_indices().numpy(), tensor.ccol_indices().numpy())
-        return scipy.sparse.csc_array(parts, shape=tuple(tensor.shape))
-    if tensor.layout == torch.sparse_coo:
-        rows, columns = tensor._indices().numpy()
-        return scipy.sparse.coo_array((tensor._values().numpy(), (rows, columns)), shape=tuple(tensor.shape))
-    raise UserError(
-        f"a tensor of layout {tensor.layout}: give it dense, or as sparse CSR, CSC or COO", code="invalid-value"
-    )
+        kind, parts = scipy.sparse.csr_array, [tensor.values(), tensor.col_indices(), tensor.crow_indices()]
+    elif tensor.layout == torch.sparse_csc:
+        kind, parts = scipy.sparse.csc_array, [tensor.values(), tensor.row_indices(), tensor.ccol_indices()]
+    elif tensor.layout == torch.sparse_coo:
+        kind, parts = scipy.sparse.coo_array, [tensor._values(), tensor._indices()]
+    else:
+        message = f"a tensor of layout {tensor.layout}: give it dense, or as sparse CSR, CSC or COO"
+        raise UserError(message, code="invalid-value")
+    return kind(tuple(part.numpy() for part in parts), shape=tuple(tensor.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +213,10 @@ def convert_on_device(values: Tensor, fractional: bool, place: Locator) -> Tenso
     kind = find_integer_type(high) if bool(whole.all()) and low >= 0 else None
     if kind is None:
         if not (fractional and low >= 0 and high <= float(np.finfo(np.float32).max)):
-            _raise_error_of_host(pieces, fractional, place)
+            half = values.is_floating_point() and values.dtype.itemsize == 2  # numpy has no bfloat16
+            host = (values.float() if half else values).cpu().numpy()
+            convert_to_smallest(host, fractional=fractional, place=place)
+            raise AssertionError("the device rejects counts that the host accepts")
         kind = FRACTIONS
     dtype = torch.from_numpy(np.empty(0, kind)).dtype
     if dtype == values.dtype:
@@ -228,17 +229,6 @@ def _summarise(piece: Tensor) -> Tensor:
 
     piece = piece if piece.is_floating_point() else piece.long()
     return torch.stack([piece.min(), piece.max(), (piece == piece.trunc()).all()]).double()
-
-
-def _raise_error_of_host(pieces: Sequence[Tensor], fractional: bool, place: Locator) -> None:
-    for number, piece in enumerate(pieces):
-        host = (piece.float() if piece.dtype.itemsize == 2 and piece.is_floating_point() else piece).cpu().numpy()
-
-        def place_in_all(at: int, first: int = number * PIECE) -> str:
-            return place(first + at)
-
-        convert_to_smallest(host, fractional=fractional, place=place_in_all)
-    raise AssertionError("the device rejects counts that the host accepts")
 
 
 def take_elements(values: Tensor, at: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ CHUNK = 1 << 16  # numbers looked at together: they stay in the cache between th
 LARGEST: dict[np.dtype, int] = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65_535, np.dtype(np.int32): 2**31 - 1}
 WHOLE = tuple(LARGEST)
 FRACTIONS = np.dtype(np.float32)
-Locator = Callable[[int], str]
-"""Names the number at a position, for messages: "counts.npy: document 3, term 5"."""
+Locator = Callable[[int], str]  # names the number at a position, for messages: "counts.npy: document 3, term 5"
 
 
 def make_row_locator(source: str, terms: int, first_row: int = 0) -> Locator:
@@ -250,12 +249,6 @@ class SparseCounts(Counts):
 
     def weights(self) -> np.ndarray:
         return np.diff(self.values.indptr)
-
-
-def make_empty_block(start: int, terms: int, sparse: bool) -> DocumentBlock:
-    if not sparse:
-        return DocumentBlock(start, np.empty((0, terms), np.uint8))
-    return DocumentBlock(start, Csr(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)))
 
 
 def iterate_overlaps(first_rows: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -1,6 +1,6 @@
 """Loops over counts compiled by numba: find nonzeros while rows are read, and update documents on CPU cores.
 
-What is no count, or is larger than 65,535, is left to the slower ways of dtypes.py, which say why or make room.
+Numbers that are not counts up to 65,535 are left to `matrices.WideningArray`.
 """
 
 from __future__ import annotations
@@ -97,9 +97,6 @@ def _to_small_count(x):
     fits = x >= 0 and x <= LARGEST_SCANNED
     whole = np.uint16(x if fits else 0)
     return whole, not fits or whole != x
-
-
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
 
 TINY = np.float32(1e-30)
@@ -239,10 +236,9 @@ def solve_rows(indptr, indices, data, L, Ft, steps, tolerance):
 
 @compile_kernel
 def _newton_step(indices, data, Ft, model, x, p):
-    """One document: p of its terms, then a quadratic model of its loss, and u at the model's minimum;
-    the model is (u, its gradient, its curvature).
+    """Set u of one document to the minimum of a quadratic model of its loss, (u, gradient, curvature), and p, x.
 
-    The minimum is found by coordinate descent; no share falls below a part of its value.
+    Coordinate descent finds it; no share falls below a part of its value.
     """
     u, g, H = model
     k, K = H.shape

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.errors import UserError
 from paceline.workloads.topics.counts.matrices import Counts, Csr, DocumentBlock, to_sparse
 from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, READ_AHEAD, SPARSE_BELOW
 
@@ -20,8 +19,6 @@ BYTES_PER_NONZERO = 8  # an int32 term and at most four bytes of count
 MAX_FAILED_SCANS = 2  # blocks in a row that had too few zeros: no more are scanned in that pass
 Read = Callable[[int, int], DocumentBlock]
 TOTALS_BLOCK_BYTES = 16 << 20
-EXACT_COLUMNS = 1 << 14  # 255 x 2^14 is below 2^24: a float32 holds the sum of so many bytes exactly
-EXACT_ROWS = 64
 
 
 def can_find_nonzeros(counts: Counts) -> bool:
@@ -123,7 +120,7 @@ class Totals(NamedTuple):
 
 
 def compute_totals(counts: Counts, start: int = 0, stop: int | None = None, *, fractional: bool = False) -> Totals:
-    """Sum the documents in one pass; raise UserError if the whole matrix is zero."""
+    """Sum the documents in one pass."""
     stop = counts.documents if stop is None else stop
     if fractional:
         counts = replace(counts, fractional=True)
@@ -132,29 +129,13 @@ def compute_totals(counts: Counts, start: int = 0, stop: int | None = None, *, f
         at = slice(block.start - start, block.stop - start)
         add: Any = _add_sparse if isinstance(block.values, Csr) else _add_dense
         add(block.values, per_document[at], per_term)
-    if not per_term.any() and stop - start == counts.documents:
-        shape = f"{counts.documents:,} x {counts.terms:,}"
-        raise UserError(f"all {shape} counts are zero: there is nothing to learn", code="invalid-data")
     return Totals(per_document, per_term)
 
 
 def _add_dense(values: np.ndarray, per_document: np.ndarray, per_term: np.ndarray) -> None:
-    """Add the sums of rows and columns. Bytes are summed as products with ones, in the cache."""
-    rows, terms = values.shape
-    if values.dtype != np.uint8:
-        per_document += values.sum(axis=1, dtype=np.float64)
-        per_term += values.sum(axis=0, dtype=np.float64)
-        return
-    piece = np.empty((min(rows, EXACT_ROWS), min(terms, EXACT_COLUMNS)), np.float32)
-    ones = np.ones(max(piece.shape), np.float32)
-    for left in range(0, terms, EXACT_COLUMNS):
-        right = min(terms, left + EXACT_COLUMNS)
-        for top in range(0, rows, EXACT_ROWS):
-            bottom = min(rows, top + EXACT_ROWS)
-            part = piece[: bottom - top, : right - left]
-            np.copyto(part, values[top:bottom, left:right])
-            per_document[top:bottom] += part @ ones[: right - left]
-            per_term[left:right] += ones[: bottom - top] @ part
+    kind = np.float64 if values.dtype.kind == "f" else np.int64
+    per_document += values.sum(axis=1, dtype=kind)
+    per_term += values.sum(axis=0, dtype=kind)
 
 
 def _add_sparse(values: Csr, per_document: np.ndarray, per_term: np.ndarray) -> None:

@@ -52,10 +52,8 @@ def zipf_documents(
 ) -> tuple[Any, Any, Any]:
     """Return (X, L, F): sparse counts like those of texts.
 
-    Terms follow Zipf's law; frequent ones are shared by all topics, rare ones belong to few. Documents have about
-    `topics_per_document` topics, and different lengths.
-
-    Without a device X is SparseCounts, which `fit` takes; on a CUDA device X is a sparse CSR tensor there.
+    Terms follow Zipf's law; frequent ones are shared by all topics, rare ones belong to few. X is SparseCounts, which
+    `fit` takes, or on a CUDA device a sparse CSR tensor.
     """
     _check_sizes(n=n, m=m, k=k, avg_doc_length=avg_doc_length)
     rng = np.random.default_rng(seed)
@@ -147,10 +145,10 @@ def _move(counts: Any, loadings: np.ndarray, factors: np.ndarray, device: Any) -
         return counts, loadings, factors
     import torch
 
-    dense = [torch.from_numpy(part).to(device) for part in (loadings, factors)]
+    L, F = (torch.from_numpy(part).to(device) for part in (loadings, factors))
     if isinstance(counts, np.ndarray):
         wide = counts.astype(np.int32) if counts.itemsize == 2 else counts  # torch has little arithmetic for uint16
-        return torch.from_numpy(wide).to(device), *dense
+        return torch.from_numpy(wide).to(device), L, F
     parts = getattr(counts, "values", counts)
     csr = torch.sparse_csr_tensor(parts.indptr, parts.indices, parts.data, size=(len(loadings), factors.shape[1]))
-    return csr.to(device), *dense
+    return csr.to(device), L, F

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ from torch.utils.data import Dataset
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.matrices import Counts, check_matrix
-from paceline.workloads.topics.files.disk_counts import MappedCounts, NpyCounts
+from paceline.workloads.topics.files.disk_counts import MappedCounts
 from paceline.workloads.topics.files.reading import get_first_line, read_counts
-
-LOCAL_HEADER_BYTES = 30  # of an entry of a zip file, before its name
 
 
 class MatrixRows(Dataset[Tensor]):
@@ -48,15 +45,10 @@ class MatrixRows(Dataset[Tensor]):
 
     def as_counts(self, *, fractional: bool = False) -> Counts:
         """Return the counts for `fit`. Chosen rows are read into memory."""
+        rows: Any = self
         if self.all_rows:
-            return self._read_all(fractional)
-        return read_counts(self._matrix()[list(self.indices)], fractional=fractional)
-
-    def _matrix(self) -> Any:
-        raise NotImplementedError
-
-    def _read_all(self, fractional: bool) -> Counts:
-        raise NotImplementedError
+            return rows._read_all(fractional)
+        return read_counts(rows._matrix()[list(self.indices)], fractional=fractional)
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker process maps the file itself, instead of receiving its contents."""
@@ -95,20 +87,19 @@ class TorchDiskDataset(MatrixRows):
 
     def __init__(self, data: str | Path, indices: Sequence[int] | None = None) -> None:
         self.data_path = require_data_file(data)
+        self.data, self.mmap_supported = None, True
         try:
             self.shape = tuple(self._load(mmap=True).shape)
-            self.mmap_supported = True
         except RuntimeError:  # the format of torch before 1.6
-            self.data = self._load(mmap=False)
+            self.data, self.mmap_supported = self._load(mmap=False), False
             self.shape = tuple(self.data.shape)
-            self.mmap_supported = False
         self._choose_rows(indices)
 
     def __getitem__(self, idx: int) -> Tensor:
         return self._matrix()[self.indices[idx]]
 
     def _matrix(self) -> Tensor:
-        if not self.mmap_supported:
+        if self.data is not None:
             return self.data
         if self.mmap_data is None:
             self.mmap_data = self._load(mmap=True)
@@ -134,25 +125,7 @@ class TorchDiskDataset(MatrixRows):
             return read_counts(tensor, fractional=fractional)
         array = tensor.numpy()
         check_matrix(array.shape, str(self.data_path), array.dtype)
-        offset = _find_numbers(self.data_path)
-        if offset is None or not tensor.is_contiguous():
-            return MappedCounts(array, str(self.data_path), fractional=fractional)
-        offset += int(tensor.storage_offset()) * array.itemsize
-        rows, columns = array.shape
-        return NpyCounts(self.data_path, rows, columns, array.dtype, offset, fractional=fractional)
-
-
-def _find_numbers(path: Path) -> int | None:
-    """Return where the numbers of the only tensor begin in the zip file that torch.save wrote."""
-    with zipfile.ZipFile(path) as archive:
-        stored = [entry for entry in archive.infolist() if "/data/" in entry.filename]
-    if len(stored) != 1 or stored[0].compress_type != zipfile.ZIP_STORED:
-        return None
-    with path.open("rb") as file:
-        file.seek(stored[0].header_offset)
-        header = file.read(LOCAL_HEADER_BYTES)
-    name_bytes, extra_bytes = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-    return stored[0].header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+        return MappedCounts(array, str(self.data_path), fractional=fractional)
 
 
 def require_data_file(path: str | Path) -> Path:

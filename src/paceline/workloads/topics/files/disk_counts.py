@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import warnings
@@ -25,20 +24,16 @@ from paceline.workloads.topics.counts.matrices import (
     Csr,
     DenseCounts,
     DocumentBlock,
-    Locator,
     WideningArray,
     check_matrix,
     convert_to_smallest,
     iterate_overlaps,
     join_rows,
-    make_empty_block,
     make_row_locator,
 )
 from paceline.workloads.topics.sizes import SPARSE_BELOW
 
 PIECE_BYTES = 1 << 20  # read and converted while it is in the cache
-TOUCHED_BYTES = 64 << 20  # of a mapped file, before its pages are handed back
-FAULT_BYTES = 128 << 10  # what the kernel maps around a page that is touched, at both ends of a column
 MAGIC = b"\x93NUMPY"
 
 
@@ -47,11 +42,7 @@ def read_npy(path: Path, fractional: bool = False) -> Counts:
     shape, in_columns, dtype, offset = read_npy_header(path)
     check_matrix(shape, str(path), dtype)
     if in_columns and min(shape) > 1:
-        warnings.warn(
-            f"{path}: stored column by column (Fortran order), so that reading documents is slow; convert it once to "
-            "shards, or store it with  numpy.save(PATH, numpy.ascontiguousarray(X))",
-            stacklevel=2,
-        )
+        warnings.warn(f"{path}: reading documents is slow in Fortran order; convert it once to shards", stacklevel=2)
         array = np.memmap(path, dtype, "r", offset, shape, "F")
         return MappedCounts(array, str(path), fractional=fractional)
     return NpyCounts(path, shape[0], shape[1], dtype, offset, fractional=fractional)
@@ -69,16 +60,20 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
             shape, in_columns, dtype = read(file)
             offset = file.tell()
             size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}", code="unreadable") from None
     except UserError:
         raise
+    except OSError as error:
+        raise make_unreadable_error(path, error) from None
     except UNREADABLE:
         raise UserError(f"{path}: the header of the .npy file is damaged; write it again", code="damaged") from None
     needed = offset + dtype.itemsize * int(np.prod(shape, dtype=object))
     if size < needed and not dtype.hasobject:
         raise make_truncated_error(path, size, needed)
     return shape, in_columns, dtype, offset
+
+
+def make_unreadable_error(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be read: {error.strerror or error}", code="unreadable")
 
 
 def make_truncated_error(path: Path, size: int, needed: int) -> UserError:
@@ -150,7 +145,7 @@ def open_sequential(path: Path) -> Iterator[int]:
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}", code="unreadable") from None
+        raise make_unreadable_error(path, error) from None
     try:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -165,7 +160,7 @@ def read_array_into(handle: int, array: np.ndarray, offset: int, path: Path) -> 
         try:
             got = os.preadv(handle, [left], offset)
         except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}", code="unreadable") from None
+            raise make_unreadable_error(path, error) from None
         if not got:
             raise make_truncated_error(path, offset, offset + left.nbytes)
         left, offset = left[got:], offset + got
@@ -184,33 +179,9 @@ class MappedCounts(DenseCounts):
         return self.terms  # many rows at a time, since each column's are read together
 
     def block(self, start: int, stop: int) -> DocumentBlock:
-        found = np.empty((stop - start, self.terms), np.uint8)
-        column_bytes = (stop - start) * self.values.itemsize + FAULT_BYTES
-        width = max(1, TOUCHED_BYTES // column_bytes)
-        for left in range(0, self.terms, width):
-            panel = np.array(self.values[start:stop, left : left + width], order="C")
-            self._release_pages()
-            columns = slice(left, left + panel.shape[1])
-            place = self._place(start, left, panel.shape[1])
-            small = convert_to_smallest(panel, fractional=self.fractional, place=place)
-            kind = np.dtype(np.float32) if small.dtype.kind == "f" else np.promote_types(small.dtype, found.dtype)
-            if found.dtype.kind != "f" and kind != found.dtype:
-                found = found.astype(kind)
-            found[:, columns] = small
-        return DocumentBlock(start, found)
-
-    def _place(self, start: int, left: int, width: int) -> Locator:
-        return lambda at: f"{self.source}: document {start + at // width}, term {left + at % width} (both from 0)"
-
-    def _release_pages(self) -> None:
-        """Return the pages that were touched to the system, except those of a private copy, which may be changed."""
-        if getattr(self.values, "mode", "c") == "c":
-            return
-        base: Any = self.values
-        while isinstance(base, np.ndarray):
-            base = base.base
-        if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):
-            base.madvise(mmap.MADV_DONTNEED)
+        place = make_row_locator(self.source, self.terms, start)
+        rows = np.ascontiguousarray(self.values[start:stop])
+        return DocumentBlock(start, convert_to_smallest(rows, fractional=self.fractional, place=place))
 
 
 INDICES, COUNTS = "indices", "counts"
@@ -223,9 +194,8 @@ def read_parquet_counts(path: Path, fractional: bool = False) -> Counts:
         declared = (file.schema_arrow.metadata or {}).get(b"terms")
         for number in range(file.metadata.num_row_groups):
             groups.append(file.metadata.row_group(number).num_rows)
-            some, indices = flatten_lists(
-                file.read_row_group(number, columns=[INDICES], use_threads=False).column(INDICES)
-            )
+            column = file.read_row_group(number, columns=[INDICES], use_threads=False).column(INDICES)
+            some, indices = flatten_lists(column)
             lengths.append(some)
             if len(indices):
                 largest = max(largest, int(indices.max()))
@@ -267,8 +237,6 @@ class ParquetCounts(Counts):
         return self.lengths
 
     def block(self, start: int, stop: int) -> DocumentBlock:
-        if start >= stop:
-            return make_empty_block(start, self.terms, sparse=True)
         parts = iterate_overlaps(self._first_rows, start, stop)
         return DocumentBlock(start, join_rows([self._group(number).slice_rows(*rows) for number, *rows in parts]))
 
@@ -310,11 +278,11 @@ def flatten_lists(column: Any) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow
     import pyarrow.compute
 
-    kinds = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
-    numbers = pyarrow.compute.list_flatten(column) if any(kind(column.type) for kind in kinds) else None
+    is_list = isinstance(column.type, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType)
+    numbers = pyarrow.compute.list_flatten(column) if is_list else None
     if numbers is None or numbers.null_count:
-        found = f"hold {column.type}" if numbers is None else "hold null"
-        message = f"the columns {INDICES!r} and {COUNTS!r} {found}; lists of numbers are needed"
+        found = "null" if is_list else column.type
+        message = f"the columns {INDICES!r} and {COUNTS!r} hold {found}; lists of numbers are needed"
         raise UserError(message, code="invalid-data")
     lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0).to_numpy()
     return lengths.astype(np.int64), numbers.to_numpy()

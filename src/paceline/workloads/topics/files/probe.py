@@ -28,14 +28,12 @@ from paceline.workloads.topics.files.texts import (
     suffix_of,
 )
 
-SMALL_BYTES = 1 << 22
-"""Smaller files are read whole, and so much is read of larger ones."""
+SMALL_BYTES = 1 << 22  # smaller files are read whole, and so much is read of larger ones
 SMALL_UNPACKED_BYTES = 1 << 23
 WIDE_ROW_BYTES = 1 << 26  # of a .npy file: a plan does not read even one such row
 PROBED_DOCUMENTS = 2000
 MAX_FILES = 100_000
-GROWTH = 0.5
-"""Of a vocabulary with its texts: four times as many documents have about twice as many terms."""
+GROWTH = 0.5  # of a vocabulary with its texts: four times as many documents have about twice as many terms
 NOT_READ = "counts of 8 bits; they were not read"
 
 
@@ -74,7 +72,7 @@ def probe_counts(path: Path, options: TextOptions) -> CountsProbe | None:
             return _probe_mtx(path)
         return _probe_texts(path, options) if suffix_of(path) in SUFFIXES else None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}", code="unreadable") from None
+        raise disk_counts.make_unreadable_error(path, error) from None
 
 
 def _dense(shape: tuple[int, ...], element: int, resident: bool, assumed: str = "") -> CountsProbe:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,24 +14,16 @@ import numpy as np
 from paceline.data.npz import open_npz
 from paceline.errors import UserError, suggest_path
 from paceline.io.escape import to_one_line
-from paceline.io.format import size
 from paceline.io.safe_open import check_regular
 from paceline.workload import LogFn
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
-from paceline.workloads.topics.counts.matrices import Counts, Csr, check_matrix, to_dense
+from paceline.workloads.topics.counts.matrices import Counts, Csr, check_matrix
 from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.files import disk_counts, shards
-from paceline.workloads.topics.files.shards import (
-    SHARD_BYTES,
-    ShardCounts,
-    check_new_folder,
-    shrink_rows,
-    write_shards,
-)
+from paceline.workloads.topics.files.shards import SHARD_BYTES, ShardCounts, check_new_folder, write_shards
 from paceline.workloads.topics.files.texts import TermCounter, TextOptions, is_text, iterate_documents, read_text
 
 AGAIN = "write it again or copy it again"
-SAMPLES, SAMPLE_ROWS = 8, 32  # groups of rows from all over a matrix
 
 
 def read_counts(
@@ -40,9 +31,8 @@ def read_counts(
 ) -> Counts:
     """Read counts from a path, an ndarray, a torch tensor, a scipy sparse matrix or a dataset on disk.
 
-    What is in memory is converted to its smallest exact type at once, and so are the contents of .npz and .mtx files.
-    A .npy file, a folder of shards and a Parquet file of counts stay on disk. `text` are the options for texts.
-    `on_device`: a dense or sparse CSR tensor of a device stays there; else it is copied to the host.
+    What is in memory, .npz and .mtx are converted to their smallest exact type now; .npy, shards and Parquet files of
+    counts stay on disk. `on_device`: a dense or sparse CSR tensor of a device stays there instead of being copied.
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source).expanduser(), fractional, text)
@@ -65,9 +55,7 @@ def _from_memmap(array: np.memmap, fractional: bool) -> Counts:
     check_matrix(array.shape, source, array.dtype)
     if isinstance(array.base, mmap.mmap) and array.filename and array.flags.c_contiguous and array.mode != "c":
         path = Path(array.filename)
-        return disk_counts.NpyCounts(
-            path, array.shape[0], array.shape[1], array.dtype, array.offset, fractional=fractional
-        )
+        return disk_counts.NpyCounts(path, *array.shape, array.dtype, array.offset, fractional=fractional)
     return disk_counts.MappedCounts(array, source, fractional=fractional)
 
 
@@ -85,17 +73,14 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
             raise UserError(message, code="invalid-format")
         check_regular(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}", code="unreadable") from None
+        raise disk_counts.make_unreadable_error(path, error) from None
     name = path.name.lower().removesuffix(".gz")
     read = next((read for suffix, read in READERS.items() if name.endswith(suffix)), None)
     if read is None:
         raise UserError(f"{path}: unknown format; give {KINDS}", code="invalid-format")
     counts: Any = read(path, fractional)
-    vocabulary, names = (
-        _read_names_beside(path, "terms", counts.terms),
-        _read_names_beside(path, "docs", counts.documents),
-    )
-    return replace(counts, vocabulary=vocabulary, names=names)
+    vocabulary = _read_names_beside(path, "terms", counts.terms)
+    return replace(counts, vocabulary=vocabulary, names=_read_names_beside(path, "docs", counts.documents))
 
 
 def _read_names_beside(path: Path, what: str, expected: int) -> list[str] | None:
@@ -173,7 +158,6 @@ def convert(
         words, labels = _count_texts(Path(source).expanduser(), text or TextOptions())
         return write_shards(folder, words, len(labels.vocabulary or ()), labels, shard_bytes=shard_bytes, log=log)
     counts = read_counts(source, fractional=fractional)
-    _check_space(folder, _estimate_bytes(counts))
     stream = (block.values for block in iterate_blocks(counts, block_bytes=min(shard_bytes, SHARD_BYTES)))
     return write_shards(folder, stream, counts.terms, counts, shard_bytes=shard_bytes, log=log)
 
@@ -185,20 +169,3 @@ def _count_texts(source: Path, options: TextOptions) -> tuple[Iterator[Csr], Cou
     _, terms = first.vocabulary(source)
     second = TermCounter(options, terms).count(iterate_documents(source, options.column, options.name_column))
     return second, Counts(vocabulary=terms, names=first.names or None)
-
-
-def _estimate_bytes(counts: Counts) -> int:
-    if counts.sparse:
-        return int(4 * counts.documents + 4 * counts.weights().sum())
-    starts = np.unique(np.linspace(0, max(0, counts.documents - SAMPLE_ROWS), SAMPLES).astype(int)).tolist()
-    some = (counts.block(at, min(counts.documents, at + SAMPLE_ROWS)).values for at in starts)
-    dense = [to_dense(values, counts.terms) for values in some]
-    per_row = sum(shrink_rows(rows)[1] for rows in dense) / sum(len(rows) for rows in dense)
-    return int(1.1 * per_row * counts.documents)
-
-
-def _check_space(folder: Path, needed_bytes: int) -> None:
-    free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
-    if needed_bytes > free:
-        message = f"{folder}: about {size(needed_bytes)} are needed, {size(free)} are free; use a larger disk"
-        raise UserError(message, code="does-not-fit")

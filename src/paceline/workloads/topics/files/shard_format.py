@@ -5,21 +5,21 @@
 | csr | starts: uint32, rows x segments + 1; large_at: uint32; large: int32; index: nonzeros; data: nonzeros |
 | dense | large_at: uint32; large: int32; data: rows x terms |
 
-Terms are divided into segments of 65,536, so that the place of a term within its segment takes two bytes. `starts`
-are where the nonzeros of a row in a segment begin. Where segments would take more room than they save, there is one
-segment, and the index is an int32. Counts that are too large for the type of `data` are stored there as 0 in a second
-list: their position in `data`, and their value.
+Terms are divided into segments of 65,536, so that an index within one takes two bytes; `starts` are where the
+nonzeros of a row in a segment begin. Where segments take more room than they save, there is one, and the index is an
+int32. Counts too large for the type of `data` are 0 there, and listed apart: position in `data`, and value.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.matrices import (
@@ -36,35 +36,24 @@ from paceline.workloads.topics.files.disk_counts import open_sequential, read_ar
 SEGMENT_TERMS = 1 << 16
 RARE = 16  # a wider type is taken when more than one count in so many needs it
 AGAIN = "convert the source again or copy the folder again"
+Size = Annotated[int, Field(ge=0, lt=2**40)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True))
 class Shard:
     """The entry of one file in counts.json."""
 
-    file: str
-    rows: int
-    nonzeros: int
-    layout: str  # csr or dense
-    index: str  # type of the index: uint16 or int32
-    segments: int
-    data: str  # type of the counts
-    large: int  # how many counts are stored apart
+    file: Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]  # in the same folder
+    rows: Size
+    nonzeros: Size
+    layout: Literal["csr", "dense"]
+    index: Literal["uint16", "int32"]  # type of the index
+    segments: Annotated[int, Field(gt=0, lt=2**40)]
+    data: Literal["uint8", "uint16", "int32", "float32"]  # type of the counts
+    large: Size  # how many counts are stored apart
     largest: float
-    bytes: int
+    bytes: Size
     crc32: str
-
-    def find_problem(self) -> str:
-        """Return why this cannot be the entry of a shard, or "". The file is not trusted."""
-        whole = (self.rows, self.nonzeros, self.segments, self.large, self.bytes)
-        types = {kind.name for kind in (*WHOLE, FRACTIONS)}
-        if any(type(number) is not int or not 0 <= number < 2**40 for number in whole) or not self.segments:
-            return "its numbers are not sizes"
-        if self.layout not in ("csr", "dense") or self.index not in ("uint16", "int32") or self.data not in types:
-            return "its layout or its types are unknown"
-        if not isinstance(self.file, str) or Path(self.file).name != self.file or "\0" in self.file:
-            return "its file is not in this folder"
-        return "" if isinstance(self.largest, int | float) else "its largest count is not a number"
 
     def section(self, terms: int) -> dict[str, tuple[int, np.dtype, int]]:
         entries = self.nonzeros if self.layout == "csr" else self.rows * terms
@@ -108,9 +97,8 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
         os.fsync(file.fileno())
     index_type = "uint16" if index_bytes == 2 else "int32"
     largest = float(flat.max(initial=0))
-    return Shard(
-        path.name, rows, nonzeros, layout, index_type, segments, data.name, len(large), largest, total, f"{crc:08x}"
-    )
+    facts: Any = (rows, nonzeros, layout, index_type, segments, data.name, len(large), largest, total, f"{crc:08x}")
+    return Shard(path.name, *facts)
 
 
 def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:

@@ -30,7 +30,6 @@ from paceline.workloads.topics.counts.matrices import (
     find_integer_type,
     iterate_overlaps,
     join_rows,
-    make_empty_block,
     stack_arrays,
     to_dense,
     to_sparse,
@@ -75,8 +74,6 @@ class ShardCounts(Counts):
         return self.terms * (kind.itemsize if kind else 4)
 
     def block(self, start: int, stop: int) -> DocumentBlock:
-        if start >= stop:
-            return make_empty_block(start, self.terms, self.sparse)
         parts = []
         for number, *rows in iterate_overlaps(self._first_rows, start, stop):
             shard = self.shards[number]
@@ -130,15 +127,14 @@ def read_shards(folder: Path, named: bool = True) -> ShardCounts:
         raise UserError(message, code="invalid-format", key=MANIFEST)
     try:
         shards = tuple(Shard(**facts) for facts in manifest["shards"])
-        if problem := next((problem for shard in shards if (problem := shard.find_problem())), ""):
-            raise ValueError(problem)
         documents, terms = int(manifest["documents"]), int(manifest["terms"])
         sparse, fractional = bool(manifest["sparse"]), bool(manifest["fractional"])
         if sum(shard.rows for shard in shards) != documents or terms <= 0 or not shards:
             raise ValueError(f"its shards do not add up to {documents:,} documents")
         sizes = [shard.expected_bytes(terms) for shard in shards]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path}: is damaged ({error}); {AGAIN}", code="damaged", key=MANIFEST) from None
+        message = f"{path}: is damaged ({' '.join(str(error).split()):.200}); {AGAIN}"
+        raise UserError(message, code="damaged", key=MANIFEST) from None
     for shard, needed in zip(shards, sizes, strict=True):
         file = folder / shard.file
         try:

@@ -1,7 +1,4 @@
-"""Count the terms of texts: a folder of .txt files, or the rows of a csv, jsonl, text or Parquet file.
-
-Texts stream. In memory are the vocabulary and, unless the counts go to shards, the nonzeros.
-"""
+"""Count the terms of texts, as a stream: a folder of .txt files, or the rows of a csv, jsonl, text or Parquet file."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ from paceline.workloads.topics.files.shards import MANIFEST
 BATCH_TOKENS = 1 << 20
 WIDTH = 1 << 32  # of the numbers of terms: (document, term) is one number
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
-WORDS = r"\b(?=\w*[^\W\d_])\w\w+\b"
-"""Two characters or more, with a letter among them."""
+WORDS = r"\b(?=\w*[^\W\d_])\w\w+\b"  # two characters or more, with a letter among them
 TAG = re.compile(r"<(?:[/!]?[A-Za-z][^<>]{0,1000}|!--.{0,1000}?--)>", re.DOTALL)
 Document = tuple[str | None, str]
 

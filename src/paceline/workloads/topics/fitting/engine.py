@@ -1,9 +1,8 @@
 """Accelerated EM: each step is one read of all documents.
 
-A pass works on a point (L, F). From the ratios x / p it makes the EM step of L and the statistic of F, which the ranks
-sum; that is the point's image, and the loss never rises from a point to its image. The next point lies beyond the
-image, on the line from the image before, in logarithms (Nesterov's momentum). Where the loss rises after all, the fit
-returns to the last image that is known to be good and takes smaller leaps. Rows of L stay on their rank.
+A pass makes the EM step of L at a point (L, F) and the statistic of F, which the ranks sum: the point's image, whose
+loss is never higher. The next point lies beyond the image, on the line from the image before, in logarithms (Nesterov's
+momentum). Where the loss rises, the fit returns to the last good image and takes smaller leaps.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ Tensor = Any  # torch.Tensor; torch is not typed here
 LEAST = 1e-20  # of any share: keeps products and quotients within float32
 FARTHEST = 10.0  # factor by which a share may change in one leap, before the momentum's power is taken
 WINDOW = 10
-FAR_APART = 50
-"""Passes between two measurements of how much the topics have moved."""
+FAR_APART = 50  # passes between two measurements of how much the topics have moved
 BACK = 0.25  # of its momentum that a fit keeps after a leap that was too long
 
 
@@ -51,8 +49,7 @@ class AcceleratedEM:
     Ft: Tensor
     options: FitOptions = field(default_factory=FitOptions)
     accelerate: bool = True
-    check: int = 1
-    """Passes per loss: on some devices the loss takes half as long as the rest of a pass."""
+    check: int = 1  # passes per loss: on some devices the loss takes half as long as the rest of a pass
     all_documents: int = 0
     losses: list[float] = field(default_factory=list)
     passes: int = 0
@@ -144,16 +141,9 @@ class AcceleratedEM:
             if self.passes > FAR_APART:  # the first topics were only a start
                 self.drifted = float((self.Ft_before - self.Ft_earlier).abs().sum() / (2 * self.Ft_before.shape[1]))
             self.Ft_earlier = self.Ft_before
-        return PassResult(
-            found,
-            self.residual,
-            accepted,
-            flags > 0,
-            step_s=perf_counter() - began,
-            data_s=data_s,
-            comm_s=landed - sent if pending else 0.0,
-            exposed_s=landed - waited if pending else 0.0,
-        )
+        comm_s, exposed_s = (landed - sent, landed - waited) if pending else (0.0, 0.0)
+        step_s = perf_counter() - began
+        return PassResult(found, self.residual, accepted, flags > 0, step_s, data_s, comm_s, exposed_s)
 
     def result(self) -> tuple[Tensor, Tensor]:
         return self.L_before, self.Ft_before

@@ -1,9 +1,8 @@
 """First topics by least squares on a compressed, weighted matrix.
 
-Y = counts / document length / sqrt(term share) has noise of about equal size everywhere, so least squares on it is
-close to maximum likelihood. A randomised range finder writes Y as Q B^T with a few more columns than topics; that is
-all that X is read for. Nonnegative factors of the pair are then found by coordinate descent (HALS), the first turns
-on a sample of documents and terms, the last ones on all.
+Y = counts / document length / sqrt(term share) has noise of about equal size, so least squares on it is close to
+maximum likelihood. A randomised range finder writes Y as Q B^T, a few columns more than topics; coordinate descent
+(HALS) then finds nonnegative factors of the pair, first on a sample of documents and terms, then on all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Passes over documents: update their rows of L and sum the statistic of F, in one read.
 
-`make_pass` copies one block of counts to the device. With Triton the counts stay in their small type and L F is never
-written to memory; without it, and on CPU cores, the same arithmetic runs in plain torch, slower.
+With Triton the counts stay in their small type and L F is never written to memory; CPU cores work on sparse counts by
+compiled loops and on dense ones by matrix products; plain torch does the same arithmetic, slower.
 """
 
 from __future__ import annotations
@@ -38,16 +38,14 @@ class MatrixProducts(Protocol):
 class DocumentPass(MatrixProducts, Protocol):
     """One read of some documents. `L` (rows, k) is updated in place; `S` (terms, k) gets sum_i x_ij / p_ij l_i added.
 
-    `rows` is "em" (S from the rows before the update) or "newton" (S from the updated rows; dense counts and many
-    topics take EM steps under this name too, with S from the rows before). Returns the sum of -x log p at the incoming
-    L and F as a float64 tensor, without waiting for the device; 0 without `loss`.
+    `rows` is "em" (S from the rows before the update) or "newton" (from the updated rows; dense counts and many topics
+    take EM steps here too). Returns the sum of -x log p at the incoming L and F, float64; 0 without `loss`.
     """
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor: ...
 
 
-RangePass = tuple[int, int, DocumentPass]
-"""(first row, last row, pass) of some of a rank's documents."""
+RangePass = tuple[int, int, DocumentPass]  # (first row, last row, pass) of some of a rank's documents
 ReadPasses = Callable[[], Iterable[RangePass]]
 """Return the passes over a rank's documents; called once for every pass over all of them."""
 

@@ -1,8 +1,7 @@
 """One rank's part of a fit: its documents, where their counts are kept, and the first point.
 
-A fit starts from topics of a sample of the documents, found by least squares or as the best of several tries. The
-sample depends on the documents and the seed alone, so that the topics are the same on any number of ranks. Of counts
-that are on a device all dense documents are taken, and more of the sparse ones.
+A fit starts from topics of a sample, found by least squares or as the best of several tries. The sample depends on
+the documents and the seed alone, so that topics are the same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ class FitProblem:
     share: Tensor  # float32
     device: torch.device
     documents: ReadPasses
-    alone: bool
-    """No other rank has a part of these counts, even if there is a process group."""
+    alone: bool  # no other rank has a part of these counts, even if there is a process group
 
     def begin(self, k: int, options: FitOptions) -> AcceleratedEM:
         """Make the first point: topics of a sample, the same on every rank, and rows of L for them."""
@@ -87,8 +85,10 @@ class FitProblem:
         """Find the first topics, with the passes over all documents if this rank has them on its device."""
         all_here = isinstance(self.counts, DeviceCounts) and self.alone
         everything = StartSample(self.documents, self.per_document.double(), self.per_term) if all_here else None
-        how: dict[str, Any] = {"how": options.start, "seed": options.seed}
-        return find_first_topics(self.counts, self.per_term, k, **how, device=self.device, everything=everything)
+        how, seed, device = options.start, options.seed, self.device
+        return find_first_topics(
+            self.counts, self.per_term, k, how=how, seed=seed, device=device, everything=everything
+        )
 
     def resume_at(self, L: Tensor, Ft: Tensor, options: FitOptions) -> AcceleratedEM:
         check = DENSE_CHECK if self.device.type == "cuda" and not self.counts.sparse else 1
@@ -192,10 +192,7 @@ def find_first_topics(
     device: str | torch.device = "cpu",
     everything: StartSample | None = None,
 ) -> Tensor:
-    """Return F transposed (terms, k). `how`: "auto" takes least squares for dense counts, a race for sparse ones.
-
-    `everything`: all documents, if the passes over them are on the device already.
-    """
+    """Return F transposed (terms, k); `everything`: the passes over all documents, if they are on the device."""
     device = torch.device(device)
     in_all = torch.as_tensor(per_term).to(device)
     if how == "random":
@@ -258,7 +255,7 @@ def _load_parts(parts: list[np.ndarray | Csr], terms: int) -> Counts:
 
 def _load_sample(few: Counts, device: torch.device) -> StartSample:
     if device.type == "cpu" and not isinstance(few, DeviceCounts):
-        sums = _sum_sample(few)
+        sums = [torch.from_numpy(part) for part in compute_totals(few)]
         whole = [(0, few.documents, make_cpu_pass(few.block(0, few.documents), sums[1]))]
         return StartSample(lambda: whole, *sums)
     there = few if isinstance(few, DeviceCounts) else upload_counts(few, device)
@@ -270,21 +267,17 @@ def _load_sample(few: Counts, device: torch.device) -> StartSample:
 def _start_by_race(some: StartSample, k: int, seed: int) -> Tensor:
     """Return the best of several tries, each a few passes over the sample.
 
-    A try starts with more topics than asked for, each a document half mixed with the average, and drops those with the
-    fewest words, half of the surplus at a time. This finds better optima than k random topics.
+    A try starts with a surplus of topics, documents half mixed with the average, and drops those with the fewest
+    words, half of the surplus at a time: better optima than those of k random topics.
     """
     fits = []
     for number in range(TRIES):
-        fit = AcceleratedEM(
-            some.passes, *_documents_as_topics(some, SURPLUS * k, 1000 * seed + number), accelerate=False
-        )
-        _run_passes(fit, FIRST_PASSES)
+        first = _documents_as_topics(some, SURPLUS * k, 1000 * seed + number)
+        fit = _run_passes(some, first, FIRST_PASSES)
         while (surplus := fit.L.shape[1] - k) > 0:
             left = surplus // 2
-            fit = AcceleratedEM(
-                some.passes, *_keep_largest(*fit.result(), some.per_document, k + left), accelerate=not left
-            )
-            _run_passes(fit, EACH_PASSES if left else LAST_PASSES)
+            kept = _keep_largest(*fit.result(), some.per_document, k + left)
+            fit = _run_passes(some, kept, EACH_PASSES if left else LAST_PASSES, accelerate=not left)
         fits.append(fit)
     return min(fits, key=lambda fit: min(fit.losses)).result()[1]
 
@@ -308,9 +301,11 @@ def _keep_largest(L: Tensor, Ft: Tensor, per_document: Tensor, k: int) -> tuple[
     return L / L.sum(1, keepdim=True), Ft[:, kept].contiguous()
 
 
-def _run_passes(fit: AcceleratedEM, count: int) -> None:
+def _run_passes(some: StartSample, point: tuple[Tensor, Tensor], count: int, accelerate: bool = False) -> AcceleratedEM:
+    fit = AcceleratedEM(some.passes, *point, accelerate=accelerate)
     for _ in range(count):
         fit.step()
+    return fit
 
 
 def _drop_unused_terms(few: Counts) -> tuple[Counts, Tensor]:
@@ -325,13 +320,3 @@ def _drop_unused_terms(few: Counts) -> tuple[Counts, Tensor]:
     terms = np.flatnonzero(used)
     number = (np.cumsum(used) - 1).astype(np.int32)
     return SparseCounts(Csr(values.indptr, number[values.indices], values.data), len(terms)), torch.from_numpy(terms)
-
-
-def _sum_sample(few: Counts) -> tuple[Tensor, Tensor]:
-    values = few.block(0, few.documents).values
-    if isinstance(values, Csr):
-        per_document = np.bincount(values.row_numbers, values.data, few.documents)
-        per_term = np.bincount(values.indices, values.data, few.terms)
-    else:
-        per_document, per_term = (values.sum(axis, dtype=np.float64) for axis in (1, 0))
-    return torch.from_numpy(per_document), torch.from_numpy(per_term)

@@ -1,7 +1,6 @@
-"""Documents in tiers: as many as fit on the device, then in pinned host memory, the rest on disk.
+"""Documents in tiers: as many as fit on the device, then in pinned host memory, the rest read from disk at each pass.
 
-What is on disk is read from its source at each pass. A thread copies the next block in its own CUDA stream while the
-device works on the last one.
+A thread copies the next block in its own CUDA stream while the device works on the last one.
 """
 
 from __future__ import annotations
@@ -57,10 +56,9 @@ class TieredDocuments:
         self.pinned: list[DocumentBlock] = []
         source = iterate_blocks(counts, self.start, self.stop, self.block_bytes)
         there, beside = room.device_bytes, room.host_bytes
+        beside = int(HOST_SHARE * psutil.virtual_memory().available) if beside is None else beside
         rest = self._fill_device(source, get_free_device_bytes(self.device) if there is None else there)
-        self.on_disk = self._fill_host(
-            rest, int(HOST_SHARE * psutil.virtual_memory().available) if beside is None else beside
-        )
+        self.on_disk = self._fill_host(rest, beside)
 
     def _fill_device(self, source: Iterator[DocumentBlock], budget: int) -> Iterator[DocumentBlock]:
         head = next(source, None)
@@ -172,8 +170,8 @@ def make_device_passes(
 ) -> passes.ReadPasses:
     """Make the passes over all documents: one if its scratch memory fits beside them, else over some at a time.
 
-    Scratch memory is a copy of dense counts in whole tiles, or the sort of sparse ones by term.
-    `per_term` are the sums of these documents, `share` the shares of the terms in all of them, on all ranks.
+    Scratch memory is a copy of dense counts in whole tiles, or the sort of sparse ones by term. `per_term` are sums of
+    these documents, `share` is of all ranks.
     """
     needed = SORT_BYTES * counts.stored_bytes if counts.sparse else passes.tile_copy_bytes(counts.values)
     if needed <= get_free_device_bytes(counts.device):
@@ -181,6 +179,5 @@ def make_device_passes(
         return lambda: whole if counts.documents else []
     rows = max(1, min(counts.documents, get_free_device_bytes(counts.device) * counts.documents // needed) // 2)
     ranges = [(first, min(counts.documents, first + rows)) for first in range(0, counts.documents, rows)]
-    return lambda: (
-        (a, b, passes.make_device_pass(counts.part(a, b).values, per_document[a:b], share)) for a, b in ranges
-    )
+    make = passes.make_device_pass
+    return lambda: ((a, b, make(counts.part(a, b).values, per_document[a:b], share)) for a, b in ranges)

@@ -46,23 +46,11 @@ class Tile:
 
 
 # By topics, padded to a power of two. Halves: counts up to 255. Float32 (tf32 products): all other counts.
-HALF_TILES = {
-    16: Tile(128, 128, 4, 3),
-    32: Tile(128, 128, 4, 3),
-    64: Tile(64, 128, 4, 3),
-    128: Tile(128, 64, 8, 3),
-    256: Tile(128, 64, 8, 2),
-    512: Tile(64, 32, 8, 2),
-}
+SIZES = (16, 32, 64, 128, 256, 512)
+HALVES = ((128, 128, 4, 3), (128, 128, 4, 3), (64, 128, 4, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 32, 8, 2))
+FULLS = ((128, 64, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 8, 1))
+HALF_TILES, FULL_TILES = ({k: Tile(*tile) for k, tile in zip(SIZES, tiles, strict=True)} for tiles in (HALVES, FULLS))
 LOSS_TILE = Tile(64, 128, 4, 3)  # halves and few topics: the logarithms need registers that a larger tile has not
-FULL_TILES = {
-    16: Tile(128, 64, 8, 3),
-    32: Tile(128, 64, 8, 3),
-    64: Tile(128, 64, 8, 2),
-    128: Tile(64, 64, 8, 2),
-    256: Tile(64, 32, 8, 2),
-    512: Tile(32, 32, 8, 1),
-}
 SHARED_BYTES = 200 << 10  # what the tables above need; devices with less take these, save for halves and few topics
 SMALL_HALF_TILE, SMALL_FULL_TILE = Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)
 SUM_ROWS = 1024  # that one program adds up
@@ -275,8 +263,7 @@ def solve_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> No
 class DensePass:
     """Dense counts, padded and on the device. All steps are EM: a Newton step is not worth its k x k model here.
 
-    The operands are halves. The loss is that of the rounded rows, normalised again: near an optimum it differs from the
-    exact one by the square of the rounding.
+    The loss is that of the rounded, normalised rows; near an optimum it is off by the square of the rounding.
     """
 
     def __init__(

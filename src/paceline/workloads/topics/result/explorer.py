@@ -36,7 +36,6 @@ USES, LEAST_USE = 6, 0.03
 SIMILAR = 6
 PRINTED_TERMS = 12
 NAMING = 0.3  # the weight of log p for the terms that name a topic; explorer.js has the same
-TERMS_AT_ONCE = 1 << 14
 FILLED = 0.16  # of the plane, by all topics together
 SMALLEST, LARGEST = 0.011, 0.13  # radii of topics on the map
 MARGIN = 0.02
@@ -58,11 +57,7 @@ def write_explorer(
     title: str = "Topics",
     texts: Iterable[str] | None = None,
 ) -> Path:
-    """Write the explorer of a fit.
-
-    With the counts X it also shows lengths, coherence and the terms of documents; with their `texts`, in the same
-    order, how each begins.
-    """
+    """Write the explorer of a fit; with its counts X and `texts`, also coherence, and terms and texts of documents."""
     fitted: TopicFit = getattr(model, "fit_", model)
     if not isinstance(fitted, TopicFit):
         message = f"a {type(model).__name__} is not a fit: give the result of  paceline.topics.fit  or  TopicFit.load"
@@ -129,9 +124,9 @@ def collect_explorer_data(
     place[used] = np.arange(len(used))
     overlap = compute_overlaps(model.F)
     spots, radii = place_topics(overlap, shares)
-    company = (
-        None if counts is None or model.F.shape[1] < 2 else compute_coherence(counts, [by[:10] for by in firsts[0]])
-    )
+    company = None
+    if counts is not None and model.F.shape[1] > 1:
+        company = compute_coherence(counts, [by[:10] for by in firsts[0]])
     return {
         "k": model.k,
         "documents": len(model.L),
@@ -144,9 +139,7 @@ def collect_explorer_data(
         "vocabulary": [model.term(at) for at in used],
         "everywhere": [_short(v) for v in everywhere[used]],
         "uses": _uses(model.F, shares, everywhere, used),
-        "tops": [
-            [place[terms].tolist(), [_short(v) for v in model.F[topic, terms]]] for topic, terms in enumerate(tops)
-        ],
+        "tops": [[place[at].tolist(), [_short(v) for v in p[at]]] for p, at in zip(model.F, tops, strict=True)],
         "colours": PALETTE,
         "stripes": compute_stripes(model.L),
         **documents,
@@ -168,12 +161,9 @@ def _uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.nd
     for start in range(0, len(used), 4096):
         terms = used[start : start + 4096]
         within = F[:, terms] * shares[:, None] / np.maximum(everywhere[terms], 1e-30)
-        most = min(USES, len(F))
-        firsts = np.argpartition(-within, most - 1, axis=0)[:most] if most < len(F) else np.argsort(-within, axis=0)
-        for column, topics in enumerate(firsts.T):
-            part = within[topics, column]
-            order = np.argsort(-part, kind="stable")
-            kept = [(int(topics[at]), round(100 * float(part[at]))) for at in order if part[at] >= LEAST_USE]
+        firsts = np.argsort(-within, axis=0, kind="stable")[:USES]
+        for topics, parts in zip(firsts.T.tolist(), np.take_along_axis(within, firsts, axis=0).T.tolist(), strict=True):
+            kept = [(topic, round(100 * part)) for topic, part in zip(topics, parts, strict=True) if part >= LEAST_USE]
             found.append([value for pair in kept for value in pair])
     return found
 
@@ -203,12 +193,8 @@ def _short(value: float) -> float:
 
 def compute_overlaps(F: np.ndarray) -> np.ndarray:
     """Return (k, k) sums over terms of sqrt(p q): 1 for the same topic, 0 for topics without a common term."""
-    k, m = F.shape
-    total = np.zeros((k, k))
-    for start in range(0, m, TERMS_AT_ONCE):
-        roots = np.sqrt(np.maximum(F[:, start : start + TERMS_AT_ONCE], 0), dtype=np.float32)
-        total += roots @ roots.T
-    return np.minimum(total, 1.0)
+    roots = np.sqrt(np.maximum(F, 0), dtype=np.float32)
+    return np.minimum((roots @ roots.T).astype(np.float64), 1.0)
 
 
 def place_topics(overlap: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -259,10 +245,7 @@ def _documents(
     everywhere: np.ndarray,
     names: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the data of every document of a small collection, or of the top documents of each topic.
-
-    `topDocuments` are places in these lists.
-    """
+    """Return lists with every document of a small collection, or the top ones of each topic, which are places here."""
     tie_break = 0.0 if lengths is None else 1e-3 * lengths / (lengths.max() + 1)
     firsts = [find_largest(model.L[:, topic].astype(np.float64) + tie_break, PER_TOPIC) for topic in range(model.k)]
     firsts = [found[model.L[found, topic] >= LEAST_SHARE] for topic, found in enumerate(firsts)]

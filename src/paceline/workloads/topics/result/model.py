@@ -18,6 +18,7 @@ from paceline.io.escape import escape_hidden
 from paceline.io.files import replace_nonfinite, to_json_value, write_atomic
 from paceline.io.format import duration, number
 from paceline.workloads.topics.counts.matrices import Counts
+from paceline.workloads.topics.files.disk_counts import make_unreadable_error
 from paceline.workloads.topics.files.reading import get_first_line
 
 if TYPE_CHECKING:
@@ -30,10 +31,8 @@ SMALLEST = 1e-30
 
 
 class Alignment(NamedTuple):
-    order: np.ndarray
-    """F[order] has the topics in the order of the reference; topics without a counterpart come last."""
-    similarities: np.ndarray
-    """Cosine of each with its counterpart; NaN for those without one."""
+    order: np.ndarray  # F[order] has the topics in the order of the reference; topics without a counterpart come last
+    similarities: np.ndarray  # cosine of each with its counterpart; NaN for those without one
 
 
 def align_topics(F: Any, reference: Any) -> Alignment:
@@ -42,9 +41,8 @@ def align_topics(F: Any, reference: Any) -> Alignment:
 
     ours, theirs = as_matrix(F, "F"), as_matrix(reference, "F")
     if ours.shape[1] != theirs.shape[1]:
-        raise UserError(
-            f"topics over {ours.shape[1]:,} and over {theirs.shape[1]:,} terms", code="invalid-value", key="terms"
-        )
+        message = f"topics over {ours.shape[1]:,} and over {theirs.shape[1]:,} terms"
+        raise UserError(message, code="invalid-value", key="terms")
     if len(ours) < len(theirs):
         message = f"{len(ours)} topics cannot be matched one to one with {len(theirs)}: swap the two"
         raise UserError(message, code="invalid-value", key="reference")
@@ -107,8 +105,7 @@ def find_top_terms(F: np.ndarray, shares: np.ndarray, n: int, by: str = "probabi
 def rank_terms(F: np.ndarray, everywhere: np.ndarray, n: int, weights: Sequence[float]) -> list[list[np.ndarray]]:
     """Return for each weight w and each topic the n top terms by  w log p + (1 - w) log lift.
 
-    Lift is p(term in topic) / p(term everywhere). It favours rare terms, so those that are less probable in the topic
-    than 1 / number of terms come last.
+    Lift, p(term in topic) / p(term everywhere), favours rare terms: those below 1 / number of terms come last.
     """
     n = min(n, F.shape[1])
     log_everywhere = np.log(np.maximum(everywhere, SMALLEST)).astype(np.float32)
@@ -231,10 +228,9 @@ class TopicFit:
     def transform(
         self, new_docs: Any, *, passes: int = 100, tolerance: float = 1e-9, fractional: bool = False
     ) -> np.ndarray:
-        """Return the mixtures of other documents for these topics: an array (documents, k).
+        """Return the mixtures (documents, k) of what `fit` takes, with the same columns.
 
-        Takes what `fit` takes, with the same columns. A model with terms also takes a text, a list of texts or a file
-        of texts; unknown words are left out.
+        A model with terms also takes a text, a list of texts or a file of texts; unknown words are left out.
         """
         from paceline.workloads.topics.result.new_documents import infer_mixtures
 
@@ -259,9 +255,8 @@ class TopicFit:
             return self.L.mean(axis=0, dtype=np.float64)
         weights = np.asarray(lengths, np.float64)
         if weights.shape != (len(self.L),):
-            raise UserError(
-                f"{weights.size:,} lengths for {len(self.L):,} documents", code="invalid-value", key="lengths"
-            )
+            message = f"{weights.size:,} lengths for {len(self.L):,} documents"
+            raise UserError(message, code="invalid-value", key="lengths")
         return weights @ self.L / max(weights.sum(), SMALLEST)
 
     def sort_topics(self, order: Sequence[int] | np.ndarray | None = None) -> TopicFit:
@@ -285,8 +280,8 @@ class TopicFit:
     def coherence(self, X: Any, n: int = 10, *, by: str = "probability", fractional: bool = False) -> np.ndarray:
         """Return the coherence of each topic's n top terms in the documents of X, from -1 to 1.
 
-        It is the mean over all pairs of terms of NPMI = log(p_ij / (p_i p_j)) / -log p_ij, where p is the share of the
-        documents that contain the term or both terms; -1 for two that never occur together.
+        It is the mean over pairs of terms of NPMI = log(p_ij / (p_i p_j)) / -log p_ij, p the share of documents with
+        them; -1 for two that never occur together.
         """
         from paceline.workloads.topics.result.new_documents import compute_coherence
 
@@ -330,11 +325,11 @@ def _read_model_file(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]
                 message = f"{path}: not a topic model (found: {', '.join(names)[:80] or 'nothing'})"
                 raise UserError(message, code="invalid-format")
             arrays = {name: file.get_tensor(name) for name in names}
+    except UserError:
+        raise
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}", code="unreadable") from None
+        raise make_unreadable_error(path, error) from None
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path}: is damaged ({get_first_line(error)}); {AGAIN}", code="damaged") from None
     return header, arrays
 

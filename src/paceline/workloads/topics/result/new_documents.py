@@ -41,9 +41,7 @@ def compute_perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: 
     """Compute TopicFit.perplexity. Documents without a word in one of the halves are left out."""
 
     if not 0 <= smoothing < 1:
-        raise UserError(
-            f"smoothing={smoothing}: give a share below 1, such as 0.01", code="invalid-value", key="smoothing"
-        )
+        raise UserError(f"smoothing={smoothing}: give a share below 1", code="invalid-value", key="smoothing")
     chance = np.random.default_rng(seed)
     by_term = np.ascontiguousarray(model.F.T)
     log_likelihood, words = 0.0, 0.0

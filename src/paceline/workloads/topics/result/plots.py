@@ -50,8 +50,7 @@ def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) 
         passes = np.arange(1, len(values) + 1)
         mark = "o" if len(values) < 30 else None
         upper.plot(passes, values, color=PALETTE[0], marker=mark, markersize=3)
-        upper.set_title(title)
-        upper.set_ylabel("loss")
+        upper.set(title=title, ylabel="loss")
         upper.yaxis.set_major_formatter(_plain())
         low, high = np.nanmin(values), np.nanmax(values[min(len(values) - 1, len(values) // 20) :])
         if high > low:  # the fall of the first passes would flatten all that follows
@@ -63,8 +62,7 @@ def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) 
             lower.set_yscale("log")
             lower.yaxis.set_major_formatter(_plain())
             lower.yaxis.set_minor_formatter("")
-        lower.set_ylabel("above the lowest")
-        lower.set_xlabel("pass")
+        lower.set(ylabel="above the lowest", xlabel="pass")
         lower.xaxis.get_major_locator().set_params(integer=True)
     return figure
 
@@ -100,19 +98,13 @@ def plot_structure(
             _bars(axes, edges, columns, colours)
             middles.append(left + len(members) / 2)
             left += len(members) + gap
-        axes.set_xlim(0, max(left - gap, 1e-9))
-        axes.set_ylim(0, 1)
-        axes.set_title(title)
-        axes.set_ylabel("share of the document")
+        axes.set(xlim=(0, max(left - gap, 1e-9)), ylim=(0, 1), title=title, ylabel="share of the document")
         axes.grid(visible=False)
         axes.set_xticks(middles if groups is not None else [])
+        axes.set_xlabel(f"{documents:,} documents" + (f" in {len(parts)} groups" if groups is not None else ""))
         if groups is not None:
             _group_labels(axes, [name for name, _ in parts], [len(members) / documents for _, members in parts])
-            axes.set_xlabel(f"{documents:,} documents in {len(parts)} groups")
-        else:
-            axes.set_xlabel(f"{documents:,} documents")
-        for side in ("left", "bottom"):
-            axes.spines[side].set_visible(False)
+        axes.spines[["left", "bottom"]].set_visible(False)
         _topic_legend(figure, labels, colours)
     return figure
 
@@ -210,10 +202,8 @@ def _merge_others(
     k = shares.shape[1]
     if names is not None and len(names) != k:
         raise UserError(f"{len(names)} topic_names for {k} topics", code="invalid-value", key="topic_names")
-    labels, looks = (
-        [_topic_name(int(at), names) for at in kept],
-        [(PALETTE[place % len(PALETTE)], HATCHES[place // len(PALETTE) % len(HATCHES)]) for place in range(len(kept))],
-    )
+    labels, many = [_topic_name(int(at), names) for at in kept], len(PALETTE)
+    looks = [(PALETTE[place % many], HATCHES[place // many % len(HATCHES)]) for place in range(len(kept))]
     if len(kept) == k:
         return shares, labels, looks
     rest = np.maximum(shares.sum(axis=1) - shares[:, kept].sum(axis=1), 0)
@@ -265,9 +255,7 @@ def _topic_legend(figure: Any, labels: Sequence[str], colours: Sequence[tuple[st
     from matplotlib.patches import Patch
 
     patches = [
-        Patch(
-            facecolor=colour, hatch=hatch or None, edgecolor="#ffffff" if hatch else colour, label=shorten_label(label)
-        )
+        Patch(fc=colour, hatch=hatch or None, ec="#ffffff" if hatch else colour, label=shorten_label(label))
         for label, (colour, hatch) in zip(labels, colours, strict=True)
     ]
     figure.legend(handles=patches, loc="outside right upper", ncols=1 if len(labels) <= 16 else 2, handlelength=1.1)
