@@ -66,6 +66,18 @@ class UserError(PacelineError, ValueError):
     code: Code = "invalid-request"
 
 
+class InvalidValue(UserError):
+    """A value of the argument or key `key` that cannot be used."""
+
+    code: Code = "invalid-value"
+
+
+class InvalidData(UserError):
+    """Data that cannot be used."""
+
+    code: Code = "invalid-data"
+
+
 class RunFailed(PacelineError, RuntimeError):
     """The run started and could not continue: a rank died, the disk is full, the loss is not finite."""
 

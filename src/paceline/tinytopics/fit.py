@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from paceline.errors import UserError
+from paceline.errors import InvalidValue
 from paceline.io.files import write_atomic
 from paceline.launch.environment import detect_rank
 from paceline.launch.process_group import broadcast_from_main, join_ranks
@@ -114,13 +114,12 @@ def _check(adam: dict[str, float], **sizes: int) -> None:
     for name, value in sizes.items():
         least = 0 if name == "num_epochs" else 1
         if not isinstance(value, int | np.integer) or value < least:
-            raise UserError(f"{name}={value}: give a whole number, {least} or more", code="invalid-value", key=name)
+            raise InvalidValue(f"{name}={value}: give a whole number, {least} or more", key=name)
     if sizes["k"] > MAX_TOPICS:
-        raise UserError(f"k={sizes['k']} topics: give at most {MAX_TOPICS}", code="invalid-value", key="k")
+        raise InvalidValue(f"k={sizes['k']} topics: give at most {MAX_TOPICS}", key="k")
     for name, number in adam.items():
         if not number >= (name in ("T_0", "T_mult")):
-            message = f"{name}={number}: give {ADAM[name]:g}, or leave it out; it has no effect"
-            raise UserError(message, code="invalid-value", key=name)
+            raise InvalidValue(f"{name}={number}: give {ADAM[name]:g}, or leave it out; it has no effect", key=name)
     if changed := [f"{name}={value:g}" for name, value in adam.items() if value != ADAM[name]]:
         warnings.warn(f"no effect of {', '.join(changed)}: this fit has no learning rate", stacklevel=3)
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError
+from paceline.errors import InvalidValue, UserError
 from paceline.io.files import print_json
 from paceline.io.terminal import build_console, warn
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
@@ -96,8 +96,7 @@ def train_topics(
 
     out = Path(out).expanduser().absolute()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", out.name):
-        message = f"--out {out}: the last part must be a name of letters, digits, '.', '_' and '-'"
-        raise UserError(message, code="invalid-value", key="--out")
+        raise InvalidValue(f"--out {out}: name it with letters, digits, '.', '_' and '-'", key="--out")
     given = {key: value for key, value in (data or {}).items() if value is not None}
     values = {
         "name": out.name,

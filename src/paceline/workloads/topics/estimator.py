@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import UserError
+from paceline.errors import InvalidValue, UserError
 from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.in_process import fit
 from paceline.workloads.topics.result.model import TopicFit
@@ -35,9 +35,8 @@ except ImportError:
 class TopicModel(_Transformer, _Base):
     """Topics of counts, in the style of scikit-learn.
 
-    Takes arrays, sparse matrices and frames as scikit-learn does, and all that `paceline.topics.fit` takes: paths,
-    tensors, datasets on disk. Fractions are allowed, as they are elsewhere in scikit-learn, unless fractional=False.
-    `options` goes to `paceline.topics.fit` as it is.
+    Takes what scikit-learn takes, and paths, tensors and datasets on disk as `paceline.topics.fit`, which gets
+    `options` as they are.
     """
 
     def __init__(
@@ -113,10 +112,10 @@ class TopicModel(_Transformer, _Base):
     def _check_k(self, given: Any) -> None:
         shape = getattr(given, "shape", None)
         if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
-            raise UserError(f"k={self.k!r}: give a whole number of at least 1", code="invalid-value", key="k")
+            raise InvalidValue(f"k={self.k!r}: give a whole number of at least 1", key="k")
         if shape is not None and self.k > min(shape):
             message = f"k={self.k}: at most {min(shape)} for n_samples={shape[0]} and n_features={shape[1]}"
-            raise UserError(message, code="invalid-value", key="k")
+            raise InvalidValue(message, key="k")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import UserError
+from paceline.errors import InvalidValue, UserError
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import FitOptions
@@ -43,8 +43,8 @@ def fit(
 ) -> TopicFit:
     """Fit k topics, until a pass gains less than `tolerance` of the loss and topics hardly move, or for `passes`.
 
-    `starts`: that many fits from different seeds, of which the one with the lowest loss is returned. `start`: "race"
-    (the best of a few tries on a sample), "least_squares" or "random"; "auto" takes least squares for dense counts.
+    Of `starts` fits from different seeds the best is returned. `start`: "race" (the best of a few tries on a sample),
+    "least_squares" or "random"; "auto" takes least squares for dense counts.
     """
     from paceline.workloads.topics.fitting.problem import build_problem, check_topics
 
@@ -92,7 +92,7 @@ def resolve_fit_device(name: str, X: Any = None) -> str:
     import torch
 
     if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device={name!r}: give one of auto, cpu, cuda", code="invalid-value", key="device")
+        raise InvalidValue(f"device={name!r}: give one of auto, cpu, cuda", key="device")
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda, but there is no CUDA device; use device=cpu", code="unavailable", key="device")
     if name != "cpu" and isinstance(X, torch.Tensor) and X.is_cuda:

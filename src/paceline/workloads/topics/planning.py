@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.config import RunSpec
-from paceline.errors import UserError
+from paceline.errors import InvalidValue, UserError
 from paceline.io.format import duration, size
 from paceline.layout import Layout
 from paceline.planner.advice import format_times
@@ -137,12 +137,9 @@ def describe_counts(spec: RunSpec, documents: int | None, words: float | None) -
         raise UserError(message, code="conflict", key="--tokens")
     found = _inspect_counts(spec.data)
     if model.k > min(found.documents, found.terms):
-        raise UserError(
-            f"model.k={model.k} topics for {found.documents:,} documents and {found.terms:,} terms: "
-            f"give at most {min(found.documents, found.terms)}",
-            code="invalid-value",
-            key="model.k",
-        )
+        most = f"at most {min(found.documents, found.terms)}"
+        message = f"model.k={model.k} topics for {found.documents:,} documents and {found.terms:,} terms: give {most}"
+        raise InvalidValue(message, key="model.k")
     sizes = (found.documents, found.terms, model.k, found.nonzeros, found.sparse, found.element_bytes)
     counts = CountsShape(*sizes, found.stored_bytes, found.resident, model.rows == "newton")
     return counts, [found.assumed] if found.assumed else []
@@ -154,12 +151,8 @@ def _inspect_counts(data: Any) -> CountsProbe:
     from paceline.workloads.topics.files.texts import TextOptions
 
     if data.path is None:
-        raise UserError(
-            "data.path is missing: give the counts, as  data.path=counts.npz,  or plan without them by  "
-            "--samples DOCUMENTS [--tokens WORDS_PER_DOCUMENT]",
-            code="missing-value",
-            key="data.path",
-        )
+        message = "data.path is missing: give  data.path=counts.npz,  or  --samples DOCUMENTS [--tokens WORDS]"
+        raise UserError(message, code="missing-value", key="data.path")
     options = TextOptions(**data.text_options())
     if (looked := probe_counts(data.path.expanduser(), options)) is not None:
         return looked
@@ -192,9 +185,5 @@ def _check_parallel(spec: RunSpec) -> None:
     parallel = spec.parallel
     split = parallel.tensor * parallel.pipeline > 1 or parallel.offload
     if parallel.strategy not in ("auto", "single", "ddp") or split or parallel.reduce != "exact":
-        raise UserError(
-            "workload=topics spreads documents over ranks and nothing else; "
-            "leave parallel.strategy, tensor, pipeline, offload and reduce out, and give parallel.ranks",
-            code="not-supported",
-            key="parallel",
-        )
+        message = "workload=topics only spreads documents over ranks: of the section parallel give ranks alone"
+        raise UserError(message, code="not-supported", key="parallel")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from paceline.config.sections import Section, field
-from paceline.errors import UserError
+from paceline.errors import InvalidValue
 from paceline.workloads.topics.sizes import DEFAULT_PASSES
 
-STARTS = ("auto", "race", "least_squares", "random")
-ROWS = ("em", "newton")
+Start = Literal["auto", "race", "least_squares", "random"]
+Rows = Literal["em", "newton"]
+STARTS, ROWS = get_args(Start), get_args(Rows)
 STEADY = 0.005
 
 
@@ -48,21 +49,15 @@ class FitOptions:
         if not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
             wrong["tolerance"] = "0 or more"
         for key, expected in wrong.items():
-            raise UserError(f"{key}={getattr(self, key)!r}: give {expected}", code="invalid-value", key=key)
+            raise InvalidValue(f"{key}={getattr(self, key)!r}: give {expected}", key=key)
 
 
 class TopicsModel(Section):
     """Counts ~ L F: a mixture of topics for each document, and a distribution over terms for each topic."""
 
     k: int = field(20, "topics", "number of topics", gt=0, le=512)
-    start: Literal["auto", "race", "least_squares", "random"] = field(
-        FitOptions.start,
-        "",
-        "first topics; auto takes least squares for dense counts, else the best of a few tries on a sample",
-    )
-    rows: Literal["em", "newton"] = field(
-        FitOptions.rows, "", "how a pass updates the mixtures; newton is for sparse counts"
-    )
+    start: Start = field("auto", "", "first topics; auto: least squares for dense counts, else the best of a few tries")
+    rows: Rows = field("em", "", "how a pass updates the mixtures; newton is for sparse counts")
     tolerance: float = field(FitOptions.tolerance, "of the loss", "a mean gain per pass below this ends the fit", ge=0)
 
 

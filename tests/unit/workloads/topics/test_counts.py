@@ -221,8 +221,7 @@ def test_changes_in_a_private_memory_map_are_counted_and_kept(tmp_path):
     assert private[3, 4] == 77
 
 
-def test_files_stored_by_columns_in_panels(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_counts, "TOUCHED_BYTES", 1)
+def test_files_stored_by_columns():
     matrix = X.astype(np.float64)
     matrix[3, 5], matrix[20, 2], matrix[50, 32] = 300, 70_000, 0.5
     array = np.asfortranarray(matrix)

@@ -229,7 +229,7 @@ def test_only_shards(made, tmp_path, capsys):
         (["x.npy", "-k", 3, "--seed", -1], "train.seed"),
         (["x.npy", "-k", 3, "--tolerance", -1], "model.tolerance"),
         (["negative.npy", "-k", 3], "-1"),
-        (["zero.npy", "-k", 3], "nothing to learn"),
+        (["zero.npy", "-k", 3], "counts are zero"),
         (["cut.npy", "-k", 3], "cut.npy"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import UserError
+from paceline.errors import InvalidData, UserError
 from paceline.workloads.topics.counts.matrices import (
     FRACTIONS,
     Counts,
@@ -26,7 +26,7 @@ from paceline.workloads.topics.counts.matrices import (
 if TYPE_CHECKING:
     import torch
 
-Tensor = Any  # torch.Tensor; a plan reads counts without torch
+Tensor = Any  # a plan reads counts without torch
 PIECE = 1 << 26  # elements of a tensor that are worked on at a time, in a wider type
 KINDS = ".npy, .npz, .mtx, .parquet, .csv, .tsv, .jsonl, .txt, a folder of shards or a folder of .txt files"
 WHAT_IS_READ = f"give an array, a torch tensor, a scipy sparse matrix or a path: {KINDS}"
@@ -179,7 +179,7 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
     ends = [pointer[0] == 0, pointer[-1] == len(index), (lengths >= 0).all(), (index >= 0).all(), (index < terms).all()]
     if not bool(torch.stack(ends).all()):
         message = f"{THE_TENSOR}: its row pointers or its columns are not those of {terms:,} terms; build it again"
-        raise UserError(message, code="invalid-data")
+        raise InvalidData(message)
 
     def place(at: int) -> str:
         row = int(torch.searchsorted(pointer, at, right=True)) - 1
@@ -206,7 +206,7 @@ def convert_on_device(values: Tensor, fractional: bool, place: Locator) -> Tenso
     if values.dtype == torch.uint8 or not values.numel():
         return values.to(torch.uint8)
     if values.is_complex():
-        raise UserError(f"{THE_TENSOR}: holds complex numbers; counts are whole numbers", code="invalid-data")
+        raise InvalidData(f"{THE_TENSOR}: holds complex numbers; counts are whole numbers")
     pieces = values.view(-1).split(PIECE)
     least, largest, whole = torch.stack([_summarise(piece) for piece in pieces]).T
     low, high = float(least.amin()), float(largest.amax())

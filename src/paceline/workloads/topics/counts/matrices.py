@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.errors import UserError
+from paceline.errors import InvalidData
 
 CHUNK = 1 << 16  # numbers looked at together: they stay in the cache between the cast and the comparison
 LARGEST: dict[np.dtype, int] = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65_535, np.dtype(np.int32): 2**31 - 1}
@@ -35,7 +35,7 @@ def check_matrix(shape: Sequence[int], source: str, dtype: np.dtype | None = Non
     elif shape[1] > np.iinfo(np.int32).max:
         problem = f"has {shape[1]:,} terms; at most 2,147,483,647 are possible"
     if problem:
-        raise UserError(f"{source}: {problem}", code="invalid-data")
+        raise InvalidData(f"{source}: {problem}")
 
 
 def find_integer_type(largest: float) -> np.dtype | None:
@@ -114,7 +114,7 @@ class WideningArray:
             at = int(bad.argmax())
             value = float(chunk[at])
             shown = f"{int(value)}" if np.isfinite(value) and value == int(value) else f"{value:.6g}"
-            raise UserError(f"{self._place(self.done + at)} is {shown}: {reason}", code="invalid-data")
+            raise InvalidData(f"{self._place(self.done + at)} is {shown}: {reason}")
 
 
 def _iterate_flat(array: np.ndarray) -> Iterator[np.ndarray]:

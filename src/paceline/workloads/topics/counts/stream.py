@@ -40,8 +40,7 @@ def iterate_blocks(
 ) -> Iterator[DocumentBlock]:
     """Yield the documents start..stop in order, in blocks of at most about `block_bytes` (one document at least).
 
-    What is on disk is read by a thread that is READ_AHEAD blocks ahead; its errors are raised here, and it ends with
-    the iterator. `without_zeros`: rows that are mostly zeros come as their nonzeros, over which a pass is much faster.
+    A thread reads what is on disk READ_AHEAD blocks ahead. `without_zeros`: rows of mostly zeros come as nonzeros.
     """
     ranges = split_ranges(counts, start, counts.documents if stop is None else stop, block_bytes)
     read = _make_scanning_reader(counts) if without_zeros and has_numba() else counts.block

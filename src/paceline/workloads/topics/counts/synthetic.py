@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import UserError
+from paceline.errors import InvalidValue
 from paceline.workloads.topics.counts.matrices import Csr, SparseCounts, count_keys, find_integer_type, join_rows
 from paceline.workloads.topics.counts.stream import cut_by_size
 
@@ -66,7 +66,7 @@ def zipf_documents(
 def _check_sizes(**sizes: float) -> None:
     for name, value in sizes.items():
         if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{name}={value}: give a number above 0", code="invalid-value", key=name)
+            raise InvalidValue(f"{name}={value}: give a number above 0", key=name)
 
 
 def _normalise(rows: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ def _draw_dense(rng: np.random.Generator, loadings: np.ndarray, factors: np.ndar
         kind = find_integer_type(drawn.max())
         if kind is None:
             message = f"avg_doc_length={length:g} gives counts above 2,147,483,647; use a smaller one"
-            raise UserError(message, code="invalid-value", key="avg_doc_length")
+            raise InvalidValue(message, key="avg_doc_length")
         if kind.itemsize > counts.itemsize:
             counts = counts.astype(kind)
         counts[start : start + rows] = drawn

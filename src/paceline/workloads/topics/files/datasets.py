@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from paceline.errors import UserError
+from paceline.errors import InvalidData, UserError
 from paceline.workloads.topics.counts.matrices import Counts, check_matrix
 from paceline.workloads.topics.files.disk_counts import MappedCounts
 from paceline.workloads.topics.files.reading import get_first_line, read_counts
@@ -114,8 +114,7 @@ class TorchDiskDataset(MatrixRows):
             message = f"{self.data_path}: not a tensor that torch.save wrote ({get_first_line(error):.80})"
             raise UserError(message, code="invalid-format") from None
         if not isinstance(found, Tensor):
-            message = f"{self.data_path} must contain a single tensor, and holds a {type(found).__name__}"
-            raise UserError(message, code="invalid-data")
+            raise InvalidData(f"{self.data_path} must contain a single tensor, and holds a {type(found).__name__}")
         return found
 
     def _read_all(self, fractional: bool) -> Counts:

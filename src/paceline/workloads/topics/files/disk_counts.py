@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.data.npz import UNREADABLE
 from paceline.data.tables import open_parquet
-from paceline.errors import UserError
+from paceline.errors import InvalidData, UserError
 from paceline.io.safe_open import open_regular
 from paceline.workloads.topics.counts.arrays import from_scipy
 from paceline.workloads.topics.counts.matrices import (
@@ -201,13 +201,13 @@ def read_parquet_counts(path: Path, fractional: bool = False) -> Counts:
                 largest = max(largest, int(indices.max()))
     terms = int(declared) if declared and declared.isdigit() else largest + 1
     if not sum(groups) or largest < 0:
-        raise UserError(f"{path}: {sum(groups):,} documents without a single count", code="invalid-data")
+        raise InvalidData(f"{path}: {sum(groups):,} documents without a single count")
     vocabulary = path.with_name("terms.txt")
     if declared is None and vocabulary.is_file():  # terms at the end of the vocabulary may occur nowhere
         with vocabulary.open("rb") as lines:
             terms = max(terms, sum(1 for _ in lines))
     if largest >= terms:
-        raise UserError(f"{path}: term {largest:,} of a file that declares {terms:,} terms", code="invalid-data")
+        raise InvalidData(f"{path}: term {largest:,} of a file that declares {terms:,} terms")
     return ParquetCounts(path, terms, tuple(groups), np.concatenate(lengths), fractional=fractional)
 
 
@@ -260,9 +260,9 @@ class ParquetCounts(Counts):
         others, data = flatten_lists(table.column(COUNTS))
         if not np.array_equal(lengths, others):
             row = int(self._first_rows[number]) + int((lengths != others).argmax())
-            raise UserError(f"{self.path}: document {row} has not as many {COUNTS} as {INDICES}", code="invalid-data")
+            raise InvalidData(f"{self.path}: document {row} has not as many {COUNTS} as {INDICES}")
         if len(indices) and indices.min() < 0:
-            raise UserError(f"{self.path}: row group {number} has a negative term", code="invalid-data")
+            raise InvalidData(f"{self.path}: row group {number} has a negative term")
         indptr = np.concatenate(([0], np.cumsum(lengths)))
         rows = scipy.sparse.csr_array((data, indices, indptr), shape=(len(lengths), self.terms))
         source = f"{self.path} row group {number}"
@@ -282,7 +282,6 @@ def flatten_lists(column: Any) -> tuple[np.ndarray, np.ndarray]:
     numbers = pyarrow.compute.list_flatten(column) if is_list else None
     if numbers is None or numbers.null_count:
         found = "null" if is_list else column.type
-        message = f"the columns {INDICES!r} and {COUNTS!r} hold {found}; lists of numbers are needed"
-        raise UserError(message, code="invalid-data")
+        raise InvalidData(f"the columns {INDICES!r} and {COUNTS!r} hold {found}; lists of numbers are needed")
     lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0).to_numpy()
     return lengths.astype(np.int64), numbers.to_numpy()

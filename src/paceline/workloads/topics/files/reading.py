@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.npz import open_npz
-from paceline.errors import UserError, suggest_path
+from paceline.errors import InvalidData, UserError, suggest_path
 from paceline.io.escape import to_one_line
 from paceline.io.safe_open import check_regular
 from paceline.workload import LogFn
@@ -105,8 +105,7 @@ def read_npz_counts(path: Path, fractional: bool = False) -> Counts:
             matrix = archive[names[0]]
     if matrix is None:
         found = to_one_line(", ".join(names)) or "nothing"
-        message = f"{path}: neither a matrix of scipy.sparse.save_npz nor a single array (found: {found})"
-        raise UserError(message, code="invalid-data")
+        raise InvalidData(f"{path}: neither a matrix of scipy.sparse.save_npz nor a single array (found: {found})")
     return _from_matrix(matrix, path, fractional)
 
 

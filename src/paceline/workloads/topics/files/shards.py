@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.files import open_text
-from paceline.errors import RunFailed, UserError
+from paceline.errors import InvalidData, RunFailed, UserError
 from paceline.io.files import read_json, write_json
 from paceline.io.format import size as format_size
 from paceline.workload import LogFn
@@ -169,7 +169,7 @@ def write_shards(
                 log(f"shards: {sum(s.rows for s in shards):,} documents, {format_size(sum(s.bytes for s in shards))}")
         nonzeros, documents = sum(shard.nonzeros for shard in shards), sum(shard.rows for shard in shards)
         if not nonzeros:
-            raise UserError(f"all {documents:,} x {terms:,} counts are zero", code="invalid-data")
+            raise InvalidData(f"all {documents:,} x {terms:,} counts are zero")
         names = zip(NAMES, (labels.vocabulary, labels.names), strict=True)
         sums = {file: _write_names(temporary / file, lines) for file, lines in names if lines is not None}
         manifest = {

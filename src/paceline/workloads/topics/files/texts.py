@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.data.files import FileWalk, iter_lines, open_text
 from paceline.data.tables import iter_columns, locate_row, table_kind
-from paceline.errors import UserError
+from paceline.errors import InvalidData, InvalidValue, UserError
 from paceline.workloads.topics.counts.matrices import Csr, SparseCounts, count_keys, find_integer_type, join_rows
 from paceline.workloads.topics.files.disk_counts import has_count_columns
 from paceline.workloads.topics.files.shards import MANIFEST
@@ -161,7 +161,7 @@ class TermCounter:
         return place, words[kept].tolist()
 
     def empty_error(self, source: object) -> UserError:
-        return UserError(f"{_describe(source)}: there is no document", code="invalid-data")
+        return InvalidData(f"{_describe(source)}: there is no document")
 
 
 def _compile_pattern(given: str) -> re.Pattern[str]:
@@ -173,7 +173,7 @@ def _compile_pattern(given: str) -> re.Pattern[str]:
         if pattern.groups <= 1:
             return pattern
         problem = f"has {pattern.groups} groups; at most one is possible, the token"
-    raise UserError(f"token_pattern={given!r}: {problem}", code="invalid-value", key="token_pattern")
+    raise InvalidValue(f"token_pattern={given!r}: {problem}", key="token_pattern")
 
 
 def _count_documents(limit: float, documents: int) -> float:

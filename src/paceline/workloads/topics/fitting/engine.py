@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import UserError
+from paceline.errors import InvalidData
 from paceline.trainer.passes import FitEnd
 from paceline.workloads.topics.fitting.passes import ReadPasses
 from paceline.workloads.topics.sections import FitOptions
 
-Tensor = Any  # torch.Tensor; torch is not typed here
+Tensor = Any  # torch is not typed here
 LEAST = 1e-20  # of any share: keeps products and quotients within float32
 FARTHEST = 10.0  # factor by which a share may change in one leap, before the momentum's power is taken
 WINDOW = 10
@@ -173,7 +173,7 @@ class AcceleratedEM:
                 self._restore_safe()
                 return self.losses[-1], False
             if not math.isfinite(loss):
-                raise UserError("the loss is not finite: divide the counts by their largest value", code="invalid-data")
+                raise InvalidData("the loss is not finite: divide the counts by their largest value")
             self.losses.append(loss)
         expected = self.S.mul_(self.Ft).clamp_min_(LEAST)
         image = expected.div(expected.sum(0, keepdim=True))

@@ -15,7 +15,7 @@ import torch
 
 from paceline.workloads.topics.fitting.passes import MatrixProducts, can_run_triton
 
-Tensor = Any  # torch.Tensor; torch is not typed here
+Tensor = Any  # torch is not typed here
 TINY = 1e-20
 SMOOTHING = 0.5  # counts that are added to each term: more of them give rare terms less weight
 EXTRA = 10  # columns of the basis, beside one for each topic

@@ -23,7 +23,7 @@ from paceline.workloads.topics.counts.matrices import Csr, DocumentBlock
 from paceline.workloads.topics.counts.stream import has_numba
 from paceline.workloads.topics.sizes import NEWTON_TOPICS, pad_core_topics, pad_to_tile
 
-Tensor = Any  # torch.Tensor; torch is not typed here
+Tensor = Any  # torch is not typed here
 LEAST_SHARE = 1e-30
 FEW = 4096  # documents whose statistic is summed in float32, which loses the last of many
 Arrays = tuple[np.ndarray, ...]

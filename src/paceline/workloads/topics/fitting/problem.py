@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from paceline.errors import UserError
+from paceline.errors import InvalidData, InvalidValue
 from paceline.workloads.topics.counts.arrays import DeviceCounts, upload_counts
 from paceline.workloads.topics.counts.matrices import (
     Counts,
@@ -43,7 +43,7 @@ from paceline.workloads.topics.fitting.tiers import (
 from paceline.workloads.topics.sections import FitOptions
 from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, SCANNED_BYTES
 
-Tensor = Any  # torch.Tensor; torch is not typed here
+Tensor = Any  # torch is not typed here
 MAX_TOPICS = 512
 LARGEST = 1e30
 DENSE_CHECK = 5  # passes over dense counts on a device for one loss
@@ -115,9 +115,9 @@ def build_problem(
         dist.all_reduce(per_term)
     total = float(per_term.sum())
     if not total:
-        raise UserError(f"all {counts.documents:,} x {counts.terms:,} counts are zero", code="invalid-data")
+        raise InvalidData(f"all {counts.documents:,} x {counts.terms:,} counts are zero")
     if not total < LARGEST:
-        raise UserError(f"the counts add up to {total:.3g}; divide them to get below {LARGEST:g}", code="invalid-data")
+        raise InvalidData(f"the counts add up to {total:.3g}; divide them to get below {LARGEST:g}")
     per_document, share = per_document.float(), (per_term / total).float()
     if there is not None:
         documents = make_device_passes(there, per_document, own, share)
@@ -135,7 +135,7 @@ def check_topics(k: Any, counts: Counts) -> None:
     most = min(counts.documents, counts.terms, MAX_TOPICS)
     if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 1 <= k <= most:
         what = f"{counts.documents:,} documents and {counts.terms:,} terms"
-        raise UserError(f"k={k} topics for {what}: give a whole number from 1 to {most}", code="invalid-value", key="k")
+        raise InvalidValue(f"k={k} topics for {what}: give a whole number from 1 to {most}", key="k")
 
 
 def _make_reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, share: Tensor) -> ReadPasses:

@@ -22,7 +22,7 @@ from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.fitting import passes
 from paceline.workloads.topics.sizes import BLOCK_BYTES, DEVICE_SHARE, HOST_SHARE, SORT_BYTES, pad_to_tile
 
-Tensor = Any  # torch.Tensor; torch is not typed here
+Tensor = Any  # torch is not typed here
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import UserError
+from paceline.errors import InvalidValue
 from paceline.io.files import write_atomic
 from paceline.io.format import duration, number
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
@@ -61,11 +61,10 @@ def write_explorer(
     fitted: TopicFit = getattr(model, "fit_", model)
     if not isinstance(fitted, TopicFit):
         message = f"a {type(model).__name__} is not a fit: give the result of  paceline.topics.fit  or  TopicFit.load"
-        raise UserError(message, code="invalid-value", key="model")
+        raise InvalidValue(message, key="model")
     file = Path(path).expanduser()
     if file.suffix.lower() not in (".html", ".htm"):
-        message = f"{str(file)!r} does not end in .html; write it as  {file.with_suffix('.html')}"
-        raise UserError(message, code="invalid-value", key="path")
+        raise InvalidValue(f"{str(file)!r} does not end in .html; write it as  {file.with_suffix('.html')}", key="path")
     write_atomic(file, render_explorer(fitted, X, names, title, texts).encode("utf-8", "replace"))
     return file
 
@@ -106,11 +105,11 @@ def collect_explorer_data(
 ) -> dict[str, Any]:
     """Return the data of the page: top terms and documents of each topic, never the matrices."""
     if names is not None and len(names) != len(model.L):
-        raise UserError(f"{len(names):,} names for {len(model.L):,} documents", code="invalid-value", key="names")
+        raise InvalidValue(f"{len(names):,} names for {len(model.L):,} documents", key="names")
     counts = None if X is None else model._counts(X, fractional=True)
     if counts is not None and counts.documents != len(model.L):
         message = f"X has {counts.documents:,} documents and the fit {len(model.L):,}: give the documents of the fit"
-        raise UserError(message, code="invalid-value", key="X")
+        raise InvalidValue(message, key="X")
     lengths = None if counts is None else compute_totals(counts).per_document
     shares = model.topic_shares(lengths)
     everywhere = compute_term_probabilities(model.F, shares)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from paceline.errors import UserError
+from paceline.errors import InvalidValue, UserError
 from paceline.io.escape import escape_hidden
 from paceline.io.files import replace_nonfinite, to_json_value, write_atomic
 from paceline.io.format import duration, number
@@ -41,11 +41,10 @@ def align_topics(F: Any, reference: Any) -> Alignment:
 
     ours, theirs = as_matrix(F, "F"), as_matrix(reference, "F")
     if ours.shape[1] != theirs.shape[1]:
-        message = f"topics over {ours.shape[1]:,} and over {theirs.shape[1]:,} terms"
-        raise UserError(message, code="invalid-value", key="terms")
+        raise InvalidValue(f"topics over {ours.shape[1]:,} and over {theirs.shape[1]:,} terms", key="terms")
     if len(ours) < len(theirs):
         message = f"{len(ours)} topics cannot be matched one to one with {len(theirs)}: swap the two"
-        raise UserError(message, code="invalid-value", key="reference")
+        raise InvalidValue(message, key="reference")
     cosines = _normalise_rows(theirs) @ _normalise_rows(ours).T
     _, matched = linear_sum_assignment(cosines, maximize=True)
     rest = np.setdiff1d(np.arange(len(ours)), matched)
@@ -81,7 +80,7 @@ def as_matrix(given: Any, which: str) -> np.ndarray:
     if array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
         shape = "(documents, k)" if which == "L" else "(k, terms)"
         message = f"a fit or an array {shape} is needed; this is {type(given).__name__} of shape {array.shape}"
-        raise UserError(message, code="invalid-value", key=which)
+        raise InvalidValue(message, key=which)
     return array
 
 
@@ -96,9 +95,9 @@ def compute_term_probabilities(F: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
 def find_top_terms(F: np.ndarray, shares: np.ndarray, n: int, by: str = "probability") -> list[np.ndarray]:
     if by not in WAYS:
-        raise UserError(f"by={by!r}: give {' or '.join(WAYS)}", code="invalid-value", key="by")
+        raise InvalidValue(f"by={by!r}: give {' or '.join(WAYS)}", key="by")
     if n < 1:
-        raise UserError(f"n={n}: give at least 1", code="invalid-value", key="n")
+        raise InvalidValue(f"n={n}: give at least 1", key="n")
     return rank_terms(F, compute_term_probabilities(F, shares), n, [WAYS[by]])[0]
 
 
@@ -160,11 +159,11 @@ class TopicFit:
     def __post_init__(self) -> None:
         if self.L.ndim != 2 or self.F.ndim != 2 or self.L.shape[1] != self.F.shape[0]:
             message = f"L has the shape {self.L.shape} and F {self.F.shape}: give (documents, k) and (k, terms)"
-            raise UserError(message, code="invalid-value", key="F")
+            raise InvalidValue(message, key="F")
         for what, names, expected in (("terms", self.terms, self.F.shape[1]), ("names", self.names, self.L.shape[0])):
             if names is not None and len(names) != expected:
                 message = f"{len(names):,} {what} for {expected:,} {'columns' if what == 'terms' else 'rows'}"
-                raise UserError(message, code="invalid-value", key=what)
+                raise InvalidValue(message, key=what)
         if math.isnan(self.loss) and self.losses:
             self.loss = float(self.losses[-1])
 
@@ -189,8 +188,7 @@ class TopicFit:
         path = Path(path).expanduser()
         if path.suffix != ".safetensors":
             instead = path.with_suffix(".safetensors")
-            message = f"{str(path)!r} does not end in .safetensors; write it as  {instead}"
-            raise UserError(message, code="invalid-value", key="path")
+            raise InvalidValue(f"{str(path)!r} does not end in .safetensors; write it as  {instead}", key="path")
         arrays: dict[str, np.ndarray] = {
             "L": np.ascontiguousarray(self.L, np.float32),
             "F": np.ascontiguousarray(self.F, np.float32),
@@ -255,16 +253,14 @@ class TopicFit:
             return self.L.mean(axis=0, dtype=np.float64)
         weights = np.asarray(lengths, np.float64)
         if weights.shape != (len(self.L),):
-            message = f"{weights.size:,} lengths for {len(self.L):,} documents"
-            raise UserError(message, code="invalid-value", key="lengths")
+            raise InvalidValue(f"{weights.size:,} lengths for {len(self.L):,} documents", key="lengths")
         return weights @ self.L / max(weights.sum(), SMALLEST)
 
     def sort_topics(self, order: Sequence[int] | np.ndarray | None = None) -> TopicFit:
         """Return the fit with its topics in the given order, or the largest share first."""
         new = np.argsort(-self.topic_shares(), kind="stable") if order is None else np.asarray(order)
         if not np.array_equal(np.sort(new), np.arange(self.k)):
-            message = f"order={new.tolist()}: it must name each of the topics 0 to {self.k - 1} once"
-            raise UserError(message, code="invalid-value", key="order")
+            raise InvalidValue(f"order={new.tolist()}: name each of the topics 0 to {self.k - 1} once", key="order")
         return replace(self, L=np.ascontiguousarray(self.L[:, new]), F=np.ascontiguousarray(self.F[new]))
 
     def perplexity(self, X: Any, *, smoothing: float = 0.01, seed: int = 0, fractional: bool = False) -> float:

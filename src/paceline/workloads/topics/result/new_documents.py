@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paceline.errors import UserError
+from paceline.errors import InvalidData, InvalidValue, UserError
 from paceline.workloads.topics.counts.arrays import DeviceCounts
 from paceline.workloads.topics.counts.matrices import (
     Counts,
@@ -41,7 +41,7 @@ def compute_perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: 
     """Compute TopicFit.perplexity. Documents without a word in one of the halves are left out."""
 
     if not 0 <= smoothing < 1:
-        raise UserError(f"smoothing={smoothing}: give a share below 1", code="invalid-value", key="smoothing")
+        raise InvalidValue(f"smoothing={smoothing}: give a share below 1", key="smoothing")
     chance = np.random.default_rng(seed)
     by_term = np.ascontiguousarray(model.F.T)
     log_likelihood, words = 0.0, 0.0
@@ -60,7 +60,7 @@ def compute_perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: 
             log_likelihood += float(x @ np.log(p))
         words += float(x.sum())
     if not words:
-        raise UserError("no document has two words: there is nothing to score", code="invalid-data")
+        raise InvalidData("no document has two words: there is nothing to score")
     return math.exp(min(700.0, -log_likelihood / words))
 
 
@@ -92,7 +92,7 @@ def compute_coherence(counts: Counts, topics: Sequence[np.ndarray]) -> np.ndarra
 
     wanted = np.unique(np.concatenate(topics))
     if any(len(terms) < 2 for terms in topics):
-        raise UserError("coherence is of pairs of terms: give n of at least 2", code="invalid-value", key="n")
+        raise InvalidValue("coherence is of pairs of terms: give n of at least 2", key="n")
     place = np.full(counts.terms, -1, np.int32)
     place[wanted] = np.arange(len(wanted), dtype=np.int32)
     rows, columns = [], []
@@ -121,7 +121,7 @@ def _npmi(holds: object, documents: int) -> float:
 
 FILES = (".npy", ".npz", ".mtx", ".parquet", ".gz", ".safetensors", *SUFFIXES)
 
-Tensor = Any  # torch.Tensor; torch is not typed here
+Tensor = Any  # torch is not typed here
 EM_STEPS = 10  # for one Newton step
 EXACT_BYTES = 4 << 20
 TINIEST = float(np.finfo(np.float64).tiny)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import UserError
+from paceline.errors import InvalidValue
 from paceline.io.escape import to_one_line
 from paceline.io.files import write_atomic
 from paceline.reports.plot_style import FORMATS, INK, use_plot_style
@@ -44,7 +44,7 @@ def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) 
     """Plot the loss after each pass, and below it the distance to the lowest, on a logarithmic scale."""
     values = np.asarray([float(v) for v in getattr(losses, "losses", losses)])
     if not values.size:
-        raise UserError("there are no losses to plot", code="invalid-value", key="losses")
+        raise InvalidValue("there are no losses to plot", key="losses")
     with _figure((6.4, 4.6), output_file) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         passes = np.arange(1, len(values) + 1)
@@ -127,7 +127,7 @@ def plot_top_terms(
     shares = fitted.topic_shares() if hasattr(fitted, "topic_shares") else np.full(k, 1 / k)
     names = term_names if term_names is not None else getattr(fitted, "terms", None)
     if names is not None and len(names) != m:
-        raise UserError(f"{len(names):,} term_names for {m:,} columns of F", code="invalid-value", key="term_names")
+        raise InvalidValue(f"{len(names):,} term_names for {m:,} columns of F", key="term_names")
     shown = _shown_topics(k, shares, topics)
     firsts = find_top_terms(probabilities, shares, n_top_terms, by)
     wide = min(4, len(shown))
@@ -161,7 +161,7 @@ def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]
     path = None if output_file is None else Path(output_file).expanduser()
     if path is not None and path.suffix.lower().removeprefix(".") not in FORMATS:
         message = f"output_file={str(path)!r}: give one of {', '.join('.' + f for f in FORMATS)}"
-        raise UserError(message, code="invalid-value", key="output_file")
+        raise InvalidValue(message, key="output_file")
     with use_plot_style(settings=PLOT_SETTINGS):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -179,19 +179,19 @@ def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]
 def _shares(L: Any, normalize_rows: bool) -> np.ndarray:
     shares = as_matrix(L, "L").astype(np.float32, copy=False)
     if not np.isfinite(shares).all() or shares.min() < 0:
-        raise UserError("L has numbers below zero or not finite: give shares", code="invalid-value", key="L")
+        raise InvalidValue("L has numbers below zero or not finite: give shares", key="L")
     sums = shares.sum(axis=1, keepdims=True)
     if normalize_rows:
         return shares / np.maximum(sums, 1e-30)
     if sums.max() > 1.01:
         message = f"a row of L sums to {sums.max():.4g}, not to one; pass  normalize_rows=True"
-        raise UserError(message, code="invalid-value", key="normalize_rows")
+        raise InvalidValue(message, key="normalize_rows")
     return shares
 
 
 def _keep_topics(shares: np.ndarray, most: int) -> np.ndarray:
     if most < 1:
-        raise UserError(f"most_topics={most}: give at least 1", code="invalid-value", key="most_topics")
+        raise InvalidValue(f"most_topics={most}: give at least 1", key="most_topics")
     k = shares.shape[1]
     return np.arange(k) if k <= most else np.sort(find_largest(shares.mean(axis=0, dtype=np.float64), most))
 
@@ -201,7 +201,7 @@ def _merge_others(
 ) -> tuple[np.ndarray, list[str], list[tuple[str, str]]]:
     k = shares.shape[1]
     if names is not None and len(names) != k:
-        raise UserError(f"{len(names)} topic_names for {k} topics", code="invalid-value", key="topic_names")
+        raise InvalidValue(f"{len(names)} topic_names for {k} topics", key="topic_names")
     labels, many = [_topic_name(int(at), names) for at in kept], len(PALETTE)
     looks = [(PALETTE[place % many], HATCHES[place // many % len(HATCHES)]) for place in range(len(kept))]
     if len(kept) == k:
@@ -218,11 +218,11 @@ def _split_groups(
     if order is None:  # documents of topics that are not drawn on their own come last
         placed = placed[np.argsort(~np.isin(shares.argmax(axis=1)[placed], kept), kind="stable")]
     elif not np.array_equal(np.sort(placed), np.arange(documents)):
-        raise UserError(f"order: give each of the {documents:,} documents once", code="invalid-value", key="order")
+        raise InvalidValue(f"order: give each of the {documents:,} documents once", key="order")
     if groups is None:
         return [("", placed)]
     if len(groups) != documents:
-        raise UserError(f"{len(groups):,} groups for {documents:,} documents", code="invalid-value", key="groups")
+        raise InvalidValue(f"{len(groups):,} groups for {documents:,} documents", key="groups")
     labels = np.array([str(label) for label in groups])
     names, of = np.unique(labels, return_inverse=True)
     in_order = placed[np.argsort(of[placed], kind="stable")]
@@ -266,7 +266,7 @@ def _shown_topics(k: int, shares: np.ndarray, topics: Sequence[int] | None) -> l
         return list(range(k)) if k <= MAX_TERM_PLOTS else sorted(find_largest(shares, MAX_TERM_PLOTS).tolist())
     wrong = [topic for topic in topics if not 0 <= topic < k]
     if wrong or not len(topics):
-        raise UserError(f"topics={list(topics)}: give some of 0 to {k - 1}", code="invalid-value", key="topics")
+        raise InvalidValue(f"topics={list(topics)}: give some of 0 to {k - 1}", key="topics")
     return [int(topic) for topic in topics]
 
 
