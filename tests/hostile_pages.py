@@ -61,7 +61,7 @@ def hostile_plan(folder):
     """Every text that a plan shows: names of the run, the cluster and its devices, assumptions, what was typed."""
     text = "".join(EVIL)
 
-    def ask(spec, devices=()):
+    def ask(spec, devices=(), cluster=None):
         found = plan(spec, "2x4xA10", devices, 3.29)
         device = replace(found.target.whole.device, name=text, source=text, date=text)
         site = replace(found.target, name=text, note=text, whole=replace(found.target.whole, device=device))
@@ -70,7 +70,7 @@ def hostile_plan(folder):
     fixed = ["parallel.strategy=ddp", "parallel.activation_checkpointing=none"]
     found = ask(paceline.load(RECIPES / "lm_gpt2.yaml", fixed), (1, 2))
     file = folder / "plan.html"
-    file.write_text(plan_page(found, ask, ["paceline", "plan", *EVIL]), encoding="utf-8")
+    file.write_text(plan_page([found], ask, ["paceline", "plan", *EVIL]), encoding="utf-8")
     return file
 
 

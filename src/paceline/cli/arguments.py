@@ -63,7 +63,10 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
     ),
     "plan": (
         words(RUN_FILE),
-        option("--cluster", "2x8xH100|FILE.yaml", "devices and links; without it the run file's"),
+        option(
+            *("--cluster", "2x8xH100|FILE.yaml", "devices and links; without it the run file's; several are compared"),
+            action="append",
+        ),
         option("--devices", "1,2,4", "numbers of devices to try", default=""),
         option("--deadline", "24h", "recommend the cheapest row that meets it"),
         option("--budget", "USD", "skip rows that cost more", float),

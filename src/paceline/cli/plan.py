@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.planner.plan import Plan
 
 
-PAGE_OPTIONS = "cluster samples tokens price spot_price budget what_if min_efficiency calibration"
+PAGE_OPTIONS = "samples tokens price spot_price budget what_if min_efficiency calibration"
 
 
 def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
@@ -52,48 +52,38 @@ def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Print the plan, write --page, --out and --emit files; return 1 if nothing fits."""
-    from paceline.planner.plan import plan
-    from paceline.planner.rows import HourlyRates, Requirements
-    from paceline.planner.what_if import parse_what_if
+    """Print the plan, or compare clusters; write --page, --out and --emit files; return 1 if nothing fits."""
+    from paceline.planner.compare import compare_clusters
+    from paceline.planner.target import resolve_target
 
     spec = build_spec_from_options(arguments) or load_spec(arguments.words, "plan")
-    run_file = Path(arguments.words[0] if arguments.words else "")
-
-    def ask(asked: RunSpec, devices: Sequence[int]) -> Plan:
-        return plan(
-            asked,
-            cluster=arguments.cluster,
-            devices=devices,
-            price=HourlyRates(arguments.price, arguments.spot_price, arguments.spot),
-            samples=arguments.samples,
-            tokens=arguments.tokens,
-            calibration=arguments.calibration,
-            requirements=requirements,
-            what_if=what_if,
-        )
-
-    what_if = parse_what_if(arguments.what_if) if arguments.what_if is not None else None
-    deadline = parse_hours(arguments.deadline, "--deadline") if arguments.deadline else None
-    requirements = Requirements(deadline, arguments.budget, arguments.min_efficiency)
+    ask, clusters = _build_planner(arguments), arguments.cluster or [spec.cluster]
+    counts = parse_numbers(arguments.devices, "--devices") if arguments.devices else []
+    if len(clusters) > 1 and counts:
+        raise option_error("--devices", "several clusters are compared as they are; write  4xH100", "conflict")
     if arguments.page is not None and (arguments.page.is_dir() or not arguments.page.parent.is_dir()):
         problem = f"{arguments.page} cannot be written; give a file in a folder that exists, as  plan.html"
         raise option_error("--page", problem, "not-writable")
-    found = ask(spec, parse_numbers(arguments.devices, "--devices") if arguments.devices else ())
+    plans = [ask(spec, counts if len(clusters) == 1 else [resolve_target(name).devices], name) for name in clusters]
+    comparison = compare_clusters(plans) if len(plans) > 1 else None
+    found = comparison.chosen.plan if comparison and comparison.chosen else plans[0]
     if arguments.page is not None:
         from paceline.planner.page.page import render_plan_page
 
         warn(f"planning every setting of {arguments.page}")
-        write_atomic(arguments.page, render_plan_page(found, ask, _page_command(arguments)))
+        shown = [ask(spec, [], name) for name in clusters] if comparison else plans
+        write_atomic(arguments.page, render_plan_page(shown, ask, _page_command(arguments)))
     files: dict[str, str] = {}
     if arguments.emit:
         from paceline.planner.emit import build_launch_files
 
+        run_file = Path(arguments.words[0] if arguments.words else "")
         files = build_launch_files(found, run_file, arguments.emit, arguments.words[1:])
+    result = comparison or found
     if arguments.out is not None:
-        _write_plan_files(found.as_json(), files, arguments.out)
+        _write_plan_files(result.as_json(), files, arguments.out)
     if arguments.json:
-        print_json(found.as_json())
+        print_json(result.as_json())
     elif files and arguments.out is None:
         for name, text in files.items():
             print_file(f"# ── {name}\n{text}" if len(files) > 1 else text)
@@ -101,13 +91,31 @@ def run_plan(arguments: argparse.Namespace) -> int:
         from paceline.planner.show import render_plan
 
         console = build_console()
-        for part in render_plan(found, arguments.verbose):
+        for part in comparison.render() if comparison else render_plan(found, arguments.verbose):
             console.print(part)
         if arguments.out is not None:
             print_text("written: " + ", ".join(str(arguments.out / name) for name in ("plan.json", *files)))
         if arguments.page is not None:
             print_text(f"written: {arguments.page}")
     return 0 if found.fits else 1
+
+
+def _build_planner(arguments: argparse.Namespace) -> Callable[[RunSpec, Sequence[int], str], Plan]:
+    """Return a function that plans a spec on numbers of devices of a cluster, with the options of the command."""
+    from paceline.planner.plan import plan
+    from paceline.planner.rows import HourlyRates, Requirements
+    from paceline.planner.what_if import parse_what_if
+
+    deadline = parse_hours(arguments.deadline, "--deadline") if arguments.deadline else None
+    options: dict[str, Any] = {
+        "price": HourlyRates(arguments.price, arguments.spot_price, arguments.spot),
+        "samples": arguments.samples,
+        "tokens": arguments.tokens,
+        "calibration": arguments.calibration,
+        "requirements": Requirements(deadline, arguments.budget, arguments.min_efficiency),
+        "what_if": parse_what_if(arguments.what_if) if arguments.what_if is not None else None,
+    }
+    return lambda spec, devices, cluster: plan(spec, cluster, devices, **options)
 
 
 def _page_command(arguments: argparse.Namespace) -> list[str]:

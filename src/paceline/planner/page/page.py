@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -27,25 +28,32 @@ PAGE_LENGTH_FACTORS = (0.5, 1, 2)
 SHOWN_PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 DEADLINES_H = (0.1, 0.25, 0.5, 1, 2, 4, 8, 12, 24, 48, 72, 168, 336, 720, 1440, 2160, 4320, 8760)
 MAX_REASONS = 6
+MAX_LAYOUTS = 4  # beside the recommended one, on each number of devices
 
-PlanFn = Callable[[RunSpec, list[int]], Plan]
-"""Plans a spec on numbers of devices, on the cluster and with the prices of the command."""
+PlanFn = Callable[[RunSpec, Sequence[int], str], Plan]
+"""Plans a spec on numbers of devices of a cluster, with the options of the command."""
 
 
-def render_plan_page(plan: Plan, ask: PlanFn, command: list[str]) -> str:
-    """Render the page; it shows `command`, which made the plan, with the overrides of each setting."""
+def render_plan_page(plans: Sequence[Plan], ask: PlanFn, command: list[str]) -> str:
+    """Render the page, a panel per cluster; it shows `command`, to which each setting adds its overrides."""
     from markupsafe import Markup
 
-    data: dict[str, Any] = {**build_page_grid(plan, ask), "command": shlex.join(command), "memory_error": MEMORY_ERROR}
-    whole = plan.target.whole
-    shape = f"{f'{whole.nodes} × ' * (whole.nodes > 1)}{whole.per_node} × {whole.device.name}"
+    first, wording = plans[0], plans[0].cost_model.wording
+    data: dict[str, Any] = {
+        "command": shlex.join(command),
+        "memory_error": MEMORY_ERROR,
+        "deadlines_h": sorted({*DEADLINES_H, *filter(None, (first.requirements.deadline_h,))}),
+        "wishes": vars(first.requirements),
+        "step": wording.step,
+        "times": dict(wording.times),
+        "clusters": [build_page_grid(plan, ask) for plan in plans],
+    }
     html, script, style = ((ASSETS / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html.j2", "js", "css"))
     page: str = compile_template(html).render(
-        plan=plan,
-        where=f"{plan.target.name} = {shape}",
-        source=whole.device,
-        assumptions=plan.cost_model.assumptions,
-        fixed=plan.constraints.describe(),
+        plan=first,
+        sources=[plan.target.whole.device for plan in plans],
+        assumptions=first.cost_model.assumptions,
+        fixed=first.constraints.describe(),
         data=Markup(dump_page_data(data)),
         script=Markup(script),
         policy=build_content_policy(script),
@@ -96,21 +104,19 @@ def setting_overrides(plan: Plan, axes: list[SliderAxis], values: tuple[Any, ...
 
 
 def build_page_grid(plan: Plan, ask: PlanFn) -> dict[str, Any]:
-    axes = build_axes(plan)
+    """Build the panel of one cluster: every setting of its sliders, planned."""
+    axes, whole = build_axes(plan), plan.target.whole
     counts = sorted({*(r.devices for r in plan.rows), *(f.devices for f in plan.misfits)})
-    wording = plan.cost_model.wording
     return {
+        "name": plan.target.name,
+        "shape": f"{f'{whole.nodes} × ' * (whole.nodes > 1)}{whole.per_node} × {whole.device.name}",
         "axes": [axis._asdict() for axis in axes],
         "devices": counts,
-        "deadlines_h": sorted({*DEADLINES_H, *filter(None, (plan.requirements.deadline_h,))}),
         "price": plan.rates.usd,
         "spot": plan.rates.spot_usd,
         "take_spot": plan.rates.take_spot,
         "one_machine": plan.target.shared,
-        "wishes": vars(plan.requirements),
         "chosen": plan.chosen.devices if plan.chosen else counts[-1],
-        "step": wording.step,
-        "times": dict(wording.times),
         "settings": [
             _plan_setting(plan, axes, values, ask, counts) for values in itertools.product(*(a.values for a in axes))
         ],
@@ -123,7 +129,7 @@ def _plan_setting(
     changed = setting_overrides(plan, axes, values)
     words = [f"{key}={value}" for key, value in changed.items()]
     try:
-        found = ask(plan.spec.replace(changed), counts)
+        found = ask(plan.spec.replace(changed), counts, plan.target.name)
     except UserError as error:
         return {"words": words, "impossible": str(error)}
     reasons = {f.devices: _select_reasons(f.rejected) for f in (*(r.found for r in found.rows), *found.misfits)}
@@ -131,11 +137,18 @@ def _plan_setting(
         "words": words,
         "headline": found.cost_model.headline(),
         "base": describe_base(found.cost_model, found.base) if found.base else "",
-        "rows": {row.devices: _row_json(found, row) for row in found.rows},
+        "rows": {row.devices: _list_layouts(found, row) for row in found.rows},
         "reasons": reasons | {rejected.devices: [rejected.reason] for rejected in found.impossible},
         "nearest": {f.devices: _nearest_json(f) for f in found.misfits},
         "advice": list(found.advice),
     }
+
+
+def _list_layouts(plan: Plan, row: PlanRow) -> list[dict[str, Any]]:
+    """Return a row under its recommended layout, then under the next ones, which the page can switch to."""
+    others = [p for p in row.found.prices if p is not row.price][:MAX_LAYOUTS]
+    pauses = plan.cost_model.pauses_s
+    return [_row_json(plan, replace(row, price=p, pauses_s=pauses(p))) for p in (row.price, *others)]
 
 
 def _nearest_json(found: SearchResult) -> dict[str, Any] | None:
