@@ -94,9 +94,8 @@ class Comparison(Tabular):
         """The least time × money of those that meet the requirements; with a deadline, the cheapest of them."""
         requirements = self.clusters[0].plan.requirements
         accepted = [pair for pair in self.fitting if not requirements.violation_of(pair[1])] or self.fitting
-        by_cost = requirements.deadline_h is not None
-        value = lambda row: self.cost(row) * (1.0 if by_cost else row.run_s)  # noqa: E731
-        return min(accepted, key=lambda pair: value(pair[1]), default=(None,))[0]
+        power = 1 if requirements.deadline_h is None else 0
+        return min(accepted, key=lambda pair: self.cost(pair[1]) * pair[1].run_s**power, default=(None,))[0]
 
     def verdict(self, entry: ClusterRow) -> str:
         """Say in a few words what a cluster is best at, or where returns diminish."""

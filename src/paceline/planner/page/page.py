@@ -18,7 +18,7 @@ from paceline.planner.candidates import MEMORY_ERROR, PricedLayout, RejectedFami
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
 from paceline.planner.search import SearchResult
-from paceline.planner.show import format_cell_amount, format_multiple
+from paceline.planner.show import format_cell_amount, format_multiple, format_run_time
 from paceline.planner.training_cost import TrainingCostModel
 
 ASSETS = Path(__file__).parent / "assets"
@@ -182,7 +182,7 @@ def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
         "step_s": price.step_s,
         "step": format_short_duration(price.step_s),
         "hours": row.hours,
-        "long": "-" if row.hours is None else format_short_duration(row.hours * 3600),
+        "long": "-" if row.hours is None else format_run_time(row.hours),
         "run_s": row.run_s,
         "efficiency": row.efficiency,
         "speedup": format_multiple(row.speedup),

@@ -177,3 +177,23 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_planned(tmp
         main(["plan", str(RECIPES / "lm_gpt2.yaml"), "--cluster", "2xA100", "--page", str(tmp_path)])
     assert left.value.code == 2
     assert "--page:" in capsys.readouterr().err
+
+
+def test_clusters_stand_side_by_side_and_layouts_can_be_switched(browser, planned, tmp_path):
+    plans = [planned, ask(planned.spec, (1, 2, 4), "4xH100")]
+    file = tmp_path / "two.html"
+    file.write_text(render_plan_page(plans, ask, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
+    shown, messages = opened(browser, file, 1300)
+    first, second = (shown.locator(".panel").nth(place).bounding_box() for place in (0, 1))
+    assert first["y"] == second["y"]
+    assert first["x"] + first["width"] <= second["x"]
+    assert shown.locator("#verdict").inner_text().startswith("4xH100 is the fastest")
+    free = ask(planned.spec.replace({"parallel": "auto"}), (4,), "4xH100")
+    file.write_text(render_plan_page([free], ask, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
+    shown.goto(file.as_uri())
+    shown.wait_for_selector("html[data-drawn]")
+    shown.select_option("#set-layout", label="fsdp")
+    other = next(p for p in free.rows[0].found.prices if p.layout.strategy == "fsdp")
+    assert float(shown.locator("tr[data-step]").get_attribute("data-step")) == other.step_s
+    assert "strategy=fsdp" in shown.locator("#apply").inner_text()
+    assert messages == []

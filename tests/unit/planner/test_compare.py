@@ -1,0 +1,70 @@
+"""Several clusters in one table: each number is that of its own plan, and one is recommended."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.config import build_spec
+from paceline.planner.compare import compare_clusters
+from paceline.planner.plan import plan
+from paceline.planner.rows import Requirements
+
+RECIPE = str(Path(__file__).resolve().parents[3] / "recipes" / "lm_7b.yaml")
+CLUSTERS = ("1xH100", "4xH100", "8xA100-40GB")
+LM = {
+    "name": "lm",
+    "workload": "lm",
+    "model": {"preset": "gpt2"},
+    "data": {"sequence": 512, "vocab": 50257},
+    "train": {"steps": 500, "global_batch": 64, "precision": "bf16"},
+}
+
+
+def compared(*clusters, **more):
+    devices = {"1xH100": 1, "4xH100": 4, "8xA100-40GB": 8, "1xK80": 1, "4xA10": 4}
+    return compare_clusters([plan(build_spec(LM), name, [devices[name]], samples=6400, **more) for name in clusters])
+
+
+def test_every_number_is_that_of_its_own_plan():
+    found = compared(*CLUSTERS)
+    for entry, values in zip(found.clusters, found.table(), strict=True):
+        row = entry.plan.rows[0]
+        assert (values["cluster"], values["devices"]) == (entry.cluster, row.devices)
+        assert values["epoch_s"] == pytest.approx(100 * row.price.step_s)
+        assert values["usd_per_hour"] == pytest.approx(entry.plan.rates.usd * row.devices)
+        assert values["cost_usd"] == pytest.approx(values["usd_per_hour"] * values["hours"])
+        assert 0 < values["utilisation"] < 1
+    assert min(values["relative_cost"] for values in found.table()) == 1
+    assert found.fastest.row.run_s == min(entry.row.run_s for entry in found.clusters)
+
+
+@pytest.mark.parametrize(
+    ("requirements", "name"), [(Requirements(), "4xH100"), (Requirements(deadline_h=100), "1xH100")]
+)
+def test_one_is_recommended(requirements, name):
+    found = compared(*CLUSTERS, requirements=requirements)
+    assert found.chosen.cluster == name
+    assert found.verdict(found.clusters[2]) == "gains nothing"
+    assert name in found.headline
+
+
+def test_what_does_not_fit_or_has_no_price_is_listed(capsys):
+    found = compared("1xH100", "4xA10")
+    assert not found.priced
+    assert found.table()[1]["cost_usd"] is None
+    with pytest.raises(SystemExit) as left:
+        main(["plan", RECIPE, "--cluster", "1xH100", "--cluster", "4xH100", "--json"])
+    assert left.value.code == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [row["cluster"] for row in values["clusters"]] == ["1xH100", "4xH100"]
+    assert values["chosen"] == "4xH100"
+
+
+def test_numbers_of_devices_belong_to_one_cluster(capsys):
+    words = ["plan", RECIPE, "--cluster", "1xH100", "--cluster", "4xH100", "--devices", "2"]
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    assert "--devices:" in capsys.readouterr().err
