@@ -95,7 +95,7 @@ class Comparison(Tabular):
         requirements = self.clusters[0].plan.requirements
         accepted = [pair for pair in self.fitting if not requirements.violation_of(pair[1])] or self.fitting
         power = 1 if requirements.deadline_h is None else 0
-        return min(accepted, key=lambda pair: self.cost(pair[1]) * pair[1].run_s**power, default=(None,))[0]
+        return min(accepted, key=lambda pair: self.cost(pair[1]) * pair[1].run_s ** power, default=(None,))[0]
 
     def verdict(self, entry: ClusterRow) -> str:
         """Say in a few words what a cluster is best at, or where returns diminish."""
