@@ -38,6 +38,7 @@ Code = Literal[
     "out-of-memory",
     "disk-full",
     "nonfinite",  # the loss or the gradient is not finite
+    "replica-differs",  # ranks that must hold the same weights do not
     "run-failed",  # anything else that ended a run
     "internal-error",  # a bug of ours
 ]

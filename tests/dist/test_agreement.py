@@ -1,4 +1,4 @@
-"""Nodes with different files: the run ends before the first step, and names rank and key."""
+"""Nodes with different files, and ranks that do not hold the same: the run ends, and names rank and key."""
 
 import os
 import socket
@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+from paceline import train
 from paceline.config import build_spec
-from paceline.errors import UserError
+from paceline.errors import PacelineError, UserError
+from paceline.runlog.run_dir import RunDir
 from paceline.trainer import agreement
 
 WORKLOAD = """
@@ -24,32 +26,47 @@ class Line(Workload):
         rows = [[float(x) for x in row] for row in csv.reader(open("rows.csv"))]
         return torch.tensor(rows) if split == "train" else None
 
-    def fingerprint(self):
-        return open("rows.csv").read()
-
     def loss(self, model, batch):
         return ((SCALE * model(batch[:, :2])[:, 0] - batch[:, 2]) ** 2).sum(), len(batch)
+"""
+SCRIPT = """
+import csv, torch, paceline
+rows = [[float(x) for x in row] for row in csv.reader(open("rows.csv"))]
+model = torch.nn.Linear(2, 1)
+with paceline.run("script.yaml") as run:
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), 0.01))
+    for x in run.batches(torch.tensor(rows)):
+        run.step(((model(x[:, :2])[:, 0] - x[:, 2]) ** 2).sum(), len(x))
 """
 FILES = {
     "w.py": WORKLOAD,
     "beside.py": "SCALE = 1.0\n",
     "rows.csv": "".join(f"{i},{i % 3},{i % 5}\n" for i in range(16)),
     "run.yaml": "name: line\nworkload: w.py:Line\ntrain: {steps: 4, global_batch: 8, lr: 0.01}\n",
+    "script.py": SCRIPT,
+    "script.yaml": "name: script\nworkload: script.py\ntrain: {steps: 4, global_batch: 8}\n",
+    "table.csv": "a,b,label\n" + "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(60)),
+    "trees.yaml": "workload: trees\ndata: {path: table.csv, label: label}\ntrain: {steps: 2}\n",
+    "texts.txt": "".join(f"wheel road {'hill' if i % 3 else 'chain'} saddle number{i % 4}\n" for i in range(40)),
 }
+TRAIN, TREES = ("train", "run.yaml"), ("train", "trees.yaml")
+TOPICS = ("topics", "texts.txt", "-k", "2", "--passes", "3")
 CASES = {
-    "same": ({}, {}, ""),
-    "train.lr": ({"run.yaml": FILES["run.yaml"].replace("0.01", "0.02")}, {}, "train.lr"),
-    "train.seed": ({"run.yaml": FILES["run.yaml"].replace("lr:", "seed: 1, lr:")}, {}, "train.seed"),
-    "train.steps": ({"run.yaml": FILES["run.yaml"].replace("steps: 4", "steps: 5")}, {}, "train.steps"),
-    "code": ({"w.py": WORKLOAD + "\n# changed\n"}, {}, "w.py"),
-    "imported code": ({"beside.py": "SCALE = 1.5\n"}, {}, "beside.py"),
-    "rows": ({"rows.csv": FILES["rows.csv"].replace("7,1,2", "7,1,3")}, {}, "data"),
-    "environment": ({}, {"MKL_CBWR": "COMPATIBLE"}, "MKL_CBWR"),
+    "same": (TRAIN, {}, {}, ""),
+    "train.lr": (TRAIN, {"run.yaml": FILES["run.yaml"].replace("0.01", "0.02")}, {}, "train.lr"),
+    "code": (TRAIN, {"w.py": WORKLOAD + "\n# changed\n"}, {}, "w.py"),
+    "imported code": (TRAIN, {"beside.py": "SCALE = 1.5\n"}, {}, "beside.py"),
+    "rows": (TRAIN, {"rows.csv": FILES["rows.csv"].replace("7,1,2", "7,1,3")}, {}, "the samples"),
+    "fewer rows": (TRAIN, {"rows.csv": FILES["rows.csv"].replace("7,1,2\n", "")}, {}, "the number of samples"),
+    "environment": (TRAIN, {}, {"MKL_CBWR": "COMPATIBLE"}, "MKL_CBWR"),
+    "script": (("train", "script.yaml"), {"rows.csv": FILES["rows.csv"].replace("7,1,2", "7,1,3")}, {}, "the samples"),
+    "trees": (TREES, {"table.csv": FILES["table.csv"].replace("9,4,1", "9,4,0")}, {}, "data"),
+    "topics": (TOPICS, {"texts.txt": FILES["texts.txt"].replace("saddle number2", "bell number2", 1)}, {}, "data"),
 }
 
 
-def start_nodes(tmp_path, changes, variables):
-    """Start `paceline train` as two nodes would, each in its own folder, and return (exit code, output) of both."""
+def start_nodes(tmp_path, verb, changes, variables):
+    """Start a verb as two nodes would, each in its own folder, and return (exit code, output) of both."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -61,7 +78,7 @@ def start_nodes(tmp_path, changes, variables):
             (folder / name).write_text(text)
         world = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": str(rank)}
-        command = [sys.executable, "-m", "paceline", "train", "run.yaml", "--out", str(tmp_path / "runs"), "--json"]
+        command = [sys.executable, "-m", "paceline", *verb, "--out", str(tmp_path / "runs"), "--json"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(command, cwd=folder, env={**os.environ, **world, **meeting, **more}, **pipes))
     return [(process.wait(120), process.stdout.read()) for process in started]
@@ -69,16 +86,16 @@ def start_nodes(tmp_path, changes, variables):
 
 @pytest.mark.parametrize("case", CASES)
 def test_nodes_with_different_files_do_not_start(tmp_path, case):
-    changes, variables, key = CASES[case]
-    ended = start_nodes(tmp_path, changes, variables)
+    verb, changes, variables, key = CASES[case]
+    ended = start_nodes(tmp_path, verb, changes, variables)
     codes, text = [code for code, _ in ended], "".join(output for _, output in ended)
     if not key:
         assert codes == [0, 0], text
         return
     assert codes == [2, 2], text
-    assert f"ranks differ in {key}: " in text
+    assert f"ranks differ in {key}" in text
     assert "on rank 1" in text
-    assert not list((tmp_path / "runs").glob("*/checkpoints/step-*"))
+    assert not list((tmp_path / "runs").glob("**/checkpoints/step-*"))
 
 
 def test_another_version_on_one_rank_is_named(monkeypatch):
@@ -91,3 +108,97 @@ def test_another_version_on_one_rank_is_named(monkeypatch):
         agreement.check_ranks_agree(build_spec({"train": {"steps": 2}}), "data")
     assert (caught.value.code, caught.value.key) == ("conflict", "torch")
     assert "rank 2 (other)" in str(caught.value)
+
+
+ODD = """
+import os
+import numpy as np, torch
+from paceline import Workload
+from paceline.launch.environment import SINGLE_RANK, detect_rank
+
+def rank(): return (detect_rank(os.environ) or SINGLE_RANK).rank
+
+class Rows:
+    "A data set of one's own, without a fingerprint."
+    def __init__(self, n, shift=0.0, draws=False, hole=None):
+        self.n, self.shift, self.draws, self.hole = n, shift, draws, hole
+    def __len__(self): return self.n
+    def __getitem__(self, i):
+        row = torch.tensor([i, i % 3, i % 5, self.shift], dtype=torch.float32) / 10
+        if i == self.hole: row[3] = float("nan")
+        return row + float(np.random.default_rng().normal()) if self.draws else row
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(4), torch.nn.Linear(4, 6), torch.nn.Linear(6, 1)
+    def forward(self, x): return self.down(torch.tanh(self.up(self.norm(x))))
+
+class Same(Workload):
+    victim = -1
+    shard_rules = {"up": "column", "down": "row"}
+    def model(self):
+        self.net = Net()
+        return self.net
+    def data(self, split): return Rows(40) if split == "train" else None
+    def loss(self, model, x): return (model(x)[:, 0] - x[:, 0]).square().sum(), len(x)
+    def on_step(self, step, values):
+        if step == 3 and rank() == self.victim:
+            weight = self.net.norm.weight.detach()
+            (weight.to_local() if hasattr(weight, "to_local") else weight).view(torch.int32)[0] ^= 1
+
+class Other(Same):
+    def data(self, split): return Rows(40, shift=0.1 * (rank() == 1)) if split == "train" else None
+
+class Drawn(Same):
+    def data(self, split): return Rows(40, draws=True) if split == "train" else None
+
+class Seeded(Same):
+    def model(self):
+        torch.manual_seed(rank())
+        return super().model()
+
+class Flipped(Same):
+    victim = 1
+
+class Hole(Same):
+    def data(self, split): return Rows(40, hole=17) if split == "train" else None
+
+class Loss(Same):
+    def loss(self, model, x):
+        total, count = super().loss(model, x)
+        return total / (0.0 if rank() == 1 else 1.0), count
+"""
+ROWS = {
+    "Same": ({}, None),
+    "Other": ({}, ("conflict", "data", "on rank 1", 0)),
+    "Drawn": ({}, ("conflict", "data", "on rank 1", 0)),
+    "Seeded": ({}, ("conflict", "model", "rank 1", 0)),
+    "Flipped": ({"ranks": 3}, ("replica-differs", "norm.weight", "rank 1 (", 2)),
+    "Flipped of two": ({}, ("replica-differs", "norm.weight", "ranks 0 (", 2)),
+    "Flipped in a copy": ({"ranks": 4, "strategy": "hsdp"}, ("replica-differs", "norm.weight", "ranks 1 (", 2)),
+    "Flipped beside parts": ({"ranks": 3, "tensor": 3}, ("replica-differs", "norm.weight", "rank 1 (", 2)),
+    "Hole": ({}, ("nonfinite", "data", "sample 17 of data('train') has nan in column 3", 2)),
+    "Loss": ({}, ("nonfinite", "loss", "rank 1 (", 0)),
+}
+
+
+@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.parametrize("row", ROWS)
+def test_ranks_that_do_not_hold_the_same_end_the_run(tmp_path, row):
+    parallel, ended = ROWS[row]
+    (tmp_path / "odd.py").write_text(ODD)
+    train_section = {"steps": 6, "global_batch": 12, "lr": 0.01, "checkpoint_every": 2}
+    parallel = {"ranks": 2, "threads": 1, "device": "cpu", **parallel}
+    workload = f"{tmp_path}/odd.py:{row.split()[0]}"
+    spec = build_spec({"name": "odd", "workload": workload, "train": train_section, "parallel": parallel})
+    if ended is None:
+        assert train(spec, tmp_path, show=False).status == "finished"
+        return
+    code, key, text, step = ended
+    with pytest.raises(PacelineError) as caught:
+        train(spec, tmp_path, show=False)
+    assert (caught.value.code, caught.value.key) == (code, key)
+    assert text in str(caught.value)
+    sealed = [path.name for path in RunDir(tmp_path / "odd").checkpoints.glob("step-*")]
+    assert max(sealed, default="step-00000000") == f"step-{step:08d}", "what is corrupt is not saved"

@@ -81,10 +81,12 @@ def test_any_model_can_be_sharded(own):
     assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
 
 
-def test_all_ranks_begin_with_the_main_ranks_weights(own):
-    """Each process draws other weights. Brought together, the two copies of hsdp stay one model."""
-    spec = own("Own").replace({"parallel.strategy": "hsdp", "parallel.ranks": 4, "train.steps": 3})
-    held = run_ranks(parts_after, (spec,), 4)
+def test_ranks_that_draw_other_weights_do_not_start_and_copies_of_a_group_stay_one_model(own, tmp_path):
+    changes = {"parallel.strategy": "hsdp", "parallel.ranks": 4, "train.steps": 3}
+    with pytest.raises(UserError) as caught:
+        train(own("Own").replace(changes), tmp_path, show=False)
+    assert (caught.value.code, caught.value.key) == ("conflict", "model")
+    held = run_ranks(parts_after, (own("Same").replace(changes),), 4)
     assert held[0] == held[2]
     assert held[1] == held[3]
     assert held[0] != held[1]

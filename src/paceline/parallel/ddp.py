@@ -1,7 +1,9 @@
 """Data parallelism where every rank holds the model; with ZeRO-1 each rank updates some rows of every parameter."""
 
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import inf
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import RunFailed, join_names
+from paceline.errors import RunFailed, UserError, join_names
+from paceline.launch.process_group import gather_objects
 from paceline.layout import Layout
 from paceline.parallel.parameters import LocalParameter, LocalParameters
 from paceline.runlog.timers import CollectiveTimer
@@ -20,6 +23,7 @@ from paceline.runlog.timers import CollectiveTimer
 
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 AT_ONCE_BYTES = 25_000_000
+SAME_WEIGHTS = 1e-3  # of the norm, by which the sums of two first weights may differ: other processors round otherwise
 T = TypeVar("T", bound=Tensor)
 Hook = Callable[..., torch.futures.Future[Tensor]]
 
@@ -73,6 +77,26 @@ def reject_unused_parameters(model: nn.Module, parameters: LocalParameters) -> N
         reason = f"workload: on several ranks every parameter must take part in the loss, and {join_names(unused)} had"
         advice = "no gradient; use it in forward(), remove it, or freeze it with  requires_grad_(False)"
         raise RunFailed(f"{reason} {advice}", code="invalid-workload", key="loss")
+
+
+def compare_first_weights(model: nn.Module) -> None:
+    """Raise UserError on all ranks if one has drawn other first weights than the main rank, beyond rounding.
+
+    All start with the main rank's, but such a run could not be repeated, and data may differ for the same reason.
+    """
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return
+    named = {name: p.detach().flatten() for name, p in model.named_parameters() if not p.is_meta and p.numel()}
+    mine = {name: (float(p.double().sum()), float(p[::2].double().sum()), float(p.norm())) for name, p in named.items()}
+    (first_host, first), *others = gather_objects((socket.gethostname(), mine))
+    for rank, (host, theirs) in enumerate(others, 1):
+        for name in first | theirs:
+            *own, norm = first.get(name, (inf, inf, 0.0))
+            other = theirs.get(name, (-inf, -inf))
+            if any(abs(a - b) > SAME_WEIGHTS * norm for a, b in zip(own, other[:2], strict=True)):
+                both = f"rank {rank} ({host}) has drawn another {name} than rank 0 ({first_host})"
+                advice = "draw weights from torch's generator, which train.seed seeds, or from a seeded one"
+                raise UserError(f"ranks differ in model: {both}; {advice}", code="conflict", key="model")
 
 
 def broadcast_model(model: nn.Module) -> None:

@@ -93,6 +93,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
         if late:
             _draw_weights(model, device, spec)
         setup.begin([model.to(device)])
+        ddp.compare_first_weights(model)
         transform_layers(model, setup)
         return _replicate_model(model, groups, setup)
 
@@ -102,6 +103,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     home = torch.device("cpu") if layout.offload else device
     if not late:
         move_materialized(model, home)
+        ddp.compare_first_weights(model)
         ddp.broadcast_model(model)
 
     parameters = count_parameters(model)
@@ -140,6 +142,7 @@ def prepare_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
     """Build the model before anything wraps it, in host memory, for other engines."""
     model, groups = _build_model(setup)
     setup.begin([model])
+    ddp.compare_first_weights(model)
     transform_layers(model, setup)
     return model, groups
 

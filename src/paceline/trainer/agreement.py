@@ -1,7 +1,7 @@
-"""Compare what determines the answer between ranks, before the first step.
+"""Compare what must be the same on all ranks: before the first step, and their replicas at every checkpoint.
 
 Under torchrun, srun or mpirun each node reads its own files. With another learning rate, code or data on one of them a
-run would train to the end, with wrong weights.
+run would train to the end, with wrong weights; so it would with a bit that flips in the memory of one rank.
 """
 
 import hashlib
@@ -9,40 +9,58 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from paceline import __version__
 from paceline.config import RunSpec
-from paceline.errors import UserError
+from paceline.data.order import Order
+from paceline.data.samples import ArraySamples
+from paceline.errors import RunFailed, UserError, join_names
 from paceline.launch.process_group import gather_objects
+from paceline.layout import Layout
+from paceline.parallel.parameters import is_sharded
 from paceline.trainer.resume_guard import collect_determining_values, find_user_files, hash_code_files, length_of
+from paceline.workload import Samples
 
 VARIABLES = (
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "MKL_CBWR"),
     *("PYTHONHASHSEED", "TORCHDYNAMO_DISABLE"),
-)
-"""Environment variables that change results."""
+)  # environment variables that change results
+FEW_SAMPLES = 16
+HASHED_BYTES = 1 << 28  # of an array or a file: of a larger one, rows that are spread over it, or its two ends
 
 
-def check_ranks_agree(spec: RunSpec, data: str) -> None:
+def check_ranks_agree(spec: RunSpec, data: str, local_rank: int = 0) -> None:
     """Raise UserError on all ranks if one differs from the first in spec, code, data, versions or environment.
 
-    `data` is the fingerprint of this rank's data; empty if it is unknown.
+    `data` is the fingerprint of this rank's data; empty if it is unknown. One rank of each node hashes its files.
     """
-    (first_host, first), *others = gather_objects((socket.gethostname(), dict(_collect_facts(spec, data))))
+    facts = dict(_collect_facts(spec, data)) | (dict(_hash_data_files(spec)) if local_rank == 0 else {})
+    _compare_facts(facts, "give all nodes the same files, packages and environment")
+
+
+def check_samples_agree(samples: Samples, order: Order, step: int) -> None:
+    """Raise UserError on all ranks if they have other samples: compare their number, arrays and a few of the step."""
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        advice = "give all nodes the same data, and draw at random from torch, numpy or random, which are seeded"
+        _compare_facts(dict(_hash_samples(samples, order, step)), advice, key="data")
+
+
+def _compare_facts(mine: Mapping[str, Any], advice: str, key: str = "") -> None:
+    """Raise UserError, on all ranks, for the first fact in which a rank differs from rank 0."""
+    (first_host, first), *others = gather_objects((socket.gethostname(), mine))
     for rank, (host, facts) in enumerate(others, 1):
-        for key in (key for key in first if key in facts):
-            if first[key] != facts[key]:
-                raise UserError(
-                    f"ranks differ in {key}: {facts[key]} on rank {rank} ({host}), {first[key]} on rank 0 "
-                    f"({first_host}); give all nodes the same files, packages and environment",
-                    code="conflict",
-                    key=key,
-                )
+        for name in (name for name in first if name in facts and first[name] != facts[name]):
+            both = f"{facts[name]} on rank {rank} ({host}), {first[name]} on rank 0 ({first_host})"
+            raise UserError(f"ranks differ in {name}: {both}; {advice}", code="conflict", key=key or name)
 
 
 def _collect_facts(spec: RunSpec, data: str) -> Iterator[tuple[str, Any]]:
@@ -60,11 +78,110 @@ def _collect_facts(spec: RunSpec, data: str) -> Iterator[tuple[str, Any]]:
 
 def _find_code(spec: RunSpec) -> dict[str, Path]:
     """Find the user's own files, and the modules that they have imported from beside them."""
-    found = find_user_files(spec)
-    for folder in {file.resolve().parent for file in found.values() if file.suffix == ".py"}:
+    code = find_user_files(spec)
+    for folder in {file.resolve().parent for file in code.values() if file.suffix == ".py"}:
         for module in list(sys.modules.values()):
             file = Path(getattr(module, "__file__", None) or "")
             own = file.suffix == ".py" and file.is_relative_to(folder) and "site-packages" not in file.parts
             if own and not file.is_relative_to(sys.prefix) and file.is_file():
-                found.setdefault(str(file.relative_to(folder)), file)
-    return found
+                code.setdefault(str(file.relative_to(folder)), file)
+    return code
+
+
+def _hash_data_files(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Yield a hash of each file that the section `data` names: of the whole, or of both ends of a large one."""
+    for key in spec.data.paths():
+        path = Path(getattr(spec.data, key) or "").expanduser()
+        if path.is_file():
+            digest, size = hashlib.sha256(), path.stat().st_size
+            with path.open("rb") as file:
+                digest.update(file.read(HASHED_BYTES))
+                file.seek(max(file.tell(), size - HASHED_BYTES))
+                digest.update(file.read(HASHED_BYTES))
+            yield f"data.{key}", f"{size:,} bytes {digest.hexdigest()[:12]}"
+
+
+def _hash_samples(samples: Samples, order: Order, step: int) -> Iterator[tuple[str, Any]]:
+    yield "the number of samples", len(samples)
+    if isinstance(samples, ArraySamples):
+        leaves = tree_leaves(samples.columns)
+        stride = 1 + sum(leaf.nbytes for leaf in leaves) // HASHED_BYTES
+        yield "the samples", _hash_leaves([leaf[::stride] for leaf in leaves])
+    batch = order.global_batch(step)
+    for i, number in enumerate(batch.ids[:FEW_SAMPLES]):
+        yield f"sample {number}", _hash_leaves(tree_leaves(samples.batch(batch.ids[i : i + 1], batch.keys[i : i + 1])))
+
+
+def _hash_leaves(leaves: Sequence[Any]) -> str:
+    digest = hashlib.sha256()
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            leaf = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes() if array.dtype.kind != "O" else type(leaf).__name__.encode())
+    return digest.hexdigest()[:12]
+
+
+def check_replicas(tensors: Mapping[str, Tensor], layout: Layout, step: int, order: Order | None = None) -> None:
+    """Raise RunFailed on all ranks if those that must hold the same numbers do not, and name the odd ones.
+
+    Tensors are compared bit by bit, by sums, between ranks on the same hardware that hold the same part of each; on
+    CUDA devices not between tensor-parallel ranks, whose kernels may round differently. So is the place in the data.
+    """
+    if not (torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+        return
+    cuda, kinds, parts = torch.cuda.is_initialized(), dict[str, list[str]](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        kind, local = "", tensor
+        if is_sharded(tensor):
+            kind, local = str(tensor.placements), tensor.to_local()
+            name = f"{name} at {[tuple(chunk.offsets) for chunk in tensor.__create_chunk_list__()]}"
+        kinds.setdefault(kind, []).append(name)
+        parts[name] = local
+    sums = dict(zip(parts, sum_bits(parts.values()), strict=True))
+    place = torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability()
+    place += f" {torch.distributed.get_rank() % layout.tensor}" if cuda else ""
+    mine = {_hash_value([place, names]): _hash_value([sums[name] for name in names]) for names in kinds.values()}
+    if order is not None:
+        mine["the position in the data"] = _hash_value([step, order.samples, order.global_batch(step).ids.tolist()])
+    everyone = gather_objects((socket.gethostname(), mine))
+    for key in dict.fromkeys(key for _, held in everyone for key in held):
+        values = {rank: held[key] for rank, (_, held) in enumerate(everyone) if key in held}
+        if len(set(values.values())) > 1:
+            hosts = [host for host, _ in everyone]
+            raise _describe_odd_ranks(values, hosts, key, gather_objects(sums), step)
+
+
+def _describe_odd_ranks(
+    values: Mapping[int, str], hosts: Sequence[str], key: str, sums: Sequence[Mapping[str, int]], step: int
+) -> RunFailed:
+    """Name the ranks that differ from most others, or all without a majority, and the first tensor that differs."""
+    common, count = Counter(values.values()).most_common(1)[0]
+    decided = 2 * count > len(values)
+    odd = [rank for rank, value in values.items() if value != common or not decided]
+    names = [name for name in sums[odd[0]] if len({sums[rank].get(name) for rank in values}) > 1]
+    what = names[0].partition(" at ")[0] if names else key
+    ranks = join_names([f"{rank} ({hosts[rank]})" for rank in odd], 8)
+    verdict = f"from the {count} others that must hold the same" if decided else "and no majority tells which is wrong"
+    verb = "rank {} differs" if len(odd) == 1 else "ranks {} differ"
+    reason = f"{verb.format(ranks)}, {verdict}: {what} at step {step}"
+    advice = "nothing was saved; memory or device may be faulty, so resume without that node"
+    return RunFailed(f"{reason}; {advice}", code="replica-differs", key=what)
+
+
+@torch.no_grad()
+def sum_bits(tensors: Iterable[Tensor]) -> list[int]:
+    """Return the sum of the bits of each tensor, read as integers: one that flips always changes it."""
+    sums = []
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        if flat.storage_offset() % 8:
+            flat = flat.clone()
+        words = flat.numel() // 8 * 8
+        sums.append(flat[:words].view(torch.int64).sum() + flat[words:].sum())
+    return torch.stack(sums).tolist() if sums else []
+
+
+def _hash_value(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]

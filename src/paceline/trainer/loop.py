@@ -16,13 +16,13 @@ from torch import Tensor
 from paceline.config import Train
 from paceline.data.order import total_steps
 from paceline.data.prefetch import Loader, RankBatch
-from paceline.errors import RunFailed
 from paceline.layout import Layout
 from paceline.parallel.ddp import broadcast_buffers
 from paceline.runlog.events import RunStatus
 from paceline.runlog.machine import RankUsage
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.timers import Reading, subtract_waiting
+from paceline.trainer.agreement import check_replicas
 from paceline.trainer.anomalies import AnomalyDetector
 from paceline.trainer.callbacks import dump_callback_state, run_callback
 from paceline.trainer.checkpoint.reader import (
@@ -35,8 +35,10 @@ from paceline.trainer.checkpoint.reader import (
     restore_checkpoint,
     restore_extra,
 )
+from paceline.trainer.checkpoint.staging import flatten_state
 from paceline.trainer.context import Job
 from paceline.trainer.evaluation import HeldOut, evaluate, write_evaluation_pictures
+from paceline.trainer.nonfinite import build_nonfinite_error
 from paceline.trainer.optim.schedule import build_schedule, describe_schedule_change
 from paceline.trainer.passes import FitEnd, Passes
 from paceline.trainer.resume_guard import ANSWER_KEY
@@ -180,9 +182,13 @@ class GradientJob(Job):
             ANSWER_KEY: self.answer,
             **({EXTRA_KEY: collect_extra(self.extra, tensors=False)} if self.extra else {}),
         }
+        compared = perf_counter()
+        check_replicas(self.state.replicas(), self.layout, self.state.step, self.facts.order)
+        compared = perf_counter() - compared
         tensors = self.state.tensors() | ({EXTRA_KEY: collect_extra(self.extra, tensors=True)} if self.extra else {})
         self.context.checkpoints.save(tensors, meta, score=score)
-        self.context.event("checkpoint", step=self.state.step, checkpoint_s=perf_counter() - began)
+        took = {"checkpoint_s": perf_counter() - began, "compare_s": compared}
+        self.context.event("checkpoint", step=self.state.step, **took)
 
 
 @dataclass(frozen=True)
@@ -206,7 +212,9 @@ class StepLog:
         self.every = min(self.context.spec.train.log_every, MAX_UNREAD_STEPS)
         if self.context.device.type == "cpu" or job.workload.has("on_step"):
             self.every = 1
-        self.waiting: list[tuple[dict[str, Any], Tensor, Reading]] = []  # steps that the device may not have finished
+        self.local_losses: dict[int, float] = {}  # this rank's own, of steps that are not finite
+        self.waiting: list[tuple[dict[str, Any], Tensor, Tensor | None, Reading]] = []
+        """Steps that the device may not have finished."""
         self.compilations = job.train_step.times_made
         self.unread = 0  # steps since all ranks looked whether one of them was asked to stop
         self.stopping = False
@@ -233,7 +241,7 @@ class StepLog:
         }
         if self.job.workload.unit:
             event[self.job.workload.unit] = batch.cost
-        self.waiting.append((event, stats, self.timer.take()))
+        self.waiting.append((event, stats, self.job.train_step.local_sums, self.timer.take()))
         self.unread += 1
         compilations = self.job.train_step.times_made
         if compilations != self.compilations:
@@ -260,15 +268,17 @@ class StepLog:
         """Wait for the device. Steps that are read together get their mean time; `compiled` keeps them from medians."""
         if not self.waiting:
             return
-        numbers = torch.stack([stats for _, stats, _ in self.waiting]).tolist()
+        numbers = torch.stack([stats for _, stats, _, _ in self.waiting]).tolist()
         step_s = (perf_counter() - self.began) / len(numbers)
         self.began = perf_counter()
-        for (event, _, collectives), (loss_sum, count, norm, stops) in zip(self.waiting, numbers, strict=True):
+        for (event, _, local, collectives), (loss_sum, count, norm, stops) in zip(self.waiting, numbers, strict=True):
             event["comm_s"], event["exposed_s"] = collectives()
             event["step_s"] = step_s
             event["compute_s"] = subtract_waiting(step_s, event["data_s"], event["exposed_s"])
             event["loss"], event["grad_norm"] = loss_sum / (count if count > 0 else 1), norm
             event["skipped"] = not (isfinite(norm) and isfinite(loss_sum))
+            if event["skipped"] and local is not None:
+                self.local_losses = {event["step"]: float(local[0])}
             if compiled:
                 event["compiled"] = True
             self.stopping |= stops > 0
@@ -295,21 +305,8 @@ class StepLog:
         train, scaler = self.context.spec.train, self.job.state.scaler
         if not event["skipped"] or train.nonfinite == "skip" or (scaler.adapts and float(scaler.scale) >= 1):
             return
-        key = "grad_norm" if isfinite(event["loss"]) else "loss"
         self.known.clear()  # the steps after this one failed the same way
-        advice = (
-            f"that step was not applied. Try a smaller train.lr (now {event['lr']:.3g}) or a longer train.warmup, or "
-            "skip such steps with train.nonfinite=skip"
-        )
-        if train.precision == "fp16" and not scaler.adapts:
-            advice = f"train.loss_scale={train.loss_scale:g} may be too large; use dynamic"
-        elif event["step"] == 1:
-            advice = (
-                "with the first weights: look for the cause in the data, the model or loss(), or skip such steps with "
-                "train.nonfinite=skip"
-            )
-        name = key.replace("grad_norm", "gradient norm")
-        raise RunFailed(f"{name} is {event[key]} at step {event['step']}: {advice}", code="nonfinite", key=key)
+        raise build_nonfinite_error(self.job, event, self.local_losses.get(event["step"]))
 
 
 @dataclass
@@ -359,7 +356,9 @@ class FitJob(Job):
                 self.context.beat("checkpoint", self.step)
                 meta = {"step": self.step, "evaluation": self.evaluation, "best": None, "fit": self.passes.meta()}
                 meta[ANSWER_KEY] = self.answer
-                self.context.checkpoints.save(self.passes.tensors(), meta)
+                tensors = self.passes.tensors()
+                check_replicas(flatten_state(tensors), self.context.layout, self.step)
+                self.context.checkpoints.save(tensors, meta)
                 self.context.event("checkpoint", step=self.step)
             if stopping and not self.done:
                 self.passes.close()

@@ -221,7 +221,7 @@ def open_rank_session(
         session: RankSession | None = None
         try:
             raise_on_all(check_shared_folder(run, rank_info))
-            check_ranks_agree(spec, data)
+            check_ranks_agree(spec, data, rank_info.local_rank)
             checkpoint = broadcast_from_main(lambda: find_newest(run.checkpoints, log))
             context = RunContext(spec, layout, rank_info, device, run.path, events, checkpoints, stop, checkpoint, beat)
             session = RankSession(run, context, show)

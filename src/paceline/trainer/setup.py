@@ -22,6 +22,7 @@ from paceline.parallel.precision import explain_missing_tf32
 from paceline.runlog.progress import PauseSchedule
 from paceline.runlog.timers import build_timer
 from paceline.trainer import engines
+from paceline.trainer.agreement import check_samples_agree
 from paceline.trainer.checkpoint import writer
 from paceline.trainer.context import Job, JobFacts, RunContext
 from paceline.trainer.evaluation import HeldOut
@@ -89,6 +90,7 @@ def build_job_around(
     spec, train, layout, workload = context.spec, context.spec.train, context.layout, step.workload
     steps, collate = total_steps(train, order), step.collate(samples, layout)
     loader = Loader(samples, order, layout, layout.data_rank(context.rank_info.rank), collate, step.at_once)
+    check_samples_agree(samples, order, min(steps - 1, context.checkpoint.step if context.checkpoint else 0))
     notes = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
     notes += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])
     facts = JobFacts(

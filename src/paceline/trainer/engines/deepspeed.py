@@ -163,6 +163,7 @@ class DeepSpeedStep(Step):
             scale = self.state.scaler.scale * (self.ranks * micro.weight / samples)
             net.backward(total * scale, scale_wrt_gas=False)
             found[:2] += stack_loss_and_count(total, count, micro.weight)
+        self.local_sums = found.clone()
         with self.timer.blocking():
             dist.all_reduce(found)
         self.loss_sum, number, stops = found
@@ -242,6 +243,9 @@ class ZeroState(State):
             if self.counts:
                 optim[f"{name}.step"] = self.optimizer.state[self._flats()[0]]["step"].detach().cpu()
         return described
+
+    def replicas(self) -> dict[str, Tensor]:
+        return {} if self.divided else dict(self.model.parts[0].named_parameters())
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
         """Read whole tensors into host memory, weights before the rest, and keep this rank's parts."""

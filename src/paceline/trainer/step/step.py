@@ -23,6 +23,7 @@ from paceline.parallel.parameters import LocalParameters
 from paceline.parallel.precision import Scaler, autocast
 from paceline.runlog.timers import CollectiveTimer, count_compilations
 from paceline.trainer.checkpoint.reader import EMA_PREFIX
+from paceline.trainer.checkpoint.staging import flatten_state
 from paceline.trainer.optim import optimizers, user_optimizer
 from paceline.trainer.optim.optimizers import WeightAverage, set_lr
 from paceline.trainer.optim.schedule import scale_lr
@@ -87,6 +88,13 @@ class State:
             **({EMA_PREFIX.strip("."): self.average.tensors()} if self.average is not None else {}),
             **({user_optimizer.ENTRY: {"begun": torch.tensor(float(bool(optim)))}} if self.own_optimizer else {}),
         }
+
+    def replicas(self) -> dict[str, Tensor]:
+        """Return what several ranks may hold, by name: weights, averages and optimiser state; not buffers."""
+        saved, others = self.tensors(), ("optim", EMA_PREFIX.strip("."), self.model.reduction.entry)
+        names = [name for part in self.model.parts for name, _ in part.named_parameters()]
+        weights = {name: saved["model"][name] for name in names}
+        return weights | flatten_state({key: saved[key] for key in others if key in saved})
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
         """Restore what `read` puts into tensors of these names and shapes."""
@@ -186,6 +194,7 @@ class Step:
     padded: bool = False  # whether all micro-batches must have the same shape
     at_once: int = 1  # steps whose batches are made together
     notice: LogFn = lambda text: None
+    local_sums: Tensor | None = None  # (sum of losses, count) of this rank in the last step
 
     @property
     def net(self) -> Any:
@@ -245,7 +254,7 @@ class Step:
 
     def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
         """Sum (sum of losses, count) over ranks, and update the weights."""
-        model = self.state.model
+        model, self.local_sums = self.state.model, found
         reject_unused_parameters(model.net, model.local_parameters)
         if model.reduction.own_models:
             return self._finish_own_model(found, samples, stop)
