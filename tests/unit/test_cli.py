@@ -75,8 +75,8 @@ def test_explain_shows_every_value_with_its_unit_and_origin(ask, run_file):
 def test_explain_shows_what_was_given_and_counts_the_rest(ask, run_file):
     out = ask("explain", run_file, "parallel.ranks=4").out.splitlines()
     given = [line.split()[0] for line in out[1 : out.index("")]]
-    assert given == ["name", "model.width", "train.lr", "parallel.ranks"]
-    assert out[-1].startswith(f"{len(list(load(run_file).fields())) - 4} more keys")
+    assert given == ["name", "workload", "model.width", "train.lr", "parallel.ranks"]
+    assert out[-1].startswith(f"{len(list(load(run_file).fields())) - 5} more keys")
 
 
 def test_explain_shows_values_as_they_are(ask, run_file):

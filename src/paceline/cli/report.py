@@ -33,6 +33,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     for line in found.contents.verdict:
         for part in wrap_lines(line, ""):
             console.print(part)
+    if found.contents.command:
+        console.print(found.contents.command, soft_wrap=True)
     console.print(f"written: {found.page}, report.md, report.tex, figures/, tables/", soft_wrap=True)
     return 0
 

@@ -96,6 +96,8 @@ class WorkloadEntry:
     traits: Traits = Traits()
     draw: str = ""
     """`draw(folder)` draws missing pictures when a report is written, so that the run does not wait for them."""
+    tables: str = ""
+    """`tables(folder)` builds tables of its results for a report."""
     verbs: Mapping[str, Verb] = field(default_factory=dict)
     plan_options: Mapping[str, PlanOption] = field(default_factory=dict)
     """The first of them is enough for a plan."""

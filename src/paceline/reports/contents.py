@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
+from paceline.config.registry import BUILT_IN, find_entry
 from paceline.errors import UserError
 from paceline.io.format import number, percent, size
 from paceline.measurement.diagnosis import Finding
@@ -27,7 +28,7 @@ from paceline.reports.series import (
     read_times_file,
 )
 from paceline.runlog.run_dir import RESULT_FILES, RunDir, list_result_folders
-from paceline.runlog.summary import Summary, describe_baseline
+from paceline.runlog.summary import Summary, describe_result
 
 FACTS = ("host", "cpu", "cores", "memory_bytes", "gpus", "system", "python", "torch", "numpy", "paceline", "commit")
 TABLES = (".csv", ".tsv", ".txt")
@@ -47,6 +48,10 @@ class ReportContents:
     left_out: tuple[str, ...]  # what could not be shown, and why
     spec: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
+
+    @property
+    def command(self) -> str:
+        return suggest_command(self.runs[0]) if len(self.runs) == 1 and not self.series else ""
 
     @property
     def layouts(self) -> list[Series]:
@@ -195,23 +200,35 @@ def _describe_verdict(
     lines = [line for run in ended[:MAX_NAMED] for line in _describe_ended(*run)]
     if (left := len(ended) - MAX_NAMED) > 0:
         lines.append(f"{left} more run{'s are' if left > 1 else ' is'} in the table.")
-    more = "To see whether more ranks pay:  paceline measure RUN.yaml --ranks 1,2"
-    return (*lines, same.text if same is not None else more)
+    return (*lines, *([same.text] if same is not None else []))
 
 
 def _describe_ended(name: str, summary: Summary) -> list[str]:
-    lines = [
-        f"{name} trained {number(summary.trained.samples)} samples at {number(summary.samples_per_s, 3)} samples/s and "
-        f"ended with a loss of {number(summary.loss_last)}."
-    ]
-    if poor := describe_baseline({**summary.evaluation.metrics, **summary.evaluation.arrays}):
-        lines.append(f"{poor[0].upper()}{poor[1:]}.")
+    """Return the result of a run, how it was trained, and its speed, each in a sentence."""
+    trained, result = summary.trained, describe_result(summary)
+    lines = [f"{name}: {result}."] if result else []
+    loss = (
+        f"; the loss went from {number(summary.loss_first)} to {number(summary.loss_last)}" if summary.loss_last else ""
+    )
+    lines.append(f"{name} trained {number(trained.samples)} samples in {number(trained.steps)} steps{loss}.")
     if (compute := summary.share.get("compute")) is not None:
-        lines.append(
-            f"Of its step, {percent(compute)} is compute, {percent(summary.share['exposed'] or 0)} exposed "
-            f"communication and {percent(summary.share['data'] or 0)} waiting for input."
-        )
+        exposed, data = (percent(summary.share.get(part) or 0) for part in ("exposed", "data"))
+        parts = f"{percent(compute)} compute, {exposed} exposed communication and {data} waiting for input"
+        lines.append(f"It trained {number(summary.samples_per_s, 3)} samples/s; a step is {parts}.")
     return lines
+
+
+def suggest_command(run: RunView) -> str:
+    """Return the line to type after one run: tune it, measure more ranks, or use it."""
+    path = shlex.quote(str(run.path))
+    entry = find_entry(run.spec.workload) if run.spec.workload in BUILT_IN else None
+    if run.summary is None or run.status != "finished":
+        return f"paceline train --resume {path}"
+    if describe_result(run.summary).startswith("no better") and entry is not None and entry.batched:
+        return f"paceline sweep {path}/spec.yaml train.lr=1e-5..1e-2:log --random --trials 6"
+    if entry is not None and entry.batched and run.ranks == 1:
+        return f"paceline measure {path}/spec.yaml --ranks 1,2"
+    return f"paceline export {path} --out model"
 
 
 def _list_spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from paceline.reports.charts import Chart
 from paceline.reports.contents import ReportContents
 from paceline.reports.run_view import RunView
 from paceline.runlog.run_dir import RunDir
+from paceline.runlog.summary import Summary, find_score, read_class_results
 
 MOST_PICTURE_RUNS = 4
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -72,11 +73,21 @@ def _is_own_picture(file: Path, folder: Path) -> bool:
 
 
 ASSETS = Path(__file__).parent / "assets"
-ORDER = (
-    *("scaling", "breakdown", "links", "experiments", "evaluation", "loss", "difference", "classes", "confusion"),
-    *("rate", "compute", "lr", "gradient", "usage", "memory", "benefit", "runs"),
-)
+Parts = Mapping[str, Sequence[str]]
+"""Names of charts and tables in their order, by heading."""
+ORDER: Parts = {
+    "": (
+        *("scaling", "breakdown", "links", "experiments", "members", "evaluation", "loss", "difference", "classes"),
+        *("confusion", "pictures", "rate", "compute", "lr", "gradient", "usage", "memory", "benefit", "runs"),
+    )
+}
 """The story of a page: does it pay, why, is it the same training, what does it take."""
+RUN_ORDER: Parts = {
+    "Result": ("members", "classes", "confusion", "pictures", "evaluation"),
+    "How it was trained": ("loss", "lr", "gradient", "runs"),
+    "Speed": ("rate", "compute", "usage", "memory"),
+}
+"""The same of one run."""
 TEX_DELIMITERS = {
     f"{part}_{side}_string": sign
     for part, signs in {"block": ("<%", "%>"), "variable": ("<<", ">>"), "comment": ("<#", "#>")}.items()
@@ -99,7 +110,7 @@ def render_page(
     charts: Sequence[Chart],
     tables: Sequence[Table],
     *,
-    order: Sequence[str] = ORDER,
+    parts: Parts = ORDER,
     tiles: Sequence[tuple[str, str, str]] = (),
     pictures: Sequence[Picture] = (),
 ) -> str:
@@ -115,7 +126,7 @@ def render_page(
         tables=tables,
         tiles=tiles,
         pictures=pictures,
-        order=order,
+        parts=parts,
         data=Markup(dump_page_data({chart.name: chart.data for chart in charts})),
         library=Markup(library),
         script=Markup(script),
@@ -146,13 +157,24 @@ def build_tiles(contents: ReportContents) -> list[tuple[str, str, str]]:
             found.append(("time", duration(cost.hours * 3600), "for the whole run"))
         return found
     if len(contents.runs) == 1 and (summary := contents.runs[0].summary) is not None:
-        return [
-            ("status", summary.status, f"after {duration(summary.seconds)}"),
-            ("rate", number(summary.samples_per_s, 3), "samples/s"),
-            ("loss", number(summary.loss_last), f"mean of the last {summary.loss_last_steps} steps"),
-            *((name, number(value), "evaluation") for name, value in list(summary.evaluation.metrics.items())[:2]),
-        ]
+        return list(_build_run_tiles(summary))
     return []
+
+
+def _build_run_tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
+    metrics, score = summary.evaluation.metrics, find_score(summary)
+    if score is not None:
+        guess = metrics.get("majority") if score.name == "accuracy" else None
+        note = f"guessing gives {number(guess)}" if guess is not None else score.title[-1] + " is better"
+        yield score.name, number(score.value), note.replace("↓", "lower").replace("↑", "higher")
+    classes = [result for result in read_class_results(summary.evaluation.arrays) if result.f1 is not None]
+    if len(classes) > 1:
+        weakest = min(classes, key=lambda result: result.f1 or 0.0)
+        yield "weakest class", weakest.name, f"F1 {weakest.f1:.3f}"
+    if summary.loss_last is not None:
+        yield "training loss", number(summary.loss_last), f"mean of the last {summary.loss_last_steps} steps"
+    yield summary.status, duration(summary.seconds), f"{summary.trained.steps:,} steps"
+    yield "rate", number(summary.samples_per_s, 3), "samples/s"
 
 
 def render_markdown(contents: ReportContents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:

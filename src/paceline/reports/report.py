@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paceline.config.registry import BUILT_IN, find_entry, import_object
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import write_atomic
 from paceline.io.format import duration, number, percent
@@ -17,7 +18,15 @@ from paceline.measurement.tables import build_links_table, build_measurement_tab
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import ReportContents, gather_contents
 from paceline.reports.figures import draw_figures
-from paceline.reports.page import build_tiles, list_pictures, render_latex, render_markdown, render_page
+from paceline.reports.page import (
+    ORDER,
+    RUN_ORDER,
+    build_tiles,
+    list_pictures,
+    render_latex,
+    render_markdown,
+    render_page,
+)
 from paceline.reports.run_view import MAX_KEYS, Experiments, describe_other_keys
 from paceline.reports.series import Series
 from paceline.runlog.summary import Score, Summary, describe_baseline, find_score, select_class_results
@@ -37,6 +46,9 @@ def build_tables(contents: ReportContents) -> list[Table]:
         rows = [RunRow(run.name, run.status, run.summary, run.points[-1].loss) for run in contents.runs]
         found.append(build_runs_table(rows, name="runs", title="Runs"))
     if len(contents.runs) == 1 and (ended := contents.runs[0].summary) is not None:
+        run = contents.runs[0]
+        if run.spec.workload in BUILT_IN and (build := find_entry(run.spec.workload).tables):
+            found += import_object(build)(run.path)
         found += _build_classes({**ended.evaluation.metrics, **ended.evaluation.arrays})
     return found
 
@@ -176,7 +188,10 @@ def report(
         drawn = draw_figures(shown, folder / "figures")
         cells = build_tables(contents)
         tiles, pictures = build_tiles(contents), list_pictures(contents.runs)
-        write_atomic(folder / "report.html", render_page(contents, shown, cells, tiles=tiles, pictures=pictures))
+        parts = RUN_ORDER if contents.command else ORDER
+        write_atomic(
+            folder / "report.html", render_page(contents, shown, cells, parts=parts, tiles=tiles, pictures=pictures)
+        )
         write_atomic(folder / "report.md", render_markdown(contents, shown, cells))
         write_atomic(folder / "report.tex", render_latex(contents, shown, cells))
         write_tables(cells, folder / "tables")

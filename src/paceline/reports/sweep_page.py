@@ -41,7 +41,7 @@ def sweep(
 def write_sweep_page(sweep: Sweep) -> None:
     charts, table = build_sweep_charts(sweep), build_sweep_table(sweep)
     head = PageHead(sweep.folder.resolve().name, (describe_sweep(sweep),), command=build_best_command(sweep))
-    text = render_page(head, charts, [table], order=[*(chart.name for chart in charts), table.name])
+    text = render_page(head, charts, [table], parts={"": [*(chart.name for chart in charts), table.name]})
     write_atomic(sweep.folder / PAGE, text)
 
 

@@ -157,7 +157,7 @@ def build_value_table(spec: RunSpec, defaults: bool = False) -> Table:
     table = Table("key", "value", "unit", "from", left=4)
     for key, value, unit, _ in spec.fields():
         origin = spec.origin(key)
-        if defaults or origin != DEFAULT:
+        if defaults or origin != DEFAULT or key in ("name", "workload"):
             table.add_row(key, _format_value(value), unit, origin, style="dim" if origin == DEFAULT else "")
     return table
 

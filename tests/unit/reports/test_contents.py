@@ -192,7 +192,32 @@ def test_plain_runs_become_rows(tmp_path):
     assert series.kind == "strong"
     single = gather_contents(runs[:1])
     assert not single.series
-    assert "samples/s" in single.verdict[0]
+    assert single.verdict[0] == "on1: loss 0.3 (lower is better)."
+    assert "samples/s" in single.verdict[-1]
+    assert single.command == f"paceline measure {runs[0]}/spec.yaml --ranks 1,2"
+
+
+def test_a_run_no_better_than_guessing_says_so_first(tmp_path):
+    path = make_run(tmp_path, "poor")
+    summary = json.loads((path / "summary.json").read_text())
+    arrays = {
+        "classes": ["bad", "good"],
+        "support": [60, 40],
+        "precision": [0.6, 0.0],
+        "recall": [1.0, 0.0],
+        "f1": [0.7, 0.0],
+    }
+    summary |= {"metrics": {"loss": 0.7, "accuracy": 0.6, "majority": 0.6}, "arrays": arrays, "score": "accuracy"}
+    (path / "summary.json").write_text(json.dumps(summary))
+    made = report([path], tmp_path / "report")
+    assert made.contents.verdict[0].startswith("poor: no better than guessing: accuracy 0.6")
+    assert made.contents.command.startswith("paceline sweep ")
+    page = made.page.read_text()
+    places = [
+        page.index(text)
+        for text in ('id="verdict"', ">Result<", "Results of each class", ">How it was trained<", ">Speed<")
+    ]
+    assert places == sorted(places)
 
 
 def test_damaged_runs_are_named_and_the_rest_is_shown(tmp_path, ask):

@@ -8,4 +8,5 @@ ENTRY = WorkloadEntry(
     data="paceline.workloads.ensemble.sections:EnsembleData",
     subject="paceline.workloads.ensemble.sections:build_ensemble_cost_model",
     batched=False,
+    tables="paceline.workloads.ensemble.members:build_member_tables",
 )

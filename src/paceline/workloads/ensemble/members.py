@@ -21,12 +21,13 @@ from paceline.inference.trained_model import FittedModel, TrainedModel
 from paceline.inference.trained_model import open as open_run
 from paceline.io.files import read_sealed, write_atomic, write_sealed
 from paceline.io.safe_open import read_bytes
+from paceline.io.table import Table
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
 from paceline.trainer.checkpoint.reader import MANIFEST, list_sealed
 from paceline.workloads.ensemble.combination import Combination, compute_logs
-from paceline.workloads.ensemble.scoring import Scores
+from paceline.workloads.ensemble.scoring import Estimate, Scores, build_score_table
 
 NUMBERS = "predicted"
 FILE = "ensemble.json"
@@ -178,6 +179,22 @@ def read_manifest(folder: Path) -> tuple[list[dict[str, str]], tuple[str, ...], 
     except (KeyError, TypeError, ValueError) as error:
         message = f"{folder / FILE} is damaged ({error}); write it again with  paceline train --resume {folder}"
         raise UserError(message, code="damaged") from None
+
+
+def build_member_tables(folder: Path) -> list[Table]:
+    """Build the table of members and ensemble from what a finished run recorded; none if it did not."""
+    with suppress(UserError, KeyError, TypeError, ValueError, AttributeError):
+        values = read_sealed(folder / FILE)
+        names = [str(member["name"]) for member in values["members"]]
+        weights = [float(weight) for weight in values["combination"]["weights"]]
+        held_out = values["held_out"]
+        each, gains = (
+            {name: {metric: Estimate(**value) for metric, value in row.items()} for name, row in held_out[part].items()}
+            for part in ("each", "gains")
+        )
+        scores = Scores(int(held_out["rows"]), each, gains)
+        return [build_score_table(scores, dict(zip(names, weights, strict=False)))]
+    return []
 
 
 def write_ensemble(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.io.table import Table
 from paceline.nn.class_metrics import class_sums, list_class_metrics
 from paceline.reports.plot_style import COLOURS, FAINT, escape_mathtext, use_plot_style, write_png
 from paceline.runlog.run_dir import RunDir
@@ -94,19 +95,38 @@ def score_members(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: in
     return Scores(len(truth), each, gains)
 
 
-def format_scores(found: Scores, weights: Mapping[str, float]) -> list[str]:
+def build_score_table(found: Scores, weights: Mapping[str, float]) -> Table:
+    """Build a row for each member and the ensemble: their scores with errors."""
     metrics = list(next(iter(found.each.values())))
-    width = max(len(name) for name in found.each)
-    head = f"  {'':{width}}  weight  " + "  ".join(f"{metric:>15}" for metric in metrics)
-    lines = [f"  on {found.rows:,} held-out rows, ± the standard error of the bootstrap:", head]
-    for name, some in found.each.items():
+    heads = [f"{metric} {'↓' if metric in LOWER else '↑'}" for metric in metrics]
+    note = f"On {found.rows:,} held-out rows, ± the standard error of the bootstrap. "
+    note += " ".join(f"{line[0].upper()}{line[1:]}." for line in _describe_gains(found, metrics[0]))
+    table = Table("model", "weight", *heads, name="members", title="Members and ensemble", note=note)
+    for name, each in found.each.items():
         weight = f"{weights[name]:.3f}" if name in weights else ""
-        lines.append(f"  {name:{width}}  {weight:>6}  " + "  ".join(f"{some[metric]!s:>15}" for metric in metrics))
-    for name, gains in found.gains.items():
-        gain = gains[metrics[0]]
-        how = "better" if gain.value >= 0 else "worse"
-        lines.append(f"  {how} than {name} in {metrics[0]} by {abs(gain.value):.4f} ± {gain.error:.4f}")
-    return lines
+        table.add_row(name, weight, *(str(each[metric]) for metric in metrics), chosen=name == ENSEMBLE)
+    return table
+
+
+def _describe_gains(found: Scores, metric: str) -> list[str]:
+    gains = {name: gain[metric] for name, gain in found.gains.items()}
+    return [
+        f"the ensemble is {'better' if gain.value >= 0 else 'worse'} than {name} in {metric} by {abs(gain.value):.4f} "
+        f"± {gain.error:.4f}"
+        for name, gain in gains.items()
+    ]
+
+
+def format_scores(found: Scores, weights: Mapping[str, float]) -> list[str]:
+    """Return the lines of the table for a log, and what the ensemble gains."""
+    table = build_score_table(found, weights)
+    rows = [table.head, *table.rows]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(table.head))]
+    lines = [f"  on {found.rows:,} held-out rows, ± the standard error of the bootstrap:"]
+    for first, *cells in rows:
+        numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append(f"  {first:{widths[0]}}  {numbers}")
+    return lines + [f"  {line}" for line in _describe_gains(found, next(iter(found.each[ENSEMBLE])))]
 
 
 def _build_scorer(found: np.ndarray, truth: np.ndarray) -> Scorer:
