@@ -183,7 +183,8 @@ class _Request:
         folder = self._find_folder()
         run, workload = self._open_run(spec, layout, folder, log)
         try:
-            return RunResult(*_train_with_retries(spec, layout, self.show, run, workload))
+            with run.lock(log) as locked:  # before any rank starts, which would write beside those of another process
+                return RunResult(*_train_with_retries(spec, layout, self.show, locked, workload))
         except UserError:
             if folder is None:
                 remove_run(run)
@@ -242,4 +243,5 @@ def _run_ranks(
 
     preload = (*PRELOAD, *find_entry(spec.workload).preload)
     monitor = ProcessMonitor(run.heartbeats, spec.parallel.timeout_s)
-    return run_ranks(run_rank, (spec, layout, show, run), layout.ranks, preload, monitor)[0]
+    work = (spec, layout, show, run)
+    return run_ranks(run_rank, work, layout.ranks, preload, monitor, run.lock_fds or ())[0]

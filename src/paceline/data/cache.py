@@ -60,7 +60,7 @@ def lock_entry(entry: Path, log: LogFn) -> Iterator[None]:
     with ExitStack() as held:
         with _translate_disk_errors(entry.parent):
             entry.parent.mkdir(parents=True, exist_ok=True)
-            if held.enter_context(hold_lock(Path(f"{entry}.lock"), lambda: log(waiting))):
+            if held.enter_context(hold_lock(Path(f"{entry}.lock"), lambda: log(waiting))) is not None:
                 # nobody else builds this entry now, so its temporary folders belong to processes that died
                 for leftover in entry.parent.glob(f"{entry.name}.part-*"):
                     shutil.rmtree(leftover, ignore_errors=True)

@@ -219,11 +219,11 @@ LOCKS_UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK
 
 
 @contextmanager
-def hold_lock(file: Path, on_wait: Callable[[], None], timeout_s: float = -1) -> Iterator[bool]:
-    """Hold an exclusive lock, and yield whether it is held: some network file systems have none.
+def hold_lock(file: Path, on_wait: Callable[[], None], timeout_s: float = -1) -> Iterator[int | None]:
+    """Hold an exclusive lock, and yield its descriptor; None if there are no locks, as on some network file systems.
 
-    Calls `on_wait` once if another process holds it. Raises TimeoutError after `timeout_s` (never, if negative), and
-    another OSError if the file cannot be opened.
+    A process that inherits the descriptor holds it too. Calls `on_wait` once if another process holds it. Raises
+    TimeoutError after `timeout_s` (never, if negative), and another OSError if the file cannot be opened.
     """
     from filelock import FileLock, Timeout
 
@@ -238,6 +238,6 @@ def hold_lock(file: Path, on_wait: Callable[[], None], timeout_s: float = -1) ->
         if error.errno not in LOCKS_UNSUPPORTED:
             raise
     try:
-        yield lock.is_locked
+        yield lock._context.lock_file_fd
     finally:
         lock.release()

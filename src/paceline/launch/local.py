@@ -50,16 +50,18 @@ def run_ranks(
     ranks: int,
     preload: Sequence[str] = PRELOAD,
     monitor: ProcessMonitor | None = None,
+    inherit: Sequence[int] = (),
 ) -> list[T]:
     """Call `worker(*args)` in `ranks` new processes and return their results, in the order of the ranks.
 
     The worker finds its rank by `detect_rank`. It must be importable by name, its arguments and result picklable.
     `preload` is imported once for all ranks, without touching a GPU. `monitor` ends a run whose process stays stopped.
+    The ranks get the descriptors `inherit`, such as that of a lock.
     """
     work = io.BytesIO()
     _WorkPickler(work).dump((worker, args))
     message = pickle.dumps((sys.path, tuple(preload), work.getvalue()))
-    with StopRequest() as stop, _start_ranks(ranks, message) as processes:
+    with StopRequest() as stop, _start_ranks(ranks, message, inherit) as processes:
         processes.monitor = monitor
         supervise_ranks(processes, stop)
         failures = processes.failures()
@@ -245,9 +247,9 @@ class _WorkPickler(pickle.Pickler):
 
 
 @contextmanager
-def _start_ranks(ranks: int, work: bytes) -> Iterator[_RankProcesses]:
+def _start_ranks(ranks: int, work: bytes, inherit: Sequence[int]) -> Iterator[_RankProcesses]:
     with reserve_port() as port:
-        processes = _start_fork_server(ranks, port)
+        processes = _start_fork_server(ranks, port, inherit)
         try:
             with suppress(OSError):  # it died already; `listen` finds out how
                 processes.control.send_bytes(work)
@@ -270,7 +272,7 @@ def reserve_port() -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-def _start_fork_server(ranks: int, port: int) -> _RankProcesses:
+def _start_fork_server(ranks: int, port: int, inherit: Sequence[int]) -> _RankProcesses:
     ours, theirs = zip(*(Pipe() for _ in range(1 + ranks)), strict=True)
     descriptors = [pipe.fileno() for pipe in theirs]
     script = str(Path(__file__).with_name("fork_server.py"))
@@ -279,7 +281,7 @@ def _start_fork_server(ranks: int, port: int) -> _RankProcesses:
         server = subprocess.Popen(
             [sys.executable, "-P", script, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
-            pass_fds=descriptors,
+            pass_fds=[*descriptors, *inherit],
             env=build_rank_environment(os.environ, ranks, port),
         )
     except OSError as error:

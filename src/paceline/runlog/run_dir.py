@@ -10,7 +10,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -50,6 +50,8 @@ class _Child:
 @dataclass(frozen=True)
 class RunDir:
     path: Path
+    lock_fds: tuple[int, ...] | None = field(default=None, compare=False, repr=False)
+    """Descriptors of its lock, if this process or the one that started it holds it; see `lock`."""
 
     @property
     def name(self) -> str:
@@ -128,20 +130,27 @@ class RunDir:
         raise UserError(f"{path} {missing}{_list_near_runs(path)}", code="not-found", key=str(path))
 
     @contextlib.contextmanager
-    def lock(self, log: LogFn) -> Iterator[None]:
-        """Let only one process train the run; wait a while for the ranks of a killed launcher to end."""
+    def lock(self, log: LogFn, patience_s: float = math.inf) -> Iterator[RunDir]:
+        """Let only one process train the run; wait a while for the ranks of a killed launcher to end.
+
+        Yields the run as its ranks get it: they inherit the lock, so that they hold it longer than a killed launcher.
+        """
+        if self.lock_fds is not None:
+            yield self
+            return
         self._check_symlinks()
         waiting = f"{self.path} is still being trained by another process; waiting for it to end"
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(hold_lock(self.lock_file, lambda: log(waiting), PATIENCE_S))
+                wait_s = min(PATIENCE_S, patience_s)
+                descriptor = held.enter_context(hold_lock(self.lock_file, lambda: log(waiting), wait_s))
             except TimeoutError:
                 message = f"{self.path} is being trained by another process; stop that first"
                 raise UserError(message, code="busy", key=str(self.path)) from None
             except OSError as error:
                 message = f"{self.path} cannot be written to: {error.strerror}; make it writable first"
                 raise UserError(message, code="not-writable", key=str(self.path)) from None
-            yield
+            yield replace(self, lock_fds=() if descriptor is None else (descriptor,))
 
     def _check_symlinks(self) -> None:
         """Raise UserError if a folder of the run is a link into another run, which would be written to."""

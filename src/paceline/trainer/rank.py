@@ -213,8 +213,8 @@ def open_rank_session(
     main, log = rank_info.rank == 0, log_line if show and rank_info.rank == 0 else ignore_log
     full = spec.train.checkpoint_format == "full"
     with (
+        _hold_lock(run, log, spec.parallel.timeout_s),
         heartbeat_scope(run.heartbeats, rank_info, spec.parallel.timeout_s) as beat,
-        run.lock(log) if main else nullcontext(),
         EventWriter(run.events_file(rank_info.rank)) as events,
         closing(CheckpointWriter(run.checkpoints, spec.train.keep, full)) as checkpoints,
     ):
@@ -242,6 +242,17 @@ def open_rank_session(
             raise cause from error
     if show and session.ended:
         _show_end(run, session.ended, log)
+
+
+@contextmanager
+def _hold_lock(run: RunDir, log: LogFn, timeout_s: float) -> Iterator[None]:
+    """Hold the run's lock on the main rank, unless its launcher does; if another process has it, all ranks raise."""
+    from paceline.launch.process_group import broadcast_from_main
+
+    with ExitStack() as held:
+        if run.lock_fds is None:
+            broadcast_from_main(lambda: held.enter_context(run.lock(log, timeout_s / 2)).path)
+        yield
 
 
 def check_shared_folder(run: RunDir, rank_info: RankInfo) -> RunFailed | None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from paceline.config import DEFAULT, build_spec, load
+import paceline
+from paceline.config import DEFAULT, RunSpec, build_spec, load
 from paceline.config.run_file import RENAMED_KEYS
 from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
@@ -268,3 +269,17 @@ def test_one_process_trains_a_run_at_a_time(tmp_path: Path, monkeypatch: pytest.
     assert len(said) == 1
     with run.lock(said.append):
         assert len(said) == 1
+
+
+def test_a_run_that_is_being_trained_is_refused_before_a_rank_starts(
+    small: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.runlog.run_dir.PATIENCE_S", 0.1)
+    run = RunDir.claim(tmp_path, "r", small.replace({"parallel.ranks": 2, "parallel.timeout_s": 0.1}))
+    with run.lock(print) as held, pytest.raises(UserError) as refused:
+        paceline.resume(run.path, show=False)
+    assert (refused.value.code, refused.value.exit_code) == ("busy", 2)
+    assert not run.heartbeats.exists()
+    assert not list(run.events.iterdir())
+    assert held.lock_fds, "its ranks inherit the lock, and hold it if their launcher is killed"
+    assert held == run

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.corpora.limited_tokenizer import limit_tokenizer
 from paceline.data.files import hash_files, invalid_data, invalid_format, missing_path_error, unreadable_error
 from paceline.io.safe_open import read_text
 from paceline.workload import LogFn
@@ -111,10 +112,10 @@ def parse_tokenizer(serialised: str) -> Tokenizer:
 
 
 def restore_tokenizer(serialised: str) -> Tokenizer:
-    """Parse a tokenizer that treats special tokens spelled in a text as plain text."""
+    """Parse a tokenizer that treats special tokens spelled in a text as plain text, with limits if it needs some."""
     tokenizer = parse_tokenizer(serialised)
     tokenizer.encode_special_tokens = True  # a text that spells [MASK] is text
-    return tokenizer
+    return cast("Tokenizer", limit_tokenizer(tokenizer))
 
 
 def adapt_tokenizer(tokenizer: Tokenizer, max_length: int | None, lowercase: bool) -> Tokenizer:

@@ -3,6 +3,7 @@
 To import DCP takes seconds, so this module is imported when a checkpoint is written or read.
 """
 
+import math
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -97,16 +98,25 @@ def read_metadata(folder: Path) -> Metadata:
             if not isinstance(value, TensorStorageMetadata):
                 raise pickle.UnpicklingError("it describes something that is not a tensor")
             torch.empty(value.size, dtype=value.properties.dtype, device="meta")  # raises if a part is missing
+        _check_size(path, metadata.state_dict_metadata)
         for place in (metadata.storage_data or {}).values():
             if Path(place.relative_path).name != place.relative_path:
                 raise pickle.UnpicklingError(f"it points outside of its folder, to {place.relative_path}")
             if getattr(place, "transform_descriptors", None):
                 raise pickle.UnpicklingError("its files are transformed")
-    except OSError:
+    except (OSError, UserError):
         raise
     except Exception as error:
         raise reject_metadata(path, error) from None
     return metadata
+
+
+def _check_size(path: Path, described: Mapping[str, Any]) -> None:
+    """Raise UserError if tensors claim to be larger than their files, before memory is allocated for them."""
+    claimed = sum(math.prod(tensor.size) * tensor.properties.dtype.itemsize for tensor in described.values())
+    if claimed > (held := sum(file.stat().st_size for file in path.parent.glob("*.distcp"))):
+        message = f"{path} is damaged: its tensors would take {claimed:,} bytes, and its files have {held:,}"
+        raise UserError(message, code="damaged")
 
 
 def reject_metadata(path: Path, error: BaseException) -> UserError:

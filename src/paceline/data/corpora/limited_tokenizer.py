@@ -1,0 +1,139 @@
+"""Use a tokenizer.json from elsewhere in a process with limits: a few bytes of it can ask for terabytes, or for years.
+
+This file also runs as that process: its top-level imports are the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+MAX_BYTES = 4 << 30
+PATIENCE_S, CHARACTERS_S = 60.0, 10_000  # so long, and a second more for so many characters
+HARMLESS = {
+    *("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Strip", "StripAccents", "BertNormalizer", "ByteLevel", "Metaspace"),
+    *("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Digits", "Punctuation", "CharDelimiterSplit"),
+    *("WordPiece", "ByteFallback", "Fuse", "BertProcessing", "RobertaProcessing"),
+}
+"""Parts that make, once each, at most a few characters of one, in linear time, without a pattern of the file."""
+MAX_AFFIX, MAX_WORD = 16, 1000  # characters that a model adds to a part of a word, and of a word that it searches
+SAFE_CALLS = {"get_vocab", "get_vocab_size", "id_to_token", "token_to_id", "to_str", "truncation"}
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """What is used of a `tokenizers.Encoding`."""
+
+    ids: list[int]
+    overflowing: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def limit_tokenizer(tokenizer: Any) -> Any:
+    """Return the tokenizer, without padding; one with parts that could grow a text is called in its own process."""
+    tokenizer.no_padding()
+    if cut := tokenizer.truncation:
+        tokenizer.enable_truncation(cut["max_length"], direction=cut["direction"])  # without a stride
+    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor, tokenizer.decoder)
+    kinds = [list(_iter_kinds(json.loads(part.__getstate__()))) for part in parts if part is not None]
+    harmless = all(HARMLESS.issuperset(each) and len(each) == len(set(each)) for each in kinds)
+    names = ("continuing_subword_prefix", "end_of_word_suffix")
+    long = any(len(getattr(tokenizer.model, name, None) or "") > MAX_AFFIX for name in names)
+    long = long or getattr(tokenizer.model, "max_input_chars_per_word", 0) > MAX_WORD
+    return LimitedTokenizer(tokenizer) if long or not harmless else tokenizer
+
+
+def _iter_kinds(part: dict[str, Any]) -> Iterator[str]:
+    if part["type"] != "Sequence":
+        yield part["type"]
+    for value in part.values() if part["type"] == "Sequence" else ():
+        for item in value if isinstance(value, list) else ():
+            yield from _iter_kinds(item)
+
+
+class LimitedTokenizer:
+    """A tokenizer whose texts are encoded and decoded in another process; one that takes too much is a UserError."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._started_by, self._process = tokenizer, 0, None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in SAFE_CALLS:
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+    def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[EncodedText]:
+        rows = self._ask(sum(map(len, texts)), list(texts), add_special_tokens)
+        return [EncodedText(ids, overflowing) for ids, overflowing in rows]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> EncodedText:
+        return self.encode_batch_fast([text], add_special_tokens)[0]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._ask(len(ids), list(ids)))
+
+    def _ask(self, characters: int, *request: Any) -> Any:
+        if self._started_by != os.getpid():  # a fork has its own
+            self._pipe, self._process = _start(self._tokenizer.to_str())
+            self._started_by = os.getpid()
+        try:
+            self._pipe.send_bytes(json.dumps(request).encode())
+            if self._pipe.poll(PATIENCE_S + characters / CHARACTERS_S):
+                return json.loads(self._pipe.recv_bytes())
+            reason = "takes too long"
+        except (EOFError, OSError):
+            reason = f"takes more than {MAX_BYTES >> 30} GB of memory, or fails"
+        from paceline.errors import UserError
+
+        self._process.kill()
+        self._process.wait()
+        self._started_by = 0
+        message = f"data.tokenizer: its normaliser or its patterns make too much of a text: that {reason}"
+        raise UserError(f"{message}; use another tokenizer.json", code="invalid-data", key="data.tokenizer")
+
+
+def _start(serialised: str) -> tuple[Connection, subprocess.Popen[bytes]]:
+    ours, theirs = Pipe()
+    command = [sys.executable, "-I", __file__, str(theirs.fileno())]
+    environ = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "RUST_BACKTRACE": "0"}
+    null = subprocess.DEVNULL
+    with theirs:
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environ, stdin=null, stderr=null)
+    ours.send_bytes(serialised.encode())
+    return ours, process
+
+
+def serve(pipe: Connection) -> None:
+    """Encode texts, or decode ids, until the other end is closed."""
+    for kind, limit in ((resource.RLIMIT_DATA, MAX_BYTES), (resource.RLIMIT_CORE, 0)):
+        with suppress(ValueError):  # a lower one is set already
+            resource.setrlimit(kind, (limit, limit))
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(pipe.recv_bytes().decode())
+    tokenizer.encode_special_tokens = True
+    while True:
+        content, *framed = json.loads(pipe.recv_bytes())
+        if framed:
+            encodings = tokenizer.encode_batch_fast(content, add_special_tokens=framed[0])
+            answer: Any = [(encoding.ids, bool(encoding.overflowing)) for encoding in encodings]
+        else:
+            answer = tokenizer.decode(content)
+        pipe.send_bytes(json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    try:
+        serve(Connection(int(sys.argv[1])))
+    except EOFError:
+        sys.exit(0)
