@@ -179,6 +179,7 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
         words(RUN_FILE, help="check its data too"),
         option("--nodes", "HOST,HOST", "start it on these hosts, one rank each", default=""),
         option("--by", "COMMAND", "what starts a command on a host (ssh)", default=""),
+        flag("--links", "measure the links between ranks, for later plans"),
         OUT,
         flag("--json", "print every finding as JSON instead of a table"),
     ),

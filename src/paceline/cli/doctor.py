@@ -19,6 +19,10 @@ STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", H
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
+    if arguments.links:
+        from paceline.cli.measure import run_measure_links
+
+        return run_measure_links(arguments)
     console = build_console()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns about addresses without names
     rank_info = detect_rank(os.environ) or SINGLE_RANK

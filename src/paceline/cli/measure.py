@@ -18,6 +18,8 @@ from paceline.measurement.links import dump_links, measure_links
 from paceline.measurement.result import Measurement
 from paceline.measurement.rows import drop_failed, has_passes
 from paceline.measurement.tables import build_links_table, build_measurement_tables
+from paceline.planner.links import links_file, store_measured_link
+from paceline.runlog.machine import list_gpu_names
 from paceline.trials.check import Parity, build_parity_table, check
 
 MOST_RANKS = 1024
@@ -76,7 +78,8 @@ def _check_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_measure_links(arguments: argparse.Namespace) -> int:
-    ranks = parse_numbers(arguments.ranks or "2", "--ranks", different=True)
+    gpus = len(list_gpu_names())
+    ranks = parse_numbers(getattr(arguments, "ranks", "") or str(max(2, gpus)), "--ranks", different=True)
     if len(ranks) > 1 or not 2 <= ranks[0] <= MOST_RANKS:
         raise option_error("--ranks", "a link needs one number, 2 or more, as in  --links --ranks 2")
     place = detect_rank(os.environ)
@@ -85,14 +88,18 @@ def run_measure_links(arguments: argparse.Namespace) -> int:
     found = measure_links(ranks[0])
     if place is not None and place.rank > 0:
         return 0
+    best = max((link for link in found if link.of_all_ranks), key=lambda link: link.bandwidth_bits_s)
+    nodes = place.world // place.local_world if place is not None else 1
+    ring = next(link for link in found if link.of_all_ranks and link.collective == "all_reduce")
+    stored = store_measured_link(ring.bandwidth_bits_s / 8, ring.ranks, nodes, on_gpu=gpus >= ring.ranks // nodes)
     if arguments.json:
         print_json(dump_links(found))
     else:
         console = build_console()
         console.print(build_links_table(found))
-        best = max((link for link in found if link.of_all_ranks), key=lambda link: link.bandwidth_bits_s)
         console.print(f"a link carries {best.rate}: the most that a collective reached ({best.name})")
-    if arguments.out is not None:
+        console.print(f"stored for plans with {stored.device}: {links_file()}", soft_wrap=True)
+    if arguments.verb == "measure" and arguments.out is not None:
         make_output_folder(arguments.out)
         write_json(arguments.out / "links.json", dump_links(found))
         warn(f"written: {arguments.out / 'links.json'}")

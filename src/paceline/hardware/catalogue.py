@@ -207,7 +207,8 @@ def parse_cluster(text: str) -> Cluster:
         raise _error(f"cluster {text!r} has no devices; give 1 or more")
     if nodes_text is None and count > kind.per_node:
         if count % kind.per_node:
-            near = f"write the nodes too, for example 2x{count // 2}x{name.strip()}"
+            below = count // kind.per_node * kind.per_node
+            near = f"use {below} or {below + kind.per_node}, or write the nodes, as 2x{count // 2}x{name.strip()}"
             raise _error(f"cluster {text!r}: {count} devices are not whole nodes of {kind.per_node}; {near}")
         nodes, count = count // kind.per_node, kind.per_node
     return _build_cluster(kind, nodes, count, link, network)

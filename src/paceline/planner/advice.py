@@ -10,7 +10,7 @@ from paceline.config import RunSpec
 from paceline.config.registry import find_entry
 from paceline.errors import PacelineError
 from paceline.io.format import duration, number, percent, size
-from paceline.layout import layout_of
+from paceline.layout import Layout, layout_of
 from paceline.planner.candidates import MEMORY_ERROR, LayoutConstraints, PricedLayout
 from paceline.planner.cost_model import CostModel, build_cost_model
 from paceline.planner.formulas.placement import Reduction
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WORTHWHILE_SPEEDUP = 1.1  # speed-up from which more devices pay
 BATCH_FACTORS = (2, 4, 8, 16, 32)
 LOCAL_STEPS = 8
+MIN_IDLE = 0.01  # share of the ranks' time from which an uneven batch is mentioned
 MAX_SUGGESTIONS = 4
 
 
@@ -35,7 +36,11 @@ def explain_misfit(plan: Plan) -> Iterator[str]:
         yield "No layout is possible on these devices."
         return
     near = min((r for r in last.rejected if r.over_bytes), key=lambda r: r.over_bytes, default=last.rejected[0])
-    yield f"Nothing fits on {last.devices} × {plan.target.whole.device.name}. Nearest is {near.family}: {near.reason}."
+    where = f"{last.devices} × {plan.target.whole.device.name}"
+    if not near.over_bytes:
+        yield f"Not possible on {where}: {near.family}: {near.reason}."
+        return
+    yield f"Nothing fits on {where}. Nearest is {near.family}: {near.reason}."
     yield plan.cost_model.wording.to_fit
 
 
@@ -61,7 +66,18 @@ def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
         )
     if price.waits_for_data:
         yield f"Input holds a step up for {duration(price.time.data_s)}: store samples smaller, or keep them in memory."
+    yield from _suggest_even_batch(price.layout)
     yield from _suggest_precision(cost_model, price)
+
+
+def _suggest_even_batch(layout: Layout) -> Iterator[str]:
+    """Name the nearest batches that divide among the ranks, if this one leaves some of them idle."""
+    batch, ranks = layout.global_batch, layout.data
+    idle = 1 - batch / ranks / -(-batch // ranks)
+    if idle > MIN_IDLE:
+        below = batch - batch % ranks
+        near = " or ".join(f"train.global_batch={size}" for size in (below, below + ranks) if size)
+        yield f"Batch {batch:,} does not divide among {ranks} ranks, {percent(idle)} of which idle: use {near}."
 
 
 def describe_base(cost_model: CostModel, base: PricedLayout) -> str:

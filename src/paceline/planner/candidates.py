@@ -136,7 +136,7 @@ class RejectReason(Enum):
     NO_LAYERS = "{workload} has no layers to divide among stages"
     FEW_LAYERS = "{layers} layers are fewer than {stages} stages"
     NO_CONTEXT = "context {context} does not divide them"
-    NO_SAMPLE = "batch {batch} leaves some without a sample"
+    NO_SAMPLE = "batch {batch} leaves some without a sample; take {batch} or train.global_batch={ranks}"
     UNFILLED = "{samples} per rank cannot fill {stages} stages"
     MEMORY = "{term} {over} over"
     MEMORY_OFFLOADED = "{term} {over} over even offloaded"
@@ -260,7 +260,7 @@ class LayoutSpace:
         if left or not data:
             return
         if data > self.batch:
-            who, facts = f"{data} data-parallel ranks", {"batch": self.batch}
+            who, facts = f"{data} data-parallel ranks", {"batch": self.batch, "ranks": data}
             axes, who = ({}, who) if data == self.devices else (sides, f": {who}")
             yield self._reject(axes, who, RejectReason.NO_SAMPLE, facts)
             return

@@ -198,7 +198,7 @@ class PassCostModel(CostModel):
         self, devices: int, cluster: Cluster, constraints: LayoutConstraints
     ) -> Iterator[Layout | RejectedFamily]:
         if devices > self.global_batch:
-            name, facts = f"{devices} data-parallel ranks", {"batch": self.global_batch}
+            name, facts = f"{devices} data-parallel ranks", {"batch": self.global_batch, "ranks": devices}
             yield RejectedFamily(devices, name, RejectReason.NO_SAMPLE, facts)
         else:
             yield split_rows(self.global_batch, devices)

@@ -15,6 +15,7 @@ from paceline.io.table import Tabular
 from paceline.planner.advice import explain_misfit
 from paceline.planner.candidates import MEMORY_ERROR, LayoutConstraints, PricedLayout, RejectedFamily, RejectReason
 from paceline.planner.cost_model import CostModel, build_cost_model
+from paceline.planner.links import LinkLimits, find_link_limits
 from paceline.planner.rows import HourlyRates, PlanRow, Requirements, RowRanking
 from paceline.planner.search import SearchResult, search_layouts
 from paceline.planner.target import TargetCluster, resolve_target
@@ -100,6 +101,11 @@ class Plan(Tabular):
         return SpeedupCeilings(serial, 1 / serial if serial > 1e-9 else None, whole_s / flight if flight else None)
 
     @functools.cached_property
+    def links(self) -> LinkLimits | None:
+        """What the links between devices decide; None if nothing travels over them."""
+        return find_link_limits(self)
+
+    @functools.cached_property
     def advice(self) -> tuple[str, ...]:
         return tuple(explain_misfit(self) if self.chosen is None else self.cost_model.advice(self))
 
@@ -140,6 +146,7 @@ class Plan(Tabular):
             **{f"{name}_devices": row and row.devices for name, row in best.items()},
             "break_even_devices": self.break_even,
             "ceilings": self.ceilings and asdict(self.ceilings),
+            "links": self.links and asdict(self.links),
             "advice": list(self.advice),
         }
 

@@ -18,6 +18,7 @@ from paceline.planner.search import SearchResult
 
 MAX_CANDIDATES = 6
 MAX_REJECTED = 4
+MAX_MISFITS = 2  # numbers of devices on which nothing fits, without `verbose`: those of the most devices
 WIDE_NAME = 20  # characters of a layout's name that leave room for all columns
 
 
@@ -41,7 +42,7 @@ def format_run_time(hours: float) -> str:
 def render_plan(plan: Plan, verbose: bool = False) -> Iterator[Any]:
     """Yield the answer and the table of devices; with `verbose` also layouts, limits and every term."""
     yield from wrap_lines(summarize_plan(plan), "")
-    for line in plan.advice:
+    for line in (*plan.advice, *([plan.links.describe()] if plan.links else ())):
         yield from wrap_lines(line, "→ ")
     if plan.chosen is not None and not plan.what_if:
         words = " ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items())
@@ -49,7 +50,9 @@ def render_plan(plan: Plan, verbose: bool = False) -> Iterator[Any]:
     yield ""
     if plan.rows:
         yield _build_device_table(plan)
-    yield from _list_impossible(plan)
+    reasons = list(_list_impossible(plan))
+    for line in reasons if verbose else reasons[-MAX_MISFITS:]:
+        yield from wrap_lines(line, "✗  ")
     for line in (*_list_conditions(plan), *(_list_remarks(plan) if verbose else ())):
         yield from wrap_lines(line, "")
     if not verbose:
@@ -72,7 +75,8 @@ def summarize_plan(plan: Plan) -> str:
     """Say in one line whether the run fits, where, how long it takes and what it costs."""
     row, device, name = plan.chosen, plan.target.whole.device.name, plan.cost_model.name
     if row is None:
-        return f"{name} does not fit on {plan.target.name}."
+        short = any(rejected.over_bytes for found in plan.misfits for rejected in found.rejected)
+        return f"{name} {'does not fit' if short else 'is not possible'} on {plan.target.name}."
     where = f"{row.devices:,} rank{'s' * (row.devices > 1)}" if plan.target.shared else f"{row.devices:,} × {device}"
     offload = " only with CPU offload" * row.price.layout.offload
     amounts = [format_run_time(row.hours)] if row.hours is not None else []
@@ -119,6 +123,8 @@ def _list_conditions(plan: Plan) -> Iterator[str]:
     yield ", ".join(filter(None, (f"{target.name} = {shape}", links, network, price)))
     if calibration := target.calibration:
         yield f"calibrated on {calibration.host}, {calibration.date}: {calibration.file}"
+        if calibration.correction is not None:
+            yield calibration.correction.describe()
     elif target.shared:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if target.note:
@@ -184,16 +190,14 @@ def _list_impossible(plan: Plan) -> Iterator[str]:
     for found in plan.misfits:
         near = min(found.rejected, key=lambda r: r.over_bytes or 1e30, default=None)
         text = f"{near.family}: {near.reason}" if near else f"no layout has {plan.constraints.describe()}"
-        yield from wrap_lines(f"{found.devices:,}: {text}", "✗  ")
+        yield f"{found.devices:,}: {text}"
     for rejected in plan.impossible:
-        yield from wrap_lines(f"{rejected.devices:,}: {rejected.reason}", "✗  ")
+        yield f"{rejected.devices:,}: {rejected.reason}"
 
 
 def _list_remarks(plan: Plan) -> Iterator[str]:
     """What the columns mean here, and what no row can exceed."""
-    base, chosen, calibration = plan.base, plan.chosen, plan.target.calibration
-    if calibration is not None and calibration.correction is not None:
-        yield calibration.correction.describe()
+    base, chosen = plan.base, plan.chosen
     if base is None or chosen is None:
         return
     if text := plan.cost_model.describe_pauses(chosen.price):

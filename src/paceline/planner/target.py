@@ -16,6 +16,7 @@ from paceline.planner.calibration.calibration import (
     read_calibration,
 )
 from paceline.planner.formulas.placement import CPU_PHYSICS, GPU_PHYSICS, Physics
+from paceline.planner.links import apply_measured_links
 from paceline.runlog.machine import list_gpu_names
 
 MAX_LOCAL_RANKS = 4
@@ -39,6 +40,7 @@ class TargetCluster:
     shared: bool = False  # the ranks share one machine's cores
     calibration: Calibration | None = None
     note: str = ""  # what a user would not expect of the choice
+    links: str = ""  # where its links were measured; "" if they are assumed
 
     @property
     def calibrated(self) -> str:
@@ -57,6 +59,7 @@ class TargetCluster:
             "usd_per_device_hour": usd_per_device_hour,
             "calibration": self.calibrated or None,
             "note": self.note or None,
+            "links": self.links or None,
             "source": whole.device.source,
             "date": whole.device.date,
         }
@@ -77,9 +80,15 @@ class TargetCluster:
 
 
 def resolve_target(text: str, calibration: str | Path | None = None) -> TargetCluster:
-    """Resolve `local`, a short form such as `2x8xH100`, or a cluster file."""
-    if text == LOCAL:
-        return _resolve_local(calibration)
+    """Resolve `local`, a short form such as `2x8xH100`, or a cluster file, with links that were measured."""
+    target = _resolve_local(calibration) if text == LOCAL else _resolve_named(text, calibration)
+    if target.calibration is not None and target.shared:  # it measured the links too
+        return target
+    whole, links = apply_measured_links(target.whole, text == LOCAL)
+    return replace(target, whole=whole, links=links)
+
+
+def _resolve_named(text: str, calibration: str | Path | None) -> TargetCluster:
     cluster = parse_cluster(text)
     if cluster.device.name != LOCAL:
         if calibration is not None:

@@ -141,6 +141,7 @@ def _plan_setting(
         "reasons": reasons | {rejected.devices: [rejected.reason] for rejected in found.impossible},
         "nearest": {f.devices: _nearest_json(f) for f in found.misfits},
         "advice": list(found.advice),
+        "links": found.links.describe() if found.links else "",
     }
 
 

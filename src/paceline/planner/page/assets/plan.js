@@ -248,7 +248,7 @@ class Panel {
       this.bar("memory", row.memory, Math.max(row.total_bytes, row.capacity_bytes), row.capacity_bytes);
       this.bar("time", row.time.map(([name, value, text]) => [data.times[name], value, text]), row.step_s);
       this.part("memory-note").textContent = `${row.room}; red: the capacity of a device.`;
-      this.part("time-note").textContent = `${row.step} on ${plural(n)}: ${row.layout}.`;
+      this.part("time-note").textContent = `${row.step} on ${plural(n)}: ${row.layout}. ${found.links}`;
     } else {
       const near = found.nearest?.[n];
       this.part("memory").replaceChildren();
