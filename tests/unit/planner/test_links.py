@@ -14,8 +14,18 @@ from paceline.planner.target import resolve_target
 
 AGNEWS = Path(__file__).resolve().parents[3] / "recipes" / "classifier_agnews.yaml"
 USUAL = ["train.precision=fp32", "train.compile=off"]
-SMALL = "model.width=128 model.heads=4 model.layers=2 model.ffn=512 data.max_length=128 data.vocab=10000".split()
-LARGE = "model.width=256 model.heads=8 model.layers=4 model.ffn=1024 data.max_length=256 data.vocab=30000".split()
+
+
+def model(width, heads, layers, tokens, vocab):
+    sizes = {"width": width, "heads": heads, "layers": layers, "ffn": 4 * width}
+    return [
+        *(f"model.{name}={size}" for name, size in sizes.items()),
+        f"data.max_length={tokens}",
+        f"data.vocab={vocab}",
+    ]
+
+
+SMALL, LARGE = model(128, 4, 2, 128, 10_000), model(256, 8, 4, 256, 30_000)
 
 
 @pytest.fixture(autouse=True)
