@@ -1,5 +1,6 @@
 """Tiny models of the library transformers, drawn and saved on the spot with a tokeniser of their own."""
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,14 @@ SPECIAL = {"pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 3}
 LLAMA = {**SIDES, **SPECIAL, "num_key_value_heads": 2, "max_position_embeddings": 64}
 GPT2 = {**SPECIAL, "n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}
 BERT = {**SIDES, "pad_token_id": 0, "max_position_embeddings": 64}
-KINDS = {"llama": LLAMA, "gpt2": GPT2, "bert": BERT}
+DECODER = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None}
+T5 = {**DECODER, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+SIDE = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
+BART = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDE.items()}
+BART |= {**DECODER, "d_model": 32, "max_position_embeddings": 64, "decoder_start_token_id": 2}
+ROBERTA = {**BERT, "max_position_embeddings": 66}
+VIT = {**SIDES, "image_size": 16, "patch_size": 4}
+KINDS = {"llama": LLAMA, "gpt2": GPT2, "bert": BERT, "t5": T5, "bart": BART, "roberta": ROBERTA, "vit": VIT}
 TEXTS = [
     f"{word} number {i} of the list is {colour}"
     for i in range(40)
@@ -22,9 +30,9 @@ def save(kind: str, folder: Path, auto: str = "AutoModelForCausalLM", dtype: str
     import torch
     import transformers
 
-    tokenizer = save_tokenizer(folder)
+    sizes = {} if kind == "vit" else {"vocab_size": save_tokenizer(folder).get_vocab_size()}
     torch.manual_seed(1)
-    config = transformers.CONFIG_MAPPING[kind](vocab_size=tokenizer.get_vocab_size(), **KINDS[kind])
+    config = transformers.CONFIG_MAPPING[kind](**sizes, **KINDS[kind])
     getattr(transformers, auto).from_config(config).to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 
@@ -53,3 +61,29 @@ def save_tokenizer(folder: Path):
 def labelled(file: Path) -> Path:
     file.write_text("text,label\n" + "".join(f"{text},{text.split()[0]}\n" for text in TEXTS))
     return file
+
+
+def write_task_data(folder: Path) -> dict[str, dict]:
+    """Data of each of the tasks, as sections of a run file."""
+    import numpy as np
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    texts, pairs, tags = (folder / name for name in ("texts.txt", "pairs.jsonl", "tags.jsonl"))
+    texts.write_text("\n".join(TEXTS * 40))
+    short = [text.split()[:6] for text in TEXTS]
+    pairs.write_text("".join(json.dumps({"text": t, "label": f"{t.split()[-1]} {t.split()[2]}"}) + "\n" for t in TEXTS))
+    names = [["ADJ" if w in ("good", "bad") else "NUM" if w.isdigit() else "O" for w in words] for words in short]
+    rows = zip(short, names, strict=True)
+    tags.write_text("".join(json.dumps({"text": words, "label": labels}) + "\n" for words, labels in rows))
+    draw = np.random.default_rng(0)
+    for number in range(24):
+        file = folder / "images" / ("dark", "light")[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((draw.integers(0, 100, (20, 20, 3)) + 150 * (number % 2)).astype(np.uint8)).save(file)
+    return {
+        "seq2seq_lm": {"source": "jsonl", "path": str(pairs), "max_length": 24},
+        "token_classification": {"source": "jsonl", "path": str(tags), "max_length": 24},
+        "masked_lm": {"source": "text", "path": str(texts), "sequence": 16},
+        "image_classification": {"source": "images", "path": str(folder / "images")},
+    }

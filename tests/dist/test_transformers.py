@@ -5,6 +5,7 @@ import pytest
 import hf_models
 from paceline.config import build_spec
 from paceline.trials.check import check
+from paceline.workloads.transformers.tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 LORA = {"lora_rank": 2}
@@ -47,3 +48,25 @@ def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, 
     parity = check(spec, layouts=layouts, steps=3)
     assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
     assert all(row.loss < (1e-4 if half else 1e-6) for row in parity.rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("t5", "seq2seq_lm"),
+        ("bert", "masked_lm"),
+        ("roberta", "token_classification"),
+        ("vit", "image_classification"),
+    ],
+)
+def test_no_task_depends_on_the_layout(kind, task, folder, corpus_cache):
+    """Sharded and divided; the masks of a sample are its own, and an encoder is sharded as its decoder is."""
+    data = hf_models.write_task_data(folder / "data")[task]
+    model = hf_models.save(kind, folder / task, TASKS[task].auto)
+    values = {
+        "model": {"init_from": str(model), "task": task, "match": "some"},
+        "train": {"global_batch": 7, "lr": 1e-3},
+    }
+    values |= {"data": {**data, "cache": str(corpus_cache)}, "parallel": {"threads": 1, "timeout_s": 120}}
+    parity = check(build_spec({"workload": "transformers", **values}), layouts=["single", "fsdp:2"], steps=3)
+    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]

@@ -1,4 +1,4 @@
-"""Models of the library transformers: causal language models and sequence classifiers, from a folder or a config."""
+"""Models of the library transformers for the tasks of `tasks.py`, from a folder or a config."""
 
 from paceline.config.registry import PlanOption, Traits, WorkloadEntry
 

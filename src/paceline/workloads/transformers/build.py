@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,15 +19,16 @@ from paceline.errors import UserError, did_you_mean
 from paceline.inference.export import WEIGHTS_FILE, write_weights
 from paceline.io.files import write_atomic
 from paceline.parallel.parameters import copy_whole
+from paceline.workload import find_repeated_layers
 from paceline.workloads.transformers import lora
-from paceline.workloads.transformers.model_files import CONFIG, EXTRA_FILES, TOKENIZER, ConfigFile
+from paceline.workloads.transformers.model_files import CONFIG, EXTRA_FILES, PREPROCESSOR, TOKENIZER, ConfigFile
 from paceline.workloads.transformers.sections import ModelFolder
+from paceline.workloads.transformers.tasks import TASKS
 
 BIDIRECTIONAL = ("cpmant", "xlm", "xlnet")  # though the library calls them causal
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ANY_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast"}
 PREFIX = "base_model.model."
-AUTO = {"causal_lm": "AutoModelForCausalLM", "sequence_classification": "AutoModelForSequenceClassification"}
 
 
 def import_transformers() -> Any:
@@ -39,16 +41,36 @@ def import_transformers() -> Any:
     return transformers
 
 
+@contextmanager
+def stay_local() -> Iterator[None]:
+    """Keep the library from the network, and from kernels of the Hub, while it builds what a file describes."""
+    import_transformers()
+    from huggingface_hub import constants
+    from transformers import modeling_utils
+    from transformers.integrations import hub_kernels
+
+    changes: list[tuple[Any, str, Any]] = [
+        (constants, "HF_HUB_OFFLINE", True),
+        (hub_kernels, "_kernels_enabled", False),
+    ]
+    changes += [(module, "is_kernels_available", lambda *_: False) for module in (hub_kernels, modeling_utils)]
+    with ExitStack() as stack:
+        for module, name, value in changes:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        yield
+
+
 def build_config(file: ConfigFile) -> Any:
     """Build the library's config. Code beside a config is never run."""
     known = import_transformers().CONFIG_MAPPING
     if file.model_type not in known:
         near = did_you_mean(file.model_type, list(known.keys()))
-        foreign = "; it brings its own code, which is not run" if "auto_map" in file.values else ""
-        message = f"{file.path}: transformers has no architecture {file.model_type!r}{near}{foreign}"
+        message = f"{file.path}: transformers has no architecture {file.model_type!r}{near}; code of others is not run"
         raise UserError(message, code="unknown-name", key="model_type")
     try:
-        return known[file.model_type].from_dict(file.values)
+        with stay_local():
+            return known[file.model_type].from_dict(file.values)
     except Exception as error:  # the library checks values in many ways
         raise invalid_data(f"{file.path}: transformers rejects this config: {describe_error(error)}") from None
 
@@ -62,11 +84,25 @@ def find_dropouts(config: Any) -> dict[str, float]:
 
 
 def find_model_class(config: Any, task: str) -> Any:
-    classes = getattr(import_transformers(), AUTO[task])._model_mapping
-    if type(config) in classes:
-        return classes[type(config)]
-    message = f"model.task={task}: transformers has no such model of the architecture {config.model_type!r}"
+    """Return the library's class; UserError names the tasks that this architecture has, if any."""
+    classes = {name: getattr(import_transformers(), row.auto)._model_mapping for name, row in TASKS.items()}
+    possible = [name for name, known in classes.items() if type(config) in known]
+    if getattr(config, "is_encoder_decoder", False) and "causal_lm" in possible:
+        possible.remove("causal_lm")  # that would be the decoder alone
+    if task in possible:
+        return classes[task][type(config)]
+    hint = (
+        f"type  model.task={'  or  model.task='.join(possible)}" if possible else f"none of {', '.join(TASKS)} fits it"
+    )
+    message = f"model.task={task}: not supported for the architecture {config.model_type!r}; {hint}"
     raise UserError(message, code="not-supported", key="model.task")
+
+
+def find_blocks(model: Any) -> list[nn.Module]:
+    """Return the repeated layers: of an encoder and a decoder, those of both."""
+    if not getattr(model.config, "is_encoder_decoder", False):
+        return find_repeated_layers(model)
+    return [layer for part in (model.get_encoder(), model.get_decoder()) for layer in find_repeated_layers(part)]
 
 
 def make_causal(config: Any) -> bool:
@@ -84,7 +120,7 @@ def build_transformer(config: Any, task: str) -> nn.Module:
     """Build the model on the meta device; `initialise` draws its weights once it has memory."""
     kind = find_model_class(config, task)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), stay_local():
             model: nn.Module = kind._from_config(config, dtype=torch.float32)
     except Exception as error:  # it meets a wrong value in many ways
         raise UserError(f"model: transformers cannot build this {config.model_type}: {describe_error(error)}") from None
@@ -157,10 +193,10 @@ def write_transformer(model: nn.Module, config: Any, kept: Path, folder: Path) -
     config.architectures = [type(model).__name__]
     config.dtype = "float32"
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (TOKENIZER, *EXTRA_FILES):
+    for name in (TOKENIZER, PREPROCESSOR, *EXTRA_FILES):
         if (kept / name).is_file():
             write_atomic(folder / name, (kept / name).read_bytes())
-    if not (folder / TOKENIZER_CONFIG).is_file():
+    if (folder / TOKENIZER).is_file() and not (folder / TOKENIZER_CONFIG).is_file():
         write_atomic(folder / TOKENIZER_CONFIG, json.dumps(ANY_TOKENIZER))
     write_weights(folder / WEIGHTS_FILE, merge_weights(model))
     write_atomic(folder / CONFIG, config.to_json_string(use_diff=False))
@@ -189,7 +225,7 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
     unique = {name for name in linear if name.rpartition(".")[2] in words} == set(layers)
     config = {
         "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if section.task == "sequence_classification" else "CAUSAL_LM",
+        "task_type": TASKS[section.task].peft,
         "base_model_name_or_path": str(section.init_from or section.config),
         "r": section.lora_rank,
         "lora_alpha": section.lora_scale * section.lora_rank,

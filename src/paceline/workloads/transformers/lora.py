@@ -65,7 +65,7 @@ def linear_sides(module: nn.Module) -> tuple[int, int] | None:
     """Return (inputs, outputs) of a linear layer; None for any other module."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    if type(module).__name__.endswith("Conv1D"):  # a linear layer of the library with a transposed weight
+    if type(module).__name__ in ("Conv1D", "LowRankConv1D"):  # a linear layer of the library with a transposed weight
         weight: Any = module.weight
         return weight.shape[0], weight.shape[1]
     return None

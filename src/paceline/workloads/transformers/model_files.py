@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,21 @@ from paceline.errors import UserError
 from paceline.io.safe_open import read_text
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn, ignore_log
-from paceline.workloads.transformers.sections import LABELLED
+from paceline.workloads.transformers.pairs import PairCorpus, TaggedCorpus
+from paceline.workloads.transformers.tasks import TASKS
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+PREPROCESSOR = "preprocessor_config.json"
 EXTRA_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "vocab.txt", "merges.txt")
 """Small files that the library also reads, copied unchanged."""
 MAX_CONFIG_BYTES, MAX_REPEATED = 1 << 22, 10_000
 """Of a config.json, and layers or experts in it: the library builds each of them to count its parameters."""
 
-Corpus = TokenStreams | LabelledCorpus
+ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
+EXPERTS = ("eager", "grouped_mm", "batched_mm")
+FOREIGN = ("auto_map", "custom_pipelines", "kernel_config", "use_kernels")
+"""Keys that name code beside a config; they are dropped."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,43 @@ def _read_config_file(path: Path) -> ConfigFile:
         raise invalid_format(f"{path}: not a readable {CONFIG} ({reason})") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise invalid_format(f'{path}: not the config of a Hugging Face model: no "model_type"')
-    for key, value in [*values.items(), *(item for v in values.values() if isinstance(v, dict) for item in v.items())]:
-        most = MAX_REPEATED if "layer" in key or "expert" in key else MAX_INT
-        if isinstance(value, int) and abs(value) > most:
-            raise invalid_data(f"{path}: its {key} is beyond {most:,}; is this the config of a model?", key)
+    for part in _iter_objects(values):
+        for key, value in part.items():
+            most = MAX_REPEATED if "layer" in key or "expert" in key else MAX_INT
+            if isinstance(value, int) and abs(value) > most:
+                raise invalid_data(f"{path}: its {key} is beyond {most:,}; is this the config of a model?", key)
+            _check_harmless(path, key, value)
+        for key in FOREIGN:
+            part.pop(key, None)
     return ConfigFile(path, values)
+
+
+def _iter_objects(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a JSON object and all objects in it."""
+    left: list[Any] = [values]
+    while left:
+        found = left.pop()
+        if isinstance(found, dict):
+            yield found
+        left += found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+
+
+def _check_harmless(path: Path, key: str, value: Any) -> None:
+    """Raise UserError for a value that would have the library fetch, or execute, what a file names."""
+    name = key.strip("_").removesuffix("_internal")
+    known = {"attn_implementation": ATTENTION, "experts_implementation": EXPERTS}.get(name)
+    for given in (*value.values(),) if isinstance(value, dict) else (value,):
+        if known and given is not None and given not in known:
+            hint = f"remove it, or use one of {', '.join(known)}"
+            message = f"{path}: {key} is {given!r:.80}, which would load code from elsewhere; {hint}"
+            raise UserError(message, code="not-trusted", key=key)
+    if name == "use_pretrained_backbone" and value:
+        message = f"{path}: {key} would fetch weights; remove it, and give them as  model.init_from"
+        raise UserError(message, code="not-trusted", key=key)
+    if name == "quantization_config" and value:
+        method = value.get("quant_method", "") if isinstance(value, dict) else ""
+        message = f"{path}: its weights are quantised ({method or 'somehow'!s:.40}); use those in full precision"
+        raise UserError(message, code="not-supported", key=key)
 
 
 def find_tokenizer_file(model: Any, data: Any) -> Path | None:
@@ -102,26 +140,40 @@ class FramedCorpus(LabelledCorpus):
     framed = True
 
 
-def prepare_texts(spec: RunSpec, log: LogFn = ignore_log, verify: bool = True) -> Corpus:
-    """Return the tokenised texts from the cache, or build them; `verify` as for `TokenisedCorpus.prepare`."""
-    return _corpus_class(spec).prepare(_with_tokenizer(spec), log, verify)
+CORPORA: dict[str, type[TokenStreams] | type[LabelledCorpus] | type[PairCorpus]] = {
+    **dict.fromkeys(("causal_lm", "masked_lm"), TokenStreams),
+    "sequence_classification": FramedCorpus,
+    "seq2seq_lm": PairCorpus,
+    "token_classification": TaggedCorpus,
+}
 
 
-def find_cached_texts(spec: RunSpec) -> Corpus | None:
-    return _corpus_class(spec).cached(_with_tokenizer(spec))
+def prepare_data(spec: RunSpec, log: LogFn = ignore_log, verify: bool = True) -> Any:
+    """Return the images, or the tokenised texts from the cache; `verify` as for `TokenisedCorpus.prepare`."""
+    task = check_source(spec)
+    if task in CORPORA:
+        return CORPORA[task].prepare(_with_tokenizer(spec), log, verify)
+    from paceline.workloads.transformers.images import ImageFolders
+
+    return ImageFolders(spec.data)
 
 
-def _corpus_class(spec: RunSpec) -> type[TokenStreams] | type[FramedCorpus]:
+def find_cached(spec: RunSpec) -> Any:
+    """Return the images, or the tokenised texts if they are cached; else None."""
+    task = check_source(spec)
+    return CORPORA[task].cached(_with_tokenizer(spec)) if task in CORPORA else prepare_data(spec)
+
+
+def check_source(spec: RunSpec) -> str:
+    """Return the task of a run; UserError if its data are of another kind."""
     model: Any = spec.model
     data: Any = spec.data
-    if model.task == "causal_lm":
-        if data.source in LABELLED:
-            hint = "model.task=causal_lm reads text or docstrings; type  data.source=text"
-            raise UserError(f"data.source={data.source} has labels, and {hint}", code="conflict", key="data.source")
-        return TokenStreams
-    if data.source == "text":
-        raise UserError("data.source=text has no labels; use csv, jsonl or parquet", code="conflict")
-    return FramedCorpus
+    known = TASKS[model.task].sources
+    if data.source not in known:
+        hint = f"reads {', '.join(known)}; type  data.source={known[-1]}"
+        message = f"data.source={data.source}: model.task={model.task} {hint}"
+        raise UserError(message, code="conflict", key="data.source")
+    return str(model.task)
 
 
 def _with_tokenizer(spec: RunSpec) -> Any:

@@ -5,12 +5,13 @@ An architecture without a formula here is counted on a model of the library on t
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from paceline.config import DEFAULT, RunSpec
 from paceline.data.corpora.documents import TokenStreams
-from paceline.data.corpora.labelled import LabelledCorpus
+from paceline.data.files import invalid_data
 from paceline.errors import UserError
 from paceline.planner.formulas.shape import (
     GATE_PASSES,
@@ -26,6 +27,7 @@ from paceline.planner.training_cost import TrainingCostModel
 from paceline.workloads.transformers import ENTRY, model_files
 from paceline.workloads.transformers.architectures import TransformerSizes, sizes_of
 from paceline.workloads.transformers.model_files import ConfigFile, read_config
+from paceline.workloads.transformers.tasks import TASKS
 
 ASSUMED_CLASSES = 2
 ROUTED_PASSES, ROUTER_OPERATIONS = 4, 12
@@ -40,7 +42,7 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
     file = read_config(model)
     facts = _read_statistics(spec, file, samples, tokens)
     assumptions = [*facts.assumptions]
-    sizes = sizes_of(file.values)
+    sizes = sizes_of(file.values) if model.task in ("causal_lm", "sequence_classification") else None
     if sizes is None or (not sizes.causal and model.task == "causal_lm"):
         sizes = _count_sizes(file, model.task, facts.classes)
         assumptions.append(COUNTED.format(file.model_type))
@@ -68,9 +70,17 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
 
 def _read_statistics(spec: RunSpec, file: ConfigFile, samples: int | None, tokens: float | None) -> TextStatistics:
     data: Any = spec.data
-    read = any(spec.origin(f"data.{key}") != DEFAULT for key in ("source", "path"))
-    found = model_files.find_cached_texts(spec) if read and not samples else None
-    if spec.model.task == "causal_lm":  # type: ignore[attr-defined]
+    read = data.path is not None or spec.origin("data.source") != DEFAULT
+    found = model_files.find_cached(spec) if read and not samples else None
+    task = TASKS[spec.model.task]  # type: ignore[attr-defined]
+    classes = (len(file.values.get("id2label") or ()) or ASSUMED_CLASSES) if task.classes else 0
+    if task.sources == ("images",):
+        length = _count_patches(file)
+        if found is not None:
+            return TextStatistics(len(found.train), length, length, 0.0, len(found.classes), len(found.test))
+        assumed = (f"{classes} classes, images of {length} patches; the data were not read",)
+        return TextStatistics(samples, length, length, classes=classes, assumptions=assumed)
+    if task.length == "sequence":
         if tokens is not None:
             message = f"--tokens: samples have data.sequence={data.sequence} tokens; change that instead"
             raise UserError(message, code="not-supported", key="--tokens")
@@ -78,12 +88,23 @@ def _read_statistics(spec: RunSpec, file: ConfigFile, samples: int | None, token
         assumed = (f"samples of {data.sequence} tokens; change it with  data.sequence=N",)
         said = spec.origin("data.sequence") != DEFAULT
         return TextStatistics(known, data.sequence, data.sequence, assumptions=() if said else assumed)
-    classes = len(file.values.get("id2label") or ()) or ASSUMED_CLASSES
-    if isinstance(found, LabelledCorpus):
+    if found is not None:
         return TextStatistics.of(found, samples, tokens)
     mean = min(tokens or assume_mean_length(data.max_length), data.max_length)
-    assumed = (f"{classes} classes, texts of {mean:.0f} tokens on average; the data were not read",)
+    number = f"{classes} classes, " if classes else ""
+    assumed = (f"{number}texts of {mean:.0f} tokens on average; the data were not read",)
     return TextStatistics(samples, mean, data.max_length, classes=classes, assumptions=assumed)
+
+
+def _count_patches(file: ConfigFile) -> int:
+    """Count the patches of an image, and the token before them."""
+    config = file.values.get("vision_config", file.values)
+    try:
+        values = (config.get("image_size", 224), config.get("patch_size", 16))
+        sides = [value if isinstance(value, list) else [value, value] for value in values]
+        return 1 + math.prod(size // patch for size, patch in zip(*sides, strict=True))
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        raise invalid_data(f"{file.path}: invalid image_size or patch_size: {error}") from None
 
 
 def _keeps_bf16(spec: RunSpec, file: ConfigFile) -> bool:
@@ -162,32 +183,31 @@ def _build_model(file: ConfigFile, task: str, classes: int) -> Any:
 
 def _count_sizes(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     """Count the sizes of a model that the library can build."""
-    from paceline.workload import find_repeated_layers
+    from paceline.workloads.transformers.build import find_blocks
     from paceline.workloads.transformers.lora import linear_sides
 
     model = _build_model(file, task, classes)
-    layers = find_repeated_layers(model)
-    text = model.config.get_text_config()
-    names = ("hidden_size", "num_attention_heads", "vocab_size")
-    if not layers or any(not getattr(text, name, None) for name in names):
-        raise UserError(
-            f"{file.path}: {file.model_type} is not built of equal layers with a hidden_size, so a plan cannot price it"
-        )
-    width, heads, vocab = (getattr(text, name) for name in names)
+    layers = find_blocks(model)
+    text = getattr(model.config, "vision_config", model.config.get_text_config())
+    width, heads, vocab = (getattr(text, name, 0) for name in ("hidden_size", "num_attention_heads", "vocab_size"))
+    if not layers or not all(isinstance(side, int) and side for side in (width, heads)):
+        message = f"{file.path}: {file.model_type} is not built of equal layers of one width; a plan cannot price it"
+        raise UserError(message, code="not-supported", key="model_type")
     inside = sum(p.numel() for layer in layers for p in layer.parameters())
     whole = sum(p.numel() for p in model.parameters())
     linear = [(name, found) for name, module in layers[0].named_modules() if (found := linear_sides(module))]
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_width = getattr(text, "head_dim", None) or width // heads
     active, each = (getattr(text, name, None) or 0 for name in ("num_experts_per_tok", "moe_intermediate_size"))
-    ffn = active * each or getattr(text, "intermediate_size", None) or 4 * width
+    wide = (getattr(text, name, None) for name in ("intermediate_size", "encoder_ffn_dim", "d_ff"))
+    ffn = active * each or next(filter(None, wide), 4 * width)
     return TransformerSizes(
         *(len(layers), width, heads, kv_heads, head_width, ffn, vocab),
         gated=any(name.endswith(("gate_proj", "gate_up_proj")) for name, _ in linear),
         causal=task == "causal_lm",
         linear=tuple((name.rpartition(".")[2], *found) for name, found in linear),
         context=getattr(text, "max_position_embeddings", None) or 0,
-        tables=whole - inside - classes * width,
+        tables=whole - inside // len(layers) * len(layers) - classes * width,
         layer=inside // len(layers),
         tied=True,  # whatever else there is counts among the tables
         learned_positions=False,

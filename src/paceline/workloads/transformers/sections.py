@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
 from paceline.config.sections import ModelSection, Section, conflict_error, field
+from paceline.workloads.transformers.tasks import TASKS
 
-LABELLED = ("ag_news", "csv", "jsonl", "parquet")  # sources of texts with labels; docstrings are both
+NAMES: Any = tuple(TASKS)
 
 
 class ModelFolder(ModelSection):
     """Architecture from `config`, else from the folder `start`, which has the weights; without it they are drawn."""
 
     config: Path | None = field(None, "path", "config.json or its folder, for random weights; else that of init_from")
-    task: Literal["causal_lm", "sequence_classification"] = field(
-        "causal_lm", "", "predict the next token of a text, or the class of a text"
-    )
+    task: Literal[NAMES] = field("causal_lm", "", "what is predicted, from what: see transformers.md")  # type: ignore[valid-type]
     dropout: bool = field(False, "", "keep the dropout of the config; the answer then depends on the layout")
     lora_rank: int = field(0, "features", "rank of low-rank adapters; 0 trains all weights", ge=0)
     lora_alpha: float | None = field(None, "", "scales adapters by alpha / rank; none is twice the rank", gt=0)
@@ -37,18 +36,19 @@ class ModelFolder(ModelSection):
 
 
 class Texts(Section):
-    """Texts end to end for causal_lm, texts with labels for sequence_classification."""
+    """Texts end to end, texts with labels, tags or targets, or folders of images: what the task takes."""
 
-    source: Literal["docstrings", "text", "ag_news", "csv", "jsonl", "parquet"] = field(
-        "docstrings", "", "where the texts come from; text for causal_lm, those with labels for sequence_classification"
+    source: Literal["docstrings", "text", "ag_news", "csv", "jsonl", "parquet", "images"] = field(
+        "docstrings", "", "of the samples; which of them depends on model.task"
     )
-    path: Path | None = field(None, "path", "a file; ag_news: a folder; text: a file, a folder or a pattern")
-    test_path: Path | None = field(None, "path", "held-out file of labelled texts; without one, test_fraction")
+    path: Path | None = field(None, "path", "a file; ag_news, images: a folder; text: a file, a folder or a pattern")
+    test_path: Path | None = field(None, "path", "held-out file or folder; without one, test_fraction")
     test_fraction: float = field(0.1, "fraction", "documents or rows held out", gt=0, lt=1)
-    text: str = field("text", "column", "column or key of the text")
-    label: str = field("label", "column", "column or key of the label")
-    sequence: int = field(256, "tokens", "causal_lm: length of a sample", gt=0)
-    max_length: int = field(256, "tokens", "sequence_classification: longer texts are cut", gt=0)
+    text: str = field("text", "column", "column or key of the text, or of the words")
+    label: str = field("label", "column", "column or key of the class, of the target text, or of the tags")
+    sequence: int = field(256, "tokens", "causal_lm, masked_lm: length of a sample", gt=0)
+    max_length: int = field(256, "tokens", "of the other tasks: longer texts are cut", gt=0)
+    masked: float = field(0.15, "fraction", "masked_lm: of the tokens, drawn by sample", gt=0, lt=1)
     tokenizer: Path | None = field(None, "path", "tokenizer.json; else that of the model's folder, or learned")
     vocab: int = field(4096, "tokens", "size of the vocabulary, where it is learned", ge=257, le=1 << 20)
     limit: int = field(0, "documents", "read at most this many; 0 reads all", ge=0)

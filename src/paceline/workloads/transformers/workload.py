@@ -1,12 +1,13 @@
-"""A model of the library transformers as a workload: causal language model or sequence classifier."""
+"""A model of the library transformers as a workload: every task of `TASKS`, on one path."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config import RunSpec
-from paceline.data.corpora.documents import LMBatch, Windows
-from paceline.data.corpora.labelled import LabelledCorpus, Tokens, TokenSamples
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
 from paceline.errors import UserError
 from paceline.io.files import write_atomic
@@ -24,69 +23,45 @@ from paceline.nn.chunked_loss import NOT_COUNTED
 from paceline.nn.class_metrics import class_sums
 from paceline.parallel.precision import to_at_least_fp32
 from paceline.trainer.init_from.weights import open_weights
-from paceline.workload import LogFn, Samples, Workload
+from paceline.workload import LogFn, Samples, Workload, ignore_log
 from paceline.workloads.transformers import lora, model_files
 from paceline.workloads.transformers.build import (
     attach_initialise,
     build_config,
     build_transformer,
+    find_blocks,
     find_dropouts,
     find_model_class,
     make_causal,
     write_adapters,
     write_transformer,
 )
-from paceline.workloads.transformers.model_files import CONFIG, EXTRA_FILES, TOKENIZER, find_tokenizer_file, read_config
+from paceline.workloads.transformers.images import PixelFormat
+from paceline.workloads.transformers.model_files import (
+    CONFIG,
+    EXTRA_FILES,
+    PREPROCESSOR,
+    TOKENIZER,
+    find_tokenizer_file,
+    read_config,
+)
+from paceline.workloads.transformers.pairs import encode_tagged
+from paceline.workloads.transformers.predictions import classify, fill_masks, tag_words, write_targets
+from paceline.workloads.transformers.samples import (
+    Batch,
+    CausalWindows,
+    LabelledTexts,
+    MaskedWindows,
+    MaskRule,
+    PairedTexts,
+    pad_rows,
+    pad_texts,
+)
 from paceline.workloads.transformers.sections import ModelFolder, Texts
+from paceline.workloads.transformers.tasks import TASKS
 
 EVALUATION_TOKENS = 16_384
 ONNX_TOKENS = 8
-LENGTH_STEP = 32
-
-
-class PaddedTexts(NamedTuple):
-    """Tokens (B, S), where they are (B, S), and the class of each text (B,)."""
-
-    tokens: Tensor
-    mask: Tensor
-    labels: Tensor
-
-
-def pad_texts(
-    texts: Sequence[np.ndarray], labels: np.ndarray, pad: int, shape: tuple[int, int] = (0, 0)
-) -> PaddedTexts:
-    """Pad to the longest text, and at least to `shape`; rows that are added do not count.
-
-    An added row shows one token, because fully masked attention gives NaN.
-    """
-    rows, longest = max(len(texts), shape[0]), max(max(map(len, texts), default=1), shape[1])
-    tokens_BS = np.full((rows, longest), pad, np.int64)
-    mask_BS = np.zeros((rows, longest), np.int64)
-    mask_BS[len(texts) :, 0] = 1
-    labels_B = np.full(rows, NOT_COUNTED, np.int64)
-    labels_B[: len(labels)] = labels
-    for row, ids in enumerate(texts):
-        tokens_BS[row, : len(ids)] = ids
-        mask_BS[row, : len(ids)] = 1
-    return PaddedTexts(*map(torch.from_numpy, (tokens_BS, mask_BS, labels_B)))
-
-
-class LabelledTexts(TokenSamples):
-    def __init__(self, tokens: Tokens, pad: int, longest: int) -> None:
-        super().__init__(tokens, longest)
-        self.pad = pad
-
-    def batch(self, ids: np.ndarray, keys: np.ndarray) -> PaddedTexts:
-        return self._padded(ids)
-
-    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[PaddedTexts]:
-        lengths = [int(self.tokens.lengths(ids).max(initial=1)) for ids, _ in cuts]
-        lengths = [min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.longest) for length in lengths]
-        return [self._padded(ids, (most, length)) for (ids, _), length in zip(cuts, lengths, strict=True)]
-
-    def _padded(self, ids: np.ndarray, shape: tuple[int, int] = (0, 0)) -> PaddedTexts:
-        texts = np.split(self.tokens.gather(ids), np.cumsum(self.tokens.lengths(ids))[:-1]) if len(ids) else []
-        return pad_texts(texts, np.asarray(self.tokens.labels[ids], np.int64), self.pad, shape)
 
 
 class LogitsOnly(nn.Module):
@@ -94,8 +69,16 @@ class LogitsOnly(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+    ) -> Tensor:
+        given = {"input_ids": input_ids, "attention_mask": attention_mask}
+        given |= {"pixel_values": pixel_values, "decoder_input_ids": decoder_input_ids}
+        logits: Tensor = self.model(**{name: value for name, value in given.items() if value is not None}).logits
         return logits
 
 
@@ -108,23 +91,25 @@ class TransformersModel(Workload):
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         self.section, self.texts = cast(ModelFolder, spec.model), cast(Texts, spec.data)
-        self.classifies = self.section.task == "sequence_classification"
-        length = self.texts.max_length if self.classifies else self.texts.sequence
-        self.evaluation_chunk = max(1, EVALUATION_TOKENS // length)
-        self.score = "accuracy" if self.classifies else "-loss"  # type: ignore[misc]
+        self.task = TASKS[self.section.task]
+        self.of_images = self.task.sources == ("images",)
+        self.evaluation_chunk = max(1, EVALUATION_TOKENS // getattr(self.texts, self.task.length))
+        self.score = "accuracy" if self.task.classes else "-loss"  # type: ignore[misc]
+        self.unit = "" if self.of_images else "tokens"  # type: ignore[misc]
 
     def prepare(self, log: LogFn) -> None:
         config = self._plain_config()
-        self.corpus = model_files.prepare_texts(self.spec, log)
+        find_model_class(config, self.section.task)
+        self.corpus = model_files.prepare_data(self.spec, log)
         self._check_sizes()
-        if not self.classifies and make_causal(config):
+        if self.section.task == "causal_lm" and make_causal(config):
             log(f"model: {config.model_type} attends both ways; as causal_lm to earlier tokens only (is_decoder)")
         if (drops := find_dropouts(config)) and not self.section.dropout:
             named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
             log(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
 
     def fingerprint(self) -> str:
-        return self.corpus.fingerprint
+        return str(self.corpus.fingerprint)
 
     @cached_property
     def start_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -140,8 +125,8 @@ class TransformersModel(Workload):
         return bare if bare in self.start_shapes else name
 
     @cached_property
-    def corpus(self) -> model_files.Corpus:
-        return model_files.prepare_texts(self.spec, verify=False)  # `prepare` has verified it, for all ranks
+    def corpus(self) -> Any:
+        return model_files.prepare_data(self.spec, verify=False)  # `prepare` has verified it, for all ranks
 
     def _plain_config(self) -> Any:
         return build_config(read_config(self.section, self.kept))
@@ -156,31 +141,59 @@ class TransformersModel(Workload):
         if self.kept is not None:
             return config
         config.use_cache = False
-        if not self.classifies:
+        if self.section.task == "causal_lm":
             make_causal(config)
-        else:
-            names = cast(LabelledCorpus, self.corpus).classes
-            config.id2label = dict(enumerate(names))
-            config.label2id = {name: number for number, name in enumerate(names)}
+        if self.task.classes:
+            config.id2label = dict(enumerate(self.corpus.classes))
+            config.label2id = {name: number for number, name in enumerate(self.corpus.classes)}
+        if self.section.task == "sequence_classification":
             config.problem_type = "single_label_classification"
-            if getattr(config, "pad_token_id", None) is None:
-                known = [self.corpus.tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>", "<|pad|>")]
-                end = getattr(config, "eos_token_id", None)
-                ends = end if isinstance(end, list) else [end]
-                config.pad_token_id = next((number for number in (*known, *ends) if number is not None), 0)
+        if not self.of_images and self.task.length == "max_length" and getattr(config, "pad_token_id", None) is None:
+            known = [self.corpus.tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>", "<|pad|>")]
+            end = getattr(config, "eos_token_id", None)
+            ends = end if isinstance(end, list) else [end]
+            config.pad_token_id = next((number for number in (*known, *ends) if number is not None), 0)
         return config
 
     def _check_sizes(self) -> None:
+        if self.of_images:
+            return
         text = self.config.get_text_config()
         rows, longest = text.vocab_size, getattr(text, "max_position_embeddings", None)
         if self.corpus.vocab > rows:
             sizes = f"the tokenizer has {self.corpus.vocab:,} tokens and the model rows for {rows:,}"
             raise UserError(f"{sizes}; give the tokenizer.json of the model, or a smaller data.vocab", code="conflict")
-        key = "max_length" if self.classifies else "sequence"
-        length = getattr(self.texts, key)
+        key, length = self.task.length, getattr(self.texts, self.task.length)
         if longest and length > longest:
             message = f"data.{key}={length} is longer than the {longest} positions of the model; use {longest}"
             raise UserError(message, code="invalid-value", key=f"data.{key}")
+        if self.section.task == "masked_lm":
+            _ = self.mask_rule  # rejects a tokenizer without a mask before ranks start
+
+    @cached_property
+    def mask_rule(self) -> MaskRule:
+        tokenizer = self.corpus.tokenizer if self.kept is None else self.tokenizer
+        found = (tokenizer.token_to_id(name) for name in MASK.names)
+        mask = next((number for number in found if number is not None), None)
+        if mask is None:
+            message = f"model.task=masked_lm: the tokenizer has none of {', '.join(MASK.names)}; give another"
+            raise UserError(f"{message} as  data.tokenizer", code="invalid-data", key="data.tokenizer")
+        special, vocab = (self.corpus.special, self.corpus.vocab) if self.kept is None else (-1, 1)
+        return MaskRule(self.texts.masked, mask, special, vocab)
+
+    @property
+    def start_token(self) -> int:
+        """The token that a decoder begins with."""
+        names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+        return next((n for name in names if (n := getattr(self.config, name, None)) is not None), 0)
+
+    @cached_property
+    def pixels(self) -> PixelFormat:
+        folder = self.kept or read_config(self.section).path.parent
+        return PixelFormat.of(self.config, folder / PREPROCESSOR)
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return find_blocks(model)
 
     def model(self) -> nn.Module:
         model = build_transformer(self.config, self.section.task)
@@ -189,7 +202,7 @@ class TransformersModel(Workload):
             lora.add_adapters(blocks, self.section.lora_targets, self.section.lora_rank, self.section.lora_scale)
             for name, parameter in model.named_parameters():
                 child = name.rpartition(".")[0].split(".")[0]
-                head = self.classifies and child not in ("", cast(Any, model).base_model_prefix)
+                head = self.task.classes and child not in ("", cast(Any, model).base_model_prefix)
                 parameter.requires_grad = head or name.endswith((lora.A, lora.B))
         late = torch.get_default_device().type == "meta"
         attach_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
@@ -209,10 +222,7 @@ class TransformersModel(Workload):
         return {n for n, p in model.named_parameters() if shapes.get(self.init_from_name(n) or "") == tuple(p.shape)}
 
     def data(self, split: str) -> Samples:
-        tokens: Any = self.corpus.train if split == "train" else self.corpus.test
-        if self.classifies:
-            return LabelledTexts(tokens, self.config.pad_token_id, self.texts.max_length)
-        return Windows(tokens, self.texts.sequence)
+        return SAMPLES[self.section.task](self, split)
 
     def suits(self, layout: Layout) -> None:
         for axis in ("tensor", "pipeline"):
@@ -220,33 +230,30 @@ class TransformersModel(Workload):
                 given = f"parallel.{axis}={getattr(layout, axis)}"
                 raise UserError(f"{given}: not supported; use parallel.strategy=fsdp", code="not-supported")
 
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
-        if self.classifies:
-            return self._class_losses(model, batch)[1].sum(), (batch.labels >= 0).sum()
-        return self._token_losses(model, batch).sum(), (batch.targets >= 0).sum()
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
+        return self._losses(model, batch)[1].sum(), (batch.labels >= 0).sum()
 
-    def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
-        if not self.classifies:
-            return {"loss": self._token_losses(model, batch).double().sum(), "count": (batch.targets >= 0).sum()}
-        logits_BC, losses_B = self._class_losses(model, batch)
-        sums = class_sums(logits_BC, batch.labels)
-        return {"loss": losses_B.double().sum(), "count": len(batch.labels), **sums}
+    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
+        logits_NC, losses_N = self._losses(model, batch)
+        sums = class_sums(logits_NC, batch.labels.flatten()) if self.task.classes else {}
+        return {"loss": losses_N.double().sum(), "count": (batch.labels >= 0).sum(), **sums}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         metrics = super().metrics(sums)
-        return metrics if self.classifies else {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
+        return metrics if self.task.classes else {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
 
-    def _token_losses(self, model: nn.Module, batch: LMBatch) -> Tensor:
-        logits_TV = to_at_least_fp32(model(input_ids=batch.tokens, use_cache=False).logits.flatten(0, 1))
-        return F.cross_entropy(logits_TV, batch.targets.flatten(), ignore_index=NOT_COUNTED, reduction="none")
-
-    def _class_losses(self, model: nn.Module, batch: PaddedTexts) -> tuple[Tensor, Tensor]:
-        logits_BC = to_at_least_fp32(model(input_ids=batch.tokens, attention_mask=batch.mask).logits)
-        return logits_BC, F.cross_entropy(logits_BC, batch.labels, ignore_index=NOT_COUNTED, reduction="none")
+    def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return logits and losses of all predictions, a row each; what has no label has the loss 0."""
+        found = model(**batch.inputs) if self.of_images or self.task.classes else model(**batch.inputs, use_cache=False)
+        logits_NC = to_at_least_fp32(found.logits.flatten(0, -2))
+        return logits_NC, F.cross_entropy(logits_NC, batch.labels.flatten(), ignore_index=NOT_COUNTED, reduction="none")
 
     def keep(self, folder: Path) -> None:
         """Write all that `from_pretrained` reads beside the weights."""
         write_atomic(folder / CONFIG, self.config.to_json_string(use_diff=False))
+        if self.of_images:
+            write_atomic(folder / PREPROCESSOR, json.dumps(self.pixels.to_json(), indent=1))
+            return
         own = find_tokenizer_file(self.section, self.texts)
         text = own.read_text(encoding="utf-8") if own is not None else self.corpus.tokenizer.to_str()
         write_atomic(folder / TOKENIZER, text)
@@ -255,27 +262,40 @@ class TransformersModel(Workload):
                 write_atomic(folder / name, file.read_bytes())
 
     def classes(self) -> Sequence[str]:
-        if not self.classifies:
-            return ()
-        return [str(name) for _, name in sorted(self.config.id2label.items())]
+        return [str(name) for _, name in sorted(self.config.id2label.items())] if self.task.classes else ()
 
-    def encode(self, inputs: Sequence[Any]) -> PaddedTexts:
-        if not self.classifies:
+    def encode(self, inputs: Sequence[Any]) -> Batch:
+        if self.of_images:
+            pixels = torch.stack([self.pixels.read(value) for value in inputs])
+            return Batch({"pixel_values": pixels}, torch.zeros(len(inputs), dtype=torch.long))
+        if self.section.task == "causal_lm":
             hint = "to generate text, type  paceline export RUN --out FOLDER  and use transformers"
             raise UserError(f"model.task=causal_lm has no classes to predict; {hint}", code="not-supported")
-        found = encode_texts(*self._tokenizer, [str(text) for text in inputs], framed=True)
+        if self.section.task == "token_classification":
+            words = [value.split() if isinstance(value, str) else list(map(str, value)) for value in inputs]
+            rows = [(row or [""], ["word"] * max(1, len(row))) for row in words]
+            texts, first = encode_tagged(self._chosen, rows, {"word": 0})
+            return Batch(pad_texts(texts, self.config.pad_token_id), pad_rows(first, NOT_COUNTED))
+        found = encode_texts(*self._chosen, [str(text) for text in inputs], framed=True)
         texts = np.split(found.ids.astype(np.int64), np.cumsum(found.lengths)[:-1])
-        return pad_texts(texts, np.zeros(len(texts), np.int64), self.config.pad_token_id)
+        pad = getattr(self.config, "pad_token_id", None) or 0
+        return Batch(pad_texts(texts, pad), torch.zeros(len(texts), dtype=torch.long))
 
     @cached_property
-    def _tokenizer(self) -> ChosenTokenizer:
+    def _chosen(self) -> ChosenTokenizer:
         kept = find_tokenizer_file(self.section, self.texts) if self.kept is None else self.kept / TOKENIZER
         data = self.texts.model_copy(update={"tokenizer": kept})
-        return load_tokenizer(data, (), MASK, self.texts.max_length, False, lambda line: None)
+        chosen = load_tokenizer(data, (), MASK, getattr(self.texts, self.task.length), False, ignore_log)
+        if self.section.task == "masked_lm":
+            chosen.tokenizer.encode_special_tokens = False  # a mask in the text is a mask
+        return chosen
 
-    def predict(self, model: nn.Module, batch: PaddedTexts) -> Mapping[str, Tensor]:
-        logits_BC = self._class_losses(model, batch)[0]
-        return {"probabilities": logits_BC.softmax(1), "logits": logits_BC}
+    @property
+    def tokenizer(self) -> Any:
+        return self._chosen.tokenizer
+
+    def predict(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
+        return PREDICTIONS.get(self.section.task, classify)(self, model, batch)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write a folder for `from_pretrained` with adapters merged, and beside it the adapters for PEFT."""
@@ -285,6 +305,41 @@ class TransformersModel(Workload):
             write_adapters(model, self.section, folder / "adapter")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        if self.of_images:
+            shape = (2, self.pixels.channels, self.pixels.height, self.pixels.width)
+            return LogitsOnly(model), {"pixel_values": torch.zeros(shape)}
         tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.get_text_config().vocab_size
-        masked = {"attention_mask": torch.ones_like(tokens)} if self.classifies else {}
-        return LogitsOnly(model), {"input_ids": tokens, **masked}
+        inputs = {"input_ids": tokens}
+        if self.section.task != "causal_lm":
+            inputs["attention_mask"] = torch.ones_like(tokens)
+        if self.section.task == "seq2seq_lm":
+            inputs["decoder_input_ids"] = tokens
+        return LogitsOnly(model), inputs
+
+
+def _window_samples(work: TransformersModel, split: str) -> CausalWindows | MaskedWindows:
+    ids = getattr(work.corpus, split)
+    if work.section.task == "causal_lm":
+        return CausalWindows(ids, work.texts.sequence)
+    return MaskedWindows(ids, work.texts.sequence, work.mask_rule)
+
+
+def _labelled_samples(work: TransformersModel, split: str) -> LabelledTexts:
+    return LabelledTexts(getattr(work.corpus, split), work.config.pad_token_id, work.texts.max_length)
+
+
+def _paired_samples(work: TransformersModel, split: str) -> PairedTexts:
+    decoder = (work.start_token, work.config.eos_token_id) if work.section.task == "seq2seq_lm" else None
+    return PairedTexts(getattr(work.corpus, split), work.config.pad_token_id, decoder)
+
+
+SAMPLES: dict[str, Callable[[TransformersModel, str], Any]] = {
+    "causal_lm": _window_samples,
+    "masked_lm": _window_samples,
+    "seq2seq_lm": _paired_samples,
+    "sequence_classification": _labelled_samples,
+    "token_classification": _paired_samples,
+    "image_classification": lambda work, split: work.corpus.samples(split, work.pixels),
+}
+PREDICTIONS = {"masked_lm": fill_masks, "seq2seq_lm": write_targets, "token_classification": tag_words}
+"""Of the other tasks, `classify`."""

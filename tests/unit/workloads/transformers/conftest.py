@@ -8,12 +8,14 @@ from paceline.config import build_spec
 
 @pytest.fixture(scope="session")
 def hf(tmp_path_factory):
-    """A folder with the folders llama, llama_bf16, gpt2 and bert, and texts with labels."""
+    """A folder with the folders llama, llama_bf16, gpt2, bert and t5, and data of each task."""
     folder = tmp_path_factory.mktemp("hf")
     hf_models.save("llama", folder / "llama")
     hf_models.save("llama", folder / "llama_bf16", dtype="bfloat16")
     hf_models.save("gpt2", folder / "gpt2")
     hf_models.save("bert", folder / "bert", "AutoModelForSequenceClassification")
+    hf_models.save("t5", folder / "t5", "AutoModelForSeq2SeqLM")
+    hf_models.write_task_data(folder / "data")
     hf_models.labelled(folder / "texts.csv")
     (folder / "texts.txt").write_text("\n".join(hf_models.TEXTS * 40))
     return folder

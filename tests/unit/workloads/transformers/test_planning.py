@@ -17,6 +17,7 @@ from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.architectures import READERS, sizes_of
 from paceline.workloads.transformers.build import build_config, build_transformer
 from paceline.workloads.transformers.model_files import ConfigFile, read_config
+from paceline.workloads.transformers.tasks import TASKS
 
 SIDES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64}
@@ -57,6 +58,29 @@ def test_parameters_are_those_of_the_library(kind, tmp_path):
         assert sizes.adapters(4) == sum(p.numel() for p in added)
         seen += 1
     assert seen
+
+
+DECODERS = {"d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 3, "num_heads": 4, "num_decoder_layers": 2}
+DECODERS |= {"encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+DECODERS |= {"encoder_ffn_dim": 80, "decoder_ffn_dim": 72, "image_size": 32, "patch_size": 8, "embedding_size": 24}
+COUNTED = {
+    "seq2seq_lm": "t5 mt5 longt5 switch_transformers bart mbart pegasus marian blenderbot m2m_100 plbart pegasus_x",
+    "masked_lm": "bert roberta distilbert electra albert mpnet deberta deberta-v2 convbert modernbert esm roformer",
+    "token_classification": "bert roberta distilbert deberta-v2 gpt2 llama qwen2 mpnet",
+    "image_classification": "vit dinov2 beit vit_msn data2vec-vision ijepa",
+    "causal_lm": "opt bloom olmo2 stablelm starcoder2 gptj codegen phi cohere",
+}
+
+
+@pytest.mark.parametrize(("task", "kind"), [(task, kind) for task, kinds in COUNTED.items() for kind in kinds.split()])
+def test_of_every_task_parameters_are_those_of_the_library(task, kind, tmp_path):
+    import transformers
+
+    config, file = saved_config(kind, tmp_path, **DECODERS)
+    with torch.device("meta"):
+        model = getattr(transformers, TASKS[task].auto).from_config(config)
+    values = {"workload": "transformers", "model": {"config": str(file), "task": task}}
+    assert build_cost_model(build_spec(values)).params == sum(p.numel() for p in model.parameters())
 
 
 def test_another_architecture_is_counted(tmp_path):
@@ -205,7 +229,7 @@ def test_shared_weights_stay_shared(run_file):
 
 def test_code_beside_a_config_is_not_run(tmp_path):
     values = {"model_type": "mine", "auto_map": {"AutoConfig": "modeling_mine.MyConfig"}}
-    with pytest.raises(UserError, match="its own code"):
+    with pytest.raises(UserError, match="is not run"):
         build_config(ConfigFile(tmp_path / "config.json", values))
 
 

@@ -50,13 +50,13 @@ def test_the_first_loss_is_that_of_the_library(tuned, run_file, hf):
 
     workload = build_workload(run_file("gpt2"))
     samples = workload.data("train")
-    tokens, targets = samples.batch(np.arange(len(samples)), np.zeros(len(samples)))
+    inputs, targets = samples.batch(np.arange(len(samples)), np.zeros(len(samples)))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(hf / "gpt2")
     start = next(read_events(RunDir(tuned.path).events_file(0), "start"))
     assert start["weights"]["left"] == start["weights"]["drawn"] == []
     with torch.no_grad():
-        mine = workload.loss(theirs.eval(), type(samples.batch(np.arange(1), np.zeros(1)))(tokens, targets))
-        their = theirs(input_ids=tokens, labels=None).logits
+        mine = workload.loss(theirs.eval(), type(samples.batch(np.arange(1), np.zeros(1)))(inputs, targets))
+        their = theirs(**inputs, labels=None).logits
     both = torch.nn.functional.cross_entropy(their.flatten(0, 1), targets.flatten(), ignore_index=-100)
     assert float(mine[0] / mine[1]) == pytest.approx(float(both), rel=1e-5)
     assert tuned.summary.loss_first == pytest.approx(float(both), rel=0.05)
@@ -175,7 +175,7 @@ def test_rows_and_lengths_that_are_added_count_nothing(run_file):
     workload = build_workload(run_file("llama", **CLASSIFY))
     model, samples, ids = workload.model().eval(), workload.data("train"), np.arange(5)
     (padded,) = samples.fixed_shape_batches([(ids, ids)], 8)
-    assert padded.tokens.shape == (8, 24)
+    assert padded.inputs["input_ids"].shape == (8, 24)
     with torch.no_grad():
         total, count = workload.loss(model, samples.batch(ids, ids))
         again, counted = workload.loss(model, padded)
@@ -234,8 +234,8 @@ def test_dropout_of_the_config_is_off_and_said(run_file):
     ("change", "said"),
     [
         ({"model.init_from": "org/name"}, "hf download org/name"),
-        ({"data.source": "csv"}, "data.source=csv has labels"),
-        ({"model.task": "sequence_classification", "data.source": "text"}, "data.source=text has no labels"),
+        ({"data.source": "csv"}, "data.source=csv"),
+        ({"model.task": "sequence_classification", "data.source": "text"}, "data.source=text"),
         ({"data.sequence": 65}, "data.sequence=65"),
         ({"model.lora_rank": 2, "model.lora_targets": ["q_prj"]}, "did you mean 'q_proj'"),
         ({"model.lora_alpha": 2.0}, "model.lora_rank=0"),

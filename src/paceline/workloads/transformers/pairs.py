@@ -1,0 +1,188 @@
+"""Tables of pairs, tokenised once: a text and the text that is to follow from it, or words and a tag for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from paceline.data.cache import ArrayWriter, map_array
+from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, TokenisedCorpus, WrittenSplit, token_dtype
+from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
+from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value, invalid_data
+from paceline.data.tables import iter_columns, locate_row
+from paceline.errors import UserError
+from paceline.workload import LogFn
+
+GROUP_ROWS = 1024
+ARRAYS = ("ids", "offsets", "targets", "target_offsets")
+NO_TAG = -100
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """One split: the tokens of texts, and of each the tokens of its target, or a tag for each token."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    targets: np.ndarray
+    target_offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def text(self, number: int) -> np.ndarray:
+        return self.ids[self.offsets[number] : self.offsets[number + 1]]
+
+    def target(self, number: int) -> np.ndarray:
+        return self.targets[self.target_offsets[number] : self.target_offsets[number + 1]]
+
+
+class PairTable:
+    """The columns `data.text` and `data.label`; `words`: both are lists, or texts that blanks divide."""
+
+    def __init__(self, data: Any, looking: bool = False, *, words: bool) -> None:
+        self.data, self.words, self.looking = data, words, looking
+        if data.path is None:
+            raise UserError(f"type  data.path=FILE.{data.source}", code="missing-value", key="data.path")
+        self.files = {"train": check_file(data.path, "data.path")}
+        if data.test_path is not None:
+            self.files["test"] = check_file(data.test_path, "data.test_path")
+
+    def fingerprint(self) -> str:
+        data = self.data
+        content = hash_files_cached([*self.files.values()], data.cache.expanduser(), self.looking)
+        fraction = data.test_fraction if "test" not in self.files else None
+        return hash_value(["pairs", content, self.words, data.source, data.text, data.label, data.limit, fraction])
+
+    def iter_pairs(self, split: str) -> Iterator[tuple[Any, Any]]:
+        """Yield the pairs of a split; without a file of its own, test pairs are held out by a hash of their text."""
+        if "test" in self.files:
+            pairs = self._iter_file(self.files[split])
+        else:
+            pairs = (p for p in self._iter_file(self.files["train"]) if self._is_held_out(p[0]) == (split == "test"))
+        return islice(pairs, (self.data.limit or None) if split == "train" else None)
+
+    def _is_held_out(self, text: Any) -> bool:
+        return hash_text(str(text)) < self._threshold
+
+    @cached_property
+    def _threshold(self) -> int:
+        hashes = HashRange()
+        for text, _ in self._iter_file(self.files["train"]):
+            hashes.add(str(text))
+        if hashes.highest < 0 or hashes.is_single:
+            raise invalid_data(f"{self.files['train']}: two different texts are needed, or  data.test_path=FILE")
+        return hashes.threshold(self.data.test_fraction)
+
+    @cached_property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of the training file, sorted; () of texts."""
+        files = self._iter_file(self.files["train"]) if self.words else ()
+        return tuple(sorted({tag for _, tags in files for tag in tags}))
+
+    def _iter_file(self, file: Path) -> Iterator[tuple[Any, Any]]:
+        data = self.data
+        for number, row in iter_columns(file, data.source, {"data.text": data.text, "data.label": data.label}):
+            text, target = (self._read_cell(value) for value in row)
+            where = locate_row(file, data.source, number)
+            if text is None or target is None:
+                kind = "words and tags, as lists or divided by blanks" if self.words else "two texts"
+                raise invalid_data(f"{where}: expected {kind} in {data.text!r} and {data.label!r}")
+            if self.words and len(text) != len(target):
+                raise invalid_data(f"{where}: {len(text)} words and {len(target)} tags")
+            yield text, target
+
+    def _read_cell(self, value: Any) -> Any:
+        if not self.words:
+            return value if isinstance(value, str) else None
+        words = value.split() if isinstance(value, str) else value
+        return [str(word) for word in words] if isinstance(words, list) and words else None
+
+
+@dataclass(frozen=True, eq=False)
+class PairCorpus(TokenisedCorpus):
+    """Texts and what is to follow from them."""
+
+    classes: tuple[str, ...]
+    train: Pairs
+    test: Pairs
+    open_source = staticmethod(partial(PairTable, words=False))
+    prefix = "pairs-"
+    settings = ("vocab", "max_length")
+    tagged: ClassVar[bool] = False
+
+    @classmethod
+    def build(cls, data: Any, source: PairTable, folder: Path, log: LogFn) -> BuiltCorpus:
+        parts = (part for pair in source.iter_pairs("train") for part in pair[: 1 if cls.tagged else 2])
+        texts = (" ".join(part) if cls.tagged else part for part in parts)
+        chosen = load_tokenizer(data, texts, MASK, data.max_length, False, log)
+        splits = {split: cls._write_split(folder, split, source, chosen) for split in SPLITS}
+        counts = [splits[split].counts["samples"] for split in SPLITS]
+        summary = f"{counts[0]:,} training and {counts[1]:,} test pairs"
+        return BuiltCorpus(chosen, splits, summary, meta={"classes": source.tags})
+
+    @classmethod
+    def _write_split(cls, folder: Path, split: str, source: PairTable, chosen: ChosenTokenizer) -> WrittenSplit:
+        kinds = (token_dtype(chosen.tokenizer), np.int64, np.int64, np.int64)
+        places, pairs = {tag: number for number, tag in enumerate(source.tags)}, source.iter_pairs(split)
+        with ExitStack() as stack:
+            files = zip(ARRAYS, kinds, strict=True)
+            writers = [stack.enter_context(ArrayWriter(folder / f"{split}.{n}.npy", kind)) for n, kind in files]
+            for offsets in writers[1::2]:
+                offsets.append(np.zeros(1, np.int64))
+            while group := list(islice(pairs, GROUP_ROWS)):
+                encode = partial(encode_tagged, places=places) if cls.tagged else encode_pairs
+                for lists, at in zip(encode(chosen, group), (0, 2), strict=True):
+                    writers[at + 1].append(writers[at].length + np.cumsum([len(ids) for ids in lists]))
+                    writers[at].append(np.concatenate(lists))
+        if not (samples := writers[1].length - 1):
+            raise invalid_data(f"the {split} split has no rows; give more, or another data.test_fraction")
+        return WrittenSplit({"samples": samples}, writers)
+
+    @classmethod
+    def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
+        splits = {split: Pairs(*(map_array(folder / f"{split}.{name}.npy") for name in ARRAYS)) for split in SPLITS}
+        return {"classes": tuple(meta["classes"]), **splits}
+
+    def __str__(self) -> str:
+        return f"{len(self.train):,} training and {len(self.test):,} test pairs"
+
+
+class TaggedCorpus(PairCorpus):
+    """Words and a tag for each."""
+
+    open_source = staticmethod(partial(PairTable, words=True))
+    prefix = "tags-"
+    tagged = True
+
+
+def encode_pairs(chosen: ChosenTokenizer, pairs: list[tuple[str, str]]) -> Iterator[list[np.ndarray]]:
+    """Yield the tokens of the texts, and those of their targets."""
+    for texts in zip(*pairs, strict=True):
+        found = encode_texts(*chosen, list(texts), framed=True)
+        yield np.split(found.ids, np.cumsum(found.lengths)[:-1])
+
+
+def encode_tagged(
+    chosen: ChosenTokenizer, rows: list[tuple[list[str], list[str]]], places: dict[str, int]
+) -> Iterator[list[np.ndarray]]:
+    """Yield the tokens of the words, and a number for each token: that of its tag if it is the first of a word."""
+    tokenizer, empty = chosen
+    assert tokenizer.truncation is not None, "set by load_tokenizer"
+    encoded = tokenizer.encode_batch([words for words, _ in rows], is_pretokenized=True)
+    tags = []
+    for (words, names), one in zip(rows, encoded, strict=True):
+        if unknown := [name for name in names if name not in places]:
+            raise invalid_data(f"the tag {unknown[0]!r} of {words[0]!r} … is in no training row", "data.test_path")
+        before = [None, *one.word_ids]
+        pairs = zip(one.word_ids, before, strict=False)
+        tags.append(np.array([NO_TAG if w is None or w == b else places[names[w]] for w, b in pairs] or [NO_TAG]))
+    yield [np.array(one.ids or [empty]) for one in encoded]
+    yield tags

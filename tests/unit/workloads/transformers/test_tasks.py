@@ -1,0 +1,198 @@
+"""Every task beside language models and classifiers of texts: trained, planned, predicted, exported; or rejected."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import hf_models
+import paceline
+from paceline import train
+from paceline.cli.main import main
+from paceline.config import build_spec
+from paceline.errors import UserError
+from paceline.workload import build_workload
+from paceline.workloads.transformers.samples import MaskedWindows, MaskRule
+from paceline.workloads.transformers.tasks import TASKS
+
+ROWS = {
+    "t5": "seq2seq_lm",
+    "bart": "seq2seq_lm",
+    "bert": "masked_lm",
+    "roberta": "token_classification",
+    "vit": "image_classification",
+}
+
+
+@pytest.fixture(scope="module")
+def make_spec(tmp_path_factory, corpus_cache):
+    """The run file of a model that the library saved for its task."""
+    folder = tmp_path_factory.mktemp("tasks")
+    data = hf_models.write_task_data(folder / "data")
+
+    def make(kind, task="", **overrides):
+        task = task or ROWS[kind]
+        if not (folder / kind).exists():
+            hf_models.save(kind, folder / kind, TASKS[task].auto)
+        values = {
+            "name": kind,
+            "workload": "transformers",
+            "model": {"init_from": str(folder / kind), "task": task, "match": "some"},
+            "data": {**data[task], "cache": str(corpus_cache)},
+            "train": {"steps": 30, "global_batch": 8, "lr": 1e-2, "log_every": 1},
+            "parallel": {"threads": 1},
+        }
+        return build_spec(values).replace(overrides)
+
+    return make
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def run(request, make_spec, tmp_path_factory):
+    return train(make_spec(request.param), tmp_path_factory.mktemp("runs"), show=False)
+
+
+def test_it_learns_predicts_and_is_read_back_by_the_library(run, tmp_path):
+    assert run.summary.loss_last < 0.8 * run.summary.loss_first
+    trained = paceline.open(run.path)
+    section, texts = trained.workload.section, ["good number 3 of the list", "bad number 7 of the list"]
+    if section.task == "image_classification":
+        folder = trained.workload.texts.path
+        texts = [folder / "dark" / "2.png", folder / "light" / "3.png"]
+        assert trained.predict(texts).labels == ["dark", "light"]
+    elif section.task == "token_classification":
+        assert trained.predict(texts)["tags"].tolist() == ["ADJ O NUM O O O"] * 2
+    elif section.task == "masked_lm":
+        found = trained.predict(["good [MASK] 3 of the list"])
+        assert found["filled"][0].endswith("3 of the list")
+        assert 0 < found["sure"][0] <= 1
+    paceline.export(run.path, tmp_path / "out")
+    auto = getattr(transformers, TASKS[section.task].auto)
+    inputs = dict(trained.workload.encode(texts).inputs)
+    theirs = auto.from_pretrained(tmp_path / "out").eval()
+    if section.task == "seq2seq_lm":
+        written = theirs.generate(**inputs, max_new_tokens=24, num_beams=1, do_sample=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+        assert tokenizer.batch_decode(written, skip_special_tokens=True) == trained.predict(texts)["text"].tolist()
+        inputs["decoder_input_ids"] = torch.tensor([[0, 5, 6], [0, 7, 8]])
+    with torch.no_grad():
+        assert torch.equal(trained.model(**inputs).logits, theirs(**inputs).logits)
+    processor = tmp_path / "out" / "preprocessor_config.json"
+    if processor.exists():
+        pixels = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out", use_fast=False)
+        from PIL import Image
+
+        theirs = pixels([Image.open(file) for file in texts], return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(inputs["pixel_values"], theirs, atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_plan_counts_what_the_library_has(kind, make_spec):
+    spec = make_spec(kind)
+    model = getattr(transformers, TASKS[ROWS[kind]].auto).from_pretrained(spec.model.init_from)
+    found = paceline.plan(spec.replace({"cluster": "1x4xH100"}))
+    classes = {"token_classification": 3}.get(ROWS[kind], 2)
+    added = (classes - 2) * (model.config.hidden_size + 1) if TASKS[ROWS[kind]].classes else 0
+    assert found.cost_model.params == sum(p.numel() for p in model.parameters()) + added
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_the_loss_of_a_pair_is_that_of_the_library(kind, make_spec):
+    spec = make_spec(kind)
+    workload = build_workload(spec)
+    batch = workload.data("train").batch(np.arange(5), np.arange(5))
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(spec.model.init_from).eval()
+    plain = {name: value for name, value in batch.inputs.items() if name != "decoder_input_ids"}
+    with torch.no_grad():
+        total, count = workload.loss(theirs, batch)
+        loss = theirs(**plain, labels=batch.labels).loss
+    assert float(total / count) == pytest.approx(float(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "task"), [("t5", "seq2seq_lm"), ("roberta", "token_classification")])
+def test_company_in_a_batch_changes_nothing(kind, task, make_spec):
+    workload = build_workload(make_spec(kind))
+    model, samples, ids = workload.model().eval(), workload.data("train"), np.arange(6)
+    with torch.no_grad():
+        whole = workload.loss(model, samples.batch(ids, ids))
+        parts = [workload.loss(model, samples.batch(ids[i : i + 1], ids[i : i + 1])) for i in ids]
+    assert sum(int(count) for _, count in parts) == int(whole[1])
+    assert float(sum(total for total, _ in parts)) == pytest.approx(float(whole[0]), rel=1e-5)
+
+
+def test_masks_are_drawn_from_the_key_of_a_sample_and_spare_what_divides_documents():
+    ids = np.random.default_rng(0).integers(5, 90, 4001)
+    ids[::50] = 3
+    samples = MaskedWindows(ids, 100, MaskRule(0.15, mask=4, special=3, vocab=90))
+    numbers, keys = np.arange(40), np.arange(40) * 7919
+    whole = samples.batch(numbers, keys)
+    alone = samples.batch(numbers[7:8], keys[7:8])
+    assert alone.labels[0].equal(whole.labels[7])
+    assert alone.inputs["input_ids"][0].equal(whole.inputs["input_ids"][7])
+    assert not samples.batch(numbers, keys + 1).labels.equal(whole.labels)
+    counted = whole.labels >= 0
+    tokens, original = whole.inputs["input_ids"], torch.from_numpy(ids[:4000].reshape(40, 100))
+    assert whole.labels[counted].equal(original[counted])
+    assert tokens[~counted].equal(original[~counted])
+    assert not (original[counted] == 3).any()
+    assert counted.float().mean() == pytest.approx(0.15 * 0.98, abs=0.02)
+    shares = [(tokens[counted] == 4).float().mean(), (tokens[counted] == original[counted]).float().mean()]
+    assert [float(share) for share in shares] == pytest.approx([0.8, 0.1], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "key"),
+    [
+        ("t5", {"data.source": "text"}, "data.source"),
+        ("t5", {"model.task": "masked_lm", "data.source": "text"}, "model.task"),
+        ("bert", {"model.task": "image_classification", "data.source": "images"}, "model.task"),
+        ("vit", {"data.path": "/nowhere"}, "data.path"),
+        ("roberta", {"data.label": "tag"}, "data.label"),
+        ("roberta", {"data.path": "PAIRS"}, ""),
+    ],
+)
+def test_what_does_not_fit_is_one_line(kind, change, key, make_spec, tmp_path):
+    pairs = make_spec("t5").data.path
+    change = {name: str(pairs) if value == "PAIRS" else value for name, value in change.items()}
+    with pytest.raises(UserError) as error:
+        train(make_spec(kind, **change), tmp_path, show=False)
+    assert error.value.key == key
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_without_a_mask_trains_no_masked_model(make_spec, tmp_path):
+    spec = make_spec("bert")
+    folder = spec.model.init_from
+    text = (folder / "tokenizer.json").read_text().replace("[MASK]", "[NONE]")
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError) as error:
+        build_workload(spec.replace({"data.tokenizer": str(tmp_path / "tokenizer.json")})).prepare(print)
+    assert error.value.key == "data.tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed"),
+    [
+        ("whisper", ()),
+        ("llava", ()),
+        ("wav2vec2", ()),
+        ("vit", ("image_classification",)),
+        ("t5", ("seq2seq_lm", "sequence_classification", "token_classification")),
+    ],
+)
+def test_a_plan_names_the_architecture_and_the_tasks_that_it_has(kind, allowed, tmp_path, capsys):
+    file = tmp_path / "config.json"
+    file.write_text(transformers.CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "--hf", str(file), "--cluster", "1xH100"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert f"'{kind}'" in said
+    assert [f"model.task={task}" in said for task in TASKS if task != "causal_lm"] == [
+        task in allowed for task in TASKS if task != "causal_lm"
+    ]
+    if allowed:
+        with pytest.raises(SystemExit) as end:
+            main(["plan", "--hf", str(file), "--cluster", "1xH100", f"model.task={allowed[0]}"])
+        assert end.value.code == 0
