@@ -14,6 +14,7 @@ import pytest
 from nodes import PORT, nodes, why_not
 from runs import LAYOUTS, says_the_same
 
+from disagreeing import ROWS, TABLE, TEXTS, TOPICS, TRAIN, TREES, write_files
 from paceline import RunResult
 from paceline.runlog.events import read_events, read_steps
 from paceline.runlog.run_dir import RunDir
@@ -54,6 +55,22 @@ def test_torchrun_on_two_nodes(lm_file, alone, tmp_path):
         codes, said = outcome([found.start(node, command, {"OMP_NUM_THREADS": "1"}) for node in range(2)])
     assert codes == [0, 0], said
     assert losses(tmp_path / "runs" / "nodes") == pytest.approx(losses(alone), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("verb", "changes"),
+    [(("check", "run.yaml", "--ranks", "1,3", "--steps", "3"), ROWS), (TRAIN, ROWS), (TOPICS, TEXTS), (TREES, TABLE)],
+)
+def test_three_nodes_with_different_files_refuse_and_with_the_same_agree(tmp_path, verb, changes):
+    for name, third in (("same", {}), ("other", changes)):
+        for node in range(3):
+            write_files(tmp_path / f"{name}{node}", third if node == 2 else {})
+        places = {node: f"cd {tmp_path / f'{name}{node}'}" for node in range(3)}
+        with nodes(3, tmp_path) as machines:
+            command = [*PACELINE, *verb, "--out", str(tmp_path / f"runs-{name}")]
+            codes, said = outcome(machines.start_ranks(command, before=places), 200)
+        assert codes == [2 if third else 0] * 3, said
+        assert ("on rank 2 (node2)" in said[0]) == bool(third), said
 
 
 def test_topics_on_two_nodes(tmp_path):

@@ -7,61 +7,24 @@ import sys
 
 import pytest
 
+from disagreeing import FILES, ROWS, TABLE, TEXTS, TOPICS, TRAIN, TREES, WORKLOAD, write_files
 from paceline import train
 from paceline.config import build_spec
 from paceline.errors import PacelineError, UserError
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer import agreement
 
-WORKLOAD = """
-import csv, torch
-from paceline import Workload
-from beside import SCALE
-
-class Line(Workload):
-    def model(self):
-        return torch.nn.Linear(2, 1)
-
-    def data(self, split):
-        rows = [[float(x) for x in row] for row in csv.reader(open("rows.csv"))]
-        return torch.tensor(rows) if split == "train" else None
-
-    def loss(self, model, batch):
-        return ((SCALE * model(batch[:, :2])[:, 0] - batch[:, 2]) ** 2).sum(), len(batch)
-"""
-SCRIPT = """
-import csv, torch, paceline
-rows = [[float(x) for x in row] for row in csv.reader(open("rows.csv"))]
-model = torch.nn.Linear(2, 1)
-with paceline.run("script.yaml") as run:
-    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), 0.01))
-    for x in run.batches(torch.tensor(rows)):
-        run.step(((model(x[:, :2])[:, 0] - x[:, 2]) ** 2).sum(), len(x))
-"""
-FILES = {
-    "w.py": WORKLOAD,
-    "beside.py": "SCALE = 1.0\n",
-    "rows.csv": "".join(f"{i},{i % 3},{i % 5}\n" for i in range(16)),
-    "run.yaml": "name: line\nworkload: w.py:Line\ntrain: {steps: 4, global_batch: 8, lr: 0.01}\n",
-    "script.py": SCRIPT,
-    "script.yaml": "name: script\nworkload: script.py\ntrain: {steps: 4, global_batch: 8}\n",
-    "table.csv": "a,b,label\n" + "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(60)),
-    "trees.yaml": "workload: trees\ndata: {path: table.csv, label: label}\ntrain: {steps: 2}\n",
-    "texts.txt": "".join(f"wheel road {'hill' if i % 3 else 'chain'} saddle number{i % 4}\n" for i in range(40)),
-}
-TRAIN, TREES = ("train", "run.yaml"), ("train", "trees.yaml")
-TOPICS = ("topics", "texts.txt", "-k", "2", "--passes", "3")
 CASES = {
     "same": (TRAIN, {}, {}, ""),
     "train.lr": (TRAIN, {"run.yaml": FILES["run.yaml"].replace("0.01", "0.02")}, {}, "train.lr"),
     "code": (TRAIN, {"w.py": WORKLOAD + "\n# changed\n"}, {}, "w.py"),
     "imported code": (TRAIN, {"beside.py": "SCALE = 1.5\n"}, {}, "beside.py"),
-    "rows": (TRAIN, {"rows.csv": FILES["rows.csv"].replace("7,1,2", "7,1,3")}, {}, "the samples"),
+    "rows": (TRAIN, ROWS, {}, "the samples"),
     "fewer rows": (TRAIN, {"rows.csv": FILES["rows.csv"].replace("7,1,2\n", "")}, {}, "the number of samples"),
     "environment": (TRAIN, {}, {"MKL_CBWR": "COMPATIBLE"}, "MKL_CBWR"),
-    "script": (("train", "script.yaml"), {"rows.csv": FILES["rows.csv"].replace("7,1,2", "7,1,3")}, {}, "the samples"),
-    "trees": (TREES, {"table.csv": FILES["table.csv"].replace("9,4,1", "9,4,0")}, {}, "data"),
-    "topics": (TOPICS, {"texts.txt": FILES["texts.txt"].replace("saddle number2", "bell number2", 1)}, {}, "data"),
+    "script": (("train", "script.yaml"), ROWS, {}, "the samples"),
+    "trees": (TREES, TABLE, {}, "data"),
+    "topics": (TOPICS, TEXTS, {}, "data.path"),
 }
 
 
@@ -73,9 +36,7 @@ def start_nodes(tmp_path, verb, changes, variables):
     started = []
     for rank, (files, more) in enumerate([({}, {}), (changes, variables)]):
         folder = tmp_path / f"node{rank}"
-        folder.mkdir()
-        for name, text in {**FILES, **files}.items():
-            (folder / name).write_text(text)
+        write_files(folder, files)
         world = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": str(rank)}
         command = [sys.executable, "-m", "paceline", *verb, "--out", str(tmp_path / "runs"), "--json"]
@@ -169,7 +130,7 @@ class Loss(Same):
         total, count = super().loss(model, x)
         return total / (0.0 if rank() == 1 else 1.0), count
 """
-ROWS = {
+ENDS = {
     "Same": ({}, None),
     "Other": ({}, ("conflict", "data", "on rank 1", 0)),
     "Drawn": ({}, ("conflict", "data", "on rank 1", 0)),
@@ -184,9 +145,9 @@ ROWS = {
 
 
 @pytest.mark.usefixtures("warm_ranks")
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", ENDS)
 def test_ranks_that_do_not_hold_the_same_end_the_run(tmp_path, row):
-    parallel, ended = ROWS[row]
+    parallel, ended = ENDS[row]
     (tmp_path / "odd.py").write_text(ODD)
     train_section = {"steps": 6, "global_batch": 12, "lr": 0.01, "checkpoint_every": 2}
     parallel = {"ranks": 2, "threads": 1, "device": "cpu", **parallel}
