@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -38,27 +38,24 @@ def import_transformers() -> Any:
         hint = "type  pip install 'paceline[transformers]'"
         raise UserError(f"workload: transformers is not installed; {hint}", code="not-installed") from None
     transformers.logging.set_verbosity_error()
+    from transformers import modeling_utils
+    from transformers.integrations import hub_kernels
+
+    for module in (hub_kernels, modeling_utils):  # native code that a config can name, or an architecture fetch
+        module.is_kernels_available = lambda *_: False
     return transformers
 
 
 @contextmanager
-def stay_local() -> Iterator[None]:
-    """Keep the library from the network, and from kernels of the Hub, while it builds what a file describes."""
-    import_transformers()
+def stay_offline() -> Iterator[None]:
+    """Keep the library from fetching anything while it builds what a file describes."""
     from huggingface_hub import constants
-    from transformers import modeling_utils
-    from transformers.integrations import hub_kernels
 
-    changes: list[tuple[Any, str, Any]] = [
-        (constants, "HF_HUB_OFFLINE", True),
-        (hub_kernels, "_kernels_enabled", False),
-    ]
-    changes += [(module, "is_kernels_available", lambda *_: False) for module in (hub_kernels, modeling_utils)]
-    with ExitStack() as stack:
-        for module, name, value in changes:
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, value)
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
         yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def build_config(file: ConfigFile) -> Any:
@@ -68,9 +65,12 @@ def build_config(file: ConfigFile) -> Any:
         near = did_you_mean(file.model_type, list(known.keys()))
         message = f"{file.path}: transformers has no architecture {file.model_type!r}{near}; code of others is not run"
         raise UserError(message, code="unknown-name", key="model_type")
+    kind = known[file.model_type]
+    if shadowed := [key for key in file.values if callable(getattr(kind, key, None))]:
+        raise invalid_data(f"{file.path}: {shadowed[0]} is not a key of a config", shadowed[0])
     try:
-        with stay_local():
-            return known[file.model_type].from_dict(file.values)
+        with stay_offline():
+            return kind.from_dict(file.values)
     except Exception as error:  # the library checks values in many ways
         raise invalid_data(f"{file.path}: transformers rejects this config: {describe_error(error)}") from None
 
@@ -120,7 +120,7 @@ def build_transformer(config: Any, task: str) -> nn.Module:
     """Build the model on the meta device; `initialise` draws its weights once it has memory."""
     kind = find_model_class(config, task)
     try:
-        with torch.device("meta"), stay_local():
+        with torch.device("meta"), stay_offline():
             model: nn.Module = kind._from_config(config, dtype=torch.float32)
     except Exception as error:  # it meets a wrong value in many ways
         raise UserError(f"model: transformers cannot build this {config.model_type}: {describe_error(error)}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline.data.cache import ArrayWriter, map_array
-from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, TokenisedCorpus, WrittenSplit, token_dtype
+from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, TokenisedCorpus
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
 from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value, invalid_data
 from paceline.data.tables import iter_columns, locate_row
@@ -123,14 +123,16 @@ class PairCorpus(TokenisedCorpus):
         parts = (part for pair in source.iter_pairs("train") for part in pair[: 1 if cls.tagged else 2])
         texts = (" ".join(part) if cls.tagged else part for part in parts)
         chosen = load_tokenizer(data, texts, MASK, data.max_length, False, log)
-        splits = {split: cls._write_split(folder, split, source, chosen) for split in SPLITS}
-        counts = [splits[split].counts["samples"] for split in SPLITS]
-        summary = f"{counts[0]:,} training and {counts[1]:,} test pairs"
-        return BuiltCorpus(chosen, splits, summary, meta={"classes": source.tags})
+        arrays = [writer for split in SPLITS for writer in cls._write_split(folder, split, source, chosen)]
+        train, test = (arrays[at].length - 1 for at in (1, 5))
+        counts = {"train": {"samples": train}, "test": {"samples": test}}
+        return BuiltCorpus(
+            chosen, counts, arrays, f"{train:,} training and {test:,} test pairs", meta={"classes": source.tags}
+        )
 
     @classmethod
-    def _write_split(cls, folder: Path, split: str, source: PairTable, chosen: ChosenTokenizer) -> WrittenSplit:
-        kinds = (token_dtype(chosen.tokenizer), np.int64, np.int64, np.int64)
+    def _write_split(cls, folder: Path, split: str, source: PairTable, chosen: ChosenTokenizer) -> list[ArrayWriter]:
+        kinds = (chosen.dtype, np.int64, np.int64, np.int64)
         places, pairs = {tag: number for number, tag in enumerate(source.tags)}, source.iter_pairs(split)
         with ExitStack() as stack:
             files = zip(ARRAYS, kinds, strict=True)
@@ -142,9 +144,9 @@ class PairCorpus(TokenisedCorpus):
                 for lists, at in zip(encode(chosen, group), (0, 2), strict=True):
                     writers[at + 1].append(writers[at].length + np.cumsum([len(ids) for ids in lists]))
                     writers[at].append(np.concatenate(lists))
-        if not (samples := writers[1].length - 1):
+        if writers[1].length < 2:
             raise invalid_data(f"the {split} split has no rows; give more, or another data.test_fraction")
-        return WrittenSplit({"samples": samples}, writers)
+        return writers
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -171,18 +173,52 @@ def encode_pairs(chosen: ChosenTokenizer, pairs: list[tuple[str, str]]) -> Itera
 
 
 def encode_tagged(
-    chosen: ChosenTokenizer, rows: list[tuple[list[str], list[str]]], places: dict[str, int]
+    chosen: ChosenTokenizer, rows: Sequence[tuple[Sequence[str], Sequence[str]]], places: Mapping[str, int]
 ) -> Iterator[list[np.ndarray]]:
     """Yield the tokens of the words, and a number for each token: that of its tag if it is the first of a word."""
-    tokenizer, empty = chosen
-    assert tokenizer.truncation is not None, "set by load_tokenizer"
-    encoded = tokenizer.encode_batch([words for words, _ in rows], is_pretokenized=True)
-    tags = []
-    for (words, names), one in zip(rows, encoded, strict=True):
+    texts, tags, frame = [], [], TextFrame.of(chosen)
+    for (words, names), pieces in zip(rows, encode_pieces(chosen, [_space(words) for words, _ in rows]), strict=True):
         if unknown := [name for name in names if name not in places]:
             raise invalid_data(f"the tag {unknown[0]!r} of {words[0]!r} … is in no training row", "data.test_path")
-        before = [None, *one.word_ids]
-        pairs = zip(one.word_ids, before, strict=False)
-        tags.append(np.array([NO_TAG if w is None or w == b else places[names[w]] for w, b in pairs] or [NO_TAG]))
-    yield [np.array(one.ids or [empty]) for one in encoded]
+        pairs = zip(pieces, names, strict=True)
+        own = [tag for ids, name in pairs for tag in [places[name], *[NO_TAG] * (len(ids) - 1)][: len(ids)]]
+        texts.append(frame.mark([token for piece in pieces for token in piece]))
+        tags.append(frame.add(own, [NO_TAG] * len(frame.before), [NO_TAG] * len(frame.after)))
+    yield texts
     yield tags
+
+
+def _space(words: Sequence[str]) -> list[str]:
+    return [f" {word}" if number else word for number, word in enumerate(words)]
+
+
+def encode_pieces(chosen: ChosenTokenizer, rows: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:
+    """Yield the tokens of each piece of each row."""
+    found = iter(chosen.tokenizer.encode_batch_fast([piece for row in rows for piece in row], add_special_tokens=False))
+    for row in rows:
+        yield [next(found).ids for _ in row]
+
+
+@dataclass(frozen=True)
+class TextFrame:
+    """The tokens that mark a text, such as [CLS] … [SEP], and how long it may be with them."""
+
+    before: list[int]
+    after: list[int]
+    longest: int
+    empty: int
+
+    @classmethod
+    def of(cls, chosen: ChosenTokenizer) -> TextFrame:
+        tokenizer = chosen.tokenizer
+        assert tokenizer.truncation is not None, "set by load_tokenizer"
+        plain, framed = (tokenizer.encode("a", add_special_tokens=marked).ids for marked in (False, True))
+        at = next((at for at in range(len(framed)) if framed[at : at + len(plain)] == plain), 0)
+        return cls(framed[:at], framed[at + len(plain) :], tokenizer.truncation["max_length"], chosen.special)
+
+    def add(self, ids: list[int], before: list[int], after: list[int]) -> np.ndarray:
+        """Return the ids, cut, between the others."""
+        return np.array([*before, *ids[: max(0, self.longest - len(before) - len(after))], *after] or [self.empty])
+
+    def mark(self, ids: list[int]) -> np.ndarray:
+        return self.add(ids, self.before, self.after)

@@ -55,4 +55,4 @@ def write_targets(work: Any, model: nn.Module, batch: Batch) -> Mapping[str, Any
 
 def _decode(work: Any, ids: Tensor, mask: Tensor) -> np.ndarray:
     rows = [[n for n, own in zip(*row, strict=True) if own] for row in zip(ids.tolist(), mask.tolist(), strict=True)]
-    return np.array(work.tokenizer.decode_batch(rows, skip_special_tokens=True))
+    return np.array([work.tokenizer.decode(row) for row in rows])

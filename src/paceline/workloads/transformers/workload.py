@@ -45,7 +45,7 @@ from paceline.workloads.transformers.model_files import (
     find_tokenizer_file,
     read_config,
 )
-from paceline.workloads.transformers.pairs import encode_tagged
+from paceline.workloads.transformers.pairs import TextFrame, encode_pieces, encode_tagged
 from paceline.workloads.transformers.predictions import classify, fill_masks, tag_words, write_targets
 from paceline.workloads.transformers.samples import (
     Batch,
@@ -274,21 +274,23 @@ class TransformersModel(Workload):
         if self.section.task == "token_classification":
             words = [value.split() if isinstance(value, str) else list(map(str, value)) for value in inputs]
             rows = [(row or [""], ["word"] * max(1, len(row))) for row in words]
-            texts, first = encode_tagged(self._chosen, rows, {"word": 0})
-            return Batch(pad_texts(texts, self.config.pad_token_id), pad_rows(first, NOT_COUNTED))
+            words, first = encode_tagged(self._chosen, rows, {"word": 0})
+            return Batch(pad_texts(words, self.config.pad_token_id), pad_rows(first, NOT_COUNTED))
+        pad, nothing = getattr(self.config, "pad_token_id", None) or 0, torch.zeros(len(inputs), dtype=torch.long)
+        if self.section.task == "masked_lm":
+            mask = self.mask_rule.mask
+            parts = encode_pieces(self._chosen, [str(text).split(self.tokenizer.id_to_token(mask)) for text in inputs])
+            joined = [[token for piece in row for token in (mask, *piece)][1:] for row in parts]
+            return Batch(pad_texts([*map(TextFrame.of(self._chosen).mark, joined)], pad), nothing)
         found = encode_texts(*self._chosen, [str(text) for text in inputs], framed=True)
         texts = np.split(found.ids.astype(np.int64), np.cumsum(found.lengths)[:-1])
-        pad = getattr(self.config, "pad_token_id", None) or 0
-        return Batch(pad_texts(texts, pad), torch.zeros(len(texts), dtype=torch.long))
+        return Batch(pad_texts(texts, pad), nothing)
 
     @cached_property
     def _chosen(self) -> ChosenTokenizer:
         kept = find_tokenizer_file(self.section, self.texts) if self.kept is None else self.kept / TOKENIZER
         data = self.texts.model_copy(update={"tokenizer": kept})
-        chosen = load_tokenizer(data, (), MASK, getattr(self.texts, self.task.length), False, ignore_log)
-        if self.section.task == "masked_lm":
-            chosen.tokenizer.encode_special_tokens = False  # a mask in the text is a mask
-        return chosen
+        return load_tokenizer(data, (), MASK, getattr(self.texts, self.task.length), False, ignore_log)
 
     @property
     def tokenizer(self) -> Any:
