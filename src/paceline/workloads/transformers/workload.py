@@ -274,8 +274,8 @@ class TransformersModel(Workload):
         if self.section.task == "token_classification":
             words = [value.split() if isinstance(value, str) else list(map(str, value)) for value in inputs]
             rows = [(row or [""], ["word"] * max(1, len(row))) for row in words]
-            words, first = encode_tagged(self._chosen, rows, {"word": 0})
-            return Batch(pad_texts(words, self.config.pad_token_id), pad_rows(first, NOT_COUNTED))
+            texts, first = encode_tagged(self._chosen, rows, {"word": 0})
+            return Batch(pad_texts(texts, self.config.pad_token_id), pad_rows(first, NOT_COUNTED))
         pad, nothing = getattr(self.config, "pad_token_id", None) or 0, torch.zeros(len(inputs), dtype=torch.long)
         if self.section.task == "masked_lm":
             mask = self.mask_rule.mask
