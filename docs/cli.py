@@ -15,8 +15,8 @@ PAGE = Path(__file__).with_name("cli.md")
 HEAD = """# Command line
 
 Written by `python docs/cli.py`. Values of the run file are typed as `section.key=value` and listed by `paceline keys`
-([train.md](train.md)). Every verb takes `--json`. Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 70 a bug
-of ours, 130 after Ctrl-C.
+([train.md](train.md)). Every verb takes `--json`. Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 70 a
+bug of ours, 130 after Ctrl-C.
 """
 
 
