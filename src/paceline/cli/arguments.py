@@ -120,6 +120,8 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
     "watch": (
         words("RUN_FOLDER|JOB", "run", None, kind=Path),
         flag("--once", "print the present state and exit"),
+        option("--page", "FILE.html", "keep a page current until the run ends", Path),
+        option("--serve", "PORT", "show the page on http://localhost:PORT (8000)", int, nargs="?", const=8000),
     ),
     "runs": (
         words("FOLDER|RUN_FOLDER", "folders", help="(runs)", kind=Path),

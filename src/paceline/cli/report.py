@@ -43,7 +43,8 @@ def run_watch(arguments: argparse.Namespace) -> int:
     from paceline.reports.watch import watch
     from paceline.slurm.jobs import find_run
 
-    return watch(find_run(arguments.run).path, once=arguments.once, as_json=arguments.json)
+    shown = {"page": arguments.page, "serve": arguments.serve}
+    return watch(find_run(arguments.run).path, once=arguments.once, as_json=arguments.json, **shown)
 
 
 @dataclass(frozen=True)

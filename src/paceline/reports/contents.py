@@ -228,7 +228,7 @@ def suggest_command(run: RunView) -> str:
         return f"paceline sweep {path}/spec.yaml train.lr=1e-5..1e-2:log --random --trials 6"
     if entry is not None and entry.batched and run.ranks == 1:
         return f"paceline measure {path}/spec.yaml --ranks 1,2"
-    return f"paceline export {path} --out model"
+    return f"paceline predict {path} FILE.csv"
 
 
 def _list_spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:

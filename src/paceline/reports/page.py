@@ -84,7 +84,7 @@ ORDER: Parts = {
 """The story of a page: does it pay, why, is it the same training, what does it take."""
 RUN_ORDER: Parts = {
     "Result": ("members", "classes", "confusion", "pictures", "evaluation"),
-    "How it was trained": ("loss", "lr", "gradient", "runs"),
+    "How it was trained": ("loss", "lr", "gradient"),
     "Speed": ("rate", "compute", "usage", "memory"),
 }
 """The same of one run."""
@@ -103,6 +103,8 @@ class PageHead(NamedTuple):
     made: str = f"paceline {__version__}"
     command: str = ""
     """The line to type next."""
+    refresh: int = 0
+    """Seconds after which a browser loads the page again."""
 
 
 def render_page(

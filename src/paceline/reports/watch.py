@@ -16,8 +16,10 @@ from typing import Any
 
 from paceline.config import RunSpec
 from paceline.io import terminal
-from paceline.io.files import print_json
+from paceline.io.arguments import option_error
+from paceline.io.files import print_json, write_atomic
 from paceline.io.format import clock, duration, format_metrics, number, percent, size
+from paceline.io.table import UNKNOWN, Table
 from paceline.launch.heartbeat import STOPPED, Beat, read_beats
 from paceline.runlog.events import extract_metrics, parse_event
 from paceline.runlog.run_dir import RunDir
@@ -27,7 +29,7 @@ EVERY_S = 1.0
 WINDOW = 200
 KEPT = 4000
 MOST_RANKS = 16
-NOTICES = 3
+NOTICES, RECENT = 3, 12
 QUIET_S = 30.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 BAR = 40
@@ -48,6 +50,8 @@ class EventFollower:
     end: dict[str, Any] = field(default_factory=dict)
     saved: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
+    used: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
 
     def look(self) -> bool:
@@ -71,6 +75,8 @@ class EventFollower:
         return True
 
     def _take(self, event: dict[str, Any]) -> None:
+        if event["kind"] not in ("step", "usage"):
+            self.recent.append(event)
         match event["kind"]:
             case "step" if all(isinstance(event.get(name), int) for name in ("step", "epoch", "samples")):
                 self.steps.append(event)
@@ -83,6 +89,7 @@ class EventFollower:
                 self.evaluation = event
             case "usage":
                 self.usage = event
+                self.used.append(event)
             case "notice":
                 self.notices.append(str(event.get("text", "")))
             case "checkpoint":
@@ -116,6 +123,10 @@ class LiveView:
         return f"no news for {duration(self.quiet_s)}" if self.quiet_s else "running"
 
     @property
+    def ended(self) -> bool:
+        return bool(self.ranks and self.ranks[0].end)
+
+    @property
     def quiet_s(self) -> float:
         """How long a running run has written nothing; 0 while that is usual."""
         if not self.ranks or not self.ranks[0].start or self.ranks[0].end:
@@ -139,10 +150,17 @@ class LiveView:
         return summary.trained.steps if summary.trained.epochs and summary.status == "finished" else None
 
 
-def watch(path: Path, *, once: bool = False, as_json: bool = False, every_s: float = EVERY_S) -> int:
-    """Show a run until it ends; once if `once`, as JSON, or without a terminal."""
+def watch(
+    path: Path,
+    *,
+    once: bool = False,
+    as_json: bool = False,
+    every_s: float = EVERY_S,
+    page: Path | None = None,
+    serve: int | None = None,
+) -> int:
+    """Show a run until it ends; once if `once`, as JSON, or without a terminal. Keep `page` current, or `serve` it."""
     import psutil
-    from rich.live import Live
 
     run = RunDir.open(path)
     view = LiveView(run, run.recorded_spec())
@@ -151,17 +169,45 @@ def watch(path: Path, *, once: bool = False, as_json: bool = False, every_s: flo
     if as_json:
         print_json(_dump_state(view))
         return 0
+    if page is not None or serve is not None:
+        with suppress(KeyboardInterrupt):
+            _keep_page(view, page, serve, once)
+        return 0
     psutil.cpu_percent(interval=0.1)  # its later answers count from here
     if once or not console.is_terminal:
         console.print(render_view(view))
         return 0
+    from rich.live import Live
+
     with suppress(KeyboardInterrupt), Live(render_view(view), console=console, auto_refresh=False) as live:
-        while not view.ranks or not view.ranks[0].end:
+        while not view.ended:
             time.sleep(every_s)
             if view.look() or view.quiet_s:
                 live.update(render_view(view), refresh=True)
         live.update(render_view(view), refresh=True)
     return 0
+
+
+def _keep_page(view: LiveView, page: Path | None, serve: int | None, once: bool) -> None:
+    """Write the page until the run has ended; a served one stays until Ctrl-C."""
+    from paceline.reports.watch_page import REFRESH_S, describe_server, render_watch_page, start_server
+
+    if page is not None and not page.parent.is_dir():
+        raise option_error("--page", f"there is no folder {str(page.parent)!r}; make it with  mkdir -p {page.parent}")
+    state = {"text": render_watch_page(view)}
+    if serve is not None:
+        terminal.print_text(describe_server(start_server(serve, lambda: state["text"])))
+    if page is not None:
+        write_atomic(page, state["text"])
+        terminal.print_text(
+            f"written: {page}" + ("" if once or view.ended else "; it is kept current until the run ends")
+        )
+    while not once and (serve is not None or not view.ended):
+        time.sleep(REFRESH_S)
+        if view.look() or view.quiet_s:
+            state["text"] = render_watch_page(view)
+            if page is not None:
+                write_atomic(page, state["text"])
 
 
 def _dump_state(view: LiveView) -> dict[str, Any]:
@@ -184,7 +230,7 @@ def _dump_state(view: LiveView) -> dict[str, Any]:
 
 def render_view(view: LiveView) -> Any:
     from rich.console import Group
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
     head = Text.assemble((view.run.name, "bold"), "  ", (view.status, STYLES.get(view.status, "bold yellow")))
@@ -197,7 +243,7 @@ def render_view(view: LiveView) -> Any:
     head.append(f"  step {last['step']:,}{of}, epoch {last['epoch'] + 1}, {last['samples']:,} samples{left}")
     if why := main.end.get("why"):
         head.append(f": {why}")
-    body = Table.grid(padding=(0, 2))
+    body = Grid.grid(padding=(0, 2))
     body.add_column(style="dim", no_wrap=True, min_width=NAMES)
     body.add_column(no_wrap=True)
     losses = [s["loss"] for s in main.steps if "loss" in s]
@@ -217,37 +263,39 @@ def render_view(view: LiveView) -> Any:
         body.add_row("checkpoint", f"step {main.saved:,}")
     for text in main.notices:
         body.add_row("noticed", text)
-    silent = {beat.rank: beat for beat in read_beats(view.run.heartbeats)} if view.quiet_s else {}
-    for rank, follower in enumerate(view.ranks if len(view.ranks) > 1 else ()):
-        body.add_row(
-            f"rank {rank}", _describe_silent_rank(silent[rank]) if rank in silent else _describe_rank(follower)
-        )
-    for rank, follower in enumerate(view.ranks):
-        if used := _describe_usage(follower.usage):
-            body.add_row(f"rank {rank} uses", used)
     body.add_row("machine", _describe_machine(main.start))
-    return Group(head, body)
+    ranks = build_ranks_table(view)
+    return Group(head, body, "", ranks) if ranks.rows else Group(head, body)
 
 
-def _describe_rank(follower: EventFollower) -> str:
-    if not follower.steps:
-        return "no step yet"
-    step_s = follower.mean("step_s") or 1.0
-    busy, exposed = follower.mean("compute_s", "data_s") / step_s, follower.mean("exposed_s") / step_s
-    return f"step {follower.steps[-1]['step']:,}, works {percent(busy)}, waits {percent(exposed)}"
+USES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "device_share": ("device", percent),
+    "device_bytes": ("device memory", size),
+    "device_watts": ("power", lambda watts: f"{number(watts, 3)} W"),
+    "cores": ("cores", lambda cores: number(cores, 2)),
+    "resident_bytes": ("memory", size),
+    "network_bytes_s": ("network", lambda rate: f"{size(rate)}/s"),
+}
 
 
-def _describe_usage(usage: dict[str, Any]) -> str:
-    known = {name: float(value) for name, value in usage.items() if isinstance(value, int | float)}
-    formats: dict[str, Callable[[float], str]] = {
-        "device_share": lambda share: f"device {percent(share)}",
-        "device_bytes": lambda count: f"{size(count)} of it",
-        "device_watts": lambda watts: f"{number(watts, 3)} W",
-        "cores": lambda cores: f"{number(cores, 2)} cores",
-        "resident_bytes": size,
-        "network_bytes_s": lambda rate: f"network {size(rate)}/s",
-    }
-    return ", ".join(show(known[name]) for name, show in formats.items() if name in known)
+def build_ranks_table(view: LiveView) -> Table:
+    """Build a row for each rank: its step, how much of it is work, and what it uses."""
+    known = [name for name in USES if any(name in follower.usage for follower in view.ranks)]
+    heads = ("rank", "step", "works", "waits", *(USES[name][0] for name in known))
+    table = Table(*heads, name="ranks", title="Ranks")
+    silent = {beat.rank: beat for beat in read_beats(view.run.heartbeats)} if view.quiet_s else {}
+    for rank, follower in enumerate(view.ranks if len(view.ranks) > 1 or known else ()):
+        step_s = follower.mean("step_s") or 1.0
+        shares = (follower.mean("compute_s", "data_s") / step_s, follower.mean("exposed_s") / step_s)
+        used = [(USES[name][1], follower.usage.get(name)) for name in known]
+        cells = [show(float(value)) if isinstance(value, int | float) else UNKNOWN for show, value in used]
+        if rank in silent:
+            table.add_failed_row(f"rank {rank}", _describe_silent_rank(silent[rank]))
+        elif follower.steps:
+            table.add_row(str(rank), f"{follower.steps[-1]['step']:,}", *map(percent, shares), *cells)
+        else:
+            table.add_row(str(rank), UNKNOWN, UNKNOWN, UNKNOWN, *cells)
+    return table
 
 
 def _describe_silent_rank(beat: Beat) -> str:

@@ -231,13 +231,15 @@ def describe_result(summary: Summary) -> str:
     if score is None:
         return ""
     event = {**summary.evaluation.metrics, **summary.evaluation.arrays}
-    majority, text = event.get("majority"), f"{score.name} {number(score.value)}"
-    if score.name != "accuracy" or majority is None:
-        return f"{text} ({'lower' if score.less_is_better else 'higher'} is better)"
+    text = f"{score.name} {number(score.value)} ({'lower' if score.less_is_better else 'higher'} is better)"
+    accuracy, majority = score.value if score.name == "accuracy" else event.get("accuracy"), event.get("majority")
+    if accuracy is None or majority is None:
+        return text
     guess = f"always predicting {_most_frequent_class(event)}"
-    if score.value <= majority:
-        return f"no better than guessing: {text}, and {guess} gives {number(majority)}"
-    return f"{text}, against {number(majority)} for {guess}"
+    if accuracy <= majority:
+        return f"no better than guessing: accuracy {number(accuracy)}, and {guess} gives {number(majority)}"
+    before = "" if score.name == "accuracy" else f"{text}, "
+    return f"{before}accuracy {number(accuracy)}, against {number(majority)} for {guess}"
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -247,7 +249,8 @@ def print_summary(summary: Summary, console: Console) -> None:
 
     style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
     title = Text.assemble((summary.name, "bold"), " ", (summary.status, style), f" after {duration(summary.seconds)}")
-    if outcome := summary.why or describe_result(summary):
+    result = describe_result(summary) if summary.status == "finished" else ""
+    if outcome := "; ".join(filter(None, (result, summary.why))):
         title.append(to_encodable(f": {outcome}", console.encoding))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)

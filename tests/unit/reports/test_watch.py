@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import psutil
 import pytest
 from rich.console import Console
 
-from paceline.reports.watch import LiveView, draw_sparkline, render_view
+from paceline.errors import UserError
+from paceline.reports.watch import LiveView, build_ranks_table, draw_sparkline, render_view
+from paceline.reports.watch_page import render_watch_page, start_server
 from paceline.runlog.run_dir import RunDir
 from report_runs import make_run, spec_of
 
@@ -49,7 +53,7 @@ def test_it_follows_a_run_to_its_end(tmp_path, lines):
     assert not view.look()
     shown = text_of(view)
     assert "step 10 of 200" in shown
-    assert "rank 1" in shown
+    assert [row[:2] for row in build_ranks_table(view).rows] == [("0", "10"), ("1", "10")]
     assert "samples/s" in shown
     add(run, 0, [lines[11], lines[12][:30]], end="")
     view.look()
@@ -70,10 +74,55 @@ def test_it_shows_what_each_rank_uses_and_what_was_noticed(tmp_path, lines):
     for rank, used in enumerate((device | process, process)):
         add(run, rank, [*lines[:11], json.dumps({"kind": "usage", "t": 1.0, "step": 10, **used}), json.dumps(notice)])
     view.look()
-    shown = text_of(view)
-    assert "rank 0 uses  device 87 %, 93 GB of it, 512 W, 1 cores, 450 MB, network 120 MB/s" in shown
-    assert "rank 1 uses  1 cores, 450 MB, network 120 MB/s" in shown
-    assert "noticed      the loss jumps to 9 at step 9" in shown
+    used = [row[4:] for row in build_ranks_table(view).rows]
+    assert used == [
+        ("87 %", "93 GB", "512 W", "1", "450 MB", "120 MB/s"),
+        ("–", "–", "–", "1", "450 MB", "120 MB/s"),
+    ]
+    assert "noticed      the loss jumps to 9 at step 9" in text_of(view)
+
+
+def test_a_page_has_the_curves_the_ranks_and_the_last_events_and_reloads_until_the_end(tmp_path, lines):
+    run, view = fresh(tmp_path)
+    evaluate = {"kind": "evaluate", "t": 2.0, "step": 10, "loss": 0.5, "accuracy": 0.75, "n": 64}
+    usage = [json.dumps({"kind": "usage", "t": 1.0, "step": step, "cores": 1.0}) for step in (5, 10)]
+    for rank in (0, 1):
+        add(run, rank, [*lines[:11], *usage, json.dumps(evaluate)])
+    view.look()
+    page = render_watch_page(view)
+    assert 'http-equiv="refresh"' in page
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert data["loss"]["lines"][0]["points"][-1][0] == 10
+    assert len(data["use"]["lines"]) == 2
+    assert data["rate"]["lines"][0]["points"][0][1] == pytest.approx(64 / json.loads(lines[1])["step_s"], rel=1e-3)
+    assert "accuracy 0.75" in page
+    assert all(f"<td>{row[1]}</td>" in page for row in build_ranks_table(view).rows)
+    add(run, 0, lines[11:])
+    view.look()
+    assert 'http-equiv="refresh"' not in render_watch_page(view)
+
+
+def test_a_page_of_a_finished_run_is_written_once(tmp_path, ask):
+    path = make_run(tmp_path, "made")
+    answer = ask("watch", path, "--page", tmp_path / "live.html")
+    assert (answer.code, "finished" in (tmp_path / "live.html").read_text()) == (0, True)
+    assert ask("watch", path, "--page", tmp_path / "no" / "live.html").code == 2
+
+
+def test_the_page_is_served_on_the_loopback_to_who_asks_for_localhost_alone():
+    port = start_server(0, lambda: "the page")
+    with urllib.request.urlopen(f"http://localhost:{port}/", timeout=20) as response:
+        assert response.read() == b"the page"
+    for request in (
+        f"http://localhost:{port}/spec.yaml",
+        urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Host": "evil.example:80"}),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=20)
+        assert refused.value.code == 404
+    with pytest.raises(UserError) as taken:
+        start_server(port, lambda: "")
+    assert (taken.value.code, taken.value.key) == ("unavailable", "--serve")
 
 
 def test_it_survives_a_kill_and_a_resume(tmp_path, lines):

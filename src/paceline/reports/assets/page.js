@@ -4,7 +4,8 @@
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const printing = window.matchMedia("print");
-  let chosen = null;
+  let chosen = null;  // kept for a page that loads itself again
+  try { chosen = sessionStorage.getItem("theme"); } catch { /* not allowed here */ }
   let charts = [];
 
   const colour = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
@@ -260,6 +261,7 @@
 
   document.getElementById("theme").addEventListener("click", () => {
     chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    try { sessionStorage.setItem("theme", chosen); } catch { /* not allowed here */ }
     theme();
   });
   dark.addEventListener("change", () => theme());
