@@ -19,7 +19,7 @@ from paceline.planner.advice import suggest_memory_savings
 from paceline.planner.plan import apply_plan
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import Summary
+from paceline.runlog.summary import Show, Summary
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.oom_retry import apply_recorded_retry, halve_micro_batch, prepare_retry, record_retry
 from paceline.trainer.rank import log_line, run_rank
@@ -86,7 +86,7 @@ def train(
     init_from: str | Path | None = None,
     resume_or_start: bool = False,
     changed_code: bool = False,
-    show: bool = True,
+    show: Show = True,
 ) -> RunResult:
     """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or resume the
     run in `resume`.
@@ -94,6 +94,7 @@ def train(
     `resume_or_start`: the folder is `out`/NAME, the same each time. Start the run there, resume it, or return if it is
     finished. `init_from` is a run, a file or a folder with the first weights, as `model.init_from` of the spec.
     `changed_code` resumes even if the user's own code is not what the last checkpoint was made with.
+    `show`: print how the run goes and its summary, or with "progress" all but the summary.
     `parallel: auto` on a named cluster becomes the layout that the plan chooses.
     """
     spec = resolve_spec(spec)
@@ -111,7 +112,7 @@ def train(
         raise
 
 
-def resume(run: str | Path, overrides: Any = (), *, changed_code: bool = False, show: bool = True) -> RunResult:
+def resume(run: str | Path, overrides: Any = (), *, changed_code: bool = False, show: Show = True) -> RunResult:
     """Resume a run from its newest whole checkpoint, on the same or another number of ranks.
 
     `{"train.epochs": "+2"}` trains it beyond its first length.
@@ -151,7 +152,7 @@ class _Request:
     resume: Path | None
     resume_or_start: bool
     changed_code: bool
-    show: bool
+    show: Show
 
     def train_as_rank(self, rank_info: RankInfo) -> RunResult:
         """Train as one of the ranks that a launcher has started."""
@@ -220,7 +221,7 @@ class _Request:
 
 
 def _train_with_retries(
-    spec: RunSpec, layout: Layout, show: bool, run: RunDir, workload: BaseWorkload | None
+    spec: RunSpec, layout: Layout, show: Show, run: RunDir, workload: BaseWorkload | None
 ) -> tuple[Path, Summary]:
     """Train on ranks that are started here; if memory runs out, again in smaller passes, as `train.on_oom` says."""
     try:
@@ -234,7 +235,7 @@ def _train_with_retries(
 
 
 def _run_ranks(
-    spec: RunSpec, layout: Layout, show: bool, run: RunDir, workload: BaseWorkload | None
+    spec: RunSpec, layout: Layout, show: Show, run: RunDir, workload: BaseWorkload | None
 ) -> tuple[Path, Summary]:
     if layout.ranks == 1 and spec.parallel.engine == "torch":  # other engines change their process for good
         return run_rank(spec, layout, show, run, workload, SINGLE_RANK)

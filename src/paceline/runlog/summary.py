@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.config import RunSpec
 from paceline.errors import UserError
@@ -240,6 +240,10 @@ def describe_result(summary: Summary) -> str:
         return f"no better than guessing: accuracy {number(accuracy)}, and {guess} gives {number(majority)}"
     before = "" if score.name == "accuracy" else f"{text}, "
     return f"{before}accuracy {number(accuracy)}, against {number(majority)} for {guess}"
+
+
+Show = bool | Literal["progress"]
+"""What a run prints: all, nothing, or all but the summary at its end."""
 
 
 def print_summary(summary: Summary, console: Console) -> None:

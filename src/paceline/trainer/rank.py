@@ -29,7 +29,7 @@ from paceline.layout import Layout
 from paceline.runlog.events import EventWriter, RunStatus, extract_metrics, read_events, read_steps, sum_wall_seconds
 from paceline.runlog.jobs import detect_scheduler_job
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import Summary, build_evaluation, compute_summary, print_summary, read_summary
+from paceline.runlog.summary import Show, Summary, build_evaluation, compute_summary, print_summary, read_summary
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.inference_assets import save_inference_assets
 from paceline.workload import BaseWorkload, LogFn, OwnLoop, Workload, build_workload, ignore_log
@@ -54,7 +54,7 @@ def log_line(text: str) -> None:
 def run_rank(
     spec: RunSpec,
     layout: Layout,
-    show: bool,
+    show: Show,
     folder: RunFolder,
     workload: BaseWorkload | None = None,
     rank_info: RankInfo | None = None,
@@ -69,7 +69,7 @@ def run_rank(
     rank_info = rank_info or detect_rank(os.environ) or SINGLE_RANK
     if isinstance(workload := workload or build_workload(spec), OwnLoop):
         with translate_failures(spec), record_failure(folder, rank_info):
-            return cast("tuple[Path, Summary]", workload.drive(layout, rank_info, show, folder))
+            return cast("tuple[Path, Summary]", workload.drive(layout, rank_info, bool(show), folder))
     with translate_failures(spec), StopRequest(unsupervised=rank_info is SINGLE_RANK) as stop, ExitStack() as held:
         with ExitStack() as starting:
             if isinstance(folder, RunDir):
@@ -123,7 +123,7 @@ def train_rank(
     rank_info: RankInfo,
     device: torch.device,
     stop: StopRequest,
-    show: bool = False,
+    show: Show = False,
 ) -> Summary:
     """Start or resume a run as one of its ranks, which have joined."""
     from paceline.trainer.setup import build_job
@@ -141,7 +141,7 @@ class RankSession:
 
     run: RunDir
     context: RunContext
-    show: bool
+    show: Show
     job: Job | None = None
     summary: Summary | None = None
     ended: Summary | None = None  # the summary on the main rank, if this attempt made steps
@@ -171,7 +171,7 @@ class RankSession:
         if self.main:
             _prepare_folder(run, context.spec, job, self.log)
             length = job.facts.order.seen(job.facts.steps), job.facts.order.seen(first)
-            sink = open_event_sink(context.spec, run, *length, self.show, job.facts.pauses)
+            sink = open_event_sink(context.spec, run, *length, bool(self.show), job.facts.pauses)
             context.show_event = self.held.enter_context(sink)
         return True
 
@@ -197,7 +197,7 @@ def open_rank_session(
     rank_info: RankInfo,
     device: torch.device,
     stop: StopRequest,
-    show: bool,
+    show: Show,
     data: str = "",
 ) -> Iterator[RankSession]:
     """Lock the run's folder and open its events; record a failure there, and print the end.
@@ -241,7 +241,7 @@ def open_rank_session(
                 raise
             raise cause from error
     if show and session.ended:
-        _show_end(run, session.ended, log)
+        _show_end(run, session.ended, log, brief=show == "progress")
 
 
 @contextmanager
@@ -267,12 +267,13 @@ def check_shared_folder(run: RunDir, rank_info: RankInfo) -> RunFailed | None:
     return None
 
 
-def _show_end(run: RunDir, summary: Summary, log: LogFn) -> None:
-    print_summary(summary, build_console())
+def _show_end(run: RunDir, summary: Summary, log: LogFn, brief: bool) -> None:
+    if not brief:
+        print_summary(summary, build_console())
     folder = shlex.quote(str(run.path))
     if summary.status == RunStatus.STOPPED:
         log(f"stopped after a checkpoint, as asked; resume with  paceline train --resume {folder}")
-    else:
+    elif not brief:
         log(f"run folder {run.path}; a page of it:  paceline report {folder}")
 
 

@@ -9,13 +9,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.errors import InvalidValue, UserError
 from paceline.io.files import print_json
+from paceline.io.format import duration
 from paceline.io.terminal import build_console, warn
+from paceline.workloads.topics.counts.stream import compute_totals
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import STARTS, FitOptions
 
-SHOWN_TERMS = 8
+SHOWN_TERMS, SHOWN_TOPICS = 8, 20
+ALIKE = 0.9  # overlap of two topics that say the same
 EXPLORER = "topics.html"
 PICTURES = ("loss.png", "structure.png", "top_terms.png")
 
@@ -64,20 +69,49 @@ def run_topics(arguments: argparse.Namespace) -> int:
         raise UserError("-k is missing: give the number of topics, as  -k 20", code="missing-value", key="-k")
     asked = {field.name: getattr(arguments, field.name) for field in fields(FitOptions) if field.name in arguments}
     quiet = arguments.quiet or arguments.json
-    how = {"ranks": arguments.ranks, "show": not quiet, "data": text}
+    how: dict[str, Any] = {"ranks": arguments.ranks, "show": "progress" if not quiet else False, "data": text}
     folder = train_topics(arguments.source, arguments.k, arguments.out, FitOptions(**asked), **how)
     if not (folder / MODEL_FILE).is_file():
         return 0  # stopped by the user; the command that resumes it was printed
     model = TopicFit.load(folder / MODEL_FILE)
     counts, texts = _read_texts(folder)
+    lengths = None if counts is None else compute_totals(counts).per_document
+    write_topic_pictures(model, folder, counts, texts, title=_title(model, arguments.source), lengths=lengths)
     if arguments.json:
-        print_json(_to_json(model, folder))
+        print_json(_to_json(model, folder, lengths))
     if not quiet:
-        console.print(build_topics_table(model, counts))
-    for name in write_topic_pictures(model, folder, counts, texts):
-        if not quiet:
-            console.print(f"written: {folder / name}", soft_wrap=True)
+        console.print(*describe_fit(model, arguments.source), sep="\n", soft_wrap=True, highlight=False)
+        console.print(build_topics_table(model, lengths))
+        if model.k > SHOWN_TOPICS:
+            console.print(f"and {model.k - SHOWN_TOPICS} smaller ones, on the page")
+        names = ", ".join(PICTURES[:-1]) + f" and {PICTURES[-1]}"
+        console.print(f"Page: {folder / EXPLORER}; beside it {MODEL_FILE}, {names}", soft_wrap=True, highlight=False)
     return 0
+
+
+def _title(model: TopicFit, source: Path) -> str:
+    return f"{model.k:,} topics in {source.expanduser().absolute().name}"
+
+
+def describe_fit(model: TopicFit, source: Path) -> list[str]:
+    """Return the verdict on a fit, whether its topics differ, and what to type next."""
+    from paceline.workloads.topics.result.explorer import compute_overlaps
+
+    ended = (
+        f"converged after {model.passes:,} passes" if model.converged else f"not converged in {model.passes:,} passes"
+    )
+    lines = [f"{_title(model, source)}: {ended}, {duration(model.seconds)}."]
+    leading = np.median(model.L.max(axis=1))
+    mixed = f"Half of the {len(model.L):,} documents have {100 * leading:.0f} % or more of one topic"
+    overlap = np.triu(compute_overlaps(model.F), 1)
+    a, b = np.unravel_index(overlap.argmax(), overlap.shape)
+    alike = f"; the two topics most alike, {a} and {b}, share {100 * overlap[a, b]:.0f} % of their terms"
+    lines.append(f"{mixed}{alike if model.k > 1 else ''}.")
+    if not model.converged:
+        lines.append(f"Let it converge:  --passes {max(1000, 5 * model.passes)}")
+    elif overlap[a, b] > ALIKE:
+        lines.append(f"Try fewer topics:  -k {model.k - int((overlap.max(axis=0) > ALIKE).sum())}")
+    return lines
 
 
 def train_topics(
@@ -87,7 +121,7 @@ def train_topics(
     options: FitOptions,
     *,
     ranks: int = 1,
-    show: bool = True,
+    show: Any = True,
     data: Mapping[str, Any] | None = None,
 ) -> Path:
     """Train a run in the folder `out` and return the folder. `data`: more keys of that section; None is left out."""
@@ -109,10 +143,14 @@ def train_topics(
     return train(build_spec(values), out.parent, show=show).path
 
 
-def _to_json(model: TopicFit, folder: Path) -> dict[str, Any]:
-    topics = zip(model.topic_shares().tolist(), model.top_terms(SHOWN_TERMS), strict=True)
+def _to_json(model: TopicFit, folder: Path, lengths: Any) -> dict[str, Any]:
+    topics = zip(model.topic_shares().tolist(), model.topic_names(lengths), model.top_terms(SHOWN_TERMS), strict=True)
     facts = {name: getattr(model, name) for name in ("loss", "passes", "converged", "stopped_because", "seconds")}
-    return {"folder": folder, **facts, "topics": [{"of_documents": share, "terms": terms} for share, terms in topics]}
+    return {
+        "folder": folder,
+        **facts,
+        "topics": [{"of_documents": s, "name": name, "terms": t} for s, name, t in topics],
+    }
 
 
 def _read_texts(folder: Path) -> tuple[Any, Iterator[str] | None]:
@@ -132,33 +170,38 @@ def _read_texts(folder: Path) -> tuple[Any, Iterator[str] | None]:
 
 
 def write_topic_pictures(
-    model: TopicFit, folder: Path, counts: Any = None, texts: Iterable[str] | None = None
-) -> list[str]:
+    model: TopicFit,
+    folder: Path,
+    counts: Any = None,
+    texts: Iterable[str] | None = None,
+    *,
+    title: str | None = None,
+    lengths: Any = None,
+) -> None:
+    """Write the three plots and the explorer page into the folder, with the same names of topics."""
     from paceline.workloads.topics.result.explorer import write_explorer
     from paceline.workloads.topics.result.plots import plot_loss, plot_structure, plot_top_terms
 
     loss, structure, terms = (str(folder / name) for name in PICTURES)
     plot_loss(model, output_file=loss)
-    plot_structure(model, output_file=structure)
-    plot_top_terms(model, output_file=terms)
-    write_explorer(model, folder / EXPLORER, counts, texts=texts)
-    return [*PICTURES, EXPLORER]
+    names = [f"{at}: {name}" for at, name in enumerate(model.topic_names(lengths, 3))]
+    plot_structure(model, output_file=structure, topic_names=names)
+    plot_top_terms(model, output_file=terms, topic_names=names)
+    write_explorer(model, folder / EXPLORER, counts, texts=texts, title=title)
 
 
-def build_topics_table(model: TopicFit, counts: Any = None) -> Any:
-    """Build a table of topics, largest first: their share (of words where counts are given) and their top terms."""
+def build_topics_table(model: TopicFit, lengths: Any = None) -> Any:
+    """Build a table of the largest topics: share (of words where the lengths of documents are given) and name."""
     from rich.table import Table
+    from rich.text import Text
 
-    from paceline.workloads.topics.counts.stream import compute_totals
-
-    lengths = None if counts is None else compute_totals(counts).per_document
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("topic", justify="right")
     table.add_column("of documents" if lengths is None else "of all words", justify="right")
-    table.add_column("terms", overflow="fold")
-    shares, terms = model.topic_shares(lengths), model.top_terms(SHOWN_TERMS)
-    for at in sorted(range(model.k), key=lambda at: -shares[at]):
-        table.add_row(str(at), f"{100 * shares[at]:.1f} %", ", ".join(terms[at]))
+    table.add_column("name", overflow="fold")
+    shares, names = model.topic_shares(lengths), model.topic_names(lengths)
+    for at in sorted(range(model.k), key=lambda at: -shares[at])[:SHOWN_TOPICS]:
+        table.add_row(str(at), f"{100 * shares[at]:.1f} %", Text(names[at]))
     return table
 
 

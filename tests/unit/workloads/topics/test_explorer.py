@@ -73,8 +73,13 @@ def test_what_is_told_is_true(explored):
     assert data["everywhere"] == pytest.approx(everywhere, rel=0.01, abs=1e-9)
     for topic, (terms, p) in enumerate(data["tops"]):
         assert p == pytest.approx(made.F[topic, terms], rel=0.01, abs=1e-9)
-    for topic, found in enumerate(data["topDocuments"]):
-        assert np.diff(made.L[found, topic]).max() < 0.01
+    for topic, (found, between) in enumerate(zip(data["topDocuments"], data["between"], strict=True)):
+        others = np.sort(made.L[found], axis=1)[:, -2]
+        assert (np.diff((made.L[found, topic] - others) * lengths[found]) <= 0).all()
+        assert (np.sort(made.L[between], axis=1)[:, -2] >= 0.25).all()
+        assert (np.sort(made.L[between], axis=1)[:, -2:] >= made.L[between, topic][:, None]).any(axis=1).all()
+    assert sum(map(len, data["between"])) >= 2
+    assert data["labels"] == made.topic_names(lengths)
     for document, mixture in enumerate(data["mixtures"]):
         assert np.array(mixture[1::2]) / 1000 == pytest.approx(made.L[document, mixture[::2]], abs=1e-3)
     for term, uses in enumerate(data["uses"]):

@@ -9,6 +9,7 @@ import paceline.topics as pt
 from paceline.cli.main import main
 from paceline.errors import UserError
 from paceline.workloads.topics.fitting.problem import SampleSize
+from topics_fits import page_data
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +168,14 @@ def test_the_command(made, tmp_path, capsys):
     (tmp_path / "terms.txt").write_text("".join(f"word{i}\n" for i in range(80)))
     code, out, _ = run(capsys, tmp_path / "x.npy", "-k", 3, "--out", tmp_path / "fit", "--passes", 40)
     assert code == 0
-    assert out.count("word") >= 3 * 8
-    assert max(map(len, out.splitlines())) <= 200
+    lines = out.splitlines()
+    verdict = next(at for at, line in enumerate(lines) if line.startswith("3 topics in x.npy: "))
+    page = (tmp_path / "fit" / "topics.html").read_text(encoding="utf-8")
+    assert "<h1>3 topics in x.npy</h1>" in page
+    names = page_data(page)["labels"]
+    assert sorted(line.split("%")[1].strip() for line in lines[verdict + 3 : verdict + 6]) == sorted(names)
+    assert names[0].count("word") == 5
+    assert not [line for line in lines if line.startswith("speed")]
     for name in ("model.safetensors", "topics.html", "structure.png", "top_terms.png", "loss.png", "summary.json"):
         assert (tmp_path / "fit" / name).stat().st_size > 100
     model = pt.TopicFit.load(tmp_path / "fit" / "model.safetensors")

@@ -35,12 +35,12 @@ SEARCHED_TERMS = 20_000
 USES, LEAST_USE = 6, 0.03
 SIMILAR = 6
 PRINTED_TERMS = 12
-NAMING = 0.3  # the weight of log p for the terms that name a topic; explorer.js has the same
 FILLED = 0.16  # of the plane, by all topics together
 SMALLEST, LARGEST = 0.011, 0.13  # radii of topics on the map
 MARGIN = 0.02
 ROUNDS = 120
-PER_TOPIC, ALL_UP_TO = 20, 5_000  # documents that are shown: of each topic, or all of a small collection
+PER_TOPIC, ALL_UP_TO = 8, 5_000  # documents that are shown: in each list of a topic, or all of a small collection
+BETWEEN, PER_PAIR = 0.25, 2  # least share of two topics in a document between them, and such documents of a pair
 MOST_IN_MIXTURE, LEAST_SHARE = 12, 0.01
 DOCUMENT_TERMS = 10
 BLOCK_BYTES = 16 << 20
@@ -54,7 +54,7 @@ def write_explorer(
     X: Any = None,
     names: Sequence[str] | None = None,
     *,
-    title: str = "Topics",
+    title: str | None = None,
     texts: Iterable[str] | None = None,
 ) -> Path:
     """Write the explorer of a fit; with its counts X and `texts`, also coherence, and terms and texts of documents."""
@@ -73,19 +73,19 @@ def render_explorer(
     model: TopicFit,
     X: Any = None,
     names: Sequence[str] | None = None,
-    title: str = "Topics",
+    title: str | None = None,
     texts: Iterable[str] | None = None,
 ) -> str:
     from markupsafe import Markup
 
     data = collect_explorer_data(model, X, names, texts)
     company = data["coherence"] or [None] * model.k
+    names = data.pop("printed")
     rows = [
-        (at, data["shares"][at], company[at], _line(data, at))
-        for at in np.argsort(-np.array(data["shares"]), kind="stable")
+        (at, data["shares"][at], company[at], names[at]) for at in np.argsort(-np.array(data["shares"]), kind="stable")
     ]
     return compile_template(read_explorer_asset("explorer.html.j2")).render(
-        title=title,
+        title=title or f"{model.k:,} topics in {len(model.L):,} documents",
         facts=_facts(model),
         rows=rows,
         data=Markup(dump_page_data(data)),
@@ -132,6 +132,8 @@ def collect_explorer_data(
         "terms": int(model.F.shape[1]),
         "byWords": lengths is not None,
         "shares": [_short(v) for v in shares],
+        "labels": model.topic_names(lengths),
+        "printed": model.topic_names(lengths, PRINTED_TERMS),
         "coherence": None if company is None else [round(float(v), 3) for v in company],
         "spots": np.column_stack([spots, radii]).round(4).tolist(),
         "similar": _similar(overlap),
@@ -165,14 +167,6 @@ def _uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.nd
             kept = [(topic, round(100 * part)) for topic, part in zip(topics, parts, strict=True) if part >= LEAST_USE]
             found.append([value for pair in kept for value in pair])
     return found
-
-
-def _line(data: dict[str, Any], topic: int) -> str:
-    """Return the terms that name a topic, for the printed table: neither the commonest nor the rarest."""
-    places, p = data["tops"][topic]
-    everywhere = np.array([data["everywhere"][at] for at in places])
-    score = np.log(np.maximum(p, 1e-30)) - (1 - NAMING) * np.log(np.maximum(everywhere, 1e-30))
-    return ", ".join(data["vocabulary"][places[at]] for at in find_largest(score, PRINTED_TERMS))
 
 
 def _facts(model: TopicFit) -> list[str]:
@@ -245,10 +239,9 @@ def _documents(
     names: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Return lists with every document of a small collection, or the top ones of each topic, which are places here."""
-    tie_break = 0.0 if lengths is None else 1e-3 * lengths / (lengths.max() + 1)
-    firsts = [find_largest(model.L[:, topic].astype(np.float64) + tie_break, PER_TOPIC) for topic in range(model.k)]
-    firsts = [found[model.L[found, topic] >= LEAST_SHARE] for topic, found in enumerate(firsts)]
-    shown = np.arange(len(model.L)) if len(model.L) <= ALL_UP_TO else np.unique(np.concatenate(firsts))
+    firsts, between = _choose_documents(model.L, np.ones(len(model.L)) if lengths is None else lengths)
+    chosen = np.unique(np.concatenate([*firsts, *between]))
+    shown = np.arange(len(model.L)) if len(model.L) <= ALL_UP_TO else chosen
     titles = [str(names[at]) if names is not None else model.document(at) for at in shown.tolist()]
     return {
         "shown": shown,
@@ -257,7 +250,34 @@ def _documents(
         "mixtures": [_in_thousandths(row, find_largest(row, MOST_IN_MIXTURE)) for row in model.L[shown]],
         "documentTerms": None if counts is None else _find_typical_terms(counts, shown, everywhere),
         "topDocuments": [np.searchsorted(shown, found).tolist() for found in firsts],
+        "between": [np.searchsorted(shown, found).tolist() for found in between],
     }
+
+
+def _choose_documents(L: np.ndarray, lengths: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return for each topic the documents that speak for it most, and those between it and another topic.
+
+    A document speaks for a topic by its words beyond those of its next topic: a long one tells more than a short one
+    of nothing else.
+    """
+    n, k = L.shape
+    order = np.argsort(-L, axis=1, kind="stable")[:, :2]
+    first, second = order[:, 0], order[:, -1]
+    rows = np.arange(n)
+    ahead = (L[rows, first] - (L[rows, second] if k > 1 else 0)) * lengths
+    less = np.where(k > 1, L[rows, second], 0)
+    firsts, between = [], []
+    for topic in range(k):
+        own = np.flatnonzero(first == topic)
+        firsts.append(own[find_largest(ahead[own], PER_TOPIC)])
+        near = np.flatnonzero((less >= BETWEEN) & ((first == topic) | (second == topic)))
+        taken: list[int] = []
+        for at in near[np.argsort(-less[near] * np.sqrt(lengths[near]), kind="stable")].tolist():
+            pair = {first[at], second[at]}
+            if len(taken) < PER_TOPIC and sum({first[x], second[x]} == pair for x in taken) < PER_PAIR:
+                taken.append(at)
+        between.append(np.array(taken, np.int64))
+    return firsts, between
 
 
 def _read_beginnings(texts: Iterable[str], shown: np.ndarray) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from paceline.errors import InvalidValue, UserError
-from paceline.io.escape import escape_hidden
+from paceline.io.escape import escape_hidden, to_one_line
 from paceline.io.files import replace_nonfinite, to_json_value, write_atomic
 from paceline.io.format import duration, number
 from paceline.workloads.topics.counts.matrices import Counts
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BY_LIFT = 0.05  # the weight of log p: of the many terms that one topic alone uses, the more probable come first
 WAYS = {"probability": 1.0, "lift": BY_LIFT}
+NAMING, NAMING_TERMS = 0.3, 5  # the weight of log p for the terms that name a topic, and how many
 SMALLEST = 1e-30
 
 
@@ -240,6 +241,12 @@ class TopicFit:
 
     def top_term_numbers(self, n: int = 10, by: str = "probability") -> list[np.ndarray]:
         return find_top_terms(self.F, self.topic_shares(), n, by)
+
+    def topic_names(self, lengths: np.ndarray | None = None, n: int = NAMING_TERMS) -> list[str]:
+        """Name each topic by n of its terms, neither the commonest nor the rarest; `lengths` as in `topic_shares`."""
+        everywhere = compute_term_probabilities(self.F, self.topic_shares(lengths))
+        (rows,) = rank_terms(self.F, everywhere, n, [NAMING])
+        return [", ".join(to_one_line(self.term(at)) or "(blank)" for at in row) for row in rows]
 
     def term(self, at: int) -> str:
         return f"term {at}" if self.terms is None else self.terms[at]

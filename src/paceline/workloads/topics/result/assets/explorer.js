@@ -6,7 +6,7 @@
   const at = (id) => document.getElementById(id);
   const SVG = "http://www.w3.org/2000/svg";
   const topics = [...Array(data.k).keys()].sort((a, b) => data.shares[b] - data.shares[a] || a - b);
-  const MOST_TERMS = 25, MOST_FOUND = 6, NAMING = 0.3;
+  const MOST_TERMS = 15, MOST_FOUND = 6, NAMING = 0.3, SPEAKS = 50;
   let weight = NAMING, theme = null, shown = null;
 
   /* Texts of documents and terms reach the page as text nodes alone. */
@@ -38,8 +38,7 @@
       return { term, p: p[i], lift, score };
     }).sort((a, b) => b.score - a.score || b.p - a.p);
   }
-  const labels = topics.slice();
-  topics.forEach((topic) => { labels[topic] = ranked(topic, NAMING).slice(0, 5).map((t) => one(data.vocabulary[t.term])).join(", "); });
+  const labels = data.labels, places = new Map(data.vocabulary.map((term, i) => [term, i]));
 
   function badge(topic) {
     const made = make("span", "badge", String(topic));
@@ -186,7 +185,10 @@
         add(make("button", "chip", undefined, { onclick: () => go("topic", other), title: labels[other] }), badge(other), label(labels[other].split(", ").slice(0, 3).join(", ")), figure(percent(overlap), "overlap of terms")))));
     }
     if (data.topDocuments[topic].length) {
-      add(box, make("h3", "", "Documents with the most of it"), ...data.topDocuments[topic].map((which) => documentBar(which, topic)));
+      add(box, make("h3", "", "Documents that speak for it"), make("p", "told", (data.lengths ? "By their words beyond those of any other topic." : "By their share beyond that of any other topic.") + (data.texts ? " Underlined: words used mostly by one topic, in its colour." : "")), ...data.topDocuments[topic].map((which) => documentBar(which, topic)));
+    }
+    if (data.between[topic].length) {
+      add(box, make("h3", "", "Documents between it and another topic"), ...data.between[topic].map((which) => documentBar(which, topic)));
     }
   }
   function documentBar(which, topic) {
@@ -197,8 +199,21 @@
       if (mixture[i] === topic) share = mixture[i + 1] / 1000;
       parts.push([mixture[i + 1] / 1000, colour(mixture[i])]);
     }
-    const row = add(make("button", "bar three", undefined, { onclick: () => go("document", which) }), label(data.names[which]), track(parts), figure(percent(share)));
-    return data.texts ? add(make("div", "told-of"), row, make("p", "text", data.texts[which])) : row;
+    const words = data.lengths ? whole(share * data.lengths[which]) + " of " + whole(data.lengths[which]) + " words" : "";
+    const row = add(make("button", "bar three", undefined, { onclick: () => go("document", which), title: words }), label(data.names[which]), track(parts), figure(share >= 0.995 && data.lengths ? whole(data.lengths[which]) + " words" : percent(share), words));
+    return data.texts ? add(make("div", "told-of"), row, spoken(which)) : row;
+  }
+  /* The text, with the words that are mostly used by one topic underlined in its colour. */
+  function spoken(which) {
+    const box = make("p", "text");
+    data.texts[which].split(/([\p{L}\p{N}_]+)/u).forEach((word, i) => {
+      const uses = i % 2 ? data.uses[places.get(word.toLowerCase())] : undefined;
+      if (!uses || !uses.length || uses[1] < SPEAKS) return box.append(word);
+      const mark = make("u", "", word, { title: percent(uses[1] / 100) + " of its use is in topic " + uses[0] + ": " + labels[uses[0]] });
+      mark.style.textDecorationColor = colour(uses[0]);
+      box.append(mark);
+    });
+    return box;
   }
   function topicBar(topic, share, most) {
     const row = make("button", "bar three", undefined, { onclick: () => go("topic", topic), title: labels[topic] });
@@ -208,7 +223,7 @@
   function documentView(box, which) {
     back(box);
     add(box, add(make("div", "head"), make("h2", "", one(data.names[which]))));
-    if (data.texts) box.append(make("p", "text", data.texts[which]));
+    if (data.texts) box.append(spoken(which));
     const mixture = data.mixtures[which], pairs = [];
     for (let i = 0; i < mixture.length; i += 2) pairs.push([mixture[i], mixture[i + 1] / 1000]);
     box.append(make("p", "told", (data.lengths ? whole(data.lengths[which]) + " words · " : "") + pairs.length + (pairs.length === 1 ? " topic" : " topics") + " of at least 1 %"));
