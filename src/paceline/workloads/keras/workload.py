@@ -56,7 +56,7 @@ class KerasWorkload(Workload):
         reject_for_keras(self.spec, layout)
 
     def prepare(self, log: LogFn) -> None:
-        """Try model, loss and metrics on two samples before ranks start; report an optimiser, which is not used."""
+        """Try model, loss and metrics on two samples before ranks start; report what is not used of compile()."""
         samples, module = cast(KeyedSamples, self.data("train")), self.model()
         few = np.arange(min(2, len(samples)))
         with torch.no_grad(), guard_model_call():
@@ -66,6 +66,10 @@ class KerasWorkload(Workload):
         if optimizer is not None:
             unused = f"{optimizer.name} with a learning rate of {float(optimizer.learning_rate):g}"
             log(f"the optimiser of compile(), {unused}, is not used: the run file has {train.optimizer}, {train.lr:g}")
+        if module.original.compiled and module.original.steps_per_execution > 1:
+            log(
+                f"steps_per_execution={module.original.steps_per_execution} of compile() is not used: see train.compile"
+            )
 
     def _check_score(self, metrics: Mapping[str, Any]) -> None:
         known = [name for name, value in metrics.items() if isinstance(value, int | float)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 import runpy
 import sys
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 import paceline
-from paceline.config import build_spec, load
+from paceline.config import Train, build_spec, load
 from paceline.config.registry import load_user_function
+from paceline.config.sections import Parallel
 from paceline.errors import UserError
 from paceline.nn.keras_backend import import_keras
 from paceline.planner.candidates import UNSHARDED_STRATEGIES
@@ -23,6 +25,7 @@ from paceline.runlog.run_dir import RunDir
 from paceline.trainer.run import build_resumed_spec
 from paceline.trials.layout_causes import find_layout_causes
 from paceline.workload import build_workload
+from paceline.workloads.keras.sections import KerasModel
 
 keras = import_keras()
 MODELS = Path(__file__).with_name("models.py")
@@ -259,8 +262,25 @@ def test_the_library_is_missing_or_on_another_backend(monkeypatch):
 def test_compile_says_what_is_not_used():
     said = []
     build_workload(run()).prepare(said.append)
-    assert len(said) == 1
+    build_workload(run("several_steps", f"{MODELS}:yes_or_no")).prepare(said.append)
+    assert len(said) == 3
     assert all(word in said[0] for word in ("adam ", "0.001", "adamw", "0.01"))
+    assert "steps_per_execution=4" in said[2]
+
+
+def test_the_page_says_what_becomes_of_every_argument_callback_and_optimiser():
+    page = "\n".join(line for line in (DOCS / "keras.md").read_text().splitlines() if line.startswith("|"))
+    named = set(re.findall(r"`([A-Za-z_0-9]+)`", page))
+    modules = (keras.callbacks, keras.optimizers, keras.optimizers.schedules)
+    wanted = {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
+    for method in (keras.Model.compile, keras.Model.fit):
+        wanted |= set(inspect.signature(method).parameters) - {"self"}
+    wanted |= set(inspect.signature(keras.optimizers.SGD).parameters) - {"kwargs", "name", "ema_overwrite_frequency"}
+    assert wanted - named == set()
+    sections = {"train": Train, "parallel": Parallel, "model": KerasModel}
+    keys = [key.split(".") for key in re.findall(r"`((?:train|parallel|model)\.[a-z_0-9]+)", page)]
+    assert len(keys) > 20
+    assert [key for key in keys if key[1] not in sections[key[0]].model_fields] == []
 
 
 keras = import_keras()
