@@ -16,7 +16,7 @@ from paceline.convert.shell import SHELLS, ShellCommand, evaluate_script, is_unk
 from paceline.convert.sources import Extra, Settings
 
 PROGRAMS = load_yaml_table("programs")
-LAUNCHERS, WRAPPERS, STARTS_RANKS = PROGRAMS["launchers"], {*PROGRAMS["wrappers"]}, PROGRAMS["start_ranks"]
+LAUNCHERS, STARTS_RANKS = PROGRAMS["launchers"], PROGRAMS["start_ranks"]
 SCRIPT_ARGUMENTS = ("$@", "$*", "${@}", "${*}")
 """The words that a shell script itself was called with."""
 COMMAND_PRIORITY = 1
@@ -25,6 +25,8 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
 MIN_TRAINER_OPTIONS = 2
 """So many names of TrainingArguments among the options of a script make it one of the Trainer."""
+LIGHTNING_VERBS = ("fit", "validate", "test", "predict")
+"""Of its command line: options that begin with `trainer.` are other tools' too."""
 AT_RUN_TIME = "known only when the job runs"
 
 
@@ -44,9 +46,9 @@ class _CommandLine:
 
 def tool_of(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Return the launcher or Python that a command begins with; empty if it is neither."""
-    words = _strip_wrappers(list(words))
-    inner = _read_inner_shell(words, environment or {})
-    return _tool_named(choose_command(inner).words if inner else words)
+    words = _as_launcher(_strip_wrappers(list(words)))
+    inner = choose_command(_read_inner_shell(words, environment or {}))
+    return tool_of(inner.words, inner.environment) if inner.words else _tool_named(words)
 
 
 def _tool_named(words: Sequence[str]) -> str:
@@ -63,11 +65,12 @@ def read_command(command: ShellCommand, folder: Path) -> list[Settings]:
     line = _CommandLine(command.words, folder, command.environment)
     while line.words:
         _read_environment(line)
-        line.words = _strip_wrappers(line.words)
+        line.words = _as_launcher(_strip_wrappers(line.words))
         if inner := _read_inner_shell(line.words, line.environment):
             line.words = choose_command(inner).words
             if extra := list_preparations(inner):
                 line.add("the shell", "environment", extra=tuple(extra))
+            continue
         tool = tool_of(line.words, line.environment)
         if not tool:
             break
@@ -109,7 +112,7 @@ def _read_environment(line: _CommandLine) -> None:
     known = {key: value for key, value in given.items() if table.rule(key) is not None}
     as_before = note("for the shell: set it as before")
     extra = [(key, value, as_before) for key, value in given.items() if key not in known]
-    start = next((i for i, word in enumerate(before) if Path(word).name in WRAPPERS - {"env"}), len(before))
+    start = next((i for i in range(len(before)) if before[i] != "env" and _is_wrapper(before[i:])), len(before))
     if wrapper := [word for word in before[start:] if not ASSIGNMENT.fullmatch(word)]:
         translation = note("for the shell: put it before  paceline train")
         extra.append((Path(wrapper[0]).name, shlex.join(wrapper), translation))
@@ -122,10 +125,26 @@ def _strip_wrappers(words: list[str]) -> list[str]:
     while words:
         if words[0] in PROGRAMS["prefixes"] or ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
-        elif Path(words[0]).name in WRAPPERS and (start := _find_program(words[1:])) is not None:
+        elif _is_wrapper(words) and (start := _find_program(words[1:])) is not None:
             words = words[1 + start :]
         else:
             break
+    return words
+
+
+def _is_wrapper(words: list[str]) -> bool:
+    """Whether a command starts another one: `docker run …`, and not `docker build …` or `conda install …`."""
+    name, verb = Path(words[0]).name, words[1:2]
+    runs = bool(verb) and verb[0] in PROGRAMS["wrapper_verbs"]
+    return name in PROGRAMS["wrappers"] or (runs and name in PROGRAMS["wrappers_with_verbs"])
+
+
+def _as_launcher(words: list[str]) -> list[str]:
+    """Return `torchrun …` for `python -u -m torch.distributed.run …`, and so on; other commands as they are."""
+    if words and PYTHON.fullmatch(Path(words[0]).name):
+        rest = _strip_interpreter_options(words[1:])
+        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in PROGRAMS["modules"]:
+            return [*PROGRAMS["modules"][rest[1]].split(), *rest[2:]]
     return words
 
 
@@ -134,11 +153,7 @@ def _read_tool(line: _CommandLine, tool: str) -> None:
     if tool == "paceline":
         _read_paceline(line, rest)
     elif tool == "python":
-        rest = _strip_interpreter_options(rest)
-        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in PROGRAMS["modules"]:
-            _read_launcher(line, PROGRAMS["modules"][rest[1]], rest[2:])
-        else:
-            _read_program(line, "python", rest, alone=True)
+        _read_program(line, "python", rest, alone=True)
     elif tool == "accelerate":
         _read_accelerate(line, rest[1:])
     else:
@@ -154,7 +169,9 @@ def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
     python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
     started = tool_of(rest, line.environment)
     if scheduled and rest and not python and not started:
-        extra.append(("script", rest[0], translate_file(rest[0])))
+        words = rest[1:] if Path(rest[0]).name in SHELLS else rest
+        script = next((word for word in words if not word.startswith("-")), rest[0])
+        extra.append(("script", script, translate_file(script)))
         rest = []
     elif tool == "srun" and started not in STARTS_RANKS:
         extra.append(("tasks", "each", Translation(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))
@@ -209,15 +226,18 @@ def _read_program(line: _CommandLine, tool: str, words: list[str], *, alone: boo
         return
     script, given = words[0], [word for word in words[1:] if word not in SCRIPT_ARGUMENTS]
     claims: dict[str, Any] = {"started_alone": True} if alone else {}
+    claims |= {"data.arguments": given} if given else {}
     if module:
-        translation = Translation(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py")
+        translation = Translation(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py", review=True)
+    elif is_unknown(script) and not script.endswith(".py"):
+        translation = Translation(Outcome.NOTED, claims, f"{AT_RUN_TIME}; write it as  workload: FILE.py", review=True)
     elif script.endswith(".py"):
         unknown = is_unknown(script)
         reason = f"its folder is {AT_RUN_TIME}" if unknown else "once it calls paceline.run()"
         file = Path(script).name if unknown else script
-        claims |= {"workload": file, **({"data.arguments": given} if given else {})}
-        translation = accept(claims, reason, review=unknown)
+        translation = accept({"workload": file, **claims}, reason, review=unknown)
     else:
+        claims.pop("data.arguments", None)
         translation = Translation(Outcome.NOTED, claims, "not a Python script")
     extra: list[Extra] = [("script", script, translation)]
     if len(given) < len(words) - 1:
@@ -236,7 +256,8 @@ def _read_script_options(line: _CommandLine, script: str, words: list[str]) -> N
         theirs = {key: value for key, value in found.items() if trainer.rule(key) is not None}
         line.add(script, "training_arguments", theirs, prefix="--")
         found = {key: value for key, value in found.items() if key not in theirs}
-    if theirs := {key: value for key, value in found.items() if key.startswith("trainer.")}:
+    theirs = {key: value for key, value in found.items() if key.startswith("trainer.")}
+    if theirs and rest[:1] and rest[0] in LIGHTNING_VERBS:
         line.add(script, "lightning", theirs, priority=COMMAND_PRIORITY, prefix="--")
         found = {key: value for key, value in found.items() if key not in theirs}
     known = {key: value for key, value in found.items() if own.rule(key) is not None}
@@ -308,7 +329,9 @@ def _parse_option(text: str, following: list[str], table: KeyTable) -> tuple[str
         return key, value, 0
     if key in table.flags or not following or (following[0].startswith("-") and not _is_negative_number(following[0])):
         return key, True, 0
-    if table.rule(key) is None and following[0].endswith(".py"):
+    if key in table.optional_numbers and not following[0].isdecimal():
+        return key, True, 0
+    if table.rule(key) is None and (following[0].endswith(".py") or _find_program(following) == 0):
         return key, True, 0
     return key, following[0], 1
 

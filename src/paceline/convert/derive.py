@@ -61,6 +61,8 @@ def _derive_ranks(draft: Draft) -> int | None:
         ranks = product
     elif ranks is None:
         ranks, equation = _count_scheduled_ranks(draft)
+    if unknown := [draft.unknown[name] for name in RANKS if name in draft.unknown and name not in draft.claims]:
+        draft.fill_in["parallel.ranks"] = f"{unknown[0]} is known only when the job runs"
     if ranks is None:
         draft.fill_in["parallel.ranks"] = "no file gives the number of devices; the run file is for one"
         return None
@@ -186,7 +188,7 @@ def _derive_arguments(draft: Draft) -> None:
     """Pass the arguments of a script on to it, as long as it is the script that runs."""
     if "data.arguments" not in draft.claims:
         return
-    if str(draft.value("workload")).endswith(".py"):
+    if str(draft.value("workload") or ".py").endswith(".py"):
         draft.used["arguments"] = ("data.arguments",)
         return
     del draft.claims["data.arguments"]

@@ -81,6 +81,8 @@ class Draft:
     """Keys of the run file that the user must look at, with the reason."""
     files: list[Path] = field(default_factory=list)
     """Existing files that a source names: to be read as well."""
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Quantities whose value only the running job knows, and who would give them."""
 
     def add_source(self, source: Settings) -> None:
         """Judge every key of a source."""
@@ -92,6 +94,9 @@ class Draft:
         for key, value in values.items():
             shown = key.replace("_", "-") if source.table.dashed else key
             translation = together[key] if key in together else _translate_key(source, key, value)
+            if translation.review and is_unknown(value):
+                claims = _translate_key(source, key, 1).claims
+                self.unknown |= {name: f"{source.name} {source.prefix}{shown}={value}" for name in claims}
             self.add(source, f"{source.prefix}{shown}", value, translation)
         for key, value, translation in source.extra:
             self.add(source, key, value, translation)

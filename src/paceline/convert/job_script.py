@@ -55,6 +55,9 @@ def read_job(text: str, name: str, folder: Path) -> list[Settings]:
     extra += list_preparations(script.commands)
     asked_elsewhere = note("for the scheduler; parallel.ranks sets the number of devices")
     extra += [(f"#{other}", value, asked_elsewhere) for other, value in OTHER_SCHEDULER_LINE.findall(text)]
+    if script.assumed and (asked or ranks):
+        values = ", ".join(f"{name}={value}" for name, value in script.assumed.items())
+        extra.append(("assumed", values, note("defaults of the script, which its caller may replace")))
     extra += [(f"line {line}", error[:60], note("it is not valid bash", review=True)) for line, error in script.errors]
     beside = note("it does not start the ranks: run it as before")
     extra += [("command", shlex.join(command.words), beside) for command in started if command not in ranks]

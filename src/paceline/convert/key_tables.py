@@ -37,6 +37,8 @@ class KeyTable:
     """Short forms of options."""
     pairs: frozenset[str] = frozenset()
     """Options with two values."""
+    optional_numbers: frozenset[str] = frozenset()
+    """Options whose value is a number, or missing."""
     switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options without a value, and the keys that they set."""
     calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -149,8 +151,8 @@ def load_table(name: str) -> KeyTable:
         rules = {key: _unless_auto(rule) for key, rule in rules.items()}
     same = {key: content[key] for key in ("dashed", "aliases", "switches", "calls", "defaults") if key in content}
     flags = frozenset((*content.get("flags", ()), *content.get("switches", ())))
-    pairs = frozenset(content.get("pairs", ()))
-    return CLASSES.get(name, KeyTable)(content["tool"], rules, frozenset(marks), flags=flags, pairs=pairs, **same)
+    same |= {key: frozenset(content.get(key, ())) for key in ("pairs", "optional_numbers")}
+    return CLASSES.get(name, KeyTable)(content["tool"], rules, frozenset(marks), flags=flags, **same)
 
 
 def _build_group(group: Entry) -> dict[str, Rule]:

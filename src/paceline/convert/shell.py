@@ -30,6 +30,8 @@ DEFAULTS = (":-", "-", ":=", "=")
 SETS_VARIABLES = ("read", "mapfile", "readarray", "getopts", "let")
 SCOPES = ("subshell", "pipeline")
 LOOPS = ("while_statement", "for_statement", "c_style_for_statement")
+EXPANSION = re.compile(r"'[^'\n]*'|\\.|\$([A-Za-z_]\w*|\d)")
+"""`$NAME`, or what holds none: a text in single quotes, and a character behind a backslash."""
 SKIPPED = ("comment", "test_command", "file_redirect", "herestring_redirect")
 MAX_VALUE_CHARS = 1 << 16
 MAX_NODES = 100_000
@@ -52,6 +54,8 @@ class ShellScript:
     exports: dict[str, str] = field(default_factory=dict)
     errors: list[tuple[int, str]] = field(default_factory=list)
     """Line and text of what is not valid bash."""
+    assumed: dict[str, str] = field(default_factory=dict)
+    """Variables that have a default in the script, such as `${BS:-16}`, and that its caller may export."""
 
 
 def evaluate_script(
@@ -63,8 +67,7 @@ def evaluate_script(
         known[ARGUMENTS] = list(arguments)
     evaluator = _Evaluator(known, dict.fromkeys(variables or (), True), line=1)
     try:
-        text = re.sub(r"(?m)^[ \t]*\$ ", "", text)  # the prompts of a guide
-        evaluator.run(re.sub(r"\$\(\(\((?=[^()]*\)\)[^)])", "$( ((", text))  # `$(((A)) && …)` is not a sum
+        evaluator.run(re.sub(r"(?m)^[ \t]*\$ ", "", text))  # without the prompts of a guide
     except RecursionError:
         raise UserError("the shell script is nested too deeply", code="unreadable") from None
     environment = evaluator.environment()
@@ -96,6 +99,9 @@ class _Evaluator:
         self.nodes = 0
 
     def run(self, text: str) -> None:
+        text = re.sub(r"\$\(\(\((?=[^()]*\)\)[^)])", "$( ((", text)  # `$(((A)) && …)` is not a sum
+        # tree-sitter-bash takes `$A/$B/c` for two words, and `${A}/${B}/c` for one
+        text = EXPANSION.sub(lambda found: f"${{{found[1]}}}" if found[1] else found[0], text)
         self.visit(_parser().parse(text.encode(errors="replace")).root_node)
 
     def environment(self) -> dict[str, str]:
@@ -214,6 +220,7 @@ class _Evaluator:
         inner.run(text)
         self.script.commands += inner.script.commands
         self.script.errors += inner.script.errors
+        self.script.assumed |= inner.script.assumed
 
     def call(self, node: Node, extra: Sequence[Node] = ()) -> None:
         if node.has_error:
@@ -315,6 +322,8 @@ class _Evaluator:
             value = next(iter(self.variables.get(ARGUMENTS, ())[int(name) - 1 : int(name)]), None)
         if operator in DEFAULTS and (value is None or (value in ("", []) and ":" in operator)):
             value = " ".join(word for part in rest for word in self.expand(part, quoted=True))
+            if not name.isdecimal() and not is_unknown(value):
+                self.script.assumed[name] = value
             if "=" in operator:
                 self.variables[name] = value
         elif operator not in ("}", ":?", "?", *DEFAULTS):  # ${A%.py}, ${A/x/y}, ${A:1:2}
@@ -352,7 +361,7 @@ def _text(node: Node) -> str:
 
 def _mark(node: Node) -> str:
     """Return the text of an expansion whose value is unknown, without blanks, at which words are split."""
-    text = _text(node).strip()
+    text = re.sub(r"^\$\{(\w+)\}$", r"$\1", _text(node).strip())
     return OUTPUT if re.search(r"\s", text) else text
 
 
