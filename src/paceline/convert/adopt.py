@@ -26,8 +26,8 @@ from paceline.io.files import write_atomic
 from paceline.layout import layout_of
 
 PLACEHOLDER = "train.py"
-SET_BY_SCRIPTS = ("train.lr", "train.schedule", "train.clip")
-"""What a script often sets itself, so that no other file has it. Its optimiser keeps its own learning rate."""
+SET_BY_SCRIPTS = ("train.global_batch", "train.optimizer", "train.lr", "train.schedule", "train.clip")
+"""What a script often sets itself, so that no other file has it."""
 SECTIONS = ("name", "workload", "cluster", "model", "data", "train", "parallel")
 COMMENT_COLUMN = 34
 WIDTH = 118
@@ -125,10 +125,11 @@ def _complete(draft: Draft, target: Path | None) -> None:
         draft.fill_in = {"model.init_from": "the folder of the model, as save_pretrained writes it", **draft.fill_in}
     if workload in ("transformers", "classifier") and "data.path" not in draft.lines:
         draft.fill_in.setdefault("data.path", "where the texts are; data.source names their format")
-    missing = [key for key in SET_BY_SCRIPTS if key not in draft.lines and not (script and key == "train.lr")]
+    missing = [key for key in SET_BY_SCRIPTS if key not in draft.lines and key not in draft.fill_in]
     if missing and not draft.has_run_file:
         defaults = ", ".join(str(Train.model_fields[key.removeprefix("train.")].default) for key in missing)
-        draft.fill_in[", ".join(missing)] = f"not given; Paceline's defaults are {defaults}"
+        own = "; an optimiser that the script makes keeps its own settings" if script else ""
+        draft.fill_in[", ".join(missing)] = f"not given; Paceline's defaults are {defaults}{own}"
     name = draft.lines.get("name")
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", str(name.value) if name else Path(workload).stem).strip("-._")[:100]
     draft.set_line("name", clean or "run", name.comment if name else "of the run folder")

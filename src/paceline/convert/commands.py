@@ -171,7 +171,9 @@ def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
     if scheduled and rest and not python and not started:
         words = rest[1:] if Path(rest[0]).name in SHELLS else rest
         script = next((word for word in words if not word.startswith("-")), rest[0])
-        extra.append(("script", script, translate_file(script)))
+        commands = re.fullmatch(r"-[a-z]*c", words[0]) if words else None
+        none = note("no command that adopt knows", review=True)
+        extra.append(("script", script, none if commands or is_unknown(script) else translate_file(script)))
         rest = []
     elif tool == "srun" and started not in STARTS_RANKS:
         extra.append(("tasks", "each", Translation(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))

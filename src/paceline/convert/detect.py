@@ -69,11 +69,15 @@ def _choose_table(names: tuple[str, ...], values: Mapping[str, object], name: st
     keys = {*values, *flatten_keys(values)}
     tables = [paceline_table() if table == "paceline" else load_table(table) for table in names]
     best = max(tables, key=lambda table: len(table.marks & keys))
-    if not best.marks & keys:
-        shown = ", ".join(map(str, list(values)[:4])) or "nothing"
-        reason = f"{name} is not recognised by its keys ({shown}); adopt reads {KNOWN}"
-        raise UserError(reason, code="invalid-format", key=name)
-    return best
+    flat = [key for key, value in flatten_keys(values).items() if value not in (None, {}, [])]
+    unknown = [key for key in flat if not best.knows(key)]
+    if best.marks & keys and len(unknown) <= len(flat) / 2:
+        return best
+    shown = ", ".join(map(str, list(values)[:4])) or "nothing"
+    if best.marks & keys:
+        shown = f"{best.tool} does not have {len(unknown)} of {len(flat)}, such as {', '.join(unknown[:3])}"
+    reason = f"{name} is not recognised by its keys ({shown}); adopt reads {KNOWN}"
+    raise UserError(reason, code="invalid-format", key=name)
 
 
 def _describe_error(error: yaml.YAMLError) -> str:

@@ -96,7 +96,7 @@ class Draft:
             translation = together[key] if key in together else _translate_key(source, key, value)
             if translation.review and is_unknown(value):
                 claims = _translate_key(source, key, 1).claims
-                self.unknown |= {name: f"{source.name} {source.prefix}{shown}={value}" for name in claims}
+                self.unknown |= dict.fromkeys(claims, f"{source.name} {source.prefix}{shown}={value}")
             self.add(source, f"{source.prefix}{shown}", value, translation)
         for key, value, translation in source.extra:
             self.add(source, key, value, translation)

@@ -52,6 +52,9 @@ class KeyTable:
         above = [".".join(parts[:n]) + ".*" for n in range(len(parts) - 1, 0, -1)]
         return next((self.rules[name] for name in (key, f"{key}.*", *above) if name in self.rules), None)
 
+    def knows(self, key: str) -> bool:
+        return self.rule(key) is not None
+
     def suggest(self, key: str) -> str:
         """Return the end of a sentence about an unknown key."""
         return did_you_mean(key, [name.removesuffix(".*") for name in self.rules], cutoff=0.75)
@@ -72,6 +75,9 @@ class KeyTable:
 
 class DeepSpeedTable(KeyTable):
     """`optimizer`, `scheduler` and `fp16` are read as parallel.engine=deepspeed reads them."""
+
+    def knows(self, key: str) -> bool:
+        return key.split(".")[0] in SECTIONS or super().knows(key)
 
     def translate_together(self, values: Mapping[str, Any]) -> Mapping[str, Translation]:
         auto = {key: AUTO_RULING for key, value in values.items() if value == AUTO and key.split(".")[0] in SECTIONS}

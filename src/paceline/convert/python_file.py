@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.convert.key_tables import KeyTable, load_table
-from paceline.convert.rules import accept, note
+from paceline.convert.rules import Outcome, Translation, UnreadableValue, accept, note
 from paceline.convert.sources import Extra, Settings, flatten_keys
 
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
@@ -71,14 +72,24 @@ def _read_call(node: ast.Call, source: Settings) -> Iterator[Settings]:
     for key, value in given.items():
         literal = _read_literal(value)
         if literal is None and not (isinstance(value, ast.Constant) and value.value is None):
-            if not isinstance(value, ast.Call):  # which is visited itself
-                translation = note("known only when the script runs")
-                extra.append((f"{function}({key})", ast.unparse(value)[:60], translation))
+            if not isinstance(value, ast.Call) or _choose_table(_function_of(value), {})[0] is None:
+                text = ast.unparse(value)[:60]
+                extra.append((f"{function}({key})", text, _translate_expression(table, f"{section}{key}", text)))
         elif isinstance(literal, dict):
             values |= {f"{section}{key}.{inner}": item for inner, item in literal.items()}
         else:
             values[f"{section}{key}"] = literal
     yield replace(source, table=table, values=values, extra=tuple(extra))
+
+
+def _translate_expression(table: KeyTable, key: str, text: str) -> Translation:
+    """Judge an argument that is not a literal: its rule counts if it does not look at the value."""
+    rule = table.rule(key)
+    if rule is not None:
+        with suppress(UnreadableValue):
+            if (translation := rule(text)).outcome in (Outcome.KEPT, Outcome.NOTED):
+                return translation
+    return note("known only when the script runs")
 
 
 def _choose_table(function: str, given: dict[str, ast.expr]) -> tuple[KeyTable | None, str]:

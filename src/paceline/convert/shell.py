@@ -100,6 +100,7 @@ class _Evaluator:
 
     def run(self, text: str) -> None:
         text = re.sub(r"\$\(\(\((?=[^()]*\)\)[^)])", "$( ((", text)  # `$(((A)) && …)` is not a sum
+        text = re.sub(r"(\$\{\w+:?-[^\s{}]+)[ \t]+\}", r"\1}", text)  # `${A:-1 }`, which it would not parse
         # tree-sitter-bash takes `$A/$B/c` for two words, and `${A}/${B}/c` for one
         text = EXPANSION.sub(lambda found: f"${{{found[1]}}}" if found[1] else found[0], text)
         self.visit(_parser().parse(text.encode(errors="replace")).root_node)
