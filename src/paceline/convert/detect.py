@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from paceline.convert.cloud_files import is_kubernetes, is_skypilot, read_kubernetes, read_skypilot
 from paceline.convert.commands import choose_command, read_command
 from paceline.convert.job_script import has_launch_command, is_shell_script, read_job
 from paceline.convert.key_tables import KeyTable, load_table, paceline_table
@@ -21,7 +22,8 @@ JSON_TABLES = ("deepspeed", "training_arguments")
 YAML_TABLES = ("accelerate", "paceline", "lightning", "project", "deepspeed", "training_arguments")
 KNOWN = (
     "DeepSpeed's JSON, TrainingArguments as JSON, Accelerate's YAML, Lightning's YAML, the YAML of a project with "
-    "sections model, data and training, a job script, a command line, or a Python script that configures one of them"
+    "sections model, data and training, a job script, a task of SkyPilot, a job of Kubernetes, a command line, or a "
+    "Python script that configures one of them"
 )
 
 
@@ -33,11 +35,15 @@ def read_sources(file: Path) -> list[Settings]:
         return [Settings(name, _choose_table(JSON_TABLES, values, name), values, folder)]
     if is_shell_script(text):
         return read_job(text, name, folder)
+    if is_kubernetes(text):
+        return read_kubernetes(text, name, folder)
     found, reason = None, ""
     try:
         found = parse_yaml(text, name)
     except yaml.YAMLError as error:
         reason = f": {_describe_error(error)}"
+    if isinstance(found, dict) and is_skypilot(found):
+        return read_skypilot(found, name, folder)
     if isinstance(found, dict):
         return [Settings(name, _choose_table(YAML_TABLES, found, name), found, folder)]
     tree = parse_python(text)

@@ -34,11 +34,14 @@ def has_launch_command(text: str) -> bool:
     return any(tool_of(line.split()) for line in text.splitlines())
 
 
-def read_job(text: str, name: str, folder: Path) -> list[Settings]:
-    """Return all settings of a script that starts ranks with one command, or with the same one for several nodes."""
+def read_job(text: str, name: str, folder: Path, variables: Mapping[str, str] | None = None) -> list[Settings]:
+    """Return all settings of a script that starts ranks with one command, or with the same one for several nodes.
+
+    `variables` are those that its scheduler sets, beside Slurm's.
+    """
     asked = _read_sbatch_lines(text, name)
     sources = [Settings(name, load_table("slurm"), asked, folder, prefix="--")] if asked else []
-    script = evaluate_script(text, _predict_slurm_variables(asked))
+    script = evaluate_script(text, {**_predict_slurm_variables(asked), **(variables or {})})
     started = [command for command in script.commands if _starts_program(command)]
     ranks = [command for command in started if tool_of(command.words, command.environment) != "python"] or started
     different = {_strip_node_options(command.words) for command in ranks}

@@ -155,7 +155,9 @@ def load_table(name: str) -> KeyTable:
             marks |= named.keys() if "marks" in group else set()
     if "auto" in content:
         rules = {key: _unless_auto(rule) for key, rule in rules.items()}
-    same = {key: content[key] for key in ("dashed", "aliases", "switches", "calls", "defaults") if key in content}
+    same: dict[str, Any] = {
+        key: content[key] for key in ("dashed", "aliases", "switches", "calls", "defaults") if key in content
+    }
     flags = frozenset((*content.get("flags", ()), *content.get("switches", ())))
     same |= {key: frozenset(content.get(key, ())) for key in ("pairs", "optional_numbers")}
     return CLASSES.get(name, KeyTable)(content["tool"], rules, frozenset(marks), flags=flags, **same)
