@@ -35,6 +35,7 @@ VARIABLES = (
     *("PYTHONHASHSEED", "TORCHDYNAMO_DISABLE"),
 )  # environment variables that change results
 FEW_SAMPLES = 16
+MAX_KINDS, ORDER = 16, -1  # ways in which tensors are divided, the position in the data among them; and its number
 HASHED_BYTES = 1 << 28  # of an array or a file: of a larger one, rows that are spread over it, or its two ends
 
 
@@ -142,27 +143,31 @@ def check_replicas(tensors: Mapping[str, Tensor], layout: Layout, step: int, ord
     sums = dict(zip(parts, sum_bits(parts.values()), strict=True))
     place = torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability()
     place += f" {torch.distributed.get_rank() % layout.tensor}" if cuda else ""
-    mine = {_hash_value([place, names]): _hash_value([sums[name] for name in names]) for names in kinds.values()}
+    mine = [(_hash_value([place, names]), _hash_value([sums[name] for name in names])) for names in kinds.values()]
     if order is not None:
-        mine["the position in the data"] = _hash_value([step, order.samples, order.global_batch(step).ids.tolist()])
-    everyone = gather_objects((socket.gethostname(), mine))
-    for key in dict.fromkeys(key for _, held in everyone for key in held):
-        values = {rank: held[key] for rank, (_, held) in enumerate(everyone) if key in held}
+        mine.append((ORDER, _hash_value([step, order.samples, order.global_batch(step).ids.tolist()])))
+    room = torch.zeros(MAX_KINDS, 2, dtype=torch.int64)
+    room[: len(mine)] = torch.tensor(mine)
+    everyone = [torch.empty_like(room) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(everyone, room)
+    held = [dict(rows.tolist()) for rows in everyone]
+    for key in dict.fromkeys(key for rank in held for key in rank if key):
+        values = {rank: digests[key] for rank, digests in enumerate(held) if key in digests}
         if len(set(values.values())) > 1:
-            hosts = [host for host, _ in everyone]
-            raise _describe_odd_ranks(values, hosts, key, gather_objects(sums), step)
+            raise _describe_odd_ranks(values, gather_objects((socket.gethostname(), sums)), step)
 
 
-def _describe_odd_ranks(
-    values: Mapping[int, str], hosts: Sequence[str], key: str, sums: Sequence[Mapping[str, int]], step: int
-) -> RunFailed:
-    """Name the ranks that differ from most others, or all without a majority, and the first tensor that differs."""
+def _describe_odd_ranks(values: Mapping[int, int], everyone: Sequence[tuple[str, Any]], step: int) -> RunFailed:
+    """Name the ranks that differ from most others, or all without a majority, and the first tensor that differs.
+
+    `everyone` has (host, sums of its tensors by name) of every rank.
+    """
     common, count = Counter(values.values()).most_common(1)[0]
     decided = 2 * count > len(values)
     odd = [rank for rank, value in values.items() if value != common or not decided]
-    names = [name for name in sums[odd[0]] if len({sums[rank].get(name) for rank in values}) > 1]
-    what = names[0].partition(" at ")[0] if names else key
-    ranks = join_names([f"{rank} ({hosts[rank]})" for rank in odd], 8)
+    names = [name for name in everyone[odd[0]][1] if len({everyone[rank][1].get(name) for rank in values}) > 1]
+    what = names[0].partition(" at ")[0] if names else "the position in the data"
+    ranks = join_names([f"{rank} ({everyone[rank][0]})" for rank in odd], 8)
     verdict = f"from the {count} others that must hold the same" if decided else "and no majority tells which is wrong"
     verb = "rank {} differs" if len(odd) == 1 else "ranks {} differ"
     reason = f"{verb.format(ranks)}, {verdict}: {what} at step {step}"
@@ -176,12 +181,13 @@ def sum_bits(tensors: Iterable[Tensor]) -> list[int]:
     sums = []
     for tensor in tensors:
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        words = flat.numel() // 8 * 8
         if flat.storage_offset() % 8:
             flat = flat.clone()
-        words = flat.numel() // 8 * 8
-        sums.append(flat[:words].view(torch.int64).sum() + flat[words:].sum())
+        whole = flat[:words].view(torch.int64).sum()
+        sums.append(whole if words == flat.numel() else whole + flat[words:].sum())
     return torch.stack(sums).tolist() if sums else []
 
 
-def _hash_value(value: Any) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+def _hash_value(value: Any) -> int:
+    return 1 + int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")

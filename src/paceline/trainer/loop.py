@@ -182,10 +182,10 @@ class GradientJob(Job):
             ANSWER_KEY: self.answer,
             **({EXTRA_KEY: collect_extra(self.extra, tensors=False)} if self.extra else {}),
         }
-        compared = perf_counter()
-        check_replicas(self.state.replicas(), self.layout, self.state.step, self.facts.order)
-        compared = perf_counter() - compared
         tensors = self.state.tensors() | ({EXTRA_KEY: collect_extra(self.extra, tensors=True)} if self.extra else {})
+        compared = perf_counter()
+        check_replicas(self.state.replicas(tensors), self.layout, self.state.step, self.facts.order)
+        compared = perf_counter() - compared
         self.context.checkpoints.save(tensors, meta, score=score)
         took = {"checkpoint_s": perf_counter() - began, "compare_s": compared}
         self.context.event("checkpoint", step=self.state.step, **took)

@@ -244,7 +244,7 @@ class ZeroState(State):
                 optim[f"{name}.step"] = self.optimizer.state[self._flats()[0]]["step"].detach().cpu()
         return described
 
-    def replicas(self) -> dict[str, Tensor]:
+    def replicas(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
         return {} if self.divided else dict(self.model.parts[0].named_parameters())
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:

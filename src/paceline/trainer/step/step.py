@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -89,9 +89,9 @@ class State:
             **({user_optimizer.ENTRY: {"begun": torch.tensor(float(bool(optim)))}} if self.own_optimizer else {}),
         }
 
-    def replicas(self) -> dict[str, Tensor]:
-        """Return what several ranks may hold, by name: weights, averages and optimiser state; not buffers."""
-        saved, others = self.tensors(), ("optim", EMA_PREFIX.strip("."), self.model.reduction.entry)
+    def replicas(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return what several ranks may hold of `tensors()`: weights, averages and optimiser state; not buffers."""
+        others = ("optim", EMA_PREFIX.strip("."), self.model.reduction.entry)
         names = [name for part in self.model.parts for name, _ in part.named_parameters()]
         weights = {name: saved["model"][name] for name in names}
         return weights | flatten_state({key: saved[key] for key in others if key in saved})
