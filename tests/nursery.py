@@ -52,10 +52,11 @@ class Nursery:
     def start(self, command: list[str], *, stdin: int, pass_fds: list[int], env: dict[str, str]) -> "Child":
         """In place of `subprocess.Popen` of the fork server."""
         assert Path(command[2]).name == "fork_server.py"
-        assert command[3:] == [str(descriptor) for descriptor in pass_fds]
+        pipes = len(command) - 3  # what follows them, such as a lock, is only kept open
+        assert command[3:] == [str(descriptor) for descriptor in pass_fds[:pipes]]
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        request = pickle.dumps((env, os.getcwd()))
+        request = pickle.dumps((env, os.getcwd(), pipes))
         descriptors = array.array("i", [1, 2, *pass_fds])
         self.ours.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
         (pid,) = struct.unpack("i", self.ours.recv(4))
@@ -121,7 +122,7 @@ def main(tests: socket.socket) -> None:
         tests.send(struct.pack("i", os.waitstatus_to_exitcode(status)))
 
 
-def _be_the_seed(environ: dict[str, str], folder: str, descriptors: list[int]) -> Any:
+def _be_the_seed(environ: dict[str, str], folder: str, pipes: int, descriptors: list[int]) -> Any:
     from multiprocessing.connection import Connection
 
     from paceline.launch import fork_server
@@ -129,11 +130,11 @@ def _be_the_seed(environ: dict[str, str], folder: str, descriptors: list[int]) -
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
-    out, err, *pipes = descriptors
+    out, err, *others = descriptors
     for ours, theirs in ((1, out), (2, err)):
         os.dup2(theirs, ours)
         os.close(theirs)
-    control, *ends = (Connection(pipe) for pipe in pipes)
+    control, *ends = (Connection(pipe) for pipe in others[:pipes])
     code = fork_server.serve_forks(control, ends)
     sys.stdout.flush()
     sys.stderr.flush()
