@@ -94,10 +94,9 @@ def _build_events_table(main: EventFollower) -> Table:
     for event in reversed(main.recent):
         at = time.strftime("%H:%M:%S", time.localtime(float(event.get("t") or 0)))
         step = f"step {event['step']:,}" if isinstance(event.get("step"), int) else ""
+        metrics = format_metrics(extract_metrics(event)) if event["kind"] == "evaluate" else ""
         more = (
-            event.get("text") or event.get("why") or format_metrics(extract_metrics(event))
-            if event["kind"] != "start"
-            else ""
+            event.get("text") or event.get("why") or metrics or (event.get("status") if event["kind"] == "end" else "")
         )
         table.add_row(at, event["kind"], ", ".join(filter(None, (step, str(more or "")))))
     return table
