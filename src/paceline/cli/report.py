@@ -13,11 +13,13 @@ from paceline.io.arguments import check_price
 from paceline.io.files import print_json
 from paceline.io.format import wrap_lines
 from paceline.io.table import Table
-from paceline.io.terminal import build_console, warn
+from paceline.io.terminal import build_console, print_text, warn
 from paceline.reports.report import RunRow, build_experiments_table, build_runs_table
 from paceline.reports.run_view import Experiments, compare_experiments, describe_other_keys, read_run_view
 from paceline.runlog.run_dir import RunDir, find_runs
 from paceline.runlog.summary import Summary, read_summary
+
+MAX_DRAWN = 500  # runs; more are listed in plain lines, which are printed at once
 
 
 def run_report(arguments: argparse.Namespace) -> int:
@@ -83,9 +85,8 @@ def list_runs(folder: Path) -> list[ListedRun]:
     found = []
     for run in [RunDir(folder)] if (folder / "spec.yaml").is_file() else find_runs(folder):
         try:
-            spec = run.recorded_spec()
             summary = read_summary(run.summary_file) if run.summary_file.is_file() else None
-            found.append(ListedRun(run, spec.workload, summary))
+            found.append(ListedRun(run, run.recorded_workload(), summary))
         except UserError as error:
             found.append(ListedRun(run, "?", None, " ".join(str(error).split())))
     return found
@@ -106,7 +107,11 @@ def run_runs(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([listed.to_json() for listed in found])
         return 0
-    console.print(_build_listing(found))
+    table = _build_listing(found)
+    if len(found) > MAX_DRAWN:
+        print_text("\n".join(table.to_lines()))
+    else:
+        console.print(table)
     for listed in found:
         if listed.problem:
             warn(f"paceline: {listed.run.path}: {listed.problem}")

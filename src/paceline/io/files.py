@@ -176,14 +176,19 @@ def to_flat(record: Any) -> dict[str, Any]:
 def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
     """Build a dataclass from `to_flat`: lists become tuples, unknown keys are ignored, missing ones have defaults."""
     given: dict[str, Any] = {}
-    hints = get_type_hints(kind)
-    for name, hint in ((field.name, hints[field.name]) for field in fields(kind)):  # type: ignore[arg-type]
+    for name, hint in _list_hints(kind):
         if isinstance(hint, type) and is_dataclass(hint):
             given[name] = from_flat(hint, values)
         elif name in values:
             is_enum = isinstance(hint, type) and issubclass(hint, Enum)
             given[name] = hint(values[name]) if is_enum else _check_type(hint, _as_tuple(values[name]))
     return kind(**given)
+
+
+@cache
+def _list_hints(kind: type) -> list[tuple[str, Any]]:
+    hints = get_type_hints(kind)
+    return [(field.name, hints[field.name]) for field in fields(kind)]
 
 
 def validate_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,16 @@ class Table:
         csv.writer(text, lineterminator="\n").writerows([*map(escape_cell, row)] for row in (self.head, *self.rows))
         return text.getvalue()
 
+    def to_lines(self) -> list[str]:
+        """Return the rows as lines of any width, quickly."""
+        rows = (self.head, *self.rows)
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        form = "  ".join(
+            f"{{:{'<' if column.align == 'left' else '>'}{width}}}"
+            for column, width in zip(self.columns, widths, strict=True)
+        )
+        return [form.format(*row).rstrip() for row in rows]
+
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         tick = [Column("", "left")] if self.mark else []
         left, columns = self.left + len(tick), [*tick, *self.columns]

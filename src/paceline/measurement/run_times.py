@@ -76,8 +76,8 @@ def read_run_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTim
     """
     summary = read_summary(run.summary_file)
     files = [run.events_file(rank) for rank in range(min(summary.ranks or 1, MOST_RANKS))]
-    main = read_steps(files[0]) if of_main is None else of_main
-    by_rank = [main, *map(read_steps, files[1:])]
+    main = read_steps(files[0], 4 * MOST_STEPS) if of_main is None else of_main
+    by_rank = [main, *(read_steps(file, 4 * MOST_STEPS) for file in files[1:])]
     found = compute_run_times(run, by_rank, summary.peak_bytes_per_rank)
     return replace(found, loss_last=summary.loss_last, parameters=summary.parameters)
 

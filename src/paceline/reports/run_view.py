@@ -22,6 +22,7 @@ from paceline.trials.check import TOLERANCE
 SAME_ANSWER = tuple(key for key in MAY_CHANGE if key not in ("data.path", "data.test_path", "data.tokenizer"))
 """Keys, or how they begin, with which the losses of a run stay what they are; data that were moved may be others."""
 AS_EQUAL = 100  # these runs may be long
+MAX_STEPS = 80_000  # of a run, about; of a longer one, those with the lowest and the highest losses and the newest
 
 
 class LossPoint(NamedTuple):
@@ -76,7 +77,7 @@ class RunView:
 def read_run_view(path: Path, name: str = "") -> RunView:
     run = RunDir.open(path)
     spec = run.recorded_spec()
-    lines = list(read_event_lines(run.events_file(0)))
+    lines = list(read_event_lines(run.events_file(0), MAX_STEPS))
     events = [event for _, event in lines if event is not None]
     for line, event in lines:
         if event is not None:

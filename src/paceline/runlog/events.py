@@ -26,6 +26,7 @@ from paceline.io.safe_open import open_regular
 
 MAX_BUFFERED = 1000  # step events in memory
 LONGEST = 1 << 24  # bytes of a line; reading stops at a longer one
+STEP_BYTES, RECENT_BYTES = 400, 4 << 20  # of a step, about; of the newest lines, which are always read
 NOT_METRICS = ("kind", "t", "step", "epoch", "samples", "n", "of", "count", "evaluate_s", "seconds")
 
 COUNTS = frozenset(("step", "epoch", "samples", "tokens", "ranks", "local_ranks", "workers", "threads", "memory_bytes"))
@@ -115,8 +116,11 @@ def read_events(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]]
             yield event
 
 
-def read_event_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield (line number from 1, event); the event is None if the line cannot be read."""
+def read_event_lines(path: Path, most_steps: int = 0) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield (line number from 1, event); the event is None if the line cannot be read.
+
+    `most_steps`: of a long file about so many steps, and every other event (`_thin_steps`).
+    """
     if not os.path.isfile(path):
         return
     try:
@@ -124,12 +128,41 @@ def read_event_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     with opened as file:
-        for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
+        lines: Iterable[tuple[int, bytes]] = enumerate(iter(lambda: file.readline(LONGEST), b""), 1)
+        size = os.fstat(file.fileno()).st_size
+        if most_steps and (stretch := 3 * size // (most_steps * STEP_BYTES)) > 3:
+            lines = _thin_steps(lines, size - RECENT_BYTES, stretch)
+        for number, line in lines:
             event = parse_event(line)
             if event is not None or line.strip():
                 yield number, event
             if len(line) == LONGEST:
                 return
+
+
+def _thin_steps(lines: Iterable[tuple[int, bytes]], until: int, stretch: int) -> Iterator[tuple[int, bytes]]:
+    """Yield, of so many steps in a row, the first and those with the lowest and highest loss; other and recent lines all.
+
+    They are chosen without parsing, so that a million steps are read in seconds, and no spike is lost.
+    """
+    read, row = 0, list[tuple[float, int, bytes]]()
+    for number, line in lines:
+        read += len(line)
+        plain = line.startswith(b'{"kind":"step",') and line.endswith(b"}\n") and b'"compiled"' not in line
+        if plain and read < until:
+            begin = line.find(b'"loss":') + len(b'"loss":')
+            try:
+                loss = float(line[begin : line.find(b",", begin)])
+            except ValueError:
+                loss = math.inf
+            row.append((loss, number, line))
+            if len(row) < stretch:
+                continue
+        if row:
+            yield from sorted((at, kept) for _, at, kept in {row[0], min(row), max(row)})
+            row.clear()
+        if not plain or read >= until:
+            yield number, line
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:
@@ -151,8 +184,9 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
     return event if listed else None
 
 
-def read_steps(path: Path) -> list[dict[str, Any]]:
-    return drop_undone_steps(read_events(path))
+def read_steps(path: Path, most: int = 0) -> list[dict[str, Any]]:
+    """Return the step events of a file by step; `most`: as of `read_event_lines`."""
+    return drop_undone_steps(event for _, event in read_event_lines(path, most) if event is not None)
 
 
 def drop_undone_steps(events: Iterable[dict[str, Any]], kind: str = "step") -> list[dict[str, Any]]:

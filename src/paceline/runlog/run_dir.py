@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from paceline.runlog.events import read_events
 from paceline.workload import LogFn
 
 COMMENT_COLUMN = 44
+WORKLOAD_LINE = re.compile(r"^workload: ([\w./:-]+) +# ", re.MULTILINE)
 MAX_LISTED = 10
 PATIENCE_S = 40
 RESULT_FILES = ("spec.yaml", "measure.json", "links.json")  # of a run, a measurement, a measurement of links
@@ -203,6 +205,13 @@ class RunDir:
     def trust(self) -> None:
         """Trust the code that the run names, from now on."""
         trusting.remember_trust(self.path, self._read_spec()[0])
+
+    def recorded_workload(self) -> str:
+        """Return the workload of the recorded spec, from its own line if it has one: to parse all of it takes long."""
+        with contextlib.suppress(OSError):
+            if line := WORKLOAD_LINE.search(read_yaml_text(self.spec_file)):
+                return line[1]
+        return self.recorded_spec().workload
 
     def recorded_spec(self) -> RunSpec:
         """Return the spec as data, with none of the run's code executed."""

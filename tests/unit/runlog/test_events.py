@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import RunFailed
-from paceline.runlog.events import EventWriter, extract_metrics, read_events, read_steps
+from paceline.runlog.events import EventWriter, extract_metrics, read_event_lines, read_events, read_steps
 from paceline.runlog.machine import describe_environment
 
 TIMES = {"step_s": 0.0123456, "data_s": 0.000123, "compute_s": 0.011, "comm_s": 0.002, "exposed_s": 0.001}
@@ -133,6 +133,27 @@ def test_a_full_disk_is_said_in_words() -> None:
     events = EventWriter(Path("/dev/full"))
     with pytest.raises(RunFailed, match="/dev/full: No space left"):
         events.write("start")
+
+
+def test_of_a_long_file_no_spike_and_no_other_event_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runlog.events.RECENT_BYTES", 20_000)
+    file = tmp_path / "a.jsonl"
+    with EventWriter(file) as events:
+        events.write("start")
+        for step in range(1, 20_001):
+            loss = {5_000: 99.0, 7_000: None, 9_000: -99.0}.get(step, 1.0 + step % 7)
+            events.write("step", step=step, loss=loss, **({"compiled": True} if step == 77 else {}), pad="x" * 300)
+            if step % 1000 == 0:
+                events.write("evaluate", step=step, loss=1.0)
+    lines = list(read_event_lines(file, most_steps=1000))
+    whole = dict(read_event_lines(file))
+    assert len(lines) < 1500
+    assert all(whole[number] == event for number, event in lines)
+    assert sum(event["kind"] == "evaluate" for _, event in lines) == 20
+    kept = {event["step"] for _, event in lines if event["kind"] == "step"}
+    assert {1, 77, 5_000, 7_000, 9_000, *range(19_960, 20_001)} <= kept
+    assert len(read_steps(file)) == 20_000
+    assert len(read_steps(file, most=10**6)) == 20_000
 
 
 def test_metrics_flat_or_nested() -> None:

@@ -121,6 +121,16 @@ def test_a_workload_of_ones_own_with_nested_values(tmp_path: Path, monkeypatch: 
     assert RunDir.claim(tmp_path, "x", same).spec().dump() == spec.dump()
 
 
+def test_the_workload_is_read_from_its_line_or_from_all_of_the_spec(tmp_path: Path) -> None:
+    run = RunDir.claim(tmp_path, "a", build_spec({"workload": "lm"}))
+    assert run.recorded_workload() == "lm"
+    run.spec_file.write_text("{workload: lm}")
+    assert run.recorded_workload() == "lm"
+    run.spec_file.write_text("workload: [")
+    with pytest.raises(UserError):
+        run.recorded_workload()
+
+
 def test_names_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "a-2").write_text("a file, not a run")
     runs = [RunDir.claim(tmp_path, "a", build_spec({})) for _ in range(3)]

@@ -65,7 +65,8 @@ class LimitedTokenizer:
     """A tokenizer whose texts are encoded and decoded in another process; one that takes too much is a UserError."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._started_by, self._process = tokenizer, 0, None
+        self._tokenizer, self._started_by = tokenizer, 0
+        self._process: Any = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in SAFE_CALLS:
