@@ -12,6 +12,7 @@ from paceline.config.registry import find_entry
 from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.hardware.catalogue import parse_cluster
 from paceline.io.format import duration, format_metrics, number
+from paceline.io.limits import check_limits
 from paceline.io.table import Tabular
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
 from paceline.layout import Layout, layout_of
@@ -102,6 +103,7 @@ def train(
         spec = spec.replace({"model.init_from": str(init_from)})
     rank_info = detect_rank(os.environ)
     spec = resolve_parallel(spec, rank_info)
+    check_limits(spec.parallel.ranks if rank_info is None else rank_info.local_world)
     request = _Request(spec, Path(out), None if resume is None else Path(resume), resume_or_start, changed_code, show)
     try:
         return request.train_here() if rank_info is None else request.train_as_rank(rank_info)

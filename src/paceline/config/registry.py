@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UserError, did_you_mean
+from paceline.io.limits import check_limits
 
 if TYPE_CHECKING:
     from paceline.config.sections import RunClass, Section
@@ -268,6 +269,7 @@ def load_user_module(reference: str, key: str, what: str) -> Any:
         message = f"{key}: there is no file {place!r}; write it as  {key}: path/to/file.py:{what}"
         raise UserError(message, code="not-found", key=key)
     try:
+        check_limits()  # it imports torch
         return _execute_file(Path(place)) if place.endswith(".py") else import_module(place)
     except ModuleNotFoundError as error:
         if error.name is not None and place.split(".")[0] == error.name.split(".")[0]:
@@ -278,6 +280,8 @@ def load_user_module(reference: str, key: str, what: str) -> Any:
     except SyntaxError as error:
         message = f"{key}: {error.filename or place!r} is not valid Python: {error.msg} (line {error.lineno})"
         raise UserError(message, code="invalid-format", key=key) from None
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
         message = f"{key}: {place!r} fails when it is imported: {describe_error(error)}"
         trace = format_user_trace(error, reference)

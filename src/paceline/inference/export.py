@@ -24,6 +24,7 @@ from paceline.errors import RunFailed, UserError
 from paceline.inference.trained_model import FittedModel, TrainedModel
 from paceline.inference.trained_model import open as open_run
 from paceline.io.files import write_atomic, write_json
+from paceline.io.limits import check_limits
 from paceline.io.terminal import warn
 from paceline.launch.root_cause import iter_causes
 from paceline.nn.keras_backend import unwrap_keras
@@ -92,6 +93,7 @@ def write_standalone(folder: Path, tensors: dict[str, Tensor], config: dict[str,
 
 
 def _export_weights(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
+    check_limits()
     from paceline.trainer.checkpoint.reader import find_checkpoint, read_tensors
 
     _check_file(out, onnx)

@@ -20,6 +20,7 @@ from paceline.config.registry import find_entry, is_script
 from paceline.data.files import iter_lines, missing_path_error
 from paceline.data.tables import TABLE_KINDS, check_columns, iter_rows
 from paceline.errors import UserError
+from paceline.io.limits import check_limits
 from paceline.io.terminal import warn
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.failures import translate_failures
@@ -217,6 +218,7 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
 
     `code` is the file with the run's own workload class, if the one it was trained from is gone.
     """
+    check_limits()
     import torch
 
     from paceline.trainer.checkpoint.reader import find_checkpoint, read_tensors

@@ -141,7 +141,7 @@ def read_event_lines(path: Path, most_steps: int = 0) -> Iterator[tuple[int, dic
 
 
 def _thin_steps(lines: Iterable[tuple[int, bytes]], until: int, stretch: int) -> Iterator[tuple[int, bytes]]:
-    """Yield, of so many steps in a row, the first and those with the lowest and highest loss; other and recent lines all.
+    """Yield, of so many steps in a row, the first and those with the lowest and highest loss; other and new lines all.
 
     They are chosen without parsing, so that a million steps are read in seconds, and no spike is lost.
     """
