@@ -187,7 +187,8 @@ def report(
             (folder / part).mkdir(parents=True, exist_ok=True)
         drawn = draw_figures(shown, folder / "figures")
         cells = build_tables(contents)
-        tiles, pictures = build_tiles(contents), list_pictures(contents.runs)
+        names = {table.name for table in cells}  # a picture of a table says the same
+        tiles, pictures = build_tiles(contents), [p for p in list_pictures(contents.runs) if p.name not in names]
         parts = RUN_ORDER if contents.command else ORDER
         write_atomic(
             folder / "report.html", render_page(contents, shown, cells, parts=parts, tiles=tiles, pictures=pictures)

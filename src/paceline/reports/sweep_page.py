@@ -40,7 +40,10 @@ def sweep(
 
 def write_sweep_page(sweep: Sweep) -> None:
     charts, table = build_sweep_charts(sweep), build_sweep_table(sweep)
-    head = PageHead(sweep.folder.resolve().name, (describe_sweep(sweep),), command=build_best_command(sweep))
+    verdict = describe_sweep(sweep)
+    head = PageHead(
+        sweep.folder.resolve().name, (f"{verdict[0].upper()}{verdict[1:]}",), command=build_best_command(sweep)
+    )
     text = render_page(head, charts, [table], parts={"": [*(chart.name for chart in charts), table.name]})
     write_atomic(sweep.folder / PAGE, text)
 
@@ -64,22 +67,13 @@ def describe_sweep(sweep: Sweep) -> str:
 
 def build_sweep_table(sweep: Sweep, most: int | None = None) -> Table:
     lengths = ["length"] if _has_lengths(sweep) else []
-    table = Table(
-        "trial",
-        *sweep.keys,
-        sweep.metric,
-        "time",
-        *lengths,
-        Column("status", "left"),
-        left=0,
-        name="trials",
-        title="Trials",
-    )
+    columns = ("trial", sweep.metric, *sweep.keys, "time", *lengths, Column("status", "left"))
+    table = Table(*columns, left=0, name="trials", title="Trials")
     for place, row in enumerate(sweep.rows[:most]):
         table.add_row(
             str(row.number),
-            *(_format_value(row.values.get(key)) for key in sweep.keys),
             number(row.score, 5) if row.score is not None else "",
+            *(_format_value(row.values.get(key)) for key in sweep.keys),
             duration(row.seconds) if row.seconds else "",
             *[str(row.length or "")] * len(lengths),
             f"failed: {row.why.splitlines()[0]}" if row.status == "failed" and row.why else row.status,
