@@ -162,7 +162,9 @@ def sentences_are_in_the_tables(found: Plan, text: str) -> None:
     states = found.cost_model.stored_params * numbers.weight_bytes
     states += found.cost_model.trained_params * (numbers.gradient_bytes + numbers.state_bytes)
     said = [WAYS.sub(".", line) for line in found.advice if "would make" not in line]
-    assert not unfounded(said, " ".join([*known, size(states), "13 %"])), text
+    assert not unfounded(
+        said, " ".join([*known, size(states), *(size(row.price.memory_band_bytes[1]) for row in found.rows)])
+    ), text
 
 
 def is_the_same_alone(asked: Question, found: Plan) -> None:

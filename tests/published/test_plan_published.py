@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.planner.bands import load_bands, name_situation
 from paceline.planner.formulas.placement import GPU_PHYSICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +89,16 @@ def test_memory_of_rows_that_came_later(bench, whole):
     if not later:
         pytest.skip("these measurements have no such rows")
     assert abs(bench.memory_ratios(later, GPU_PHYSICS) - 1).mean() < 0.12
+
+
+@pytest.mark.parametrize(("quantity", "ratios"), [("memory", "memory_ratios"), ("time", "step_ratios")])
+def test_nine_in_ten_rows_lie_inside_the_bands(bench, whole, quantity, ratios):
+    """With the shipped constants; what left-out families give is in bands.csv, by benchmarks/plan_bands.py."""
+    rows = [r for r in (whole.memories if quantity == "memory" else whole.steps) if not r.low_quality]
+    found = 1 / getattr(bench, ratios)(rows, GPU_PHYSICS)
+    kinds = [(r.placement.pipeline, r.placement.tensor, r.placement.zero, r.placement.ranks) for r in rows]
+    bands = [load_bands()[quantity, name_situation(*kind)] for kind in kinds]
+    assert sum(b.low <= ratio <= b.high for b, ratio in zip(bands, found, strict=True)) >= 0.9 * len(rows)
 
 
 def test_speedups_are_nearer_than_linear_in_every_source(lines):

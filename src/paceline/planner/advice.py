@@ -11,7 +11,7 @@ from paceline.config.registry import find_entry
 from paceline.errors import PacelineError
 from paceline.io.format import duration, number, percent, size
 from paceline.layout import Layout, layout_of
-from paceline.planner.candidates import MEMORY_ERROR, LayoutConstraints, PricedLayout
+from paceline.planner.candidates import LayoutConstraints, PricedLayout
 from paceline.planner.cost_model import CostModel, build_cost_model
 from paceline.planner.formulas.placement import Reduction
 from paceline.planner.search import search_layouts
@@ -60,10 +60,8 @@ def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
         yield f"{_describe_speed(cost_model, plan.chosen, base)}."
     yield from _explain_longer_compute(cost_model, base, most.price, plan.target.shared)
     if price.tight:
-        yield (
-            f"Memory is tight: {size(price.memory.total_bytes)} of {size(price.capacity_bytes)}, ± "
-            f"{percent(MEMORY_ERROR)}; parallel.micro_batch or parallel.activation_checkpointing give room."
-        )
+        need = f"May need up to {size(price.memory_band_bytes[1])}; the device has {size(price.capacity_bytes)}"
+        yield f"{need}: parallel.micro_batch or parallel.activation_checkpointing give room."
     if price.waits_for_data:
         yield f"Input holds a step up for {duration(price.time.data_s)}: store samples smaller, or keep them in memory."
     yield from _suggest_even_batch(price.layout)

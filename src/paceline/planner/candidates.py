@@ -13,12 +13,11 @@ from paceline.config import DEFAULT, RunSpec
 from paceline.hardware.catalogue import Cluster
 from paceline.io.format import size
 from paceline.layout import ZERO_STAGES, Layout
-from paceline.planner.formulas.memory import DeviceMemory
+from paceline.planner.bands import Band, Quantity, find_band
+from paceline.planner.formulas.memory import DeviceMemory, TrainingMemory
 from paceline.planner.formulas.step_time import StepTime
 from paceline.planner.target import PricedCluster
 
-MEMORY_ERROR = 0.13
-"""Relative error within which four in five published figures lie, everything by the same people left out of the fit."""
 PROCESS_BYTES = 2e9  # host memory of each rank beside what is offloaded: libraries, driver, prefetched batches
 SEARCHED_STRATEGIES = tuple(strategy for strategy in ZERO_STAGES if strategy != "zero3")
 UNSHARDED_STRATEGIES = tuple(strategy for strategy in SEARCHED_STRATEGIES if ZERO_STAGES[strategy] < 2)
@@ -82,8 +81,18 @@ class PricedLayout:
 
     @property
     def tight(self) -> bool:
-        """Fits, but not with the error of the estimate added."""
-        return self.fits and self.memory.total_bytes * (1 + MEMORY_ERROR) > self.capacity_bytes
+        """May not fit: the estimate does, and the upper end of its band does not."""
+        return self.fits and self.memory_band_bytes[1] > self.capacity_bytes
+
+    def find_band(self, quantity: Quantity) -> Band:
+        """Return the band of this layout's memory or time; the widest where no published measurement tells."""
+        known = isinstance(self.memory, TrainingMemory) and not self.where.cluster.device.synchronous
+        return find_band(quantity, self.layout, known)
+
+    @property
+    def memory_band_bytes(self) -> tuple[float, float]:
+        band, total = self.find_band("memory"), self.memory.total_bytes
+        return band.low * total, band.high * total
 
     @property
     def compute_over_comm(self) -> float:
@@ -99,6 +108,7 @@ class PricedLayout:
             "layout": {**asdict(self.layout), "ranks": self.layout.ranks, "passes": self.passes},
             "time": {**asdict(self.time), "step_s": self.step_s},
             "memory": {**asdict(self.memory), **totals},
+            "memory_band_bytes": self.memory_band_bytes,
             "host": {"node_bytes": self.host_node_bytes, "capacity_bytes": self.where.cluster.host_bytes},
             "start_s": self.start_s,
             "samples_s": self.samples_s,

@@ -13,7 +13,7 @@ from paceline.errors import UserError
 from paceline.io.arguments import option_error
 from paceline.io.table import Tabular
 from paceline.planner.advice import explain_misfit
-from paceline.planner.candidates import MEMORY_ERROR, LayoutConstraints, PricedLayout, RejectedFamily, RejectReason
+from paceline.planner.candidates import LayoutConstraints, PricedLayout, RejectedFamily, RejectReason
 from paceline.planner.cost_model import CostModel, build_cost_model
 from paceline.planner.links import LinkLimits, find_link_limits
 from paceline.planner.rows import HourlyRates, PlanRow, Requirements, RowRanking
@@ -23,7 +23,7 @@ from paceline.planner.what_if import WhatIf
 
 MAX_ROWS = 8
 MAX_DEVICES = 1 << 20
-PLAN_FORMAT = 2
+PLAN_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,6 @@ class Plan(Tabular):
             "run": self.cost_model.as_json(),
             "cluster": self.target.as_json(self.rates.usd),
             "physics": asdict(self.target.at(1).physics),
-            "memory_error": MEMORY_ERROR,
             "base": self.base and self.base.as_json(),
             "wishes": asdict(self.requirements),
             "what_if": asdict(self.what_if),

@@ -71,6 +71,12 @@ class PlanRow:
         return (self.price.start_s + self.steps * self.price.step_s + sum(self.pauses_s.values())) / 3600
 
     @property
+    def hours_band(self) -> tuple[float, float] | None:
+        """The hours between which the run ends, as published measurements lie around their plans."""
+        band = self.price.find_band("time")
+        return None if self.hours is None else (band.low * self.hours, band.high * self.hours)
+
+    @property
     def device_hours(self) -> float | None:
         return None if self.hours is None else self.hours * self.paid_devices
 
@@ -105,6 +111,7 @@ class PlanRow:
         return {
             **{name: getattr(self, name) for name in names},
             **self.price.as_json(),
+            "hours_band": self.hours_band,
             "pauses_s": dict(self.pauses_s),
             "usual_tree": self.found.explain_choice(),
             "candidates": [p.as_json() for p in self.found.prices],

@@ -10,7 +10,7 @@ from paceline.hardware.catalogue import HOST
 from paceline.io.format import format_short_duration, number, percent, size, wrap_lines
 from paceline.io.table import Column, Table
 from paceline.planner.advice import describe_base
-from paceline.planner.candidates import MEMORY_ERROR, PricedLayout, RejectedFamily, family_name
+from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name
 from paceline.planner.cost_model import PlanWording
 from paceline.planner.plan import Plan
 from paceline.planner.rows import Requirements
@@ -79,13 +79,18 @@ def summarize_plan(plan: Plan) -> str:
         return f"{name} {'does not fit' if short else 'is not possible'} on {plan.target.name}."
     where = f"{row.devices:,} rank{'s' * (row.devices > 1)}" if plan.target.shared else f"{row.devices:,} × {device}"
     offload = " only with CPU offload" * row.price.layout.offload
-    amounts = [format_run_time(row.hours)] if row.hours is not None else []
+    verb = "may not fit" if row.price.tight else "fits"
+    amounts = []
+    if row.hours is not None and row.hours_band is not None:
+        low, high = map(format_run_time, row.hours_band)
+        unit = high.partition(" ")[2]
+        amounts = [f"{format_run_time(row.hours)} ({low.removesuffix(f' {unit}')} to {high})"]
     if row.cost_usd is not None:
         amounts.append(f"{format_cell_amount(row.cost_usd)} USD{' (spot)' * plan.rates.take_spot}")
     elif row.spot_usd is not None:
         amounts.append(f"{format_cell_amount(row.spot_usd)} USD (spot)")
     total = f": {', '.join(amounts)}" if amounts else f": {format_short_duration(row.price.step_s)} per step"
-    return " ".join(filter(None, (f"{name} fits{offload} on {where}{total}.", _describe_requirements(plan))))
+    return " ".join(filter(None, (f"{name} {verb}{offload} on {where}{total}.", _describe_requirements(plan))))
 
 
 def _describe_requirements(plan: Plan) -> str:
@@ -265,7 +270,8 @@ def _build_term_table(p: PricedLayout, wording: PlanWording) -> Any:
     for head, numbers in (("memory per device", 0), ("", 1), (f"  time per {wording.step}", 0), ("", 1), ("", 0)):
         table.add_column(head, justify="right" if numbers else "left", no_wrap=bool(numbers))
     memory = [(words, size(value)) for name, words in p.memory.terms.items() if (value := getattr(p.memory, name)) > 0]
-    memory += [(f"total, ± {percent(MEMORY_ERROR)}", size(p.memory.total_bytes)), ("of", size(p.capacity_bytes))]
+    memory += [("total", size(p.memory.total_bytes)), ("  up to", size(p.memory_band_bytes[1]))]
+    memory.append(("of", size(p.capacity_bytes)))
     if p.memory.host_bytes:
         memory.append(("host memory", size(p.memory.host_bytes)))
         if p.layout.offload:

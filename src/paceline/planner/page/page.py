@@ -14,7 +14,7 @@ from paceline.errors import UserError
 from paceline.io.format import format_short_duration, percent, size
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
 from paceline.planner.advice import describe_base
-from paceline.planner.candidates import MEMORY_ERROR, PricedLayout, RejectedFamily, family_name
+from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
 from paceline.planner.search import SearchResult
@@ -41,7 +41,6 @@ def render_plan_page(plans: Sequence[Plan], ask: PlanFn, command: list[str]) -> 
     first, wording = plans[0], plans[0].cost_model.wording
     data: dict[str, Any] = {
         "command": shlex.join(command),
-        "memory_error": MEMORY_ERROR,
         "deadlines_h": sorted({*DEADLINES_H, *filter(None, (first.requirements.deadline_h,))}),
         "wishes": vars(first.requirements),
         "step": wording.step,
@@ -166,6 +165,7 @@ def _memory_json(price: PricedLayout) -> dict[str, Any]:
         "total_bytes": memory.total_bytes,
         "capacity_bytes": price.capacity_bytes,
         "room": f"{size(memory.total_bytes)} of {size(price.capacity_bytes)}",
+        "most": size(price.memory_band_bytes[1]),
     }
 
 

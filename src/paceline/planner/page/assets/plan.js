@@ -218,7 +218,7 @@ class Panel {
   answers(found, best, row) {
     const n = this.devices, reasons = found.reasons?.[n] ?? [];
     if (row) {
-      const error = `${row.room} on each, ± ${(100 * data.memory_error).toFixed(0)} %`;
+      const error = `${row.room} on each, up to ${row.most}`;
       this.answer("fit", row.tight ? "May not" : "Yes", `${plural(n)}, ${row.layout}: ${error}`, row.tight ? "bad" : "good");
       this.answer("long", row.hours === null ? `${row.step} per ${data.step}` : row.long, row.hours === null ? "the number of samples is not known" : `${row.step} per ${data.step}, ${row.speedup} the speed of ${found.base}`);
       this.answer("money", row.usd === null ? "-" : `${amount(row.usd)} USD`, row.usd === null ? "set a price" : `${row.kwh} kWh${row.spot === null ? "" : `; ${amount(row.spot)} USD on spot instances`}`);

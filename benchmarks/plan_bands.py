@@ -1,0 +1,170 @@
+"""Measure how wide the bands of a plan must be, and how often they hold for people whose rows were left out.
+
+    python benchmarks/plan_bands.py MEASUREMENTS.csv                       # coverage and wrong verdicts; ten minutes
+    python benchmarks/plan_bands.py MEASUREMENTS.csv --fits FITS.json      # keeps the fits, for seconds next time
+    python benchmarks/plan_bands.py MEASUREMENTS.csv --fits FITS.json --write   # and writes planner/bands.csv
+
+Every row is priced with constants that were fitted to all other families (groups of people). A band is a pair of
+quantiles of measured / planned over rows (split conformal). It is judged on each family in turn, by the band that the
+other families give. A situation (how work is spread) has its own band if nine in ten of its left-out rows lie inside;
+otherwise it has the band of all rows, and what no row tells about has the widest of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from plan_published import Evidence, evidence, left_out, memory_ratios, step_ratios
+from published_rows import Row
+
+from paceline.planner.bands import ALL, BANDS_FILE, UNKNOWN, Band, name_situation
+from paceline.planner.formulas.placement import Physics
+
+LEVELS = {"memory": (0.05, 0.98), "time": (0.03, 0.97)}
+"""Of the two ends; too little memory ends a run, so that end is held more often."""
+ENOUGH_ROWS, ENOUGH_COVERAGE = 10, 0.9
+DEVICES_GB = (11, 12, 16, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192)
+NEAR = 2.0
+"""Devices with up to so many times more or less memory than was measured are asked about."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Rows of one quantity, with measured / planned where their family was left out of the fit."""
+
+    quantity: str
+    rows: Sequence[Row]
+    ratios: np.ndarray
+
+    def situations(self) -> np.ndarray:
+        kinds = ((r.placement.pipeline, r.placement.tensor, r.placement.zero, r.placement.ranks) for r in self.rows)
+        return np.array([name_situation(*kind) for kind in kinds])
+
+    def families(self) -> np.ndarray:
+        return np.array([r.family for r in self.rows])
+
+    def limits(self, chosen: np.ndarray) -> tuple[float, float]:
+        """Return the quantiles of some rows, as one more row would need them."""
+        ordered, n = np.sort(self.ratios[chosen]), int(chosen.sum())
+        low, high = LEVELS[self.quantity]
+        return ordered[max(0, math.floor((n + 1) * low) - 1)], ordered[min(n, math.ceil((n + 1) * high)) - 1]
+
+    def left_out_limits(self, situation: str | None) -> np.ndarray:
+        """Return the band of each row from the other families' rows, of its situation or of all; NaN if too few."""
+        families, found = self.families(), np.full((len(self.rows), 2), np.nan)
+        usable = self.situations() == situation if situation else np.ones(len(self.rows), bool)
+        for family in set(families[usable]):
+            others = usable & (families != family)
+            if others.sum() >= ENOUGH_ROWS:
+                found[usable & (families == family)] = self.limits(others)
+        return found
+
+
+def judge_rows(whole: Evidence, fits: dict[str, Physics]) -> list[Judged]:
+    kinds = (("memory", whole.memories, memory_ratios), ("time", whole.steps, step_ratios))
+    found = []
+    for quantity, rows, ratios in kinds:
+        good = [r for r in rows if not r.low_quality]
+        found.append(Judged(quantity, good, np.array([1 / ratios([r], fits[r.family])[0] for r in good])))
+    return found
+
+
+def covers(judged: Judged, limits: np.ndarray) -> np.ndarray:
+    return (limits[:, 0] <= judged.ratios) & (judged.ratios <= limits[:, 1])
+
+
+def find_bands(judged: Judged) -> tuple[list[Band], np.ndarray]:
+    """Return the bands of all situations, and for each row the one that it had while its family was left out."""
+    kinds, families, everything = judged.situations(), judged.families(), judged.left_out_limits(None)
+    used, bands = everything.copy(), []
+    for situation in sorted(set(kinds)):
+        here, own = kinds == situation, judged.left_out_limits(situation)
+        if np.isfinite(own[here]).all() and covers(judged, own)[here].mean() >= ENOUGH_COVERAGE:
+            used[here] = own[here]
+            limits = judged.limits(here)
+        else:
+            limits = judged.limits(np.ones(len(kinds), bool))
+        inside = covers(judged, used)[here].mean()
+        bands.append(Band(judged.quantity, situation, *limits, int(here.sum()), len(set(families[here])), inside))
+    whole = np.ones(len(kinds), bool)
+    inside = covers(judged, everything).mean()
+    bands.append(Band(judged.quantity, ALL, *judged.limits(whole), len(kinds), len(set(families)), inside))
+    low, high = min(b.low for b in bands), max(b.high for b in bands)
+    bands.append(Band(judged.quantity, UNKNOWN, low, high, 0, 0, math.nan))
+    return bands, used
+
+
+def count_wrong_verdicts(judged: Judged, limits: np.ndarray) -> dict[str, float]:
+    """Ask of every row whether it fits on each device size near what it took, and count the verdicts."""
+    counts = dict.fromkeys(("asked", "false fits", "false does not fit", "may not fit"), 0)
+    for row, ratio, (low, high) in zip(judged.rows, judged.ratios, limits, strict=True):
+        measured = row.memory_bytes or math.nan
+        planned = measured / ratio
+        for capacity in (gb * 1e9 for gb in DEVICES_GB if 1 / NEAR <= gb * 1e9 / measured <= NEAR):
+            counts["asked"] += 1
+            counts["false fits"] += planned * high <= capacity < measured
+            counts["false does not fit"] += measured <= capacity < planned * low
+            counts["may not fit"] += planned * low <= capacity < planned * high
+    return {name: count if name == "asked" else count / counts["asked"] for name, count in counts.items()}
+
+
+def show(judged: Judged, bands: Sequence[Band], used: np.ndarray) -> None:
+    above, inside = (judged.ratios > used[:, 1]).mean(), covers(judged, used)
+    families = judged.families()
+    by_family = np.mean([inside[families == family].mean() for family in set(families)])
+    print(f"\n{judged.quantity}: {inside.mean():.1%} of {len(inside)} left-out rows inside, {above:.1%} above", end="")
+    print(f"; {by_family:.1%} where every family counts the same")
+    for band in bands:
+        measured = f"{band.rows:5d} rows, {band.families:2d} families, {band.coverage:6.1%} inside" if band.rows else ""
+        print(f"  {band.situation:12s} {band.low:5.2f} to {band.high:5.2f}  {measured}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measurements", type=Path)
+    parser.add_argument("--fits", type=Path, help="constants with each family left out: read if there, else written")
+    parser.add_argument("--write", action="store_true", help=f"write {BANDS_FILE.name} beside the planner")
+    asked = parser.parse_args()
+    whole = evidence(asked.measurements)
+    if asked.fits is not None and asked.fits.is_file():
+        fits = {name: Physics(**values) for name, values in json.loads(asked.fits.read_text()).items()}
+    else:
+        fits = left_out(whole, "family", lambda text: print(text, file=sys.stderr))
+        if asked.fits is not None:
+            asked.fits.write_text(json.dumps({name: asdict(physics) for name, physics in fits.items()}))
+    every: list[Band] = []
+    for judged in judge_rows(whole, fits):
+        bands, used = find_bands(judged)
+        every += bands
+        show(judged, bands, used)
+        if judged.quantity == "memory":
+            print(
+                "  "
+                + ", ".join(
+                    f"{name} {n:.1%}" if n < 1 else f"{name} {n}"
+                    for name, n in count_wrong_verdicts(judged, used).items()
+                )
+            )
+            today = np.tile([1 / 1.13, 1.13], (len(judged.rows), 1))
+            plain = count_wrong_verdicts(judged, np.ones((len(judged.rows), 2)))
+            before = count_wrong_verdicts(judged, today)
+            print(f"  without a band: false fits {plain['false fits']:.1%}; with ± 13 %: {before['false fits']:.1%}")
+    if asked.write:
+        with BANDS_FILE.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(Band.__dataclass_fields__)
+            table.writerows([f"{v:.3f}" if isinstance(v, float) else v for v in asdict(b).values()] for b in every)
+
+
+if __name__ == "__main__":
+    main()
