@@ -18,7 +18,6 @@ from rich.console import Console
 from paceline.cli.measure import render_measurement
 from paceline.config import build_spec
 from paceline.io.files import to_flat, write_json
-from paceline.measurement.diagnosis import RankChoice, decide_ranks
 from paceline.measurement.result import FORMAT, build_measurement
 from paceline.measurement.rows import (
     LEAST_EFFICIENCY,
@@ -29,6 +28,7 @@ from paceline.measurement.rows import (
     share_cores,
 )
 from paceline.measurement.run_times import read_run_times
+from paceline.measurement.verdict import RankChoice, decide_ranks
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import build_tiles
@@ -60,7 +60,7 @@ class Row:
 ROWS = st.builds(
     Row,
     ranks=st.just(0),
-    over_ideal=st.floats(0.7, 6.0),
+    over_ideal=st.one_of(st.floats(0.7, 6.0), st.sampled_from([0.01, 0.1, 0.5])),  # 200× on 2 ranks among them
     noise=st.tuples(*[st.sampled_from([1.0, 1.01, 1.1, 1.6, 4.0])] * 3),
     exposed=st.floats(0.0, 0.5),
     waiting=st.floats(0.0, 1.0),
@@ -79,7 +79,8 @@ def run_files(draw, presets=()):
     data = {"source": "docstrings"} if workload == "classifier" else {}
     train = {"steps": draw(st.integers(10, 5000)), "global_batch": draw(st.sampled_from([16, 64, 256]))}
     train["precision"] = draw(st.sampled_from(["fp32", "bf16"]))
-    return {"name": "made", "workload": workload, "model": model, "data": data, "train": train}
+    parallel = {"threads": draw(st.sampled_from([0, 1])), "reduce": draw(st.sampled_from(["exact", "bf16"]))}
+    return {"name": "made", "workload": workload, "model": model, "data": data, "train": train, "parallel": parallel}
 
 
 @st.composite
@@ -252,8 +253,9 @@ def check_choice(contents, found, chosen: set[str]) -> None:
         case RankChoice.STAY:
             assert chosen == {"1 rank"}
             assert max(row.speedup for row in worth) <= LEAST_GAIN
-        case RankChoice.UNDECIDED:
+        case RankChoice.UNDECIDED | RankChoice.IMPOSSIBLE:
             assert not chosen
+    check_possible(found, decision)
     assert len(rows) > 2 or not found.laws
     for law in found.laws:
         assert law.curve[-1].ranks <= max(CORES, *(row.ranks for row in rows.values()))
@@ -261,3 +263,19 @@ def check_choice(contents, found, chosen: set[str]) -> None:
         if law.ceiling_high is not None:
             assert max(point.speedup for point in law.curve) <= law.ceiling_high * 1.001
     assert all(math.isfinite(f.share) and f.share <= 1.001 for f in found.findings)
+
+
+def check_possible(found, decision) -> None:
+    """No verdict is beyond the devices, nothing is told from noise, and no advice repeats what was done."""
+    rows = drop_failed(found.rows)
+    noise = max(row.noise for row in rows)
+    beyond = max(row.efficiency for row in rows) > 1 + max(0.05, min(noise, 0.25))
+    assert not beyond or decision.choice in (RankChoice.IMPOSSIBLE, RankChoice.UNDECIDED)
+    assert decision.choice is not RankChoice.TAKE or decision.row.efficiency <= 1.25
+    given = found.spec["parallel"]
+    for finding in found.findings:
+        row = next(row for row in rows if row.label == finding.label)
+        assert row.noise <= 0.25 or finding.cause in ("noise", "impossible")
+        assert row.efficiency <= 1.25 or finding.cause == "impossible"
+        for done in [f"parallel.{key}=" for key in ("threads", "reduce") if given[key] not in (0, "exact")]:
+            assert done not in finding.advice

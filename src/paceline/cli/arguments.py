@@ -101,6 +101,7 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
         flag("--retry", "run rows again that failed before"),
         flag("--links", "measure the links between ranks instead of a run"),
         option("--steps-by", "ADAM", "optimizer whose step() ends a training step", default=""),
+        flag("-v --verbose", "print all tables and findings"),
         option("--out", "FOLDER", "output (runs/NAME-measure)", Path),
     ),
     "check": (

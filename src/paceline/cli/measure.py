@@ -17,7 +17,7 @@ from paceline.launch.environment import detect_rank
 from paceline.measurement.links import dump_links, measure_links
 from paceline.measurement.result import Measurement
 from paceline.measurement.rows import drop_failed, has_passes
-from paceline.measurement.tables import build_links_table, build_measurement_tables
+from paceline.measurement.tables import build_links_table, build_measurement_tables, build_summary_table
 from paceline.planner.links import links_file, store_measured_link
 from paceline.runlog.machine import list_gpu_names
 from paceline.trials.check import Parity, build_parity_table, check
@@ -38,9 +38,9 @@ def run_measure(arguments: argparse.Namespace) -> int:
         print_json({"name": found.name, "folder": found.folder, **found.to_json()})
         return 0
     console = build_console()
-    for part in render_measurement(found):
+    for part in render_measurement(found, arguments.verbose):
         console.print(part)
-    console.print(f"written: {found.file}; a page of it:  paceline report {found.folder} --out report", soft_wrap=True)
+    console.print(f"written: {found.file}; all tables: -v; a page:  paceline report {found.folder}", soft_wrap=True)
     return 0
 
 
@@ -125,9 +125,12 @@ def run_recalibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def render_measurement(found: Measurement) -> Iterator[Any]:
-    """What to print, part by part, for rich."""
+def render_measurement(found: Measurement, verbose: bool = False) -> Iterator[Any]:
+    """Yield what to print, part by part, for rich: the verdict and one table, or with `verbose` all of them."""
     measured = drop_failed(found.rows)
+    for line in found.verdict:
+        yield from wrap_lines(line, "")
+    yield from ("", build_summary_table(found))
     batch = "the batch grows with the ranks" if found.weak else "the same batch on all rows"
     if has_passes(measured):
         batch = "each step a pass over all samples"
@@ -136,19 +139,15 @@ def render_measurement(found: Measurement) -> Iterator[Any]:
     repeats = max((row.repeats for row in measured), default=0)
     scaling = f"{found.kind} scaling, {batch}" if len(measured) > 1 else "one row"
     yield f"{found.name}: {scaling}; {found.steps} steps, {repeats} repeat{'s' * (repeats != 1)}, medians"
-    yield ""
-    for table in build_measurement_tables(found):
-        yield table
-        if table.name == "plan":
-            yield from wrap_lines(table.note, "  ")
-        yield ""
-    for finding in found.findings:
-        yield from wrap_lines(finding.text + (f". To change it: {finding.advice}" if finding.advice else ""), "→ ")
-    yield ""
     for note in found.notes:
         yield from wrap_lines(note, "! ")
-    for line in found.verdict:
-        yield from wrap_lines(line, "")
+    if not verbose:
+        return
+    for table in build_measurement_tables(found):
+        yield from ("", table.title, table, *wrap_lines(table.note, "  "))
+    yield ""
+    for finding in found.findings:
+        yield from wrap_lines(finding.text + (f". To change it: {finding.advice}" if finding.advice else ""), "→ ")
 
 
 def run_check(arguments: argparse.Namespace) -> int:

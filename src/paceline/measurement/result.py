@@ -11,14 +11,7 @@ from paceline.config import RunSpec
 from paceline.errors import PacelineError, UserError
 from paceline.io.files import catch_damage, from_flat, read_json, validate_fields
 from paceline.io.table import Tabular
-from paceline.measurement.diagnosis import (
-    Finding,
-    build_finding,
-    collect_notes,
-    describe_verdict,
-    diagnose,
-    mark_recommended,
-)
+from paceline.measurement.diagnosis import Finding, build_finding, diagnose
 from paceline.measurement.rows import (
     FailedRow,
     MeasuredRow,
@@ -30,6 +23,8 @@ from paceline.measurement.rows import (
     parse_measured_row,
 )
 from paceline.measurement.scaling_laws import LawFit, fit_laws, parse_law_fit
+from paceline.measurement.verdict import MachineLoad, collect_notes, describe_verdict, mark_recommended
+from paceline.trials.runner import flatten_values
 
 TERM_ASSUMPTIONS = {
     "compute_s": "the arithmetic rate of a rank",
@@ -223,29 +218,32 @@ def build_measurement(
     specs: Mapping[str, RunSpec],
 ) -> Measurement:
     rows = add_mfu(add_costs(add_speedups(rows), total_samples, price), specs)
-    cores = int(state["environment"].get("cores") or 0)
+    machine = MachineLoad(int(state["environment"].get("cores") or 0), float(state["load"]))
     return Measurement(
         folder=folder,
         name=state["name"],
         workload=state["spec"].get("workload", ""),
         steps=state["steps"],
         planned=tuple(compare_with_plan(rows, specs)),
-        notes=tuple(collect_notes(rows, cores, float(state["load"]))),
+        notes=tuple(collect_notes(rows, machine)),
         total_samples=total_samples,
         usd_per_device_hour=price,
         environment=dict(state["environment"]),
         spec=dict(state["spec"]),
         command=tuple(state.get("command", ())),
-        **draw_conclusions(rows, state["kind"], cores),
+        **draw_conclusions(rows, state["kind"], machine, flatten_values(state["spec"])),
     )
 
 
-def draw_conclusions(rows: Sequence[MeasuredRow | FailedRow], kind: str, cores: int) -> dict[str, Any]:
-    rows = mark_recommended(rows)
+def draw_conclusions(
+    rows: Sequence[MeasuredRow | FailedRow], kind: str, machine: MachineLoad, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what follows from rows: the recommended one, laws, findings and verdict. `given` is the run file."""
+    rows, cores = mark_recommended(rows), machine.cores
     on_cores = cores and not any(row.resources.device for row in drop_failed(rows))
     laws = fit_row_laws(rows, weak=kind == "weak", most=cores if on_cores else None)
-    findings = tuple(map(build_finding, diagnose(rows, cores)))
-    verdict = tuple(describe_verdict(rows, findings, laws))
+    findings = tuple(map(build_finding, diagnose(rows, cores, given)))
+    verdict = tuple(describe_verdict(rows, findings, laws, machine))
     return {"kind": kind, "rows": tuple(rows), "laws": laws, "findings": findings, "verdict": verdict}
 
 

@@ -12,6 +12,7 @@ from paceline.measurement.run_times import ObservedScript, RunTimes, StepParts
 
 LEAST_EFFICIENCY = 0.5  # else not recommended
 LEAST_GAIN = 1.1  # over fewer ranks, else not recommended
+LEAST_NOISE, NOISY = 0.05, 0.25  # of the middle repeat: expected in any case; too much to tell a cause
 GRADIENT_BYTES = 4.0
 
 
@@ -72,6 +73,11 @@ class TimedRow:
     def efficiency(self) -> float:
         return self.speedup / self.ranks
 
+    @property
+    def noise(self) -> float:
+        """How far its repeats lie from their middle, relative to a step; 0 if it ran once."""
+        return (self.step_s_high - self.step_s_low) / 2 / self.step_s
+
 
 class SlowestRank(NamedTuple):
     rank: int
@@ -117,6 +123,7 @@ class MeasuredRow(TimedRow):
     resources: Resources = field(default_factory=Resources)
     fits: bool = False  # steps are passes over all samples
     outside: bool = False  # a command was measured
+    ddp: bool = False  # … that sums gradients by DistributedDataParallel
 
     @property
     def compute_over_comm(self) -> float | None:
@@ -243,6 +250,12 @@ def _compute_speedup(row: TimedRow, base: TimedRow) -> Speedup:
 
 def find_reference(rows: Iterable[RowT | FailedRow]) -> RowT | None:
     return min(drop_failed(rows), key=lambda row: row.ranks, default=None)
+
+
+def is_beyond_devices(row: TimedRow, base: TimedRow) -> bool:
+    """Return whether a row is faster than its devices can be: more than 100 % efficient, by more than the noise."""
+    noise = max(LEAST_NOISE, min(NOISY, max(row.noise, base.noise)))
+    return row.ranks > base.ranks and row.efficiency > 1 + noise
 
 
 def add_costs(

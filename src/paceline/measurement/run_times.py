@@ -41,6 +41,7 @@ class ObservedScript:
     from_outside: bool = False
     rank_batches: tuple[int, ...] = ()  # empty without a DataLoader
     aside: bool = False  # collectives had their own stream
+    ddp: bool = False  # gradients were summed by DistributedDataParallel
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,38 @@ def build_measurement_tables(found: Conclusions, name: str = "") -> list[Table]:
     return tables
 
 
+def build_summary_table(found: Conclusions) -> Table:
+    """Build the one table of the terminal: speed, where a step goes, memory and cost; columns without a value go."""
+    rows = []
+    for row in found.measured:
+        parts = row.parts
+        seconds = (parts.compute_s, parts.travelling_s, parts.waiting_s, parts.data_s)
+        shares = zip(("compute", "exposed", "waiting", "input"), seconds, strict=True)
+        rows.append(
+            {
+                "": row.label,
+                "step": duration(row.step_s),
+                "±": _show(percent, row.noise if row.repeats > 1 else None),
+                "speed-up": format_speedup(row.speedup),
+                "efficiency": percent(row.efficiency),
+                "samples/s": number(row.samples_per_s, 3),
+                **{name: percent(s / row.step_s) for name, s in shares},
+                "R": _show(number, row.compute_over_comm, 3),
+                "memory": _show(size, max(row.loads.peak_bytes_per_rank, default=None)),
+                "USD": _show(_format_usd, row.cost.cost_usd),
+            }
+        )
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (UNKNOWN, "0 %") for row in rows)]
+    table = Table(*(names or [""]), name="summary", mark=True)
+    cells = {row.label: [values[name] for name in names] for row, values in zip(found.measured, rows, strict=True)}
+    for row in found.rows:
+        if isinstance(row, FailedRow):
+            table.add_failed_row(row.label, row.failed or "no numbers")
+        else:
+            table.add_row(*cells[row.label], chosen=row.recommended)
+    return table
+
+
 def build_scaling_table(found: Conclusions) -> Table:
     head = ("", "step" if found.timed else "time", "spread", "speed-up", "efficiency", "samples/s", "tokens/s")
     columns = 7 if any(row.tokens_per_s for row in found.measured) else 6 if found.timed else 5

@@ -19,10 +19,10 @@ from paceline.errors import UserError
 from paceline.io.format import duration
 from paceline.io.safe_open import read_text
 from paceline.layout import layout_of
-from paceline.measurement.diagnosis import describe_decision, describe_extrapolation, mark_recommended
 from paceline.measurement.links import Link, read_links
 from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
 from paceline.measurement.rows import BatchLayout, TimedRow, add_costs, add_speedups, combine_repeats, drop_failed
+from paceline.measurement.verdict import MachineLoad, describe_decision, describe_extrapolation, mark_recommended
 from paceline.reports.run_view import RunView, is_same_work
 from paceline.runlog.run_dir import RunDir
 
@@ -145,7 +145,7 @@ def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: f
         kind="times",
         rows=tuple(compared),
         laws=laws,
-        verdict=(describe_decision(compared), describe_extrapolation(compared, laws), NO_REASON),
+        verdict=(describe_decision(compared), *describe_extrapolation(compared, laws), NO_REASON),
         usd_per_device_hour=price,
         sources=sources,
     )
@@ -169,7 +169,9 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
     kind = "weak" if len({row.batch.global_batch for row in rows}) > 1 else "strong"
     starts = [run.start for run, _ in timed]
     here = all(start.get("launcher") in ("paceline", "alone") for start in starts)  # others may spread over hosts
-    conclusions = draw_conclusions(compared, kind, int(starts[0].get("cores") or 0) if here else 0)
+    machine = MachineLoad(int(starts[0].get("cores") or 0) if here else 0)
+    given = {key: value for key, value, *_ in timed[0][0].spec.fields()}
+    conclusions = draw_conclusions(compared, kind, machine, given)
     return Series(name="runs", total_samples=total, usd_per_device_hour=price, sources=sources, **conclusions)
 
 

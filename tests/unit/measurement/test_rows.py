@@ -7,19 +7,7 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.io.format import TEXT_COLUMNS, wrap_lines
-from paceline.measurement.diagnosis import (
-    RankChoice,
-    WorkerSuggestion,
-    build_finding,
-    collect_notes,
-    decide_ranks,
-    describe_decision,
-    describe_verdict,
-    diagnose,
-    is_superlinear,
-    split_lost_time,
-    suggest_workers,
-)
+from paceline.measurement.diagnosis import WorkerSuggestion, build_finding, diagnose, split_lost_time, suggest_workers
 from paceline.measurement.measure import build_trials
 from paceline.measurement.rows import (
     BatchLayout,
@@ -36,6 +24,14 @@ from paceline.measurement.rows import (
 )
 from paceline.measurement.run_times import RunTimes, StepParts, read_run_times, select_steady_steps
 from paceline.measurement.scaling_laws import fit_laws
+from paceline.measurement.verdict import (
+    MachineLoad,
+    RankChoice,
+    collect_notes,
+    decide_ranks,
+    describe_decision,
+    describe_verdict,
+)
 from paceline.runlog.run_dir import RunDir
 
 
@@ -196,7 +192,7 @@ def test_without_one_rank_the_fewest_are_what_is_compared_with():
     ("step_s", "alone", "rates"),
     [
         (0.6, [10.0, 20.0], [17.0, 15.0]),  # repeats contradict each other
-        (0.16, [64.0, 60.0, 70.0], [200.0, 400.0, 800.0]),  # they say anything
+        (0.55, [64.0, 60.0, 70.0], [50.0, 116.0, 300.0]),  # they say anything
         (0.87, [64.0, 64.0], [73.0, 62.0]),  # the gain is within the spread
     ],
 )
@@ -204,11 +200,73 @@ def test_repeats_that_disagree_decide_nothing(step_s, alone, rates):
     assert decided(compared(ONE, alone, row("2 ranks", 2, step_s), rates)) == (RankChoice.UNDECIDED, "2 ranks")
 
 
+BUSY = MachineLoad(2, 9.0)
+OUTSIDE = {"outside": True, "batch": BatchLayout()}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "machine", "reason"),
+    [
+        (ONE, row("2 ranks", 2, 1 / 62.7), MachineLoad(2, 0.1), "ran once"),
+        (ONE, row("2 ranks", 2, 1 / 31.8), BUSY, "a load of 9 on 2 cores"),
+        (replace(ONE, repeats=3), replace(row("2 ranks", 2, 1 / 2.2), repeats=3), None, "cache or memory"),
+        (replace(ONE, repeats=2, step_s_high=1.3), row("2 ranks", 2, 1 / 2.4), None, "took 1.0 s to 1.3 s"),
+        (replace(ONE, **OUTSIDE), replace(row("2 ranks", 2, 1 / 4), **OUTSIDE), BUSY, "different samples"),
+    ],
+)
+def test_no_verdict_is_beyond_the_devices(one, two, machine, reason):
+    rows, found = judged(one, two)
+    assert decided(rows) == (RankChoice.IMPOSSIBLE, "2 ranks")
+    (line,) = describe_verdict(rows, list(found.values()), [], machine)
+    assert reason in line
+    assert "2 can give 2× at most" in line
+    assert (found["2 ranks"].cause, found["2 ranks"].advice) == ("impossible", "")
+
+
+def test_where_repeats_are_far_apart_nothing_stands_out_and_nothing_is_fine():
+    wide = replace(row("2 ranks", 2, 0.6, compute=0.6, exposed=0.4), repeats=3, step_s_low=0.3, step_s_high=1.7)
+    rows, found = judged(ONE, wide)
+    assert wide.noise == pytest.approx(1.17, abs=0.01)
+    assert decided(rows) == (RankChoice.UNDECIDED, "2 ranks")
+    assert (found["2 ranks"].cause, found["2 ranks"].advice) == ("noise", "")
+    assert "stands out" not in " ".join(describe_verdict(rows, list(found.values()), []))
+
+
+SENT = {"compute": 0.39, "exposed": 0.61}
+ON_GPU = {"resources": Resources(1, "NVIDIA H200")}
+
+
+@pytest.mark.parametrize(
+    ("values", "given", "possible", "impossible"),
+    [
+        (SENT, {}, "parallel.reduce=bf16", ""),
+        (SENT, {"parallel.reduce": "bf16"}, "global_batch", "parallel.reduce"),
+        (SENT | {"batch": BatchLayout("", 64, 1, only_gradients=False)}, {}, "fewer ranks", "parallel.reduce"),
+        (SENT | {"outside": True, "ddp": True}, {}, "no_sync", "bf16"),
+        (SENT | {"outside": True, "ddp": True} | ON_GPU, {}, "bf16_compress_hook", "parallel."),
+        (SENT | {"outside": True}, {}, "more samples", "no_sync"),
+        ({"compute": 1.0}, {}, "", "parallel.threads"),
+        ({"compute": 1.0, "alone": 2}, {}, "parallel.threads=1", ""),
+        ({"compute": 1.0, "alone": 2}, {"parallel.threads": 2}, "own cores", "parallel.threads"),
+    ],
+)
+def test_advice_is_possible_where_it_is_given(values, given, possible, impossible):
+    values = dict(values)
+    alone, shares = (
+        values.pop("alone", 1),
+        {name: values.pop(name) for name in ("compute", "exposed") if name in values},
+    )
+    one = replace(row("1 rank", 1, 1.0, threads=alone), outside=values.get("outside", False))
+    rows = add_speedups([one, replace(row("2 ranks", 2, 1.25, **shares), **values)])
+    _, two = map(build_finding, diagnose(rows, 2, given))
+    assert possible in two.advice
+    assert not impossible or impossible not in two.advice
+
+
 def test_notes_for_the_reader():
-    rows, _ = judged(ONE, row("2 ranks", 2, 0.3, threads=2))
-    assert is_superlinear(rows[1])
-    assert len(collect_notes(rows, cores=2, load=9.0)) == 3
-    assert collect_notes([ONE], cores=2, load=0.5) == []
+    rows, _ = judged(ONE, row("2 ranks", 2, 0.6, threads=2))
+    assert len(collect_notes(rows, BUSY)) == 2
+    assert collect_notes([ONE], MachineLoad(2, 0.5)) == []
 
 
 def test_a_row_survives_json():
@@ -287,7 +345,7 @@ def test_ranks_that_share_cores_are_paid_for_once():
     one, four = rows = add_costs(rows, 64 * 3600, 2.0)
     assert (one.cost.cost_usd, four.cost.device_hours) == (2.0, pytest.approx(0.6))
     assert describe_decision(rows) == "Take 4 ranks: 1.67× as fast as 1 rank, on the same cores."
-    assert "the machine counts as one device" in " ".join(collect_notes(rows, cores=4, load=0.0))
+    assert "the machine counts as one device" in " ".join(collect_notes(rows, MachineLoad(4)))
 
 
 def test_lines_are_as_wide_as_tables():

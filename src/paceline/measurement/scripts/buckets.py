@@ -67,6 +67,7 @@ def watch_buckets(notes: StepRecorder, entered: CallScope) -> None:
     @functools.wraps(build)
     def build_and_watch(model: Any, *args: Any, **kwargs: Any) -> None:
         build(model, *args, **kwargs)
+        notes.ddp = True
         if model.process_group.size() > 1 and hasattr(model, "reducer"):
             GROUPS[model] = TimedGroup(model.process_group, notes)
             swap_groups(notes.watching)

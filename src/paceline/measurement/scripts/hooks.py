@@ -56,6 +56,7 @@ def install_hooks() -> None:
 
 
 def _hook_dataloader(notes: StepRecorder) -> None:
+    import torch
     from torch.utils.data import dataloader
 
     following = dataloader._BaseDataLoaderIter.__next__
@@ -65,7 +66,8 @@ def _hook_dataloader(notes: StepRecorder) -> None:
         begin = notes.mark()
         batch = following(batches)
         notes.workers = getattr(batches, "_num_workers", None)
-        notes.note(INPUT, begin, count_batch_samples(batch, getattr(batches._index_sampler, "batch_size", None)))
+        samples = count_batch_samples(batch, getattr(batches._index_sampler, "batch_size", None))
+        notes.note(INPUT, begin, samples if torch.is_grad_enabled() else None)
         return batch
 
     cast(Any, dataloader._BaseDataLoaderIter).__next__ = timed

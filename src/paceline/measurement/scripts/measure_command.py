@@ -50,21 +50,28 @@ def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes
     end = next((event for event in main if event["kind"] == "end"), {})
     if code and end.get("status") != "measured":
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
-        raise RunFailed(f"the command failed with {how}: {extract_error_lines(path / OUTPUT)[-1]}; see {path / OUTPUT}")
+        lines = extract_error_lines(path / OUTPUT)
+        failed = explain_missing_device(lines) or f"the command failed with {how}: {lines[-1]}"
+        raise RunFailed(f"{failed}; see {path / OUTPUT}")
     steps = [drop_undone_steps(events) for events in by_rank]
     if missing := [str(rank) for rank, found in enumerate(steps) if not found]:
         if any(steps):
-            raise UserError(f"rank {', '.join(missing)} made no step that could be seen, and others did")
-        raise AbortTrials(_explain_no_steps(request, end))
+            raise UserError(f"rank {', '.join(missing)} made no training step, and others did; {quote_output(path)}")
+        if names := end.get("optimizers"):
+            wrong = f"--steps-by {request.steps_by}: no optimiser of that name made two steps"
+            raise AbortTrials(f"{wrong}; there are {', '.join(names)}")
+        raise AbortTrials(f"the script ended without a training step of a torch optimiser; {quote_output(path)}")
     if len(steps[0]) < min(ENDED_EARLY, request.steps):
         ended = f"the script ended after {len(steps[0]) + 1} steps of {request.steps + 1}"
-        raise AbortTrials(f"{ended}; let it run longer, with more epochs or data")
+        raise AbortTrials(f"{ended}; let it run longer, with more epochs or data; {quote_output(path)}")
+    steps = [_drop_evaluations(of_rank) for of_rank in steps]
     medians = tuple(round(statistics.median(event["rank_batch"] for event in of_rank)) for of_rank in steps)
     rank_batches = medians if any(medians) else ()
     batch = sum(rank_batches) or request.ranks  # if it is not known, the step of a rank counts as one sample
     together = [[{**event, "batch": batch} for event in of_rank] for of_rank in steps]
     ends = [event for events in by_rank for event in events if event["kind"] == "end"]
-    seen = ObservedScript(True, rank_batches, any(event.get("aside") for event in ends))
+    aside, ddp = (any(event.get(name) for event in ends) for name in ("aside", "ddp"))
+    seen = ObservedScript(True, rank_batches, aside, ddp)
     return replace(compute_run_times(run, together, tuple(event["peak_bytes"] for event in ends)), seen=seen)
 
 
@@ -78,13 +85,33 @@ def extract_error_lines(output: Path) -> list[str]:
     return lines[max(0, at + 1 - SHOWN_LINES) : at + 1]
 
 
-def _explain_no_steps(request: RecordRequest, end: Event) -> str:
-    if names := end.get("optimizers"):
-        return f"--steps-by {request.steps_by}: no optimiser of that name made two steps; there are {', '.join(names)}"
-    return (
-        "no optimiser of torch made two steps in any process of the command: either the script has none, or its "
-        "Python does not read PYTHONPATH (python -I, -E or -S, a container)"
-    )
+def quote_output(path: Path) -> str:
+    """Return the last line that a script printed, and the name of its log."""
+    return f"its last line is {extract_error_lines(path / OUTPUT)[-1]!r:.200}; see {path / OUTPUT}"
+
+
+NO_DEVICE = re.compile(
+    r"NCCL is only supported with GPUs|NCCL backend is not available|without NCCL|no NCCL|[Nn]o CUDA GPUs|"
+    r"invalid device ordinal|Found no NVIDIA driver|not compiled with CUDA|CUDA is not available|no CUDA-capable"
+)
+
+
+def explain_missing_device(lines: Sequence[str]) -> str:
+    """Return what to do if a script failed because this machine lacks the CUDA devices that it wants, else ""."""
+    if not any(NO_DEVICE.search(line) for line in lines):
+        return ""
+    import torch
+
+    count = torch.cuda.device_count()
+    has = f"{count} CUDA device{'s' * (count > 1)}; use  --ranks {count}" if count else "none"
+    cpu = "to try it on CPU, let it use  init_process_group('gloo')  and  torch.device('cpu')"
+    return f"the script wants a CUDA device or nccl, and this machine has {has}; {cpu}"
+
+
+def _drop_evaluations(steps: Sequence[Event]) -> list[Event]:
+    """Leave out steps with an evaluation inside, which are longer and load other samples, if enough are left."""
+    kept = [event for event in steps if not event.get("evaluated")]
+    return kept if len(kept) >= ENDED_EARLY else list(steps)
 
 
 SAME_BATCH = 0.02  # the last batch may be shorter

@@ -31,7 +31,7 @@ FLIGHT = "flight"  # a collective, from call to result
 WAIT = "wait"  # for a collective
 BLOCKING = "blocking"  # a synchronous collective
 BUCKET = "bucket"  # gradients in flight; their pass
-INPUT = "input"  # waiting for a batch; its samples
+INPUT = "input"  # waiting for a batch; its samples, or None in an evaluation
 Note = tuple[str, Any, Any, Any]  # kind, start, end, detail
 Seconds = Callable[[list[tuple[Any, Any]]], list[Interval]]
 
@@ -57,7 +57,8 @@ class RecordedStep:
             "compute_s": subtract_waiting(step_s, data_s, exposed_s),
             "comm_s": comm_s,
             "exposed_s": exposed_s,
-            "rank_batch": sum(note[3] for note in self.notes if note[0] == INPUT),
+            "rank_batch": sum(note[3] or 0 for note in self.notes if note[0] == INPUT),
+            **({"evaluated": True} if any(note[0] == INPUT and note[3] is None for note in self.notes) else {}),
         }
 
     def communication(self, seconds: Seconds) -> tuple[float, float]:
@@ -143,6 +144,7 @@ class StepRecorder:
         self.request = request
         self.workers: int | None = None
         self.aside = False  # collectives in their own stream
+        self.ddp = False
         self.watching = True
         self.watchers: list[Callable[[bool], None]] = []
         self.noted: list[Note] = []
@@ -245,7 +247,7 @@ class StepRecorder:
 
             torch.cuda.synchronize()
         self._write(0)
-        seen = {"optimizers": self._tracker.names, "aside": self.aside}
+        seen = {"optimizers": self._tracker.names, "aside": self.aside, "ddp": self.ddp}
         self._events.write("end", status=status, steps=self._steps, peak_bytes=self._peak_bytes(), **seen)
         self._events.close()
         self._events = None
