@@ -184,9 +184,9 @@ def check_measurement(folder: Path, made) -> None:
             assert all(p["high"] <= chart.data["top"] for line in chart.data["lines"] for p in line["points"])
     text = printed(*render_measurement(found))
     assert "…" not in text
-    assert all(line in " ".join(text.split()) for line in found.verdict)
-    marked = {line[1:].strip().rsplit("  ")[0].strip() for line in text.splitlines() if line.startswith("✓")}
-    assert marked == chosen
+    assert all(" ".join(line.split()) in " ".join(text.split()) for line in found.verdict)
+    ticked = [line[1:].split() for line in text.splitlines() if line.startswith("✓")]
+    assert {row.label for row in found.rows if row.label.split() in [words[:2] for words in ticked]} == chosen
     for row, made_row in zip(drop_failed(found.rows), made[2], strict=True):
         check_summary(read_summary(folder / row.runs[0] / "summary.json"), made_row)
     check_beside_others(folder, made)

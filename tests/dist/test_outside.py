@@ -116,7 +116,7 @@ def test_a_measured_script_computes_the_same(scenarios, script):
     [
         ("two_optimizers", AbortTrials, "--steps-by SGD"),
         ("steps_by_nobody", AbortTrials, "--steps-by Lion"),
-        ("no_step", AbortTrials, "no optimiser of torch"),
+        ("no_step", AbortTrials, "without a training step"),
         ("short", AbortTrials, "after 3 steps of 7"),
         ("failing", RunFailed, "exit code 1: ValueError"),
         ("each_by_itself", UserError, "joined a process group"),

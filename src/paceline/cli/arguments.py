@@ -116,6 +116,8 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
         words("RUN_FOLDER|MEASURE_FOLDER|TIMES.csv", "inputs", "+", kind=Path),
         option("--out", "FOLDER", "output (report)", Path, Path("report")),
         option("--title", "TEXT", "title of the page", default=""),
+        option("--warmup", "N|'N steps'", "leave the first N epochs, or steps, out of speeds", default=""),
+        option("--only", "GLOB", "of a folder of results, those whose names match", default=""),
         PRICE,
     ),
     "watch": (

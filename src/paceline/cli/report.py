@@ -25,7 +25,8 @@ MAX_DRAWN = 500  # runs; more are listed in plain lines, which are printed at on
 def run_report(arguments: argparse.Namespace) -> int:
     from paceline.reports.report import report
 
-    found = report(arguments.inputs, arguments.out, title=arguments.title, price=check_price(arguments.price))
+    options = {name: getattr(arguments, name) for name in ("title", "warmup", "only")}
+    found = report(arguments.inputs, arguments.out, price=check_price(arguments.price), **options)
     for note in found.contents.left_out:
         warn(f"paceline: {note}")
     if arguments.json:

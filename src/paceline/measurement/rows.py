@@ -13,6 +13,7 @@ from paceline.measurement.run_times import ObservedScript, RunTimes, StepParts
 LEAST_EFFICIENCY = 0.5  # else not recommended
 LEAST_GAIN = 1.1  # over fewer ranks, else not recommended
 LEAST_NOISE, NOISY = 0.05, 0.25  # of the middle repeat: expected in any case; too much to tell a cause
+FEW_RETURNS = 0.7  # of a device, for each that is added
 GRADIENT_BYTES = 4.0
 
 
@@ -256,6 +257,12 @@ def is_beyond_devices(row: TimedRow, base: TimedRow) -> bool:
     """Return whether a row is faster than its devices can be: more than 100 % efficient, by more than the noise."""
     noise = max(LEAST_NOISE, min(NOISY, max(row.noise, base.noise)))
     return row.ranks > base.ranks and row.efficiency > 1 + noise
+
+
+def compute_marginal_speedup(row: TimedRow, before: Sequence[TimedRow]) -> float | None:
+    """Return the speed-up that each further rank adds over the row with the next fewer ranks."""
+    fewer = max((other for other in before if other.ranks < row.ranks), key=lambda other: other.ranks, default=None)
+    return None if fewer is None else (row.speedup - fewer.speedup) / (row.ranks - fewer.ranks)
 
 
 def add_costs(

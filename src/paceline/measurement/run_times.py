@@ -70,15 +70,16 @@ class RunTimes:
     seen: ObservedScript = ObservedScript()
 
 
-def read_run_times(run: RunDir, of_main: Sequence[Step] | None = None) -> RunTimes:
+def read_run_times(run: RunDir, of_main: Sequence[Step] | None = None, skip: int = 0) -> RunTimes:
     """Read the times of a finished run; raise UserError if it has too few steps.
 
-    `of_main` are the steps of the main rank, if they have been read already.
+    `of_main` are the steps of the main rank, if they have been read already; steps up to number `skip` do not count.
     """
     summary = read_summary(run.summary_file)
     files = [run.events_file(rank) for rank in range(min(summary.ranks or 1, MOST_RANKS))]
     main = read_steps(files[0], 4 * MOST_STEPS) if of_main is None else of_main
-    by_rank = [main, *(read_steps(file, 4 * MOST_STEPS) for file in files[1:])]
+    every = (main, *(read_steps(file, 4 * MOST_STEPS) for file in files[1:]))
+    by_rank = [[step for step in steps if step["step"] > skip] for steps in every]
     found = compute_run_times(run, by_rank, summary.peak_bytes_per_rank)
     return replace(found, loss_last=summary.loss_last, parameters=summary.parameters)
 

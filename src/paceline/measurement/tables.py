@@ -8,7 +8,16 @@ from paceline.io.format import duration, number, percent, size
 from paceline.io.table import UNKNOWN, Table
 from paceline.measurement.links import Link
 from paceline.measurement.result import Conclusions
-from paceline.measurement.rows import FailedRow, MeasuredRow, TimedRow, drop_failed, has_passes
+from paceline.measurement.rows import (
+    FEW_RETURNS,
+    FailedRow,
+    MeasuredRow,
+    TimedRow,
+    compute_marginal_speedup,
+    drop_failed,
+    find_reference,
+    has_passes,
+)
 
 SCALING_NOTES = {
     "strong": "The same batch on every row.",
@@ -50,7 +59,7 @@ def build_summary_table(found: Conclusions) -> Table:
                 **{name: percent(s / row.step_s) for name, s in shares},
                 "R": _show(number, row.compute_over_comm, 3),
                 "memory": _show(size, max(row.loads.peak_bytes_per_rank, default=None)),
-                "USD": _show(_format_usd, row.cost.cost_usd),
+                "USD": _show(format_usd, row.cost.cost_usd),
             }
         )
     names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (UNKNOWN, "0 %") for row in rows)]
@@ -159,21 +168,30 @@ def build_cost_table(found: Conclusions) -> Table:
     usd = (2 if found.timed else 1) if found.usd_per_device_hour is not None else 0
     whole = f"the whole run of {found.total_samples:,} samples" if found.timed and found.total_samples else "one run"
     price = f", at {found.usd_per_device_hour:g} USD per device and hour" if usd else ""
+    rows, base = drop_failed(found.rows), find_reference(found.rows)
     table = Table(
-        *("", "time", "device-hours", *["memory"] * found.timed, *("USD", "USD per million samples")[:usd]),
+        *("", "time", "device-hours", "relative", "each more adds"),
+        *("returns", *["memory"] * found.timed, *("USD", "USD per million samples")[:usd]),
         name="benefit",
         title="Cost and benefit",
-        note=f"For {whole}{price}.",
+        note=f"For {whole}{price}. Each more adds: the speed-up of a further {'rank' if found.timed else 'device'}, "
+        f"over the row before; below {FEW_RETURNS:g} returns diminish.",
     )
-    for row in drop_failed(found.rows):
+    for place, row in enumerate(rows):
         cost = row.cost
+        hours = (base.cost.device_hours if base else None) or 0.0
+        relative = cost.device_hours / hours - 1 if cost.device_hours and hours and row is not base else None
+        adds = compute_marginal_speedup(row, rows[:place])
         peaks = row.loads.peak_bytes_per_rank if isinstance(row, MeasuredRow) else ()
         table.add_row(
             row.label,
             _show(lambda hours: duration(3600 * hours), cost.hours),
             _show(number, cost.device_hours, 3),
+            _show(lambda share: f"{100 * share:+.0f} %", relative),
+            _show(number, adds, 2),
+            _show(lambda adds: "none" if adds <= 0 else "diminish" if adds < FEW_RETURNS else "good", adds),
             *[_show(size, max(peaks, default=None))] * found.timed,
-            *(_show(_format_usd, amount) for amount in (cost.cost_usd, cost.usd_per_million_samples)[:usd]),
+            *(_show(format_usd, amount) for amount in (cost.cost_usd, cost.usd_per_million_samples)[:usd]),
             chosen=row.recommended,
         )
     return table
@@ -196,7 +214,7 @@ def format_speedup(value: float | None) -> str:
     return _show(lambda value: f"{number(value, 3)}×", value)
 
 
-def _format_usd(value: float) -> str:
+def format_usd(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else number(value, 3)
 
 

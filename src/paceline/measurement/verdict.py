@@ -9,6 +9,7 @@ from enum import Enum, auto
 from paceline.io.format import duration, number, percent
 from paceline.measurement.diagnosis import Cause, Finding
 from paceline.measurement.rows import (
+    FEW_RETURNS,
     LEAST_GAIN,
     LEAST_NOISE,
     NOISY,
@@ -16,6 +17,7 @@ from paceline.measurement.rows import (
     MeasuredRow,
     RowT,
     TimedRow,
+    compute_marginal_speedup,
     drop_failed,
     find_reference,
     is_beyond_devices,
@@ -152,6 +154,16 @@ def _describe_price(row: TimedRow, rows: Sequence[TimedRow | FailedRow]) -> str:
         return "on the same cores"
     cost = row.ranks / row.speedup
     return f"at {number(cost, 3)}× the device-hours" if cost > 1.005 else "at no more device-hours"
+
+
+def describe_returns(rows: Sequence[TimedRow | FailedRow]) -> list[str]:
+    """Return from where on each further device adds little; nothing if all of them pay."""
+    measured = drop_failed(rows)
+    added = [(row, compute_marginal_speedup(row, measured[:place])) for place, row in enumerate(measured)]
+    few = next(((row, adds) for row, adds in added if adds is not None and adds < FEW_RETURNS), None)
+    if few is None or few[1] <= 0:
+        return []
+    return [f"Returns diminish at {few[0].label}: each further one adds {number(few[1], 2)} of a device."]
 
 
 def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[LawFit]) -> list[str]:

@@ -59,6 +59,7 @@ def build_charts(contents: ReportContents, folder: Path) -> list[Chart]:
     makers = (
         (_chart_scaling, bool(contents.series)),
         (_chart_breakdown, bool(measured)),
+        (_chart_epochs, any(len(run.curves.epoch_s) > 1 for run in contents.runs)),
         (_chart_loss, bool(contents.runs)),
         (_chart_difference, contents.same is not None and not contents.same.differing),
         (_chart_memory, any(row.loads.peak_bytes_per_rank for row in measured)),
@@ -129,6 +130,15 @@ def _chart_breakdown(contents: ReportContents) -> Chart:
         caption += " The mark is the step as it was planned."
     data = {"labels": labels, "terms": terms, "names": STEP_TERMS, "plan": planned}
     return Chart("breakdown", "Where the time goes", caption, data, _list_row_sources(contents.layouts))
+
+
+def _chart_epochs(contents: ReportContents) -> Chart:
+    """Chart the seconds of each epoch: of its steps, without evaluations and checkpoints."""
+    runs = [run for run in contents.runs if len(run.curves.epoch_s) > 1]
+    lines = [_build_line(run, [[i, round_digits(s)] for i, s in enumerate(run.curves.epoch_s, 1)]) for run in runs]
+    data = {"lines": lines, "label": "s per epoch", "unit": "epoch", "from_zero": True, "marked": True}
+    caption = "Seconds of the steps of each whole epoch, without evaluations and checkpoints."
+    return Chart("epochs", "Time per epoch", caption, data, _list_first_lines(runs))
 
 
 def _label_rows(series: Sequence[Series]) -> tuple[list[str], list[MeasuredRow], list[PlannedRow | None]]:

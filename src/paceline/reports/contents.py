@@ -7,17 +7,28 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from paceline import __version__
 from paceline.config.registry import BUILT_IN, find_entry
 from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.io.format import number, percent, size
 from paceline.measurement.diagnosis import Finding
 from paceline.measurement.result import Measurement, read_measurement
 from paceline.measurement.rows import drop_failed
-from paceline.reports.run_view import Comparison, Experiments, RunView, compare_experiments, compare_runs, read_run_view
+from paceline.reports.comparisons import CostLine, describe_costs, list_series_costs, list_table_costs
+from paceline.reports.run_view import (
+    Comparison,
+    Experiments,
+    RunView,
+    Warmup,
+    compare_experiments,
+    compare_runs,
+    read_run_view,
+)
 from paceline.reports.series import (
     LinkMeasurement,
     Series,
@@ -41,6 +52,7 @@ class ReportContents:
     made: str
     verdict: tuple[str, ...]
     series: tuple[Series, ...]
+    costs: tuple[CostLine, ...]  # of set-ups whose price is known
     runs: tuple[RunView, ...]
     links: tuple[LinkMeasurement, ...]
     same: Comparison | None  # of the losses of several runs
@@ -74,6 +86,8 @@ class ReportContents:
 @dataclass
 class Inputs:
     price: float | None
+    warmup: Warmup | None = None
+    costs: list[CostLine] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
     measured: list[Measurement] = field(default_factory=list)
     measured_runs: list[RunView] = field(default_factory=list)
@@ -89,8 +103,10 @@ class Inputs:
             except UserError as error:
                 self.left_out.append(f"{error}; the links are left out")
         if path.suffix.lower() in TABLES:
-            tables = read_times_file(path).items()
-            self.series += [from_times_table(name, rows, path, self.price) for name, rows in tables]
+            for name, rows in read_times_file(path).items():
+                self.costs += list_table_costs(name, rows)
+                if any(row.devices == 1 for row in rows) and (len(rows) > 1 or rows[0].price is None):
+                    self.series.append(from_times_table(name, rows, path, self.price))
         elif (path / "measure.json").is_file():
             self._read_measurement(path)
         elif path.is_file():
@@ -110,7 +126,7 @@ class Inputs:
 
     def _read_run(self, path: Path, runs: list[RunView], name: str = "") -> None:
         try:
-            run = read_run_view(path, name)
+            run = read_run_view(path, name, self.warmup)
         except UserError as error:
             self.left_out.append(" ".join(str(error).split()))
             return
@@ -133,16 +149,21 @@ class Inputs:
         self.runs = [run for run in self.runs if run.spec.workload == most]
 
 
-def gather_contents(paths: Sequence[Path], title: str = "", price: float | None = None) -> ReportContents:
-    """Read all inputs; a damaged run is named and left out. Raise UserError if nothing is left."""
-    found = Inputs(price)
+def gather_contents(
+    paths: Sequence[Path], title: str = "", price: float | None = None, warmup: Warmup | None = None, only: str = ""
+) -> ReportContents:
+    """Read all inputs; a damaged run is named and left out. Raise UserError if nothing is left.
+
+    Steps or epochs of the `warmup` are in no speed; `only` selects results in folders by a pattern of their names.
+    """
+    found = Inputs(price, warmup)
     for path in paths:
-        for folder in list_result_folders(path) if _is_folder_of_runs(path) else [path]:
+        for folder in _list_inputs(path, only):
             found.read(folder)
     if any(_is_folder_of_runs(path) for path in paths):
         found.keep_main_workload()
     runs, series = [*found.measured_runs, *found.runs], found.series
-    if not series and not runs and not found.links:
+    if not series and not runs and not found.links and not found.costs:
         raise UserError(f"nothing can be shown: {found.left_out[0]}")
     kinds = {run.spec.workload.rpartition("/")[2]: run for run in runs}
     if len(kinds) > 1:
@@ -151,18 +172,22 @@ def gather_contents(paths: Sequence[Path], title: str = "", price: float | None 
     first = {run.name: run for run in reversed(runs)}
     runs = [r if r is first[r.name] else replace(r, name=f"{r.name} ({r.path.parent.name})") for r in runs]
     names = list(dict.fromkeys([*(s.name for s in series), *(r.spec.name for r in found.runs)]))
-    if (together := from_runs(found.runs, price)) is not None:
-        series.append(together)
+    series += from_runs(found.runs, price)
+    costs = found.costs or [line for s in series for line in list_series_costs(s)] * (len(series) > 1)
     same = compare_runs(runs)
     experiments = compare_experiments(runs) if same is not None and same.differing else None
     links = tuple(found.links)
     commands = [("command", shlex.join(measured.command)) for measured in found.measured if measured.command]
     starts = [run.start for run in runs] or [measured.environment for measured in found.measured]
     return ReportContents(
-        title=title or _join(names or [link.name for link in links]),
+        title=title or _join(names or [link.name for link in links] or [path.stem for path in paths]),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}, paceline {__version__}",
-        verdict=_describe_verdict(series, runs, same, experiments) or tuple(link.verdict for link in links),
+        verdict=(
+            *([describe_costs(costs)] if costs else []),
+            *(_describe_verdict(series, runs, same, experiments) or tuple(link.verdict for link in links)),
+        ),
         series=tuple(series),
+        costs=tuple(costs),
         runs=tuple(runs),
         links=links,
         same=same,
@@ -171,6 +196,17 @@ def gather_contents(paths: Sequence[Path], title: str = "", price: float | None 
         spec=(*commands, *_list_spec(runs)),
         environment=_list_environment(starts),
     )
+
+
+def _list_inputs(path: Path, only: str) -> list[Path]:
+    """Return the results to read: those of a folder of runs, as far as their names match, or the path itself."""
+    if not _is_folder_of_runs(path):
+        return [path]
+    found = [folder for folder in list_result_folders(path) if not only or fnmatch(folder.name, only)]
+    if not found:
+        names = _join([folder.name for folder in list_result_folders(path)])
+        raise option_error("--only", f"no result in {path} matches {only!r}; there are {names}", "not-found")
+    return found
 
 
 def _is_folder_of_runs(path: Path) -> bool:
@@ -193,6 +229,8 @@ def _describe_verdict(
         lines = [f"{s.name}: {line}" for s in series for line in s.verdict[:1]]
         return (*best, *lines, *([same.text] if same is not None else []))
     ended = [(run.name, run.summary) for run in runs if run.summary is not None]
+    if not runs:
+        return ()
     if not ended:
         return tuple(f"{run.name} is {run.status}." for run in runs[:1])
     if best and same is not None:

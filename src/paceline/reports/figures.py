@@ -98,7 +98,8 @@ def _draw_loss(axes: Any, data: dict[str, Any]) -> None:
 
 def _draw_curves(axes: Any, data: dict[str, Any]) -> None:
     marked = data.get("marked") and max(len(line["points"]) for line in data["lines"]) <= 40
-    _draw_lines(axes, data["lines"], data["label"], "o-" if marked else "-", markersize=3)
+    unit = data.get("unit", "step")
+    _draw_lines(axes, data["lines"], data["label"], "o-" if marked else "-", xlabel=unit, markersize=3)
     if data.get("from_zero"):
         axes.set_ylim(bottom=0)
 
@@ -153,5 +154,5 @@ DRAWINGS: dict[str, DrawFn] = {
     "difference": _draw_difference,
     "memory": _draw_memory,
     "links": _draw_links,
-    **dict.fromkeys(("evaluation", "rate", "compute", "lr", "gradient", "usage"), _draw_curves),
+    **dict.fromkeys(("epochs", "evaluation", "rate", "compute", "lr", "gradient", "usage"), _draw_curves),
 }

@@ -77,15 +77,16 @@ Parts = Mapping[str, Sequence[str]]
 """Names of charts and tables in their order, by heading."""
 ORDER: Parts = {
     "": (
-        *("scaling", "breakdown", "links", "experiments", "members", "evaluation", "loss", "difference", "classes"),
-        *("confusion", "pictures", "rate", "compute", "lr", "gradient", "usage", "memory", "benefit", "runs"),
+        *("models", "costs", "scaling", "breakdown", "epochs", "links", "experiments", "members", "evaluation"),
+        *("loss", "difference", "classes", "confusion"),
+        *("pictures", "rate", "compute", "lr", "gradient", "usage", "memory", "benefit", "runs"),
     )
 }
 """The story of a page: does it pay, why, is it the same training, what does it take."""
 RUN_ORDER: Parts = {
     "Result": ("members", "classes", "confusion", "pictures", "evaluation"),
     "How it was trained": ("loss", "lr", "gradient"),
-    "Speed": ("rate", "compute", "usage", "memory"),
+    "Speed": ("epochs", "rate", "compute", "usage", "memory"),
 }
 """The same of one run."""
 TEX_DELIMITERS = {

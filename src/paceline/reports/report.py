@@ -16,6 +16,7 @@ from paceline.io.table import UNKNOWN, Table, Tabular
 from paceline.measurement.rows import drop_failed
 from paceline.measurement.tables import build_links_table, build_measurement_tables, format_speedup
 from paceline.reports.charts import build_charts
+from paceline.reports.comparisons import build_costs_table, build_models_table
 from paceline.reports.contents import ReportContents, gather_contents
 from paceline.reports.figures import draw_figures
 from paceline.reports.page import (
@@ -27,13 +28,14 @@ from paceline.reports.page import (
     render_markdown,
     render_page,
 )
-from paceline.reports.run_view import MAX_KEYS, Experiments, describe_other_keys
+from paceline.reports.run_view import MAX_KEYS, Experiments, describe_other_keys, parse_warmup
 from paceline.reports.series import Series
 from paceline.runlog.summary import Score, Summary, describe_baseline, find_score, select_class_results
 
 
 def build_tables(contents: ReportContents) -> list[Table]:
-    found = []
+    found = [build_models_table(contents.layouts, contents.runs)] if len(contents.layouts) > 1 else []
+    found += [build_costs_table(contents.costs)] if contents.costs else []
     for s in contents.series:
         name = f": {s.name}" if len(contents.series) > 1 else ""
         found += build_measurement_tables(s, name)
@@ -173,14 +175,21 @@ class Report(Tabular):
 
 
 def report(
-    inputs: Sequence[str | Path], out: str | Path = "report", *, title: str = "", price: float | None = None
+    inputs: Sequence[str | Path],
+    out: str | Path = "report",
+    *,
+    title: str = "",
+    price: float | None = None,
+    warmup: str = "",
+    only: str = "",
 ) -> Report:
     """Write report.html, report.md, report.tex, figures/ and tables/ into `out`.
 
-    `inputs` are runs, measurements, tables of times, or folders of runs; `price` is in USD per device and hour.
+    `inputs` are runs, measurements, tables of times, or folders of runs; `price` is in USD per device and hour. Of a
+    `warmup` of "1" epoch or "50 steps" no speed is taken; `only` is a pattern of the names to read from a folder.
     """
     folder = Path(out)
-    contents = gather_contents([Path(path) for path in inputs], title, price)
+    contents = gather_contents([Path(path) for path in inputs], title, price, parse_warmup(warmup), only)
     shown = build_charts(contents, folder)
     try:
         for part in ("figures", "tables"):

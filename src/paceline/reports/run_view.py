@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from paceline.config import RunSpec
 from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.io.format import number
 from paceline.measurement.run_times import RunTimes, read_run_times
 from paceline.runlog.events import drop_undone_steps, extract_metrics, read_event_lines
@@ -21,7 +23,7 @@ from paceline.trials.check import TOLERANCE
 
 SAME_ANSWER = tuple(key for key in MAY_CHANGE if key not in ("data.path", "data.test_path", "data.tokenizer"))
 """Keys, or how they begin, with which the losses of a run stay what they are; data that were moved may be others."""
-AS_EQUAL = 100  # these runs may be long
+CHECK_STEPS = 20  # that  paceline check  trains by default
 MAX_STEPS = 80_000  # of a run, about; of a longer one, those with the lowest and the highest losses and the newest
 
 
@@ -43,6 +45,7 @@ class Curves:
     grad_norm: tuple[float, ...] = ()
     rate: tuple[float, ...] = ()
     compute_percent: tuple[float, ...] = ()
+    epoch_s: tuple[float, ...] = ()  # of whole epochs
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,32 @@ class RunView:
         return RunDir(self.path).events_file(0)
 
 
-def read_run_view(path: Path, name: str = "") -> RunView:
+class Warmup(NamedTuple):
+    """The steps or epochs at the beginning of a run that are in no speed."""
+
+    count: int
+    unit: Literal["steps", "epochs"] = "epochs"
+
+    def count_steps(self, steps: Sequence[dict[str, Any]]) -> int:
+        """Return the number of the last step that is left out."""
+        if self.unit == "steps":
+            return self.count
+        first = next((step["epoch"] for step in steps if "epoch" in step), 0)
+        return max((s["step"] for s in steps if s.get("epoch", first) < first + self.count), default=0)
+
+
+def parse_warmup(text: str) -> Warmup | None:
+    """Parse `1` or `1 epochs`, and `50 steps`."""
+    found = re.fullmatch(r"(\d{1,9})\s*(steps?|epochs?)?", text.strip())
+    if text and found is None:
+        raise option_error("--warmup", f"{text!r:.40} is not a number of epochs; use  1  or  '50 steps'")
+    if found is None:
+        return None
+    return Warmup(int(found[1]), "steps" if (found[2] or "").startswith("step") else "epochs")
+
+
+def read_run_view(path: Path, name: str = "", warmup: Warmup | None = None) -> RunView:
+    """Read a run with its losses; without its steps after the `warmup` there are no times."""
     run = RunDir.open(path)
     spec = run.recorded_spec()
     lines = list(read_event_lines(run.events_file(0), MAX_STEPS))
@@ -92,7 +120,8 @@ def read_run_view(path: Path, name: str = "") -> RunView:
     summary = read_summary(run.summary_file) if run.summary_file.is_file() else None
     times = None
     with suppress(UserError):
-        times = read_run_times(run, steps) if summary is not None else None
+        skip = warmup.count_steps(steps) if warmup else 0
+        times = read_run_times(run, steps, skip) if summary is not None else None
     evaluated = drop_undone_steps((e for e in events if e["kind"] in ("evaluate", "resume")), "evaluate")
     return RunView(
         name=name or run.name,
@@ -103,21 +132,27 @@ def read_run_view(path: Path, name: str = "") -> RunView:
         points=points,
         torn=len(lines) - len(events),
         times=times,
-        curves=_extract_curves(steps),
+        curves=_extract_curves(steps, warmup.count if warmup and warmup.unit == "epochs" else 0),
         evaluations=tuple(EvaluationPoint(e["step"], extract_metrics(e), e["line"]) for e in evaluated),
         usage=tuple(event for event in events if event["kind"] == "usage"),
         noticed=tuple(str(event.get("text", "")) for event in events if event["kind"] == "notice"),
     )
 
 
-def _extract_curves(steps: Sequence[dict[str, Any]]) -> Curves:
+def _extract_curves(steps: Sequence[dict[str, Any]], skip_epochs: int = 0) -> Curves:
     def of(name: str) -> tuple[float, ...]:
         return tuple(_to_float(step.get(name)) for step in steps)
 
     step_s = [math.nan if step.get("compiled") else _to_float(step.get("step_s")) or math.nan for step in steps]
     rate = tuple(batch / s for batch, s in zip(of("batch"), step_s, strict=True))
     compute = tuple(100 * part / s for part, s in zip(of("compute_s"), step_s, strict=True))
-    return Curves(of("lr"), of("grad_norm"), rate, compute)
+    by_epoch: dict[int, list[float]] = {}
+    for step in steps:
+        by_epoch.setdefault(step.get("epoch") or 0, []).append(_to_float(step.get("step_s")))
+    whole = max(map(len, by_epoch.values()), default=0)  # an unfinished one has fewer steps
+    epochs = [times for times in list(by_epoch.values())[skip_epochs:] if len(times) == whole]
+    epoch_s = tuple(map(math.fsum, epochs))
+    return Curves(of("lr"), of("grad_norm"), rate, compute, epoch_s)
 
 
 def _to_float(value: Any) -> float:
@@ -163,7 +198,8 @@ class Comparison:
     largest: float  # relative to the first run
     run: str
     step: int
-    tolerance: float
+    tolerance: float  # that of `check`
+    parted: int | None = None  # first step with a larger difference
 
     @property
     def text(self) -> str:
@@ -179,8 +215,12 @@ class Comparison:
         if not self.largest:
             return f"{same}: the losses are equal to the last digit over {self.steps} steps."
         difference = f"the losses differ by {self.largest:.1e} at most (relative, {self.run} at step {self.step})"
-        head = same if self.largest <= self.tolerance else "The runs did not train the same thing"
-        return f"{head}: {difference}, over {self.steps} steps."
+        if self.parted is None:
+            return f"{same}: {difference}, over {self.steps} steps."
+        if self.parted <= CHECK_STEPS:
+            return f"The runs did not train the same thing: {difference}, and check allows {self.tolerance:g}."
+        within = f"All {self.runs} runs agree within {self.tolerance:g}, as check asks, for {self.parted - 1} steps"
+        return f"{within}; then {difference}: rounding grows over the steps."
 
 
 def compare_runs(runs: Sequence[RunView]) -> Comparison | None:
@@ -196,18 +236,16 @@ def compare_runs(runs: Sequence[RunView]) -> Comparison | None:
         for at, difference in differences:
             if difference > largest:
                 largest, name, step = difference, other, at
-    tolerance = AS_EQUAL * TOLERANCE[first.spec.train.precision]
+    tolerance = TOLERANCE[first.spec.train.precision]
+    apart = [at for _, differences in found for at, difference in differences if difference > tolerance]
     steps = min((len(differences) for _, differences in found), default=0)
-    return Comparison(len(runs), steps, differing, largest, name, step, tolerance)
+    return Comparison(len(runs), steps, differing, largest, name, step, tolerance, min(apart, default=None))
 
 
-def is_same_work(runs: Sequence[RunView]) -> bool:
-    """Return whether a sample is the same work in all runs, so that their speeds can be compared."""
+def select_work(spec: RunSpec) -> dict[str, Any]:
+    """Return the values that decide how much work a sample is, so that the speeds of equal ones can be compared."""
     alike = ("workload", "model.", "data.", "train.precision", "train.optimizer")
-    first, *others = (
-        {k: v for k, v in _select_deciding_values(run.spec).items() if k.startswith(alike)} for run in runs
-    )
-    return all(other == first for other in others)
+    return {k: v for k, v in _select_deciding_values(spec).items() if k.startswith(alike)}
 
 
 def _select_deciding_values(spec: RunSpec) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Build series of rows from a measurement, from runs or from a table of times; and read links.
 
-devices,seconds            gpus,time,model
-1,19.53                    1,19.53,small
-4,42.34                    4,42.34,small
+devices,seconds            gpus,time,model            devices,minutes,setup,epochs,price,utilisation
+1,19.53                    1,19.53,small              1,80,1x H100,200,3.29,16 %
+4,42.34                    4,42.34,small              4,20,4x H100,200,12.36,35 %
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import csv
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,12 +22,33 @@ from paceline.layout import layout_of
 from paceline.measurement.links import Link, read_links
 from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
 from paceline.measurement.rows import BatchLayout, TimedRow, add_costs, add_speedups, combine_repeats, drop_failed
-from paceline.measurement.verdict import MachineLoad, describe_decision, describe_extrapolation, mark_recommended
-from paceline.reports.run_view import RunView, is_same_work
+from paceline.measurement.run_times import RunTimes
+from paceline.measurement.verdict import (
+    MachineLoad,
+    describe_decision,
+    describe_extrapolation,
+    describe_returns,
+    mark_recommended,
+)
+from paceline.reports.run_view import RunView, select_work
 from paceline.runlog.run_dir import RunDir
 
 COUNT_NAMES = ("devices", "gpus", "ranks", "n", "processes", "nodes", "workers", "cores")
-TIME_NAMES = ("seconds", "time", "time_s", "s", "step_s", "duration", "elapsed")
+TIME_UNITS_S = dict.fromkeys(("seconds", "time", "time_s", "s", "step_s", "duration", "elapsed"), 1.0) | {
+    "minutes": 60.0,
+    "min": 60.0,
+    "hours": 3600.0,
+    "h": 3600.0,
+}
+COLUMNS = {
+    "devices": COUNT_NAMES,
+    "seconds": tuple(TIME_UNITS_S),
+    "epochs": ("epochs",),
+    "price": ("price", "usd_per_hour", "usd/h"),
+    "utilisation": ("utilisation", "utilization"),
+    "memory": ("memory", "vram"),
+}
+"""Columns that may be there; a price is in USD per hour, of all devices of the row."""
 MAX_BYTES, MAX_DEVICES = 1 << 24, 10**9
 
 
@@ -36,6 +57,10 @@ class TimesLine:
     devices: int
     seconds: float
     line: int
+    epochs: float | None = None
+    price: float | None = None
+    utilisation: str = ""
+    memory: str = ""
 
 
 def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
@@ -49,32 +74,40 @@ def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
     cells = enumerate(csv.reader(text.splitlines(), delimiter=delimiter), 1)
     lines = [(n, [cell.strip() for cell in row]) for n, row in cells if any(row) and not row[0].strip().startswith("#")]
     head = [word.lower() for word in lines[0][1]] if lines else []
-    count = next((i for i, word in enumerate(head) if word in COUNT_NAMES), None)
-    time = next((i for i, word in enumerate(head) if word in TIME_NAMES), None)
-    if count is None or time is None:
-        count, time = 0, 1
-    else:
+    places: dict[str, int] = {}
+    for place, word in enumerate(head):
+        for name in (name for name, words in COLUMNS.items() if word in words):
+            places.setdefault(name, place)
+    unit = 1.0
+    if "devices" in places and "seconds" in places:
+        unit = TIME_UNITS_S[head[places["seconds"]]]
         del lines[0]
-    name = next((i for i in range(len(head)) if i not in (count, time)), None)
+    else:
+        places = {"devices": 0, "seconds": 1}
+    label = next((i for i in range(len(head)) if i not in places.values()), None)
     found: dict[str, list[TimesLine]] = {}
     for number, row in lines:
-        label = row[name] if name is not None and name < len(row) else path.stem
-        found.setdefault(label, []).append(_parse_row(path, number, row, count, time))
+        name = row[label] if label is not None and label < len(row) else path.stem
+        found.setdefault(name, []).append(_parse_row(path, number, row, places, unit))
     if not found:
         raise UserError(f"{path} has no rows; add lines such as  1,19.5  for one device", code="invalid-data")
-    for label, rows in found.items():
-        if not any(row.devices == 1 for row in rows):
-            problem = f"speed-up is relative to one device, which {label!r} does not have; add  1,SECONDS"
+    for name, rows in found.items():
+        if not any(row.devices == 1 for row in rows) and not all(row.price for row in rows):
+            problem = f"speed-up is relative to one device, which {name!r} does not have; add  1,SECONDS"
             raise UserError(f"{path}: {problem}", code="missing-value")
     return found
 
 
-def _parse_row(path: Path, number: int, row: list[str], count: int, time: int) -> TimesLine:
+def _parse_row(path: Path, number: int, row: list[str], places: Mapping[str, int], unit: float) -> TimesLine:
+    cells = {name: row[place] for name, place in places.items() if place < len(row)}
     try:
-        found = TimesLine(int(row[count]), float(row[time]), number)
-        if not 1 <= found.devices <= MAX_DEVICES or not 0 < found.seconds < math.inf:
+        amounts = {name: float(cells[name]) for name in ("epochs", "price") if cells.get(name)}
+        texts = {name: cells[name] for name in ("utilisation", "memory") if name in cells}
+        found = TimesLine(int(cells["devices"]), unit * float(cells["seconds"]), number, **amounts, **texts)
+        positive = (found.seconds, *amounts.values())
+        if not 1 <= found.devices <= MAX_DEVICES or not all(0 < value < math.inf for value in positive):
             raise ValueError
-    except (ValueError, IndexError):
+    except (ValueError, KeyError):
         problem = f"{','.join(row)[:60]!r} is not devices and seconds, as in  1,19.5"
         more = ";  head other columns  devices,seconds"
         raise UserError(f"{path} line {number}: {problem}{more}", code="invalid-data") from None
@@ -100,6 +133,7 @@ class SourceLine:
 @dataclass(frozen=True, kw_only=True)
 class Series(Conclusions):
     sources: Mapping[str, SourceLine]
+    epoch_s: Mapping[str, float] = field(default_factory=dict)  # by label
 
 
 def from_measurement(found: Measurement, price: float | None) -> Series:
@@ -145,25 +179,56 @@ def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: f
         kind="times",
         rows=tuple(compared),
         laws=laws,
-        verdict=(describe_decision(compared), *describe_extrapolation(compared, laws), NO_REASON),
+        verdict=(
+            describe_decision(compared),
+            *describe_returns(compared),
+            *describe_extrapolation(compared, laws),
+            NO_REASON,
+        ),
         usd_per_device_hour=price,
         sources=sources,
     )
 
 
-def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
-    """Build a series from plain runs of the same work, if one rank and another number are among them."""
-    timed = [(run, run.times) for run in runs if run.times is not None]
-    counts = {run.ranks for run, _ in timed}
-    if 1 not in counts or len(counts) < 2 or not is_same_work([run for run, _ in timed]):
-        return None
-    rows, sources = [], {}
+def from_runs(runs: Sequence[RunView], price: float | None) -> list[Series]:
+    """Build a series of each group of plain runs with equal work that has one rank and another number."""
+    groups: dict[str, list[tuple[RunView, RunTimes]]] = {}
+    for run in runs:
+        if run.times is not None:
+            groups.setdefault(repr(select_work(run.spec)), []).append((run, run.times))
+    kept = [timed for timed in groups.values() if len(counts := {run.ranks for run, _ in timed}) > 1 and 1 in counts]
+    return [_build_series(timed, _name_group(timed, kept), price) for timed in kept]
+
+
+def _name_group(timed: Sequence[tuple[RunView, RunTimes]], groups: Sequence[Sequence[tuple[RunView, RunTimes]]]) -> str:
+    """Return the name of the runs if no other group has it, else the keys in which groups differ."""
+    if len(groups) == 1:
+        return "runs"
+    names = [{run.spec.name for run, _ in group} for group in groups]
+    own = {run.spec.name for run, _ in timed}
+    if len(own) == 1 and sum(bool(own & other) for other in names) == 1:
+        return own.pop()
+    works = [select_work(group[0][0].spec) for group in groups]
+    mine = select_work(timed[0][0].spec)
+    differing = [key for key in mine if any(work.get(key) != mine[key] for work in works)]
+    return ", ".join(f"{key.rpartition('.')[2]} {mine[key]}" for key in differing[:3]) or "runs"
+
+
+def _build_series(timed: Sequence[tuple[RunView, RunTimes]], name: str, price: float | None) -> Series:
+    """Build the rows of runs; those on the same layout are repeats."""
+    by_layout: dict[str, list[tuple[RunView, RunTimes]]] = {}
     for run, times in sorted(timed, key=lambda pair: pair[0].ranks):
+        by_layout.setdefault(repr(run.spec.parallel), []).append((run, times))
+    rows, sources, epoch_s = [], {}, {}
+    for repeats in by_layout.values():
+        run, times = repeats[0]
         layout = layout_of(run.spec)
         batch = BatchLayout(layout.equation(), layout.global_batch, layout.passes(layout.global_batch))
-        rows.append(combine_repeats(run.name, run.ranks, [times], batch))
+        rows.append(combine_repeats(run.name, run.ranks, [times for _, times in repeats], batch))
         file = RunDir(run.path).summary_file
         sources[run.name] = next(iter(_find_lines(file, '"median"')), SourceLine(file))
+        if run.summary is not None and run.summary.trained.epochs:
+            epoch_s[run.name] = run.summary.trained.samples / run.summary.trained.epochs / rows[-1].samples_per_s
     total = max(run.summary.trained.samples for run, _ in timed if run.summary is not None)
     compared = add_mfu(add_costs(add_speedups(rows), total, price), {run.name: run.spec for run, _ in timed})
     kind = "weak" if len({row.batch.global_batch for row in rows}) > 1 else "strong"
@@ -172,7 +237,8 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> Series | None:
     machine = MachineLoad(int(starts[0].get("cores") or 0) if here else 0)
     given = {key: value for key, value, *_ in timed[0][0].spec.fields()}
     conclusions = draw_conclusions(compared, kind, machine, given)
-    return Series(name="runs", total_samples=total, usd_per_device_hour=price, sources=sources, **conclusions)
+    about = {"total_samples": total, "usd_per_device_hour": price, "sources": sources, "epoch_s": epoch_s}
+    return Series(name=name, **about, **conclusions)
 
 
 def _find_lines(file: Path, begins: str, section: str = "") -> list[SourceLine]:

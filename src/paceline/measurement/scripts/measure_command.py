@@ -87,7 +87,7 @@ def extract_error_lines(output: Path) -> list[str]:
 
 def quote_output(path: Path) -> str:
     """Return the last line that a script printed, and the name of its log."""
-    return f"its last line is {extract_error_lines(path / OUTPUT)[-1]!r:.200}; see {path / OUTPUT}"
+    return f"its last line: {extract_error_lines(path / OUTPUT)[-1]:.200}; see {path / OUTPUT}"
 
 
 NO_DEVICE = re.compile(
