@@ -64,12 +64,12 @@ def build_summary_table(found: Conclusions) -> Table:
         )
     names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (UNKNOWN, "0 %") for row in rows)]
     table = Table(*(names or [""]), name="summary", mark=True)
-    cells = {row.label: [values[name] for name in names] for row, values in zip(found.measured, rows, strict=True)}
-    for row in found.rows:
-        if isinstance(row, FailedRow):
-            table.add_failed_row(row.label, row.failed or "no numbers")
+    cells = {values[""]: [values[name] for name in names] for values in rows}
+    for each in found.rows:
+        if isinstance(each, FailedRow):
+            table.add_failed_row(each.label, each.failed or "no numbers")
         else:
-            table.add_row(*cells[row.label], chosen=row.recommended)
+            table.add_row(*cells[each.label], chosen=each.recommended)
     return table
 
 

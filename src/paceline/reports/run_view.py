@@ -77,7 +77,8 @@ class RunView:
         return RunDir(self.path).events_file(0)
 
 
-class Warmup(NamedTuple):
+@dataclass(frozen=True)
+class Warmup:
     """The steps or epochs at the beginning of a run that are in no speed."""
 
     count: int

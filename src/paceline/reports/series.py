@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from paceline.errors import UserError
@@ -101,10 +102,10 @@ def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
 def _parse_row(path: Path, number: int, row: list[str], places: Mapping[str, int], unit: float) -> TimesLine:
     cells = {name: row[place] for name, place in places.items() if place < len(row)}
     try:
-        amounts = {name: float(cells[name]) for name in ("epochs", "price") if cells.get(name)}
-        texts = {name: cells[name] for name in ("utilisation", "memory") if name in cells}
-        found = TimesLine(int(cells["devices"]), unit * float(cells["seconds"]), number, **amounts, **texts)
-        positive = (found.seconds, *amounts.values())
+        epochs, price = (float(cells[name]) if cells.get(name) else None for name in ("epochs", "price"))
+        texts = (cells.get(name, "") for name in ("utilisation", "memory"))
+        found = TimesLine(int(cells["devices"]), unit * float(cells["seconds"]), number, epochs, price, *texts)
+        positive = [value for value in (found.seconds, epochs, price) if value is not None]
         if not 1 <= found.devices <= MAX_DEVICES or not all(0 < value < math.inf for value in positive):
             raise ValueError
     except (ValueError, KeyError):
@@ -237,7 +238,12 @@ def _build_series(timed: Sequence[tuple[RunView, RunTimes]], name: str, price: f
     machine = MachineLoad(int(starts[0].get("cores") or 0) if here else 0)
     given = {key: value for key, value, *_ in timed[0][0].spec.fields()}
     conclusions = draw_conclusions(compared, kind, machine, given)
-    about = {"total_samples": total, "usd_per_device_hour": price, "sources": sources, "epoch_s": epoch_s}
+    about: dict[str, Any] = {
+        "total_samples": total,
+        "usd_per_device_hour": price,
+        "sources": sources,
+        "epoch_s": epoch_s,
+    }
     return Series(name=name, **about, **conclusions)
 
 

@@ -108,7 +108,7 @@ def explain_missing_device(lines: Sequence[str]) -> str:
     return f"the script wants a CUDA device or nccl, and this machine has {has}; {cpu}"
 
 
-def _drop_evaluations(steps: Sequence[Event]) -> list[Event]:
+def _drop_evaluations(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out steps with an evaluation inside, which are longer and load other samples, if enough are left."""
     kept = [event for event in steps if not event.get("evaluated")]
     return kept if len(kept) >= ENDED_EARLY else list(steps)
