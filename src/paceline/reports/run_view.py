@@ -147,12 +147,13 @@ def _extract_curves(steps: Sequence[dict[str, Any]], skip_epochs: int = 0) -> Cu
     step_s = [math.nan if step.get("compiled") else _to_float(step.get("step_s")) or math.nan for step in steps]
     rate = tuple(batch / s for batch, s in zip(of("batch"), step_s, strict=True))
     compute = tuple(100 * part / s for part, s in zip(of("compute_s"), step_s, strict=True))
-    by_epoch: dict[int, list[float]] = {}
+    by_epoch: dict[int, list[dict[str, Any]]] = {}
     for step in steps:
-        by_epoch.setdefault(step.get("epoch") or 0, []).append(_to_float(step.get("step_s")))
-    whole = max(map(len, by_epoch.values()), default=0)  # an unfinished one has fewer steps
-    epochs = [times for times in list(by_epoch.values())[skip_epochs:] if len(times) == whole]
-    epoch_s = tuple(map(math.fsum, epochs))
+        by_epoch.setdefault(step.get("epoch") or 0, []).append(step)
+    whole = max(map(len, by_epoch.values()), default=0)  # an unfinished one has fewer steps, as have those of long runs
+    epochs = [some for some in list(by_epoch.values())[skip_epochs:] if len(some) == whole]
+    known = all(some[-1]["step"] - some[0]["step"] == whole - 1 for some in epochs)
+    epoch_s = tuple(math.fsum(_to_float(step.get("step_s")) for step in some) for some in epochs) if known else ()
     return Curves(of("lr"), of("grad_norm"), rate, compute, epoch_s)
 
 
