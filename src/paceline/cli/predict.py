@@ -33,7 +33,8 @@ def run_predict(arguments: argparse.Namespace) -> int:
     if isinstance(trained, TrainedModel):
         check_predicts(trained.run, trained.workload)
     data = trained.workload.spec.data
-    inputs = read_inputs(arguments.inputs, arguments.column, str(getattr(data, "text", "")))
+    usual = "" if getattr(data, "source", "") == "images" else str(getattr(data, "text", ""))
+    inputs = read_inputs(arguments.inputs, arguments.column, usual)
     found = trained.predict(inputs.values)
     if out is None and not arguments.json:
         _print_predictions(inputs, found, console)

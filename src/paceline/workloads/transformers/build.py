@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -96,6 +96,16 @@ def find_model_class(config: Any, task: str) -> Any:
     )
     message = f"model.task={task}: not supported for the architecture {config.model_type!r}; {hint}"
     raise UserError(message, code="not-supported", key="model.task")
+
+
+def find_renamed(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """Return {name in the model: name in a file} of tensors that the library has renamed since files were written."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    changes = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
+    prefix, state = model.base_model_prefix, model.state_dict()
+    return {rename_source_key(name, changes, [], prefix, state)[0]: name for name in names}
 
 
 def find_blocks(model: Any) -> list[nn.Module]:

@@ -32,6 +32,7 @@ from paceline.workloads.transformers.build import (
     find_blocks,
     find_dropouts,
     find_model_class,
+    find_renamed,
     make_causal,
     write_adapters,
     write_transformer,
@@ -116,13 +117,14 @@ class TransformersModel(Workload):
         return open_weights(self.section.init_from).shapes if self.section.init_from is not None else {}
 
     def init_from_name(self, name: str) -> str | None:
-        """Return the name in the folder, which may lack adapters, or the first word of a bare model's names."""
+        """Return the name in the folder: without adapters, without the first word of a bare model, or an older one."""
         if name in self.start_shapes:
             return name
-        if name.endswith((lora.A, lora.B)):
-            return None
-        bare = name.removeprefix(f"{find_model_class(self.config, self.section.task).base_model_prefix}.")
-        return bare if bare in self.start_shapes else name
+        return None if name.endswith((lora.A, lora.B)) else self._renamed.get(name, name)
+
+    @cached_property
+    def _renamed(self) -> Mapping[str, str]:
+        return find_renamed(build_transformer(self.config, self.section.task), self.start_shapes)
 
     @cached_property
     def corpus(self) -> Any:

@@ -11,6 +11,8 @@ from paceline import train
 from paceline.cli.main import main
 from paceline.config import build_spec
 from paceline.errors import UserError
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
 from paceline.workload import build_workload
 from paceline.workloads.transformers.samples import MaskedWindows, MaskRule
 from paceline.workloads.transformers.tasks import TASKS
@@ -54,12 +56,18 @@ def run(request, make_spec, tmp_path_factory):
 
 def test_it_learns_predicts_and_is_read_back_by_the_library(run, tmp_path):
     assert run.summary.loss_last < 0.8 * run.summary.loss_first
+    weights = next(read_events(RunDir(run.path).events_file(0), "start"))["weights"]
+    assert weights["left"] == []
+    assert [name for name in weights["drawn"] if "classifier" not in name] == [], "files may have older names"
     trained = paceline.open(run.path)
     section, texts = trained.workload.section, ["good number 3 of the list", "bad number 7 of the list"]
     if section.task == "image_classification":
         folder = trained.workload.texts.path
         texts = [folder / "dark" / "2.png", folder / "light" / "3.png"]
         assert trained.predict(texts).labels == ["dark", "light"]
+        with pytest.raises(SystemExit) as end:
+            main(["predict", str(run.path), *map(str, texts)])
+        assert end.value.code == 0
     elif section.task == "token_classification":
         assert trained.predict(texts)["tags"].tolist() == ["ADJ O NUM O O O"] * 2
     elif section.task == "masked_lm":
