@@ -248,7 +248,7 @@ def _format_parts(
         "epoch": (f"epoch {epoch + 1:,}" if epoch is not None else "", ""),
         "rate": (f"{number(rate, 3)} samples/s", "cyan"),
         "short_rate": (f"{number(rate, 3)}/s", "cyan"),
-        "loss": (f"loss {loss:.4f}" if loss is not None and abs(loss) < 1e4 else f"loss {number(loss)}", "green"),
+        "loss": (f"loss {loss:.4f}" if loss and 1e-3 <= abs(loss) < 1e4 else f"loss {number(loss)}", "green"),
         "when": (when, ""),
         "shares": (" ".join(f"{name} {percent(share)}" for name, share in shares.items()), "dim"),
     }
