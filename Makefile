@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := recipes/classifier_docstrings.yaml
 
-.PHONY: demo test test-cluster test-soak test-dist lint docs dist bench bench-gpu bench-topics bench-plan bench-plan-local clean
+.PHONY: demo test test-cluster test-soak test-tensorflow test-dist lint docs dist bench bench-gpu bench-topics bench-plan bench-plan-local clean
 
 demo: .venv/ready
 	@echo "── the run file, every value and where it came from"
@@ -40,6 +40,14 @@ test-cluster: .venv/ready-dev
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(CLUSTER); }
 	$(BIN)/python -m pytest tests/cluster $(TIMED:%=--ignore=%) --import-mode=importlib -rA -n 3 --dist loadfile
 	$(BIN)/python -m pytest $(TIMED) --import-mode=importlib -rA
+
+# Scripts for Horovod's TensorFlow and Keras parts, in an environment of their own: TensorFlow needs an older h5py.
+test-tensorflow:
+	test -x build/tensorflow/bin/python || $(PYTHON) -m venv build/tensorflow
+	sed '/^h5py==/d' constraints.txt > build/tensorflow/constraints.txt
+	build/tensorflow/bin/python -m pip install -q --disable-pip-version-check -c build/tensorflow/constraints.txt \
+	  -e '.[tensorflow]' pytest tf_keras
+	build/tensorflow/bin/python -m pytest tests/tensorflow --noconftest -rA
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

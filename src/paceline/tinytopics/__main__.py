@@ -1,50 +1,25 @@
 """Run a program that imports tinytopics without a change, with this package in its place.
 
 python -m paceline.tinytopics program.py ARGUMENTS
+python -m paceline.tinytopics -m module ARGUMENTS
 torchrun --nproc-per-node 2 -m paceline.tinytopics program.py ARGUMENTS
 """
 
 from __future__ import annotations
 
-import runpy
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
-import paceline.tinytopics
-from paceline.errors import UserError
 from paceline.launch.exit_codes import exit_on_known_error
+from paceline.launch.stand_in import run_with_stand_in
 
-MODULES = {
-    "colors": "plot",
-    "data": "data",
-    "fit": "fit",
-    "fit_distributed": "fit",
-    "loss": "models",
-    "models": "models",
-    "plot": "plot",
-    "utils": "utils",
-}
-"""Modules of tinytopics, and ours that have their names."""
+STAND_IN = Path(__file__).with_name("stand_in")
 
 
 def run_tinytopics_program(words: Sequence[str]) -> None:
-    """Run the program that the first word names; the others are its arguments."""
-    if not words or not Path(words[0]).is_file():
-        given = f"{words[0]}: there is no such file" if words else "which program?"
-        raise UserError(f"{given}; type  python -m paceline.tinytopics PROGRAM.py", code="not-found")
-    install_stand_in()
-    sys.argv = list(words)
-    sys.path.insert(0, str(Path(words[0]).resolve().parent))
-    runpy.run_path(words[0], run_name="__main__")
-
-
-def install_stand_in() -> None:
-    """Let `import tinytopics` and imports of its modules find this package."""
-    sys.modules["tinytopics"] = paceline.tinytopics
-    for name, ours in MODULES.items():
-        sys.modules[f"tinytopics.{name}"] = import_module(f"paceline.tinytopics.{ours}")
+    """Run a program or `-m MODULE`, here and in the processes that it starts with our modules as tinytopics."""
+    run_with_stand_in(words, STAND_IN, "python -m paceline.tinytopics PROGRAM.py [ARGUMENTS …]")
 
 
 if __name__ == "__main__":

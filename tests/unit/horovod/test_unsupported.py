@@ -76,8 +76,9 @@ def test_a_wrong_call_is_rejected_with_the_argument(call, about):
 
 
 @pytest.fixture
-def as_it_was():
+def as_it_was(monkeypatch):
     """A script may change these; and Horovod must not stay importable."""
+    monkeypatch.setenv("PYTHONPATH", "")
     before = sys.argv, sys.path[:], dict(sys.modules), sys.meta_path[:]
     yield
     sys.argv, sys.path[:], sys.meta_path[:] = before[0], before[1], before[3]
@@ -94,13 +95,15 @@ def test_a_script_is_run_with_its_arguments_and_finds_horovod(tmp_path, as_it_wa
         "from horovod.torch.elastic.sampler import ElasticSampler\nfrom horovod.torch.elastic.state import TorchState\n"
         "from horovod.torch.optimizer import DistributedOptimizer\n"
         "from horovod.torch.sync_batch_norm import SyncBatchNorm\n"
-        "try:\n    import horovod.tensorflow\nexcept ImportError as error:\n    print(error)\n"
+        "for name in ('mxnet', 'tensorflow'):\n"
+        "    try:\n        __import__(f'horovod.{name}')\n    except ImportError as error:\n        print(error)\n"
         "print(sys.argv[1:], hvd.Sum, hvd.elastic.TorchState is TorchState, horovod.__version__, __name__)\n"
     )
     (tmp_path / "beside.py").write_text("")
     run_horovod_script([str(script), "--lr", "1"])
     assert capsys.readouterr().out.splitlines() == [
-        "paceline.horovod has no horovod.tensorflow; it carries over horovod.torch alone",
+        "paceline.horovod has no horovod.mxnet; it carries over torch, tensorflow and keras",
+        "TensorFlow is not installed; type  pip install 'paceline[tensorflow]'",
         "['--lr', '1'] Operation.SUM True 0.28.1 __main__",
     ]
     assert str(STAND_IN) in sys.path

@@ -3,6 +3,7 @@
 import difflib
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def imports(monkeypatch):
     """Forget afterwards what was imported under the name tinytopics."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "tinytopics"]:
         del sys.modules[name]
@@ -54,3 +56,23 @@ def test_a_program_that_does_not_exist_is_rejected(words):
     with pytest.raises(UserError) as error:
         program.run_tinytopics_program(words)
     assert error.value.code == "not-found"
+
+
+def test_a_module_and_the_processes_that_it_starts(tmp_path):
+    """Whether they are started by multiprocessing, which hands on sys.path, or as commands."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "__init__.py").write_text("")
+    (tmp_path / "work" / "main.py").write_text(
+        "import multiprocessing, subprocess, sys\n"
+        "import tinytopics as tt\n"
+        "from tinytopics.colors import pal_tinytopics\n"
+        "def home(_): import tinytopics.loss as loss; return loss.__name__\n"
+        "if __name__ == '__main__':\n"
+        "    print(tt.__name__, sys.argv[1:], len(pal_tinytopics()))\n"
+        "    print(multiprocessing.get_context('spawn').Pool(1).map(home, [0]), flush=True)\n"
+        "    subprocess.run([sys.executable, '-c', 'import tinytopics; print(tinytopics.__name__)'], check=True)\n"
+    )
+    command = [sys.executable, "-m", "paceline.tinytopics", "-m", "work.main", "--lr", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    expected = ["paceline.tinytopics ['--lr', '1'] 10", "['paceline.tinytopics.models']", "paceline.tinytopics"]
+    assert done.stdout.splitlines() == expected, done.stderr
