@@ -102,7 +102,7 @@ class ScriptLoop:
         if now.last:
             self.batch = None
             self.updating = True
-            stats = step.finish(self.sums, now.batch.samples, self.job.context.stop.requested)
+            stats = step.finish(self.sums.clone(), now.batch.samples, self.job.context.stop.requested)
             self.updating = False
             torch.clear_autocast_cache()  # of the old weights: the script may evaluate inside its loop
             self.actions = self.job.after_step(now.batch, stats, self.log)

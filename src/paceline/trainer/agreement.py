@@ -44,8 +44,8 @@ def check_ranks_agree(spec: RunSpec, data: str, local_rank: int = 0) -> None:
 
     `data` is the fingerprint of this rank's data; empty if it is unknown. One rank of each node hashes its files.
     """
-    facts = dict(_collect_facts(spec, data)) | (dict(_hash_data_files(spec)) if local_rank == 0 else {})
-    _compare_facts(facts, "give all nodes the same files, packages and environment")
+    files = dict(_hash_data_files(spec)) if local_rank == 0 else {}
+    _compare_facts(files | dict(_collect_facts(spec, data)), "give all nodes the same files, packages and environment")
 
 
 def check_samples_agree(samples: Samples, order: Order, step: int) -> None:
