@@ -42,7 +42,8 @@ def format_run_time(hours: float) -> str:
 def render_plan(plan: Plan, verbose: bool = False) -> Iterator[Any]:
     """Yield the answer and the table of devices; with `verbose` also layouts, limits and every term."""
     yield from wrap_lines(summarize_plan(plan), "")
-    for line in (*plan.advice, *([plan.links.describe()] if plan.links else ())):
+    decides = plan.links is not None and (verbose or plan.links.break_even_bytes_s is not None)
+    for line in (*plan.advice, *([plan.links.describe()] if plan.links and decides else ())):
         yield from wrap_lines(line, "→ ")
     if plan.chosen is not None and not plan.what_if:
         words = " ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items())
