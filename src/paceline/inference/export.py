@@ -7,10 +7,12 @@ import inspect
 import io
 import json
 import logging
-import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import resources
 from pathlib import Path
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 ONNX_FILE = "model.onnx"
+REMOVE_AT_END = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensor")
 OTHER_SUFFIXES = (*TORCH_SUFFIXES, ".h5", ".keras", ".npz", ".json", ".pkl", ".zip", ".gz")
 ONNX_TOLERANCE = 1e-4
@@ -54,8 +57,8 @@ def export(
         return _export_weights(folder, out, which, onnx)
     if out.suffix and out.suffix == getattr(find_entry(folder.spec().workload).run_class(), "export_suffix", ""):
         _check_file(out, onnx)
-        with tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=".exporting-") as scratch:
-            exported = export(run, Path(scratch) / "all", which, code=code)
+        with _open_scratch(out) as scratch:
+            exported = export(run, scratch / "all", which, code=code)
             (exported / f"model{out.suffix}").replace(out)
         return out
     _check_folder(out)
@@ -63,17 +66,25 @@ def export(
         message = f"{run} is a run of a script, which has no class to build its model from; use "
         raise UserError(f"{message} --out {out}.safetensors", code="not-supported", key="--out")
     trained = open_run(run, which, code=code)
-    unfinished = out.resolve().with_name(f".{out.resolve().name}.{os.getpid()}.writing")
-    try:
-        unfinished.mkdir()
+    with _open_scratch(out) as scratch:
+        whole = scratch / "all"
+        whole.mkdir()
         with translate_failures(trained.workload.spec):
-            _fill_folder(trained, unfinished, onnx)
-        unfinished.rename(out)
+            _fill_folder(trained, whole, onnx)
+        whole.rename(out)
+    return out
+
+
+@contextmanager
+def _open_scratch(out: Path) -> Iterator[Path]:
+    """Yield a folder beside `out` that is gone at the end, even if this process is killed: another one removes it."""
+    try:
+        with tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=".exporting-") as scratch:
+            command = [sys.executable, "-I", "-S", "-c", REMOVE_AT_END, scratch]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+                yield Path(scratch)
     except OSError as error:
         raise RunFailed(f"cannot write {out}: {error.strerror}", code="not-writable") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return out
 
 
 def write_weights(file: Path, tensors: dict[str, Tensor], **header: str) -> None:
@@ -81,7 +92,13 @@ def write_weights(file: Path, tensors: dict[str, Tensor], **header: str) -> None
     from safetensors.torch import save
 
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomic(file, save(whole, metadata={"format": "pt", **header}))
+    content = save(whole, metadata={"format": "pt", **header})
+    size = int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8 : 8 + size])
+    entries["__metadata__"] = dict(sorted(entries["__metadata__"].items()))  # the library writes them in any order
+    ordered = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+    assert len(ordered) == size, "the same entries in another order"
+    write_atomic(file, b"".join((content[:8], ordered, memoryview(content)[8 + size :])))
 
 
 def write_standalone(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], loader: str) -> None:
@@ -99,7 +116,9 @@ def _export_weights(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
     _check_file(out, onnx)
     checkpoint = find_checkpoint(run, which)
     header = {"paceline_spec": json.dumps(run.recorded_spec().dump()), "step": str(checkpoint.step)}
-    write_weights(out, read_tensors(checkpoint), **header)
+    with _open_scratch(out) as scratch:
+        write_weights(scratch / out.name, read_tensors(checkpoint), **header)
+        (scratch / out.name).replace(out)
     return out
 
 

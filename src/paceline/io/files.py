@@ -149,6 +149,14 @@ def to_json_value(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
+def expand_cache(path: Path) -> Path:
+    """Return the path of a cache, with `~`; below `~/.cache`, in $XDG_CACHE_HOME if that is set."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(home) and path.is_relative_to("~/.cache"):
+        return Path(home) / path.relative_to("~/.cache")
+    return path.expanduser()
+
+
 def sync_file(file: IO[Any]) -> None:
     """Wait until what was written is on the disk."""
     file.flush()

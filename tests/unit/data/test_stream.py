@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from paceline.data.corpora.documents import PART_CHARACTERS, TokenStreams, Windo
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.corpora.tokenizer import read_tokenizer
 from paceline.errors import RunFailed, UserError
+from paceline.io.files import expand_cache
 from paceline.workloads.classifier.sections import TextData
 from paceline.workloads.lm.sections import LMData
 
@@ -150,6 +152,14 @@ def test_the_cache_is_named_by_content(tmp_path, texts):
     assert changed.folder != first.folder
     assert changed.fingerprint != first.fingerprint
     assert TokenStreams.prepare(data_of(tmp_path, moved, vocab=280), QUIET).vocab <= 280
+
+
+def test_a_cache_in_the_home_folder_is_where_the_desktop_wants_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert expand_cache(Path("~/.cache/paceline")) == tmp_path / "xdg" / "paceline"
+    assert expand_cache(tmp_path) == tmp_path
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert expand_cache(Path("~/.cache/paceline")) == Path.home() / ".cache" / "paceline"
 
 
 def test_what_is_read_from_a_folder(tmp_path):

@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -132,3 +134,31 @@ def test_a_model_that_torch_cannot_export_is_refused_in_one_line(circle_run, cir
         export(circle_run.path, tmp_path / "model", onnx=True, code=odd)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("out", ["folder", "weights.safetensors"])
+def test_an_export_is_the_same_bytes_each_time(classifier_run, out, tmp_path):
+    written = []
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        whole = export(classifier_run.path, tmp_path / place / out)
+        files = sorted(whole.rglob("*")) if whole.is_dir() else [whole]
+        written.append({file.name: file.read_bytes() for file in files if file.is_file()})
+    assert written[0] == written[1]
+    assert written[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_export_leaves_nothing(classifier_run, number, tmp_path):
+    code = "import sys, time; from paceline.inference import export\nexport.write_weights = lambda file, *_, **__: ("
+    code += "file.write_text('half'), print('writing', flush=True), time.sleep(300))\nexport.export(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(classifier_run.path), str(tmp_path / "m.safetensors")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "writing\n"
+    assert list(tmp_path.rglob("m.safetensors"))
+    process.send_signal(number)
+    assert process.wait() == -number
+    deadline = time.monotonic() + 60
+    while list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

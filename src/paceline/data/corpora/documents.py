@@ -23,6 +23,7 @@ from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, Ids,
 from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
 from paceline.data.files import find_files, hash_files_cached, hash_text, hash_value, invalid_data, open_text
 from paceline.errors import UserError
+from paceline.io.files import expand_cache
 from paceline.workload import LogFn
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def _open_text_files(data: Any, looking: bool) -> DocumentSource:
         for (file, text, held_out), after in pairwise(chain(sides, [(None, "", False)])):
             yield DocumentPart(text, held_out, ends=(file, held_out) != (after[0], after[2]))
 
-    return DocumentSource(parts, lambda: _fingerprint(data, hash_files_cached(files, data.cache.expanduser(), looking)))
+    return DocumentSource(
+        parts, lambda: _fingerprint(data, hash_files_cached(files, expand_cache(data.cache), looking))
+    )
 
 
 def find_text_files(path: Path | None, looking: bool = False) -> list[Path]:

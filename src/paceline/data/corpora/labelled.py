@@ -23,6 +23,7 @@ from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts,
 from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value, invalid_data
 from paceline.data.tables import iter_columns, locate_row
 from paceline.errors import UserError, did_you_mean
+from paceline.io.files import expand_cache
 from paceline.workload import LogFn
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement
@@ -64,7 +65,7 @@ def _open_ag_news(data: Any, looking: bool) -> LabelledSource:
     classes = ag_news.read_topics(train.parent)
 
     def fingerprint() -> str:
-        content = hash_files_cached([train, test], data.cache.expanduser(), looking)
+        content = hash_files_cached([train, test], expand_cache(data.cache), looking)
         return _fingerprint_source(data, content, classes=classes, cleaning=ag_news.CLEANING)
 
     train_rows, test_rows = (partial(ag_news.iter_ag_news, file, classes) for file in (train, test))
@@ -117,7 +118,7 @@ def _open_table(data: Any, looking: bool) -> LabelledSource:
     def fingerprint() -> str:
         held_out = {"test_fraction": str(data.test_fraction)} if test_path is None else {}
         files = [path] if test_path is None else [path, test_path]
-        content = hash_files_cached(files, data.cache.expanduser(), looking)
+        content = hash_files_cached(files, expand_cache(data.cache), looking)
         return _fingerprint_source(data, content, text=data.text, label=data.label, **held_out)
 
     return LabelledSource(lambda: side(held_out=False), test, fingerprint, lambda: tuple(scan()[0]))

@@ -23,7 +23,7 @@ from paceline.data.corpora import tokenizer as tokenizers
 from paceline.data.corpora.tokenizer import ChosenTokenizer, EncodedTexts, restore_tokenizer, vocabulary_size
 from paceline.data.files import hash_text, hash_value, unreadable_error
 from paceline.errors import UserError
-from paceline.io.files import read_json, write_atomic, write_json
+from paceline.io.files import expand_cache, read_json, write_atomic, write_json
 from paceline.io.safe_open import read_bytes, read_text
 from paceline.workload import LogFn, Workload, ignore_log
 
@@ -90,7 +90,7 @@ class TokenisedCorpus:
         if data.tokenizer is not None:
             settings["vocab"] = tokenizers.hash_tokenizer(data)
         key = hash_value([FORMAT, fingerprint, *settings.values()])[:16]
-        return Path(data.cache.expanduser().absolute() / f"{cls.prefix}{data.source}-{key}")
+        return Path(expand_cache(data.cache).absolute() / f"{cls.prefix}{data.source}-{key}")
 
     @classmethod
     def _find(cls, folder: Path, log: LogFn, verify: bool) -> Self | None:

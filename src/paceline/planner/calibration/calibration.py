@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from paceline.config.decoder_shape import DecoderShape
 from paceline.hardware.catalogue import Cluster, Device, find_device, match_driver_name
 from paceline.io.arguments import option_error
-from paceline.io.files import read_json
+from paceline.io.files import expand_cache, read_json
 from paceline.planner.formulas import compute
 from paceline.planner.formulas.placement import (
     CPU_PHYSICS,
@@ -128,7 +128,7 @@ def find_catalogue_device(found: AcceleratorRates) -> Device:
 
 def default_calibration_path() -> Path:
     """Where a calibration is written and looked for unless a file is named."""
-    return Path("~/.cache/paceline/calibration.json").expanduser()
+    return expand_cache(Path("~/.cache/paceline/calibration.json"))
 
 
 def describe_calibration_file(file: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -159,6 +161,7 @@ class KerasWorkload(Workload):
         if original.compiled and original.optimizer is not None:
             original.optimizer.build(original.trainable_variables)
         original.save(folder / f"model{SAVED}")
+        _drop_dates(folder / f"model{SAVED}")
         if self.file is not None:
             write_atomic(folder / self.file.name, self.file.read_bytes())
 
@@ -175,3 +178,13 @@ def _to_numbers(given: Any) -> Tensor:
     except UNREADABLE:
         hint = "write a function  encode(inputs)  beside the one that builds the model"
         raise invalid_data(f"{str(given)[:60]!r} is not an array of numbers; {hint}") from None
+
+
+def _drop_dates(file: Path) -> None:
+    """Rewrite a .keras file without the time at which it was saved: the same model is the same bytes."""
+    with zipfile.ZipFile(file) as saved:
+        contents = {name: saved.read(name) for name in sorted(saved.namelist())}
+    contents["metadata.json"] = re.sub(rb'"date_saved": "[^"]*"', b'"date_saved": ""', contents["metadata.json"])
+    with zipfile.ZipFile(file, "w") as written:
+        for name, content in contents.items():
+            written.writestr(zipfile.ZipInfo(name), content)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.data.cache import create_entry, lock_entry
 from paceline.errors import UserError
+from paceline.io.files import expand_cache
 from paceline.io.safe_open import read_text
 from paceline.launch.process_group import create_device_mesh
 from paceline.layout import Layout
@@ -54,7 +55,7 @@ class Topics(PassWorkload):
 
     def _count_texts(self, path: Path, read: Callable[[Path], ShardCounts | None]) -> ShardCounts:
         """Count texts once, into the cache; ranks then read the counts."""
-        entry = self._data.cache.expanduser() / "topics" / self._hash_texts(path)
+        entry = expand_cache(self._data.cache) / "topics" / self._hash_texts(path)
         if (counts := read(entry)) is not None:
             return counts
         with lock_entry(entry, ignore_log):

@@ -18,6 +18,7 @@ from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts,
 from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value, invalid_data
 from paceline.data.tables import iter_columns, locate_row
 from paceline.errors import UserError
+from paceline.io.files import expand_cache
 from paceline.workload import LogFn
 
 GROUP_ROWS = 1024
@@ -57,7 +58,7 @@ class PairTable:
 
     def fingerprint(self) -> str:
         data = self.data
-        content = hash_files_cached([*self.files.values()], data.cache.expanduser(), self.looking)
+        content = hash_files_cached([*self.files.values()], expand_cache(data.cache), self.looking)
         fraction = data.test_fraction if "test" not in self.files else None
         return hash_value(["pairs", content, self.words, data.source, data.text, data.label, data.limit, fraction])
 

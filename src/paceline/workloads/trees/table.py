@@ -31,7 +31,7 @@ from paceline.data.files import check_file
 from paceline.data.order import derive_key, mix
 from paceline.data.tables import check_columns
 from paceline.errors import UserError, join_names
-from paceline.io.files import validate_fields
+from paceline.io.files import expand_cache, validate_fields
 from paceline.workload import LogFn, ignore_log
 from paceline.workloads.trees.sections import BY_NAME, OBJECTIVES, Objective, Task, TreesData
 from paceline.workloads.trees.table_builder import SplitWriter, TableEncoder
@@ -96,7 +96,7 @@ class PreparedTable:
 
 
 def prepare_table(data: TreesData, log: LogFn, verify: bool = True) -> PreparedTable:
-    entry = data.cache.expanduser() / "trees" / _name_of(data)
+    entry = expand_cache(data.cache) / "trees" / _name_of(data)
 
     def build(folder: Path) -> None:
         train, test = open_tables(data)
@@ -109,7 +109,7 @@ def prepare_table(data: TreesData, log: LogFn, verify: bool = True) -> PreparedT
 def find_cached_table(data: TreesData, whole: bool = True) -> PreparedTable | None:
     """Return the table if it is cached, else None. `whole` verifies its checksums."""
     try:
-        return _read_cached(data.cache.expanduser() / "trees" / _name_of(data), verify=whole)
+        return _read_cached(expand_cache(data.cache) / "trees" / _name_of(data), verify=whole)
     except UserError:
         return None
 

@@ -30,6 +30,7 @@ from paceline.data.cache import (
 )
 from paceline.data.files import invalid_data
 from paceline.data.order import draw_fractions
+from paceline.io.files import expand_cache
 from paceline.workload import LogFn, Outline
 from paceline.workloads.unet.sections import ImageData
 
@@ -93,7 +94,7 @@ class ImageCorpus:
 def prepare_images(source: PairSource, name: str, cache: Path, log: LogFn, verify: bool = True) -> ImageCorpus:
     """Return the corpus from the cache, or build it; `verify` as for `TokenisedCorpus.prepare`."""
     fingerprint = source.fingerprint()
-    folder = cache.expanduser().absolute() / f"images-{name}-{fingerprint[:16]}"
+    folder = expand_cache(cache).absolute() / f"images-{name}-{fingerprint[:16]}"
     return prepare_entry(folder, partial(_find, folder), lambda new: _build(source, fingerprint, new, log), log, verify)
 
 
