@@ -25,7 +25,7 @@ TOKENIZER = "tokenizer.json"
 PREPROCESSOR = "preprocessor_config.json"
 EXTRA_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "vocab.txt", "merges.txt")
 """Small files that the library also reads, copied unchanged."""
-MAX_CONFIG_BYTES, MAX_REPEATED = 1 << 22, 10_000
+MAX_CONFIG_BYTES, MAX_REPEATED = 1 << 22, 20_000
 """Of a config.json, and layers or experts in it: the library builds each of them to count its parameters."""
 
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
@@ -83,7 +83,7 @@ def _read_config_file(path: Path) -> ConfigFile:
         raise invalid_format(f'{path}: not the config of a Hugging Face model: no "model_type"')
     for part in _iter_objects(values):
         for key, value in part.items():
-            most = MAX_REPEATED if "layer" in key or "expert" in key else MAX_INT
+            most = MAX_REPEATED if key.endswith(("layer", "layers", "experts")) else MAX_INT
             if isinstance(value, int) and abs(value) > most:
                 raise invalid_data(f"{path}: its {key} is beyond {most:,}; is this the config of a model?", key)
             _check_harmless(path, key, value)

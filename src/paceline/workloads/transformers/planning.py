@@ -181,6 +181,15 @@ def _build_model(file: ConfigFile, task: str, classes: int) -> Any:
     return build_transformer(config, task)
 
 
+def _read_size(config: Any, name: str) -> int:
+    """Return a whole number of a config; 0 if it has none, or another one for each layer."""
+    try:
+        value = getattr(config, name, 0)
+    except Exception:  # the library's own, of a value that differs between layers
+        return 0
+    return value if isinstance(value, int) else 0
+
+
 def _count_sizes(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     """Count the sizes of a model that the library can build."""
     from paceline.workloads.transformers.build import find_blocks
@@ -189,24 +198,24 @@ def _count_sizes(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     model = _build_model(file, task, classes)
     layers = find_blocks(model)
     text = getattr(model.config, "vision_config", model.config.get_text_config())
-    width, heads, vocab = (getattr(text, name, 0) for name in ("hidden_size", "num_attention_heads", "vocab_size"))
-    if not layers or not all(isinstance(side, int) and side for side in (width, heads)):
+    width, heads, vocab = (_read_size(text, name) for name in ("hidden_size", "num_attention_heads", "vocab_size"))
+    if not layers or not width or not heads:
         message = f"{file.path}: {file.model_type} is not built of equal layers of one width; a plan cannot price it"
         raise UserError(message, code="not-supported", key="model_type")
     inside = sum(p.numel() for layer in layers for p in layer.parameters())
     whole = sum(p.numel() for p in model.parameters())
     linear = [(name, found) for name, module in layers[0].named_modules() if (found := linear_sides(module))]
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_width = getattr(text, "head_dim", None) or width // heads
-    active, each = (getattr(text, name, None) or 0 for name in ("num_experts_per_tok", "moe_intermediate_size"))
-    wide = (getattr(text, name, None) for name in ("intermediate_size", "encoder_ffn_dim", "d_ff"))
+    kv_heads = _read_size(text, "num_key_value_heads") or heads
+    head_width = _read_size(text, "head_dim") or width // heads
+    active, each = (_read_size(text, name) for name in ("num_experts_per_tok", "moe_intermediate_size"))
+    wide = (_read_size(text, name) for name in ("intermediate_size", "encoder_ffn_dim", "d_ff"))
     ffn = active * each or next(filter(None, wide), 4 * width)
     return TransformerSizes(
         *(len(layers), width, heads, kv_heads, head_width, ffn, vocab),
         gated=any(name.endswith(("gate_proj", "gate_up_proj")) for name, _ in linear),
         causal=task == "causal_lm",
         linear=tuple((name.rpartition(".")[2], *found) for name, found in linear),
-        context=getattr(text, "max_position_embeddings", None) or 0,
+        context=_read_size(text, "max_position_embeddings"),
         tables=whole - inside // len(layers) * len(layers) - classes * width,
         layer=inside // len(layers),
         tied=True,  # whatever else there is counts among the tables
