@@ -136,6 +136,22 @@ def build_models_table(series: Sequence[Series], runs: Sequence[RunView]) -> Tab
                 percent(row.efficiency),
                 number(ratio, 3) if ratio is not None else UNKNOWN,
                 *([number(score.value) if score else UNKNOWN] if metric else []),
-                chosen=row.recommended,
             )
     return table
+
+
+def describe_models(series: Sequence[Series], runs: Sequence[RunView]) -> str:
+    """Return which model has the best score on any number of ranks, and which comes next; "" if it is not known."""
+    scores = {run.name: score for run in runs if (score := find_score(run.summary)) is not None}
+    best = {
+        s.name: max(known, key=lambda score: score.goodness)
+        for s in series
+        if (known := [scores[row.label] for row in s.measured if row.label in scores])
+    }
+    if len(best) < 2 or len({score.name for score in best.values()}) > 1:
+        return ""
+    (name, score), (second, behind), *_ = sorted(best.items(), key=lambda pair: -pair[1].goodness)
+    if score.value == behind.value:
+        return f"{name} and {second} have the same {score.name}, {number(score.value)}."
+    extreme = "lowest" if score.less_is_better else "highest"
+    return f"{name} has the {extreme} {score.name}, {number(score.value)}; next is {second}, {number(behind.value)}."

@@ -19,7 +19,7 @@ from paceline.io.format import number, percent, size
 from paceline.measurement.diagnosis import Finding
 from paceline.measurement.result import Measurement, read_measurement
 from paceline.measurement.rows import drop_failed
-from paceline.reports.comparisons import CostLine, describe_costs, list_series_costs, list_table_costs
+from paceline.reports.comparisons import CostLine, describe_costs, describe_models, list_series_costs, list_table_costs
 from paceline.reports.run_view import (
     Comparison,
     Experiments,
@@ -226,6 +226,7 @@ def _describe_verdict(
     if len(series) == 1:
         return (*best, *series[0].verdict)
     if series:
+        best = (models,) if (models := describe_models(series, runs)) else best
         lines = [f"{s.name}: {line}" for s in series for line in s.verdict[:1]]
         return (*best, *lines, *([same.text] if same is not None else []))
     ended = [(run.name, run.summary) for run in runs if run.summary is not None]

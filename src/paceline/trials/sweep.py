@@ -133,10 +133,10 @@ def _parse_row(number: int, facts: dict[str, Any], keys: Sequence[str]) -> Trial
     return row
 
 
-def score_trial(row: TrialRow, summary: Summary, metric: str, length: int, best: bool) -> TrialRow:
-    """Return the row of a finished trial; `best` takes the best evaluation in place of the last."""
+def score_trial(row: TrialRow, summary: Summary, metric: str, length: int) -> TrialRow:
+    """Return the row of a finished trial, with its best evaluation, as reports and `runs --compare` have it."""
     evaluation, final = summary.evaluation, dict(summary.evaluation.metrics)
-    if best and evaluation.best is not None:
+    if evaluation.best is not None:
         final |= {name: value for name, value in evaluation.best.items() if name in final}
     if not final and metric == "loss" and summary.loss_last is not None:
         final = {"loss": summary.loss_last}
@@ -368,5 +368,4 @@ def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: 
 
 
 def read_outcome(plan: SweepPlan, row: TrialRow, length: int) -> TrialRow:
-    metric, best = plan.score.removeprefix("-"), plan.spec.train.patience > 0
-    return score_trial(row, read_summary(plan.folder / row.run / "summary.json"), metric, length, best)
+    return score_trial(row, read_summary(plan.folder / row.run / "summary.json"), plan.score.removeprefix("-"), length)

@@ -12,7 +12,7 @@ from paceline.reports.charts import build_charts
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import escape_tex, render_markdown, render_page
 from paceline.reports.report import build_tables, report
-from paceline.reports.run_view import read_run_view, thin_points
+from paceline.reports.run_view import Warmup, parse_warmup, read_run_view, thin_points
 from paceline.reports.series import read_times_file
 from paceline.runlog.events import read_steps
 from report_runs import make_links, make_measurement, make_run
@@ -273,6 +273,69 @@ def test_damaged_links_are_named_and_left_out(tmp_path, ask, text):
     assert len(found.left_out) == 1
     assert "net/links.json" in found.left_out[0]
     assert "links.json" in refused(ask, net, "--out", tmp_path / "out")
+
+
+COSTS = """setup,devices,minutes,epochs,utilisation,memory,price
+1x H100,1,80,200,16 %,1 %,3.29
+4x H100,4,20,200,30-40 %,4 %,12.36
+8x A100,8,20,200,30-50 %,4 %,10.32
+"""
+
+
+def test_kinds_of_devices_are_compared_by_what_they_cost(tmp_path):
+    (tmp_path / "costs.csv").write_text(COSTS)
+    found = gather_contents([tmp_path / "costs.csv"])
+    assert [(line.label, line.epoch_s, round(line.usd, 2)) for line in found.costs] == [
+        ("1x H100", 24.0, 4.39), ("4x H100", 6.0, 4.12), ("8x A100", 6.0, 3.44)
+    ]  # fmt: skip
+    (table,) = build_tables(found)
+    assert (table.chosen, table.rows[2][-1], table.rows[1][4]) == (2, "-22 %", "30-40 %")
+    assert not found.series
+    (tmp_path / "one.csv").write_text("devices,hours\n1,12\n2,6.5\n4,3.5\n8,2\n")
+    one = gather_contents([tmp_path / "one.csv"])
+    benefit = next(table for table in build_tables(one) if table.name == "benefit")
+    assert [row[2:6] for row in benefit.rows[1:]] == [
+        ("13", "+8 %", "0.85", "good"), ("14", "+17 %", "0.79", "good"), ("16", "+33 %", "0.64", "diminish")
+    ]  # fmt: skip
+    assert any("at 8 devices" in line for line in one.verdict)
+
+
+@pytest.fixture(scope="module")
+def experiments(tmp_path_factory):
+    """Two models on one and four ranks, as plain runs; both models are slower on four."""
+    folder = tmp_path_factory.mktemp("experiments")
+    for model, layers, alone, four in (("small", 1, 0.02, 0.044), ("large", 4, 0.1, 0.125)):
+        for ranks, step_s in ((1, alone), (4, four)):
+            comm = 0.0 if ranks == 1 else 0.6
+            make_run(folder, f"{model}-{ranks}", ranks, 24, step_s, comm, **{"model.layers": layers})
+    return folder
+
+
+def test_runs_of_a_folder_are_grouped_by_equal_work(experiments):
+    found = gather_contents([experiments])
+    assert {tuple(row.label for row in s.rows) for s in found.series} == {
+        ("small-1", "small-4"), ("large-1", "large-4")
+    }  # fmt: skip
+    speedups = {s.rows[1].label: s.rows[1].speedup for s in found.series}
+    assert speedups == {"small-4": pytest.approx(20 / 44, rel=0.03), "large-4": pytest.approx(0.8, rel=0.03)}
+    models = next(table for table in build_tables(found) if table.name == "models")
+    assert {"speed-up", "efficiency", "R"} <= set(models.head)
+    charts = {chart.name: chart for chart in build_charts(found, experiments)}
+    assert len(charts["scaling"].data["lines"]) == 2
+    assert len(charts["breakdown"].data["labels"]) == 4
+
+
+def test_a_pattern_and_a_warm_up_leave_runs_and_steps_out(experiments):
+    found = gather_contents([experiments], only="small-*")
+    assert {run.name for run in found.runs} == {"small-1", "small-4"}
+    with pytest.raises(UserError) as none:
+        gather_contents([experiments], only="tiny*")
+    assert (none.value.code, none.value.key) == ("not-found", "--only")
+    whole, late = (gather_contents([experiments / "small-1"], warmup=parse_warmup(text)) for text in ("", "16 steps"))
+    assert late.runs[0].times.steps < whole.runs[0].times.steps
+    assert parse_warmup("1") == Warmup(1, "epochs")
+    with pytest.raises(UserError, match="number of epochs"):
+        parse_warmup("a while")
 
 
 def refused(ask, *words):
