@@ -1,5 +1,9 @@
 """Links decide whether devices pay: the break-even, the ratio R, and links that were measured here."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,3 +85,13 @@ def test_links_of_cores_are_for_this_machine_alone(monkeypatch):
     assert replace(stored, host="", date="") == MeasuredLink(CORES, 2, 1, 5e8, "", "")
     assert resolve_target("local").whole.link_bytes_s == pytest.approx(5e8 / CPU_PHYSICS.link_efficiency)
     assert resolve_target("2x1xCPU").links == ""
+
+
+def test_doctor_measures_links_for_later_plans(tmp_path):
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "paceline", "doctor", "--links", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True, timeout=200)
+    ring = next(link for link in json.loads(done.stdout)["links"] if link["collective"] == "all_reduce")
+    (stored,) = read_measured_links()
+    assert stored.bytes_s == pytest.approx(ring["bandwidth_bits_s"] / 8)
+    assert (stored.ranks, stored.nodes) == (ring["ranks"], 1)
