@@ -12,8 +12,7 @@ from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.horovod.reduction import OPERATIONS, Compression, Compressor, ReduceRule
-from paceline.horovod.world import rank, size
-from paceline.launch.process_group import gather_objects
+from paceline.horovod.world import in_flight, rank, size
 
 T = TypeVar("T")
 
@@ -24,20 +23,39 @@ class Handle(Generic[T]):
     def __init__(self, works: Sequence[Any], finish: Callable[[], T]) -> None:
         """Hold the `works` of torch.distributed: none in a world of one."""
         self.works, self._finish = works, finish
+        self.name = ""
 
     def done(self) -> bool:
-        return all(work.is_completed() for work in self.works)
+        """Return whether it has ended; in a world of one, where nothing is in flight, from the second call on."""
+        if self.works:
+            return all(work.is_completed() for work in self.works)
+        computed = "_result" in vars(self)
+        self.wait()
+        return computed
 
     @functools.cached_property
     def _result(self) -> T:
         for work in self.works:
             work.wait()
+        in_flight.pop(self.name, None)
         return self._finish()
 
     def wait(self) -> T:
         return self._result
 
     __call__ = wait
+
+
+def start_named(kind: str, name: str | None, start: Callable[[], Handle[T]]) -> Handle[T]:
+    """Start a collective, unless another one of this kind and name is in flight."""
+    key = f"{kind}.{name}"
+    if name is None:
+        return start()
+    if key in in_flight:
+        raise UserError(f"name={name!r}: {kind} of this name is in flight; call hvd.synchronize on its handle first")
+    handle = in_flight[key] = start()
+    handle.name = key
+    return handle
 
 
 def poll(handle: Handle[Any]) -> bool:
@@ -49,6 +67,8 @@ def synchronize(handle: Handle[T]) -> T:
 
 
 SENT_AS = {torch.int16: torch.int32}  # neither gloo nor NCCL sends this type
+DIMENSIONS = 8  # of the tensors whose shapes are compared
+DTYPES = sorted((value for value in vars(torch).values() if isinstance(value, torch.dtype)), key=str)
 
 
 def start_reduce(tensor: Tensor, rule: ReduceRule, compression: type[Compressor] = Compression.none) -> Handle[Tensor]:
@@ -85,26 +105,36 @@ def start_gather(tensor: Tensor) -> Handle[Tensor]:
     mine = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
     if size() == 1:
         return Handle([], mine.clone)
-    rows = gather_row_counts(mine)
-    padded = _sendable(mine).new_zeros((max(rows), *mine.shape[1:]))
-    padded[: len(mine)] = mine
-    parts = [torch.empty_like(padded) for _ in rows]
-    work = dist.all_gather(parts, padded, async_op=True)
+    counts = start_gather_row_counts(mine)
 
     def finish() -> Tensor:
+        rows = counts.wait()
+        padded = _sendable(mine).new_zeros((max(rows), *mine.shape[1:]))
+        padded[: len(mine)] = mine
+        parts = [torch.empty_like(padded) for _ in rows]
+        dist.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)]).to(mine.dtype)
 
-    return Handle([work], finish)
+    return Handle(counts.works, finish)
 
 
-def gather_row_counts(mine: Tensor) -> list[int]:
-    """Return the rows of each rank; raise on ranks whose tensors do not match, instead of hanging."""
-    shapes = gather_objects((tuple(mine.shape), mine.dtype))
-    if len({(shape[1:], dtype) for shape, dtype in shapes}) > 1:
-        raise RuntimeError(
-            f"the tensors differ between ranks in type or beyond the first dimension; here {list(mine.shape)}"
-        )
-    return [shape[0] for shape, _ in shapes]
+def start_gather_row_counts(mine: Tensor) -> Handle[list[int]]:
+    """Start gathering the rows of each rank; the handle raises on ranks whose tensors do not match."""
+    if mine.dim() > DIMENSIONS:
+        raise UserError(f"a tensor of {mine.dim()} dimensions cannot be gathered; use at most {DIMENSIONS}")
+    about = [len(mine), DTYPES.index(mine.dtype), mine.dim(), *mine.shape[1:]]
+    sent = torch.tensor([*about, *[0] * (DIMENSIONS + 2 - len(about))], device=mine.device)
+    everyone = [torch.empty_like(sent) for _ in range(size())]
+
+    def finish() -> list[int]:
+        shapes = [other.tolist() for other in everyone]
+        if any(other[1:] != shapes[0][1:] for other in shapes):
+            raise RuntimeError(
+                f"the tensors differ between ranks in type or beyond the first dimension; here {list(mine.shape)}"
+            )
+        return [other[0] for other in shapes]
+
+    return Handle([dist.all_gather(everyone, sent, async_op=True)], finish)
 
 
 def start_broadcast(tensor: Tensor, root_rank: int) -> Handle[Tensor]:
@@ -119,7 +149,7 @@ def start_alltoall(tensor: Tensor, to: list[int]) -> Handle[tuple[Tensor, Tensor
     mine = tensor.detach()
     if size() == 1:
         return Handle([], lambda: (mine.clone(), torch.tensor(to, dtype=torch.int32)))
-    gather_row_counts(mine)
+    start_gather_row_counts(mine).wait()
     counts = start_gather(torch.tensor([to], device=mine.device)).wait()[:, rank()].tolist()
     sent = _sendable(mine.contiguous())
     received = sent.new_empty((sum(counts), *mine.shape[1:]))

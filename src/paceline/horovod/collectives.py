@@ -1,11 +1,13 @@
 """Horovod's collectives, blocking (differentiable), asynchronous and grouped.
 
-`name=` is accepted and ignored: torch.distributed matches collectives by order, which must be the same on every rank.
+torch.distributed matches collectives by order, which must be the same on every rank, and not by `name=`: a name only
+must not be used twice at the same time.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 
@@ -19,7 +21,7 @@ from paceline.horovod import autograd
 from paceline.horovod.async_ops import Handle
 from paceline.horovod.reduction import Average, Compression, Compressor, Operation, ReduceRule, resolve_rule
 from paceline.horovod.unsupported import AnySet, ProcessSet, require_global_set
-from paceline.horovod.world import size
+from paceline.horovod.world import barrier_group, size
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,7 +69,8 @@ def allreduce_async(
     op: Operation | None = None,
     **factors: Unpack[Factors],
 ) -> Handle[Tensor]:
-    return ops.start_reduce(tensor, _resolve_rule(op, average, factors))
+    rule = _resolve_rule(op, average, factors)
+    return ops.start_named("allreduce", name, lambda: ops.start_reduce(tensor, rule))
 
 
 def sparse_allreduce_async(
@@ -86,7 +89,7 @@ def allgather(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> 
 
 def allgather_async(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> Handle[Tensor]:
     require_global_set(process_set)
-    return ops.start_gather(tensor)
+    return ops.start_named("allgather", name, lambda: ops.start_gather(tensor))
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: Name = None, process_set: AnySet = None) -> Tensor:
@@ -99,7 +102,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: Name = None, process_set: An
 
 def broadcast_async(tensor: Tensor, root_rank: int, name: Name = None, process_set: AnySet = None) -> Handle[Tensor]:
     require_global_set(process_set)
-    return ops.start_broadcast(tensor, root_rank)
+    return ops.start_named("broadcast", name, lambda: ops.start_broadcast(tensor, root_rank))
 
 
 def alltoall(
@@ -156,13 +159,14 @@ def reducescatter(
 def reducescatter_async(
     tensor: Tensor, name: Name = None, op: Operation = Average, **factors: Unpack[Factors]
 ) -> Handle[Tensor]:
-    return ops.start_reduce_scatter(tensor, _resolve_rule(op, None, factors))
+    rule = _resolve_rule(op, None, factors)
+    return ops.start_named("reducescatter", name, lambda: ops.start_reduce_scatter(tensor, rule))
 
 
 def barrier(process_set: AnySet = None) -> None:
     require_global_set(process_set)
     if size() > 1:
-        dist.barrier()
+        dist.barrier(barrier_group())
 
 
 def _in_place(
@@ -210,7 +214,11 @@ def _grouped_async(
 
     @functools.wraps(start)
     def call(tensors: Sequence[Tensor], *args: P.args, **options: P.kwargs) -> Handle[list[T]]:
-        handles = [start(tensor, *args, **options) for tensor in tensors]
+        bound = [inspect.signature(start).bind(tensor, *args, **options) for tensor in tensors]
+        for index, call in enumerate(bound):
+            if call.arguments.get("name") is not None:
+                call.arguments["name"] = f"{call.arguments['name']}.{index}"
+        handles = [start(*call.args, **call.kwargs) for call in bound]
         return Handle([work for handle in handles for work in handle.works], lambda: [each.wait() for each in handles])
 
     return call

@@ -62,6 +62,9 @@ def broadcast_optimizer_state(
     """Replace state and settings of the optimiser on all ranks by those of the root."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UserError("the state of torch.optim.LBFGS cannot be broadcast; use another optimiser")
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if parameter.requires_grad and parameter.grad is None and parameter not in optimizer.state:
+            parameter.grad = torch.zeros_like(parameter)  # as Horovod leaves it, which makes a first step of zeros
     if size() == 1:
         return
     state: Any = optimizer.state_dict() if rank() == root_rank else None

@@ -67,12 +67,13 @@ def DistributedOptimizer(
         raise UserError("gradient_predivide_factor= divides an average; use it with op=hvd.Average")
     if backward_passes_per_step < 1:
         raise UserError(f"backward_passes_per_step={backward_passes_per_step}; use 1 or more")
-    _check_names(optimizer, named_parameters)
+    names = _read_names(optimizer, named_parameters)
     rule = ReduceRule(op, 1 / gradient_predivide_factor, gradient_predivide_factor)
     kind: Any = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     new = kind.__new__(kind)
     # An existing scheduler has replaced `step` of the old object by one that is bound to it.
     new.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    new._parameter_names = names
     groups = grouping.get("groups") or grouping.get("num_groups") or 0
     new.exchange = GradientExchange(
         new, rule, compression, backward_passes_per_step, groups, grouping.get("sparse_as_dense", False)
@@ -80,10 +81,11 @@ def DistributedOptimizer(
     return new
 
 
-def _check_names(optimizer: Optimizer, named_parameters: NamedParameters) -> None:
-    """Raise UserError if the names are incomplete or not unique; they are not used otherwise."""
+def _read_names(optimizer: Optimizer, named_parameters: NamedParameters) -> dict[Parameter, str]:
+    """Return the names of parameters, numbered without any; UserError if they are incomplete or not unique."""
     if named_parameters is None:
-        return
+        groups = enumerate(group["params"] for group in optimizer.param_groups)
+        return {p: f"allreduce.noname.{i}.{j}" for i, group in groups for j, p in enumerate(group)}
     pairs = list(named_parameters)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         raise UserError("named_parameters= takes pairs of name and parameter; give model.named_parameters()")
@@ -93,6 +95,7 @@ def _check_names(optimizer: Optimizer, named_parameters: NamedParameters) -> Non
     unnamed = sum(id(parameter) not in named for parameter in _parameters(optimizer))
     if unnamed:
         raise UserError(f"named_parameters= leaves out {unnamed} parameters of the optimiser; name all of them or none")
+    return {parameter: name for name, parameter in pairs}
 
 
 def _parameters(optimizer: Optimizer) -> Parameters:

@@ -35,6 +35,8 @@ class _Membership:
     def __init__(self) -> None:
         self.place: RankInfo | None = None
         self.held: ExitStack | None = None
+        self.barrier: dist.ProcessGroup | None = None
+        """A group of its own, so that a barrier passes while a collective waits for ranks that start it later."""
 
     def join(self) -> None:
         place = detect_rank(os.environ) or SINGLE_RANK
@@ -46,6 +48,8 @@ class _Membership:
             self.held = held
             atexit.register(self.leave)
             _print_banner(place)
+        if place.world > 1 and self.barrier is None:
+            self.barrier = dist.new_group(backend="gloo" if gloo_built() else None)
         self.place = place
 
     def leave(self) -> None:
@@ -57,6 +61,8 @@ class _Membership:
 
 
 _here = _Membership()
+in_flight: dict[str, Any] = {}
+"""Handles of named collectives that have not been waited for."""
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | None = None) -> None:
@@ -70,6 +76,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | None = None) -> None:
 
 
 def shutdown() -> None:
+    in_flight.clear()
     _here.place = None
 
 
@@ -81,6 +88,10 @@ def place() -> RankInfo:
     if _here.place is None:
         raise UserError("hvd.init() has not been called in this process; call it first")
     return _here.place
+
+
+def barrier_group() -> dist.ProcessGroup | None:
+    return _here.barrier
 
 
 def rank() -> int:
