@@ -54,6 +54,7 @@ def test_collectives_answer_as_horovod_does():
         assert same(found["exchanged"], (torch.cat(sent), torch.tensor([1, 2, 3], dtype=torch.int32)))
         assert same(found["scattered"], 3.0 * torch.tensor([[0, 1, 2], [3, 4], [5, 6]][rank]))
         assert found["misfit"].startswith("the tensors differ between ranks")
+        assert found["names"] == ("name='n'", [[3.0], [3.0], [0, 1, 2], [0, 1, 2]], 2)
 
 
 def test_gradients_go_through_collectives():

@@ -63,6 +63,9 @@ def summarize_adopted(adopted: Adopted) -> list[str]:
     lines += [f"to fill in: {key}: {reason}" for key, reason in adopted.fill_in.items()]
     if adopted.out is not None:
         lines.append(f"written: {adopted.out}; look at it with  paceline explain {adopted.out}")
+    if adopted.site_out is not None:
+        submit = f"paceline submit {adopted.out} --site {adopted.site_out}"
+        lines.append(f"written: {adopted.site_out}, what the job script asks of its cluster; submit with  {submit}")
     return lines
 
 

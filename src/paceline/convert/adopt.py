@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from paceline.convert.derive import derive_run_file
 from paceline.convert.detect import read_command_line, read_sources
 from paceline.convert.draft import ConvertedKey, Draft, RunFileLine
 from paceline.convert.rules import Outcome
+from paceline.convert.site import build_site
 from paceline.errors import UserError
 from paceline.io.escape import to_one_line
 from paceline.io.files import write_atomic
@@ -46,6 +47,13 @@ class Adopted:
     """The run file as plain values."""
     out: Path | None = None
     """Where it was written."""
+    site: dict[str, Any] = field(default_factory=dict)
+    """What a job script says of its cluster, as a site file for `paceline submit`."""
+
+    @property
+    def site_out(self) -> Path | None:
+        """Where the site file was written: `run.site.yaml` beside `run.yaml`."""
+        return self.out.with_suffix(".site.yaml") if self.out is not None and self.site else None
 
     def counts(self) -> dict[str, int]:
         """Count the given keys by what became of them."""
@@ -55,7 +63,7 @@ class Adopted:
     def as_json(self) -> dict[str, Any]:
         keys = [row.as_json() for row in self.rows]
         out = None if self.out is None else str(self.out)
-        return {"run_file": self.values, "keys": keys, "fill_in": self.fill_in, "out": out}
+        return {"run_file": self.values, "keys": keys, "fill_in": self.fill_in, "out": out, "site": self.site}
 
 
 def adopt(
@@ -74,8 +82,9 @@ def adopt(
     if not paths and not command:
         usage = "paceline adopt FILE… [--out run.yaml],  or  --command 'torchrun …'"
         raise UserError(f"adopt what? write it as  {usage}", code="missing-value")
-    if target is not None and target.exists() and not force:
-        reason = f"{target} exists; type  --force  to write over it, or another  --out"
+    existing = [file for file in (target, target.with_suffix(".site.yaml")) if file.exists()] if target else []
+    if existing and not force:
+        reason = f"{existing[0]} exists; type  --force  to write over it, or another  --out"
         raise UserError(reason, code="conflict", key="--out")
     draft = Draft()
     names = _read_all(draft, paths, command)
@@ -86,11 +95,19 @@ def adopt(
     _check(values, draft)
     draft.rows = [_resolve_keys(draft, row) for row in draft.rows]
     text = format_run_file(draft, names)
+    ranks, tasks = draft.lines.get("parallel.ranks"), (draft.value("nodes") or 1) * (draft.value("tasks_per_node") or 1)
+    site = build_site(draft.sources, max(1, ranks.value // tasks) if ranks else 1)
+    adopted = Adopted(text, tuple(draft.rows), draft.fill_in, values, target, site)
     if target is not None:
         if not target.parent.is_dir():
             raise UserError(f"--out: there is no folder {target.parent}", code="not-found", key="--out")
         write_atomic(target, text)
-    return Adopted(text, tuple(draft.rows), draft.fill_in, values, target)
+    if adopted.site_out is not None:
+        head = (
+            f"# Written by  paceline adopt  from {', '.join(names)}: for  paceline submit --site {adopted.site_out}\n"
+        )
+        write_atomic(adopted.site_out, head + yaml.safe_dump(site, sort_keys=False, allow_unicode=True))
+    return adopted
 
 
 def _read_all(draft: Draft, paths: Sequence[Path], command: str) -> list[str]:

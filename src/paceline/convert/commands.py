@@ -12,7 +12,7 @@ from typing import Any
 from paceline.config.run_file import parse_overrides
 from paceline.convert.key_tables import KeyTable, load_table, load_yaml_table
 from paceline.convert.rules import Outcome, Translation, accept, note, translate_file
-from paceline.convert.shell import SHELLS, ShellCommand, evaluate_script, is_unknown
+from paceline.convert.shell import AT_RUN_TIME, SHELLS, ShellCommand, evaluate_script, is_unknown
 from paceline.convert.sources import Extra, Settings
 
 PROGRAMS = load_yaml_table("programs")
@@ -27,7 +27,6 @@ MIN_TRAINER_OPTIONS = 2
 """So many names of TrainingArguments among the options of a script make it one of the Trainer."""
 LIGHTNING_VERBS = ("fit", "validate", "test", "predict")
 """Of its command line: options that begin with `trainer.` are other tools' too."""
-AT_RUN_TIME = "known only when the job runs"
 
 
 @dataclass

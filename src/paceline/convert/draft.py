@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.convert.key_tables import PacelineTable
 from paceline.convert.rules import Outcome, Translation, UnreadableValue, note, reject
-from paceline.convert.shell import is_unknown
+from paceline.convert.shell import AT_RUN_TIME, is_unknown
 from paceline.convert.sources import Settings, flatten_keys
 from paceline.errors import UserError
 
@@ -94,9 +95,9 @@ class Draft:
         for key, value in values.items():
             shown = key.replace("_", "-") if source.table.dashed else key
             translation = together[key] if key in together else _translate_key(source, key, value)
-            if translation.review and is_unknown(value):
-                claims = _translate_key(source, key, 1).claims
+            if is_unknown(value) and not translation.claims and (claims := _list_claims(source, key)):
                 self.unknown |= dict.fromkeys(claims, f"{source.name} {source.prefix}{shown}={value}")
+                translation = note(AT_RUN_TIME, review=True)
             self.add(source, f"{source.prefix}{shown}", value, translation)
         for key, value, translation in source.extra:
             self.add(source, key, value, translation)
@@ -197,8 +198,16 @@ def _translate_key(source: Settings, key: str, value: Any) -> Translation:
         return rule(value)
     except UnreadableValue as kind:
         if is_unknown(value):
-            return note("known only when the job runs", review=True)
+            return note(AT_RUN_TIME, review=True)
         raise UserError(f"{source.name}: {key}: {value!r} is not {kind}", code="invalid-value", key=key) from None
+
+
+def _list_claims(source: Settings, key: str) -> list[str]:
+    """Return what a key would claim if its value were a number."""
+    rule = source.table.rule(key)
+    with suppress(UnreadableValue):
+        return list(rule(1).claims) if rule is not None else []
+    return []
 
 
 def _is_unchanged(key: str, value: Any, claims: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ Value = str | list[str]
 """Of a variable, or of an array."""
 
 SHELLS = ("sh", "bash", "zsh", "dash")
+AT_RUN_TIME = "known only when the job runs"
 OUTPUT = "$(…)"
 """In place of what a command prints."""
 ARGUMENTS = "@"

@@ -8,6 +8,7 @@ Ranks agree on sparse gradients (`nn.Embedding(sparse=True)`) after the first ba
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -300,7 +301,13 @@ class _Distributed(Optimizer):
         """Reduce gradients unless `synchronize` did so already, then update."""
         if closure is not None:
             return super().step(self._synchronised(closure))
-        if not self._skip and not self.exchange.fresh:
+        if not self._skip and self.exchange.fresh:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(); here the "
+                "gradients are reduced once all the same",
+                stacklevel=2,
+            )
+        elif not self._skip:
             self.synchronize()
         self.exchange.fresh = False
         return super().step()

@@ -145,6 +145,7 @@ def test_a_command_is_given_as_one_word_or_after_two_dashes(write, tmp_path, how
         ("a.json", '{"train_batch_size": 1', "invalid-format"),
         ("a.json", "[1]", "invalid-format"),
         ("a.json", '{"colour": "red"}', "invalid-format"),
+        ("a.json", '{"train_batch_size": 8, "num-layers": 12, "hidden-size": 64}', "invalid-format"),
         ("a.yaml", "num_processes: 1\nnum_processes: 2\n", "conflict"),
         ("a.yaml", "a: [1\nb: }", "invalid-format"),
         ("a.yaml", "num_processes: !!python/object/apply:os.system ['touch x']", "invalid-format"),

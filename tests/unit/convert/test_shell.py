@@ -28,6 +28,9 @@ from paceline.errors import UserError
         ("run a > log b 2>&1", ["run", "a", "b"]),
         ("A=1 run a", ["A=1", "run", "a"]),
         ("run 'it'\\''s' \"\\$N\"", ["run", "it's", "$N"]),
+        ("run $A/$B/x$C --o=${D}/%x_$E.log", ["run", "$A/$B/x$C", "--o=$D/%x_$E.log"]),
+        ('run "$(cd "$(dirname "$0")" && pwd)/a b" ${P:-29555 }', ["run", "$(…)/a b", "29555"]),
+        ("A='$B/$C'; run $A \\$D", ["run", "$B/$C", "$D"]),
         # known only at run time: as written
         ("run $N ${A%.py} ${#A[@]} ${!B} $1 $@", ["run", "$N", "${A%.py}", "${#A[@]}", "${!B}", "$1", "$@"]),
         ("N=$(nproc --all); run --n=$N `hostname`", ["run", "--n=$(…)", "$(…)"]),
@@ -66,6 +69,12 @@ def test_an_inner_shell_sees_what_is_exported():
     script = evaluate_script("A=1\nexport B=$A C D=$(x)\nA=2 run\n", {"B": "0", "E": "5"})
     assert script.commands[0].environment == {"B": "1", "E": "5", "C": "$C", "D": "$(…)", "A": "2"}
     assert script.exports == {"B": "1", "C": "$C", "D": "$(…)"}
+
+
+def test_defaults_that_a_caller_may_replace_are_listed():
+    script = evaluate_script(": ${N:=8}\nB=${B:-16}; C=1; run ${C:-2} ${D:-$E} ${1:-3} $B")
+    assert script.assumed == {"N": "8", "B": "16"}
+    assert script.commands[-1].words == ["run", "1", "$E", "3", "16"]
 
 
 def test_what_is_not_bash_is_listed_and_no_word_of_it_is_read():

@@ -7,7 +7,9 @@ import yaml
 
 import paceline
 from paceline.config import build_spec
+from paceline.errors import UserError
 from paceline.layout import layout_of
+from paceline.slurm.site_file import read_site
 from paceline.trainer.engines.deepspeed_config import check_deepspeed
 
 ACCELERATE_FSDP = """---
@@ -186,6 +188,10 @@ def test_a_script_is_read_and_not_run(tmp_path):
         ("sbatch -N 2 --wrap='torchrun --nnodes=2 --nproc_per_node=4 t.py'", "{parallel: {ranks: 8}}"),
         ("python -u -m torch.distributed.run --nproc_per_node=2 t.py", "{parallel: {ranks: 2}}"),
         ("python t.py fit --trainer.devices 4 --trainer.strategy fsdp", "{parallel: {ranks: 4, strategy: fsdp}}"),
+        ("docker run --gpus all image torchrun --nproc_per_node=2 t.py", "{parallel: {ranks: 2}}"),
+        ("srun -n2 --container-image=a#b --no-container-mount-home --wait 60 -K python t.py", "{parallel: {ranks: 2}}"),
+        ("python -u -m accelerate.commands.launch --num_processes 3 t.py", "{parallel: {ranks: 3}}"),
+        ("aprun -n 8 -N 4 python t.py", "{parallel: {ranks: 8}}"),
         ("torchrun --nnodes 48 --nproc_per_node 8 t.py", "{parallel: {ranks: 384}, train: {global_batch: 384}}"),
     ],
 )
@@ -213,6 +219,9 @@ def test_a_command(command, expected):
             8,
         ),
         ('#!/bin/sh\n#SBATCH --tasks-per-node=3\nsrun -l bash -c "\n  source x.sh\n  python t.py\n"\n', 3),
+        ("#!/bin/sh\n#SBATCH -N2 --ntasks-per-node 3\nsrun apptainer exec i bash -c 'A=$B python t.py'\n", 6),
+        ("#!/bin/sh\n#SBATCH -N2 -n2\nsrun python -m torch.distributed.run --nproc_per_node 4 t.py\n", 8),
+        ("#!/bin/sh\ndocker build -t deepspeed .\nconda install torchrun\npython t.py\n", 1),
         ("#!/bin/sh\nif true; then\n  torchrun --nproc_per_node=2 $HOME/t.py\nfi\n", 2),
         ("#!/bin/sh\npython -m pip install x\npython -c 'import x'\npython t.py\n", 1),
     ],
@@ -230,6 +239,52 @@ def test_nothing_of_a_job_is_dropped_in_silence(tmp_path):
     assert [row.key for row in adopted.rows if row.review] == ["--lr"]
 
 
+def test_a_module_or_unknown_script_keeps_its_arguments(tmp_path):
+    for script in ("-m my.train", "$SCRIPT"):
+        adopted = adopted_of(tmp_path, "start.sh", f"#!/bin/sh\ntorchrun --nproc_per_node=4 {script} --lr 0.1 --n $N\n")
+        assert holds(adopted, "{data: {arguments: [--lr, '0.1', --n, $N]}, parallel: {ranks: 4}}")
+        assert {"script", "--n"} <= {row.key for row in adopted.rows if row.review}
+        assert "workload" in adopted.fill_in
+
+
+def test_ranks_that_only_the_job_knows_are_to_fill_in(tmp_path):
+    text = "#!/bin/sh\n#SBATCH --gpus-per-node=8\nsrun -n $((N * 8)) python t.py ${BS:-4}\n"
+    adopted = adopted_of(tmp_path, "job", text)
+    assert "parallel.ranks" in adopted.fill_in
+    assert [row.value for row in adopted.rows if row.key == "assumed"] == ["BS=4"]
+
+
+def test_a_job_script_makes_a_site_file_too(tmp_path):
+    text = JOB + "#SBATCH --mem=64GB -A me\nconda activate x\n"
+    adopted = adopted_of(tmp_path, "job", text, out=tmp_path / "run.yaml")
+    site = read_site(adopted.site_out)
+    assert (site.partition, site.account, site.memory, site.hours) == ("gpu", "me", "64G", 4)
+    assert (site.gpus_per_node, site.gpu_type, site.modules) == (2, "a100", ("cuda/12.6.3",))
+    assert site.variables == {"NCCL_IB_DISABLE": "0"}
+    assert site.setup == ("conda activate x",)
+    with pytest.raises(UserError) as error:
+        adopted_of(tmp_path, "job", text, out=tmp_path / "run.yaml")
+    assert error.value.code == "conflict"
+
+
+PYTORCH_JOB = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: four}
+spec:
+  pytorchReplicaSpecs:
+    Master: {replicas: 1, template: &pod {spec: {containers: [{name: a, resources: {limits: {nvidia.com/gpu: 2}},
+      command: [sh, -c], args: ["torchrun --nnodes=4 --nproc_per_node=2 t.py --lr 0.1"]}]}}}
+    Worker: {replicas: 3, template: *pod}
+"""
+
+
+def test_a_job_of_kubernetes(tmp_path):
+    adopted = adopted_of(tmp_path, "job.yaml", PYTORCH_JOB)
+    assert holds(adopted, "{name: four, workload: t.py, parallel: {ranks: 8}, data: {arguments: [--lr, '0.1']}}")
+    assert not [row for row in adopted.rows if row.review]
+
+
 def test_arguments_of_a_script_that_gives_way_are_not_kept():
     adopted = paceline.adopt(command="python run_clm.py --output_dir o --learning_rate 1e-4 --max_train_samples 500")
     assert adopted.values["workload"] == "transformers"
@@ -237,6 +292,7 @@ def test_arguments_of_a_script_that_gives_way_are_not_kept():
 
 
 POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+OFFLOAD = "FSDP(m, cpu_offload=CPUOffload(offload_params=True), device_id=torch.cuda.current_device())\n"
 FSDP2 = f"fully_shard(model.layers[0])\nfully_shard(model, mp_policy={POLICY})\nAdamW(ps, 1e-3)\n"
 LOADERS = "a = DataLoader(x, batch_size=16)\nb = DataLoader(y, batch_size=64)\n"
 
@@ -245,6 +301,7 @@ LOADERS = "a = DataLoader(x, batch_size=16)\nb = DataLoader(y, batch_size=64)\n"
     ("text", "expected"),
     [
         (FSDP2, "{parallel: {strategy: fsdp}, train: {precision: bf16, optimizer: adamw}}"),
+        (OFFLOAD, "{parallel: {strategy: fsdp, offload: true}}"),
         (LOADERS, "{train: {global_batch: 16}}"),  # the second loader is not the one that trains
     ],
 )
