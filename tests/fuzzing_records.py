@@ -302,7 +302,7 @@ def read_stream(folder):
 
 def read_images(folder):
     if (found := images._find(folder / "cache" / "entry", _quiet, verify=True)) is not None:
-        return found.channels, found.classes, found.train
+        return found.kind, found.train
     return None
 
 

@@ -50,7 +50,7 @@ def test_all_verbs_take_a_workload_of_an_installed_package(found, capsys, tmp_pa
     run = tmp_path / "line.yaml"
     run.write_text(RUN)
     assert "line" in registry.list_workloads()
-    assert "model.width" in says(capsys, "explain", run, "--data")
+    assert "model.width" in says(capsys, "explain", run, "--data", "--all")
     assert "line" in says(capsys, "plan", run, "--cluster", "2xA100")
     assert "finished" in says(capsys, "train", run)
     assert "the answer is the same" in says(capsys, "check", run, "--ranks", "1,2", "--steps", 3)

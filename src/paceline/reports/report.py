@@ -130,7 +130,9 @@ def build_experiments_table(found: Experiments) -> Table:
     keys = {key: [values[place] for values in found.values] for place, key in enumerate(found.keys[:MAX_KEYS])}
     note = " ".join(filter(None, ("The best score of each run." * bool(found.score), describe_other_keys(found))))
     title = "What changed, and what came of it"
-    return build_runs_table(rows, keys, brief=True, best=found.best, name="experiments", title=title, note=note)
+    return build_runs_table(
+        rows, keys, brief=True, best=None if found.tied else found.best, name="experiments", title=title, note=note
+    )
 
 
 def _build_classes(event: Mapping[str, Any]) -> Iterator[Table]:

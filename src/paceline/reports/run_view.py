@@ -280,6 +280,12 @@ class Experiments:
         return known[0] if self.score and len(known) > 1 else None
 
     @property
+    def tied(self) -> bool:
+        """Return whether the best two runs have the same score."""
+        best = [score.value for score in self.scores if score is not None][:2]
+        return self.best is not None and best[0] == best[-1]
+
+    @property
     def caution(self) -> str:
         """Return a sentence if the scores are not of the same test set; "" if they are."""
         scored = [
@@ -298,7 +304,7 @@ class Experiments:
             return ""
         first, *others = ((run, score) for run, score in zip(self.runs, self.scores, strict=True) if score is not None)
         (run, score), (second, behind) = first, others[0]
-        if score.value == behind.value:
+        if self.tied:
             return f"{run.name} and {second.name} have the same {self.score}, {number(score.value)}."
         asked = ", ".join(f"{k}={v}" for k, v in zip(self.keys[:MAX_KEYS], self.values[self.best], strict=False))
         extreme = "lowest" if score.less_is_better else "highest"

@@ -67,7 +67,7 @@ def describe_sweep(sweep: Sweep) -> str:
 
 def build_sweep_table(sweep: Sweep, most: int | None = None) -> Table:
     lengths = ["length"] if _has_lengths(sweep) else []
-    columns = ("trial", sweep.metric, *sweep.keys, "time", *lengths, Column("status", "left"))
+    columns: tuple[str | Column, ...] = ("trial", sweep.metric, *sweep.keys, "time", *lengths, Column("status", "left"))
     table = Table(*columns, left=0, name="trials", title="Trials")
     for place, row in enumerate(sweep.rows[:most]):
         table.add_row(
