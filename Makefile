@@ -47,7 +47,7 @@ test-tensorflow:
 	sed '/^h5py==/d' constraints.txt > build/tensorflow/constraints.txt
 	build/tensorflow/bin/python -m pip install -q --disable-pip-version-check -c build/tensorflow/constraints.txt \
 	  -e '.[tensorflow]' pytest tf_keras
-	build/tensorflow/bin/python -m pytest tests/tensorflow --noconftest -rA
+	build/tensorflow/bin/python -m pytest tests/with_tensorflow --noconftest -rA
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .
