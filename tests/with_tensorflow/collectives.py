@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import paceline.horovod.tensorflow as hvd
-import tensorflow as tf
 from paceline.errors import PacelineError, UserError
 
 with pytest.raises(UserError, match=r"hvd\.init"):

@@ -2,7 +2,6 @@
 
 import horovod.tensorflow.keras as hvd
 import numpy as np
-
 import tensorflow as tf
 
 hvd.init()

@@ -4,7 +4,6 @@ import sys
 
 import horovod.tensorflow as hvd
 import numpy as np
-
 import tensorflow as tf
 
 hvd.init()
