@@ -181,8 +181,8 @@ def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[
 
 
 def collect_notes(rows: Sequence[MeasuredRow | FailedRow], machine: MachineLoad) -> list[str]:
-    notes, measured = [], drop_failed(rows)
-    if machine.busy:
+    notes, measured, found = [], drop_failed(rows), decide_ranks(rows)
+    if machine.busy and (found is None or found.choice is not RankChoice.IMPOSSIBLE):  # else the verdict has it
         notes.append(f"The machine was busy with other work, {machine} at the start: measure again when it is idle.")
     threads = {row.label: row.resources.threads for row in measured if row.resources.threads}
     if len(set(threads.values())) > 1:

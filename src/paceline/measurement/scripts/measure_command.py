@@ -91,7 +91,7 @@ def quote_output(path: Path) -> str:
 
 
 NO_DEVICE = re.compile(
-    r"NCCL is only supported with GPUs|NCCL backend is not available|without NCCL|no NCCL|[Nn]o CUDA GPUs|"
+    r"NCCL is only supported with GPUs|doesn't have NCCL built in|[Nn]o CUDA GPUs|"
     r"invalid device ordinal|Found no NVIDIA driver|not compiled with CUDA|CUDA is not available|no CUDA-capable"
 )
 

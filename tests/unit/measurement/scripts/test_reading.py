@@ -1,6 +1,8 @@
 """What a failed command is shown to have said."""
 
-from paceline.measurement.scripts.measure_command import extract_error_lines
+import pytest
+
+from paceline.measurement.scripts.measure_command import explain_missing_device, extract_error_lines, quote_output
 
 OUTPUT = """[rank1]: Traceback (most recent call last):
 [rank1]: ValueError: sample 17 is empty
@@ -20,3 +22,25 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause(tmp_path):
     assert extract_error_lines(file) == ["python: can't open file 'trian.py'"]
     file.write_text("")
     assert extract_error_lines(file) == ["it printed nothing"]
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("RuntimeError: Distributed package doesn't have NCCL built in", True),
+        ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", True),
+        ("RuntimeError: CUDA error: invalid device ordinal", True),
+        ("AssertionError: Torch not compiled with CUDA enabled", True),
+        ("RuntimeError: Found no NVIDIA driver on your system.", True),
+        ("ValueError: sample 17 is empty", False),
+    ],
+)
+def test_a_script_that_wants_a_device_is_told_how_to_try_it_without(line, missing):
+    told = explain_missing_device(["Traceback (most recent call last):", line])
+    assert bool(told) == missing
+    assert not missing or "init_process_group('gloo')" in told
+
+
+def test_the_last_line_and_the_log_are_named(tmp_path):
+    (tmp_path / "output.txt").write_text("starting\nUsage: train.py --data FOLDER\n")
+    assert quote_output(tmp_path) == f"its last line: Usage: train.py --data FOLDER; see {tmp_path / 'output.txt'}"
