@@ -184,7 +184,7 @@ def to_flat(record: Any) -> dict[str, Any]:
 def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
     """Build a dataclass from `to_flat`: lists become tuples, unknown keys are ignored, missing ones have defaults."""
     given: dict[str, Any] = {}
-    for name, hint in _list_hints(kind):
+    for name, hint in _list_hints(kind):  # type: ignore[arg-type]
         if isinstance(hint, type) and is_dataclass(hint):
             given[name] = from_flat(hint, values)
         elif name in values:
