@@ -122,7 +122,7 @@ def _read_environment(line: _CommandLine) -> None:
 def _strip_wrappers(words: list[str]) -> list[str]:
     """Drop `NAME=value`, `exec`, `nohup` and wrappers such as `docker run …` before the command itself."""
     while words:
-        if words[0] in PROGRAMS["prefixes"] or ASSIGNMENT.fullmatch(words[0]):
+        if Path(words[0]).name in PROGRAMS["prefixes"] or ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
         elif _is_wrapper(words) and (start := _find_program(words[1:])) is not None:
             words = words[1 + start :]
@@ -167,6 +167,10 @@ def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
         rest = choose_command(evaluate_script(wrapped, line.environment).commands).words
     python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
     started = tool_of(rest, line.environment)
+    if scheduled and not started and not python and (start := _find_program(rest[1:])) is not None:
+        extra.append(("wrapper", shlex.join(rest[: start + 1]), note("for the shell: put it before  paceline train")))
+        rest = rest[start + 1 :]
+        started = tool_of(rest, line.environment)
     if scheduled and rest and not python and not started:
         words = rest[1:] if Path(rest[0]).name in SHELLS else rest
         script = next((word for word in words if not word.startswith("-")), rest[0])

@@ -12,6 +12,7 @@ from paceline.config import Train
 from paceline.config.registry import BUILT_IN, find_entry
 from paceline.convert.draft import Draft
 from paceline.convert.rules import Outcome
+from paceline.convert.shell import AT_RUN_TIME
 from paceline.errors import UserError
 from paceline.hardware.catalogue import parse_cluster
 
@@ -62,7 +63,9 @@ def _derive_ranks(draft: Draft) -> int | None:
     elif ranks is None:
         ranks, equation = _count_scheduled_ranks(draft)
     if unknown := [draft.unknown[name] for name in RANKS if name in draft.unknown and name not in draft.claims]:
-        draft.fill_in["parallel.ranks"] = f"{unknown[0]} is known only when the job runs"
+        draft.fill_in["parallel.ranks"] = f"{unknown[0]} is {AT_RUN_TIME}"
+    if ranks and ranks > 1 and "started_alone" in draft.claims and equation.startswith("one per device"):
+        draft.fill_in["parallel.ranks"] = f"one process is started, on {ranks} devices; a rank for each is assumed"
     if ranks is None:
         draft.fill_in["parallel.ranks"] = "no file gives the number of devices; the run file is for one"
         return None
@@ -104,6 +107,8 @@ def _derive_batch(draft: Draft, ranks: int | None) -> None:
         if draft.value(name) is not None and draft.value(name) < 1:
             reason = f"{draft.describe(name)}: it must be 1 or more"
             raise UserError(reason, code="invalid-value", key="train.global_batch")
+    if unknown := [draft.unknown[name] for name in BATCH if name in draft.unknown and name not in draft.claims]:
+        draft.fill_in["train.global_batch"] = f"{unknown[0]} is {AT_RUN_TIME}"
     if batch and micro and passes and ranks is None:
         ranks = _divide_batch(draft, batch, micro * passes, "micro", "accumulation")
         draft.fill_in.pop("parallel.ranks", None)
