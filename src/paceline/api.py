@@ -187,6 +187,7 @@ class _Request:
         run, workload = self._open_run(spec, layout, folder, log)
         try:
             with run.lock(log) as locked:  # before any rank starts, which would write beside those of another process
+                run.remove_heartbeats()
                 return RunResult(*_train_with_retries(spec, layout, self.show, locked, workload))
         except UserError:
             if folder is None:

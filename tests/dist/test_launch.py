@@ -203,16 +203,21 @@ def session(leader):
     return found
 
 
-def test_stopped_before_the_ranks_are_there(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_before_the_ranks_are_there(number, tmp_path):
     """They import something that takes long, and have not been forked yet."""
     (tmp_path / "slow.py").write_text(f"import os, time\nos.write(1, b'importing\\n')\ntime.sleep({LONG_S})\n")
     file = tmp_path / "job.py"
-    file.write_text("from paceline.launch.local import run_ranks\nimport os\nrun_ranks(os.getpid, (), 2, ['slow'])\n")
+    file.write_text(
+        "from paceline.launch.exit_codes import exit_on_error\nfrom paceline.launch.local import run_ranks\nimport os\n"
+        "with exit_on_error(): run_ranks(os.getpid, (), 2, ['slow'])\n"
+    )
     launcher = script(file)
     assert launcher.stdout.readline() == "importing\n"
-    os.killpg(launcher.pid, signal.SIGINT)
+    os.killpg(launcher.pid, number)
     _, err = launcher.communicate(timeout=QUICK_S)
-    assert err.splitlines()[-1].endswith("stopped by SIGINT before the ranks could save and stop")
+    assert launcher.returncode == 128 + number
+    assert err.splitlines()[-1].endswith(f"stopped by {number.name} before the ranks could save and stop")
     assert "KeyboardInterrupt" not in err
 
 

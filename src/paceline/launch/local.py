@@ -68,11 +68,19 @@ def run_ranks(
         if not failures:
             return [rank.result[0] for rank in processes.ranks]
         if stop.interrupted_twice:
-            raise RunFailed("killed by the second Ctrl-C")
+            raise _stop_error("killed by the second Ctrl-C", signal.SIGINT)
         first = find_root_cause(failures)
         if stop.requested and first.signal in STOP_SIGNALS:
-            raise RunFailed(f"stopped by {stop.signal_name} before the ranks could save and stop")
+            reason = f"stopped by {stop.signal_name} before the ranks could save and stop"
+            raise _stop_error(reason, stop.received[0])
         raise first.error
+
+
+def _stop_error(reason: str, number: int) -> RunFailed:
+    """Return the error of a run that a signal ended without a checkpoint, with the exit code of a shell."""
+    error = RunFailed(reason)
+    error.exit_code = 128 + number
+    return error
 
 
 @dataclass

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -153,6 +154,11 @@ class RunDir:
                 message = f"{self.path} cannot be written to: {error.strerror}; make it writable first"
                 raise UserError(message, code="not-writable", key=str(self.path)) from None
             yield replace(self, lock_fds=() if descriptor is None else (descriptor,))
+
+    def remove_heartbeats(self) -> None:
+        """Remove what the ranks of an earlier attempt left; call it while the run is locked."""
+        if not self.heartbeats.is_symlink():
+            shutil.rmtree(self.heartbeats, ignore_errors=True)
 
     def _check_symlinks(self) -> None:
         """Raise UserError if a folder of the run is a link into another run, which would be written to."""

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -32,12 +33,13 @@ from paceline.workload import LogFn, ignore_log
 if TYPE_CHECKING:
     from paceline.script.api import ScriptRun
 
+RunFile = str | Path | Mapping[str, Any] | None  # a mapping has the values of a run file
 AUTO = "auto"
 SCRIPT_ORIGIN = "this script"
 
 
 def run(
-    file: str | Path | None = None,
+    file: RunFile = None,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     resume: str | Path | None = None,
@@ -59,7 +61,7 @@ def run(
 
 @contextmanager
 def _open_standalone(
-    file: str | Path | None, overrides: Any, resume: str | Path | None, out: Path, show: bool
+    file: RunFile, overrides: Any, resume: str | Path | None, out: Path, show: bool
 ) -> Iterator[ScriptRun]:
     """Open the run of a script that was started by `python train.py`, alone or under a launcher."""
     from paceline.script.rank_run import RankRunFactory
@@ -105,13 +107,13 @@ def derive_script_spec(script: Path, overrides: Any = ()) -> RunSpec:
     return build_script_spec(file, {**own, **parse_overrides(overrides)}, script.resolve(), [])
 
 
-def build_script_spec(file: str | Path | None, overrides: Any, script: Path, arguments: Sequence[str]) -> RunSpec:
+def build_script_spec(file: RunFile, overrides: Any, script: Path, arguments: Sequence[str]) -> RunSpec:
     """Return the spec of a script from its run file, which need not name the script, or from overrides alone."""
     given = {"workload": str(script), **parse_overrides(overrides)}
     if arguments:
         given.setdefault("data.arguments", list(arguments))
-    if file is None:
-        values: dict[str, Any] = {"name": script.stem}
+    if file is None or isinstance(file, Mapping):
+        values: dict[str, Any] = {"name": script.stem, **deepcopy(dict(file or {}))}
         for key, value in given.items():
             set_nested(values, key, value)
         return build_spec(values, dict.fromkeys(given, SCRIPT_ORIGIN))
@@ -146,11 +148,12 @@ def _find_unfinished_run(out: Path, name: str) -> Path | None:
     return None
 
 
-def _reject_ranks(spec: RunSpec, file: str | Path | None, script: Path) -> None:
+def _reject_ranks(spec: RunSpec, file: RunFile, script: Path) -> None:
     if (ranks := spec.parallel.ranks) == 1:
         return
     name = shlex.quote(os.path.relpath(script))
-    first = f"paceline train {shlex.quote(str(file))} workload={name}  or  " if file is not None else ""
+    named = isinstance(file, str | Path)
+    first = f"paceline train {shlex.quote(str(file))} workload={name}  or  " if named else ""
     message = f"parallel.ranks={ranks} ({spec.origin('parallel.ranks')}), and python starts one process; type  {first}"
     raise UserError(f"{message}torchrun --nproc-per-node {ranks} {name}", code="conflict", key="parallel.ranks")
 

@@ -251,7 +251,7 @@ def _hold_lock(run: RunDir, log: LogFn, timeout_s: float) -> Iterator[None]:
 
     with ExitStack() as held:
         if run.lock_fds is None:
-            broadcast_from_main(lambda: held.enter_context(run.lock(log, timeout_s / 2)).path)
+            broadcast_from_main(lambda: held.enter_context(run.lock(log, timeout_s / 2)).remove_heartbeats())
         yield
 
 

@@ -291,5 +291,10 @@ def test_a_run_that_is_being_trained_is_refused_before_a_rank_starts(
     assert (refused.value.code, refused.value.exit_code) == ("busy", 2)
     assert not run.heartbeats.exists()
     assert not list(run.events.iterdir())
+    run.heartbeats.mkdir()
+    (run.heartbeats / "rank7.json").write_text("{}")
+    run.rewrite(small.replace({"train.steps": 1, "model.layers": 1}))
+    assert paceline.resume(run.path, show=False).status == "finished"
+    assert not run.heartbeats.exists(), "those of an earlier attempt are gone"
     assert held.lock_fds, "its ranks inherit the lock, and hold it if their launcher is killed"
     assert held == run

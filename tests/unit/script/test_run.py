@@ -81,6 +81,9 @@ def test_a_program_without_a_file_is_refused(folder, monkeypatch):
 
 
 def test_a_script_without_a_run_file_has_its_own_name(tmp_path):
+    values = {"train": {"steps": 9, "global_batch": 4}}
+    spec = build_script_spec(values, {"train.steps": 3}, tmp_path / "mine.py", [])
+    assert (spec.name, spec.train.steps, spec.train.global_batch, values["train"]["steps"]) == ("mine", 3, 4, 9)
     spec = build_script_spec(None, {"train.steps": 3}, tmp_path / "mine.py", [])
     assert (spec.name, spec.train.steps, spec.origin("train.steps")) == ("mine", 3, "this script")
 
