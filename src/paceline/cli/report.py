@@ -146,8 +146,10 @@ def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:
         ]
         print_json(rows)
         return 0
-    console.print(build_experiments_table(found))
-    for text in filter(None, (describe_other_keys(found), found.text, found.caution)):
+    for text in filter(None, (found.text, found.caution)):
         for line in wrap_lines(text, ""):
             console.print(line)
+    console.print(build_experiments_table(found))
+    for line in wrap_lines(describe_other_keys(found), ""):
+        console.print(line)
     return 0

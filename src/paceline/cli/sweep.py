@@ -84,13 +84,12 @@ def _run_one_trial(plan: SweepPlan, number: int) -> int:
 
 
 def print_sweep(found: Sweep, words: Sequence[str], console: Any) -> None:
+    console.print(describe_sweep(found), soft_wrap=True)
+    if found.best is not None:
+        same = [word for word in words if word.partition("=")[0] not in found.keys]
+        command = shlex.join(["paceline", "train", *same, *format_values(found.best, found.keys).split()])
+        console.print(f"its run: {found.folder / found.best.run}; to train it alone:  {command}", soft_wrap=True)
     console.print(build_sweep_table(found, SHOWN))
     if len(found.trials) > SHOWN:
         console.print(f"and {len(found.trials) - SHOWN:,} more in {found.folder / 'sweep.csv'}")
-    console.print(describe_sweep(found), soft_wrap=True)
-    if found.best is not None:
-        console.print(f"its run: {found.folder / found.best.run}", soft_wrap=True)
-        same = [word for word in words if word.partition("=")[0] not in found.keys]
-        command = shlex.join(["paceline", "train", *same, *format_values(found.best, found.keys).split()])
-        console.print(f"to train it alone: {command}", soft_wrap=True)
     console.print(f"written: {found.folder / PAGE}, sweep.json, sweep.csv", soft_wrap=True)
