@@ -87,13 +87,17 @@ def compare_first_weights(model: nn.Module) -> None:
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return
     named = {name: p.detach().flatten() for name, p in model.named_parameters() if not p.is_meta and p.numel()}
-    mine = {name: (float(p.double().sum()), float(p[::2].double().sum()), float(p.norm())) for name, p in named.items()}
+    named = {name: p if p.is_floating_point() else p.double() for name, p in named.items()}
+    norm, f64 = torch.linalg.vector_norm, torch.float64
+    mine = {
+        n: (float(p.sum(dtype=f64)), float(p[::2].sum(dtype=f64)), float(norm(p, dtype=f64))) for n, p in named.items()
+    }
     (first_host, first), *others = gather_objects((socket.gethostname(), mine))
     for rank, (host, theirs) in enumerate(others, 1):
         for name in first | theirs:
-            *own, norm = first.get(name, (inf, inf, 0.0))
+            *own, size = first.get(name, (inf, inf, 0.0))
             other = theirs.get(name, (-inf, -inf))
-            if any(abs(a - b) > SAME_WEIGHTS * norm for a, b in zip(own, other[:2], strict=True)):
+            if any(abs(a - b) > SAME_WEIGHTS * size for a, b in zip(own, other[:2], strict=True)):
                 both = f"rank {rank} ({host}) has drawn another {name} than rank 0 ({first_host})"
                 advice = "draw weights from torch's generator, which train.seed seeds, or from a seeded one"
                 raise UserError(f"ranks differ in model: {both}; {advice}", code="conflict", key="model")
