@@ -120,7 +120,7 @@ def marks_one_row(found: Plan, text: str) -> None:
     dear = {row.cost_usd for row in found.rows if "cheapest" in verdicts[row.devices]}
     assert not dear or min(row.cost_usd or 0 for row in found.rows) == min(cost or 0 for cost in dear)
     for row in found.rows:
-        if verdicts[row.devices] in ("gains nothing", "slower"):
+        if verdicts[row.devices] in ("no advantage", "slower"):
             better = [o for o in found.rows if o.run_s <= row.run_s and (o.cost_usd or 0) <= (row.cost_usd or 0)]
             assert [o for o in better if o is not row]
 

@@ -107,7 +107,7 @@ class Comparison(Tabular):
         if names := [name for name in ("fastest", "cheapest") if getattr(self, name) is entry]:
             return ", ".join(names)
         if any(other.run_s <= row.run_s and self.cost(other) < self.cost(row) for _, other in self.fitting):
-            return "gains nothing"
+            return "no advantage"
         return "pays" if entry is best or row.run_s >= best.row.run_s else "diminishing returns"
 
     @property

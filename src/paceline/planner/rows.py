@@ -228,6 +228,6 @@ class RowRanking:
         if names := [name for name, of in best.items() if of is row]:
             return ", ".join(names[:2])  # what is fastest and cheapest is the knee too
         if self.is_dominated(row):
-            return "slower" if self.one_machine else "gains nothing"
+            return "slower" if self.one_machine else "no advantage"
         assert self.knee is not None
         return "past the knee" if row.devices > self.knee.devices else "pays"

@@ -46,7 +46,7 @@ def test_every_number_is_that_of_its_own_plan():
 def test_one_is_recommended(requirements, name):
     found = compared(*CLUSTERS, requirements=requirements)
     assert found.chosen.cluster == name
-    assert found.verdict(found.clusters[2]) == "gains nothing"
+    assert found.verdict(found.clusters[2]) == "no advantage"
     assert name in found.headline
 
 

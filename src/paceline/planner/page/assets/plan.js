@@ -122,7 +122,7 @@ class Panel {
     if (this.missed(row) || rows.length === 1) return this.missed(row);
     const names = ["fastest", ...(this.plan.one_machine ? [] : ["cheapest", "knee"])].filter((name) => best[name] === row);
     if (names.length) return names.slice(0, 2).join(", ");
-    if (gainsNothing(row, rows)) return this.plan.one_machine ? "slower" : "gains nothing";
+    if (gainsNothing(row, rows)) return this.plan.one_machine ? "slower" : "no advantage";
     return row.devices > best.knee.devices ? "past the knee" : "pays";
   }
 
