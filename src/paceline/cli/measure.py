@@ -162,15 +162,14 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         held = {"holds": parity.holds, "tolerance": parity.tolerance, "steps": parity.steps}
         print_json({**held, "rows": parity.table(), "causes": parity.causes})
-    else:
-        build_console().print(build_parity_table(parity))
-    if not parity.holds:
-        _report_difference(parity)
-        return 1
-    if not arguments.json:
+    elif parity.holds:
         within = f"within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})"
         print_text(f"the answer is the same {within}")
-    return 0
+    if not parity.holds:
+        _report_difference(parity)
+    if not arguments.json:
+        build_console().print(build_parity_table(parity))
+    return 0 if parity.holds else 1
 
 
 def _report_difference(parity: Parity) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import torch
 from torch import Tensor
 
-import tensorflow as tf
 from paceline.errors import UserError
 from paceline.horovod import async_ops
 from paceline.horovod.reduction import Average, Operation, ReduceRule, resolve_rule

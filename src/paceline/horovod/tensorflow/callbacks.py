@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+
 from paceline.horovod.reduction import Average
 from paceline.horovod.tensorflow.bridge import allreduce, broadcast_variables
 from paceline.horovod.world import size

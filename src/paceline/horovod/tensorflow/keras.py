@@ -3,6 +3,7 @@
 from typing import Any
 
 import tensorflow as tf
+
 from paceline.horovod.tensorflow import *  # noqa: F403
 from paceline.horovod.tensorflow import callbacks as callbacks
 from paceline.horovod.tensorflow.optimizer import DistributedOptimizer

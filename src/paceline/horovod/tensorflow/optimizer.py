@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+
 from paceline.errors import UserError
 from paceline.horovod.reduction import Average, Operation, ReduceRule, resolve_rule
 from paceline.horovod.tensorflow.bridge import is_fp16, reduce_gradients
