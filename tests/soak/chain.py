@@ -16,7 +16,7 @@ import faults
 from commands import Command, start_command
 
 from paceline.launch.heartbeat import read_beats
-from paceline.runlog.events import RunStatus
+from paceline.runlog.events import RunStatus, read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
 
@@ -54,6 +54,13 @@ class Chain:
         shutil.rmtree(self.run.path.parent, ignore_errors=True)
         self.run.path.parent.mkdir()
         self.history: list[str] = []
+        self.resumed = 0
+
+    def list_resumes(self) -> list[int]:
+        """The steps at which attempts since the last call were resumed."""
+        steps = [event["step"] for event in read_events(self.run.events_file(0), "resume")]
+        new, self.resumed = steps[self.resumed :], len(steps)
+        return new
 
     def start(self, jumps: str = "", timeout_s: float = LONG_S) -> Command:
         words = f"train {self.name}.yaml --out runs --resume-or-start --quiet parallel.timeout_s={timeout_s}"
@@ -67,6 +74,7 @@ class Chain:
         if at.command.code is not None:
             assert at.command.code == 0, self.told("it ended by itself")
             return None
+        in_step = any(beat.phase in ("data", "step") for beat in read_beats(self.run.heartbeats) if beat.state)
         began = time.monotonic()
         frozen = faults.FAULTS[fault](at)
         code = faults.until_ended(at.command, faults.TIMEOUT_S + faults.GRACE_S if frozen else faults.PATIENCE_S)
@@ -78,7 +86,8 @@ class Chain:
         faults.mend(self.run, self.disk.folder)
         assert faults.orphans(at.command) == [], self.told("orphans")
         struck = {"phase": phase, "fault": fault, "run": self.name}
-        return {**struck, "frozen": bool(frozen), "ended_s": round(ended_s, 2)}
+        where = {"in_step": in_step, "resumed": self.list_resumes()}
+        return {**struck, **where, "frozen": bool(frozen), "ended_s": round(ended_s, 2)}
 
     def _reached(self, phase: str, fault: str) -> faults.Struck:
         """An attempt, at the moment when it is to be struck."""
@@ -99,8 +108,11 @@ class Chain:
     def finished(self) -> bool:
         return self.run.summary_file.is_file() and read_summary(self.run.summary_file).status == RunStatus.FINISHED
 
-    def in_peace(self) -> None:
-        """The run goes on to its end, if it is not there already, and has found what it would have found anyway."""
+    def in_peace(self) -> list[int]:
+        """The run goes on to its end, if it is not there already, and has found what it would have found anyway.
+
+        Returns at which step it was resumed, if it was.
+        """
         command = self.start()
         assert faults.until_ended(command, faults.PATIENCE_S) == 0, self.told("it does not go on")
         assert faults.orphans(command) == [], self.told("orphans in peace")
@@ -108,6 +120,7 @@ class Chain:
         assert faults.weights(self.run) == self.expected, self.told("other weights")
         assert faults.leftovers(self.disk.folder) == [], self.told("temporary files")
         assert not any("paceline/" in one for one in TRACEBACK.findall(self.log.read_text())), self.told("a traceback")
+        return self.list_resumes()
 
     def close(self) -> None:
         self.command.kill()
@@ -125,6 +138,10 @@ def table(struck: Sequence[dict[str, Any]]) -> str:
     runs = collections.Counter(one["run"] for one in struck)
     frozen_s = [one["ended_s"] for one in struck if one["frozen"]]
     lines += [f"{len(struck)} faults: " + ", ".join(f"{name} {count}" for name, count in runs.items())]
+    resumed = [step for one in struck for step in one["resumed"]]
+    above = sum(step > 0 for step in resumed)
+    lines.append(f"{sum(one['in_step'] for one in struck)} hit a training step")
+    lines.append(f"{above} of {len(resumed)} resumes began above step 0 ({above / max(1, len(resumed)):.0%})")
     if frozen_s:
         lines.append(f"frozen: ended {max(frozen_s):.1f} s later at most, of {faults.TIMEOUT_S + faults.GRACE_S}")
     return "\n".join(lines)

@@ -47,10 +47,10 @@ def test_runs_survive(first, disk, tally, tmp_path):
     with closing(Chain(disk, tmp_path / "log.txt", dice)) as chain:
         while len(struck) < EACH:
             if chain.finished:
-                chain.in_peace()
+                struck[-1]["resumed"] += chain.in_peace()
                 chain.begin(dice.choice(list(RUNS)))
             phase = dice.choice([one for one in PHASES if (chain.name, one) not in NEVER])
             struck += filter(None, [chain.strike(phase, dice.choice(disk.faults))])
-        chain.in_peace()
+        struck[-1]["resumed"] += chain.in_peace()
     with tally.open("a") as file:
         file.writelines(f"{json.dumps({'first': first, **fault})}\n" for fault in struck)

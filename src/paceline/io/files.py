@@ -194,7 +194,7 @@ def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 @cache
-def _list_hints(kind: type) -> list[tuple[str, Any]]:
+def _list_hints(kind: Any) -> list[tuple[str, Any]]:
     hints = get_type_hints(kind)
     return [(field.name, hints[field.name]) for field in fields(kind)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ class ProbeRun(ScriptRun):
         self.spec = spec
         self.answer: Any = None
 
-    def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
+    def note_ignored(self, file: Any, overrides: Mapping[str, Any]) -> None:
         pass
 
     @contextmanager
@@ -72,7 +71,7 @@ class _ModelProbe(ProbeRun):
 
 
 class _FileProbe(ProbeRun):
-    def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
+    def note_ignored(self, file: Any, overrides: Mapping[str, Any]) -> None:
         raise self.finish((file, overrides))
 
 

@@ -56,7 +56,7 @@ class RankRunFactory:
     outcome: tuple[Path, Summary] | None = None
     used: bool = False
 
-    def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
+    def note_ignored(self, file: Any, overrides: Mapping[str, Any]) -> None:
         known = {key: value for key, value, *_ in self.spec.fields()}
         ignored = [f"{key}={value}" for key, value in overrides.items() if str(known.get(key)) != str(value)]
         if ignored and self.show and self.rank_info.rank == 0:

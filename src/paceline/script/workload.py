@@ -37,7 +37,7 @@ class InjectedRun(Protocol):
 
     def open(self) -> AbstractContextManager[ScriptRun]: ...
 
-    def note_ignored(self, file: str | Path | None, overrides: Mapping[str, Any]) -> None:
+    def note_ignored(self, file: Any, overrides: Mapping[str, Any]) -> None:
         """Report which arguments of `paceline.run` this run ignores."""
 
 
