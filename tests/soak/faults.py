@@ -65,6 +65,8 @@ def files(folder: Path) -> None:
 
 
 PHASES = ("start", "data", "step", "evaluation", "checkpoint", "end")
+SAVED = 4  # steps before the first checkpoint
+LATE = ("step", "evaluation", "checkpoint", "end")  # in which a run is struck first: there is something to lose
 NEVER = {("topics", "evaluation")}
 """Phases that a run does not have."""
 SPAN_S = {"start": 2.0, "data": 0.3, "end": 0.05}
@@ -88,10 +90,10 @@ class Struck:
         if phase == "data":  # a corpus is prepared under a lock; without one, samples are made when ranks begin
             return bool(beats) or any((self.disk / "cache").rglob("*.lock"))
         if phase == "step":
-            return any(beat.phase in ("step", "data") and beat.step for beat in beats)
+            return any(beat.phase in ("step", "data") and beat.step > SAVED for beat in beats)
         if phase == "end":
             return any(beat.phase == "end" or beat.step >= STEPS for beat in beats)
-        return any(beat.phase == phase for beat in beats)
+        return any(beat.phase == phase and beat.step >= SAVED for beat in beats)
 
 
 Strike = Callable[[Struck], int | None]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from chain import Chain, Disk, tallied
-from faults import NEVER, PHASES, RUNS, files, small_disk
+from faults import LATE, NEVER, PHASES, RUNS, files, small_disk
 
 COUNT, FIRST = int(os.environ.get("FAULTS", "1000")), int(os.environ.get("FIRST", "0"))
 EACH = 10
@@ -49,7 +49,8 @@ def test_runs_survive(first, disk, tally, tmp_path):
             if chain.finished:
                 struck[-1]["resumed"] += chain.in_peace()
                 chain.begin(dice.choice(list(RUNS)))
-            phase = dice.choice([one for one in PHASES if (chain.name, one) not in NEVER])
+            phases = PHASES if chain.history else LATE
+            phase = dice.choice([one for one in phases if (chain.name, one) not in NEVER])
             struck += filter(None, [chain.strike(phase, dice.choice(disk.faults))])
         struck[-1]["resumed"] += chain.in_peace()
     with tally.open("a") as file:
