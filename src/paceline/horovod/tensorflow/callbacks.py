@@ -10,6 +10,7 @@ import tensorflow as tf
 from paceline.horovod.reduction import Average
 from paceline.horovod.tensorflow.bridge import allreduce, broadcast_variables
 from paceline.horovod.world import size
+from paceline.io.terminal import print_text
 
 Callback: Any = tf.keras.callbacks.Callback
 
@@ -103,4 +104,4 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self.verbose and logs and epoch == (self.end_epoch or 0) - 1:
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {logs['lr']:g}.")
+            print_text(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {logs['lr']:g}.")
