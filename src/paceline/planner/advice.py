@@ -10,7 +10,7 @@ from paceline.config import RunSpec
 from paceline.config.registry import find_entry
 from paceline.errors import PacelineError
 from paceline.io.format import duration, number, percent, size
-from paceline.layout import Layout, layout_of
+from paceline.layout import ZERO_STAGES, Layout, layout_of
 from paceline.planner.candidates import LayoutConstraints, PricedLayout
 from paceline.planner.cost_model import CostModel, build_cost_model
 from paceline.planner.formulas.placement import Reduction
@@ -41,7 +41,9 @@ def explain_misfit(plan: Plan) -> Iterator[str]:
         yield f"Not possible on {where}: {near.family}: {near.reason}."
         return
     yield f"Nothing fits on {where}. Nearest is {near.family}: {near.reason}."
-    yield plan.cost_model.wording.to_fit
+    nearest = near.nearest
+    divides = nearest is None or nearest.memory.shrinks_with_devices(ZERO_STAGES[nearest.layout.strategy])
+    yield plan.cost_model.wording.to_fit.format(devices="more devices or larger ones" if divides else "larger devices")
 
 
 def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:

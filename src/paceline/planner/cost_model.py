@@ -47,9 +47,7 @@ class PlanWording:
     batch: str = "this batch"
     times: Mapping[str, str] = field(default_factory=lambda: TIME_TERMS)
     several_layouts: bool = True  # there are layouts to choose from on a number of devices
-    to_fit: str = (
-        "Take more devices or larger ones, a smaller train.global_batch, or leave more of `parallel` to the search."
-    )
+    to_fit: str = "Take {devices}, a smaller train.global_batch, or leave more of `parallel` to the search."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.hardware.catalogue import load_catalogue, read_cluster_file
+from paceline.planner.advice import explain_misfit
 from paceline.planner.formulas.placement import Reduction
 from paceline.planner.plan import plan
 from paceline.planner.rows import HourlyRates
@@ -263,3 +264,15 @@ def test_faster_links_never_make_a_step_longer():
 def test_ranks_that_could_share_a_device_are_mentioned(lm_file, ask):
     assert "backend=gloo" in ask(lm_file, "parallel.backend=gloo", "--cluster", "2xH100", "-v")[1]
     assert "backend=gloo" not in ask(lm_file, "--cluster", "2xH100")[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "more"),
+    [(["strategy=fsdp", "offload=false"], True), (["strategy=zero1"], False), (["strategy=ddp"], False)],
+)
+def test_more_devices_are_advised_only_where_they_divide_what_does_not_fit(overrides, more):
+    recipe = Path(__file__).resolve().parents[3] / "recipes" / "lm_7b.yaml"
+    spec = paceline.load(recipe, [f"parallel.{word}" for word in overrides])
+    found = paceline.plan(spec, cluster="2xV100-SXM2-16GB")
+    assert not found.rows
+    assert any("more devices" in line for line in explain_misfit(found)) == more

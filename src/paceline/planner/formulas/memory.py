@@ -18,6 +18,7 @@ class DeviceMemory:
     """Bytes on the fullest device, by term, whatever the kind of work."""
 
     terms: ClassVar[Mapping[str, str]]  # the fields that are on the device, and what they are called
+    divided: ClassVar[Mapping[str, int]] = {}  # those that more devices divide, from which stage of ZeRO on
 
     @property
     def host_bytes(self) -> float:
@@ -43,7 +44,15 @@ class DeviceMemory:
         return self.total_bytes + (self.host_bytes if device.synchronous else 0.0)
 
     def largest_term(self) -> str:
-        return self.terms[max(self.terms, key=lambda term: float(getattr(self, term)))]
+        return self.terms[self._largest]
+
+    def shrinks_with_devices(self, stage: int) -> bool:
+        """Return whether more devices would divide the largest term, under a stage of ZeRO."""
+        return self._largest in self.divided and stage >= self.divided[self._largest]
+
+    @property
+    def _largest(self) -> str:
+        return max(self.terms, key=lambda term: float(getattr(self, term)))
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class TrainingMemory(DeviceMemory):
         "lost_bytes": "lost to fragments",
         "context_bytes": "driver, libraries",
     }
+    divided: ClassVar[Mapping[str, int]] = {"states_bytes": 1, "gradients_bytes": 2, "weights_bytes": 3}
 
     @property
     def allocated_bytes(self) -> float:

@@ -48,7 +48,7 @@ class TopicsCostModel(PassCostModel):
             "compute_s": "one read of the counts",
             "update_s": "the next point",
         },
-        to_fit="Take more devices or larger ones, or a smaller model.k: L and F must fit, counts need not.",
+        to_fit="Take {devices}, or a smaller model.k: L and F must fit, counts need not.",
     )
 
     @property

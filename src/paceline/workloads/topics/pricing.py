@@ -86,6 +86,7 @@ class TopicsMemory(DeviceMemory):
         "operands_bytes": "operands, blocks",
         "context_bytes": "driver, libraries",
     }
+    divided: ClassVar[Mapping[str, int]] = {"counts_bytes": 0, "by_terms_bytes": 0, "mixtures_bytes": 0}
 
     @property
     def tier(self) -> str:

@@ -95,6 +95,7 @@ class TreesMemory(DeviceMemory):
         "sums_bytes": "histograms",
         "context_bytes": "driver, libraries",
     }
+    divided: ClassVar[Mapping[str, int]] = {"table_bytes": 0, "rows_bytes": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class TreesCostModel(PassCostModel):
         step="round",
         batch="this table",
         times={**TIME_TERMS, "compute_s": "histograms and splits", "exposed_s": "histograms over ranks"},
-        to_fit="Take more devices or larger ones, or leave the table on disk with  data.memory=disk.",
+        to_fit="Take {devices}, or leave the table on disk with  data.memory=disk.",
     )
 
     @property
