@@ -264,7 +264,7 @@ def test_columns_must_agree(fitted):
         made.transform(X[:, 1:])
     swapped = list(made.terms)
     swapped[4:6] = swapped[5], swapped[4]
-    with pytest.raises(UserError, match=r"column 4 .*'word5' .*'word4'"):
+    with pytest.raises(UserError, match=r"column 4 .*'word5'"):
         made.transform(replace(read_counts(X), vocabulary=swapped))
 
 
