@@ -17,7 +17,7 @@ from paceline.errors import UserError
 from paceline.horovod.unsupported import raise_no_communicators, raise_no_process_sets
 from paceline.io.terminal import warn
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
-from paceline.launch.process_group import join_ranks
+from paceline.launch.process_group import create_subgroup, join_ranks
 
 TIMEOUT_S = 1800.0  # peers wait while the main rank evaluates or downloads: as long as torch itself waits
 
@@ -49,7 +49,7 @@ class _Membership:
             atexit.register(self.leave)
             _print_banner(place)
         if place.world > 1 and self.barrier is None:
-            self.barrier = dist.new_group(backend="gloo" if gloo_built() else None)
+            self.barrier = create_subgroup(backend="gloo" if gloo_built() else None)
         self.place = place
 
     def leave(self) -> None:

@@ -84,7 +84,7 @@ def _open_scratch(out: Path) -> Iterator[Path]:
             with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
                 yield Path(scratch)
     except OSError as error:
-        raise RunFailed(f"cannot write {out}: {error.strerror}", code="not-writable") from error
+        raise RunFailed(f"cannot write {out}: {error.strerror}", code="not-writable", key=str(out)) from error
 
 
 def write_weights(file: Path, tensors: dict[str, Tensor], **header: str) -> None:

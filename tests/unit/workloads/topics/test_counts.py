@@ -304,7 +304,7 @@ def test_bad_files(tmp_path):
     reject("header.npy", "damaged", good[:40])
     reject("other.npy", "invalid-format", b"PK something else entirely")
     reject("nothing.npy", "invalid-format", b"")
-    assert "'counts.npy'" in reject("count.npy", "not-found")
+    assert "counts.npy'" in reject("count.npy", "not-found")
     reject("x.docx", "invalid-format", b"x")
     reject("zip.npz", "unreadable|invalid-format|damaged|invalid-request", b"no zip")
     reject("text.mtx", "invalid-format|unreadable", b"hello\n")
