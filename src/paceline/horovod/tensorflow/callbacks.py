@@ -23,12 +23,14 @@ class BroadcastGlobalVariablesCallback(Callback):
         self.root_rank, self.done = root_rank, False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Send the weights before the first batch: its gradients must be of the same model on every rank."""
-        broadcast_variables(self.model.variables, self.root_rank)
+        """Send the weights before the first batch, so that its gradients are of one model, if it is built."""
+        if self.model.built:
+            broadcast_variables(self.model.variables, self.root_rank)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.done:
             variables = self.model.optimizer.variables
+            broadcast_variables(self.model.variables, self.root_rank)
             broadcast_variables(variables() if callable(variables) else variables, self.root_rank)
             self.done = True
 
