@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := recipes/classifier_docstrings.yaml
 
-.PHONY: demo test test-cluster test-soak test-tensorflow test-dist lint docs dist bench bench-gpu bench-topics bench-plan bench-plan-local clean
+.PHONY: demo test test-cluster test-soak test-s3 test-tensorflow test-dist lint docs gallery dist bench bench-gpu bench-topics bench-plan bench-plan-local clean
 
 demo: .venv/ready
 	@echo "── the run file, every value and where it came from"
@@ -30,6 +30,11 @@ test: lint
 # tries fewer), and hostile pages in a browser.
 test-soak: .venv/ready-dev
 	$(BIN)/python -m pytest tests/soak --import-mode=importlib -rA
+
+# Twenty kills while checkpoints are sent to an S3 server on this machine, which forgets the run each time.
+test-s3: .venv/ready-dev
+	$(INSTALL) 'moto[server]' s3fs
+	$(BIN)/python tests/soak/s3_kills.py
 
 # On a Slurm of two nodes, which is started on this machine and stopped again; three at once, since jobs mostly wait.
 # What measures or has deadlines comes by itself. It needs root.
@@ -60,6 +65,10 @@ docs:
 	build/venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -r docs/requirements.txt
 	build/venv/bin/python docs/site.py
 
+# What docs/gallery.md shows, run here for the site: DATA=FOLDER has the data sets that it names.
+gallery: .venv/ready-dev
+	$(BIN)/python docs/gallery.py $(DATA)
+
 # Wheel and sdist, in dist/; test-dist installs the wheel into an empty environment and runs the demo from it.
 dist:
 	test -x build/venv/bin/python || $(PYTHON) -m venv build/venv
@@ -71,17 +80,21 @@ dist:
 test-dist: dist
 	PYTHON=$(PYTHON) bash tests/release/install_wheel.sh
 
-# DATA=FOLDER names a folder with AG News; without it the CPU benchmark uses docstrings.
+# DATA=FOLDER names a folder with AG News; without it the CPU benchmark uses docstrings. The first time a baseline of this
+# machine is written, and later ones end with exit code 1 where a step is slower or the answer is another.
 bench: .venv/ready-dev
 	$(BIN)/python benchmarks/classifier_cpu.py $(DATA)
+	mkdir -p .cache
+	$(BIN)/paceline measure $(RUN) --ranks 1,2 --repeats 5 --baseline .cache/speed.json
 
 bench-gpu: .venv/ready-dev
 	$(BIN)/python benchmarks/classifier_gpu.py $(or $(DATA),data/ag_news)
 
-# The planner against published measurements (a table with a row per result), each group left out of the fit that
-# prices it; BY=source leaves out single tables. And against this machine, which should be idle meanwhile.
+# The planner against published measurements (a table with a row per result), each group left out of the fit that prices
+# it: writes the tables of docs/plan_accuracy.md and planner/bands.csv. And against this machine, which should be idle.
 bench-plan: .venv/ready-dev
-	$(BIN)/python benchmarks/plan_published.py $(or $(MEASUREMENTS),measurements.csv) --by $(or $(BY),family)
+	mkdir -p .cache
+	$(BIN)/python benchmarks/plan_bands.py $(or $(MEASUREMENTS),measurements.csv) --fits .cache/fits.json --write
 
 bench-topics: .venv/ready-dev
 	$(BIN)/python benchmarks/topics.py $(DATA)

@@ -1,13 +1,13 @@
-"""Measure how wide the bands of a plan must be, and how often they hold for people whose rows were left out.
+"""Measure how accurate plans are for people whose rows were left out: means, medians, bands and wrong verdicts.
 
-    python benchmarks/plan_bands.py MEASUREMENTS.csv                       # coverage and wrong verdicts; ten minutes
+    python benchmarks/plan_bands.py MEASUREMENTS.csv                       # print all of it; ten minutes
     python benchmarks/plan_bands.py MEASUREMENTS.csv --fits FITS.json      # keeps the fits, for seconds next time
-    python benchmarks/plan_bands.py MEASUREMENTS.csv --fits FITS.json --write   # and writes planner/bands.csv
+    python benchmarks/plan_bands.py MEASUREMENTS.csv --write   # writes planner/bands.csv and docs/plan_accuracy.md
 
 Every row is priced with constants that were fitted to all other families (groups of people). A band is a pair of
 quantiles of measured / planned over rows (split conformal). It is judged on each family in turn, by the band that the
-other families give. A situation (how work is spread) has its own band if nine in ten of its left-out rows lie inside;
-otherwise it has the band of all rows, and what no row tells about has the widest of all.
+other families give. A situation (how work is spread) has its own band if nine in ten of its left-out rows lie inside
+and it is not much wider than that of all rows; else it has that one. What no row tells about has the widest of all.
 """
 
 from __future__ import annotations
@@ -24,16 +24,50 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plan_published import Evidence, evidence, left_out, memory_ratios, step_ratios
+from plan_published import (
+    Evidence,
+    evidence,
+    half_of_peak,
+    judge,
+    left_out,
+    linear,
+    memory_ratios,
+    speedup_ratios,
+    states_only,
+    step_ratios,
+)
 from published_rows import Row
 
 from paceline.planner.bands import ALL, BANDS_FILE, UNKNOWN, Band, name_situation
-from paceline.planner.formulas.placement import Physics
+from paceline.planner.formulas.placement import GPU_PHYSICS, Physics
 
-LEVELS = {"memory": (0.05, 0.98), "time": (0.03, 0.97)}
+LEVELS = {"memory": (0.05, 0.96), "time": (0.03, 0.97)}
 """Of the two ends; too little memory ends a run, so that end is held more often."""
-ENOUGH_ROWS, ENOUGH_COVERAGE = 10, 0.9
+ENOUGH_ROWS, ENOUGH_COVERAGE, WIDEST = 10, 0.9, 1.1
 DEVICES_GB = (11, 12, 16, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192)
+PAGE = Path(__file__).parents[1] / "docs" / "plan_accuracy.md"
+NAMES = {
+    "foundry": "llm-foundry",
+    "torchao": "torchao",
+    "titan": "torchtitan",
+    "megatron": "Megatron-LM",
+    "nemo": "NeMo",
+    "dgxc": "DGX Cloud benchmarks",
+    "dle": "NVIDIA DeepLearningExamples",
+    "dlperf": "OneFlow DLPerf",
+    "bloom": "BLOOM, A100",
+    "bloomv": "BLOOM, V100",
+    "hf": "Hugging Face",
+    "lambda": "Lambda",
+    "llama": "Llama 3 paper",
+    "misc": "LLaMA, TinyLlama",
+    "vtrainM": "vTrain, many nodes",
+    "vtrainS": "vTrain, one node",
+    "tf": "TensorFlow 2017",
+    "horovod": "Horovod",
+    "smallmlp": "blogs (low quality)",
+    "colossal": "ColossalAI (low quality)",
+}
 NEAR = 2.0
 """Devices with up to so many times more or less memory than was measured are asked about."""
 
@@ -89,11 +123,11 @@ def find_bands(judged: Judged) -> tuple[list[Band], np.ndarray]:
     used, bands = everything.copy(), []
     for situation in sorted(set(kinds)):
         here, own = kinds == situation, judged.left_out_limits(situation)
+        limits = judged.limits(np.ones(len(kinds), bool))
         if np.isfinite(own[here]).all() and covers(judged, own)[here].mean() >= ENOUGH_COVERAGE:
-            used[here] = own[here]
-            limits = judged.limits(here)
-        else:
-            limits = judged.limits(np.ones(len(kinds), bool))
+            low, high = judged.limits(here)
+            if high / low < WIDEST * limits[1] / limits[0]:
+                used[here], limits = own[here], (low, high)
         inside = covers(judged, used)[here].mean()
         bands.append(Band(judged.quantity, situation, *limits, int(here.sum()), len(set(families[here])), inside))
     whole = np.ones(len(kinds), bool)
@@ -129,11 +163,107 @@ def show(judged: Judged, bands: Sequence[Band], used: np.ndarray) -> None:
         print(f"  {band.situation:12s} {band.low:5.2f} to {band.high:5.2f}  {measured}")
 
 
+def describe_error(ratios: np.ndarray) -> str:
+    """Return mean and median of relative errors, and their number."""
+    error = np.abs(ratios - 1)
+    return f"{100 * error.mean():.0f} / {100 * np.median(error):.0f} % ({len(error)})"
+
+
+def build_family_table(whole: Evidence, fits: dict[str, Physics], found: list[tuple[Judged, np.ndarray]]) -> str:
+    """Tabulate each family as it was priced without it: errors, rivals, rows inside the band, false "fits"."""
+    columns = ("group", "step time", "50 % MFU", "inside", "speed-up", "linear", "memory", "states only", "inside")
+    lines = [f"| {' | '.join((*columns, 'false fits'))} |", "|---" * (len(columns) + 1) + "|"]
+    bands = {judged.quantity: (judged, used) for judged, used in found}
+
+    def cells(quantity: str, rows: Sequence[Row], ours, rival, family: str) -> list[str]:
+        if not rows:
+            return ["", "", ""]
+        judged, used = bands[quantity]
+        inside = covers(judged, used)[judged.families() == family]
+        share = f"{100 * inside.mean():.0f} %" if len(inside) else ""
+        mean = 100 * np.abs(rival(rows) - 1).mean()
+        return [describe_error(ours(rows, fits[family])), f"{mean:.0f} %", share]
+
+    for family, name in NAMES.items():
+        part = whole.where(lambda row, family=family: row.family == family)
+        time = cells("time", part.steps, step_ratios, half_of_peak, family)
+        memory = cells("memory", part.memories, memory_ratios, states_only, family)
+        pairs = part.speedups
+        speedup = ["", ""]
+        if pairs:
+            mean = 100 * np.abs(linear(pairs) - 1).mean()
+            speedup = [describe_error(speedup_ratios(pairs, fits[family])), f"{mean:.0f} %"]
+        judged, used = bands["memory"]
+        here = judged.families() == family
+        rows = [row for row, own in zip(judged.rows, here, strict=True) if own]
+        wrong = (
+            count_wrong_verdicts(Judged("memory", rows, judged.ratios[here]), used[here])["false fits"] if rows else 0
+        )
+        verdict = f"{100 * wrong:.1f} %" if rows else ""
+        lines.append(f"| {' | '.join((name, *time, *speedup, *memory, verdict))} |")
+    return "\n".join(lines)
+
+
+def build_total_table(whole: Evidence, fits: dict[str, Physics]) -> str:
+    left_out_lines, shipped = judge(whole, lambda row: fits[row.family]), judge(whole, lambda _: GPU_PHYSICS)
+    rows = (
+        ("all but the tables of the same group", left_out_lines, "ALL"),
+        ("the same, for rows whose sources state the layout", left_out_lines, "ALL whose layout is stated"),
+        ("the constants that are shipped: all rows but those of torchtitan", shipped, "ALL"),
+    )
+    lines = ["| constants fitted to | step time | speed-up | memory |", "|---|---|---|---|"]
+    for words, found, source in rows:
+        each = {line.kind: line for line in found if line.source == source}
+        cells = (f"{100 * line.mean:.1f} / {100 * line.median:.1f} % ({line.rows:,})" for line in each.values())
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    rivals = [f"{100 * line.rival:.1f} %" for line in shipped if line.source == "ALL"]
+    lines.append(f"| the rule of thumb: 50 % MFU, linear, states only | {' | '.join(rivals)} |")
+    return "\n".join(lines)
+
+
+def build_band_table(found: list[tuple[Judged, np.ndarray]], every: list[Band]) -> str:
+    lines = [
+        "| | band | left-out rows inside | above it | inside, each group counting the same |",
+        "|---|---|---|---|---|",
+    ]
+    for judged, used in found:
+        bands = [band for band in every if band.quantity == judged.quantity and band.rows]
+        whole, inside, families = bands[-1], covers(judged, used), judged.families()
+        widths = f"{whole.low:.2f} to {whole.high:.2f}"
+        low, high = min(b.low for b in bands), max(b.high for b in bands)
+        if (low, high) != (whole.low, whole.high):
+            widths += f"; by situation {low:.2f} to {high:.2f}"
+        same = 100 * np.mean([inside[families == family].mean() for family in set(families)])
+        above = 100 * (judged.ratios > used[:, 1]).mean()
+        rows = f"{judged.quantity}, {len(inside):,} rows of {len(set(families))} groups"
+        lines.append(f"| {rows} | {widths} | {100 * inside.mean():.1f} % | {above:.1f} % | {same:.1f} % |")
+    judged, used = found[0]
+    asked, plain = np.tile([1 / 1.13, 1.13], (len(judged.rows), 1)), np.ones((len(judged.rows), 2))
+    counts = {"with the band": used, "with ± 13 %": asked, "the estimate alone": plain}
+    names = ("false fits", "false does not fit", "may not fit")
+    lines += ["", '| | false "fits" | false "does not fit" | "may not fit" |', "|---|---|---|---|"]
+    for words, limits in counts.items():
+        wrong = count_wrong_verdicts(judged, limits)
+        lines.append(f"| {words} | {' | '.join(f'{100 * wrong[name]:.1f} %' for name in names)} |")
+    return "\n".join(lines)
+
+
+def write_page(tables: dict[str, str]) -> None:
+    """Put the tables between their marks in docs/plan_accuracy.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        mark = f"<!-- {name}: by benchmarks/plan_bands.py -->"
+        assert text.count(mark) == 2, f"{PAGE} has no two marks {mark}"
+        before, _, after = text.split(mark)
+        text = f"{before}{mark}\n{table}\n{mark}{after}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measurements", type=Path)
     parser.add_argument("--fits", type=Path, help="constants with each family left out: read if there, else written")
-    parser.add_argument("--write", action="store_true", help=f"write {BANDS_FILE.name} beside the planner")
+    parser.add_argument("--write", action="store_true", help=f"write {BANDS_FILE.name} and {PAGE.name}")
     asked = parser.parse_args()
     whole = evidence(asked.measurements)
     if asked.fits is not None and asked.fits.is_file():
@@ -143,23 +273,17 @@ def main() -> None:
         if asked.fits is not None:
             asked.fits.write_text(json.dumps({name: asdict(physics) for name, physics in fits.items()}))
     every: list[Band] = []
+    results: list[tuple[Judged, np.ndarray]] = []
     for judged in judge_rows(whole, fits):
         bands, used = find_bands(judged)
         every += bands
+        results.append((judged, used))
         show(judged, bands, used)
-        if judged.quantity == "memory":
-            print(
-                "  "
-                + ", ".join(
-                    f"{name} {n:.1%}" if n < 1 else f"{name} {n}"
-                    for name, n in count_wrong_verdicts(judged, used).items()
-                )
-            )
-            today = np.tile([1 / 1.13, 1.13], (len(judged.rows), 1))
-            plain = count_wrong_verdicts(judged, np.ones((len(judged.rows), 2)))
-            before = count_wrong_verdicts(judged, today)
-            print(f"  without a band: false fits {plain['false fits']:.1%}; with ± 13 %: {before['false fits']:.1%}")
+    tables = {"totals": build_total_table(whole, fits)}
+    tables |= {"groups": build_family_table(whole, fits, results), "bands": build_band_table(results, every)}
+    print("", *tables.values(), sep="\n")
     if asked.write:
+        write_page(tables)
         with BANDS_FILE.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(Band.__dataclass_fields__)

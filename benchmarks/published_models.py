@@ -33,7 +33,7 @@ class PublishedShape(ModelShape):
 
     @functools.cached_property
     def blocks(self) -> tuple[BlockShape, BlockShape, BlockShape]:
-        embedding, layer, head = self._embedding(), self._layer(), self._head()
+        embedding, layer, head = self._build_embedding_block(), self._build_layer_block(), self._build_head_block()
         if self.embedding_params:
             embedding = replace(embedding, params=self.embedding_params)
         logits = (replace(head.matmuls[0], rows=self.predicted * head.matmuls[0].rows),)

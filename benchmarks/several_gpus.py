@@ -178,8 +178,7 @@ def links(asked: Asked) -> Part:
 def topics(asked: Asked) -> Part:
     """A fit by passes: the same losses, and how much faster."""
     import numpy as np
-
-    from paceline.topics import generate_synthetic_data
+    from synthetic_counts import generate_synthetic_data
 
     size = {"n": 300, "m": 120, "k": 4} if asked.kind == "cpu" else {"n": 20_000, "m": 5_000, "k": 20}
     counts, _, _ = generate_synthetic_data(**size, avg_doc_length=60, seed=0, sparse=False)

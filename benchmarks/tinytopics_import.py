@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-
-import paceline.topics as pt
+from synthetic_counts import generate_synthetic_data, zipf_documents
 
 PACKAGES = ("tinytopics", "paceline.tinytopics")
 CPU = torch.device("cpu")
@@ -25,9 +24,9 @@ CPU = torch.device("cpu")
 
 def problems() -> dict[str, tuple[Any, int]]:
     """Counts as tensors, and the number of topics: long documents, short ones, and sparse ones that resemble text."""
-    long, _, _ = pt.generate_synthetic_data(1000, 1000, 10, 65_536, seed=1, sparse=False)
-    short, _, _ = pt.generate_synthetic_data(1000, 1000, 10, 1000, seed=1, sparse=False)
-    text, _, _ = pt.zipf_documents(1000, 3000, 10, seed=1)
+    long, _, _ = generate_synthetic_data(1000, 1000, 10, 65_536, seed=1, sparse=False)
+    short, _, _ = generate_synthetic_data(1000, 1000, 10, 1000, seed=1, sparse=False)
+    text, _, _ = zipf_documents(1000, 3000, 10, seed=1)
     rows = text.block(0, text.documents).values
     sparse = torch.sparse_csr_tensor(*(torch.from_numpy(part.astype(np.int64)) for part in rows.parts), (1000, 3000))
     dense = {"long documents": torch.from_numpy(long), "short documents": torch.from_numpy(short)}

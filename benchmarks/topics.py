@@ -68,7 +68,7 @@ def problems(data: Path, quick: bool) -> Iterator[Problem | str]:
 
         X = scipy.sparse.csr_array(scipy.sparse.load_npz(path))
         yield Problem(name, X[:: X.shape[0] // 150] if quick else X, k, None if quick else shipped(path))
-    from paceline.topics import generate_synthetic_data
+    from synthetic_counts import generate_synthetic_data
 
     n, words = (200, 2_000) if quick else (5_000, 65_536)
     yield Problem("dense", generate_synthetic_data(n, n, 20, words)[0], 20)
@@ -89,7 +89,7 @@ class Ours:
     """Fits of one problem, all the same but for their times."""
 
     def __init__(self, problem: Problem, repeats: int) -> None:
-        from paceline.topics import exact_loss
+        from synthetic_counts import exact_loss
 
         self.problem = problem
         self.runs = [self._fit() for _ in range(repeats)]
@@ -107,14 +107,18 @@ class Ours:
 
     def exact_after(self, passes: int) -> float:
         """Loss in float64 of the model that a fit of so many passes hands out."""
-        from paceline.topics import exact_loss, fit
+        from synthetic_counts import exact_loss
+
+        from paceline.topics import fit
 
         model = fit(self.problem.X, self.problem.k, device="cpu", passes=passes)
         return exact_loss(self.problem.X, model.L, model.F)
 
     def best_of(self, starts: int) -> tuple[float, float]:
         """(loss in float64, seconds for all of them) of the best of several fits."""
-        from paceline.topics import exact_loss, fit
+        from synthetic_counts import exact_loss
+
+        from paceline.topics import fit
 
         began = time.perf_counter()
         model = fit(self.problem.X, self.problem.k, device="cpu", starts=starts)
@@ -142,8 +146,9 @@ def first_below(loss: float, trace: Iterable[tuple[float, float]]) -> tuple[int,
 def warm_up() -> None:
     """Compile what the fits use: nonzeros and rows of small and of large counts."""
     import scipy.sparse
+    from synthetic_counts import generate_synthetic_data
 
-    from paceline.topics import fit, generate_synthetic_data
+    from paceline.topics import fit
 
     X = generate_synthetic_data(60, 50, 3, 200)[0]
     for largest in (9, 300):
@@ -174,7 +179,7 @@ def race(options: argparse.Namespace) -> None:
 
 
 def race_report(problem: Problem, results: list[Result], ours: Ours) -> str:
-    from paceline.topics import exact_loss
+    from synthetic_counts import exact_loss
 
     rows, below = [], []
     for result in results:
@@ -264,7 +269,8 @@ def stream(options: argparse.Namespace) -> None:
 
 def document_pool(quick: bool) -> np.ndarray:
     """Distinct documents; the file repeats them, which no reader of it can make use of."""
-    from paceline.topics import zipf_documents
+    from synthetic_counts import zipf_documents
+
     from paceline.workloads.topics.counts.matrices import to_dense
 
     documents = 100 if quick else STREAM_POOL
@@ -400,8 +406,7 @@ def scaling(options: argparse.Namespace) -> None:
 
 def scaling_problems(options: argparse.Namespace) -> Iterator[tuple[str, Any, int]]:
     import scipy.sparse
-
-    from paceline.topics import zipf_documents
+    from synthetic_counts import zipf_documents
 
     n, m = (2_000, 2_000) if options.quick else (100_000, 20_000)
     values = zipf_documents(n, m, 20, seed=2)[0].values

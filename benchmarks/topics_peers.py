@@ -125,7 +125,7 @@ def peer_results(
 
 
 def run_peer(problem: Problem, name: str, version: str, rounds: int, threads: int) -> Result:
-    from paceline.topics import exact_loss
+    from synthetic_counts import exact_loss
 
     note = busy_note()
     seconds, L, F = PEERS[name](problem, rounds, threads)

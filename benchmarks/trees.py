@@ -189,7 +189,7 @@ def quality(asked: argparse.Namespace, folder: Path) -> None:
     import xgboost
 
     from paceline.config import load
-    from paceline.workloads.trees.table import prepare_table
+    from paceline.data.prepared_table import prepare_table
 
     for name in ("adult", "flights"):
         data = as_run_data(name, folder)

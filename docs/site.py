@@ -75,6 +75,32 @@ def relink(target: str, page: Path, original: Path) -> str:
     return Path(os.path.relpath(place, page.parent)).as_posix()
 
 
+def fill_reference() -> None:
+    """Fill what the reference pages leave open, from the package beside docs/."""
+    sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "docs")]
+    from reference import fill_page
+
+    for page in map(STAGED.joinpath, ("cli.md", "keys.md", "api.md")):
+        page.write_text(fill_page(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def add_gallery() -> None:
+    """Put what `make gallery` has left below its commands, and its pages into the site."""
+    from gallery import BUILT, list_sections, name_folder
+
+    page = STAGED / "gallery.md"
+    text = page.read_text(encoding="utf-8")
+    for title, commands in list_sections():
+        folder = BUILT / (name := name_folder(title))
+        if (folder / "page" / "report.html").is_file():
+            (STAGED / "gallery").mkdir(exist_ok=True)
+            shutil.copy(folder / "page" / "report.html", STAGED / "gallery" / f"{name}.html")
+            lines = (folder / "output.txt").read_text(encoding="utf-8").splitlines()
+            shown = "\n".join(line for line in lines if "  eta " not in line) + "\n"  # not the progress of a log
+            text = text.replace(commands, f"{commands}```\n\n[The page](gallery/{name}.html)\n\n```text\n{shown}", 1)
+    page.write_text(text, encoding="utf-8")
+
+
 def take_search_from_site() -> None:
     """Make every page load the worker of its search from the site, so that search works offline."""
     for page in SITE.rglob("*.html"):
@@ -84,6 +110,8 @@ def take_search_from_site() -> None:
 
 if __name__ == "__main__":
     stage_pages()
+    fill_reference()
+    add_gallery()
     zensical = [Path(sys.executable).with_name("zensical"), "build", "--clean", "--strict", "-f", "zensical.toml"]
     if code := subprocess.run(zensical, cwd=REPOSITORY).returncode:
         sys.exit(code)

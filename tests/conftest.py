@@ -1,12 +1,14 @@
 """What the tests share: a small corpus made once, and a run file on it."""
 
 import atexit
+import heapq
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import tempfile
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,13 +106,13 @@ def small(corpus_cache):
 
 @pytest.fixture(scope="session")
 def tiny_lm(corpus_cache, tmp_path_factory):
-    """A tiny language model on this project's own pages; its last batch of an epoch is a smaller one."""
+    """A tiny language model on modules of Python; its last batch of an epoch is a smaller one."""
     from paceline.config import build_spec
 
     shape = {"width": 32, "heads": 4, "kv_heads": 2, "layers": 4, "ffn": 64}
     pages = tmp_path_factory.mktemp("pages")
-    for page in ("train.md", "check.md", "formulas.md"):
-        (pages / page).write_bytes((REPOSITORY / "docs" / page).read_bytes())
+    for module in (textwrap, heapq, shlex):
+        (pages / Path(module.__file__).name).write_bytes(Path(module.__file__).read_bytes())
     return build_spec(
         {
             "name": "tiny",

@@ -25,8 +25,7 @@ from paceline.data.corpora.tokenised import Vocabulary
 from paceline.data.tables import read_table
 from paceline.errors import PacelineError
 from paceline.hardware.catalogue import parse_cluster
-from paceline.io.files import compute_seal
-from paceline.io.safe_open import read_bytes
+from paceline.io.files import compute_seal, read_bytes
 from paceline.io.terminal import build_console
 from paceline.layout import layout_of
 from paceline.planner.calibration.calibration import CALIBRATION_FORMAT, read_calibration

@@ -22,6 +22,7 @@ from paceline.config.trust import check_trusted, sign_run_folder
 from paceline.data.cache import add_seal
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
+from paceline.data.prepared_table import Coding, TableTarget, Task, _read_cached, prepare_table
 from paceline.hardware import catalogue
 from paceline.horovod import elastic
 from paceline.io.files import read_json, to_flat, write_json
@@ -46,12 +47,11 @@ from paceline.workloads.ensemble.members import read_manifest
 from paceline.workloads.lm.sections import LMData
 from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.files.shards import read_shards, write_shards
-from paceline.workloads.trees.sections import Task, TreesData
-from paceline.workloads.trees.table import Coding, TreeTarget, _read_cached, prepare_table
+from paceline.workloads.trees.sections import TreesData
 from paceline.workloads.trees.tree_model import FittedTrees
 from paceline.workloads.unet import corpus as images
-from paceline.workloads.unet.scenes import SceneSource
 from paceline.workloads.unet.sections import ImageData
+from paceline.workloads.unet.sources import SceneSource
 from report_runs import make_measurement, make_run
 
 __all__ = ["TARGETS", "tried"]
@@ -218,7 +218,7 @@ add_target("KeptImages", "kept/images.json", {"channels": 3, "classes": ["a", "b
 
 def _write_trees(folder, kind, raw, categories):
     (folder / "kept").mkdir()
-    target = TreeTarget(Task.BINARY, ("no", "yes"), (0.0, 1.0))
+    target = TableTarget(Task.BINARY, ("no", "yes"), (0.0, 1.0))
     FittedTrees(kind, raw, Coding(("size", "kind"), categories), target).write(folder / "kept")
 
 
@@ -289,19 +289,19 @@ def make_table(folder):
 
 
 def read_corpus(folder):
-    if (found := LabelledCorpus._find(folder / "cache" / "entry", _quiet, verify=True)) is not None:
+    if (found := LabelledCorpus._open_cached(folder / "cache" / "entry", _quiet, verify=True)) is not None:
         return str(found), found.tokenizer, found.classes
     return None
 
 
 def read_stream(folder):
-    if (found := TokenStreams._find(folder / "cache" / "entry", _quiet, verify=True)) is not None:
+    if (found := TokenStreams._open_cached(folder / "cache" / "entry", _quiet, verify=True)) is not None:
         return str(found), found.tokenizer
     return None
 
 
 def read_images(folder):
-    if (found := images._find(folder / "cache" / "entry", _quiet, verify=True)) is not None:
+    if (found := images._open_cached(folder / "cache" / "entry", _quiet, verify=True)) is not None:
         return found.kind, found.train
     return None
 

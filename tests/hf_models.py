@@ -18,7 +18,24 @@ BART = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, val
 BART |= {**DECODER, "d_model": 32, "max_position_embeddings": 64, "decoder_start_token_id": 2}
 ROBERTA = {**BERT, "max_position_embeddings": 66}
 VIT = {**SIDES, "image_size": 16, "patch_size": 4}
-KINDS = {"llama": LLAMA, "gpt2": GPT2, "bert": BERT, "t5": T5, "bart": BART, "roberta": ROBERTA, "vit": VIT}
+MIXTRAL = {**LLAMA, "num_local_experts": 4}
+QWEN2_MOE = {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+QWEN2_MOE["shared_expert_intermediate_size"] = 24
+KINDS = {
+    "llama": LLAMA,
+    "mixtral": MIXTRAL,
+    "qwen2_moe": QWEN2_MOE,
+    "gpt2": GPT2,
+    "bert": BERT,
+    "t5": T5,
+    "bart": BART,
+    "roberta": ROBERTA,
+    "vit": VIT,
+}
+CHATML = (
+    "{% for m in messages %}[CLS]{{ m.role }}\n{{ m.content }}[SEP]\n{% endfor %}"
+    "{% if add_generation_prompt %}[CLS]assistant\n{% endif %}"
+)
 TEXTS = [
     f"{word} number {i} of the list is {colour}"
     for i in range(40)
@@ -26,13 +43,13 @@ TEXTS = [
 ]
 
 
-def save(kind: str, folder: Path, auto: str = "AutoModelForCausalLM", dtype: str = "float32") -> Path:
+def save(kind: str, folder: Path, auto: str = "AutoModelForCausalLM", dtype: str = "float32", **changed) -> Path:
     import torch
     import transformers
 
     sizes = {} if kind == "vit" else {"vocab_size": save_tokenizer(folder).get_vocab_size()}
     torch.manual_seed(1)
-    config = transformers.CONFIG_MAPPING[kind](**sizes, **KINDS[kind])
+    config = transformers.CONFIG_MAPPING[kind](**{**sizes, **KINDS[kind], **changed})
     getattr(transformers, auto).from_config(config).to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 
@@ -56,6 +73,25 @@ def save_tokenizer(folder: Path):
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     return tokenizer
+
+
+def save_chat(folder: Path) -> Path:
+    """A llama whose tokeniser has a chat template, and whose weights can be kept in 4 bits."""
+    save("llama", folder, hidden_size=64)
+    values = {"chat_template": CHATML, "eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def write_chats(file: Path, rows: int = 1000) -> Path:
+    """Questions with one or two answers, which follow from the question."""
+    with file.open("w") as out:
+        for n in range(rows):
+            more, less = max(n % 7, n % 5), min(n % 7, n % 5)
+            said = [(f"{n % 7} number {n % 5}", f"good {more}"), ("list", f"bad {less}")][: 1 + (n % 3 == 0)]
+            pairs = (zip(("user", "assistant"), texts, strict=True) for texts in said)
+            out.write(json.dumps({"messages": [{"role": r, "content": c} for pair in pairs for r, c in pair]}) + "\n")
+    return file
 
 
 def labelled(file: Path) -> Path:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from paceline import Workload
 from paceline.config import Section, field
-from paceline.workloads.unet.scenes import DRAWS, draw_digit
 from paceline.workloads.unet.sections import UNetModel
+from paceline.workloads.unet.sources import DRAWS, draw_digit
 from paceline.workloads.unet.workload import UNet
 
 SIDE = 32

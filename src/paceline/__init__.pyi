@@ -9,6 +9,7 @@ from paceline.diagnostics.doctor import doctor as doctor
 from paceline.errors import RunFailed as RunFailed
 from paceline.errors import UserError as UserError
 from paceline.inference.export import export as export
+from paceline.inference.sample import sample as sample
 from paceline.inference.trained_model import open as open
 from paceline.measurement.measure import measure as measure
 from paceline.measurement.result import Measurement as Measurement
@@ -25,6 +26,5 @@ from paceline.trials.check import check as check
 from paceline.trials.sweep import Sweep as Sweep
 from paceline.workload import Outline as Outline
 from paceline.workload import Workload as Workload
-from paceline.workloads.lm.sample import sample as sample
 
 __version__: str

@@ -1,18 +1,20 @@
 """Train and resume runs: what `paceline.train` and `paceline.resume` call."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import RunSpec, SpecSource, resolve_spec
-from paceline.config.registry import find_entry
+from paceline.config.registry import find_entry, find_registered
+from paceline.config.settings import apply_settings
+from paceline.data.frames import is_frame, store_frame
 from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.hardware.catalogue import parse_cluster
 from paceline.io.format import duration, format_metrics, number
 from paceline.io.limits import check_limits
+from paceline.io.remote import fetch_run, fetch_runs, find_address, mark_mirror, upload_run
 from paceline.io.table import Tabular
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
 from paceline.layout import Layout, layout_of
@@ -21,8 +23,14 @@ from paceline.planner.plan import apply_plan
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Show, Summary
-from paceline.trainer.failures import translate_failures
-from paceline.trainer.oom_retry import apply_recorded_retry, halve_micro_batch, prepare_retry, record_retry
+from paceline.trainer.failures import (
+    apply_recorded_retry,
+    drop_lost_ranks,
+    halve_micro_batch,
+    prepare_retry,
+    record_retry,
+    translate_failures,
+)
 from paceline.trainer.rank import log_line, run_rank
 from paceline.trainer.run import (
     PRELOAD,
@@ -69,7 +77,7 @@ class RunResult(Tabular):
     def metrics(self) -> dict[str, float]:
         return dict(self.summary.evaluation.metrics)
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> "dict[str, Tensor]":
         """Return the trained tensors, from the newest checkpoint."""
         from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 
@@ -88,9 +96,13 @@ def train(
     resume_or_start: bool = False,
     changed_code: bool = False,
     show: Show = True,
+    **settings: Any,
 ) -> RunResult:
     """Train a run (a spec, a run file, its content or a Workload class) into a new folder below `out`, or resume the
     run in `resume`.
+
+    `settings` are values of the run file by name, as in `train(Net, lr=1e-3, ranks=2, data={"path": frame})`; a table
+    in memory may stand for a file.
 
     `resume_or_start`: the folder is `out`/NAME, the same each time. Start the run there, resume it, or return if it is
     finished. `init_from` is a run, a file or a folder with the first weights, as `model.init_from` of the spec.
@@ -98,13 +110,22 @@ def train(
     `show`: print how the run goes and its summary, or with "progress" all but the summary.
     `parallel: auto` on a named cluster becomes the layout that the plan chooses.
     """
-    spec = resolve_spec(spec)
+    stored: dict[Path, str] = {}
+    if isinstance(spec, Mapping):
+        spec = _store_frames(spec, stored)
+    spec = apply_settings(resolve_spec(spec), _store_frames(settings, stored))
     if init_from is not None:
-        spec = spec.replace({"model.init_from": str(init_from)})
+        spec = spec.replace({"model.init_from": str(init_from)}, "argument init_from")
+    if show and (kind := find_registered(spec.workload)) is not None and kind not in _reported:
+        _reported.add(kind)
+        log_line(f"{kind.__name__} has no file of its own: ranks get it by value; resume and open its runs from here")
     rank_info = detect_rank(os.environ)
     spec = resolve_parallel(spec, rank_info)
     check_limits(spec.parallel.ranks if rank_info is None else rank_info.local_world)
-    request = _Request(spec, Path(out), None if resume is None else Path(resume), resume_or_start, changed_code, show)
+    address = find_address(out)
+    folder = Path(out) if address is None else fetch_runs(address, spec.name, resume_or_start)
+    known = None if resume is None else fetch_run(Path(resume))
+    request = _Request(spec, folder, known, resume_or_start, changed_code, show, address or "")
     try:
         return request.train_here() if rank_info is None else request.train_as_rank(rank_info)
     except OutOfMemory as error:
@@ -112,6 +133,25 @@ def train(
             first, *rest = str(error).split("\n")
             error.args = ("\n".join([first, savings, *rest]),)
         raise
+    except UserError as error:
+        for path, argument in stored.items():
+            error.args = (str(error).replace(str(path), argument),)
+        raise
+
+
+_reported: set[type] = set()
+
+
+def _store_frames(values: Mapping[str, Any], stored: dict[Path, str]) -> dict[str, Any]:
+    """Replace tables in memory by Parquet files in the cache, and note which argument each came from."""
+    found = {name: {"path": value} if name == "data" and is_frame(value) else value for name, value in values.items()}
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            found[name] = _store_frames(value, stored)
+        elif is_frame(value):
+            found[name] = path = store_frame(value, f"argument {name}")
+            stored[path] = "the table of argument data" if name == "path" else f"the table of argument {name}"
+    return found
 
 
 def resume(run: str | Path, overrides: Any = (), *, changed_code: bool = False, show: Show = True) -> RunResult:
@@ -155,6 +195,8 @@ class _Request:
     resume_or_start: bool
     changed_code: bool
     show: Show
+    address: str = ""
+    """Where `out` is, if it mirrors a folder of runs elsewhere."""
 
     def train_as_rank(self, rank_info: RankInfo) -> RunResult:
         """Train as one of the ranks that a launcher has started."""
@@ -188,7 +230,9 @@ class _Request:
         try:
             with run.lock(log) as locked:  # before any rank starts, which would write beside those of another process
                 run.remove_heartbeats()
-                return RunResult(*_train_with_retries(spec, layout, self.show, locked, workload))
+                result = RunResult(*_train_with_retries(spec, layout, self.show, locked, workload))
+                upload_run(result.path)
+                return result
         except UserError:
             if folder is None:
                 remove_run(run)
@@ -220,17 +264,22 @@ class _Request:
     ) -> tuple[RunDir, BaseWorkload]:
         """Check the request, prepare the data and make the folder, or open the one to resume."""
         options = {"exactly": self.resume_or_start, "changed_code": self.changed_code}
-        return open_run(spec, layout, self.out, folder, log, workload, **options)
+        run, workload = open_run(spec, layout, self.out, folder, log, workload, **options)
+        if self.address and run.path.parent == self.out:
+            mark_mirror(run.path, f"{self.address.rstrip('/')}/{run.name}")
+            upload_run(run.path)
+        return run, workload
 
 
 def _train_with_retries(
     spec: RunSpec, layout: Layout, show: Show, run: RunDir, workload: BaseWorkload | None
 ) -> tuple[Path, Summary]:
-    """Train on ranks that are started here; if memory runs out, again in smaller passes, as `train.on_oom` says."""
+    """Train on ranks that are started here; again in smaller passes if memory runs out, or on fewer if one is lost."""
     try:
         return _run_ranks(spec, layout, show, run, workload)
-    except OutOfMemory as error:
-        smaller = halve_micro_batch(spec, layout, error)
+    except RunFailed as error:
+        smaller = halve_micro_batch(spec, layout, error) if isinstance(error, OutOfMemory) else None
+        smaller = smaller or drop_lost_ranks(spec, error)
         if smaller is None:
             raise
     prepare_retry(run, smaller, log_line if show else ignore_log)  # the error and what it referred to are gone by now

@@ -3,8 +3,6 @@
 A message names what was given, what is allowed, and the line to type. A traceback reaches a user only for our own bugs.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -113,7 +111,7 @@ class RankUnresponsive(RunFailed):
         super().__init__(message)
         self.rank = rank
 
-    def __reduce__(self) -> tuple[type[RankUnresponsive], tuple[int, str]]:
+    def __reduce__(self) -> "tuple[type[RankUnresponsive], tuple[int, str]]":
         return type(self), (self.rank, str(self))
 
 
@@ -147,3 +145,8 @@ def did_you_mean(
     """Return the end of a message that suggests the nearest known word, as it is `shown`; "" if none is near."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=cutoff)
     return f", did you mean {(shown or {}).get(close[0], close[0])!r}?" if close else ""
+
+
+def get_first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type where that is empty."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -3,7 +3,8 @@
 A `Layout` says how work is spread over ranks; an `Execution` what each of them does with its part: operation by
 operation (eager), through compiled layers, through the model compiled whole, and any of them recorded as one CUDA
 graph. To record a step takes a tenth of a second and is always worth it; to compile it takes many seconds, and is done
-where the run is long enough (`CompileEstimate`).
+where the run is long enough (`CompileEstimate`). Convolutions that are not compiled may read images with their channels
+innermost, and the loss over a vocabulary may be computed in chunks.
 """
 
 from dataclasses import dataclass
@@ -91,9 +92,12 @@ class Execution:
     compiled_layers: bool = False
     compiled_whole: bool = False
     recorded: bool = False  # one CUDA graph holds the whole step, update included
+    channels_last: bool = False  # convolutions get their input with the channels innermost
+    chunked_loss: bool = False  # the logits of all tokens never exist at once
     reason: NoGraphReason = NoGraphReason.ON_CPU
     detail: str = ""  # where in the model the reason is
     compiling: CompileEstimate | None = None  # what `train.compile=auto` was decided by, if it was
+    uncompiled: str = ""  # why train.compile=on compiles nothing
 
     @property
     def compiled(self) -> bool:
@@ -107,6 +111,8 @@ class Execution:
             said = f"{kernels if self.compiled else 'not compiled'} and recorded as one CUDA graph"
         else:
             said = f"{kernels}, not recorded: {why}" if self.compiled else f"eager: {why}"
+        said += ", channels last" if self.channels_last else ""
+        said += f"; train.compile=on has no effect: {self.uncompiled}" if self.uncompiled else ""
         weighed = self.compiling.words() if self.compiling and (self.recorded or self.compiled) else ""
         return f"{said} ({weighed})" if weighed else said
 
@@ -120,12 +126,28 @@ def decide_execution(
     possible = train.compile == "auto" and target.compiles and traits.compiles
     possible &= train.precision in HALF_PRECISIONS
     possible &= traits.equal_layers or recorded
-    wanted = train.compile == "on" or (possible and (weighed is None or weighed.pays))
-    whole = wanted and recorded and target.compiles and not traits.equal_layers
-    return Execution(wanted and not whole, whole, recorded, reason, compiling=weighed if possible else None)
+    uncompiled = _why_not_compiled(target, traits) if train.compile == "on" else ""
+    wanted = (train.compile == "on" and not uncompiled) or (possible and (weighed is None or weighed.pays))
+    whole = wanted and recorded and not traits.equal_layers
+    return Execution(
+        wanted and not whole,
+        whole,
+        recorded,
+        chunked_loss=traits.chunks_loss and target.kind == "cuda" and train.compile != "off",
+        reason=reason,
+        compiling=weighed if possible else None,
+        uncompiled=uncompiled,
+    )
+
+
+def _why_not_compiled(target: Target, traits: Traits) -> str:
+    if target.kind == "cuda" and not target.compiles:
+        return "there is no C compiler, or no Triton; install gcc"
+    return "" if traits.compiles else "torch's compiler cannot trace the model"
 
 
 def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Traits) -> NoGraphReason:
+    usual = train.weights == train.optimizer_state == "fp32"
     checks = (
         (train.compile != "off", NoGraphReason.COMPILE_OFF),
         (target.kind == "cuda", NoGraphReason.ON_CPU),
@@ -134,7 +156,7 @@ def _why_not_recorded(train: Train, layout: Layout, target: Target, traits: Trai
         (layout.ranks == 1 and layout.plain, NoGraphReason.SEVERAL_RANKS),
         (layout.checkpointing == "none", NoGraphReason.LAYERS_RECOMPUTED),
         (layout.passes(layout.global_batch) == 1, NoGraphReason.ACCUMULATED),
-        (train.optimizer in RECORDED_OPTIMIZERS and not traits.own_optimizer, NoGraphReason.OPTIMIZER),
+        (usual and train.optimizer in RECORDED_OPTIMIZERS and not traits.own_optimizer, NoGraphReason.OPTIMIZER),
         (traits.few_shapes, NoGraphReason.MANY_SHAPES),
     )
     return next((reason for holds, reason in checks if not holds), NoGraphReason.RECORDED)

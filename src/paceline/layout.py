@@ -1,7 +1,8 @@
 """How work is spread over ranks and passes: the value that the planner prices and the runtime applies.
 
-Ranks form a grid. The fastest-changing axis is `tensor`, whose ranks talk most and should share a node; then come
-`shard` and `replicate`, the data-parallel axes; the slowest is `pipeline`, whose ranks only pass activations on.
+Ranks form a grid. The fastest-changing axis is `tensor`, whose ranks talk most and should share a node; then comes
+`context`, whose ranks share sequences, then `shard` and `replicate`, the data-parallel axes; the slowest is `pipeline`,
+whose ranks only pass activations on.
 """
 
 import math
@@ -9,17 +10,24 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.config import Parallel, RunSpec
+from paceline.config import Parallel, RunSpec, Train
 from paceline.errors import Code, UserError
 
 ZERO_STAGES = {"single": 0, "ddp": 0, "fsdp": 3, "hsdp": 3, "zero1": 1, "zero2": 2, "zero3": 3}
 """Strategies in the order in which people try them, and what each shards among data-parallel ranks, as ZeRO counts:
 1 optimiser states, 2 gradients too, 3 weights too. zero3 is another name for fsdp."""
 TWO_STAGE_SCHEDULES = {"interleaved", "zero_bubble"}
+MAX_GROUP = 32
+"""Samples of a group of batch norm, by default: what people have on one device, and as many on few ranks as on more."""
 LAYOUT_FIELDS = (
-    *("strategy", "ranks", "replicate", "tensor", "sequence", "pipeline", "schedule"),
+    *("strategy", "ranks", "replicate", "tensor", "sequence", "context", "expert", "pipeline", "schedule"),
     *("offload", "engine", "engine_config"),
 )
+
+
+GRID = ("replicate", "shard", "context", "tensor", "pipeline")
+SHOWN = ("replicate", "shard", "tensor", "pipeline")
+"""Axes that `Layout.grid` names even if they have one rank."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +43,12 @@ class Layout:
     sequence: bool = False
     checkpointing: str = "none"
     offload: bool = False
+    context: int = 1  # ranks that divide each sequence
+    expert: int = 1  # ranks, of those over which gradients are summed, that divide the experts
 
     @property
     def ranks(self) -> int:
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.context * self.tensor * self.pipeline
 
     @property
     def data(self) -> int:
@@ -46,19 +56,37 @@ class Layout:
         return self.replicate * self.shard
 
     @property
+    def summed_over(self) -> tuple[int, int]:
+        """(replicate, shard) of the ranks over which gradients are summed: parts of a sequence count as samples do."""
+        if ZERO_STAGES[self.strategy]:
+            return self.replicate, self.shard * self.context
+        return self.replicate * self.context, self.shard
+
+    @property
     def stages(self) -> int:
         """Count the parts into which a pipeline cuts the model."""
         return self.pipeline * (2 if self.schedule in TWO_STAGE_SCHEDULES and self.pipeline > 1 else 1)
 
     def data_rank(self, rank: int) -> int:
-        """Return the data-parallel index of a rank; tensor and pipeline ranks get the same samples."""
-        return rank // self.tensor % self.data
+        """Return the data-parallel index of a rank; ranks of the other axes get the same samples."""
+        return rank // (self.tensor * self.context) % self.data
 
     def passes(self, samples: int) -> int:
         """Count the forward and backward passes of each rank over a global batch of that many samples."""
         if self.pipeline > 1:  # it always runs full: rounds of as many passes as it has ranks
             return self.pipeline * math.ceil(self.global_batch / (self.data * self.micro_batch * self.pipeline))
         return max(1, math.ceil(math.ceil(samples / self.data) / self.micro_batch))
+
+    def batchnorm_group(self, wanted: int | str) -> int:
+        """Return the samples of a group of batch norm; auto is the most up to 32 of which each pass has whole ones."""
+        if isinstance(wanted, int):
+            return wanted
+        shares = self.data * self.passes(self.global_batch)
+        each = math.ceil(self.global_batch / shares)
+        parts = math.ceil(each / MAX_GROUP)
+        if self.global_batch % shares == 0:
+            parts = next(n for n in range(parts, each + 1) if each % n == 0)
+        return math.ceil(each / parts)
 
     def equation(self) -> str:
         """Format the global batch as a product of what each rank does."""
@@ -70,16 +98,31 @@ class Layout:
 
     def grid(self) -> str:
         """Format the ranks as the product of the axes."""
-        axes = (f"{name} {getattr(self, name)}" for name in ("replicate", "shard", "tensor", "pipeline"))
-        return f"{self.ranks} rank{'s' * (self.ranks > 1)} = {' × '.join(axes)}"
+        expert = f", of which {self.expert} divide the experts" if self.expert > 1 else ""
+        axes = (f"{name} {getattr(self, name)}" for name in GRID if name in SHOWN or getattr(self, name) > 1)
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)} = {' × '.join(axes)}{expert}"
 
     @property
     def plain(self) -> bool:
         """Whether every rank holds the whole model, and only gradients are sent."""
-        return self.strategy in ("single", "ddp") and self.tensor * self.pipeline == 1
+        return self.held_whole and self.strategy != "zero1" and self.context == 1
+
+    @property
+    def held_whole(self) -> bool:
+        """Whether every rank holds the whole model."""
+        return self.strategy in ("single", "ddp", "zero1") and self.tensor * self.pipeline * self.expert == 1
+
+    @property
+    def expert_groups(self) -> tuple[int, int]:
+        """(replicate, shard) of the ranks that hold the same experts."""
+        replicate, shard = self.summed_over
+        return (replicate, shard // self.expert) if shard > 1 else (replicate // self.expert, shard)
 
 
-EXAMPLES = "single, ddp:2, fsdp:4, hsdp:2x2, tensor:2+sequence, pipeline:2:gpipe, fsdp:2+tensor:2+pipeline:2"
+EXAMPLES = (
+    "single, ddp:2, fsdp:4, hsdp:2x2, tensor:2+sequence, context:2, fsdp:4+expert:2, pipeline:2:gpipe, "
+    "fsdp:2+tensor:2+pipeline:2"
+)
 
 
 def _error(message: str, key: str, code: Code = "conflict") -> UserError:
@@ -111,8 +154,10 @@ def parse_layout(text: str) -> dict[str, Any]:
             case ("pipeline", [ranks], [] | [_]):
                 found |= {"pipeline": ranks, "ranks": found["ranks"] * ranks}
                 found |= {"schedule": rest[1]} if rest[1:] else {}
-            case ("tensor", [ranks], []):
-                found |= {"tensor": ranks, "ranks": found["ranks"] * ranks}
+            case (("tensor" | "context"), [ranks], []):
+                found |= {name: ranks, "ranks": found["ranks"] * ranks}
+            case ("expert", [ranks], []):
+                found["expert"] = ranks
             case _:
                 reason = f"{text!r} is not a layout: {word!r} is not known; write it as in  {EXAMPLES}"
                 raise _error(reason, "layout", "unknown-name")
@@ -125,21 +170,73 @@ def layout_of(spec: RunSpec) -> Layout:
     data = _data_ranks(parallel)
     if not spec.entry.batched:
         batch = max(batch, data)
-    same = {"auto": "ddp" if data > 1 else "single", "zero3": "fsdp"}
+    same = {"auto": "ddp" if data * parallel.context > 1 else "single", "zero3": "fsdp"}
     strategy = same.get(parallel.strategy, parallel.strategy)
-    if strategy == "single" and data > 1:
+    if strategy == "single" and data * parallel.context > 1:
         advice = f"but parallel.ranks={parallel.ranks}; use parallel.strategy=ddp"
         raise _error(f"parallel.strategy=single runs on 1 rank, {advice}", "strategy")
     replicate, shard = _divide_data_ranks(parallel, strategy, data)
     _check_options(spec, strategy)
-    if batch < data:
+    _check_small_states(spec.train)
+    least = min(spec.train.batch_schedule.values(), default=batch)
+    if least < data:
         ranks = f"parallel.ranks={parallel.ranks}" if data == parallel.ranks else f"the {data} data-parallel ranks"
-        advice = f"use train.global_batch={data} or more" + f", or parallel.ranks={batch}" * (data == parallel.ranks)
-        reason = f"train.global_batch={batch} is smaller than {ranks}, and each needs a sample"
+        advice = f"use train.global_batch={data} or more" + f", or parallel.ranks={least}" * (data == parallel.ranks)
+        reason = f"train.global_batch={least} is smaller than {ranks}, and each needs a sample"
         raise _error(f"{reason}; {advice}", "train.global_batch")
-    given: dict[str, Any] = {axis: getattr(parallel, axis) for axis in ("tensor", "pipeline", "schedule", "sequence")}
+    _check_expert(parallel, strategy, shard if ZERO_STAGES[strategy] else data)
+    same_names = ("tensor", "sequence", "context", "expert", "pipeline", "schedule")
+    given: dict[str, Any] = {axis: getattr(parallel, axis) for axis in same_names}
     given |= {"offload": parallel.offload, "checkpointing": parallel.activation_checkpointing}
-    return Layout(strategy, replicate, batch, _micro_batch(parallel, math.ceil(batch / data)), shard, **given)
+    layout = Layout(strategy, replicate, batch, _micro_batch(parallel, math.ceil(batch / data)), shard, **given)
+    _check_batchnorm_group(spec.train.batchnorm_group, layout)
+    return layout
+
+
+def _check_batchnorm_group(group: int | str, layout: Layout) -> None:
+    """Raise UserError for groups of which passes would not have whole ones, and as many on each rank."""
+    shares = layout.data * layout.passes(layout.global_batch)
+    each, left = divmod(layout.global_batch, shares)
+    if isinstance(group, int) and (group > each or (not left and each % group)):
+        use = f"use {layout.batchnorm_group('auto')}" + f", or parallel.micro_batch={group}" * (each > group)
+        reason = f"a pass has {f'{each} or {each + 1}' if left else each} samples, which are not whole groups"
+        raise _error(f"train.batchnorm_group={group}: {reason}; {use}", "train.batchnorm_group")
+
+
+def _check_expert(parallel: Parallel, strategy: str, ranks: int) -> None:
+    ranks *= parallel.context
+    if parallel.expert == 1:
+        return
+    reason = ""
+    if ranks % parallel.expert:
+        fits = [n for n in range(1, min(ranks, parallel.expert) + 1) if ranks % n == 0]
+        reason = f"does not divide the {ranks} ranks that share a model; use parallel.expert={fits[-1]}"
+    elif strategy == "zero1":
+        reason = "divides weights, which strategy=zero1 keeps whole; use parallel.strategy=zero2, fsdp or ddp"
+    elif parallel.wrap != "layers" or parallel.offload:
+        reason = "excludes parallel.wrap and parallel.offload; leave them out"
+    if reason:
+        raise _error(f"parallel.expert={parallel.expert} {reason}", "expert")
+
+
+def check_experts(layout: Layout, key: str, experts: int) -> None:
+    """Raise UserError unless the ranks of `expert` can have equal parts of so many experts."""
+    given = f"parallel.expert={layout.expert}"
+    if layout.expert > 1 and not experts:
+        raise _error(f"{given}: the model has no experts; use parallel.expert=1", "expert", "not-supported")
+    if layout.expert > 1 and experts % layout.expert:
+        fits = max(n for n in range(1, layout.expert) if experts % n == 0)
+        raise _error(f"{given} does not divide {key}={experts}; use parallel.expert={fits}", "expert")
+
+
+def check_context(layout: Layout, key: str, tokens: int) -> None:
+    """Raise UserError unless the ranks of `context` can have two chunks each of sequences of so many tokens."""
+    chunks = 2 * layout.context
+    if layout.context > 1 and tokens % chunks:
+        fits = [n for n in range(2, layout.context) if tokens % (2 * n) == 0]
+        reason = f"{layout.context} ranks need a multiple of {chunks} tokens, and {key}={tokens}"
+        use = f"{key}={-(-tokens // chunks) * chunks}" + (f" or parallel.context={fits[-1]}" if fits else "")
+        raise _error(f"parallel.context={layout.context}: {reason}; use {use}", "context")
 
 
 def fix_strategy(spec: RunSpec) -> RunSpec:
@@ -150,10 +247,12 @@ def fix_strategy(spec: RunSpec) -> RunSpec:
 
 
 def _data_ranks(parallel: Parallel) -> int:
-    each = parallel.tensor * parallel.pipeline
+    axes: dict[str, int] = {axis: getattr(parallel, axis) for axis in ("tensor", "context", "pipeline")}
+    each = math.prod(axes.values())
     data, left = divmod(parallel.ranks, each)
     if left or not data:
-        product = f"parallel.tensor={parallel.tensor} × parallel.pipeline={parallel.pipeline} = {each}"
+        shown = " × ".join(f"parallel.{axis}={n}" for axis, n in axes.items() if n > 1 or axis != "context")
+        product = f"{shown} = {each}"
         use = f"{data * each} or {(data + 1) * each}" if data else str(each)
         reason = f"parallel.ranks={parallel.ranks} is not a multiple of {product}; use parallel.ranks={use}"
         raise _error(reason, "ranks")
@@ -184,11 +283,17 @@ def _check_options(spec: RunSpec, strategy: str) -> None:
     parallel, fp16, fp8 = spec.parallel, spec.train.precision == "fp16", spec.train.precision == "fp8"
     reduce, engine = parallel.reduce, parallel.engine
     beside, stage, rounds = parallel.tensor * parallel.pipeline > 1, ZERO_STAGES[strategy], reduce in ("bf16", "fp16")
-    alone = beside or strategy == "zero1" or (stage >= 2 and not rounds)
+    alone = beside or parallel.context * parallel.expert > 1 or strategy == "zero1" or (stage >= 2 and not rounds)
     others = ", zero2, fsdp or hsdp" * rounds
+    each, least = parallel.tensor * parallel.context * parallel.pipeline, parallel.least_ranks
     conflicts = (
         (strategy == "zero1" and beside, "strategy=zero1 excludes tensor and pipeline; use zero2, fsdp or ddp"),
         (parallel.sequence and parallel.tensor == 1, "sequence=true needs tensor parallelism; use parallel.tensor=2"),
+        (
+            least is not None and parallel.ranks != least and parallel.ranks - each < least,
+            f"least_ranks={least} cannot be reached: {parallel.ranks} ranks shrink by {each} (tensor × context × "
+            "pipeline); use fewer, or leave it out",
+        ),
         (
             parallel.offload and stage < 2 and engine == "torch",
             f"offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp",
@@ -210,8 +315,24 @@ def _check_options(spec: RunSpec, strategy: str) -> None:
             "engine_config is for parallel.engine=deepspeed or accelerate, not torch",
         ),
         (
-            engine != "torch" and (beside or reduce != "exact"),
+            engine != "torch" and (beside or parallel.context * parallel.expert > 1 or reduce != "exact"),
             f"engine={engine} spreads data and optimiser state alone; use parallel.engine=torch for the rest",
+        ),
+        (
+            engine != "torch" and (spec.train.weights, spec.train.optimizer_state) != ("fp32", "fp32"),
+            f"engine={engine} keeps weights and optimiser states in fp32; use parallel.engine=torch",
+        ),
+        (
+            engine != "torch" and spec.train.optimizer == "muon",
+            f"engine={engine} hands the optimiser parts of matrices, and muon needs whole ones; use torch",
+        ),
+        (
+            parallel.offload and spec.train.optimizer == "muon",
+            "offload=true keeps matrices in host memory, and train.optimizer=muon gathers them; leave it out",
+        ),
+        (
+            reduce in ("local_sgd", "diloco") and spec.train.optimizer_state == "8bit",
+            f"reduce={reduce} averages optimiser states, which train.optimizer_state=8bit packs; use bf16",
         ),
         (
             reduce == "powersgd" and fp16,
@@ -225,6 +346,18 @@ def _check_options(spec: RunSpec, strategy: str) -> None:
     if fp8 and parallel.tensor > 1:
         reason = f"train.precision=fp8 scales whole matrices, and parallel.tensor={parallel.tensor} divides them"
         raise _error(f"{reason}; use train.precision=bf16, or parallel.tensor=1", "train.precision")
+
+
+def _check_small_states(train: Train) -> None:
+    """Raise UserError for values of `train` that exclude smaller states."""
+    for key in ("weights", "optimizer_state"):
+        given = f"train.{key}={getattr(train, key)}"
+        if getattr(train, key) != "fp32" and train.optimizer not in ("adamw", "adam"):
+            raise _error(f"{given} is for adamw and adam, not train.optimizer={train.optimizer}", f"train.{key}")
+    if train.weights == "bf16" and train.precision not in ("bf16", "fp8"):
+        raise _error(f"train.weights=bf16 needs train.precision=bf16, not {train.precision}", "train.weights")
+    if train.weights == "bf16" and train.ema:
+        raise _error(f"train.ema={train.ema:g} moves too little for train.weights=bf16; leave one out", "train.ema")
 
 
 def _micro_batch(parallel: Parallel, per_rank: int) -> int:

@@ -13,17 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from paceline.config import RunSpec
+from paceline.config import RunSpec, localise_spec
 from paceline.config.registry import find_entry
 from paceline.config.sections import RunClass
 from paceline.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from paceline.layout import Layout
+    from paceline.parallel.context import ContextGroup
     from paceline.trainer.passes import Fitted, Passes
 
 LogFn = Callable[[str], None]
@@ -106,7 +108,8 @@ class BaseWorkload(RunClass):
         if name not in known:
             message = f"workload: score is {self.score!r}, but its metrics are {', '.join(known)}"
             raise RunFailed(message, code="invalid-workload", key="workload")
-        return -metrics[name] if self.score.startswith("-") else metrics[name]
+        value: float = metrics[name]
+        return -value if self.score.startswith("-") else value
 
 
 class Workload(BaseWorkload):
@@ -117,10 +120,15 @@ class Workload(BaseWorkload):
     """The model can be built on the meta device, and `initialise(seed)` sets each weight from the seed and its name
     alone, and the buffers: a rank then needs little more memory than for its part."""
     compile_layers: ClassVar[bool] = False
-    """`train.compile=auto` compiles each layer separately: for many equal layers and samples of one shape (with
-    `Samples.padded`). Any other model is compiled whole, if at all."""
+    """Each layer of `blocks` is compiled for one shape of samples (with `Samples.padded`). Without it the layers are
+    those of equal structure, and a model that has none is compiled whole."""
+    chunks_loss: ClassVar[bool] = False
+    """`loss` can compute the logits of a few tokens at a time, and does so while `chunked_loss` is set."""
+    chunked_loss: bool = False
     casts_layers: ClassVar[bool] = False
-    """In bf16 a layer uses all of its weights in bf16: sharded layers are then gathered in bf16 instead of fp32."""
+    """In bf16 a layer multiplies by each of its matrices in bf16: they are then gathered in bf16 instead of fp32."""
+    has_experts: ClassVar[bool] = False
+    """Its model may have experts (`paceline.nn.experts.find_experts`), and `suits` checks their number."""
     asks_for_values: ClassVar[bool] = False
     """Building the model needs the values of tensors: a plan traces a real one instead of fake tensors."""
     evaluation_chunk: int = 256
@@ -220,6 +228,10 @@ class Workload(BaseWorkload):
         """Optional: called after each evaluation, like `on_step`."""
         return None
 
+    def init_from_targets(self, part: nn.Module) -> Mapping[str, Any]:
+        """Optional: what `model.init_from` is read into, by name; by default the state of this part of the model."""
+        return part.state_dict()
+
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the repeated layers, which are sharded, recomputed and compiled one by one; by default, of all lists
         of modules of one class, the one with the most weights."""
@@ -230,16 +242,18 @@ class Workload(BaseWorkload):
         return ()
 
     def suits(self, layout: Layout) -> None:
-        if layout.tensor > 1 and not self.shard_rules:
-            give = "has no shard rules; give its Workload class  shard_rules = {'layers.*.up': 'column', …}"
-            raise self._reject_axis("tensor", layout.tensor, give)
-        if layout.pipeline > 1 and not all(map(self.has, ("inputs", "costs", "stage"))):
-            give = "cannot be cut into stages; give its Workload class the methods inputs, costs and stage"
-            raise self._reject_axis("pipeline", layout.pipeline, give)
+        if layout.expert > 1 and not self.has_experts:
+            raise self._reject_axis("expert", layout.expert, "has no experts; use parallel.expert=1")
+        if layout.context > 1 and not all(map(self.has, ("gather_context", "divide_context"))):
+            give = "does not divide sequences; give its Workload class the methods gather_context and divide_context"
+            raise self._reject_axis("context", layout.context, give)
 
     def _reject_axis(self, axis: str, size: int, reason: str) -> UserError:
         message = f"parallel.{axis}={size}: {self.spec.workload} {reason}, or use parallel.strategy=fsdp"
         return UserError(message, code="not-supported", key=f"parallel.{axis}")
+
+    def before_recording(self, model: nn.Module, samples: Any, device: torch.device) -> None:
+        """Optional: choose how batches are laid out for a step that is recorded, once the model is on its device."""
 
     def keep(self, folder: Path) -> None:
         """Optional: write what using the model takes beside its weights (a tokeniser, names of classes).
@@ -253,6 +267,10 @@ class Workload(BaseWorkload):
 
     def predict(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
         """Optional: return predictions for a batch, by name, one row per sample: "probabilities" of classes, …"""
+        raise NotImplementedError
+
+    def generate(self, model: nn.Module, prompt: str, **how: Any) -> str:
+        """Optional: return what a language model writes for a prompt; `how` has tokens, temperature, top_k and seed."""
         raise NotImplementedError
 
     def classes(self) -> Sequence[str]:
@@ -280,6 +298,14 @@ class Workload(BaseWorkload):
     def stage(self, model: nn.Module, layers: range) -> nn.Module:
         """For pipelines: return the part of the model with these layers, and what comes before the first and after the
         last. Parameters keep their names. Called with the output of the previous stage."""
+        raise NotImplementedError
+
+    def gather_context(self, model: nn.Module, context: ContextGroup) -> None:
+        """For context parallelism: let attention call `context.attend`, and tokens know their `context.positions`."""
+        raise NotImplementedError
+
+    def divide_context(self, batch: Any, context: ContextGroup) -> Any:
+        """For context parallelism: return a batch with `context.part` of each tensor of tokens."""
         raise NotImplementedError
 
 
@@ -313,10 +339,12 @@ class PassWorkload(BaseWorkload):
 
 
 def find_repeated_layers(model: nn.Module) -> list[nn.Module]:
-    """See `Workload.blocks`."""
-    from torch.nn import ModuleDict, ModuleList
+    """Find the layers that `Workload.blocks` returns by default."""
+    from torch.nn import ModuleDict, ModuleList, Sequential
 
     lists = [list(m.children()) for m in model.modules() if isinstance(m, ModuleList | ModuleDict)]
+    chains = [list(m.children()) for m in model.modules() if isinstance(m, Sequential)]
+    lists += [layers for layers in chains if all(any(layer.children()) for layer in layers)]
     alike = [members for members in lists if len({type(member) for member in members}) == 1]
     return max(alike, key=lambda members: sum(p.numel() for m in members for p in m.parameters()), default=[])
 
@@ -329,7 +357,7 @@ def build_workload(spec: RunSpec) -> Any:
     missing = [name for name in kind.required if getattr(kind, name).__module__ == __name__]
     if missing:
         raise _contract_error(f"{spec.workload} has no method {' and no '.join(missing)}; see paceline.Workload")
-    workload = _instantiate(kind, spec)
+    workload = _instantiate_workload(kind, localise_spec(spec))
     if ":" in spec.workload and isinstance(workload, Workload):
         workload.loss = _check_loss(workload.loss)  # type: ignore[method-assign]
         workload.model = partial(as_torch, workload.model, spec.train.seed)  # type: ignore[method-assign]
@@ -340,7 +368,7 @@ def _contract_error(message: str) -> UserError:
     return UserError(f"workload: {message}", code="invalid-workload", key="workload")
 
 
-def _instantiate(kind: type[Any], spec: RunSpec) -> Any:
+def _instantiate_workload(kind: type[Any], spec: RunSpec) -> Any:
     try:
         inspect.signature(kind).bind(spec)
     except TypeError:

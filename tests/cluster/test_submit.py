@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -178,3 +179,40 @@ def test_a_request_that_cannot_work_is_refused_in_one_line(lab, run_file, words,
     said = paceline_says("submit", str(run_file()), *words, code=2)
     assert why in said
     assert not Path("runs/line").exists()
+
+
+def test_a_command_runs_on_every_rank_and_again_while_it_saves(lab, run_file):
+    Path("train.py").write_text(
+        "import os, sys\nfrom pathlib import Path\n"
+        "rank, world, again = (os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR'))\n"
+        "restarts = os.environ.get('SLURM_RESTART_COUNT', '0')\n"
+        "Path('out').mkdir(exist_ok=True)\nPath(f'out/{restarts}-{rank}.pt').write_text(f'{world} {again}')\n"
+        "sys.exit(int(restarts == '0'))\n"
+    )
+    words = ("--nodes", "2", "--ranks-per-node", "2", "--time", "5m", "--checkpoints", "out/*.pt")
+    job = submitted(*words, "--", "torchrun", "--nproc-per-node", "8", "train.py")
+    assert until_ended(lab, job) == "COMPLETED"
+    assert {file.name for file in Path("out").iterdir()} == {f"{k}-{rank}.pt" for k in (0, 1) for rank in range(4)}
+    assert {file.read_text() for file in Path("out").iterdir()} == {"4 n1"}
+
+
+def test_the_queue_is_asked_which_request_finishes_first(lab, run_file):
+    file = str(run_file(steps=40))
+
+    def ask(verb):
+        return json.JSONDecoder().raw_decode(paceline_says(verb, file, "--queue", "--json"))[0]
+
+    assert ask("submit")["failed"] == []
+    busy = lab.ask("sbatch", "--parsable", "--nodelist=n2", "--exclusive", "--time=30", "--wrap=sleep 600").strip()
+    until("n2 is taken", lambda: busy in lab.ask("squeue", "-h", "-t", "RUNNING", "--format=%i"))
+    try:
+        found = ask("plan")
+        one, two = found["rows"]
+        assert (one["nodes"], two["nodes"], found["best"]) == (1, 2, 1)
+        waits = datetime.fromisoformat(two["start"]) - datetime.fromisoformat(one["start"])
+        assert timedelta(minutes=20) < waits < timedelta(minutes=40)
+        assert "--nodes 1" in paceline_says("submit", file, "--queue", "--nodes", "1,2")
+        assert not Path("runs").exists()
+        assert "--nodes" in paceline_says("submit", file, "--queue", "--nodes", "9", code=2)
+    finally:
+        lab.ask("scancel", busy)

@@ -71,10 +71,23 @@ def test_another_version_on_one_rank_is_named(monkeypatch):
     assert "rank 2 (other)" in str(caught.value)
 
 
+def test_other_weights_on_one_node_are_named(monkeypatch):
+    def gather(mine):
+        return [mine, ("other", {"model.init_from": "another"})]
+
+    assert agreement.agree_on_digest("model.init_from", lambda: "some", 0) == "some"
+    monkeypatch.setattr(agreement, "gather_objects", gather)
+    with pytest.raises(UserError) as caught:
+        agreement.agree_on_digest("model.init_from", lambda: "some", 0)
+    assert (caught.value.code, caught.value.key) == ("conflict", "model.init_from")
+
+
 ODD = """
 import os
+from pathlib import Path
 import numpy as np, torch
 from paceline import Workload
+from paceline.config import Section, field
 from paceline.launch.environment import SINGLE_RANK, detect_rank
 
 def rank(): return (detect_rank(os.environ) or SINGLE_RANK).rank
@@ -122,7 +135,11 @@ class Seeded(Same):
 class Flipped(Same):
     victim = 1
 
+class Table(Section):
+    path: Path = field(Path("rows.csv"), "path", "where its rows are")
+
 class Hole(Same):
+    Data = Table
     def data(self, split): return Rows(40, hole=17) if split == "train" else None
 
 class Loss(Same):
@@ -139,7 +156,7 @@ ENDS = {
     "Flipped of two": ({}, ("replica-differs", "norm.weight", "ranks 0 (", 2)),
     "Flipped in a copy": ({"ranks": 4, "strategy": "hsdp"}, ("replica-differs", "norm.weight", "ranks 1 (", 2)),
     "Flipped beside parts": ({"ranks": 3, "tensor": 3}, ("replica-differs", "norm.weight", "rank 1 (", 2)),
-    "Hole": ({}, ("nonfinite", "data", "sample 17 of data('train') has nan in column 3", 2)),
+    "Hole": ({}, ("nonfinite", "data", "sample 17 of rows.csv has nan in column 3 (rank ", 2)),
     "Loss": ({}, ("nonfinite", "loss", "rank 1 (", 0)),
 }
 

@@ -1,5 +1,6 @@
 """A run that was saved under one layout goes on under another as if nothing had happened."""
 
+import json
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file
 from paceline import RunResult, resume, train
 from paceline.inference.export import export
 from paceline.layout import parse_layout
+from paceline.runlog.run_dir import RunDir
 from paceline.trials.check import compare_weights, compute_relative_difference
 from results import steps_of
 
@@ -17,7 +19,12 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 PAIRS = [
     *(("fsdp:4", "single"), ("fsdp:2+tensor:2+pipeline:2", "ddp:2"), ("ddp:2", "tensor:2")),
     *(("tensor:2+sequence", "pipeline:2:interleaved"), ("pipeline:2:1f1b", "zero1:2"), ("zero1:2", "hsdp:2x2")),
-    *(("hsdp:2x2", "fsdp:2+tensor:2"), ("single", "zero2:2")),
+    *(
+        ("hsdp:2x2", "fsdp:2+tensor:2"),
+        ("single", "zero2:2"),
+        ("context:2", "fsdp:4"),
+        ("hsdp:2x2", "fsdp:2+context:2"),
+    ),
 ]
 STEPS, HALF = 4, 2
 IN_ONE_FILE = ("fsdp:4", "pipeline:2:1f1b", "zero1:2")
@@ -26,7 +33,7 @@ IN_ONE_FILE = ("fsdp:4", "pipeline:2:1f1b", "zero1:2")
 
 def parallel(words):
     """The whole of a layout: what the words do not name goes back to what it is without them."""
-    plain = {"replicate": None, "tensor": 1, "sequence": False, "pipeline": 1, "schedule": "1f1b"}
+    plain = {"replicate": None, "tensor": 1, "context": 1, "sequence": False, "pipeline": 1, "schedule": "1f1b"}
     return {f"parallel.{key}": value for key, value in {**plain, **parse_layout(words)}.items()}
 
 
@@ -84,3 +91,18 @@ def test_one_file_holds_the_whole_state_and_needs_no_paceline(halfway, words):
     assert compare_weights(single, weights).value <= 1e-4
     assert {float(moments[f"optim.{name}.step"]) for name in weights} == {STEPS}
     assert float(found["scaler.scale"]) == 1
+
+
+def test_auto_saves_by_what_a_checkpoint_costs(tiny_lm, tmp_path):
+    spec = tiny_lm.replace({"train.steps": 24, "train.evaluate_every": 24, "train.evaluate_on": 8, "parallel.ranks": 2})
+    plain = train(spec, tmp_path / "plain", show=False)
+    auto = train(spec.replace({"train.checkpoint_every": "auto"}), tmp_path / "auto", show=False)
+    events = [
+        [json.loads(line) for line in RunDir(auto.path).events_file(rank).read_text().splitlines()] for rank in (0, 1)
+    ]
+    saved = [[event["step"] for event in found if event["kind"] == "checkpoint"] for found in events]
+    assert saved[0] == saved[1]
+    assert saved[0][0] == 20
+    (notice,) = [event for event in events[0] if event.get("about") == "checkpoints"]
+    assert notice["step"] == 20
+    assert [event["loss"] for event in steps_of(plain.path)] == [event["loss"] for event in steps_of(auto.path)]

@@ -103,3 +103,22 @@ def test_sigterm_stops_after_a_checkpoint_and_another_number_of_ranks_goes_on(lo
     ours, theirs = alone.weights(), result.weights()
     for name in ours:
         assert torch.dist(ours[name], theirs[name]) <= 1e-3 * ours[name].norm() + 1e-4, name
+
+
+def test_a_run_that_loses_a_rank_goes_on_with_the_others(long_spec, tmp_path):
+    spec = long_spec.replace({"parallel.ranks": 3, "parallel.least_ranks": 2, "train.steps": 64})
+    alone = train(spec, tmp_path / "alone", show=False)
+    run = RunDir.claim(tmp_path / "shrunk", "run", spec)
+    process, events = start(run, ranks=3), run.events_file(0)
+    assert wait_until(lambda: events.exists() and len(read_steps(events)) > 12, process)
+    assert wait_until(lambda: len(ranks_of(process, run)) == 3, process)
+    os.kill(ranks_of(process, run)[1], signal.SIGKILL)
+    killed_s = time.time()
+    assert process.wait(timeout=120) == 0
+    assert run.spec().parallel.ranks == 2
+    (again,) = read_events(events, "resume")
+    idle_s = again["t"] - killed_s
+    assert idle_s < 30
+    assert [step["step"] for step in read_steps(events)] == list(range(1, 65))
+    ours, theirs = (RunResult(path, None).weights() for path in (alone.path, run.path))
+    assert all(torch.dist(ours[n], theirs[n]) <= 1e-3 * ours[n].norm() + 1e-4 for n in ours)

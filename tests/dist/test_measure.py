@@ -1,5 +1,6 @@
 """Sweeps with real ranks: rows, a failed cell, going on after a stop, and causes found because they are there."""
 
+import json
 import os
 import shutil
 import textwrap
@@ -49,11 +50,24 @@ class Plain(Workload):
     def model(self): return torch.nn.Linear(8, 1)
     def data(self, split): return self.rows() if split == "train" else None
     def loss(self, model, x):
-        time.sleep(0.02)  # as a device would work
+        time.sleep(0.02 * float(os.environ.get("SLOWER", 1)))  # as a device would work
         return ((model(x)[:, 0] - x.sum(1)) ** 2).sum(), len(x)
 
 class SlowInput(Plain):
     rows = SlowRows
+
+class Uneven(Plain):
+    # most samples are short, some ten times as long
+    lengths = 1 + 9 * np.random.default_rng(0).random(400) ** 6
+    class rows(Rows):
+        def batch(self, ids, keys): return X[ids], torch.tensor(Uneven.lengths[ids])
+    def loss(self, model, batch):
+        time.sleep(0.006 * float(batch[1].sum()))
+        return ((model(batch[0])[:, 0] - batch[0].sum(1)) ** 2).sum(), len(batch[0])
+
+class Costed(Uneven):
+    class rows(Uneven.rows):
+        def cost(self, ids): return Uneven.lengths[ids]
 
 class SlowRank(Plain):
     def loss(self, model, x):
@@ -124,7 +138,7 @@ def test_a_sweep_has_rows_with_all_that_was_measured(swept):
     assert two.compute_over_comm == pytest.approx(two.parts.compute_s / two.parts.comm_s)
     assert two.loads.slowest.rank in (0, 1)
     assert swept.total_samples == 3 * 400
-    assert "shard rules" in failed.failed
+    assert failed.failed.startswith("parallel.tensor=2")
     assert isinstance(failed, FailedRow)
     assert len(swept.verdict) == 3
     assert swept.file.is_file()
@@ -183,6 +197,15 @@ def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
     assert finding.cause == "slow rank", finding.text
     assert "rank 1 works" in finding.text
     assert found.rows[1].loads.slowest.rank == 1
+
+
+def test_samples_of_uneven_length_are_balanced_by_their_cost(run_file, tmp_path):
+    waits = []
+    for kind in ("Uneven", "Costed"):
+        _, two = measure(run_file(kind), [1, 2], steps=8, repeats=1, out=tmp_path / kind).rows
+        waits.append(two.parts.waiting_s)
+    assert waits[0] > 0.01
+    assert waits[1] < waits[0] / 2
 
 
 def test_links_between_two_ranks():
@@ -244,3 +267,22 @@ def test_the_command(file_of, capsys, swept):
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
+
+
+def test_a_baseline_is_written_then_compared_with(file_of, tmp_path, monkeypatch, capsys):
+    from paceline.cli.main import main
+
+    def run(*words):
+        command = ["measure", str(file_of("Plain")), "--ranks", "1", "--steps", "8", "--repeats", "1", "--json"]
+        with pytest.raises(SystemExit) as done:
+            main([*command, "--baseline", str(tmp_path / "gate.json"), *words])
+        return done.value.code
+
+    assert run() == 0
+    monkeypatch.setenv("SLOWER", "3")
+    capsys.readouterr()
+    assert run() == 1
+    (found,) = json.loads(capsys.readouterr().out)["regressions"]
+    assert (found["label"], found["term"], found["cause"]) == ("1 rank", "step_s", "compute_s")
+    assert run("train.lr=0.04") == 2
+    assert "train.lr" in capsys.readouterr().err

@@ -119,7 +119,7 @@ def test_a_measured_script_computes_the_same(scenarios, script):
         ("no_step", AbortTrials, "without a training step"),
         ("short", AbortTrials, "after 3 steps of 7"),
         ("failing", RunFailed, "exit code 1: ValueError"),
-        ("each_by_itself", UserError, "joined a process group"),
+        ("each_by_itself", UserError, "no process group"),
         ("three_ranks", UserError, "joined 3"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from as_main import run_verb
 from ending import wait_until
+from synthetic_counts import generate_synthetic_data
 
 import paceline.topics as pt
 from paceline import resume, train
@@ -38,7 +39,7 @@ engine.AcceleratedEM.step = crawl
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory):
     file = tmp_path_factory.mktemp("counts") / "x.npy"
-    X, _, _ = pt.generate_synthetic_data(n=301, m=90, k=K, avg_doc_length=60, seed=3, sparse=False)
+    X, _, _ = generate_synthetic_data(n=301, m=90, k=K, avg_doc_length=60, seed=3, sparse=False)
     np.save(file, np.asarray(X))
     return file
 
@@ -79,10 +80,6 @@ def test_the_answer_is_that_of_one_rank(counts, on_one, tmp_path, ranks):
 
 def test_the_same_as_in_one_process(counts, on_one):
     agree(pt.fit(counts, K, tolerance=0, passes=60), model_of(on_one))
-
-
-def test_ranks_are_started_for_counts_in_memory(counts, on_one):
-    agree(pt.fit_distributed(np.load(counts), K, passes=60, ranks=2, tolerance=0), model_of(on_one))
 
 
 def test_killed_and_resumed_on_other_ranks(counts, on_one, tmp_path):

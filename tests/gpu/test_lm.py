@@ -22,7 +22,7 @@ on_device = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 @pytest.mark.parametrize(("rows", "vocab", "width"), [(5, 11, 64), (7, 300, 320), (3, 5000, 5056), (2, 8192, 8192)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_the_kernel_gives_the_losses_and_gradients_of_cross_entropy(rows, vocab, width, kind):
-    from paceline.nn.loss_kernel import compute_losses_in_place
+    from paceline.nn.triton_kernels import compute_losses_in_place
 
     torch.manual_seed(0)
     logits = (5 * torch.randn(rows, width)).to(DEVICE, kind)

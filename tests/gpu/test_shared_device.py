@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from layout_rows import train_rows
+from synthetic_counts import generate_synthetic_data
 
-import paceline.topics as topics
 from paceline import train
 from paceline.config import build_spec
 from paceline.errors import PacelineError, UserError
@@ -114,7 +114,7 @@ def test_nccl_is_refused_with_the_line_to_type(tiny_lm, tmp_path):
 
 
 def test_topics_on_ranks_that_share(tmp_path):
-    counts, _, _ = topics.generate_synthetic_data(n=301, m=90, k=4, avg_doc_length=60, seed=3, sparse=False)
+    counts, _, _ = generate_synthetic_data(n=301, m=90, k=4, avg_doc_length=60, seed=3, sparse=False)
     np.save(tmp_path / "x.npy", np.asarray(counts))
     found = []
     for ranks in (1, devices() + 1):

@@ -21,8 +21,10 @@ from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
 
 REFUSED, BUG = 2, 70
+FORKED = 0.9
+"""Share of attempts that begin without a new interpreter, at a third of the cost."""
 TRACEBACK = re.compile(r"^Traceback .*\n(?:  .*\n)*", re.MULTILINE)
-LONG_S = 60
+LONG_S = 60 * faults.SLOW
 """parallel.timeout_s of a run that nobody freezes."""
 
 
@@ -64,7 +66,8 @@ class Chain:
 
     def start(self, jumps: str = "", timeout_s: float = LONG_S) -> Command:
         words = f"train {self.name}.yaml --out runs --resume-or-start --quiet parallel.timeout_s={timeout_s}"
-        self.command = start_command(words.split(), self.disk.folder, self.log, jumps)
+        self.forked = self.dice.random() < FORKED
+        self.command = start_command(words.split(), self.disk.folder, self.log, jumps, self.forked)
         return self.command
 
     def strike(self, phase: str, fault: str) -> dict[str, Any] | None:
@@ -86,7 +89,7 @@ class Chain:
         faults.mend(self.run, self.disk.folder)
         assert faults.orphans(at.command) == [], self.told("orphans")
         struck = {"phase": phase, "fault": fault, "run": self.name}
-        where = {"in_step": in_step, "resumed": self.list_resumes()}
+        where = {"in_step": in_step, "forked": self.forked, "resumed": self.list_resumes()}
         return {**struck, **where, "frozen": bool(frozen), "ended_s": round(ended_s, 2)}
 
     def _reached(self, phase: str, fault: str) -> faults.Struck:
@@ -99,7 +102,7 @@ class Chain:
         at = faults.Struck(command, self.run, self.disk.folder, self.dice)
         end = time.monotonic() + faults.PATIENCE_S
         while not at.reached(phase, before) and command.code is None and time.monotonic() < end:
-            time.sleep(0.001)
+            time.sleep(0.003)
         time.sleep(self.dice.random() * faults.SPAN_S.get(phase, 0.01))
         command.tree()
         return at
@@ -141,6 +144,7 @@ def table(struck: Sequence[dict[str, Any]]) -> str:
     resumed = [step for one in struck for step in one["resumed"]]
     above = sum(step > 0 for step in resumed)
     lines.append(f"{sum(one['in_step'] for one in struck)} hit a training step")
+    lines.append(f"{sum(not one.get('forked') for one in struck)} hit processes of a new interpreter")
     lines.append(f"{above} of {len(resumed)} resumes began above step 0 ({above / max(1, len(resumed)):.0%})")
     if frozen_s:
         lines.append(f"frozen: ended {max(frozen_s):.1f} s later at most, of {faults.TIMEOUT_S + faults.GRACE_S}")

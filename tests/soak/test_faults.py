@@ -23,6 +23,8 @@ COUNT, FIRST = int(os.environ.get("FAULTS", "1000")), int(os.environ.get("FIRST"
 EACH = 10
 """Faults of one test."""
 SIZE = "48m"
+STEPS = ("step",) * 3
+"""Drawn more often than other phases: most of the time of a run is in them."""
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +49,11 @@ def test_runs_survive(first, disk, tally, tmp_path):
     with closing(Chain(disk, tmp_path / "log.txt", dice)) as chain:
         while len(struck) < EACH:
             if chain.finished:
-                struck[-1]["resumed"] += chain.in_peace()
+                resumed = chain.in_peace()
+                if struck:  # the first run of a chain may end before it is struck
+                    struck[-1]["resumed"] += resumed
                 chain.begin(dice.choice(list(RUNS)))
-            phases = PHASES if chain.history else LATE
+            phases = (*PHASES, *STEPS) if chain.history else (*LATE, *STEPS)
             phase = dice.choice([one for one in phases if (chain.name, one) not in NEVER])
             struck += filter(None, [chain.strike(phase, dice.choice(disk.faults))])
         struck[-1]["resumed"] += chain.in_peace()

@@ -1,5 +1,6 @@
 """`train` and the other verbs from Python: what they take as a run, and that every door applies the plan."""
 
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -7,8 +8,11 @@ import pytest
 import torch
 from noisy_data import NoisyData
 
-from paceline import Workload, plan, train
-from paceline.config import load, resolve_spec
+import paceline
+import paceline.topics
+from paceline import Workload, plan, resume, train
+from paceline.config import load, registry, resolve_spec
+from paceline.config.settings import apply_settings
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.trials.runner import train_trial
@@ -94,3 +98,105 @@ def test_every_door_applies_the_plan(door, tmp_path, monkeypatch):
         DOORS[door](spec, tmp_path)
     layout = layout_of(opened.value.args[0])
     assert (layout.strategy, layout.ranks) == ("fsdp", 8)
+
+
+LENGTH = 4
+
+
+def make_net():
+    class Net(Workload):
+        """Of no file: its ranks get it by value, with what it refers to."""
+
+        def model(self):
+            return torch.nn.Linear(LENGTH, 2)
+
+        def data(self, split):
+            rows = torch.randn(40, LENGTH, generator=torch.Generator().manual_seed(len(split)))
+            return rows, (rows.sum(1) > 0).long()
+
+        def loss(self, model, batch):
+            return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
+
+        def encode(self, inputs):
+            return torch.tensor([list(row.values()) for row in inputs])
+
+        def predict(self, model, batch):
+            return {"probabilities": model(batch).softmax(1)}
+
+    return Net
+
+
+def test_a_class_without_a_file_trains_on_ranks(tmp_path, capsys):
+    Net = make_net()
+    one, two = (
+        train(Net, tmp_path, ranks=ranks, lr=1e-2, epochs=2, global_batch=8, show=ranks == 1) for ranks in (1, 2)
+    )
+    assert capsys.readouterr().out.count("by value") == 1
+    assert two.summary.ranks == 2
+    assert two.summary.loss_last == pytest.approx(one.summary.loss_last, rel=1e-5)
+    more = resume(two.path, {"train.epochs": "+1"}, show=False)
+    assert more.summary.trained.steps == 15
+    assert len(paceline.open(two.path).predict([dict.fromkeys("abcd", 1.0)])) == 1
+    registry._classes.clear()  # as in another process
+    with pytest.raises(UserError) as error:
+        paceline.open(two.path)
+    assert error.value.code == "not-found"
+    assert (
+        train(Net, resume=more.path, epochs=4, global_batch=8, lr=1e-2, ranks=2, show=False).summary.trained.steps == 20
+    )
+
+
+def test_what_cannot_be_sent_by_value_is_named(tmp_path):
+    Net, lock = make_net(), threading.Lock()
+    Net.data = lambda self, split: lock
+    with pytest.raises(UserError) as error:
+        train(Net, tmp_path, ranks=2, epochs=1, show=False)
+    assert error.value.code == "invalid-workload"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "named"),
+    [
+        ({"lrr": 1}, "lrr", "'lr'"),
+        ({"lr": -1}, "train.lr", "(argument lr)"),
+        ({"schedule": "cosine"}, "schedule", "parallel="),
+        ({"epochs": 1, "steps": 2}, "train", "drop one"),
+    ],
+)
+def test_the_argument_is_named(settings, key, named, tmp_path):
+    with pytest.raises(UserError) as error:
+        train(NoisyData, tmp_path, **settings)
+    assert error.value.key == key
+    assert named in str(error.value)
+
+
+def test_settings_are_values_of_the_run_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = apply_settings(
+        resolve_spec({"workload": "lm", "train": {"epochs": 3}}), {"steps": 5, "data": {"path": Path("a.txt")}}
+    )
+    assert (spec.train.steps, spec.train.epochs, spec.data.path) == (5, None, tmp_path / "a.txt")
+    assert apply_settings(resolve_spec({}), {"path": "t.csv"}).data.source == "csv"
+    assert spec.origin("train.steps") == "argument steps"
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_tables_in_memory(library, tmp_path):
+    module = pytest.importorskip(library)
+    rows = {"size": [*range(40)], "town": ["Oslo", "Rome"] * 20, "big": [size > 20 for size in range(40)]}
+    build = module.table if library == "pyarrow" else module.DataFrame
+    frame = build(rows)
+    run = train({"workload": "trees", "data": frame}, tmp_path, label="big", steps=3, show=False)
+    model = paceline.open(run.path)
+    found = model.predict(frame)
+    assert type(found) is type(frame)
+    assert found.shape[0] == 40
+    assert "predicted" in (found.column_names if library == "pyarrow" else found.columns)
+    assert "\n" not in repr(model)
+    assert len(repr(model)) < 200
+    counts = paceline.topics.fit(build({"a": [1, 2, 3], "b": [3, 0, 1], "c": [0, 1, 4]}), 2)
+    assert list(counts.terms) == ["a", "b", "c"]
+    with pytest.raises(UserError) as error:
+        train({"workload": "trees"}, tmp_path, data=frame, label="bigg", steps=3, show=False)
+    assert (error.value.code, error.value.key) == ("unknown-name", "data.label")
+    assert "argument data" in str(error.value)

@@ -38,8 +38,6 @@ class Plain(Workload):
 class Calm(Plain): middle = (lambda: nn.GroupNorm(2, 8), lambda: nn.Dropout(0.0), lambda: nn.LayerNorm(8))
 class BatchNorm(Plain): middle = (lambda: nn.BatchNorm1d(8),)
 class SyncBatchNorm(Plain): middle = (lambda: nn.SyncBatchNorm(8),)
-class Dropout(Plain): middle = (nn.Tanh, lambda: nn.Dropout(0.3))
-class Both(Plain): middle = (lambda: nn.BatchNorm1d(8), lambda: nn.Dropout(0.3))
 
 class KeepsMean(nn.Module):
     "Uses nothing of the batch, but remembers it."
@@ -52,8 +50,12 @@ class KeepsMean(nn.Module):
 class Remembers(Plain): middle = (KeepsMean,)
 
 class Noise(nn.Module):
+    def forward(self, x): return x * (torch.rand_like(x) > 0.3)
+class Functional(nn.Module):
     def forward(self, x): return F.dropout(x, 0.3, self.training)
+class Keyed(Plain): middle = (Functional, lambda: nn.Dropout(0.3), lambda: nn.BatchNorm1d(8))
 class OwnDraws(Plain): middle = (Noise,)
+class Both(Plain): middle = (lambda: nn.BatchNorm1d(8), Noise)
 class LossDraws(Plain):
     def loss(self, model, x): return ((model(x + float(np.random.normal())) - x.sum(1)) ** 2).sum(), len(x)
 
@@ -95,16 +97,16 @@ def own(tmp_path_factory):
     file = tmp_path_factory.mktemp("own") / "models.py"
     file.write_text(textwrap.dedent(MODELS))
     values = {"train": {"steps": 2, "global_batch": 12}, "parallel": {"threads": 1, "timeout_s": 120, "device": "cpu"}}
-    return lambda kind: build_spec({"workload": f"{file}:{kind}", **values})
+    values["train"]["batchnorm_group"] = "as_is"
+    return lambda kind, **train: build_spec({"workload": f"{file}:{kind}", **values, "train": values["train"] | train})
 
 
 @pytest.mark.parametrize(
     ("kind", "cause", "named"),
     [
-        ("BatchNorm", LayoutCause.BATCH_STATISTICS, r"middle\.0 \(BatchNorm1d\): .*use GroupNorm"),
+        ("BatchNorm", LayoutCause.BATCH_STATISTICS, r"middle\.0 \(BatchNorm1d\): .*batchnorm_group=auto"),
         ("SyncBatchNorm", LayoutCause.SYNCHRONISED_STATISTICS, r"middle\.0 \(SyncBatchNorm\)"),
         ("Remembers", LayoutCause.BATCH_STATISTICS, r"middle\.0 \(KeepsMean\)"),
-        ("Dropout", LayoutCause.DROPOUT, r"middle\.1 \(Dropout\): .*key"),
         ("OwnDraws", LayoutCause.OWN_DRAWS, r"middle\.0 draws from torch's generator"),
         ("LossDraws", LayoutCause.OWN_DRAWS, r"loss\(\) draws from numpy's"),
         ("Mean", LayoutCause.MEAN, r"the loss was [\d.]+ for 12 samples, and [\d.]+ for 8 of them"),
@@ -124,15 +126,20 @@ def test_the_cause_is_named_with_what_to_do(own, kind, cause, named):
 
 @pytest.mark.parametrize(
     ("kind", "causes"),
-    [("Plain", []), ("Calm", []), ("Unused", []), ("Both", [LayoutCause.BATCH_STATISTICS, LayoutCause.DROPOUT])],
+    [("Plain", []), ("Calm", []), ("Unused", []), ("Both", [LayoutCause.BATCH_STATISTICS, LayoutCause.OWN_DRAWS])],
 )
 def test_nothing_is_named_without_evidence_and_each_of_two_causes_is(own, kind, causes):
     assert [found.cause for found in find_layout_causes(own(kind))] == causes
 
 
+def test_groups_and_keys_leave_no_cause(own):
+    assert not find_layout_causes(own("Keyed", batchnorm_group="auto"))
+
+
 def test_a_check_that_fails_names_the_cause(own, tmp_path, capsys):
     file = tmp_path / "run.yaml"
-    file.write_text(f"workload: {own('BatchNorm').workload}\ntrain: {{global_batch: 12}}\nparallel: {{threads: 1}}\n")
+    train = "{global_batch: 12, batchnorm_group: as_is}"
+    file.write_text(f"workload: {own('BatchNorm').workload}\ntrain: {train}\nparallel: {{threads: 1}}\n")
     with pytest.raises(SystemExit) as left:
         main(["check", str(file), "--ranks", "1", "--accumulate", "1,3", "--steps", "2"])
     assert left.value.code == 1

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli.main import build_parser
+from paceline.cli.main import build_parser, list_verbs
 from paceline.config import RunSpec
 from paceline.config.sections import DataSection
+from paceline.hardware.catalogue import load_catalogue
 from paceline.script.workload import ScriptArguments
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -69,7 +70,7 @@ def test_every_command_parses(page, command, capsys):
 
 def test_commands_are_found_on_the_pages():
     assert len(commands(REPOSITORY / "README.md")) >= 6
-    assert len(commands(DOCS / "train.md")) >= 10
+    assert len(commands(DOCS / "resume.md")) >= 3
 
 
 @pytest.mark.parametrize("page", PAGES, **ID)
@@ -89,6 +90,24 @@ def test_every_link_leads_somewhere(page):
 def anchors(page: Path) -> set[str]:
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_the_table_of_gpus_is_that_of_the_catalogue():
+    page = (DOCS / "gpus.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w-]+) \|" + 5 * r" ([\d.]+) \|", page, re.MULTILINE)
+    catalogue = load_catalogue()
+    assert len(rows) >= 12
+    for name, *numbers in rows:
+        found = catalogue[name]
+        half = found.peak_flops_s("fp16") / 1e12
+        facts = (
+            found.memory_bytes / 1e9,
+            half,
+            found.bandwidth_bytes_s / 1e9,
+            found.link_bytes_s / 1e9,
+            found.usd_per_hour,
+        )
+        assert [float(number) for number in numbers] == pytest.approx(facts, rel=0.01), name
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
@@ -113,18 +132,18 @@ def test_files_named_in_code_are_there(page):
         assert any((root / name).exists() for root in roots), f"{page.name} names {name}"
 
 
-@pytest.mark.parametrize("name", ["tree", "api", "cli", "llms"])
-def test_generated_pages_are_those_of_the_package(name):
-    made = _module(DOCS / f"{name}.py")
-    assert made.PAGE.read_text(encoding="utf-8") == made.page(), f"a page is old; run  python docs/{name}.py"
+def test_the_list_of_pages_for_programs_is_that_of_the_site():
+    made = _module(DOCS / "llms.py")
+    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "llms.txt is old; run  python docs/llms.py"
 
 
-def test_the_field_tables_are_those_of_the_spec():
-    fields = _module(DOCS / "fields.py")
-    text = fields.PAGE.read_text(encoding="utf-8")
+def test_the_reference_has_every_verb_and_every_key():
+    fill_page = _module(DOCS / "reference.py").fill_page
+    text = "".join(fill_page((DOCS / name).read_text(encoding="utf-8")) for name in ("keys.md", "cli.md"))
+    assert "<!-- fill" not in text
     for key in (key for sections in _sections() for key, *_ in RunSpec(**sections).fields()):
-        assert f"| `{key}` |" in text, f"docs/train.md does not name {key}; run  python docs/fields.py"
-    assert fields.page(text) == text, "the tables of docs/train.md are old; run  python docs/fields.py"
+        assert f"| `{key}` |" in text, f"docs/keys.md has no section for {key}"
+    assert all(f"## {verb}\n" in text for verb in list_verbs())
 
 
 def _sections():
@@ -230,7 +249,10 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
             shown.append(eval(compile(ast.Expression(last.value), "cell", "eval"), space))
         else:
             exec(compile(ast.Module([last], []), "cell", "exec"), space)
-    plan, speedups, result, metrics, predictions = shown
+    plan, speedups, result, metrics, predictions, two, sides, late = shown
+    assert two.summary.ranks == 2
+    assert sides.labels == ["0", "1"]
+    assert list(late.columns) == ["predicted", "probability", "p(False)", "p(True)"]
     assert repr(plan).startswith("<Plan: notebook: ")
     assert speedups[0] == (1, 1.0)
     assert repr(result).startswith("<RunResult: notebook finished after ")
@@ -238,3 +260,17 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert "accuracy" in metrics
     assert len(predictions) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_notebook_runs_in_a_kernel(tmp_path, monkeypatch):
+    """The class of its cell trains on 2 ranks, and its progress is one line."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # with which a kernel does not take what ranks print
+    notebook = nbformat.read(DOCS / "notebook.ipynb", 4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("global_batch=50, show=False", "global_batch=50")
+    nbclient.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    texts = ["".join(out.get("text", "") for out in cell.get("outputs", ())) for cell in notebook.cells]
+    assert sum("by value" in text for text in texts) == 1
+    assert sum(" samples/s  loss " in text for text in texts) == 1

@@ -101,6 +101,7 @@ def test_a_short_form_that_says_nothing_or_something_twice_is_refused(words):
         (16, {"ranks": 4, "pipeline": 4, "micro_batch": 8}, "parallel.micro_batch", "parallel.micro_batch=4"),
         (3, {"ranks": 8, "tensor": 2}, "train.global_batch", "train.global_batch=4"),
         (16, {"ranks": 2, "reduce": "powersgd", "precision": "fp16"}, "parallel.reduce", "train.precision=bf16"),
+        (16, {"ranks": 4, "tensor": 2, "pipeline": 2, "least_ranks": 2}, "parallel.least_ranks", "leave it out"),
         (16, {"ranks": 2, "tensor": 2, "precision": "fp8"}, "train.precision", "train.precision=bf16"),
     ],
 )
@@ -122,9 +123,6 @@ def test_layouts_that_cannot_work_are_refused_with_the_nearest_that_can(batch, p
             {**LM, "data": {"sequence": 33}, "parallel": {"ranks": 2, "tensor": 2, "sequence": True}},
             "use data.sequence=34",
         ),
-        ({**LM, "model": {**LM["model"], "tied": True}, "parallel": {"ranks": 2, "pipeline": 2}}, "model.tied=false"),
-        ({"parallel": {"ranks": 2, "tensor": 2}}, "classifier has no shard"),
-        ({"parallel": {"ranks": 2, "pipeline": 2}}, "classifier cannot be cut into stages"),
     ],
 )
 def test_what_a_model_cannot_take_is_refused_by_name(values, said):

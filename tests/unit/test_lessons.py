@@ -56,7 +56,7 @@ def test_formulas_are_those_of_the_planner(page):
         assert page.evaluate("a => lessons.step(...a).step", [n, compute, size, bytes_s]) == pytest.approx(step)
         params, stage, precision = 10 ** draw.uniform(7, 11), draw.randint(0, 3), draw.choice(sorted(PRECISIONS))
         placement = Placement(shard=n if stage else 1, replicate=1 if stage else n, zero=stage, micro_batch=1)
-        expected = _states(params, params, placement, DTYPE_SIZES[PRECISIONS[precision]])[:3]
+        expected = _states(params, params, 0.0, placement, DTYPE_SIZES[PRECISIONS[precision]])[:3]
         got = page.evaluate("a => lessons.states(...a)", [params, n, stage, precision])
         assert got == pytest.approx(expected)
         serial = draw.random()
@@ -89,6 +89,20 @@ def test_after_its_last_step_every_rank_of_the_ring_has_the_sum(page):
     shares = [text for text in box.locator("svg text").all_text_contents() if "/" in text]
     assert shares
     assert all(share.split("/")[0] == share.split("/")[1] for share in shares)
+
+
+def test_the_slides_turn_by_keys_and_none_is_cut(browser):
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    tab.goto((DOCS / "learn" / "slides.html").as_uri())
+    count = tab.locator("section").count()
+    assert count >= 20
+    for number in range(1, count + 1):
+        assert tab.locator("#at").inner_text() == f"{number} / {count}"
+        assert tab.locator("section.shown").count() == 1
+        assert tab.evaluate("document.documentElement.scrollHeight") <= 800, number
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 1280, number
+        tab.keyboard.press("ArrowRight")
+    assert tab.locator("section [data-lesson] svg").count() == len(LESSONS)
 
 
 def test_the_lessons_are_small():

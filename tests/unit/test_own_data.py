@@ -102,10 +102,3 @@ def test_few_lines_are_changed_or_added(name):
 
 def lines_of(file):
     return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-def test_the_page_shows_the_scripts_as_they_are():
-    shown = [block for block in BLOCKS if block.startswith(("def main", "class Digits"))]
-    for word, block in zip(("before", "after"), shown, strict=True):
-        assert block in (EXAMPLES / f"{word}_mnist.py").read_text(encoding="utf-8")
-    assert f"```yaml\n{(EXAMPLES / 'after_mnist.yaml').read_text()}```" in PAGE

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from paceline.cli.schema import build_schema
+from paceline.cli.keys import build_schema
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = {

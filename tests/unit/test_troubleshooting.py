@@ -16,6 +16,7 @@ from paceline.errors import PacelineError
 from paceline.launch.environment import RankInfo
 from paceline.launch.root_cause import describe_exit
 from paceline.layout import layout_of
+from paceline.measurement.diagnosis import CAUSES, IN_TURN, Cause
 from paceline.trainer.explain import list_equations
 from paceline.trainer.run import fit_to_launcher
 
@@ -30,8 +31,8 @@ QUOTES = [
 ]
 
 
-def test_there_are_twenty_and_each_quotes_something():
-    assert list(SECTIONS) == [str(number) for number in range(1, 21)]
+def test_there_are_twenty_two_and_each_quotes_something():
+    assert list(SECTIONS) == [str(number) for number in range(1, 23)]
     assert {number for number, _ in QUOTES} == set(SECTIONS)
 
 
@@ -71,6 +72,13 @@ def test_another_number_of_ranks(tmp_path):
 
 def test_the_last_batch_is_smaller(small):
     assert quoted(11)[0] in list_equations(small, layout_of(small), Order.of(small.train, 203))
+
+
+def test_causes_of_slow_steps():
+    sentences = [*quoted(21), *quoted(22)]
+    for cause in (Cause.INPUT, Cause.SLOW_RANK, IN_TURN):
+        (words,) = re.findall(r"[a-z][a-z ,]{9,}", re.sub(r"\{.*?\}", "|", CAUSES[cause]))[:1]
+        assert any(words in sentence for sentence in sentences), words
 
 
 def test_the_odd_version():

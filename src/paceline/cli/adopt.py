@@ -1,7 +1,5 @@
 """The command `paceline adopt`: files of other tools in, a table and a run file out."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from typing import Any

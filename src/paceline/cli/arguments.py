@@ -1,7 +1,5 @@
 """The arguments of every verb, and the run file or script that comes first among them."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,17 +72,30 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
         option("--price", "USD", "per device and hour, instead of the catalogue's", float),
         option("--spot-price", "USD", "the same for preemptible devices", float),
         flag("--spot", "count with the spot price: cost, budget and the page"),
+        option("--grid", "GRAMS", "of CO2 per kWh of your electricity (473, the world's mean)", float, 473.0),
+        option("--mtbf", "HOURS", "of one device, between failures (published rates); preemption too", float),
+        option("--restart", "10m", "from a failure to the next new step (11m)"),
         option("--samples", "N", "training samples, if the data are not here", int),
         option("--tokens", "N", "mean length of a text, if they are not", float),
-        option("--what-if", "WORDS", "price pure-bf16, 8bit-states, context=N: what training does not support"),
+        option(
+            "--assert",
+            "'step_s<0.5'",
+            "exit code 1 if it does not hold: fits, hours<24",
+            action="append",
+            dest="claims",
+        ),
         option("--calibration", "FILE.json", "measured by  paceline calibrate", Path),
         option("--page", "plan.html", "write a page with sliders that opens offline", Path),
+        option("--trace", "FILE.json", "write what each rank does in a step, for Perfetto or Chrome", Path),
         flag("-v --verbose", "print layouts, limits, terms of time and memory too"),
         flag("--json", "print every term as JSON instead of tables"),
+        flag("--queue", "ask Slurm when each number of nodes would start, and which finishes first"),
+        option("--site", "NAME|FILE.yaml", "with --queue: what the cluster needs"),
         (("--emit",), {"choices": LAUNCHERS, "help": "launch files"}),
         option("--out", "FOLDER", "write plan.json and the launch files there", Path),
     ),
     "calibrate": (
+        *(words(RUN_FILE, help="whose steps are timed too"), TRUST),
         option("--ranks", "1,2,4", "numbers of ranks to measure with", default="1,2,4"),
         option("--threads", "N", "per rank; 0 shares the cores (0)", int, 0),
         option("--out", "FILE.json", "file (~/.cache/paceline/calibration.json)", Path),
@@ -99,6 +110,7 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
         option("--steps", "N", "steps of each run (30)", int, 30),
         PRICE,
         flag("--retry", "run rows again that failed before"),
+        option("--baseline", "FILE.json", "write it, or compare: exit code 1 if slower, larger or another loss", Path),
         flag("--links", "measure the links between ranks instead of a run"),
         option("--steps-by", "ADAM", "optimizer whose step() ends a training step", default=""),
         flag("-v --verbose", "print all tables and findings"),
@@ -170,7 +182,9 @@ ARGUMENTS: dict[str, Sequence[Argument]] = {
         option("--memory", "64G", "of a node"),
         option("--out", "FOLDER", "where runs go (runs, or that of the site file)", Path),
         flag("--dry-run", "print the batch script, and submit nothing"),
+        flag("--queue", "ask when each number of nodes would start, and submit nothing"),
         flag("--anyway", "submit even if the plan says it cannot work"),
+        option("--checkpoints", "'out/**/*.pt'", "of a command after -- : requeue while it saves them", default=""),
         flag("--measure", "submit  paceline measure, a task for each of --ranks"),
         option("--ranks", "2,4,8", "with --measure: numbers to compare with 1 (2)", default="2"),
     ),
@@ -215,10 +229,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, dest=what.key, metavar=what.metavar, help=what.help)
 
 
-def load_spec(words: Sequence[str], verb: str, usage: str = RUN_FILE) -> RunSpec:
+def load_spec(words: Sequence[str], verb: str) -> "RunSpec":
     """Load the run file or the script that comes first, with the overrides that follow it."""
     if not words or ("=" in words[0] and not Path(words[0]).exists()):
-        raise UserError(f"no run file given; write it as  paceline {verb} {usage}", code="missing-value")
+        raise UserError(f"no run file given; write it as  paceline {verb} {RUN_FILE}", code="missing-value")
     if registry.is_script(words[0]):
         from paceline.script.run import derive_script_spec
 

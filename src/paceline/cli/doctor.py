@@ -1,7 +1,5 @@
 """The command `doctor`: check this machine or several nodes, and print a table or JSON."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

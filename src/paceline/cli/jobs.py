@@ -1,7 +1,5 @@
 """The commands `submit`, `jobs`, `logs` and `cancel`."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import time
@@ -11,12 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.arguments import load_spec
 from paceline.config import RunSpec, SpecSource, load
 from paceline.config.registry import is_script
 from paceline.errors import PacelineError, UserError
-from paceline.io.arguments import option_error
+from paceline.io.arguments import option_error, parse_numbers
 from paceline.io.files import print_json
-from paceline.io.format import clock
+from paceline.io.format import clock, wrap_lines
 from paceline.io.terminal import build_console, print_file, print_text, warn
 from paceline.runlog.jobs import is_job_id, list_job_ids
 from paceline.slurm import commands
@@ -30,8 +29,10 @@ from paceline.slurm.jobs import (
     find_run,
     list_run_folders,
 )
+from paceline.slurm.queue import compare_queue
 from paceline.slurm.request import JobOptions
-from paceline.slurm.submit import submit, submit_measure
+from paceline.slurm.site_file import read_site
+from paceline.slurm.submit import submit, submit_command, submit_measure
 
 SHOWN_JOBS = 20
 READ_EVERY_S = 0.5
@@ -171,7 +172,12 @@ def run_submit(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in JobOptions.__annotations__}
     asked: Any = {name: value for name, value in given.items() if value is not None}
     site, out, dry_run = arguments.site, arguments.out, arguments.dry_run
-    if arguments.measure:
+    if arguments.queue:
+        return print_queue(load_spec(arguments.words, "submit"), asked, site, arguments.words, arguments.json)
+    if arguments.command:
+        sent = submit_command(arguments.command, asked, site, out, dry_run, arguments.checkpoints)
+        lines = "  {file}"
+    elif arguments.measure:
         sent, lines = submit_measure(arguments.words, arguments.ranks, asked, site, out, dry_run), MEASURE_LINES
     else:
         source = _parse_source(arguments.words)
@@ -188,6 +194,21 @@ def run_submit(arguments: argparse.Namespace) -> int:
         return 0
     print_text(f"job {sent.job}{_describe_queue_state(state)}")
     print_text(lines.format(file=sent.file, run=shlex.quote(str(sent.run))))
+    return 0
+
+
+def print_queue(spec: RunSpec, asked: JobOptions, site: str | None, words: Sequence[str], as_json: bool) -> int:
+    """Print when each number of nodes would start and end, which to take, and the line that submits it."""
+    nodes = str(asked.pop("nodes", ""))
+    counts = parse_numbers(nodes, "--nodes", different=True) if nodes else []
+    found = compare_queue(spec, read_site(site), asked, sorted(counts))
+    if as_json:
+        print_json({"best": found.best.nodes, "rows": [row.as_json() for row in found.rows], "failed": found.failed})
+        return 0
+    print_text("\n".join(wrap_lines(found.describe(), "")))
+    named = f" --site {shlex.quote(site)}" if site else ""
+    print_text(f"  paceline submit {shlex.join(words)} --nodes {found.best.nodes}{named}")
+    build_console().print(found.table())
     return 0
 
 

@@ -1,6 +1,4 @@
-"""The commands `keys` and `completion`, and the keys of a run file."""
-
-from __future__ import annotations
+"""The commands `keys`, `schema` and `completion`, and the keys of a run file."""
 
 import argparse
 import re
@@ -13,8 +11,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from paceline.config import registry
+from paceline.config.registry import BUILT_IN, DEFAULT_WORKLOAD, find_entry, list_workloads
 from paceline.config.run_spec import FIXED_SECTIONS, FOREIGN_NAMES, RunSpec
 from paceline.config.sections import Section
 from paceline.errors import UserError, did_you_mean
@@ -22,6 +22,10 @@ from paceline.io.files import print_json
 from paceline.io.terminal import build_console, print_text
 
 SIGNS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
+DRAFT = "http://json-schema.org/draft-07/schema#"
+MODE: JsonSchemaMode = "validation"
+OWN_WORKLOAD = {"type": "string", "pattern": r"(\.py|:\w+)$"}
+"""FILE.py:Class, module:Class, or a script."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,8 @@ def run_keys(arguments: argparse.Namespace) -> int:
     slips = [word for word in words if not exact and not others and _is_misspelt(word, sections, known)]
     if not (found or others) or slips:
         word = (slips or words)[0]
-        names = sections if slips else [*sections, *(key.name for key in known)]
+        everywhere = [] if slips else [key.name for name in registry.BUILT_IN for key in list_keys(name)]
+        names = [*sections, *everywhere, *(name.rpartition(".")[2] for name in everywhere)]
         hint = did_you_mean(word, names) or f"; the sections are {', '.join(sections)}"
         of = workload if arguments.workload else "any workload"
         message = f"no key of {of} has {word!r} in its name or meaning{hint}"
@@ -187,7 +192,7 @@ def run_completion(arguments: argparse.Namespace) -> int:
 
     commands, keys = build_parser(list(list_verbs())), [key.name for key in list_keys() if "." in key.name]
     if arguments.json:
-        helps, options = _list_options(commands)
+        helps, options = list_options(commands)
         verbs = {verb: {"about": help, "options": options[verb]} for verb, help in helps.items()}
         print_json({"verbs": verbs, "keys": keys})
     elif arguments.shell is None:
@@ -200,7 +205,7 @@ def run_completion(arguments: argparse.Namespace) -> int:
 
 def build_completion_script(shell: str, parser: argparse.ArgumentParser, keys: Sequence[str]) -> str:
     """Build a script that completes words without starting Python."""
-    helps, options = _list_options(parser)
+    helps, options = list_options(parser)
     cases: list[str] = []
     if shell == "bash":
         cases = [f"    {verb}) options={shlex.quote(' '.join(words))} ;;" for verb, words in options.items()]
@@ -222,7 +227,7 @@ def build_completion_script(shell: str, parser: argparse.ArgumentParser, keys: S
     return text
 
 
-def _list_options(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[str]]]:
+def list_options(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Return the help and the options of each verb."""
     (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     options = {
@@ -230,3 +235,73 @@ def _list_options(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict
         for name, verb in verbs.choices.items()
     }
     return {name: verb.description or "" for name, verb in verbs.choices.items()}, options
+
+
+def build_schema(kind: str) -> dict[str, Any]:
+    """Return the schema of one kind of file: run, cluster or site."""
+    if kind == "cluster":
+        from paceline.hardware.catalogue import ClusterFile
+
+        return build_section_schema("A cluster file of Paceline", ClusterFile)
+    if kind == "site":
+        from paceline.slurm.site_file import SiteFile
+
+        return build_section_schema("A site file of Paceline", SiteFile)
+    return build_run_schema()
+
+
+def run_schema(arguments: argparse.Namespace) -> int:
+    print_json(build_schema(arguments.kind))
+    return 0
+
+
+def build_run_schema() -> dict[str, Any]:
+    """Return the schema of run files; `model` and `data` have the keys of the workload that the file names."""
+    kinds = {name: find_entry(name).sections() for name in BUILT_IN}
+    sections = {section for kind in kinds.values() for section in kind.values()} | set(FIXED_SECTIONS.values())
+    references, top = models_json_schema([(section, MODE) for section in sections], ref_template="#/$defs/{model}")
+
+    def refer(section: type[BaseModel]) -> dict[str, Any]:
+        reference: dict[str, Any] = references[section, MODE]
+        one_word = issubclass(section, Section) and section.word
+        return {"anyOf": [reference, {"type": ["string", "number"]}]} if one_word else reference
+
+    run_keys = RunSpec.model_json_schema()["properties"]
+    properties = {key: value for key, value in run_keys.items() if key not in ("model", "data", *FIXED_SECTIONS)}
+    properties |= {"model": {}, "data": {}, "train": refer(FIXED_SECTIONS["train"])}
+    properties["parallel"] = {"anyOf": [refer(FIXED_SECTIONS["parallel"]), {"const": "auto"}]}
+    properties["workload"]["anyOf"] = [{"enum": list_workloads()}, OWN_WORKLOAD]
+    rules = [
+        {
+            "if": {
+                "properties": {"workload": {"const": name}},
+                "required": [] if name == DEFAULT_WORKLOAD else ["workload"],
+            },
+            "then": {"properties": {key: refer(section) for key, section in kind.items()}},
+        }
+        for name, kind in kinds.items()
+    ]
+    return _finish_schema("A run file of Paceline", {**top, "properties": properties, "allOf": rules})
+
+
+def build_section_schema(title: str, section: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema of a file that is one section."""
+    return _finish_schema(title, section.model_json_schema())
+
+
+def _finish_schema(title: str, schema: dict[str, Any]) -> dict[str, Any]:
+    about = {"$schema": DRAFT, "title": title, "type": "object", "additionalProperties": False}
+    return {**_describe_units({key: value for key, value in schema.items() if key != "title"}), **about}
+
+
+def _describe_units(node: Any) -> Any:
+    """Drop pydantic's titles, and add units to the descriptions that editors show."""
+    if isinstance(node, list):
+        return [_describe_units(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: _describe_units(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    if isinstance(unit := node.get("unit"), str):
+        del node["unit"]
+        node["description"] = f"{node.get('description', '')} [{unit}]" if unit else node.get("description", "")
+    return node

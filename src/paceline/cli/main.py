@@ -1,7 +1,5 @@
 """Parse the command line, run the verb, and exit: 0 done, 1 the run failed, 2 the request was wrong."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import signal
@@ -12,7 +10,7 @@ from pathlib import Path
 from paceline import __version__
 from paceline.config.registry import Verb, import_object, list_workload_verbs
 
-COMMAND_VERBS = ("launch", "measure", "adopt")
+COMMAND_VERBS = ("launch", "measure", "adopt", "submit")
 """Verbs that take the user's own command after `--`."""
 EXAMPLES = """examples:
   paceline plan recipes/lm_7b.yaml --cluster 4x24GB            does it fit, how long, what does it cost
@@ -27,7 +25,7 @@ GROUPS = {
         ("explain", "train", "print what a run file gives and what follows from it", "RECIPE.yaml train.lr=3e-4"),
         ("keys", "keys", "list the keys of a run file: meaning, unit, default, limits", "train.lr"),
         ("doctor", "doctor", "examine this machine, or all nodes of a job, for what makes runs fail or slow", ""),
-        ("schema", "schema", "print the JSON schema of run, cluster or site files, for editors", "run"),
+        ("schema", "keys", "print the JSON schema of run, cluster or site files, for editors", "run"),
         ("mcp", "mcp", "serve plan, check and measure to coding assistants", ""),
         ("completion", "keys", "print a completion script for bash, zsh or fish", ""),
     ),
@@ -160,10 +158,12 @@ def _take_extra_words(
     if options and options[0] in RENAMED_OPTIONS:
         parser.error(f"unknown argument {options[0]!r}; it is now called {RENAMED_OPTIONS[options[0]]}")
     if options:
-        from paceline.cli.keys import suggest_key
+        from paceline.cli.keys import list_options, suggest_key
+        from paceline.errors import did_you_mean
 
         after = words[words.index(options[0]) + 1 :][:1]
         hint = suggest_key(options[0], *after) if takes_words else ""
+        hint = hint or did_you_mean(options[0], list_options(parser)[1][arguments.verb], cutoff=0.7)
         parser.error(f"unknown argument {options[0]!r}{hint}; see  paceline {arguments.verb} --help")
     if extra:
         arguments.words += extra

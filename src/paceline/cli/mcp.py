@@ -3,8 +3,6 @@
 Each tool is a verb of the command line, run in its own process with `--json`: standard output belongs to the protocol.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess
@@ -15,18 +13,6 @@ from typing import Any
 from paceline.errors import UserError
 
 ABOUT = "Distributed training: what fits, what it costs, whether more devices pay, and whether the answer is the same."
-
-
-def build_server() -> Any:
-    """Return the server with its tools; raise UserError if the package `mcp` is not installed."""
-    try:
-        from mcp.server import MCPServer
-    except ImportError:
-        raise UserError("the package mcp is not installed;  pip install 'mcp>=2.0'", code="not-installed") from None
-    server = MCPServer("paceline", instructions=ABOUT)
-    for tool in (plan, explain, check, measure, report, runs):
-        server.add_tool(tool)
-    return server
 
 
 def plan(run_file: str, cluster: str = "", overrides: Sequence[str] = ()) -> Any:
@@ -71,5 +57,12 @@ def run_verb(verb: str, *words: str) -> Any:
 
 
 def run_mcp(arguments: argparse.Namespace) -> int:
-    build_server().run("stdio")
+    try:
+        from mcp.server import MCPServer
+    except ImportError:
+        raise UserError("the package mcp is not installed;  pip install 'mcp>=2.0'", code="not-installed") from None
+    server = MCPServer("paceline", instructions=ABOUT)
+    for tool in (plan, explain, check, measure, report, runs):
+        server.add_tool(tool)
+    server.run("stdio")
     return 0

@@ -1,11 +1,11 @@
 """The commands `measure` and `check`."""
 
-from __future__ import annotations
-
 import argparse
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from paceline.cli.arguments import load_spec
@@ -20,7 +20,7 @@ from paceline.measurement.rows import drop_failed, has_passes
 from paceline.measurement.tables import build_links_table, build_measurement_tables, build_summary_table
 from paceline.planner.links import links_file, store_measured_link
 from paceline.runlog.machine import list_gpu_names
-from paceline.trials.check import Parity, build_parity_table, check
+from paceline.trials.check import build_parity_table, check
 
 MOST_RANKS = 1024
 
@@ -29,8 +29,10 @@ def run_measure(arguments: argparse.Namespace) -> int:
     if arguments.links:
         return run_measure_links(arguments)
     options = _check_options(arguments)
+    if arguments.baseline is not None:
+        return _run_gate(arguments, options)
     try:
-        found = _measure_command(arguments, options) if arguments.command else _measure_spec(arguments, options)
+        found = _measure(arguments, options)
     except KeyboardInterrupt:
         warn("paceline: stopped; finished runs are kept, and the same command resumes")
         raise
@@ -42,6 +44,37 @@ def run_measure(arguments: argparse.Namespace) -> int:
         console.print(part)
     console.print(f"written: {found.file}; all tables: -v; a page:  paceline report {found.folder}", soft_wrap=True)
     return 0
+
+
+def _run_gate(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+    """Write a baseline, or compare new runs with it; they are kept only with `--out`."""
+    from paceline.measurement import baseline as gate
+
+    file = arguments.baseline
+    if file.is_dir() or not file.parent.is_dir():
+        raise option_error(
+            "--baseline", f"{file} cannot be written; give a file in a folder that exists", "not-writable"
+        )
+    before = gate.read_baseline(file) if file.exists() else None
+    if arguments.out is not None and (arguments.out / "measure.json").exists():
+        raise option_error("--out", f"{arguments.out} holds older runs; give a new folder, or leave it out", "conflict")
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        now = gate.build_baseline(_measure(arguments, {**options, "out": arguments.out or Path(folder)}))
+    if before is None:
+        gate.write_baseline(file, now)
+        print_text(f"written: {file}; the same command compares with it")
+        return 0
+    found = gate.compare_with_baseline(file, before, now)
+    if arguments.json:
+        print_json({"regressions": [asdict(one) for one in found], "before": asdict(before), "now": asdict(now)})
+    else:
+        for line in gate.describe_comparison(file, found, before, now):
+            print_text(line)
+    return 1 if found else 0
+
+
+def _measure(arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
+    return _measure_command(arguments, options) if arguments.command else _measure_spec(arguments, options)
 
 
 def _measure_spec(arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
@@ -161,20 +194,16 @@ def run_check(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.json:
         held = {"holds": parity.holds, "tolerance": parity.tolerance, "steps": parity.steps}
-        print_json({**held, "rows": parity.table(), "causes": parity.causes})
+        print_json({**held, "rows": parity.table(), "causes": parity.causes, "in_fp64": parity.in_fp64})
     elif parity.holds:
         within = f"within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})"
-        print_text(f"the answer is the same {within}")
+        print_text(f"the answer is the same {within}{parity.verdict}")
     if not parity.holds:
-        _report_difference(parity)
+        worst = next(r for r in parity.rows if not (r.agrees(parity.tolerance) or parity.is_rounding(r)))
+        by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst.where}"
+        warn(f"paceline: the answer depends on the layout: {by}{parity.verdict}")
+        for cause in parity.causes:
+            warn(f"  cause: {cause}")
     if not arguments.json:
         build_console().print(build_parity_table(parity))
     return 0 if parity.holds else 1
-
-
-def _report_difference(parity: Parity) -> None:
-    worst = next(row for row in parity.rows if not row.agrees(parity.tolerance))
-    by = f"{worst.name} differs from the reference by more than {parity.tolerance:g}, most in {worst.worst.where}"
-    warn(f"paceline: the answer depends on the layout: {by}")
-    for cause in parity.causes:
-        warn(f"  cause: {cause}")

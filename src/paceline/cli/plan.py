@@ -1,8 +1,8 @@
 """The commands `plan` and `calibrate`: arguments, tables and JSON."""
 
-from __future__ import annotations
-
 import argparse
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from paceline.planner.plan import Plan
 
 
-PAGE_OPTIONS = "samples tokens price spot_price budget what_if min_efficiency calibration"
+PAGE_OPTIONS = "samples tokens mtbf restart price spot_price budget min_efficiency calibration"
 
 
-def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
+def build_spec_from_options(arguments: argparse.Namespace) -> "RunSpec | None":
     """Build the run that options describe instead of a run file; None if there are no such options."""
     given = {
         option: (workload, what.key, str(vars(arguments)[what.key]))
@@ -42,13 +42,18 @@ def build_spec_from_options(arguments: argparse.Namespace) -> RunSpec | None:
     if arguments.emit:
         raise option_error("--emit", f"launch files start a run file, not {first}; write one with these", "conflict")
     from paceline.config import COMMAND_LINE, build_spec, parse_overrides
+    from paceline.config.registry import import_object
     from paceline.config.run_file import set_nested
 
     values: dict[str, Any] = {"name": workload, "workload": workload}
     settings = {**parse_overrides(arguments.words), **{key: value for _, key, value in given.values()}}
+    origins, config = dict.fromkeys(settings, COMMAND_LINE), given[first][2]
+    if suggest := registry.find_entry(workload).plan_defaults:
+        suggested = import_object(suggest)(config)
+        settings, origins = {**suggested, **settings}, {**dict.fromkeys(suggested, config), **origins}
     for key, value in settings.items():
         set_nested(values, key, value)
-    return build_spec(values, dict.fromkeys(settings, COMMAND_LINE))
+    return build_spec(values, origins)
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
@@ -57,13 +62,20 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from paceline.planner.target import resolve_target
 
     spec = build_spec_from_options(arguments) or load_spec(arguments.words, "plan")
+    if arguments.queue:
+        from paceline.cli.jobs import print_queue
+
+        return print_queue(spec, {}, arguments.site, arguments.words, arguments.json)
+    if arguments.site is not None:
+        raise option_error("--site", "it is for --queue; leave it out, or add --queue", "conflict")
     ask, clusters = _build_planner(arguments), arguments.cluster or [spec.cluster]
     counts = parse_numbers(arguments.devices, "--devices") if arguments.devices else []
     if len(clusters) > 1 and counts:
         raise option_error("--devices", "several clusters are compared as they are; write  4xH100", "conflict")
-    if arguments.page is not None and (arguments.page.is_dir() or not arguments.page.parent.is_dir()):
-        problem = f"{arguments.page} cannot be written; give a file in a folder that exists, as  plan.html"
-        raise option_error("--page", problem, "not-writable")
+    for option, file in (("--page", arguments.page), ("--trace", arguments.trace)):
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            problem = f"{file} cannot be written; give a file in a folder that exists, as  plan.html"
+            raise option_error(option, problem, "not-writable")
     plans = [ask(spec, counts if len(clusters) == 1 else [resolve_target(name).devices], name) for name in clusters]
     comparison = compare_clusters(plans) if len(plans) > 1 else None
     found = comparison.chosen.plan if comparison and comparison.chosen else plans[0]
@@ -73,12 +85,17 @@ def run_plan(arguments: argparse.Namespace) -> int:
         warn(f"planning every setting of {arguments.page}")
         shown = [ask(spec, [], name) for name in clusters] if comparison else plans
         write_atomic(arguments.page, render_plan_page(shown, ask, _page_command(arguments)))
+    if arguments.trace is not None:
+        write_json(arguments.trace, found.as_trace())
     files: dict[str, str] = {}
     if arguments.emit:
         from paceline.planner.emit import build_launch_files
 
         run_file = Path(arguments.words[0] if arguments.words else "")
         files = build_launch_files(found, run_file, arguments.emit, arguments.words[1:])
+    from paceline.planner.rows import find_failed_claims
+
+    failed = list(find_failed_claims(found, arguments.claims or ()))
     result = comparison or found
     if arguments.out is not None:
         _write_plan_files(result.as_json(), files, arguments.out)
@@ -95,25 +112,27 @@ def run_plan(arguments: argparse.Namespace) -> int:
             console.print(part)
         if arguments.out is not None:
             print_text("written: " + ", ".join(str(arguments.out / name) for name in ("plan.json", *files)))
-        if arguments.page is not None:
-            print_text(f"written: {arguments.page}")
-    return 0 if found.fits else 1
+        for file in filter(None, (arguments.page, arguments.trace)):
+            print_text(f"written: {file}")
+    for claim in failed:
+        warn(f"paceline: does not hold: {claim}")
+    return 0 if found.fits and not failed else 1
 
 
-def _build_planner(arguments: argparse.Namespace) -> Callable[[RunSpec, Sequence[int], str], Plan]:
+def _build_planner(arguments: argparse.Namespace) -> "Callable[[RunSpec, Sequence[int], str], Plan]":
     """Return a function that plans a spec on numbers of devices of a cluster, with the options of the command."""
     from paceline.planner.plan import plan
     from paceline.planner.rows import HourlyRates, Requirements
-    from paceline.planner.what_if import parse_what_if
 
     deadline = parse_hours(arguments.deadline, "--deadline") if arguments.deadline else None
     options: dict[str, Any] = {
-        "price": HourlyRates(arguments.price, arguments.spot_price, arguments.spot),
+        "price": HourlyRates(arguments.price, arguments.spot_price, arguments.spot, arguments.grid),
         "samples": arguments.samples,
         "tokens": arguments.tokens,
+        "mtbf_h": arguments.mtbf,
+        "restart_s": 3600 * parse_hours(arguments.restart, "--restart") if arguments.restart else None,
         "calibration": arguments.calibration,
         "requirements": Requirements(deadline, arguments.budget, arguments.min_efficiency),
-        "what_if": parse_what_if(arguments.what_if) if arguments.what_if is not None else None,
     }
     return lambda spec, devices, cluster: plan(spec, cluster, devices, **options)
 
@@ -141,6 +160,18 @@ def _is_calibration(path: Path) -> bool:
         return False
 
 
+def _calibrate_run(arguments: argparse.Namespace, ranks: list[int]) -> int:
+    """Time the run's own steps on this machine, and correct the calibration by them."""
+    from paceline.cli.measure import run_recalibrate
+    from paceline.measurement.measure import measure
+
+    spec, cores = load_spec(arguments.words, "calibrate"), len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        arguments.measured = Path(folder) / f"{spec.name}-calibrate"
+        measure(spec, [n for n in ranks if n <= cores], repeats=2, steps=20, out=arguments.measured, log=warn)
+        return run_recalibrate(arguments)
+
+
 def run_calibrate(arguments: argparse.Namespace) -> int:
     if arguments.measured is not None:
         from paceline.cli.measure import run_recalibrate
@@ -160,12 +191,16 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     if arguments.threads < 0:
         problem = f"{arguments.threads} is not possible; give 1 or more, or 0 to share the cores"
         raise option_error("--threads", problem)
+    if arguments.words and path.is_file():
+        return _calibrate_run(arguments, ranks)
     found = calibrate_machine(sorted(set(ranks)), warn, arguments.threads)
     if has_gpu():  # after the ranks: they are forked from this process
         from paceline.planner.calibration.gpu_probes import measure_gpu
 
         found["gpu"] = measure_gpu(warn)
     write_json(path, found)
+    if arguments.words:
+        return _calibrate_run(arguments, ranks)
     if arguments.json:
         print_json(found)
         return 0

@@ -1,7 +1,5 @@
 """The commands `predict` and `export`."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io
@@ -11,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data.tables import format_label
-from paceline.inference.trained_model import PredictInputs, Predictions, TrainedModel, check_predicts, read_inputs
+from paceline.inference.trained_model import (
+    PredictInputs,
+    Predictions,
+    TrainedModel,
+    check_predicts,
+    find_text_column,
+    read_inputs,
+)
 from paceline.inference.trained_model import open as open_run
 from paceline.io.arguments import option_error
 from paceline.io.files import print_json, replace_nonfinite, write_atomic
@@ -33,9 +38,8 @@ def run_predict(arguments: argparse.Namespace) -> int:
     if isinstance(trained, TrainedModel):
         check_predicts(trained.run, trained.workload)
     data = trained.workload.spec.data
-    usual = "" if getattr(data, "source", "") == "images" else str(getattr(data, "text", ""))
-    inputs = read_inputs(arguments.inputs, arguments.column, usual)
-    found = trained.predict(inputs.values)
+    inputs = read_inputs(arguments.inputs, arguments.column, find_text_column(data))
+    found: Predictions = trained.predict(inputs.values)
     if out is None and not arguments.json:
         _print_predictions(inputs, found, console)
     elif out is not None and not out.suffix:

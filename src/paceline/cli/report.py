@@ -1,9 +1,6 @@
 """The commands `report`, `watch` and `runs`."""
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,6 @@ from paceline.errors import UserError
 from paceline.io.arguments import check_price
 from paceline.io.files import print_json
 from paceline.io.format import wrap_lines
-from paceline.io.table import Table
 from paceline.io.terminal import build_console, print_text, warn
 from paceline.reports.report import RunRow, build_experiments_table, build_runs_table
 from paceline.reports.run_view import Experiments, compare_experiments, describe_other_keys, read_run_view
@@ -33,9 +29,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         print_json({"page": found.page, "verdict": found.contents.verdict, "table": found.table()})
         return 0
     console = build_console()
-    for line in found.contents.verdict:
-        for part in wrap_lines(line, ""):
-            console.print(part)
+    console.print(*(line for text in found.contents.verdict for line in wrap_lines(text, "")), sep="\n")
     if found.contents.command:
         console.print(found.contents.command, soft_wrap=True)
     console.print(f"written: {found.page}, report.md, report.tex, figures/, tables/", soft_wrap=True)
@@ -108,7 +102,9 @@ def run_runs(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([listed.to_json() for listed in found])
         return 0
-    table = _build_listing(found)
+    rows = [RunRow(run.run.name, "cannot be read" if run.problem else run.status, run.summary) for run in found]
+    workloads = [listed.workload.rpartition("/")[2] for listed in found]
+    table = build_runs_table(rows, {"workload": workloads} if len(set(workloads)) > 1 else {})
     if len(found) > MAX_DRAWN:
         print_text("\n".join(table.to_lines()))
     else:
@@ -128,12 +124,6 @@ def _require_runs(folder: Path) -> list[ListedRun]:
     return found
 
 
-def _build_listing(found: Sequence[ListedRun]) -> Table:
-    rows = [RunRow(run.run.name, "cannot be read" if run.problem else run.status, run.summary) for run in found]
-    workloads = [listed.workload.rpartition("/")[2] for listed in found]
-    return build_runs_table(rows, {"workload": workloads} if len(set(workloads)) > 1 else {})
-
-
 def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:
     if as_json:
         rows = [
@@ -146,10 +136,6 @@ def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:
         ]
         print_json(rows)
         return 0
-    for text in filter(None, (found.text, found.caution)):
-        for line in wrap_lines(text, ""):
-            console.print(line)
-    console.print(build_experiments_table(found))
-    for line in wrap_lines(describe_other_keys(found), ""):
-        console.print(line)
+    head = (line for text in (found.text, found.caution) for line in wrap_lines(text, ""))
+    console.print(*head, build_experiments_table(found), *wrap_lines(describe_other_keys(found), ""), sep="\n")
     return 0

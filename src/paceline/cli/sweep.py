@@ -1,7 +1,5 @@
 """The verb `sweep` as a command: trials in, a table, sweep.json, sweep.csv and a page out."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Sequence
@@ -31,6 +29,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         plan = build_sweep_plan(spec, words[1:], arguments.out, choices)
         if arguments.trial is not None:
             return _run_one_trial(plan, arguments.trial)
+        if not plan.folder.is_dir():
+            raise option_error("--show", f"{plan.folder} does not exist; train the sweep without --show", "not-found")
         found = open_sweep(plan)
         write_sweep_page(found)
     else:
@@ -69,7 +69,7 @@ def _parse_options(arguments: argparse.Namespace) -> SweepOptions:
 
 
 def _run_one_trial(plan: SweepPlan, number: int) -> int:
-    """One trial, as a job of an array: it writes its own run folder, and the next `sweep` finds it there."""
+    """Run one trial, as a job of an array: it writes its own run folder, and the next `sweep` finds it there."""
     if plan.halving or plan.search == "optuna":
         kind = "--halving" if plan.halving else "--optuna"
         raise option_error("--trial", f"with {kind} trials depend on those before; leave one out", "conflict")

@@ -1,7 +1,5 @@
 """The commands `train`, `explain` and `launch`."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from pathlib import Path

@@ -1,4 +1,5 @@
 from paceline.config.run_file import parse_overrides as parse_overrides
+from paceline.config.run_spec import ARGUMENT as ARGUMENT
 from paceline.config.run_spec import COMMAND_LINE as COMMAND_LINE
 from paceline.config.run_spec import DEFAULT as DEFAULT
 from paceline.config.run_spec import SCRIPT_OBJECT as SCRIPT_OBJECT
@@ -7,7 +8,9 @@ from paceline.config.run_spec import SpecSource as SpecSource
 from paceline.config.run_spec import build_recorded_spec as build_recorded_spec
 from paceline.config.run_spec import build_section as build_section
 from paceline.config.run_spec import build_spec as build_spec
+from paceline.config.run_spec import find_origin as find_origin
 from paceline.config.run_spec import load as load
+from paceline.config.run_spec import localise_spec as localise_spec
 from paceline.config.run_spec import resolve_spec as resolve_spec
 from paceline.config.sections import Parallel as Parallel
 from paceline.config.sections import ParameterGroup as ParameterGroup

@@ -1,7 +1,5 @@
 """The sizes of a decoder, and presets by name."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -28,9 +26,12 @@ class DecoderShape:
     tied: bool = False
     positions: str = "rotary"
     ffn_kind: str = "swiglu"
+    experts: int = 0
+    top_k: int = 2
+    shared_ffn: int = 0
 
     @classmethod
-    def of(cls, preset: str, given: Mapping[str, Any], vocab: int, sequence: int) -> DecoderShape:
+    def of(cls, preset: str, given: Mapping[str, Any], vocab: int, sequence: int) -> "DecoderShape":
         """Lay the given sizes over a preset, for data of `vocab` tokens in samples of `sequence`."""
         sizes = {**PRESETS[preset], **given}
         if missing := [f"model.{name}" for name in ("width", "heads", "layers") if name not in sizes]:
@@ -40,21 +41,31 @@ class DecoderShape:
         sizes.setdefault("kv_heads", sizes["heads"])
         sizes.setdefault("ffn", -(-8 * sizes["width"] // 3 // 64) * 64)
         shape = cls(**{"vocab": vocab, "context": sequence, **sizes})
-        shape._check(vocab, sequence)
+        shape._check_divisibility(vocab, sequence)
         return shape
 
-    def _check(self, vocab: int, sequence: int) -> None:
+    def _check_divisibility(self, vocab: int, sequence: int) -> None:
         step = 2 if self.positions == "rotary" else 1  # rotary positions turn pairs of features
         message, key = "", ""
         if self.width % (self.heads * step):
             wrong = "does not divide" if self.width % self.heads else "leaves an odd number of features per head of"
             fits = [] if self.width % step else find_divisors(self.width // step)
-            message = f"model.heads={self.heads} {wrong} model.width={self.width}{_suggest(self.heads, fits)}"
+            message = f"model.heads={self.heads} {wrong} model.width={self.width}{_suggest_nearest(self.heads, fits)}"
             key = "model.heads"
         elif self.heads % self.kv_heads:
-            near = _suggest(self.kv_heads, find_divisors(self.heads))
+            near = _suggest_nearest(self.kv_heads, find_divisors(self.heads))
             message = f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}{near}"
             key = "model.kv_heads"
+        elif self.experts and self.top_k > self.experts:
+            more = f"model.top_k={self.top_k} is more than model.experts={self.experts}"
+            message, key = f"{more}; type  model.top_k={self.experts}", "model.top_k"
+        elif self.experts and self.ffn_kind != "swiglu":
+            message, key = "model.experts are gated; type  model.ffn_kind=swiglu", "model.ffn_kind"
+        elif self.shared_ffn and not self.experts:
+            message, key = (
+                f"model.shared_ffn={self.shared_ffn} needs model.experts; type  model.experts=8",
+                "model.experts",
+            )
         elif vocab > self.vocab:
             message = f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data; "
             message += f"type  model.vocab={vocab}  or a smaller  data.vocab"
@@ -74,7 +85,14 @@ class DecoderShape:
     def weights_per_layer(self) -> int:
         """Count the matrices; the two norms add 2 × width."""
         attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + (3 if self.ffn_kind == "swiglu" else 2) * self.width * self.ffn
+        return attention + (3 if self.ffn_kind == "swiglu" else 2) * self.width * self.ffn + self.mixture_weights
+
+    @property
+    def mixture_weights(self) -> int:
+        """Count what a layer has beyond one feed-forward part: other experts, the router, what all tokens pass."""
+        if not self.experts:
+            return 0
+        return self.width * (3 * self.ffn * (self.experts - 1) + 3 * self.shared_ffn + self.experts)
 
     @property
     def parameters(self) -> int:
@@ -87,12 +105,18 @@ class DecoderShape:
         """Yield (name, size) of the weights, as patterns of `train.groups` match them."""
         kv = self.kv_heads * self.head_dim
         each = {"attention.q": self.width, "attention.k": kv, "attention.v": kv, "attention.out": self.width}
-        each |= {f"ffn.{name}": self.ffn for name in ("gate", "up", "down")[self.ffn_kind != "swiglu" :]}
+        if self.experts:
+            each |= {"ffn.router": self.experts, "ffn.experts.gate_up": 2 * self.experts * self.ffn}
+            each |= {"ffn.experts.down": self.experts * self.ffn}
+            each |= {f"ffn.shared.{name}": self.shared_ffn for name in ("gate", "up", "down") if self.shared_ffn}
+        else:
+            each |= {f"ffn.{name}": self.ffn for name in ("gate", "up", "down")[self.ffn_kind != "swiglu" :]}
         yield "tokens.weight", self.vocab * self.width
         if self.positions == "learned":
             yield "positions.weight", self.context * self.width
         for layer in range(self.layers):
-            yield from ((f"layers.{layer}.{name}.weight", side * self.width) for name, side in each.items())
+            for name, side in each.items():
+                yield f"layers.{layer}.{name}{'_proj' if '.experts.' in name else '.weight'}", side * self.width
             yield from ((f"layers.{layer}.{name}.weight", self.width) for name in ("attention_norm", "ffn_norm"))
         yield "norm.weight", self.width
         if not self.tied:
@@ -105,7 +129,7 @@ def find_divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _suggest(given: int, fits: list[int]) -> str:
+def _suggest_nearest(given: int, fits: list[int]) -> str:
     return f"; try {min(fits, key=lambda fit: abs(fit - given))}" if fits else "; model.width must be even"
 
 

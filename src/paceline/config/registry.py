@@ -1,7 +1,5 @@
 """The table of workloads: what a name in a run file means. Imports no torch."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import logging
@@ -27,6 +25,7 @@ BUILT_IN = {
     "ensemble": "paceline.workloads.ensemble:ENTRY",
     "keras": "paceline.workloads.keras:ENTRY",
     "lm": "paceline.workloads.lm:ENTRY",
+    "tabular": "paceline.workloads.tabular:ENTRY",
     "topics": "paceline.workloads.topics:ENTRY",
     "transformers": "paceline.workloads.transformers:ENTRY",
     "trees": "paceline.workloads.trees:ENTRY",
@@ -49,6 +48,15 @@ class Verb:
     """Heading of `paceline --help` that it is listed under."""
 
 
+SAMPLE = Verb(
+    "generate text with a trained language model",
+    "paceline.inference.sample:add_sample_arguments",
+    "paceline.inference.sample:run_sample",
+    'paceline sample runs/lm_tiny "Returns the"',
+    "use",
+)
+
+
 @dataclass(frozen=True)
 class PlanOption:
     """An option of `plan` that sets one key of a workload, to plan it without a run file."""
@@ -63,11 +71,12 @@ class Traits:
     """What decides how a step of a workload runs."""
 
     equal_layers: bool = False
-    """Many equal layers and samples of one shape: each layer is compiled separately (`Workload.compile_layers`)."""
+    """Many equal layers, which are compiled one by one; of a user's model it is known once the model is built."""
     few_shapes: bool = False
     """Batches have few shapes, or can be padded to few (`Samples.fixed_shape_batches`): a step can be recorded."""
     half_only: bool = False
     """A step can be recorded in half precision only, which has kernels for batches of these shapes."""
+    chunks_loss: bool = False  # the loss over a vocabulary can be computed in chunks
     own_loop: bool = False  # a script computes the loss, outside of the step
     compiles: bool = True  # torch's compiler can trace the model
     own_optimizer: bool = False
@@ -100,10 +109,14 @@ class WorkloadEntry:
     tables: str = ""
     """`tables(folder)` builds tables of its results for a report."""
     verbs: Mapping[str, Verb] = field(default_factory=dict)
+    use: str = "predict {run} FILE.csv"
+    """The verb and arguments to type with a finished run; "" if none takes it."""
     plan_options: Mapping[str, PlanOption] = field(default_factory=dict)
     """The first of them is enough for a plan."""
+    plan_defaults: str = ""
+    """`plan_defaults(value)` returns the settings that follow from the value of that option."""
 
-    def sections(self) -> dict[str, type[Section]]:
+    def sections(self) -> "dict[str, type[Section]]":
         """Return the types of the sections `model` and `data`."""
         if self.model and self.data:
             return {"model": import_object(self.model), "data": import_object(self.data)}
@@ -126,7 +139,7 @@ class WorkloadEntry:
         """Return what a step does, as the cost model knows it, if there is one."""
         return import_object(self.subject)(spec, samples, None).work if self.subject else None
 
-    def run_class(self) -> type[RunClass]:
+    def run_class(self) -> "type[RunClass]":
         """Return the class that trains or fits; this executes the user's own code."""
         from paceline.config.sections import RunClass
 
@@ -232,6 +245,11 @@ def _load_installed(point: metadata.EntryPoint) -> WorkloadEntry:
 def load_user_class(reference: str, base: type) -> type[Any]:
     """Load the subclass of `base` behind `file.py:Class` or `package.module:Class`."""
     place, _, name = reference.rpartition(":")
+    if place == MAIN and (known := _classes.get(reference) or vars(sys.modules[MAIN]).get(name)) is None:
+        message = f"workload: {name} was defined in a notebook or a running script; define it again there, and call"
+        raise UserError(f"{message}  paceline.train({name}, resume=RUN)", code="not-found", key="workload")
+    if place == MAIN and isinstance(known, type) and issubclass(known, base):
+        return known
     module = load_user_module(reference, "workload", "Class")
     found = getattr(module, name, None)
     if isinstance(found, type) and issubclass(found, base):
@@ -288,6 +306,22 @@ def load_user_module(reference: str, key: str, what: str) -> Any:
         raise UserError(f"{message}\n\n{trace}".rstrip(), code="user-code-failed", key=key) from error
 
 
+MAIN = "__main__"
+_classes: dict[str, type] = {}
+"""Classes of a notebook, the running script or a function, by reference: new processes get them by value."""
+
+
+def register_class(kind: type) -> str:
+    """Return the reference `__main__:Class` by which this process finds a class that no file can be imported for."""
+    reference = f"{MAIN}:{kind.__name__}"
+    _classes[reference] = kind
+    return reference
+
+
+def find_registered(reference: str) -> type | None:
+    return _classes.get(reference)
+
+
 def build_reference(kind: type) -> str:
     """Return `file.py:Class` of a class, by which new processes find it."""
     from paceline.config.sections import RunClass
@@ -296,11 +330,8 @@ def build_reference(kind: type) -> str:
         raise _workload_error(f"{kind.__name__} is not a Workload class; subclass paceline.Workload")
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    if kind.__module__ == "__main__" or file is None or "." in kind.__qualname__:
-        raise _workload_error(
-            f"{kind.__qualname__} is defined in the running script or notebook, or inside a function; ranks are new "
-            "processes and cannot see it: move it to its own file and import it from there"
-        )
+    if kind.__module__ == MAIN or file is None or "." in kind.__qualname__:
+        return register_class(kind)
     return f"{Path(file).resolve()}:{kind.__name__}"
 
 

@@ -1,7 +1,5 @@
 """A run file as plain values: YAML with the line of each value, and overrides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

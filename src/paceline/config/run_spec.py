@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,9 +17,12 @@ from paceline.config.registry import (
     RECORDED_ENTRY,
     WorkloadEntry,
     build_reference,
+    describe_error,
     find_entry,
+    find_registered,
     is_script,
     list_workloads,
+    register_class,
 )
 from paceline.config.run_file import (
     RENAMED_KEYS,
@@ -30,11 +34,12 @@ from paceline.config.run_file import (
 from paceline.config.sections import STRICT, ModelSection, Parallel, Section, Train, field
 from paceline.errors import Code, UserError, did_you_mean
 from paceline.hardware.catalogue import parse_cluster
+from paceline.io.remote import fetch_data, find_address
 from paceline.io.safe_yaml import load_yaml
 
 SectionKind = TypeVar("SectionKind", bound=Section)
 DEFAULT = "default"
-COMMAND_LINE = "command line"
+COMMAND_LINE, ARGUMENT = "command line", "argument overrides"
 SCRIPT_OBJECT = "the script's optimizer"
 """A value that an object of a script decides, as the learning rate of its optimiser."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -89,15 +94,20 @@ class RunSpec(BaseModel):
     @property
     def init_from(self) -> Path | None:
         """The weights to start with, `model.init_from`; None for work that has none."""
-        return self.model.init_from if isinstance(self.model, ModelSection) else None
+        path = self.model.init_from if isinstance(self.model, ModelSection) else None
+        return None if path is None else fetch_data(path, "model.init_from")
 
     def dump(self) -> dict[str, Any]:
         """Return every value, as plain data that `build_spec` reads back."""
         return self.model_dump(mode="json")
 
     def __reduce__(self) -> Any:
-        """Pickle as plain data: another process may not have imported the user's own sections."""
-        return build_spec, (self.dump(), dict(self._origins))
+        """Pickle as plain data: another process may not have imported the user's own sections.
+
+        A class without a file travels by value, from this process to its own ranks.
+        """
+        kind = find_registered(self.workload)
+        return _restore_spec, (self.dump(), dict(self._origins), None if kind is None else _dump_class(kind))
 
     def fields(self) -> Iterator[tuple[str, Any, str, str]]:
         """Yield (key, value, unit, meaning) of every field, in the order of the file."""
@@ -105,26 +115,43 @@ class RunSpec(BaseModel):
             value = getattr(self, name)
             if isinstance(value, Section):
                 for sub, sub_info in type(value).model_fields.items():
-                    yield f"{name}.{sub}", getattr(value, sub), _unit(sub_info), sub_info.description or ""
+                    yield f"{name}.{sub}", getattr(value, sub), _read_unit(sub_info), sub_info.description or ""
                 yield from ((f"{name}.{sub}", found, "", "") for sub, found in (value.model_extra or {}).items())
             else:
-                yield name, value, _unit(info), info.description or ""
+                yield name, value, _read_unit(info), info.description or ""
 
-    def replace(self, overrides: Mapping[str, Any], origin: str = "changed in Python") -> RunSpec:
-        """Return the spec with some dotted values changed, validated again."""
+    def replace(self, overrides: Mapping[str, Any], origin: str | Mapping[str, str] = "changed in Python") -> RunSpec:
+        """Return the spec with some dotted values changed, validated again; `origin` is one of all, or by key."""
         values = self.dump()
         for key, value in overrides.items():
             set_nested(values, key, value)
         kept = {key: was for key, was in self._origins.items() if key.partition(".")[0] not in overrides}
-        return build_spec(values, {**kept, **dict.fromkeys(overrides, origin)})
+        changed = dict.fromkeys(overrides, origin) if isinstance(origin, str) else origin
+        return build_spec(values, {**kept, **changed})
 
 
-def _unit(info: Any) -> str:
+def _dump_class(kind: type) -> bytes:
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(kind))
+    except Exception as error:
+        message = f"{kind.__name__} cannot be sent to the ranks ({describe_error(error)}); move it to a file of its own"
+        raise UserError(message, code="invalid-workload", key="workload") from None
+
+
+def _restore_spec(values: dict[str, Any], origins: dict[str, str], kind: bytes | None) -> RunSpec:
+    if kind is not None:
+        register_class(pickle.loads(kind))  # of a pickle that is being loaded: from our own process
+    return build_spec(values, origins)
+
+
+def _read_unit(info: Any) -> str:
     extra = info.json_schema_extra
     return str(extra.get("unit", "")) if isinstance(extra, dict) else ""
 
 
-def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunSpec:
+def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), origin: str = "") -> RunSpec:
     """Read a run file and lay dotted overrides over it: `load("run.yaml", ["train.lr=3e-4"])`.
 
     Paths inside the file are relative to the file; paths in overrides are relative to the current folder.
@@ -138,7 +165,8 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     over: dict[str, Any] = {}
     for key, value in pairs.items():
         set_nested(over, key, value)
-    commanded = {name: COMMAND_LINE for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
+    origin = origin or find_origin(overrides)
+    commanded = {name: origin for key in pairs for name in (key, ".".join(key.split(".")[:2]))}
     folders = ((values, file.resolve().parent, origins), (over, Path.cwd(), commanded))
     for given, folder, _ in folders:
         _anchor_names(given, folder)
@@ -165,6 +193,10 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) ->
     return build_spec(values, origins | commanded)
 
 
+def find_origin(overrides: Sequence[str] | Mapping[str, Any]) -> str:
+    return ARGUMENT if isinstance(overrides, Mapping) else COMMAND_LINE
+
+
 SpecSource = RunSpec | str | Path | Mapping[str, Any] | type  # what `resolve_spec` takes
 
 
@@ -176,15 +208,45 @@ def resolve_spec(source: SpecSource) -> RunSpec:
         case str() | Path():
             return load(source)
         case Mapping():
-            values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}
-            _anchor_names(values, Path.cwd())
-            sections = find_entry(values.get("workload", DEFAULT_WORKLOAD)).sections()
-            _expand_shorthand(values, sections, {})
-            _anchor_paths(values, Path.cwd(), sections)
-            return build_spec(values)
+            values = dict(source)
+            if isinstance(kind := values.get("workload"), type):
+                values["workload"] = build_reference(kind)
+            return build_spec(anchor_values(values, Path.cwd()))
         case type():
             return build_spec({"workload": build_reference(source)})
     raise UserError(f"{source!r} is not a run; give the path of a run file, its content as a dict, or a Workload class")
+
+
+def anchor_values(
+    source: Mapping[str, Any], folder: Path, sections: Mapping[str, type[Section]] | None = None
+) -> dict[str, Any]:
+    """Return values given in Python as those of a run file, with paths from this folder made absolute."""
+    values: dict[str, Any] = _spell_paths(source)
+    _anchor_names(values, folder)
+    sections = sections or find_entry(values.get("workload", DEFAULT_WORKLOAD)).sections()
+    _expand_shorthand(values, sections, {})
+    _anchor_paths(values, folder, sections)
+    return values
+
+
+def _spell_paths(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _spell_paths(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spell_paths(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def localise_spec(spec: RunSpec) -> RunSpec:
+    """Return the spec with the copies in the cache in place of addresses of data and models."""
+    changed: dict[str, Any] = {}
+    for section in ("model", "data"):
+        part = getattr(spec, section)
+        for key in part.paths():
+            value = getattr(part, key, None)
+            if isinstance(value, str | Path) and find_address(value) is not None:
+                changed[f"{section}.{key}"] = str(fetch_data(Path(value), f"{section}.{key}"))
+    return spec.replace(changed) if changed else spec
 
 
 def build_recorded_spec(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> RunSpec:
@@ -287,7 +349,7 @@ class _Problems:
         return f"{key}: {message.format(**facts)}{where}", key
 
     def _suggest(self, place: Sequence[str]) -> str:
-        """For an unknown key: the nearest one in its section or, if that is nearer, in another."""
+        """Suggest, for an unknown key, the nearest one in its section or, if that is nearer, in another."""
         if now := RENAMED_KEYS.get(".".join(place)):
             return f"; it is now called {now}"
         section, word = place[0] if len(place) > 1 else "", place[-1]
@@ -344,6 +406,8 @@ def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, t
 
 
 def _make_absolute(path: str, folder: Path, key: str) -> str:
+    if (address := find_address(path)) is not None:
+        return address
     try:
         return str((folder / Path(path).expanduser()).resolve())
     except (RuntimeError, ValueError, OSError) as error:

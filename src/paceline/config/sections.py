@@ -7,7 +7,18 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 
@@ -38,6 +49,24 @@ class Section(BaseModel):
         """Return the fields that name a file or a folder, relative to the run file."""
         types = {name: (info.annotation, *get_args(info.annotation)) for name, info in cls.model_fields.items()}
         return [name for name, kinds in types.items() if Path in kinds or name == "path"]
+
+    def determining_files(self) -> list[Path]:
+        """Return files that determine the answer beside the values, if they exist."""
+        return [Path(file) for key in self.run_files for file in getattr(self, key)]
+
+    @classmethod
+    def infer_source(cls, path: Any) -> str | None:
+        """Return the `source` that the name of a file stands for; None if the section has none of that name."""
+        suffix = Path(str(path).removesuffix(".gz")).suffix.removeprefix(".")
+        known = get_args(cls.model_fields["source"].annotation) if "source" in cls.model_fields else ()
+        return suffix if suffix in known and suffix in ("csv", "jsonl", "parquet") else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_source(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "source" not in values and (found := cls.infer_source(values.get("path"))):
+            return {**values, "source": found}
+        return values
 
     @model_validator(mode="before")
     @classmethod
@@ -81,9 +110,24 @@ class DataSection(Section):
     )
 
 
+class TableData(Section):
+    """A table with a label column; without a path, a synthetic one."""
+
+    path: Path | None = field(None, "path", ".csv, .tsv, .parquet, .arrow, .feather or .npz; without it synthetic")
+    test_path: Path | None = field(None, "path", "table to test on; without it rows of the first are held out")
+    test_fraction: float = field(0.2, "fraction", "of the rows held out, drawn by row number; 0 holds none", ge=0, lt=1)
+    label: str = field("label", "column", "what is to be predicted")
+    weight: str | None = field(None, "column", "how much a row counts")
+    categories: tuple[str, ...] = field((), "columns", "of numbers that are names, not amounts; words always are names")
+    ignore: tuple[str, ...] = field((), "columns", "left out")
+    rows: int = field(20_000, "rows", "of the synthetic table", gt=1)
+    columns: int = field(12, "columns", "of the synthetic table", ge=4, le=4096)
+    cache: Path = field(Path("~/.cache/paceline"), "path", "folder of read tables, named by file, size and date")
+
+
 @cache
 def merge_section_fields(section: type[Section], common: type[Section]) -> type[Section]:
-    """A workload's section with the fields that all of them have; KeyError where it has one of that name already."""
+    """Add the fields that all workloads have to a section; KeyError where it has one of that name already."""
     if issubclass(common, section):
         return common
     if issubclass(section, common):
@@ -109,12 +153,55 @@ class ParameterGroup(Section):
     frozen: bool = field(False, "", "not trained at all")
 
 
+class GrowingBatch(int):
+    """The largest batch of a run whose batch grows: what layouts and plans are made for."""
+
+    schedule: dict[int, int]
+
+
+def read_batch(value: Any, check: ValidatorFunctionWrapHandler) -> int:
+    if not isinstance(value, Mapping):
+        return value if isinstance(value, GrowingBatch) else int(check(value))
+    steps = {int(step): check(size) for step, size in value.items() if str(step).isdecimal()}
+    if len(steps) < len(value) or 0 not in steps:
+        raise conflict_error(
+            f"train.global_batch={dict(value)} does not begin at step 0; write it as {{0: 256, 10000: 1024}}"
+        )
+    batch = GrowingBatch(max(steps.values()))
+    batch.schedule = dict(sorted(steps.items()))
+    return batch
+
+
+def write_batch(batch: int) -> Any:
+    return {str(k): n for k, n in batch.schedule.items()} if isinstance(batch, GrowingBatch) else batch
+
+
+NUMBER: dict[str, Any] = {"type": "integer", "exclusiveMinimum": 0}
+BATCH_SCHEMA = WithJsonSchema({"anyOf": [NUMBER, {"type": "object", "additionalProperties": NUMBER}]})
+
+
 class Train(Section):
     epochs: int | None = field(None, "epochs", "length of the run; give this or steps", gt=0)
     steps: int | None = field(None, "steps", "length of the run; give this or epochs", gt=0)
-    global_batch: int = field(128, "samples", "samples per optimiser step, over all ranks", gt=0)
-    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb"] = field(
-        "adamw", "", "update rule; adam and sgd add weight_decay to the gradient, adamw and lamb to the update"
+    global_batch: Annotated[int, WrapValidator(read_batch), PlainSerializer(write_batch), BATCH_SCHEMA] = field(
+        128,
+        "samples",
+        "samples per optimiser step, over all ranks; {0: 256, 10000: 1024} grows after so many steps",
+        gt=0,
+    )
+    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb", "muon"] = field(
+        "adamw",
+        "",
+        "update rule; adam and sgd add weight_decay to the gradient, others to the update; muon is for matrices, "
+        "and adamw for what is no matrix, embeddings and the last one",
+    )
+    optimizer_state: Literal["fp32", "bf16", "8bit"] = field(
+        "fp32", "", "type of the moments (adamw, adam); smaller ones are rounded at random, by key"
+    )
+    weights: Literal["fp32", "bf16"] = field(
+        "fp32",
+        "",
+        "type of weights and gradients; bf16 (adamw, adam) keeps no copy in fp32 and rounds at random, by key",
     )
     lr: float = field(1e-3, "per step", "peak learning rate at base_batch", gt=0)
     lr_scaling: Literal["none", "linear", "sqrt"] = field("none", "", "how lr grows with global_batch / base_batch")
@@ -132,12 +219,12 @@ class Train(Section):
     groups: dict[str, ParameterGroup] = field(
         {}, "", "parameters that differ: pattern of names -> {lr, weight_decay, frozen}; the first match decides"
     )
-    beta1: float = field(0.9, "", "first moment decay (adamw, adam, lamb)", ge=0, lt=1)
-    beta2: float = field(0.999, "", "second moment decay (adamw, adam, lamb)", ge=0, lt=1)
+    beta1: float = field(0.9, "", "first moment decay (adamw, adam, lamb, muon)", ge=0, lt=1)
+    beta2: float = field(0.999, "", "second moment decay (adamw, adam, lamb, muon)", ge=0, lt=1)
     eps: float | None = field(
-        None, "", "added to the root of the second moment; none is 1e-8 for adamw and adam, 1e-6 for lamb", gt=0
+        None, "", "added to the root of the second moment; none is 1e-8 for all but lamb, which has 1e-6", gt=0
     )
-    momentum: float = field(0.9, "", "momentum (sgd, lars)", ge=0, lt=1)
+    momentum: float = field(0.9, "", "momentum (sgd, lars, muon)", ge=0, lt=1)
     nesterov: bool = field(False, "", "sgd: the momentum looks one step ahead")
     clip: float = field(1.0, "gradient norm", "the global gradient norm is clipped to this; 0 disables", ge=0)
     clip_value: float = field(0.0, "gradient", "each gradient value is then clipped to ± this; 0 disables", ge=0)
@@ -162,13 +249,20 @@ class Train(Section):
     on_oom: Literal["stop", "retry"] = field(
         "stop", "", "out of memory: stop, or resume from the last checkpoint with half the micro-batch"
     )
+    batchnorm_group: Literal["auto", "sync", "as_is"] | Annotated[int, Field(ge=2)] = field(
+        "auto",
+        "samples",
+        "whose statistics batch norm uses: auto is up to 32; sync: those of all ranks in a pass; as_is: of one rank",
+    )
     seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
     evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
     evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = field(
         "auto", "samples", "of the held-out split; auto takes all of a small one, else as many as the training allows"
     )
     patience: int = field(0, "evaluations", "without a better score end the run; 0 does not end it", ge=0)
-    checkpoint_every: int = field(0, "steps", "0 saves at the end of each epoch", ge=0)
+    checkpoint_every: Literal["auto"] | Annotated[int, Field(ge=0)] = field(
+        0, "steps", "0 saves at the end of each epoch; auto as often as loses least to failures of the devices"
+    )
     checkpoint_format: Literal["sharded", "full"] = field(
         "sharded", "", "full: one safetensors file with all tensors, joined by the main rank; sharded: a file per rank"
     )
@@ -177,7 +271,7 @@ class Train(Section):
     compile: Literal["auto", "off", "on"] = field(
         "auto", "", "auto records the step on a CUDA device and compiles it where that pays; on compiles, anywhere"
     )
-    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = field((), "", "also send events there")
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = field((), "", "also send events there")
 
     @field_validator("epochs", "steps", mode="before")
     @classmethod
@@ -196,6 +290,23 @@ class Train(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_growing_batch(self) -> Train:
+        if self.batch_schedule and (self.lr_scaling != "none" or self.warmup_shape == "log"):
+            raise conflict_error("train.lr_scaling and train.warmup_shape=log need a global_batch that does not grow")
+        return self
+
+    @property
+    def batch_schedule(self) -> dict[int, int]:
+        """The sizes of a batch that grows, by the step from which they hold."""
+        return self.global_batch.schedule if isinstance(self.global_batch, GrowingBatch) else {}
+
+    def count_samples(self, steps: int) -> int:
+        """Return the samples of the first steps, if no epoch ends among them."""
+        sizes = sorted({0: self.global_batch, **self.batch_schedule}.items())
+        ends = [*(begin for begin, _ in sizes[1:]), steps]
+        return sum(max(0, min(end, steps) - begin) * size for (begin, size), end in zip(sizes, ends, strict=True))
+
+    @model_validator(mode="after")
     def _check_one_length(self) -> Train:
         if self.epochs and self.steps:
             raise conflict_error(
@@ -209,11 +320,16 @@ class Parallel(Section):
         "auto", "", "what each data-parallel rank keeps; auto is ddp above 1 rank; zero3 and fsdp are the same"
     )
     ranks: int = field(
-        1, "processes", "one device each; what tensor and pipeline leave is data parallel", gt=0, le=65536
+        1, "processes", "one device each; what tensor, context and pipeline leave is data parallel", gt=0, le=65536
+    )
+    least_ranks: int | None = field(
+        None, "processes", "a run that loses ranks goes on with fewer, down to so many; none ends it", gt=0
     )
     replicate: int | None = field(None, "copies", "hsdp: whole copies of the model, each sharded over the rest", gt=0)
     tensor: int = field(1, "ranks", "ranks that share every matrix product", gt=0)
     sequence: bool = field(False, "", "the ranks of tensor also share what lies between the matrix products")
+    context: int = field(1, "ranks", "ranks that divide each sequence; attention gathers its keys and values", gt=0)
+    expert: int = field(1, "ranks", "data-parallel ranks that divide the experts of a mixture", gt=0)
     pipeline: int = field(1, "ranks", "ranks that hold consecutive layers", gt=0)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
         "1f1b", "", "order of the passes in a pipeline; the last two give each rank 2 stages"

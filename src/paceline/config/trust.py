@@ -5,8 +5,6 @@ A run file whose name somebody types is theirs. A run folder may come from anywh
 with a key that only this user has, or if this user has trusted it once (`--trust`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
@@ -19,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from paceline.config.registry import BUILT_IN, DEFAULT_WORKLOAD, find_entry, find_installed
+from paceline.config.registry import BUILT_IN, DEFAULT_WORKLOAD, MAIN, find_entry, find_installed
 from paceline.errors import UserError
 from paceline.io.safe_yaml import load_yaml, read_yaml_text
 
@@ -69,6 +67,8 @@ def _find_code_in_file(file: Path, depth: int) -> list[str]:
 def resolve_reference(reference: str, folder: Path) -> str:
     """Make the file of `file.py:name` absolute; the name of an installed module stays as it is."""
     module, colon, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
+    if module == MAIN:
+        return reference
     known = module.endswith(".py") or not colon
     file = folder / (module if known else module.replace(".", "/") + ".py")
     return f"{file.resolve()}{colon}{name}" if file.is_file() else reference
@@ -85,7 +85,7 @@ def sign_run_folder(folder: Path, values: Mapping[str, Any]) -> str | None:
         "path": str(folder.resolve()),
         "code": code,
     }
-    return json.dumps({**made, "mark": _sign(key, made)}, indent=1) + "\n"
+    return json.dumps({**made, "mark": _sign_origin(key, made)}, indent=1) + "\n"
 
 
 def check_trusted(folder: Path, values: Mapping[str, Any], names_from: Path = Path()) -> None:
@@ -123,7 +123,7 @@ def _is_made_here(folder: Path, code: Sequence[str]) -> bool:
     mark = made.pop("mark", None)
     if key is None or not isinstance(mark, str) or made.get("code") != list(code):
         return False
-    return hmac.compare_digest(mark.encode(errors="replace"), _sign(key, made).encode())
+    return hmac.compare_digest(mark.encode(errors="replace"), _sign_origin(key, made).encode())
 
 
 def _describe_maker(folder: Path) -> str:
@@ -142,7 +142,7 @@ def _read_origin(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _sign(key: bytes, made: Mapping[str, Any]) -> str:
+def _sign_origin(key: bytes, made: Mapping[str, Any]) -> str:
     return hmac.new(key, json.dumps(made, sort_keys=True).encode(), hashlib.sha256).hexdigest()
 
 

@@ -1,7 +1,5 @@
 """The verb `adopt`: convert other tools' files into a run file, and report what became of every key."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Read files of Kubernetes and SkyPilot: the machines that they request, and the command that starts ranks there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Read command lines as settings: which tool starts what, with which options. Nothing is executed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -24,7 +22,9 @@ COMMAND_PRIORITY = 1
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
 MIN_TRAINER_OPTIONS = 2
-"""So many names of TrainingArguments among the options of a script make it one of the Trainer."""
+"""So many names of TrainingArguments among the options of a script make it one of the Trainer,"""
+COMMON_OPTIONS = {"learning_rate", "output_dir", "max_steps", "warmup_ratio", "max_grad_norm", "adam_beta1"}
+"""unless all of them are these, which other scripts have too, or the batch has another name."""
 LIGHTNING_VERBS = ("fit", "validate", "test", "predict")
 """Of its command line: options that begin with `trainer.` are other tools' too."""
 
@@ -73,7 +73,15 @@ def read_command(command: ShellCommand, folder: Path) -> list[Settings]:
         tool = tool_of(line.words, line.environment)
         if not tool:
             break
-        _read_tool(line, tool)
+        rest = line.words[1:]
+        if tool == "paceline":
+            _read_paceline(line, rest)
+        elif tool == "python":
+            _read_program(line, "python", rest, alone=True)
+        elif tool == "accelerate":
+            _read_accelerate(line, rest[1:])
+        else:
+            _read_launcher(line, tool, rest)
         if tool in ("python", "paceline", *STARTS_RANKS):
             break
     return line.sources
@@ -145,18 +153,6 @@ def _as_launcher(words: list[str]) -> list[str]:
         if rest[:1] == ["-m"] and rest[1:2] and rest[1] in PROGRAMS["modules"]:
             return [*PROGRAMS["modules"][rest[1]].split(), *rest[2:]]
     return words
-
-
-def _read_tool(line: _CommandLine, tool: str) -> None:
-    rest = line.words[1:]
-    if tool == "paceline":
-        _read_paceline(line, rest)
-    elif tool == "python":
-        _read_program(line, "python", rest, alone=True)
-    elif tool == "accelerate":
-        _read_accelerate(line, rest[1:])
-    else:
-        _read_launcher(line, tool, rest)
 
 
 def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
@@ -257,7 +253,9 @@ def _read_script_options(line: _CommandLine, script: str, words: list[str]) -> N
     found, rest, _ = parse_options(words, own, loose=True)
     if not found and not rest:
         return
-    if len(trainer.marks & found.keys()) >= MIN_TRAINER_OPTIONS:
+    marks = trainer.marks & found.keys()
+    own_batch = any(re.search("batch_?size$", key) and trainer.rule(key) is None for key in found)
+    if len(marks) >= MIN_TRAINER_OPTIONS and marks - COMMON_OPTIONS and not own_batch:
         theirs = {key: value for key, value in found.items() if trainer.rule(key) is not None}
         line.add(script, "training_arguments", theirs, prefix="--")
         found = {key: value for key, value in found.items() if key not in theirs}

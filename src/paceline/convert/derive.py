@@ -4,8 +4,7 @@ Other tools count per device and per process; a run file counts over all ranks. 
 equation, and numbers that cannot all be true are one error.
 """
 
-from __future__ import annotations
-
+import math
 from dataclasses import replace
 
 from paceline.config import Train
@@ -34,6 +33,7 @@ def derive_run_file(draft: Draft) -> None:
     for key, claim in draft.claims.items():
         if "." in key or key in ("name", "workload"):
             draft.set_line(key, claim.value, draft.describe(key))
+    _check_strategy(draft)
     _check_offload(draft)
     _check_sharded_options(draft)
 
@@ -114,7 +114,8 @@ def _derive_batch(draft: Draft, ranks: int | None) -> None:
         draft.fill_in.pop("parallel.ranks", None)
         equation = f"{batch} global / ({micro} per pass × {passes} accumulated)"
         draft.set_line("parallel.ranks", ranks, equation, ("global_batch",))
-    world = ranks or 1
+    model_ranks = math.prod(draft.value(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
+    world = max(1, (ranks or 1) // model_ranks)  # ranks with samples of their own
     if batch and micro and passes and batch != micro * passes * world:
         product = f"{micro} per pass × {passes} accumulated × {_count(world, 'rank')} = {micro * passes * world}"
         sides = f"{draft.describe('global_batch')} is not {product}"
@@ -232,6 +233,17 @@ def _derive_cluster(draft: Draft, ranks: int | None) -> None:
     draft.set_line("cluster", text, draft.describe("device_name"), ("device_name", "nodes", "gpus_per_node", "gpus"))
     if "parallel.strategy" not in draft.claims:
         draft.set_line("parallel.strategy", "ddp" if (ranks or 1) > 1 else "single", "nothing else is given")
+
+
+def _check_strategy(draft: Draft) -> None:
+    """Use hsdp for copies of shards; drop a default where the file that would replace it is missing."""
+    claim = draft.claims.get("parallel.strategy")
+    if draft.value("parallel.replicate") and claim and claim.value == "fsdp":
+        draft.set_line("parallel.strategy", "hsdp", draft.describe("parallel.replicate"))
+    missing = [row for row in draft.rows if row.review and row.key.endswith("deepspeed_config_file")]
+    if missing and claim and draft.rows[claim.row].key.endswith("distributed_type"):
+        draft.reject("parallel.strategy", reason := f"{missing[0].assignment} gives it, which does not exist here")
+        draft.fill_in["parallel.strategy"] = reason
 
 
 def _check_offload(draft: Draft) -> None:

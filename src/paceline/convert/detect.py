@@ -1,7 +1,5 @@
 """Recognise files by their content: their names may be anything."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +12,10 @@ from paceline.convert.job_script import has_launch_command, is_shell_script, rea
 from paceline.convert.key_tables import KeyTable, load_table, paceline_table
 from paceline.convert.python_file import parse_python, read_python
 from paceline.convert.shell import evaluate_script
-from paceline.convert.sources import Settings, flatten_keys, parse_json, parse_yaml, read_config_text
+from paceline.convert.sources import Settings, parse_json, parse_yaml, read_config_text
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
+from paceline.io.files import flatten_keys
 
 JSON_TABLES = ("deepspeed", "training_arguments")
 YAML_TABLES = ("accelerate", "paceline", "lightning", "project", "deepspeed", "training_arguments")

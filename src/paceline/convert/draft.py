@@ -1,7 +1,5 @@
 """Collect what each key claims for the run file, and detect contradictions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -9,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.convert.key_tables import PacelineTable
+from paceline.convert.key_tables import PacelineTable, load_table
 from paceline.convert.rules import Outcome, Translation, UnreadableValue, note, reject
 from paceline.convert.shell import AT_RUN_TIME, is_unknown
-from paceline.convert.sources import Settings, flatten_keys
+from paceline.convert.sources import Settings
 from paceline.errors import UserError
+from paceline.io.files import flatten_keys
 
-SECRET = re.compile(r"(^|[_. ])(token|secret|password|api_key)$", re.IGNORECASE)
+SECRET = re.compile(r"(^|[_. ])(token|secret|password|(api|access|secret)_key)$", re.IGNORECASE)
 """Keys whose values are repeated nowhere."""
 SYNONYMS = {"zero3": "fsdp"}
 """Two names of one strategy."""
@@ -95,7 +94,7 @@ class Draft:
         for key, value in values.items():
             shown = key.replace("_", "-") if source.table.dashed else key
             translation = together[key] if key in together else _translate_key(source, key, value)
-            if is_unknown(value) and not translation.claims and (claims := _list_claims(source, key)):
+            if is_unknown(value) and (claims := translation.claims or _list_claims(source, key)):
                 self.unknown |= dict.fromkeys(claims, f"{source.name} {source.prefix}{shown}={value}")
                 translation = note(AT_RUN_TIME, review=True)
             self.add(source, f"{source.prefix}{shown}", value, translation)
@@ -130,6 +129,9 @@ class Draft:
     def _claim(self, name: str, new: Claim) -> None:
         old = self.claims.setdefault(name, new)
         if old is new or SYNONYMS.get(str(old.value), old.value) == SYNONYMS.get(str(new.value), new.value):
+            return
+        if name == "train.loggers" and old.priority == new.priority:
+            self.claims[name] = new._replace(value=[*old.value, *(one for one in new.value if one not in old.value)])
             return
         if old.priority == new.priority:
             first, second = self.rows[old.row].assignment, self.rows[new.row].assignment
@@ -199,6 +201,8 @@ def _translate_key(source: Settings, key: str, value: Any) -> Translation:
     except UnreadableValue as kind:
         if is_unknown(value):
             return note(AT_RUN_TIME, review=True)
+        if source.table is load_table("script_options"):
+            return note(f"not {kind}; the script reads it itself", review=True)
         raise UserError(f"{source.name}: {key}: {value!r} is not {kind}", code="invalid-value", key=key) from None
 
 

@@ -1,7 +1,5 @@
 """Read shell scripts: the `#SBATCH` lines, what is exported, and the command that starts ranks."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tables of other tools' keys, loaded from `tables/*.yaml` when they are first needed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +13,7 @@ from paceline.config.run_file import set_nested
 from paceline.convert.rules import Entry, Outcome, Rule, Translation, accept, build_rule, reject
 from paceline.convert.value_rules import FUNCTIONS
 from paceline.errors import did_you_mean
-from paceline.trainer.engines.deepspeed_sections import AUTO, SECTIONS, Meaning, translate_sections
+from paceline.trainer.engines.deepspeed_config import AUTO, SECTIONS, Meaning, translate_sections
 
 TABLES = Path(__file__).with_name("tables")
 AUTO_RULING = Translation(Outcome.DERIVED, reason="auto: as the other files have it, or Paceline's default")

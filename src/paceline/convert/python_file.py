@@ -1,7 +1,5 @@
 """Read Python scripts as text: configurations that they write as literals. Nothing is executed."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +9,8 @@ from typing import Any
 
 from paceline.convert.key_tables import KeyTable, load_table
 from paceline.convert.rules import Outcome, Translation, UnreadableValue, accept, note
-from paceline.convert.sources import Extra, Settings, flatten_keys
+from paceline.convert.sources import Extra, Settings
+from paceline.io.files import flatten_keys
 
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
 NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)

@@ -1,7 +1,5 @@
 """Rules for keys of other tools: what a value of such a key becomes in a run file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -199,7 +197,7 @@ def _build_note(entry: Entry) -> Rule:
 
 
 def translate_file(value: Any) -> Translation:
-    """Judge the name of another file with settings."""
+    """Keep the name of a file whose settings are read too, unless it stands for none."""
     return OFF if is_off(value) else Translation(Outcome.KEPT, file=str(value))
 
 

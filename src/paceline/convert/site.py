@@ -1,12 +1,11 @@
 """Derive a site file from a job script: what its cluster needs in every job, apart from the run itself."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.convert.draft import SECRET
 from paceline.convert.key_tables import load_table
 from paceline.convert.shell import is_unknown
 from paceline.convert.sources import Settings
@@ -66,7 +65,7 @@ def _read_shell(sources: Sequence[Settings]) -> dict[str, Any]:
     modules = [name for key, value in rows if key in ("module", "ml") for name in _parse_modules(value)]
     setup = [value for key, value in rows if key in SETUP and "\n" not in value]
     exports = {key.removeprefix("export "): value for key, value in rows if key.startswith("export ")}
-    variables = {name: value for name, value in exports.items() if value.isprintable()}
+    variables = {name: value for name, value in exports.items() if value.isprintable() and not SECRET.search(name)}
     container = next((value for key, value in rows if key in CONTAINERS), None)
     return {"modules": modules, "setup": setup, "variables": variables, "container": container}
 

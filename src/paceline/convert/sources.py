@@ -1,7 +1,5 @@
 """Read other tools' files and texts into settings. Nothing in them is executed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +11,7 @@ import yaml
 from paceline.convert.key_tables import KeyTable
 from paceline.convert.rules import Translation
 from paceline.errors import Code, UserError, suggest_path
-from paceline.io.safe_open import read_text
+from paceline.io.files import read_text
 from paceline.io.safe_yaml import YamlLimitError, check_size
 
 MAX_BYTES = 1 << 20
@@ -37,15 +35,6 @@ class Settings:
     prefix: str = ""
     """Before each key, as it is shown: the dashes of an option."""
     extra: tuple[Extra, ...] = ()
-
-
-def flatten_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by dotted keys; an empty section is a value."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        inner = flatten_keys(value) if isinstance(value, Mapping) and value else {"": value}
-        flat |= {f"{name}.{key}" if key else f"{name}": item for key, item in inner.items()}
-    return flat
 
 
 def read_config_text(file: Path) -> str:

@@ -1,7 +1,5 @@
 """Rules that a table cannot express: `call: offload` in `tables/*.yaml` is `translate_offload` here."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -21,7 +19,7 @@ from paceline.convert.rules import (
     reject,
 )
 
-LOGGERS = ("tensorboard", "wandb", "mlflow")
+LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 SHARDS = {"full_shard": "fsdp", "shard_grad_op": "zero2", "no_shard": "ddp", "hybrid_shard": "hsdp"}
 STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp", "deepspeed": "zero2", "ddp_sharded": "zero2"}
 FOR_SCHEDULER = note("for the scheduler")
@@ -45,7 +43,7 @@ def translate_loggers(value: Any) -> Translation:
         return keep("events are in the run folder")
     known = [next((logger for logger in LOGGERS if logger in str(name).lower()), None) for name in names]
     if None in known:
-        return reject(f"loggers are tensorboard, wandb and mlflow, not {names[known.index(None)]}")
+        return reject(f"loggers are {', '.join(LOGGERS)}, not {names[known.index(None)]}")
     return accept({"train.loggers": known})
 
 

@@ -1,7 +1,5 @@
 """Prepared data on disk: an entry is complete or absent, and one process builds it while others wait."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -21,8 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from paceline.data.npz import UNREADABLE
 from paceline.errors import RunFailed, UserError
-from paceline.io.files import compute_seal, hold_lock, sync_file
-from paceline.io.safe_open import check_regular, read_text
+from paceline.io.files import check_regular, compute_seal, hold_lock, read_text, sync_file
 from paceline.workload import LogFn, ignore_log
 
 Opened = TypeVar("Opened")
@@ -68,9 +65,12 @@ def lock_entry(entry: Path, log: LogFn) -> Iterator[None]:
 
 
 @contextmanager
-def create_entry(entry: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside the entry; at the end it becomes the entry, after an error it is removed."""
-    with _translate_disk_errors(entry.parent), _make_temporary(entry) as outer:
+def create_entry(entry: Path, key: str = "data.cache") -> Iterator[Path]:
+    """Yield a temporary folder beside the entry; at the end it becomes the entry, after an error it is removed.
+
+    Errors of the disk name the option `key`, which chose the place.
+    """
+    with _translate_disk_errors(entry.parent, key), _make_temporary(entry) as outer:
         new = outer / "new"
         new.mkdir()  # the outer one is private, but a cache may be shared
         yield new
@@ -93,20 +93,21 @@ def _replace_folder(new: Path, entry: Path) -> None:
 @contextmanager
 def _make_temporary(entry: Path) -> Iterator[Path]:
     prefix = f"{entry.name}.part-"
+    entry.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=entry.parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @contextmanager
-def _translate_disk_errors(folder: Path) -> Iterator[None]:
+def _translate_disk_errors(folder: Path, key: str = "data.cache") -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = f"data.cache={folder}: the disk is full; free some space, or type  data.cache=FOLDER"
-            raise RunFailed(message, code="disk-full", key="data.cache") from None
-        message = f"data.cache={folder}: cannot be written ({error.strerror or error}); type  data.cache=FOLDER"
-        raise UserError(message, code="not-writable", key="data.cache") from None
+            message = f"{key}={folder}: the disk is full; free some space, or type  {key}=FOLDER"
+            raise RunFailed(message, code="disk-full", key=key) from None
+        message = f"{key}={folder}: cannot be written ({error.strerror or error}); type  {key}=FOLDER"
+        raise UserError(message, code="not-writable", key=key) from None
 
 
 class ArrayWriter:
@@ -128,7 +129,7 @@ class ArrayWriter:
         self._sha256.update(piece)
         self.length += len(values)
 
-    def __enter__(self) -> ArrayWriter:
+    def __enter__(self) -> "ArrayWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:

@@ -1,9 +1,6 @@
 """Find, open and hash the user's files: text or gzip; a file, a folder or a pattern."""
 
-from __future__ import annotations
-
 import codecs
-import fnmatch
 import glob
 import gzip
 import hashlib
@@ -13,14 +10,14 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from paceline.errors import RunFailed, UserError, suggest_path
-from paceline.io.files import write_atomic
-from paceline.io.safe_open import check_regular, open_regular, read_text
+from paceline.io.files import check_regular, open_regular, read_text, write_atomic
+from paceline.io.remote import fetch_data
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_LINE_CHARACTERS = 1 << 27  # a line is in memory as a whole
@@ -34,7 +31,7 @@ class TooManyFiles(UserError):
 
 def check_file(path: Path, key: str) -> Path:
     """Return the path of a file that exists and is not empty. `key` is the field of the run file that named it."""
-    path = path.expanduser()
+    path = fetch_data(path, key).expanduser()
     given = f"{key}={path}"
     try:
         if path.is_dir():
@@ -71,20 +68,23 @@ def find_files(path: Path, key: str, suffixes: tuple[str, ...], looking: bool = 
 
     Hidden ones are skipped. `looking`: raise TooManyFiles rather than walk through very many.
     """
-    path = path.expanduser()
+    path = fetch_data(path, key).expanduser()
     given = f"{key}={path}"
-    walk = FileWalk(MAX_LOOKED_AT_FILES if looking else None)
+    most = MAX_LOOKED_AT_FILES if looking else None
     try:
         if path.is_file():
             files = [path]
         elif path.is_dir():
-            below = walk.iter_below(path, lambda name: name[0] != "." and name != "__pycache__")
+            below = iter_below(path, lambda name: name[0] != "." and name != "__pycache__", most)
             files = sorted(file for file in below if file.name.endswith(suffixes))
             if not files:
                 kinds = " ".join(suffix for suffix in suffixes if not suffix.endswith(".gz"))
                 raise invalid_data(f"{given}: the folder has no text files ({kinds}, or the same with .gz)", key)
         elif glob.has_magic(str(path)):
-            files = sorted(walk.iter_matches(path))
+            matches = list(islice(glob.iglob(str(path), recursive=True), most and most + 1))
+            if most is not None and len(matches) > most:
+                raise TooManyFiles(f"{given}: more than {most:,} files and folders; not looked at")
+            files = sorted({Path(match) for match in matches if os.path.isfile(match)})
             if not files:
                 raise invalid_data(f"{given}: no file matches this pattern", key)
         else:
@@ -97,66 +97,26 @@ def find_files(path: Path, key: str, suffixes: tuple[str, ...], looking: bool = 
     return files
 
 
-@dataclass
-class FileWalk:
-    """One walk through folders, which may be nested deeper than Python recurses, and linked in a circle."""
+def iter_below(
+    folder: Path, enter: Callable[[str], bool] = lambda name: True, most: int | None = None
+) -> Iterator[Path]:
+    """Yield the files below a folder, unsorted, if `enter` accepts their names, without links to folders.
 
-    most: int | None = None
-    seen: int = 0
-    given: set[str] = field(default_factory=set)
-
-    def iter_below(self, folder: Path, enter: Callable[[str], bool] = lambda name: True) -> Iterator[Path]:
-        """Yield the files below a folder, unsorted, if `enter` accepts their names, without links to folders."""
-        folders = [str(folder)]
-        while folders:
-            for entry in self._entries(folders.pop()):
+    Raise TooManyFiles after `most` files and folders.
+    """
+    folders, seen = [str(folder)], 0
+    while folders:
+        with suppress(PermissionError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                seen += 1
+                if most is not None and seen > most:
+                    raise TooManyFiles(f"{folder}: more than {most:,} files and folders; not looked at")
                 if not enter(entry.name):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
-                elif entry.is_file(follow_symlinks=False) or (entry.is_symlink() and os.path.isfile(entry.path)):
+                elif os.path.isfile(entry.path):
                     yield Path(entry.path)
-
-    def iter_matches(self, pattern: Path) -> Iterator[Path]:
-        """Yield the files that match a pattern as of `glob`, each once, unsorted."""
-        parts = pattern.parts[bool(pattern.anchor) :]
-        waiting = [(pattern.anchor, parts, frozenset[tuple[int, int]]())]
-        while waiting:
-            folder, (part, *rest), above = waiting.pop()
-            here, inner = frozenset[tuple[int, int]](), rest
-            if part == "**":
-                stat = os.stat(folder or ".")
-                here = above | {(stat.st_dev, stat.st_ino)}
-                if here == above:  # links in a circle
-                    continue
-                if rest:
-                    waiting.append((folder, tuple(rest), frozenset()))
-                part, inner = "*", [part, *rest]
-            for path in self._expand(folder, part):
-                if inner and os.path.isdir(path):
-                    waiting.append((path, tuple(inner), here))
-                elif not rest and path not in self.given and os.path.isfile(path):
-                    self.given.add(path)
-                    yield Path(path)
-
-    def _expand(self, folder: str, part: str) -> Iterator[str]:
-        if not glob.has_magic(part):
-            return filter(os.path.lexists, [os.path.join(folder, part)])
-        names = (entry.name for entry in self._entries(folder or "."))
-        shown = (name for name in names if not name.startswith(".") or part.startswith("."))
-        return (os.path.join(folder, name) for name in shown if fnmatch.fnmatch(name, part))
-
-    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        try:
-            opened = os.scandir(folder)
-        except PermissionError:
-            return
-        with opened as entries:
-            for entry in entries:
-                self.seen += 1
-                if self.most is not None and self.seen > self.most:
-                    raise TooManyFiles(f"{folder}: more than {self.most:,} files and folders; not looked at")
-                yield entry
 
 
 @contextmanager

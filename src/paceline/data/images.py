@@ -1,7 +1,5 @@
 """A folder of images as a data set: the name of a sub-folder is the class of its images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ import torch
 
 from paceline.data.files import invalid_data, missing_path_error
 from paceline.errors import RunFailed
-from paceline.io.safe_open import check_regular
+from paceline.io.files import check_regular
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 

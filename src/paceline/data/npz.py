@@ -1,7 +1,5 @@
 """Open the user's .npz files: compressed arrays, which may be larger than memory once unpacked."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 import zlib
@@ -16,8 +14,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from paceline.data.files import invalid_format
-from paceline.errors import UserError
-from paceline.io.safe_open import check_regular
+from paceline.errors import UserError, get_first_line
+from paceline.io.files import check_regular
 
 UNREADABLE = (
     *(ValueError, KeyError, TypeError, AttributeError, NotImplementedError, MemoryError, OverflowError),
@@ -77,8 +75,7 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         reason = getattr(error, "strerror", None) or "the zip archive is damaged or truncated"
         raise invalid_format(f"{path}: cannot be read: {reason}; copy it again") from None
     except UNREADABLE as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise invalid_format(f"{path}: has no readable arrays ({reason}); copy it again") from None
+        raise invalid_format(f"{path}: has no readable arrays ({get_first_line(error)}); copy it again") from None
 
 
 def _iter_arrays(archive: zipfile.ZipFile) -> Iterator[tuple[zipfile.ZipInfo, IO[bytes]]]:

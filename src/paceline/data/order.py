@@ -4,10 +4,11 @@ The sample at position p of epoch e is a pure function of (seed, e, p). A global
 ranks and accumulation only divide: neither they nor a restart change which samples form a step.
 """
 
-from __future__ import annotations
-
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,17 +73,62 @@ class GlobalBatch:
     """Samples before this step, over the whole run."""
 
 
+class Stretch(NamedTuple):
+    """Steps of one size in one epoch."""
+
+    first: int  # step
+    epoch: int
+    begin: int  # position
+    batch: int
+
+
 @dataclass(frozen=True)
 class Order:
     """The order of a whole run. The last batch of an epoch is what is left: nothing dropped, nothing repeated."""
 
     samples: int
-    batch: int
+    batch: int  # the last size, if it grows
     seed: int
+    growth: tuple[tuple[int, int], ...] = ()  # (first step, samples) of other sizes before, and of the last
 
     @classmethod
-    def of(cls, train: Train, samples: int) -> Order:
-        return cls(samples, train.global_batch, train.seed)
+    def of(cls, train: Train, samples: int) -> "Order":
+        growth = tuple(sorted(train.batch_schedule.items()))
+        return cls(samples, growth[-1][1] if growth else train.global_batch, train.seed, growth)
+
+    @cached_property
+    def stretches(self) -> list[Stretch]:
+        """The stretches of a growing batch; from the last one on, all epochs have the last size alone."""
+        found, step, epoch, begin = list[Stretch](), 0, 0, 0
+        sizes = self.growth or ((0, self.batch),)
+        for (_, batch), end in zip(sizes, [*(first for first, _ in sizes[1:]), 0], strict=True):
+            while step < end or (not end and begin):
+                left = -(-(self.samples - begin) // batch)
+                steps = min(left, end - step) if end else left
+                found.append(Stretch(step, epoch, begin, batch))
+                step, begin = step + steps, begin + steps * batch
+                if begin >= self.samples:
+                    epoch, begin = epoch + 1, 0
+        return [*found, Stretch(step, epoch, 0, self.batch)]
+
+    def locate(self, step: int) -> tuple[int, int, int]:
+        """Return (epoch, position, size) of the batch of a step."""
+        at = self.stretches[bisect(self.stretches, step, key=lambda stretch: stretch.first) - 1]
+        if at is not self.stretches[-1]:
+            return at.epoch, at.begin + (step - at.first) * at.batch, at.batch
+        epochs, index = divmod(step - at.first, self.steps_per_epoch)
+        return at.epoch + epochs, index * at.batch, at.batch
+
+    def first_step(self, epoch: int) -> int:
+        """Return the step with which an epoch begins."""
+        last = self.stretches[-1]
+        if epoch >= last.epoch:
+            return last.first + (epoch - last.epoch) * self.steps_per_epoch
+        return next(s.first for s in self.stretches if s.epoch == epoch and s.begin == 0)
+
+    def is_epoch_end(self, step: int) -> bool:
+        """Return whether an epoch is over after so many steps."""
+        return step > 0 and self.locate(step)[1] == 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -90,19 +136,19 @@ class Order:
 
     def seen(self, step: int) -> int:
         """Return the number of samples trained on before a step."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        return epoch * self.samples + min(index * self.batch, self.samples)
+        epoch, position, _ = self.locate(step)
+        return epoch * self.samples + position
 
     def global_batches(self, first: int, last: int) -> Iterator[GlobalBatch]:
         while first < last:
-            epoch, index = divmod(first, self.steps_per_epoch)
-            count = min(last - first, self.steps_per_epoch - index, AT_ONCE)
-            begin = index * self.batch
-            positions = np.arange(begin, min(begin + count * self.batch, self.samples))
+            epoch, begin, batch = self.locate(first)
+            grown = next((step for step, _ in self.growth if step > first), last)
+            count = min(last - first, -(-(self.samples - begin) // batch), AT_ONCE, grown - first)
+            positions = np.arange(begin, min(begin + count * batch, self.samples))
             ids = permute(positions, self.samples, self.seed, epoch)
             keys = derive_sample_keys(ids, self.seed, epoch)
             for i in range(count):
-                mine = slice(i * self.batch, (i + 1) * self.batch)
+                mine = slice(i * batch, (i + 1) * batch)
                 yield GlobalBatch(first + i, epoch, ids[mine], keys[mine], self.seen(first + i))
             first += count
 
@@ -111,7 +157,7 @@ class Order:
 
 
 def total_steps(train: Train, order: Order) -> int:
-    return train.steps or (train.epochs or 1) * order.steps_per_epoch
+    return train.steps or order.first_step(train.epochs or 1)
 
 
 def split_by_cost(cost: np.ndarray, shares: int) -> list[np.ndarray]:

@@ -3,8 +3,6 @@
 Without workers, samples that draw from the generators of the process are made between two steps instead.
 """
 
-from __future__ import annotations
-
 import math
 import queue
 import threading
@@ -16,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -27,6 +26,7 @@ from paceline.data.samples import cost_of
 from paceline.data.workers import WorkerDied
 from paceline.errors import RunFailed
 from paceline.layout import Layout
+from paceline.nn.batch_norm import divide_into_groups
 from paceline.workload import Samples
 
 SMALL_BYTES = 1 << 18
@@ -36,6 +36,13 @@ Made = TypeVar("Made")
 
 IdsAndKeys = tuple[np.ndarray, np.ndarray]  # of one micro-batch
 Collate = Callable[[list[IdsAndKeys]], list[Any]]  # makes several batches at a time, if that is faster
+
+
+class KeyedBatch(NamedTuple):
+    """A batch with the random number of each row, for models whose layers draw from it or go by groups of samples."""
+
+    batch: Any
+    keys: Tensor
 
 
 @dataclass(frozen=True)
@@ -68,15 +75,18 @@ class Loader:
     rank: int
     collate: Collate
     at_once: int = 1  # steps whose batches are made together
+    group: int = 1  # consecutive samples that stay together on one rank
 
     def load(self, batches: Sequence[GlobalBatch]) -> list[RankBatch]:
         """Return this rank's share of each: as many micro-batches as other ranks have, of nearly the same cost."""
         wanted, weights, totals = list[IdsAndKeys](), list[list[int]](), list[int]()
         for whole in batches:
             count, cost = self.layout.passes(len(whole.ids)), cost_of(self.samples, whole.ids)
-            shares = split_by_cost(cost, self.layout.data * count)[self.rank * count : (self.rank + 1) * count]
+            shares = split_groups(cost, self.layout.data * count, self.group)
+            shares = shares[self.rank * count : (self.rank + 1) * count]
             weights.append([1 if len(share) else 0 for share in shares])
-            wanted += [(whole.ids[s], whole.keys[s]) if len(s) else (whole.ids[:1], whole.keys[:1]) for s in shares]
+            unused = np.arange(min(self.group, len(whole.ids)))
+            wanted += [(whole.ids[s], whole.keys[s]) for s in (share if len(share) else unused for share in shares)]
             totals.append(int(cost.sum()))
         began = time.perf_counter()
         try:
@@ -132,6 +142,17 @@ class Loader:
             thread.join()
 
 
+def split_groups(cost: np.ndarray, shares: int, group: int) -> list[np.ndarray]:
+    """Divide samples by cost into shares of whole groups; the last group, which may be shorter, comes last in its."""
+    if group == 1:
+        return split_by_cost(cost, shares)
+    sizes = divide_into_groups(len(cost), group)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    dealt = split_by_cost(np.add.reduceat(cost, ends - sizes), shares)
+    groups = np.split(np.arange(len(cost)), ends[:-1])
+    return [np.concatenate([ends[:0], *(groups[i] for i in np.sort(mine))]) for mine in dealt]
+
+
 def count_workers(samples: Samples) -> int:
     return getattr(samples, "workers", 0)
 
@@ -165,5 +186,21 @@ def make_collate(make: Callable[..., Any], pin: bool = False) -> Collate:
     return lambda wanted: [pin_large(make(*request)) if pin else make(*request) for request in wanted]
 
 
-def move_batch(batch: Any, device: Any) -> Any:
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+def add_keys(collate: Collate, rows: int = 0) -> Collate:
+    """Return a function that makes the same batches with the keys of their samples, filled up to `rows`."""
+
+    def make(wanted: list[IdsAndKeys]) -> list[Any]:
+        keys = [np.pad(own, (0, max(0, rows - len(own)))) for _, own in wanted]
+        return [KeyedBatch(b, torch.from_numpy(k)) for b, k in zip(collate(wanted), keys, strict=True)]
+
+    return make
+
+
+def move_batch(batch: Any, device: Any, precision: str = "") -> Any:
+    """Copy tensors to the device, and to fp64 what a model in fp64 multiplies with."""
+    kind = torch.float64 if precision == "fp64" else None
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device, kind if tensor.is_floating_point() else None, non_blocking=True)
+
+    return tree_map_only(Tensor, move, batch)

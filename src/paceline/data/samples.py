@@ -4,8 +4,6 @@ It may be a tuple or dict of tensors or arrays, a DataFrame, or anything with a 
 its samples cannot be named by a number.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections import deque
@@ -50,7 +48,7 @@ def load_training_samples(workload: Workload) -> Samples:
 def cost_of(samples: Samples, ids: np.ndarray) -> np.ndarray:
     cost = np.asarray(samples.cost(ids))
     if cost.shape != ids.shape or cost.dtype.kind not in "biuf":
-        raise _data_error(f"workload: cost(ids) gave {_describe(cost)}, expected a number for each sample")
+        raise _data_error(f"workload: cost(ids) gave {_describe_leaf(cost)}, expected a number for each sample")
     return cost
 
 
@@ -76,6 +74,7 @@ def traits_of(workload: Workload, samples: Samples) -> Traits:
         equal_layers=workload.compile_layers,
         few_shapes=hasattr(samples, "fixed_shape_batches") or _has_one_shape(samples),
         half_only=getattr(samples, "half_only", False),
+        chunks_loss=workload.chunks_loss,
         own_loop=isinstance(workload, OwnLoop),
         own_optimizer=workload.has("optimizer"),
     )
@@ -123,9 +122,9 @@ class ArraySamples:
             if isinstance(leaf, list):
                 raise _data_error(f"{part} is a list; convert it with  np.array, or return a list of samples")
             if not isinstance(leaf, Tensor | np.ndarray) or not leaf.ndim:
-                raise _data_error(f"{part} is {_describe(leaf)}; {ALLOWED}")
+                raise _data_error(f"{part} is {_describe_leaf(leaf)}; {ALLOWED}")
             if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufc":
-                raise _data_error(f"{part} is {_describe(leaf)}; encode words and dates as numbers")
+                raise _data_error(f"{part} is {_describe_leaf(leaf)}; encode words and dates as numbers")
         self.columns = tree_map(lambda leaf: leaf if isinstance(leaf, Tensor) else _to_tensor(leaf), columns)
         leaves = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(self.columns)[0]]
         if not leaves:
@@ -172,7 +171,7 @@ class DatasetSamples:
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Any:
         with preserve_generators():
-            samples = [self._sample(i, key) for i, key in zip(ids.tolist(), keys.tolist(), strict=True)]
+            samples = [self._make_sample(i, key) for i, key in zip(ids.tolist(), keys.tolist(), strict=True)]
             if self.collate is not None:
                 return self.collate(samples)
         try:
@@ -183,7 +182,7 @@ class DatasetSamples:
             hint = "align them in the data set, or give your Workload a method  collate(self, samples)"
             raise _data_error(f"{self.source}: {differ}, which cannot be stacked; {hint}") from error
 
-    def _sample(self, number: int, key: int) -> Any:
+    def _make_sample(self, number: int, key: int) -> Any:
         seed_generators(key)
         for seed in self.seeders:
             seed(key)
@@ -210,10 +209,10 @@ def _to_tensor(array: np.ndarray) -> Tensor:
 
 def _describe_sample(sample: Any) -> str:
     leaves = tree_flatten_with_path(sample)[0]
-    return ", ".join(f"{keystr(path)} {_describe(leaf)}".lstrip() for path, leaf in leaves)
+    return ", ".join(f"{keystr(path)} {_describe_leaf(leaf)}".lstrip() for path, leaf in leaves)
 
 
-def _describe(leaf: Any) -> str:
+def _describe_leaf(leaf: Any) -> str:
     if isinstance(leaf, Tensor | np.ndarray):
         kind = "a tensor" if isinstance(leaf, Tensor) else f"an array of {leaf.dtype}"
         return f"{kind} of shape {list(leaf.shape)}"

@@ -1,7 +1,5 @@
 """Read tables (csv, tsv, jsonl, Parquet; text may be gzip): all rows, or chosen columns, one row or batch at a time."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -13,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from paceline.data.files import check_file, invalid_data, invalid_format, iter_lines
-from paceline.errors import UserError, did_you_mean, join_names
-from paceline.io.safe_open import check_regular
+from paceline.errors import UserError, did_you_mean, get_first_line, join_names
+from paceline.io.files import check_regular
 
 TABLE_KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 MAX_FIELD_CHARACTERS = 1 << 24  # a longer field of a csv file means that a quote was left open
@@ -133,7 +131,7 @@ def _iter_csv_records(file: Path, delimiter: str) -> Iterator[list[str]]:
 
 
 def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str], file: Path) -> Iterator[list[str]]:
-    """Files that were concatenated repeat their header; as a row it would be data."""
+    """Reject the header as a row, which it is in files that were concatenated."""
     for number, fields in enumerate(records, 1):
         if fields == header:
             raise invalid_format(f"{file} row {number} repeats the header; remove it")
@@ -160,7 +158,7 @@ def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
     except UnicodeDecodeError:
         raise invalid_format(f"{path}: a text in it is not UTF-8; write its columns as strings") from None
     except (pyarrow.ArrowException, OSError) as error:
-        reason = (str(error).splitlines() or ["damaged"])[0]
+        reason = get_first_line(error)
         raise UserError(f"{path}: not a readable Parquet file ({reason}); copy it again", code="unreadable") from None
 
 
@@ -174,19 +172,19 @@ class Columns:
         return len(next(iter(self.columns.values())))
 
     def texts(self, name: str) -> list[str]:
-        return ["" if value is None else _format_value(value) for value in self._column(name)]
+        return ["" if value is None else _format_value(value) for value in self._require_column(name)]
 
     def numbers(self, *names: str) -> np.ndarray:
-        return np.stack([self._numbers(name) for name in names], axis=1)
+        return np.stack([self._parse_numbers(name) for name in names], axis=1)
 
     def categories(self, *names: str) -> dict[str, list[str]]:
         return {name: sorted(set(self.texts(name))) for name in names}
 
     def codes(self, categories: Mapping[str, Sequence[str]]) -> np.ndarray:
         """Return columns as the index of each text among its categories, those of the training split for all splits."""
-        return np.stack([self._codes(name, words) for name, words in categories.items()], axis=1)
+        return np.stack([self._parse_categories(name, words) for name, words in categories.items()], axis=1)
 
-    def _codes(self, name: str, words: Sequence[str]) -> np.ndarray:
+    def _parse_categories(self, name: str, words: Sequence[str]) -> np.ndarray:
         index = {word: number for number, word in enumerate(words)}
         texts = self.texts(name)
         for row, text in enumerate(texts, 1):
@@ -195,9 +193,9 @@ class Columns:
                 raise invalid_data(f"{self.path} row {row}: {name!r} is {text!r}, {unknown}", name)
         return np.array([index[text] for text in texts], np.int64)
 
-    def _numbers(self, name: str) -> np.ndarray:
+    def _parse_numbers(self, name: str) -> np.ndarray:
         numbers = np.empty(len(self), np.float32)
-        for row, value in enumerate(self._column(name)):
+        for row, value in enumerate(self._require_column(name)):
             try:
                 number = float(value)
             except (TypeError, ValueError, OverflowError):
@@ -208,7 +206,7 @@ class Columns:
             numbers[row] = number
         return numbers
 
-    def _column(self, name: str) -> Sequence[Any]:
+    def _require_column(self, name: str) -> Sequence[Any]:
         check_columns({"": name}, self.columns, self.path)
         return self.columns[name]
 
@@ -236,8 +234,10 @@ def _format_value(value: Any) -> str:
 
 
 def format_label(value: Any) -> str:
-    """Format the name of a class: 4, 4.0 and " 4" are the same one, in every kind of file."""
+    """Format the name of a class: 4, 4.0 and " 4" are the same one, in every kind of file, and so are True and true."""
     text = "" if value is None else str(value).strip()
+    if text.lower() in ("true", "false"):
+        return text.title()
     try:
         number = float(text)
     except ValueError:

@@ -4,8 +4,6 @@ They are forks of the rank, made before it uses a device or starts threads. They
 and keys, so that any number of them gives the same result.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import io
@@ -96,7 +94,7 @@ class Workers:
             ours, theirs = multiprocessing.Pipe()
             inherited = [worker.pipe for worker in self.all] + [ours]
             process = multiprocessing.get_context("fork").Process(
-                target=_serve, args=(theirs, self.splits, self.reference, inherited, os.getpid()), daemon=True
+                target=_serve_rank, args=(theirs, self.splits, self.reference, inherited, os.getpid()), daemon=True
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # about threads: none of their locks is used
@@ -223,7 +221,7 @@ def choose_worker_count(step_s: float, cores: int) -> int:
 MEASURE = "measure"
 
 
-def _serve(
+def _serve_rank(
     pipe: Connection, splits: Mapping[str, Samples], reference: str, inherited: list[Connection], parent: int
 ) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -242,7 +240,7 @@ def _serve(
             send_message(pipe, _answer(splits[split], what, arguments, reference))
 
 
-def _answer(samples: Samples, what: str, arguments: list[Any], reference: str) -> Message:
+def _answer(samples: Samples, what: str, arguments: list[Any], reference: str) -> "Message":
     try:
         make = partial(_measure_sample_s, samples) if what == MEASURE else getattr(samples, what)
         return pack_message(make(*arguments))

@@ -1,7 +1,5 @@
 """Check the devices: visible and free, as fast as their data sheet, and not throttled by heat or power."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping

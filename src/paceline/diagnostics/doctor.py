@@ -1,7 +1,5 @@
 """Run all checks on this machine, or on all nodes of a job."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -4,8 +4,6 @@ Disjoint pairs of nodes are measured at the same time, in rounds, as in a tourna
 unknown: a slow pair that is fast alone shares its path with another.
 """
 
-from __future__ import annotations
-
 import errno
 import secrets
 import socket
@@ -254,7 +252,7 @@ def measure_loopback_bits_s() -> float:
 
         def send() -> None:
             with suppress(OSError), socket.create_connection(server.getsockname(), CONNECT_S) as connection:
-                _send(connection)
+                _send_until_closed(connection)
 
         sender = threading.Thread(target=send, daemon=True)
         sender.start()
@@ -274,7 +272,7 @@ def _measure_pair(a: int, b: int, peer: NodeAddress) -> PairRate:
             with socket.create_connection((peer.host, peer.port), CONNECT_S) as connection:
                 connection.settimeout(CONNECT_S)
                 connection.sendall(peer.token.encode())
-                trips += _ask_time(connection)
+                trips += _measure_clock_offsets(connection)
                 rates.append(_receive_bits_s(connection))
     except OSError as error:
         return PairRate(a, b, 0.0, 0.0, 0.0, f"{error.strerror or 'no answer'} at {peer.host}:{peer.port}")
@@ -297,10 +295,10 @@ def _serve_pair(server: socket.socket, token: str) -> None:
                 for _ in range(PINGS):
                     _receive_exactly(connection, 1)
                     connection.sendall(struct.pack("!d", time.time()))
-                _send(connection)
+                _send_until_closed(connection)
 
 
-def _ask_time(connection: socket.socket) -> Iterator[tuple[float, float]]:
+def _measure_clock_offsets(connection: socket.socket) -> Iterator[tuple[float, float]]:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for _ in range(PINGS):
         before = time.time()
@@ -310,7 +308,7 @@ def _ask_time(connection: socket.socket) -> Iterator[tuple[float, float]]:
         yield after - before, their_time - (before + after) / 2
 
 
-def _send(connection: socket.socket) -> None:
+def _send_until_closed(connection: socket.socket) -> None:
     block, end_s = bytes(BLOCK_BYTES), time.monotonic() + CONNECT_S
     with suppress(OSError):
         while time.monotonic() < end_s:

@@ -4,8 +4,6 @@ The nodes meet in a store where the ranks of a run would. No process group is ma
 where one could not be; a node that does not come, or cannot be reached, is named.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.diagnostics.results import CheckResult, Examination, Health
-from paceline.errors import RunFailed
+from paceline.errors import RunFailed, get_first_line
 from paceline.io.arguments import option_error
 from paceline.launch.environment import RankInfo
 from paceline.launch.network import open_listener
@@ -189,7 +187,16 @@ def _open_store_in_thread(rank_info: RankInfo) -> Any:
 
     def open_store() -> None:
         try:
-            opened.append(_open_store(rank_info, dist))
+            main = rank_info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            shared = dist.TCPStore(
+                rank_info.address,
+                rank_info.port,
+                is_master=main,
+                timeout=timedelta(seconds=RENDEZVOUS_S),
+                wait_for_workers=False,
+                master_listen_fd=open_listener(rank_info).detach() if main else None,
+            )
+            opened.append(dist.PrefixStore(f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared))
         except Exception as error:  # raised below
             opened.append(error)
 
@@ -202,20 +209,6 @@ def _open_store_in_thread(rank_info: RankInfo) -> Any:
     if isinstance(opened[0], Exception):
         raise opened[0]
     return opened[0]
-
-
-def _open_store(rank_info: RankInfo, dist: Any) -> Any:
-    """Open the store where the ranks of a run would meet; torchrun has its own."""
-    main = rank_info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    shared = dist.TCPStore(
-        rank_info.address,
-        rank_info.port,
-        is_master=main,
-        timeout=timedelta(seconds=RENDEZVOUS_S),
-        wait_for_workers=False,
-        master_listen_fd=open_listener(rank_info).detach() if main else None,
-    )
-    return dist.PrefixStore(f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
 
 
 def _wait_for_rank_0(rank_info: RankInfo) -> None:
@@ -239,7 +232,7 @@ def _wait_for_rank_0(rank_info: RankInfo) -> None:
 
 
 def _describe_store_error(rank_info: RankInfo, error: Exception) -> CheckResult:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = get_first_line(error)
     address, port = f"{rank_info.address}:{rank_info.port}", rank_info.port
     found, remedy = f"{address}: {reason}", ""
     if "in use" in reason.lower():

@@ -1,7 +1,5 @@
 """Results of checks, and the context that checks run in."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -35,7 +33,7 @@ class CheckResult:
     """The node, or `a to b` for what is between two."""
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> CheckResult:
+    def parse(cls, values: Mapping[str, Any]) -> "CheckResult":
         return cls(**{**values, "verdict": Health(values["verdict"])})
 
 

@@ -1,7 +1,5 @@
 """Check this machine: installed software, limits of a process, disks, and how fast the data of a run are loaded."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -23,7 +21,7 @@ import torch
 
 from paceline.config import RunSpec
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Health
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, get_first_line
 from paceline.io.format import number, size
 from paceline.launch.environment import SINGLE_RANK
 from paceline.launch.network import INFINIBAND
@@ -98,7 +96,7 @@ def _explain_no_cuda() -> str:
     try:
         torch.cuda.init()
     except Exception as error:  # of the driver: too old, no fabric manager (802), no permission
-        return str(error).strip().splitlines()[0]
+        return get_first_line(error)
     return str(raised[0].message).splitlines()[0] if raised else "torch sees no device"
 
 
@@ -121,7 +119,7 @@ def compare_versions(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[CheckRe
 
 
 def check_open_files(context: CheckContext) -> Iterator[CheckResult]:
-    """Ranks, worker processes and shards of data hold files and sockets."""
+    """Check the limit of open files: ranks, worker processes and shards of data hold files and sockets."""
     yield _check_limit("open files", "ulimit -n", "nofile", resource.RLIMIT_NOFILE, MIN_FILES, 65536)
 
 
@@ -143,7 +141,7 @@ def _check_limit(name: str, command: str, item: str, limit: int, least: int, wan
 
 
 def check_locked_memory(context: CheckContext) -> Iterator[CheckResult]:
-    """InfiniBand sends from locked memory."""
+    """Check the limit of locked memory, from which InfiniBand sends."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = allowed == resource.RLIM_INFINITY
     result = partial(CheckResult, "limits", "locked memory", "unlimited" if unlimited else size(allowed))
@@ -169,7 +167,10 @@ def check_memory_limit(context: CheckContext) -> Iterator[CheckResult]:
 
 def check_cores(context: CheckContext) -> Iterator[CheckResult]:
     """Check for a core per rank and thread: more threads take turns and wait for each other."""
-    granted = count_granted_cores()
+    granted = float(len(os.sched_getaffinity(0)))
+    with suppress(OSError, ValueError):
+        quota, period = CORE_QUOTA.read_text().split()
+        granted = min(granted, int(quota) / int(period))
     ranks, threads = context.rank_info.local_world, context.environ.get("OMP_NUM_THREADS", "")
     found = f"{number(granted, 3)} of {os.cpu_count()}, for {ranks} rank{'s' * (ranks > 1)}"
     if threads.isdecimal() and int(threads) * ranks > granted:
@@ -183,14 +184,6 @@ def check_cores(context: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult("limits", "cores", found, "one or more per rank", verdict, remedy)
 
 
-def count_granted_cores() -> float:
-    granted = float(len(os.sched_getaffinity(0)))
-    with suppress(OSError, ValueError):
-        quota, period = CORE_QUOTA.read_text().split()
-        granted = min(granted, int(quota) / int(period))
-    return granted
-
-
 def _read_amount(file: Path) -> float | None:
     with suppress(OSError, ValueError):
         amount = float(file.read_text())
@@ -199,7 +192,7 @@ def _read_amount(file: Path) -> float | None:
 
 
 def check_shared_memory(context: CheckContext) -> Iterator[CheckResult]:
-    """Worker processes pass batches in it; containers often have 64 MB, and die of a bus error."""
+    """Check the memory in which batches are passed; containers often have 64 MB, and die of a bus error."""
     if not SHARED_MEMORY.is_dir():
         yield CheckResult("files", "shared memory", f"there is no {SHARED_MEMORY}", verdict=Health.NOT_HERE)
         return

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paceline.errors import Code, UserError, did_you_mean
-from paceline.io.safe_open import read_text
+from paceline.errors import Code, UserError, did_you_mean, get_first_line
+from paceline.io.files import read_text
 from paceline.io.safe_yaml import load_yaml, read_yaml_text
 
 GB = 1e9
@@ -62,6 +62,8 @@ class Device:
     host_bytes: float | None = None  # host memory of a node, if these devices are sold in one kind of node
     spot_usd_per_hour: float | None = None
     older_fraction: float = 1.0  # of the matmul rate, what kernels for the previous generation reach
+    mtbf_h: float | None = None  # mean time between failures of one device that end a run
+    mtbf_from: str = ""
 
     def peak_flops_s(self, dtype: str) -> float:
         """Return the peak dense rate of a type."""
@@ -144,6 +146,8 @@ def _parse_row(row: Mapping[str, str]) -> Device:
         host_bytes=float(row["host_gb"]) * GB if row.get("host_gb") else None,
         spot_usd_per_hour=float(row["spot_usd_per_hour"]) if row.get("spot_usd_per_hour") else None,
         older_fraction=float(row["older_fraction"]) if row.get("older_fraction") else 1.0,
+        mtbf_h=float(row["mtbf_hours"]) if row.get("mtbf_hours") else None,
+        mtbf_from=row.get("mtbf_from") or "",
     )
 
 
@@ -297,7 +301,7 @@ def read_cluster_file(path: Path) -> Cluster:
     except ValidationError as error:
         raise _name_problem(error.errors()[0], path) from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        reason = getattr(error, "strerror", None) or get_first_line(error)
         raise _error(f"cluster file {str(path)!r} cannot be read: {reason}", str(path), "unreadable") from None
     found = _build_cluster(given.build_device(path), given.nodes, given.per_node, given.link, given.network)
     if "price" in values:  # the catalogue's spot price is that of other people

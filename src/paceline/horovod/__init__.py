@@ -1,6 +1,6 @@
 """Horovod's PyTorch interface over torch.distributed: `import paceline.horovod as hvd`.
 
-`python -m paceline.horovod train.py` runs an unmodified script. Unsupported parts raise an error (`unsupported.py`).
+`python -m paceline.horovod train.py` runs an unmodified script. Unsupported parts raise an error (`world.py`).
 """
 
 from paceline.horovod import elastic as elastic

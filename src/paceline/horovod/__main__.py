@@ -4,13 +4,11 @@ Its imports of `horovod` find the package in `stand_in/`, here and in the proces
 module, as Python does.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
+from paceline.launch.command import run_with_stand_in
 from paceline.launch.exit_codes import exit_on_known_error
-from paceline.launch.stand_in import run_with_stand_in
 
 STAND_IN = Path(__file__).with_name("stand_in")
 

@@ -1,20 +1,121 @@
-"""Start collectives over torch.distributed, without gradients, and wait for their handles."""
-
-from __future__ import annotations
+"""What is reduced and how, and collectives over torch.distributed without gradients: start them, wait for handles."""
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import UserError
-from paceline.horovod.reduction import OPERATIONS, Compression, Compressor, ReduceRule
-from paceline.horovod.world import in_flight, rank, size
+from paceline.horovod.world import in_flight, raise_no_adasum, rank, size
 
 T = TypeVar("T")
+
+
+class Compressor(Protocol):
+    """Interface of compressors; scripts may bring their own."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]: ...
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor: ...
+
+
+class NoCompressor:
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        return tensor
+
+
+class FP16Compressor:
+    """Send floating-point tensors in 16 bits."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        return tensor.to(ctx)
+
+
+class Compression:
+    """Values of `compression=`."""
+
+    none = NoCompressor
+    fp16 = FP16Compressor
+
+
+class Operation(Enum):
+    AVERAGE = "Average"
+    SUM = "Sum"
+    ADASUM = "Adasum"
+    MIN = "Min"
+    MAX = "Max"
+    PRODUCT = "Product"
+
+
+Average, Sum, Adasum = Operation.AVERAGE, Operation.SUM, Operation.ADASUM
+Min, Max, Product = Operation.MIN, Operation.MAX, Operation.PRODUCT
+OPERATIONS = {
+    Average: dist.ReduceOp.SUM,
+    Sum: dist.ReduceOp.SUM,
+    Min: dist.ReduceOp.MIN,
+    Max: dist.ReduceOp.MAX,
+    Product: dist.ReduceOp.PRODUCT,
+}
+
+
+@dataclass(frozen=True)
+class ReduceRule:
+    """An operation with the factors before and after it."""
+
+    op: Operation
+    before: float = 1.0
+    after: float = 1.0
+
+    def scale(self, buffer: Tensor) -> Tensor:
+        """Scale the buffer before it is sent, in place if it is floating point."""
+        return scale_buffer(buffer, self.before)
+
+    def finish(self, buffer: Tensor, ranks: int) -> Tensor:
+        """Scale the received buffer, in place if it is floating point."""
+        if self.op is Average:
+            buffer = buffer.div_(ranks) if _can_scale_in_place(buffer) else (buffer.double() / ranks).to(buffer.dtype)
+        return scale_buffer(buffer, self.after)
+
+
+def scale_buffer(buffer: Tensor, factor: float) -> Tensor:
+    """Scale in the type of the buffer; integers go through float64."""
+    if factor == 1.0:
+        return buffer
+    return buffer.mul_(factor) if _can_scale_in_place(buffer) else (buffer.double() * factor).to(buffer.dtype)
+
+
+def _can_scale_in_place(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
+
+
+def resolve_rule(op: Operation | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> ReduceRule:
+    """Resolve `op` and its older form `average`."""
+    if op is not None and average is not None:
+        raise UserError("average= is the older name of op=; give one of them, op=hvd.Sum or op=hvd.Average")
+    if op is None:
+        op = Sum if average is False else Average
+    if op is Adasum:
+        raise_no_adasum()
+    if not isinstance(op, Operation):
+        raise UserError(f"op={op!r} is not a reduction; use hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product")
+    return ReduceRule(op, before, after)
 
 
 class Handle(Generic[T]):
@@ -80,7 +181,7 @@ def start_reduce(tensor: Tensor, rule: ReduceRule, compression: type[Compressor]
 
 def start_reduce_buffer(buffer: Tensor, rule: ReduceRule, compression: type[Compressor]) -> Handle[Tensor]:
     """Start reducing a contiguous buffer, which may be overwritten."""
-    sent, context = compression.compress(_sendable(rule.scale(buffer)))
+    sent, context = compression.compress(_cast_sendable(rule.scale(buffer)))
     works = [dist.all_reduce(sent, OPERATIONS[rule.op], async_op=True)] if size() > 1 else []
     ranks, dtype = size(), buffer.dtype
     return Handle(works, lambda: rule.finish(compression.decompress(sent, context), ranks).to(dtype))
@@ -109,7 +210,7 @@ def start_gather(tensor: Tensor) -> Handle[Tensor]:
 
     def finish() -> Tensor:
         rows = counts.wait()
-        padded = _sendable(mine).new_zeros((max(rows), *mine.shape[1:]))
+        padded = _cast_sendable(mine).new_zeros((max(rows), *mine.shape[1:]))
         padded[: len(mine)] = mine
         parts = [torch.empty_like(padded) for _ in rows]
         dist.all_gather(parts, padded)
@@ -140,7 +241,7 @@ def start_gather_row_counts(mine: Tensor) -> Handle[list[int]]:
 def start_broadcast(tensor: Tensor, root_rank: int) -> Handle[Tensor]:
     if not 0 <= root_rank < size():
         raise UserError(f"root_rank={root_rank} is not one of the {size()} ranks; they count from 0")
-    sent = _sendable(tensor.detach().clone(memory_format=torch.contiguous_format))
+    sent = _cast_sendable(tensor.detach().clone(memory_format=torch.contiguous_format))
     works = [dist.broadcast(sent, root_rank, async_op=True)] if size() > 1 else []
     return Handle(works, lambda: sent.to(tensor.dtype))
 
@@ -151,7 +252,7 @@ def start_alltoall(tensor: Tensor, to: list[int]) -> Handle[tuple[Tensor, Tensor
         return Handle([], lambda: (mine.clone(), torch.tensor(to, dtype=torch.int32)))
     start_gather_row_counts(mine).wait()
     counts = start_gather(torch.tensor([to], device=mine.device)).wait()[:, rank()].tolist()
-    sent = _sendable(mine.contiguous())
+    sent = _cast_sendable(mine.contiguous())
     received = sent.new_empty((sum(counts), *mine.shape[1:]))
     work = dist.all_to_all_single(received, sent, counts, to, async_op=True)
     return Handle([work], lambda: (received.to(mine.dtype), torch.tensor(counts, dtype=torch.int32)))
@@ -166,5 +267,5 @@ def start_reduce_scatter(
     return Handle(whole.works, lambda: whole.wait().tensor_split(ranks)[mine].clone())
 
 
-def _sendable(tensor: Tensor) -> Tensor:
+def _cast_sendable(tensor: Tensor) -> Tensor:
     return tensor.to(SENT_AS.get(tensor.dtype, tensor.dtype))

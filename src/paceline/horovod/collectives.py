@@ -1,15 +1,14 @@
 """Horovod's collectives, blocking (differentiable), asynchronous and grouped.
 
 torch.distributed matches collectives by order, which must be the same on every rank, and not by `name=`: a name only
-must not be used twice at the same time.
+must not be used twice at the same time. As in Horovod, the gradient of what every rank holds a copy of (gathered or
+broadcast) is averaged over ranks, so that a loss that all of them compute from it counts once.
 """
-
-from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.distributed as dist
@@ -17,11 +16,18 @@ from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.horovod import async_ops as ops
-from paceline.horovod import autograd
-from paceline.horovod.async_ops import Handle
-from paceline.horovod.reduction import Average, Compression, Compressor, Operation, ReduceRule, resolve_rule
-from paceline.horovod.unsupported import AnySet, ProcessSet, require_global_set
-from paceline.horovod.world import barrier_group, size
+from paceline.horovod.async_ops import (
+    Average,
+    Compression,
+    Compressor,
+    Handle,
+    Operation,
+    ReduceRule,
+    Sum,
+    resolve_rule,
+    scale_buffer,
+)
+from paceline.horovod.world import AnySet, ProcessSet, barrier_group, rank, require_global_set, size
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +64,7 @@ def allreduce(
     """Return the average over ranks, or the reduction `op`."""
     rule = _resolve_rule(op, average, factors)
     if _needs_gradient(tensor):
-        return autograd.AllReduce.apply(tensor, rule, compression)
+        return AllReduce.apply(tensor, rule, compression)
     return ops.start_reduce(tensor, rule, compression).wait()
 
 
@@ -84,7 +90,7 @@ def sparse_allreduce_async(
 def allgather(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> Tensor:
     """Concatenate the tensors of all ranks along the first dimension, which may differ between ranks."""
     require_global_set(process_set)
-    return autograd.AllGather.apply(tensor) if _needs_gradient(tensor) else ops.start_gather(tensor).wait()
+    return AllGather.apply(tensor) if _needs_gradient(tensor) else ops.start_gather(tensor).wait()
 
 
 def allgather_async(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> Handle[Tensor]:
@@ -96,7 +102,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: Name = None, process_set: An
     """Return the tensor of the root."""
     require_global_set(process_set)
     if _needs_gradient(tensor):
-        return autograd.Broadcast.apply(tensor, root_rank)
+        return Broadcast.apply(tensor, root_rank)
     return ops.start_broadcast(tensor, root_rank).wait()
 
 
@@ -112,7 +118,7 @@ def alltoall(
     require_global_set(process_set)
     to = _resolve_splits(tensor, splits)
     if _needs_gradient(tensor):
-        received, counts = autograd.AllToAll.apply(tensor, to)
+        received, counts = AllToAll.apply(tensor, to)
     else:
         received, counts = ops.start_alltoall(tensor, to).wait()
     if splits is None:
@@ -152,7 +158,7 @@ def reducescatter(
     """Return this rank's rows of the reduced tensor; the first ranks have one more."""
     rule = _resolve_rule(op, None, factors)
     if _needs_gradient(tensor):
-        return autograd.ReduceScatter.apply(tensor, rule, compression)
+        return ReduceScatter.apply(tensor, rule, compression)
     return ops.start_reduce_scatter(tensor, rule, compression).wait()
 
 
@@ -231,3 +237,72 @@ grouped_allreduce, grouped_allreduce_ = _grouped(allreduce), _blocking(grouped_a
 grouped_allgather, grouped_allgather_async = _grouped(allgather), _grouped_async(allgather_async)
 grouped_reducescatter = _grouped(reducescatter)
 grouped_reducescatter_async = _grouped_async(reducescatter_async)
+
+
+def _require_linear(rule: ReduceRule) -> ReduceRule:
+    if rule.op not in (Average, Sum):
+        raise RuntimeError(f"op=hvd.{rule.op.value} has no gradient; detach the tensor, or use hvd.Sum or hvd.Average")
+    return rule
+
+
+class AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, rule: ReduceRule, compression: type[Compressor]) -> Tensor:
+        ctx.rule, ctx.compression = rule, compression
+        return ops.start_reduce(tensor, rule, compression).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ops.start_reduce(grads[0], _require_linear(ctx.rule), ctx.compression).wait(), None, None
+
+
+class AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.shape = tensor.shape
+        return ops.start_gather(tensor).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        mine = ctx.shape[0] if ctx.shape else 1
+        rows = ops.start_gather(torch.tensor([mine], device=grads[0].device)).wait().tolist()
+        first = sum(rows[: rank()])
+        return ops.start_reduce(grads[0], ReduceRule(Average)).wait()[first : first + mine].reshape(ctx.shape)
+
+
+class Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, root_rank: int) -> Tensor:
+        ctx.root_rank = root_rank
+        return ops.start_broadcast(tensor, root_rank).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        averaged = ops.start_reduce(grads[0], ReduceRule(Average)).wait()
+        return (averaged if rank() == ctx.root_rank else torch.zeros_like(averaged)), None
+
+
+class AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, to: list[int]) -> tuple[Tensor, Tensor]:
+        received, counts = ops.start_alltoall(tensor, to).wait()
+        ctx.counts = counts.tolist()
+        ctx.mark_non_differentiable(counts)
+        return received, counts
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ops.start_alltoall(grads[0], ctx.counts).wait()[0], None
+
+
+class ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, rule: ReduceRule, compression: type[Compressor]) -> Tensor:
+        ctx.rule = rule
+        return ops.start_reduce_scatter(tensor, rule, compression).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        rule = _require_linear(ctx.rule)
+        factor = rule.before * rule.after * (1 if rule.op is Average else size())
+        return scale_buffer(ops.start_gather(grads[0]).wait(), factor), None, None

@@ -5,8 +5,6 @@ Horovod keeps committed state in the memory of the ranks that survive. Here a co
 another number, and `run` starts from that file.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json
@@ -26,12 +24,10 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten, treespec_dumps, treespec_loads
 from torch.utils.data import Sampler
 
-from paceline.errors import UserError
+from paceline.errors import UserError, get_first_line
 from paceline.horovod import functions, world
-from paceline.horovod.async_ops import start_reduce
-from paceline.horovod.reduction import ReduceRule, Sum
-from paceline.io.files import write_atomic
-from paceline.io.safe_open import check_regular
+from paceline.horovod.async_ops import ReduceRule, Sum, start_reduce
+from paceline.io.files import check_regular, write_atomic
 from paceline.io.terminal import warn
 from paceline.launch.process_group import broadcast_from_main
 
@@ -146,14 +142,14 @@ class State:
             self._next_write_s = ended_s + max(WRITE_EVERY_S, (ended_s - began_s) / WRITING_SHARE)
 
     def save(self) -> None:
-        plain = {name: value.state_dict() if _stateful(value) else value for name, value in self._values.items()}
+        plain = {name: value.state_dict() if _has_state_dict(value) else value for name, value in self._values.items()}
         self._saved = {name: copy.deepcopy(value) for name, value in plain.items()}
 
     def restore(self) -> None:
         """Restore what was saved last."""
         for name, saved in self._saved.items():
             now: Any = self._values.get(name)
-            if _stateful(now):
+            if _has_state_dict(now):
                 now.load_state_dict(copy.deepcopy(saved))
             elif isinstance(saved, Tensor) and isinstance(now, Tensor):
                 self._values[name] = saved.clone().to(now.device)
@@ -162,7 +158,7 @@ class State:
 
     def sync(self) -> None:
         """Broadcast the main rank's values, and sum what samplers have processed."""
-        plain = {name: value for name, value in self._values.items() if not _stateful(value)}
+        plain = {name: value for name, value in self._values.items() if not _has_state_dict(value)}
         self._values.update(functions.broadcast_object(plain))
         for value in self._values.values():
             if isinstance(value, torch.nn.Module):
@@ -173,7 +169,7 @@ class State:
                 main = functions.broadcast_object(value.state_dict())
                 since = start_reduce(torch.tensor([value.since]), ReduceRule(Sum)).wait().item()
                 value.load_state_dict({**main, "before": main["before"] + int(since), "since": 0})
-            elif _stateful(value):
+            elif _has_state_dict(value):
                 value.load_state_dict(functions.broadcast_object(value.state_dict()))
         self.save()
 
@@ -188,8 +184,7 @@ class State:
             try:
                 self.restore()
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
-                reason = str(error).strip().splitlines()[0]
-                message = f"{file} does not fit this script ({reason}); remove it to start anew"
+                message = f"{file} does not fit this script ({get_first_line(error)}); remove it to start anew"
                 raise UserError(message, code="conflict", key=str(file)) from None
             return origin
 
@@ -231,7 +226,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-def _stateful(value: Any) -> bool:
+def _has_state_dict(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
@@ -247,7 +242,7 @@ def _scale_sampler_counts(saved: dict[str, Any]) -> dict[str, Any]:
 
 def write_commit(file: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
-    packed = {name: _pack(value, f"state.{name}", tensors) for name, value in state.items()}
+    packed = {name: _pack_leaves(value, f"state.{name}", tensors) for name, value in state.items()}
     about = {"state": packed, "command": shlex.join(sys.argv), "time_s": time.time()}
     write_atomic(file, save(tensors, metadata={KEY: json.dumps(about)}))
 
@@ -255,7 +250,7 @@ def write_commit(file: Path, state: dict[str, Any]) -> None:
 def check_commit(state: dict[str, Any]) -> None:
     """Raise UserError if a value of the state cannot be written."""
     for name, value in state.items():
-        _pack(value, f"state.{name}", {})
+        _pack_leaves(value, f"state.{name}", {})
 
 
 def read_commit(file: Path) -> tuple[dict[str, Any], str]:
@@ -264,7 +259,7 @@ def read_commit(file: Path) -> tuple[dict[str, Any], str]:
         check_regular(file)
         with safe_open(file, framework="pt") as opened:
             about = json.loads((opened.metadata() or {})[KEY])
-            state = {name: _unpack(value, opened) for name, value in about["state"].items()}
+            state = {name: _unpack_leaves(value, opened) for name, value in about["state"].items()}
             age_s = max(0.0, time.time() - about["time_s"])
             return state, f"{file}, committed {age_s:.0f} s ago by  {about['command']}"
     except Exception as error:
@@ -272,7 +267,7 @@ def read_commit(file: Path) -> tuple[dict[str, Any], str]:
         raise UserError(message, code="damaged", key=str(file)) from None
 
 
-def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _pack_leaves(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Return the value as JSON: its structure and leaves, of which tensors and arrays are lists with their key."""
     leaves, structure = tree_flatten_with_path(value)
     packed: list[Any] = []
@@ -294,7 +289,7 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     return treespec_dumps(structure), packed
 
 
-def _unpack(packed: Any, opened: Any) -> Any:
+def _unpack_leaves(packed: Any, opened: Any) -> Any:
     structure, leaves = packed
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, list):

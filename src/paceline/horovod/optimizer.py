@@ -6,8 +6,6 @@ per parameter, whether this rank has a gradient for it: a parameter that no rank
 Ranks agree on sparse gradients (`nn.Embedding(sparse=True)`) after the first backward pass; these are gathered.
 """
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from collections import Counter
@@ -22,10 +20,21 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from paceline.errors import UserError, join_names
-from paceline.horovod.async_ops import Handle, start_reduce, start_reduce_buffer, start_sparse_reduce
-from paceline.horovod.reduction import Average, Compression, Compressor, Max, Operation, ReduceRule, Sum, resolve_rule
-from paceline.horovod.unsupported import ProcessSet, require_global_set
-from paceline.horovod.world import size
+from paceline.horovod.async_ops import (
+    Average,
+    Compression,
+    Compressor,
+    Handle,
+    Max,
+    Operation,
+    ReduceRule,
+    Sum,
+    resolve_rule,
+    start_reduce,
+    start_reduce_buffer,
+    start_sparse_reduce,
+)
+from paceline.horovod.world import ProcessSet, require_global_set, size
 
 BUCKET_BYTES = 25_000_000
 FIRST_BYTES = 1_000_000  # so that the first is sent early in the backward pass
@@ -93,13 +102,13 @@ def _read_names(optimizer: Optimizer, named_parameters: NamedParameters) -> dict
     if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
         raise UserError(f"named_parameters= has several parameters of the name {join_names(twice)}; names must differ")
     named = {id(parameter) for _, parameter in pairs}
-    unnamed = sum(id(parameter) not in named for parameter in _parameters(optimizer))
+    unnamed = sum(id(parameter) not in named for parameter in _list_parameters(optimizer))
     if unnamed:
         raise UserError(f"named_parameters= leaves out {unnamed} parameters of the optimiser; name all of them or none")
     return {parameter: name for name, parameter in pairs}
 
 
-def _parameters(optimizer: Optimizer) -> Parameters:
+def _list_parameters(optimizer: Optimizer) -> Parameters:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -143,7 +152,7 @@ class GradientExchange:
     ) -> None:
         self.rule, self.compression, self.passes, self.sparse_as_dense = rule, compression, passes, sparse_as_dense
         self.fresh = False  # the gradients are those of all ranks
-        every = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
+        every = [parameter for parameter in _list_parameters(optimizer) if parameter.requires_grad]
         self.left = dict.fromkeys(every, passes)
         self.groups = groups
         self.sparse: set[Parameter] = set()
@@ -151,7 +160,7 @@ class GradientExchange:
         self.agreed = False  # on which gradients are sparse
         self.sent: list[_BucketInFlight] = []
         if size() > 1:
-            ready = _hold_weakly(self._ready)  # so that hooks do not keep a discarded optimiser alive
+            ready = _hold_weakly(self._on_gradient_ready)  # so that hooks do not keep a discarded optimiser alive
             for parameter in every:
                 parameter.register_post_accumulate_grad_hook(ready)
 
@@ -161,10 +170,11 @@ class GradientExchange:
         return any(left != self.passes for left in self.left.values())
 
     def reset(self, passes: int) -> None:
+        """Expect this many backward passes before the next exchange."""
         self.passes = passes
         self.left = dict.fromkeys(self.left, passes)
 
-    def _ready(self, parameter: Parameter) -> None:
+    def _on_gradient_ready(self, parameter: Parameter) -> None:
         if self.left[parameter] <= 0:
             raise AssertionError(
                 f"a gradient was computed more than {self.passes} times before step(); "
@@ -173,15 +183,15 @@ class GradientExchange:
         self.left[parameter] -= 1
         self.fresh = False
         while len(self.sent) < len(self.buckets) and not any(self.left[p] for p in self.buckets[len(self.sent)]):
-            self._send()
+            self._send_next_bucket()
 
     def finish(self) -> None:
         """Send what has not been sent, wait for all of it, and put the reduced gradients in place."""
         if size() > 1:
             if not self.agreed:
-                self._agree()
+                self._agree_on_sparse()
             while len(self.sent) < len(self.buckets):
-                self._send()
+                self._send_next_bucket()
             gathered = [] if self.sparse_as_dense else [p for p in self.left if p in self.sparse]
             handles = [start_sparse_reduce(_sparse_gradient(parameter), self.rule) for parameter in gathered]
             for sent in self.sent:
@@ -193,7 +203,7 @@ class GradientExchange:
             self.reset(self.passes)
         self.fresh = True
 
-    def _agree(self) -> None:
+    def _agree_on_sparse(self) -> None:
         every = list(self.left)
         mine = torch.tensor([p.grad is not None and p.grad.is_sparse for p in every], device=every[0].device)
         sparse = start_reduce(mine.to(torch.uint8), ReduceRule(Max)).wait().tolist()
@@ -202,16 +212,16 @@ class GradientExchange:
         self.buckets = group_into_buckets(in_buckets, self.groups)
         self.agreed = True
 
-    def _send(self) -> None:
+    def _send_next_bucket(self) -> None:
         bucket = self.buckets[len(self.sent)]
         had = [parameter.grad is not None for parameter in bucket]
         used = bucket[0].new_ones(len(had)) if all(had) else bucket[0].new_tensor(had)
-        flat = torch.cat([*(self._flat(parameter) for parameter in bucket), used])
+        flat = torch.cat([*(self._flatten_gradient(parameter) for parameter in bucket), used])
         self.sent.append(
             _BucketInFlight(bucket, start_reduce_buffer(flat, self.rule, self.compression), had, self.sparse)
         )
 
-    def _flat(self, parameter: Parameter) -> Tensor:
+    def _flatten_gradient(self, parameter: Parameter) -> Tensor:
         if parameter.grad is None:
             return parameter.new_zeros(parameter.numel())
         if parameter.grad.is_sparse and parameter not in self.sparse:
@@ -300,7 +310,7 @@ class _Distributed(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce gradients unless `synchronize` did so already, then update."""
         if closure is not None:
-            return super().step(self._synchronised(closure))
+            return super().step(self._wrap_closure(closure))
         if not self._skip and self.exchange.fresh:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(); here the "
@@ -314,7 +324,7 @@ class _Distributed(Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined]  # the hooks of `step` run in that of the user's class
 
-    def _synchronised(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _wrap_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> Any:
             loss = closure()
             self.synchronize()

@@ -1,25 +1,81 @@
-"""Join and leave the process group, and ask for rank, size and build options."""
-
-from __future__ import annotations
+"""Join and leave the process group, ask for rank, size and build options; what Horovod has and this does not."""
 
 import atexit
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from paceline.errors import UserError
-from paceline.horovod.unsupported import raise_no_communicators, raise_no_process_sets
+from paceline.errors import PacelineError, UserError
 from paceline.io.terminal import warn
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
 from paceline.launch.process_group import create_subgroup, join_ranks
 
 TIMEOUT_S = 1800.0  # peers wait while the main rank evaluates or downloads: as long as torch itself waits
+
+
+class UnsupportedHorovodFeature(PacelineError, NotImplementedError):
+    """A part of Horovod that is not supported."""
+
+    exit_code = 2
+
+
+class UnsupportedHorovodModule(UnsupportedHorovodFeature, ModuleNotFoundError):
+    """A module of Horovod that is not supported; an ImportError, so that scripts may catch it."""
+
+
+def _reject(what: str, instead: str) -> Callable[..., NoReturn]:
+    """Return a function that raises, whatever it is called with."""
+
+    def call(*args: Any, **options: Any) -> NoReturn:
+        raise UnsupportedHorovodFeature(f"paceline.horovod has no {what}; {instead}")
+
+    return call
+
+
+join = _reject("join", "give every rank the same number of batches: torch's DistributedSampler does")
+start_timeline = stop_timeline = _reject("timelines", "paceline measure  says where the time of a step goes")
+raise_no_adasum = _reject("Adasum", "use op=hvd.Average")
+raise_no_communicators = _reject(
+    "communicators of MPI", "call hvd.init() without them: all ranks of the launcher take part"
+)
+raise_no_process_sets = add_process_set = remove_process_set = _reject(
+    "process sets", "use torch.distributed.new_group and torch.distributed's own collectives"
+)
+run = _reject("run()", "start the script with  paceline launch --ranks N -- python -m paceline.horovod SCRIPT.py")
+
+
+class ProcessSet:
+    """The set of all ranks; no other is supported."""
+
+    process_set_id = 0
+
+    def __init__(self, *ranks: Any) -> None:
+        raise_no_process_sets()
+
+    def included(self) -> bool:
+        return True
+
+    def rank(self) -> int:
+        return rank()
+
+    def size(self) -> int:
+        return size()
+
+
+global_process_set: ProcessSet = object.__new__(ProcessSet)
+AnySet = ProcessSet | None
+"""Of `process_set=`."""
+
+
+def require_global_set(process_set: AnySet) -> None:
+    if process_set not in (None, global_process_set):
+        raise_no_process_sets()
 
 
 class HorovodInternalError(RuntimeError):

@@ -32,7 +32,7 @@ from paceline.launch.root_cause import iter_causes
 from paceline.nn.keras_backend import unwrap_keras
 from paceline.runlog.run_dir import KEPT_SUMS, RunDir
 from paceline.trainer.failures import translate_failures
-from paceline.trainer.inference_assets import SOURCE, find_user_file
+from paceline.trainer.run import SOURCE, find_user_file
 from paceline.workload import Workload
 
 if TYPE_CHECKING:

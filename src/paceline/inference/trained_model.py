@@ -4,8 +4,6 @@ RUN/kept has what the model needs beside its weights. Predictions agree with the
 digit on the same device.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,15 +16,16 @@ import numpy as np
 from paceline.config import RunSpec
 from paceline.config.registry import find_entry, is_script
 from paceline.data.files import iter_lines, missing_path_error
+from paceline.data.frames import build_frame_like, is_frame, list_frame_rows
 from paceline.data.tables import TABLE_KINDS, check_columns, iter_rows
 from paceline.errors import UserError
 from paceline.io.limits import check_limits
 from paceline.io.terminal import warn
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.failures import translate_failures
-from paceline.trainer.inference_assets import SOURCE, find_user_file
 from paceline.trainer.passes import Fitted
-from paceline.workload import BaseWorkload, PassWorkload, Workload, build_workload
+from paceline.trainer.run import SOURCE, find_user_file
+from paceline.workload import PassWorkload, Workload, build_workload
 
 if TYPE_CHECKING:
     import torch
@@ -157,9 +156,9 @@ def _has_pictures(column: np.ndarray) -> bool:
 class TrainedModel:
     run: RunDir
     workload: Workload
-    model: nn.Module
+    model: "nn.Module"
     step: int
-    device: torch.device
+    device: "torch.device"
     threads: int | None
     """Of the main rank, if known: sums in fp32 depend on their number."""
 
@@ -167,8 +166,11 @@ class TrainedModel:
     def classes(self) -> Sequence[str]:
         return self.workload.classes()
 
-    def predict(self, inputs: Sequence[Any]) -> Predictions:
-        """Predict for each input: a text, a row, a picture, whatever the workload encodes."""
+    def predict(self, inputs: Any) -> Any:
+        """Predict for each input: a text, a row, a picture, whatever the workload encodes. The predictions are
+        `Predictions` or, of a table (pandas, polars, Arrow), a table of the same library."""
+        if is_frame(inputs):
+            return _predict_frame(self, inputs)
         from paceline.data.prefetch import move_batch
         from paceline.trainer.evaluation import use_evaluation_mode
 
@@ -186,7 +188,9 @@ class TrainedModel:
         return Predictions(columns, tuple(self.classes))
 
     def __repr__(self) -> str:
-        weights = sum(p.numel() for p in self.model.parameters())
+        from paceline.nn.nf4 import count_elements
+
+        weights = sum(count_elements(p) for p in self.model.parameters())
         classes = f"{len(self.classes)} classes, " if self.classes else ""
         return f"TrainedModel({self.run.path}: {classes}{weights:,} parameters, step {self.step})"
 
@@ -203,9 +207,29 @@ class FittedModel:
     def classes(self) -> Sequence[str]:
         return self.fitted.classes
 
-    def predict(self, inputs: Sequence[Any]) -> Predictions:
+    def predict(self, inputs: Any) -> Any:
+        """Predict as `TrainedModel.predict` does."""
+        if is_frame(inputs):
+            return _predict_frame(self, inputs)
         _check_not_empty(inputs)
         return Predictions(self.fitted.predict(inputs), tuple(self.classes))
+
+    def __repr__(self) -> str:
+        classes = f"{len(self.classes)} classes, " if self.classes else ""
+        return f"FittedModel({self.run.path}: {classes}{self.workload.spec.workload})"
+
+
+def find_text_column(data: Any) -> str:
+    """Return the column of a table that a model of texts reads; "" if it reads whole rows."""
+    return "" if getattr(data, "source", "") == "images" else str(getattr(data, "text", ""))
+
+
+def _predict_frame(model: TrainedModel | FittedModel, frame: Any) -> Any:
+    rows = list_frame_rows(frame)
+    _check_not_empty(rows)
+    if column := find_text_column(model.workload.spec.data):
+        check_columns({"": column}, rows[0], "the table")
+    return build_frame_like(frame, list(model.predict([row[column] if column else row for row in rows]).rows()))
 
 
 def _check_not_empty(inputs: Sequence[Any]) -> None:
@@ -225,10 +249,13 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
     from paceline.trainer.resume_guard import ANSWER_KEY, check_same_values
 
     folder = RunDir.open(Path(run))
-    work = build_workload(_resolve_spec(folder, None if code is None else Path(code)))
-    if isinstance(work, PassWorkload) and (fitted := work.fitted(folder.path)) is not None:
-        return FittedModel(folder, work, fitted)
-    workload = _prepare_workload(folder, work)
+    workload = build_workload(_resolve_spec(folder, None if code is None else Path(code)))
+    if isinstance(workload, PassWorkload) and (fitted := workload.fitted(folder.path)) is not None:
+        return FittedModel(folder, workload, fitted)
+    if not isinstance(workload, Workload):
+        raise _no_prediction_error(folder, workload.spec)
+    folder.check_kept()
+    workload.kept = folder.kept if folder.kept.is_dir() else None
     checkpoint = find_checkpoint(folder, which)
     check_same_values(folder, workload.spec, checkpoint.meta.get(ANSWER_KEY, {}), checkpoint.step)
     with translate_failures(workload.spec):
@@ -252,14 +279,6 @@ def _set_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _prepare_workload(folder: RunDir, workload: BaseWorkload) -> Workload:
-    if not isinstance(workload, Workload):
-        raise _no_prediction_error(folder, workload.spec)
-    folder.check_kept()
-    workload.kept = folder.kept if folder.kept.is_dir() else None
-    return workload
 
 
 def check_predicts(folder: RunDir, workload: Workload) -> None:
@@ -308,7 +327,7 @@ def _resolve_spec(folder: RunDir, code: Path | None) -> RunSpec:
     return spec
 
 
-def _load_weights(model: nn.Module, weights: dict[str, Tensor], folder: RunDir) -> None:
+def _load_weights(model: "nn.Module", weights: "dict[str, Tensor]", folder: RunDir) -> None:
     own = model.state_dict()
     wrong = sorted(own.keys() ^ weights.keys())
     wrong += [name for name in own if name in weights and own[name].shape != weights[name].shape]

@@ -24,7 +24,7 @@ class StandIn:
 
 
 def install_stand_ins(source: str) -> None:
-    """Empty modules for all of Paceline that the file imports."""
+    """Install empty modules for all of Paceline that the file imports."""
     for name in {"paceline", *re.findall(r"^\s*(?:from|import)\s+(paceline[\w.]*)", source, re.MULTILINE)}:
         module = ModuleType(name)
         module.__getattr__ = lambda _: StandIn  # type: ignore[method-assign]

@@ -1,7 +1,5 @@
 """Check and parse what is typed after a verb: numbers, prices, folders, durations."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

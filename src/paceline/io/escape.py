@@ -1,7 +1,5 @@
 """Escape invisible and bidirectional control characters in text from anywhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

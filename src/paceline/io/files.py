@@ -1,6 +1,4 @@
-"""Write files atomically, read and write JSON, and lock files."""
-
-from __future__ import annotations
+"""Open regular files, write files atomically, read and write JSON, and lock files."""
 
 import contextlib
 import errno
@@ -8,22 +6,24 @@ import hashlib
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeVar, get_type_hints
 
 from paceline.errors import RunFailed, UserError
 from paceline.io.escape import replace_hidden
-from paceline.io.safe_open import open_regular, read_text
 from paceline.io.terminal import print_text
 
 T = TypeVar("T")
 MAX_DIGITS = 19
 SEAL = "seal"
+MAX_BYTES = 1 << 28
 
 
 def write_atomic(path: Path, text: str | bytes) -> None:
@@ -59,22 +59,22 @@ def _dump_json(value: Any) -> str:
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON with a checksum of itself, for values that determine an answer."""
-    write_json(path, {**value, SEAL: _seal(value)})
+    write_json(path, {**value, SEAL: _compute_own_seal(value)})
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """Read what `write_sealed` wrote, and verify its checksum. Older files have none."""
     value = read_json(path)
     try:
-        seal = _seal(value)
+        seal = _compute_own_seal(value)
     except RecursionError:
-        raise _damaged(path, "it is nested too deeply") from None
+        raise _damaged_error(path, "it is nested too deeply") from None
     if value.pop(SEAL, seal) != seal:
-        raise _damaged(path, "its checksum differs")
+        raise _damaged_error(path, "its checksum differs")
     return value
 
 
-def _damaged(path: Path, reason: str) -> UserError:
+def _damaged_error(path: Path, reason: str) -> UserError:
     return UserError(f"{path} is damaged: {reason}", code="damaged", key=str(path))
 
 
@@ -86,10 +86,10 @@ def catch_damage(path: Path, remedy: str = "") -> Iterator[None]:
     except UserError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(path, f"{type(error).__name__} {error}{'; ' * bool(remedy)}{remedy}") from None
+        raise _damaged_error(path, f"{type(error).__name__} {error}{'; ' * bool(remedy)}{remedy}") from None
 
 
-def _seal(value: Mapping[str, Any]) -> str:
+def _compute_own_seal(value: Mapping[str, Any]) -> str:
     inside = {name: inner for name, inner in value.items() if name != SEAL}
     return compute_seal(json.loads(json.dumps(replace_nonfinite(inside), default=to_json_value)))
 
@@ -119,11 +119,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}", code="unreadable", key=str(path)) from None
     except json.JSONDecodeError as error:
-        raise _damaged(path, f"{error.msg} (line {error.lineno}, column {error.colno})") from None
+        raise _damaged_error(path, f"{error.msg} (line {error.lineno}, column {error.colno})") from None
     except (ValueError, RecursionError):
-        raise _damaged(path, "it is not JSON") from None
+        raise _damaged_error(path, "it is not JSON") from None
     if not isinstance(value, dict):
-        raise _damaged(path, f"it holds a {type(value).__name__}, not a set of named values")
+        raise _damaged_error(path, f"it holds a {type(value).__name__}, not a set of named values")
     return value
 
 
@@ -181,6 +181,15 @@ def to_flat(record: Any) -> dict[str, Any]:
     return found
 
 
+def flatten_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values by dotted keys; an empty section is a value."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = flatten_keys(value) if isinstance(value, Mapping) and value else {"": value}
+        flat |= {f"{name}.{key}" if key else f"{name}": item for key, item in inner.items()}
+    return flat
+
+
 def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
     """Build a dataclass from `to_flat`: lists become tuples, unknown keys are ignored, missing ones have defaults."""
     given: dict[str, Any] = {}
@@ -211,14 +220,14 @@ def _check_type(hint: Any, value: T) -> T:
     """Return a value of the hinted type, or raise ValueError. Numbers in a table may be missing."""
     known = {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
     try:
-        _adapter(hint).validate_python(known, strict=True)
+        _get_type_adapter(hint).validate_python(known, strict=True)
     except ValueError:
         raise ValueError(f"{value!r:.60} has the wrong type") from None
     return value
 
 
 @cache
-def _adapter(hint: Any) -> Any:
+def _get_type_adapter(hint: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(hint)
@@ -254,3 +263,43 @@ def hold_lock(file: Path, on_wait: Callable[[], None], timeout_s: float = -1) ->
         yield lock._context.lock_file_fd
     finally:
         lock.release()
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading bytes; raise OSError if it is not a regular file."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_regular(os.fstat(handle).st_mode, path)
+        return open(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError if a file that a library opens by name is not a regular file."""
+    _require_regular(path.stat().st_mode, path)
+
+
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """Read a whole file; raise OSError if it is longer than `most`."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(size, most) + 1)  # allocates as much, whatever the file holds
+        if len(content) > size:  # it grew, or its file system reports no size
+            content += file.read(max(0, most + 1 - len(content)))
+        if max(size, len(content)) > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        return content
+
+
+def read_text(path: Path, most: int = MAX_BYTES, encoding: str = "utf-8") -> str:
+    """Read a whole text file."""
+    return read_bytes(path, most).decode(encoding)
+
+
+def _require_regular(mode: int, path: Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))

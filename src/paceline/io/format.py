@@ -1,7 +1,5 @@
 """Format numbers, durations and sentences for people."""
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Templates, data and the content policy of pages that open offline in a browser."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

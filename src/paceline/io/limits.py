@@ -9,7 +9,7 @@ from paceline.errors import UserError
 
 TORCH_KB = 2_000_000  # of addresses, which a process with torch takes
 FILES, FILES_PER_RANK = 64, 16
-THREADS_PER_RANK = 16  # beside one for each core
+THREADS_PER_RANK = 32  # beside one for each core; under fsdp and tensor, gloo has up to 20 of them
 UNLIMITED = resource.RLIM_INFINITY
 
 
@@ -26,7 +26,11 @@ def check_limits(ranks: int = 1) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
     threads = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if threads != UNLIMITED and os.geteuid():  # root has no such limit
-        needed = _count_threads() + THREADS_PER_RANK * ranks + len(os.sched_getaffinity(0))
+        count = 0
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                count += len(os.listdir(process / "task")) if process.stat().st_uid == os.getuid() else 0
+        needed = count + THREADS_PER_RANK * ranks + len(os.sched_getaffinity(0))
         if threads < needed:
             raise _limit_error("-u", threads, f"threads, and {needed} are needed for {ranks} rank(s)", "4096")
 
@@ -34,12 +38,3 @@ def check_limits(ranks: int = 1) -> None:
 def _limit_error(option: str, value: int, problem: str, instead: str) -> UserError:
     message = f"ulimit {option} allows {value:,} {problem}; type  ulimit {option} {instead}"
     return UserError(message, code="unavailable", key=f"ulimit {option}")
-
-
-def _count_threads() -> int:
-    """Return the threads of all processes of this user."""
-    count = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            count += len(os.listdir(process / "task")) if process.stat().st_uid == os.getuid() else 0
-    return count

@@ -1,7 +1,5 @@
 """Read YAML from anywhere: plain values only, and no more of them than a person writes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from paceline.io.safe_open import open_regular
+from paceline.io.files import open_regular
 
 MAX_BYTES = 100_000  # of a document that a person writes; reading more would take seconds
 MAX_VALUES = 100_000  # with aliases followed, so that a small file cannot expand to gigabytes

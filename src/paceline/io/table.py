@@ -1,7 +1,5 @@
 """The one table value: for the terminal, pages, files and notebooks."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +39,7 @@ class Table:
             for place, column in enumerate(columns)
         ]
         self.left, self.name, self.title, self.note, self.mark = left, name, title, note, mark
+        self.answer = ""  # a sentence that a page begins with
         self.rows: list[tuple[str, ...]] = []
         self.styles: list[str] = []
         self.chosen: int | None = None
@@ -93,7 +92,7 @@ class Table:
         }
         _narrow_text(widths, {i: max(map(len, words[i]), default=0) for i in texts}, room, gap)
         for block in _split_blocks(widths, left, room, gap):
-            yield _draw(columns, rows, [*range(left), *block], widths, gap)
+            yield _build_rich_table(columns, rows, [*range(left), *block], widths, gap)
         for place in sorted(self.failed):
             label, reason, *_ = self.rows[place]
             yield from wrap_lines(f"{label}: {reason.removeprefix('✗ ')}", "✗ ")
@@ -121,7 +120,7 @@ def _split_blocks(widths: Sequence[int], left: int, room: int, gap: int) -> list
     return blocks
 
 
-def _draw(
+def _build_rich_table(
     columns: Sequence[Column],
     rows: Sequence[tuple[Sequence[str], str]],
     places: Sequence[int],
@@ -151,11 +150,11 @@ class Tabular:
         raise NotImplementedError
 
     def rows_of_table(self) -> Sequence[dict[str, Any]]:
-        """Plain values by name; every row has the same names."""
+        """Return plain values by name; every row has the same names."""
         raise NotImplementedError
 
     def table(self, *, frame: bool = False) -> Any:
-        """The rows as a list of dicts; as a pandas DataFrame with `frame`."""
+        """Return the rows as a list of dicts; as a pandas DataFrame with `frame`."""
         rows = list(self.rows_of_table())
         if not frame:
             return rows
@@ -173,7 +172,7 @@ class Tabular:
         shown = [name for name in (rows[0] if rows else ()) if any(_is_plain(row.get(name)) for row in rows)]
         head = "".join(f"<th>{escape(escape_hidden(name))}</th>" for name in shown)
         body = "".join(
-            f"<tr>{''.join(f'<td>{escape(escape_hidden(_cell(row.get(name))))}</td>' for name in shown)}</tr>"
+            f"<tr>{''.join(f'<td>{escape(escape_hidden(_format_cell(row.get(name))))}</td>' for name in shown)}</tr>"
             for row in rows[:SHOWN_ROWS]
         )
         left = f"<p>and {len(rows) - SHOWN_ROWS:,} more</p>" if len(rows) > SHOWN_ROWS else ""
@@ -181,11 +180,11 @@ class Tabular:
 
 
 def _is_plain(value: Any) -> bool:
-    """Something that a cell can say: no list, and not nothing."""
+    """Return whether a cell can show it: no list, and not nothing."""
     return value is not None and value != "" and not isinstance(value, list | tuple | dict)
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -1,7 +1,5 @@
 """Print to the terminal, with hidden and control characters escaped."""
 
-from __future__ import annotations
-
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,7 @@ def print_file(text: str) -> None:
     print(escape_hidden(text) if sys.stdout.isatty() else text, end="")
 
 
-def build_console(**options: Any) -> Console:
+def build_console(**options: Any) -> "Console":
     """Build a rich console without markup and escape sequences in texts; in a pipe it has the width of tables."""
     from rich.console import Console
     from rich.segment import Segment

@@ -9,10 +9,9 @@ the ranks of a killed launcher are ended by `orphans.py`.
 Under torchrun, srun or mpirun this process is a rank already: the command replaces it, with the same variables set.
 """
 
-from __future__ import annotations
-
 import json
 import os
+import runpy
 import shlex
 import shutil
 import signal
@@ -32,7 +31,6 @@ from paceline.launch.local import POLL_S, build_rank_environment, reserve_port, 
 from paceline.launch.root_cause import RankFailure, describe_exit, find_root_cause
 from paceline.launch.signals import STOP_SIGNALS, StopRequest
 
-PrintFn = Callable[[str], None]
 LAUNCH_EXAMPLE = "paceline launch --ranks 2 -- python train.py"
 MAX_LOCAL_RANKS = 1024
 
@@ -74,7 +72,7 @@ def run_command_ranks(
     ranks: int,
     environ: Mapping[str, str] | None = None,
     restarts: int = 0,
-    log: PrintFn = warn,
+    log: Callable[[str], None] = warn,
     output: IO[str] | None = None,
 ) -> int:
     """Run `command` in `ranks` processes and return 0, or the exit code of the rank that failed first.
@@ -211,3 +209,24 @@ def _start_command_ranks(
         guard.kill()
         guard.wait()
         guard.stdin.close()
+
+
+def run_with_stand_in(words: Sequence[str], stand_in: Path, usage: str) -> None:
+    """Run SCRIPT.py or `-m MODULE` with its arguments; packages in the folder `stand_in` are found before others.
+
+    The processes that the program starts find them too: by `sys.path`, which multiprocessing hands on, or PYTHONPATH.
+    """
+    as_module = list(words[:1]) == ["-m"]
+    words = list(words[1:] if as_module else words)
+    if not words or (words[0].startswith("-") and not as_module):
+        raise UserError(f"which program? write it as  {usage}", code="not-found")
+    if not as_module and not Path(words[0]).is_file():
+        raise UserError(f"{words[0]} is not a file; write it as  {usage}", code="not-found")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(stand_in), os.environ.get("PYTHONPATH")]))
+    sys.path[0] = str(Path.cwd() if as_module else Path(words[0]).resolve().parent)
+    sys.path.insert(1, str(stand_in))
+    sys.argv = words
+    if as_module:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")

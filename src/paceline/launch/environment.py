@@ -3,8 +3,6 @@
 None of them changes what a run computes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import zlib

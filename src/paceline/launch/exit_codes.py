@@ -3,8 +3,6 @@
 0 done, 1 the run failed, 2 the request was wrong, 70 a bug of ours, whose traceback goes to a file.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import platform

@@ -9,8 +9,6 @@ When the launcher dies the kernel closes them: so a rank learns that it is gone.
 This file runs as a script, before the package can be imported: its top-level imports are the standard library alone.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import importlib

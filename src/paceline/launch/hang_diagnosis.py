@@ -9,8 +9,6 @@ and /proc the state of its process, if that is on this machine:
     waiting in the same collective   no rank: the network between them
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

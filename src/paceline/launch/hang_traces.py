@@ -4,8 +4,6 @@ A rank writes them to files of the run folder, a data worker to an anonymous mem
 On GPUs a collective runs after its call has returned, so only torch's flight recorder tells which rank called which.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import json
@@ -23,8 +21,7 @@ from traceback import walk_stack
 from typing import Any
 
 from paceline.errors import UserError
-from paceline.io.files import from_flat, read_json
-from paceline.io.safe_open import open_regular
+from paceline.io.files import from_flat, open_regular, read_json
 
 STACK_SIGNAL = signal.SIGUSR2
 PACKAGE = str(Path(__file__).parents[1])

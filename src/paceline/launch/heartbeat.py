@@ -8,8 +8,6 @@
 The stack is written by a thread, so that a rank that hangs in a collective or in the user's code leaves it too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -144,7 +142,7 @@ class Heartbeat:
                 path.unlink(missing_ok=True)
             self._paths[0].parent.rmdir()
 
-    def __enter__(self) -> Heartbeat:
+    def __enter__(self) -> "Heartbeat":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

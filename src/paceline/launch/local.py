@@ -9,8 +9,6 @@ The launcher itself never imports torch.
     launcher killed    the ranks notice it, and stop as after SIGTERM
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

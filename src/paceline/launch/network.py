@@ -4,8 +4,6 @@ On one machine everything stays on the loopback. On several, the main rank liste
 given, and every rank uses the interface that leads there: the default of gloo and NCCL may be a container bridge.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

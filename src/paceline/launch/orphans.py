@@ -4,8 +4,6 @@ The launcher writes the process id of each rank to our standard input. It kills 
 it dies itself, the kernel closes the pipe. This file runs as a script, and uses the standard library alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

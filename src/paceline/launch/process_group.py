@@ -3,8 +3,6 @@
 A single rank has no process group, unless a library needs one (`init_single_rank_group`).
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import itertools
@@ -23,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from paceline.errors import PacelineError, RunFailed, UserError, join_names
+from paceline.errors import PacelineError, RunFailed, UserError, get_first_line, join_names
 from paceline.launch import network
 from paceline.launch.environment import RankInfo
 from paceline.launch.hang_traces import enable_flight_recorder
@@ -82,7 +80,9 @@ def init_single_rank_group(device: torch.device) -> None:
 
 def create_subgroup(ranks: Sequence[int] | None = None, backend: str | None = None) -> dist.ProcessGroup:
     """Create a group of some ranks, or of all, with the timeout of the main group, not torch's half an hour."""
-    return dist.new_group(None if ranks is None else list(ranks), timeout=_group_timeout(), backend=backend)
+    members = None if ranks is None else list(ranks)
+    group: dist.ProcessGroup = dist.new_group(members, timeout=_group_timeout(), backend=backend)
+    return group
 
 
 def create_device_mesh(device: str, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
@@ -101,7 +101,8 @@ def flatten_mesh(mesh: DeviceMesh, name: str) -> dist.ProcessGroup:
 
 def _group_timeout() -> timedelta:
     assert dist.group.WORLD is not None
-    return cast(Any, dist.group.WORLD._get_backend(torch.device("cpu"))).options._timeout
+    timeout: timedelta = cast(Any, dist.group.WORLD._get_backend(torch.device("cpu"))).options._timeout
+    return timeout
 
 
 def _select_device(info: RankInfo, device: Literal["cpu", "cuda"], backend: Backend) -> torch.device:
@@ -149,7 +150,7 @@ def _init_group(info: RankInfo, own: torch.device, timeout_s: float, backend: st
             message = f"several ranks on {socket.gethostname()} were given the same CUDA device; ask for one per rank"
             message += " with  srun --gpus-per-task=1 …,  or share it with  parallel.backend=gloo"
             raise UserError(message, code="conflict") from None
-        where, reason = f"{info.address}:{info.port}", (str(error).split("\n")[0] or type(error).__name__)
+        where, reason = f"{info.address}:{info.port}", get_first_line(error)
         message = f"could not join the {info.world} ranks at {where} within {timeout_s:g} s: {reason}"
         raise RunFailed(message, code="rank-unresponsive") from error
 

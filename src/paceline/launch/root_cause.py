@@ -4,8 +4,6 @@ When a rank dies, its peers fail a moment later with a broken connection: the ro
 not such a secondary one.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import time

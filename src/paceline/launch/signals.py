@@ -3,8 +3,6 @@
 SIGTERM, SIGINT, SIGUSR1 (of Slurm) and SIGHUP mean: save, then stop. One that arrives twice is one request.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal
@@ -43,12 +41,12 @@ class StopRequest:
         """Whether Ctrl-C was pressed again, and not just forwarded twice by a wrapper."""
         return bool(self._interrupts) and self._interrupts[-1] - self._interrupts[0] > SECOND_INTERRUPT_S
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 if number in KEPT_IF_IGNORED and signal.getsignal(number) == signal.SIG_IGN:
                     continue
-                self._previous[number] = signal.signal(number, self._handle)
+                self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -56,7 +54,7 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number not in self.received:
             self.received.append(signal.Signals(number))
         if number != signal.SIGINT:

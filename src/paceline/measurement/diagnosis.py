@@ -4,8 +4,6 @@ A row is compared with an ideal one: the work of the reference, divided by the r
 parts: exposed communication, waiting for a slower rank, waiting for input, and compute that did not divide.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

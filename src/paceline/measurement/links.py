@@ -7,8 +7,6 @@
 Under torchrun, srun or mpirun the existing ranks are used, and every pair of hosts is measured as well.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Measure a run file: train it for some steps under several layouts."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,6 +11,7 @@ from paceline.config.registry import find_entry
 from paceline.config.run_file import rename_old_keys
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
+from paceline.io.files import flatten_keys
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
 from paceline.measurement.progress import (
     AnyTrial,
@@ -29,7 +28,7 @@ from paceline.measurement.run_times import RunTimes, read_run_times
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
 from paceline.trials.check import DEFAULT_PARALLEL
-from paceline.trials.runner import flatten_values, train_trial
+from paceline.trials.runner import train_trial
 from paceline.workload import LogFn
 
 STEPS: int = 30
@@ -110,8 +109,7 @@ def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int
         values = {f"parallel.{name}": value for name, value in parallel.items()}
         trial = spec.replace({**QUIET_TRAINING, "train.steps": steps, **values})
         if weak:
-            data = trial.parallel.ranks // (trial.parallel.tensor * trial.parallel.pipeline)
-            trial = trial.replace({"train.global_batch": spec.train.global_batch * data})
+            trial = trial.replace({"train.global_batch": spec.train.global_batch * layout_of(trial).data})
         layout_of(trial)
         trial = fix_strategy(trial)
         layout = layout_of(trial)
@@ -124,7 +122,7 @@ def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int
 
 def select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: state.get(key) for key in ("name", "kind", "steps")}
-    spec = flatten_values(rename_old_keys(state.get("spec", {})))
+    spec = flatten_keys(rename_old_keys(state.get("spec", {})))
     return values | {key: spec[key] for key in sorted(spec) if not key.startswith(NOT_COMPARED)}
 
 

@@ -1,7 +1,5 @@
 """Run the trials of a measurement in turns, sample their usage, and keep in measure.json what is done."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -39,7 +37,7 @@ class UsageSampler:
         self._nvml = load_nvml()
         self._devices = find_device_handles(self._nvml, ranks, os.environ) if self._nvml is not None else []
 
-    def __enter__(self) -> UsageSampler:
+    def __enter__(self) -> "UsageSampler":
         import psutil
 
         psutil.cpu_percent()

@@ -4,8 +4,6 @@ The probes of a calibration run alone; training has a loader, a loop and other k
 two factors make the plan of a measured row take as long as the row did: one on compute, one on communication.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import statistics
@@ -16,6 +14,7 @@ from pathlib import Path
 from paceline.config import RunSpec
 from paceline.errors import UserError
 from paceline.io.files import read_json, write_json
+from paceline.layout import layout_of
 from paceline.measurement.result import group_step_terms, read_measurement
 from paceline.measurement.rows import MeasuredRow, drop_failed
 from paceline.planner.calibration.calibration import Calibration, Correction, RankCorrection, read_calibration
@@ -60,12 +59,12 @@ def update_calibration(folder: Path, file: Path) -> tuple[Correction, list[Corre
     specs = [(row, _read_cpu_spec(RunDir.open(folder / row.runs[0]))) for row in drop_failed(found.rows) if row.runs]
     rows = [
         MeasuredRun(row, spec, build_cost_model(spec))
-        for row, spec in specs  # with tensor and pipeline, communication is timed as compute; local steps rarely send
-        if spec.parallel.tensor * spec.parallel.pipeline == 1 and spec.parallel.reduce == "exact"
+        for row, spec in specs  # with other axes, communication is timed as compute; local steps rarely send
+        if layout_of(spec).data == spec.parallel.ranks and spec.parallel.reduce == "exact"
     ]
     if not rows:
         raise UserError(f"{folder} has no row of data parallelism; measure  --ranks 1,2", code="not-supported")
-    correction = Correction(str(folder), datetime.date.today().isoformat(), tuple(_average_factors(probed, rows)))
+    correction = Correction(folder.name, datetime.date.today().isoformat(), tuple(_average_factors(probed, rows)))
     write_json(file, {**read_json(file), "correction": asdict(correction)})
     after = replace(probed, correction=correction)
     return correction, [

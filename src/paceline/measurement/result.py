@@ -1,7 +1,5 @@
 """Build a measurement: rows, scaling laws, the plan beside them and the findings; kept as measure.json."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any, Literal
 
 from paceline.config import RunSpec
 from paceline.errors import PacelineError, UserError
-from paceline.io.files import catch_damage, from_flat, read_json, validate_fields
+from paceline.io.files import catch_damage, flatten_keys, from_flat, read_json, validate_fields
 from paceline.io.table import Tabular
 from paceline.measurement.diagnosis import Finding, build_finding, diagnose
 from paceline.measurement.rows import (
@@ -24,7 +22,6 @@ from paceline.measurement.rows import (
 )
 from paceline.measurement.scaling_laws import LawFit, fit_laws, parse_law_fit
 from paceline.measurement.verdict import MachineLoad, collect_notes, describe_verdict, mark_recommended
-from paceline.trials.runner import flatten_values
 
 TERM_ASSUMPTIONS = {
     "compute_s": "the arithmetic rate of a rank",
@@ -231,7 +228,7 @@ def build_measurement(
         environment=dict(state["environment"]),
         spec=dict(state["spec"]),
         command=tuple(state.get("command", ())),
-        **draw_conclusions(rows, state["kind"], machine, flatten_values(state["spec"])),
+        **draw_conclusions(rows, state["kind"], machine, flatten_keys(state["spec"])),
     )
 
 

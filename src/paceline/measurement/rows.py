@@ -1,7 +1,5 @@
 """Rows of a measurement: a layout with its medians over repeats, its speed-up and its cost."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -256,7 +254,14 @@ def find_reference(rows: Iterable[RowT | FailedRow]) -> RowT | None:
 def is_beyond_devices(row: TimedRow, base: TimedRow) -> bool:
     """Return whether a row is faster than its devices can be: more than 100 % efficient, by more than the noise."""
     noise = max(LEAST_NOISE, min(NOISY, max(row.noise, base.noise)))
-    return row.ranks > base.ranks and row.efficiency > 1 + noise
+    return row.ranks > base.ranks and row.speedup > (1 + noise) * max(base.ranks, count_devices(row, base))
+
+
+def count_devices(row: TimedRow, base: TimedRow) -> int:
+    """Return what a row computes on: a device for each rank, or the cores that it shares with the base."""
+    threads = [(r.ranks, r.resources.threads or 1) for r in (row, base) if isinstance(r, MeasuredRow)]
+    cores = max((ranks * each for ranks, each in threads if each > 1), default=0)
+    return min(row.ranks, cores) if cores and share_cores((row, base)) else row.ranks
 
 
 def compute_marginal_speedup(row: TimedRow, before: Sequence[TimedRow]) -> float | None:

@@ -1,7 +1,5 @@
 """Read the times of one run: medians over its steady steps, its rate, its memory, and the work of each rank."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics
@@ -142,7 +140,7 @@ def _align_ranks(by_rank: Sequence[Sequence[Step]]) -> list[list[Step]]:
 
 
 def _compute_parts(common: Sequence[Sequence[Step]]) -> StepParts:
-    """A rank that is early waits for the others in its collective: the time that all ranks spend there is sending."""
+    """Compute the parts of a step: what all ranks spend in a collective is sending, the rest waiting for the others."""
     waits = [
         mean - min(event["exposed_s"] for event in events)
         for mean, events in zip(_average_ranks(common, "exposed_s"), common, strict=True)

@@ -10,8 +10,6 @@ Each is linear in its unknowns, so a fit is exact. The band comes from fits to b
 is fitted only to more points than it has unknowns, and shown only if it meets them.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Build the tables of a measurement: the same in the terminal, on the page of a report, in Markdown and in LaTeX."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from paceline.io.format import duration, number, percent, size
@@ -17,6 +15,7 @@ from paceline.measurement.rows import (
     drop_failed,
     find_reference,
     has_passes,
+    is_beyond_devices,
 )
 
 SCALING_NOTES = {
@@ -182,6 +181,7 @@ def build_cost_table(found: Conclusions) -> Table:
         hours = (base.cost.device_hours if base else None) or 0.0
         relative = cost.device_hours / hours - 1 if cost.device_hours and hours and row is not base else None
         adds = compute_marginal_speedup(row, rows[:place])
+        returns = None if base is None or is_beyond_devices(row, base) else adds
         peaks = row.loads.peak_bytes_per_rank if isinstance(row, MeasuredRow) else ()
         table.add_row(
             row.label,
@@ -189,7 +189,7 @@ def build_cost_table(found: Conclusions) -> Table:
             _show(number, cost.device_hours, 3),
             _show(lambda share: f"{100 * share:+.0f} %", relative),
             _show(number, adds, 2),
-            _show(lambda adds: "none" if adds <= 0 else "diminish" if adds < FEW_RETURNS else "good", adds),
+            _show(lambda adds: "none" if adds <= 0 else "diminish" if adds < FEW_RETURNS else "good", returns),
             *[_show(size, max(peaks, default=None))] * found.timed,
             *(_show(format_usd, amount) for amount in (cost.cost_usd, cost.usd_per_million_samples)[:usd]),
             chosen=row.recommended,

@@ -1,7 +1,5 @@
 """Decide which row to recommend, and put the decision, its reason and what to type into words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -18,6 +16,7 @@ from paceline.measurement.rows import (
     RowT,
     TimedRow,
     compute_marginal_speedup,
+    count_devices,
     drop_failed,
     find_reference,
     is_beyond_devices,
@@ -118,12 +117,14 @@ def describe_decision(rows: Sequence[TimedRow | FailedRow], machine: MachineLoad
     speedups = (row.speedup, row.scaling.speedup_low, row.scaling.speedup_high)
     times, low, high = (number(speedup / base.ranks, 3) for speedup in speedups)  # relative to the base
     reach = f"{row.label} reach{'' if row.label.endswith('s') else 'es'} {times}×"
-    again = f"measure again with  --repeats {max(5, 2 * row.repeats)}"
+    measured = isinstance(row, MeasuredRow) and row.runs  # not plain runs, or times of a table
+    again = f"measure again with  --repeats {max(5, 2 * row.repeats)}" if measured else "run each several times"
     match found.choice:
         case RankChoice.IMPOSSIBLE:
-            most = number(row.ranks / base.ranks, 3)
+            devices = count_devices(row, base)
+            most, on = number(devices / base.ranks, 3), f" on {devices} cores" * (devices < row.ranks)
             reason = _explain_impossible(row, base, machine or MachineLoad())
-            return f"No verdict: {reach}, and {row.ranks} can give {most}× at most; likely {reason}; {again}."
+            return f"No verdict: {reach}, and {row.ranks}{on} can give {most}× at most; likely {reason}; {again}."
         case RankChoice.UNDECIDED:
             return f"Not decided: {reach}, but single repeats went from {low} to {high}×; {again}."
         case RankChoice.TAKE:

@@ -1,11 +1,10 @@
 """Attention: causal with rotary positions, and within texts that lie end to end in one row of tokens."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +23,33 @@ RotaryTables = tuple[Tensor, Tensor]
 
 def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:
     """Compute causal attention; each key and value serves heads / kv_heads queries."""
+    return attend_to_earlier(q_BSHd, k_BSKd, v_BSKd)
+
+
+def attend_to_earlier(
+    q_BSHd: Tensor,
+    k_BSKd: Tensor,
+    v_BSKd: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Compute attention, causal without a mask; with more keys than queries, the last query sees all of them."""
     grouped = q_BSHd.shape[2] != k_BSKd.shape[2]
-    if grouped and q_BSHd.is_cuda and q_BSHd.dtype not in HALF:  # the fused kernels for fp32 want as many keys
+    # the fused kernels want as many keys in fp32, and beside a mask
+    if grouped and (mask is not None or (q_BSHd.is_cuda and q_BSHd.dtype not in HALF)):
         shared = q_BSHd.shape[2] // k_BSKd.shape[2]
         k_BSKd, v_BSKd = (x.repeat_interleave(shared, dim=2) for x in (k_BSKd, v_BSKd))
         grouped = False
     q, k, v = (x.transpose(1, 2) for x in (q_BSHd, k_BSKd, v_BSKd))
+    causal = mask is None and q.shape[2] == k.shape[2]
+    if mask is None and not causal:
+        from torch.nn.attention.bias import causal_lower_right
+
+        mask = causal_lower_right(q.shape[2], k.shape[2])
+    options: dict[str, Any] = {"dropout_p": dropout, "scale": scale, "enable_gqa": grouped}
     with sdpa_kernel(FASTEST_FIRST, set_priority=True) if q.is_cuda else nullcontext():
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, **options).transpose(1, 2)
 
 
 def build_rotary_tables(length: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> RotaryTables:

@@ -4,8 +4,6 @@ The forward pass also computes the gradients, while the logits exist; the backwa
 be spread over the ranks of a group, each with some rows of the weight.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -79,15 +77,17 @@ class _ChunkedLosses(torch.autograd.Function):
         vocab = weight_VD.shape[0]
         fused = shard.group is None and _has_kernel(device, product_type)
         if fused:
-            from paceline.nn.loss_kernel import compute_losses_in_place
+            from paceline.nn.triton_kernels import compute_losses_in_place
         with torch.autocast(device.type, enabled=False):
             x_ND, targets_N = x_BSD.reshape(-1, x_BSD.shape[-1]), targets_BS.reshape(-1)
             weight_product_VD = _pad_rows(weight_VD, product_type) if fused else weight_VD.to(product_type)
             losses_N = torch.empty(len(x_ND), dtype=sum_type, device=device)
+            trains_weight = gradients and ctx.needs_input_grad[1]
             if gradients:
                 weight_grad_VD = weight_product_VD if grad_type == product_type else weight_VD.to(grad_type)
                 dx_ND = torch.empty(x_ND.shape, dtype=torch.promote_types(x_BSD.dtype, grad_type), device=device)
-                dweight_VD = torch.zeros(weight_product_VD.shape, dtype=sum_type, device=device)
+                if trains_weight:
+                    dweight_VD = torch.zeros(weight_product_VD.shape, dtype=sum_type, device=device)
             for begin in range(0, len(x_ND), chunk_tokens):
                 part = slice(begin, begin + chunk_tokens)
                 x_CD = x_ND[part].to(product_type)
@@ -100,10 +100,11 @@ class _ChunkedLosses(torch.autograd.Function):
                 if gradients:
                     dlogits_CV = dlogits_CV.to(grad_type)
                     dx_ND[part] = dlogits_CV @ weight_grad_VD
-                    dweight_VD = _add_product(dweight_VD, dlogits_CV.T, x_CD.to(grad_type))
+                    if trains_weight:
+                        dweight_VD = _add_product(dweight_VD, dlogits_CV.T, x_CD.to(grad_type))
             if gradients:
                 shard.all_reduce(dx_ND)
-                ctx.save_for_backward(dx_ND.view(x_BSD.shape), dweight_VD[:vocab])
+                ctx.save_for_backward(dx_ND.view(x_BSD.shape), dweight_VD[:vocab] if trains_weight else None)
                 ctx.types = x_BSD.dtype, weight_VD.dtype
             return losses_N.view(targets_BS.shape).sum(1)
 
@@ -115,7 +116,8 @@ class _ChunkedLosses(torch.autograd.Function):
         dx_BSD, dweight_VD = ctx.saved_tensors
         x_type, weight_type = ctx.types
         dx_BSD = (dx_BSD * incoming_B[:, None, None].to(dx_BSD.dtype)).to(x_type)
-        dweight_VD = (dweight_VD * incoming_B[0].to(dweight_VD.dtype)).to(weight_type)
+        if dweight_VD is not None:
+            dweight_VD = (dweight_VD * incoming_B[0].to(dweight_VD.dtype)).to(weight_type)
         return dx_BSD, dweight_VD, None, None, None, None
 
 

@@ -89,12 +89,12 @@ def list_class_metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _auc(counts_C2N: np.ndarray) -> np.ndarray:
-    """Of each class: how often a sample of it has a higher score than one of the others; equal ones count half."""
+    """Return how often a sample of each class has a higher score than one of the others; equal ones count half."""
     others_CN, own_CN = counts_C2N[:, 0], counts_C2N[:, 1]
     below_CN = np.cumsum(others_CN, 1) - others_CN / 2
     return _ratio((own_CN * below_CN).sum(1), own_CN.sum(1) * others_CN.sum(1))
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """NaN where there is nothing to divide by."""
+    """Divide, with NaN where there is nothing to divide by."""
     return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)

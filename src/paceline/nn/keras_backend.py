@@ -1,7 +1,5 @@
 """Import Keras with the torch backend, and recognise its models."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Keras names weights twice, counts statistics and generators as parameters, and ignores torch's `training`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UserError
-from paceline.nn.attention import hash32
+from paceline.nn.batch_norm import NORMS, GroupedBatchNorm, GroupedBatchNorm1d
 from paceline.nn.keras_backend import import_keras
+from paceline.nn.keyed_dropout import PASS, SITE, Site
 
 keras = import_keras()
 SEED_STATE = "seed_generator_state"
@@ -42,13 +41,9 @@ def list_layers(model: Any) -> list[Any]:
 
 
 class KerasModule(nn.Module):
-    """Called as the Keras model is, which also answers other attributes, such as `layers` or `save`.
-
-    `keys`, one number per sample, make its Dropout independent of the layout.
-    """
+    """Called as the Keras model is, which also answers other attributes, such as `layers` or `save`."""
 
     original: Any
-    keys: Tensor | None
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -58,7 +53,8 @@ class KerasModule(nn.Module):
             message = f"workload: the Keras model {model.name!r} has {lost or 'no weights; call  model.build(shape)'}"
             raise UserError(message, code="invalid-workload", key="model")
         dropouts = list(filter(_is_dropout, list_layers(model)))
-        self.__dict__.update(original=model, keys=None)  # beside torch's registration
+        norms = [layer for layer in list_layers(model) if type(layer) is keras.layers.BatchNormalization]
+        self.__dict__["original"] = model  # beside torch's registration
         self.statistics: dict[str, Any] = {}
         self.generators: list[Any] = []
         self.of_dropout = {id(layer.seed_generator.state) for layer in dropouts}
@@ -73,25 +69,23 @@ class KerasModule(nn.Module):
             else:
                 self.register_buffer(name, variable.value.detach())
                 self.statistics[name] = variable
-        for place, layer in enumerate(dropouts):
-            layer.call = _keyed(layer, place, self)
+        setattr(self, SITE, [Site(layer.name) for layer in dropouts])
+        for layer, site in zip(dropouts, getattr(self, SITE), strict=True):
+            layer.call = _make_keyed(layer, site)
+        self.__dict__[NORMS] = [_group_statistics(layer) for layer in norms if not layer.renorm]
 
     def _free_name(self, name: str) -> str:
         taken = self._parameters.keys() | self._buffers.keys()
         return name if name not in taken else next(n for i in range(1, 1 << 20) if (n := f"{name}_{i}") not in taken)
 
-    def forward(self, *inputs: Any, keys: Tensor | None = None, penalised: bool = False, **options: Any) -> Any:
+    def forward(self, *inputs: Any, penalised: bool = False, **options: Any) -> Any:
         """Return the outputs; `penalised`: and the sum of regularisation losses."""
         options.setdefault("training", self.training)
         if options["training"]:
-            self._seed_generators(keyed=keys is not None)
-        self.__dict__["keys"] = keys
-        try:
-            with use_device_of(next(self.parameters())):
-                outputs = self.original(*inputs, **options)
-                return (outputs, sum(self.original.losses)) if penalised else outputs
-        finally:
-            self.__dict__["keys"] = None
+            self._seed_generators(keyed=PASS.samples > 0)
+        with use_device_of(next(self.parameters())):
+            outputs = self.original(*inputs, **options)
+            return (outputs, sum(self.original.losses)) if penalised else outputs
 
     def _seed_generators(self, keyed: bool) -> None:
         """Seed them from torch's generator, which has the seed of the step, the rank and the pass."""
@@ -102,7 +96,7 @@ class KerasModule(nn.Module):
             if not (keyed and id(state) in self.of_dropout):
                 state.value.data.copy_(torch.tensor([(seed + place) % MAX_SEED, 0]))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KerasModule:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KerasModule":
         """Give Keras the moved buffers; parameters stay the objects that it knows."""
         super()._apply(fn, recurse)
         for name, variable in self.statistics.items():
@@ -123,19 +117,44 @@ def _is_dropout(layer: Any) -> bool:
     return ours and 0 < layer.rate < 1
 
 
-def _keyed(layer: Any, place: int, module: KerasModule) -> Callable[..., Any]:
+def _make_keyed(layer: Any, site: Site) -> Callable[..., Any]:
     """Return the call of a Dropout that draws each sample's mask from its key, if there are keys."""
 
     def call(inputs: Tensor, training: bool = False) -> Tensor:
-        keys = module.keys
         spatial = getattr(layer, "_get_noise_shape", None)
         wanted = spatial(inputs) if spatial else layer.noise_shape or inputs.shape
-        shape = torch.Size(there if size is None else size for size, there in zip(wanted, inputs.shape, strict=True))
-        if not training or keys is None or shape[0] != len(keys):
+        shape = [there if size is None else size for size, there in zip(wanted, inputs.shape, strict=True)]
+        kept = site.draw_kept(shape, layer.rate) if training and site.start is not None else None
+        if kept is None:
             return type(layer).call(layer, inputs, training=training)
-        rows = hash32(((keys + (place + 1) * 0x85EBCA77) & 0xFFFFFFFF).to(torch.int32))
-        columns = torch.arange(shape[1:].numel(), device=inputs.device, dtype=torch.int32) * -0x61C88647
-        noise = hash32(rows[:, None] + columns).view(shape)
-        return torch.where(noise < int((layer.rate - 0.5) * 2**32), 0, inputs * (1 / (1 - layer.rate)))
+        return torch.where(kept, inputs * (1 / (1 - layer.rate)), 0)
 
     return call
+
+
+def _group_statistics(layer: Any) -> GroupedBatchNorm:
+    """Let a BatchNormalization take its statistics from groups, once the returned norm has one."""
+    norm = GroupedBatchNorm1d(layer.moving_mean.shape[0], layer.epsilon, 1 - layer.momentum, affine=False)
+    norm.name, norm.group = layer.name, 0
+
+    def call(inputs: Tensor, training: bool = False, mask: Any = None) -> Tensor:
+        norm.running_mean, norm.running_var = layer.moving_mean.value.data, layer.moving_variance.value.data
+        if not (training and layer.trainable and norm.group and PASS.samples) or mask is not None:
+            return type(layer).call(layer, inputs, training=training, mask=mask)
+        x = inputs.to(torch.promote_types(inputs.dtype, torch.float32)).movedim(layer.axis, 1)
+        before = len(norm.found)
+        found = norm(x.flatten(2) if x.ndim > 2 else x).reshape(x.shape).movedim(1, layer.axis)
+        each = x[0, 0].numel()  # Keras keeps the variance as it is, torch an unbiased one
+        biased = [
+            (part * part.new_tensor([[1.0], [1 - 1 / (rows * each)]]), rows) for part, rows in norm.found[before:]
+        ]
+        norm.found = (*norm.found[:before], *biased)
+        shape = [size if axis == layer.axis % x.ndim else 1 for axis, size in enumerate(inputs.shape)]
+        if layer.scale:
+            found = found * layer.gamma.value.view(shape)
+        if layer.center:
+            found = found + layer.beta.value.view(shape)
+        return found.to(inputs.dtype)
+
+    layer.call = call
+    return norm

@@ -1,7 +1,5 @@
 """Count the operations of a forward pass while it runs, on real tensors or on fake ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

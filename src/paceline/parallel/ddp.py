@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import RunFailed, UserError, join_names
 from paceline.launch.process_group import gather_objects
 from paceline.layout import Layout
-from paceline.parallel.parameters import LocalParameter, LocalParameters
+from paceline.parallel.parameters import LocalParameter, LocalParameters, place_in_whole
 from paceline.runlog.timers import CollectiveTimer
 
 # No annotations from __future__ here: torch compares those of a hook with its own, as types.
@@ -160,7 +161,7 @@ def shard_update(model: nn.Module, mesh: DeviceMesh, bucket_mb: float, timer: Co
 
 
 def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import Shard
 
     rank, ranks = mesh.get_local_rank(), mesh.size()
     if not param.ndim:
@@ -169,13 +170,8 @@ def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
     def cut(like: Tensor) -> Tensor:
         return like.detach().narrow(0, *_own_rows(like.shape[0], rank, ranks))
 
-    def whole(local: Tensor) -> Tensor:
-        if local.shape != data.shape:
-            return local
-        return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=param.shape, stride=param.stride())
-
     data = cut(param)
-    return LocalParameter(name, param, data, 1, cut, whole)
+    return LocalParameter(name, param, data, 1, cut, partial(place_in_whole, mesh, [Shard(0)], data, param))
 
 
 def _own_rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:

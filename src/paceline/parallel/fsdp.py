@@ -8,9 +8,7 @@
 | ddp beside tensor or pipeline | everything | `fully_shard` over one rank, summed over the copies |
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from paceline.errors import UserError
 from paceline.layout import Layout
+from paceline.nn.experts import find_experts
 from paceline.parallel.parameters import find_shared_parameters
 from paceline.parallel.precision import HALF
 from paceline.runlog.timers import CollectiveTimer
@@ -29,33 +28,59 @@ if TYPE_CHECKING:
     from paceline.parallel.parallelize import ModelSetup
 
 
-def shard_model(model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup: ModelSetup) -> nn.Module:
+def shard_model(
+    model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup: "ModelSetup", experts: DeviceMesh | None
+) -> nn.Module:
     """Gather each block on its own, and free it after its forward pass; the rest (embedding, head) is kept.
 
-    A pipeline keeps its layers, or it would gather them for every micro-batch.
+    A pipeline keeps its layers, or it would gather them for every micro-batch. Divided experts are gathered on their
+    own, among the ranks of the grid `experts` that hold the same ones.
     """
     parallel, summed_in = setup.spec.parallel, HALF.get(setup.spec.parallel.reduce, torch.float32)
+    as_it_is = parallel.reduce == "exact" and setup.spec.train.weights == "fp32"
     if parallel.wrap != "layers":
         blocks = find_units(model, parallel.wrap)
     layout, in_bf16 = setup.layout, setup.workload.casts_layers and setup.spec.train.precision in ("bf16", "fp8")
     reject_unshardable(model, blocks, layout)
-    layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1 and layout.shard > 1
-    options: dict[str, Any] = {"mesh": mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]}
+    layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1 and mesh["shard"].size() > 1
+    options: dict[str, Any] = {}
     if layout.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    for module in (*blocks, model):
-        policy = MixedPrecisionPolicy(reduce_dtype=None if parallel.reduce == "exact" else summed_in)
+    mixtures = find_experts(model) if experts is not None else []
+    divided = {p for module in mixtures for p in module.parameters()}
+    inside = {p for block in blocks for p in block.parameters()}
+    cast = inside - {p for block in blocks for p in find_uncast(block)} if in_bf16 else inside
+    for module in (model, *blocks, *mixtures):  # the rest first: it takes what layers have in fp32, and gathers it once
+        policy = MixedPrecisionPolicy(reduce_dtype=None if as_it_is else summed_in)
         if in_bf16 and module is not model:  # autocast casts what goes in, as under every other strategy
             policy = MixedPrecisionPolicy(torch.bfloat16, summed_in, cast_forward_inputs=False)
         keep = module is model or not layer_by_layer
-        wrapped = fully_shard(module, **options, mp_policy=policy, reshard_after_forward=not keep)
-        if layout.data > 1:
+        others = cast | divided if module is model else {p for p in module.parameters() if p not in cast} | divided
+        grid = mesh
+        if experts is not None and module in mixtures:
+            grid, others = experts, set()
+        axes = grid["replicate", "shard"] if grid["replicate"].size() > 1 else grid["shard"]
+        if grid is experts and axes.size() == 1:
+            continue  # no other rank has them: fully_shard over one rank would scale their gradients
+        wrapped = fully_shard(
+            module, mesh=axes, **options, mp_policy=policy, reshard_after_forward=not keep, ignored_params=others
+        )
+        if axes.size() > 1:
             wrapped.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
             wrapped.set_force_sum_reduction_for_comms(True)
         if mesh.device_type == "cpu":
             wrapped.set_custom_all_gather(_timed(DefaultAllGather, setup.timer))
             wrapped.set_custom_reduce_scatter(_timed(DefaultReduceScatter, setup.timer))
     return model
+
+
+def find_uncast(block: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters that autocast leaves as they are: of norms and tables, and numbers beside products."""
+    for module in block.modules():
+        own = list(module.named_parameters(recurse=False))
+        product = any(p.ndim > 2 or (p.ndim == 2 and name.endswith("weight")) for name, p in own)
+        if not product or isinstance(module, nn.Embedding):
+            yield from (p for _, p in own)
 
 
 def find_units(model: nn.Module, least: int) -> list[nn.Module]:

@@ -1,7 +1,8 @@
 """Spread an untouched model over ranks: the one place where layouts are applied, in an order that matters.
 
 1. Pipeline cuts first: all that follows works on the layers this rank holds.
-2. Tensor divides the matrices of those layers, which changes their forward pass; fp8 changes how they multiply.
+2. Tensor divides the matrices of those layers, context their sequences and expert their experts, which changes their
+   forward pass; fp8 changes how they multiply.
 3. Activation checkpointing wraps each layer's forward pass as tensor left it.
 4. Compilation sees the whole of a layer, repetition included.
 5. Data parallelism comes last: it must see the parameters as the optimiser does.
@@ -15,9 +16,9 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -32,15 +33,25 @@ from paceline.execution import CPU, CUDA, Execution, Target
 from paceline.launch.process_group import create_device_mesh, flatten_mesh, init_single_rank_group
 from paceline.layout import Layout
 from paceline.nn.keras_backend import has_keras
+from paceline.nn.keyed_dropout import Site, list_sites, run_again
+from paceline.nn.nf4 import count_elements
 from paceline.parallel import ddp
+from paceline.parallel.batch_layers import BatchLayers, convert_batch_layers
+from paceline.parallel.compile import Compilation, compile_layers, find_equal_layers
 from paceline.parallel.compress import GradientReduction, build_reduction
+from paceline.parallel.context import ContextGroup
 from paceline.parallel.parameters import LocalParameters, ParameterGroups, collect_local_parameters, resolve_groups
 from paceline.parallel.precision import IN_BF16, set_tf32, use_fp8
 from paceline.runlog.timers import CollectiveTimer
-from paceline.workload import Workload
+from paceline.workload import LogFn, Workload, ignore_log
+
+if TYPE_CHECKING:
+    from paceline.parallel.pipeline_inference import Cut
+    from paceline.parallel.tensor_inference import InferredRules
 
 AXES = ("pipeline", "replicate", "shard", "tensor")
-"""The grid of ranks: neighbours on the last axis are neighbouring ranks (`Layout.data_rank`)."""
+"""The grid of ranks over which tensors are divided and gradients summed: neighbours on the last axis are neighbouring
+ranks (`Layout.data_rank`); those that share a sequence are neighbours on `shard` or `replicate`."""
 KEPT_OPERATIONS = (
     *("mm", "addmm", "bmm", "_scaled_mm"),
     *(f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")),
@@ -60,6 +71,11 @@ class ParallelModel:
     same_samples: int = 1  # ranks that compute the loss of the same samples
     reduction: GradientReduction = field(default_factory=GradientReduction)
     groups: ParameterGroups = field(default_factory=ParameterGroups)
+    context: ContextGroup | None = None  # the ranks that divide each sequence
+
+    @cached_property
+    def batch_layers(self) -> BatchLayers:
+        return BatchLayers.of(self.parts)
 
     @property
     def unwrapped(self) -> nn.Module:
@@ -77,46 +93,66 @@ class ModelSetup:
     device: torch.device
     timer: CollectiveTimer
     execution: Execution
+    notice: LogFn = ignore_log
     begin: Callable[[Sequence[nn.Module]], None] = lambda parts: None
     """Sets other first values than those that were drawn."""
     begins_whole: Callable[[nn.Module | None], bool] | None = None
     """Whether `begin` gives all that the model of every rank has; called by all ranks."""
+    example: Callable[[], Any] = lambda: None
+    """Returns a batch, for models of which it has to be found out how they can be divided."""
 
 
 def parallelize(setup: ModelSetup) -> ParallelModel:
     workload, spec, layout, device = setup.workload, setup.spec, setup.layout, setup.device
-    late, held_whole = workload.draws_by_name, layout.plain or layout.strategy == "zero1"
-    found = None if late or held_whole else _build_empty_model(setup)
+    late, context = workload.draws_by_name, build_context_group(setup)
+    found = None if late or layout.held_whole else _build_empty_model(setup)
     with torch.device("meta") if late else nullcontext():
         model, groups = found or _build_model(setup)
-    if held_whole:
+    if layout.held_whole:
         if late:
             _draw_weights(model, device, spec)
         setup.begin([model.to(device)])
         ddp.compare_first_weights(model)
+        if context is not None:
+            workload.gather_context(model, context)
         transform_layers(model, setup)
-        return _replicate_model(model, groups, setup)
+        return replace(_replicate_model(model, groups, setup), context=context)
 
-    from paceline.parallel import fsdp, pipeline, tensor
+    from paceline.parallel import expert, fsdp, pipeline, tensor
 
+    rules, cut = infer_division(workload, model, setup.example, layout)
+    if rules or cut:
+        setup = replace(setup, execution=replace(setup.execution, compiled_layers=False))
     mesh, group = build_mesh(layout, device)
+    experts = build_expert_mesh(layout, device) if layout.expert > 1 else None
     home = torch.device("cpu") if layout.offload else device
-    if not late:
+    if late and cut is not None:  # weights are drawn in the order of all modules
+        late = False
+        _draw_weights(model, home, spec)
+    elif not late:
         move_materialized(model, home)
         ddp.compare_first_weights(model)
         ddp.broadcast_model(model)
 
     parameters = count_parameters(model)
-    stages = {0: model}
-    if layout.pipeline > 1:
-        stages = pipeline.build_stages(workload, model, layout, mesh.get_local_rank("pipeline"))
+    stages, ties = {0: model}, cut.ties if cut is not None else []
+    if cut is not None:
+        cut.keep_stage(model, mesh.get_local_rank("pipeline"))
+    elif layout.pipeline > 1:
+        stages, ties = pipeline.build_stages(workload, model, layout, mesh.get_local_rank("pipeline"))
     for stage in stages.values():
-        blocks = workload.blocks(stage)
-        if layout.tensor > 1:
+        blocks = workload.blocks(stage) if cut is None else cut.list_layers(stage)
+        if rules is not None:
+            rules.apply(stage, blocks, mesh["tensor"])
+        elif layout.tensor > 1:
             tensor.apply_tensor_parallel(stage, workload.shard_rules, mesh["tensor"], layout.sequence)
-        transform_layers(stage, setup)
-        if layout.data > 1 or layout.strategy in ("fsdp", "hsdp", "zero2"):
-            fsdp.shard_model(stage, blocks, mesh, setup)
+        if context is not None:
+            workload.gather_context(stage, context)
+        if experts is not None:
+            expert.divide_experts(stage, experts["expert"], setup.timer)
+        transform_layers(stage, setup, blocks)
+        if layout.data * layout.context > 1 or layout.strategy in ("fsdp", "hsdp", "zero2"):
+            fsdp.shard_model(stage, blocks, mesh, setup, experts)
         if late:
             _draw_weights(stage, home, spec)
         elif found:
@@ -124,18 +160,57 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
 
     parts = list(stages.values())
     setup.begin(parts)
-    local = collect_local_parameters(parts, layout.tensor * layout.data, group)
+    local = collect_local_parameters(parts, layout.ranks // layout.pipeline, group)
     net: nn.Module = parts[0]
-    if layout.pipeline > 1:
+    if ties or cut is not None:
+        back, _ = build_mesh(layout, device)  # gradients go their own way, so that ranks never wait for each other
+        local = pipeline.tie_parameters(local, ties, layout, mesh, back)
+    if cut is not None:
+        net = cut.build_pipeline(model, layout, mesh, back)
+    elif layout.pipeline > 1:
         net = pipeline.Pipeline(stages, layout, mesh, device, layout.passes(layout.global_batch))
-    return ParallelModel(net, parts, local, parameters, layout.tensor, groups=groups)
+    return ParallelModel(net, parts, local, parameters, layout.tensor, groups=groups, context=context)
+
+
+def infer_division(
+    workload: Workload, model: nn.Module, example: Callable[[], Any], layout: Layout
+) -> tuple["InferredRules | None", "Cut | None"]:
+    """Find out how a model is divided that has no shard rules, or no stages, of its own."""
+    rules, cut = None, None
+    if layout.tensor > 1 and not workload.shard_rules:
+        from paceline.parallel.tensor_inference import infer_rules
+
+        rules = infer_rules(workload, model, example(), layout)
+    if layout.pipeline > 1 and not workload.has("stage"):
+        from paceline.parallel.pipeline_inference import infer_stages
+
+        cut = infer_stages(workload, model, example(), layout)
+    return rules, cut
 
 
 def build_mesh(layout: Layout, device: torch.device) -> tuple[DeviceMesh, dist.ProcessGroup]:
     """Return (the grid, the group of the ranks that hold the same layers as this one)."""
     init_single_rank_group(device)
-    mesh = create_device_mesh(device.type, tuple(getattr(layout, axis) for axis in AXES), AXES)
+    mesh = create_device_mesh(device.type, (layout.pipeline, *layout.summed_over, layout.tensor), AXES)
     return mesh, flatten_mesh(mesh["replicate", "shard", "tensor"], "stage")
+
+
+def build_expert_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
+    """Return the grid of the experts: neighbours on `expert` hold others, those on `replicate` and `shard` the same."""
+    sizes = (layout.pipeline, *layout.expert_groups, layout.expert, layout.tensor)
+    return create_device_mesh(device.type, sizes, (*AXES[:-1], "expert", "tensor"))
+
+
+def build_context_group(setup: ModelSetup) -> ContextGroup | None:
+    layout = setup.layout
+    if layout.context == 1:
+        return None
+    sizes = layout.pipeline * layout.data, layout.context, layout.tensor
+    mesh = create_device_mesh(setup.device.type, sizes, ("outer", "context", "inner"))
+    group = ContextGroup(mesh["context"], setup.timer)
+    if setup.execution.compiled_layers:  # a collective with a gradient of its own stays outside of a compiled layer
+        cast(Any, group).attend = torch.compiler.disable(group.attend)
+    return group
 
 
 def prepare_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
@@ -166,7 +241,7 @@ def _draw_weights(model: nn.Module, device: torch.device, spec: RunSpec) -> None
 
 
 def count_parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+    return sum(count_elements(p) for p in model.parameters())
 
 
 def detect_target(device: torch.device) -> Target:
@@ -176,10 +251,10 @@ def detect_target(device: torch.device) -> Target:
     return CPU if device.type == "cpu" else replace(CUDA, compiles=compiles)
 
 
-def transform_layers(model: nn.Module, setup: ModelSetup) -> None:
+def transform_layers(model: nn.Module, setup: ModelSetup, blocks: Sequence[nn.Module] | None = None) -> None:
     """Apply what concerns single layers: fp8, activation checkpointing, compilation."""
     workload, layout = setup.workload, setup.layout
-    blocks = workload.blocks(model)
+    blocks = workload.blocks(model) if blocks is None else blocks
     if setup.spec.train.precision == "fp8":
         use_fp8(blocks or [model], setup.device)
     if layout.checkpointing != "none":
@@ -191,7 +266,7 @@ def transform_layers(model: nn.Module, setup: ModelSetup) -> None:
             raise UserError(f"{key}: {reason}", code="not-supported", key=key)
         _recompute(blocks, layout.checkpointing)
     if setup.execution.compiled_layers:
-        _compile(model, blocks, workload.compile_layers)
+        compile_model(model, setup)
         if layout.tensor > 1:
             from paceline.parallel.tensor import wait_for_inputs
 
@@ -206,19 +281,30 @@ def _recompute(blocks: Sequence[nn.Module], how: str) -> None:
         ops = [getattr(torch.ops.aten, name).default for name in KEPT_OPERATIONS if hasattr(torch.ops.aten, name)]
         options["context_fn"] = partial(create_selective_checkpoint_contexts, ops)
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, **options)
+        block.forward = partial(_checkpoint, block.forward, list_sites(block), options)
 
 
-def _compile(model: nn.Module, blocks: Sequence[nn.Module], equal: bool) -> None:
-    if blocks:
+def _checkpoint(
+    forward: Callable[..., Any], sites: Sequence[Site], options: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    return checkpoint(run_again(forward, sites) if sites else forward, *args, **options, **kwargs)
+
+
+def compile_model(model: nn.Module, setup: ModelSetup, dynamic: bool | None = None) -> Compilation:
+    """Compile the layers of a model, or the whole if it has none of one structure."""
+    workload, layout = setup.workload, setup.layout
+    sharded = not layout.plain and layout.strategy != "zero1"
+    compilation = Compilation(setup.notice, only_training=not workload.compile_layers)
+    equal = workload.blocks(model) if workload.compile_layers else find_equal_layers(model)
+    if equal:
         # DistributedDataParallel's own way would cut each layer in pieces, by buckets that layers already suit
         torch._dynamo.config.optimize_ddp = False
-    for block in blocks or [model]:
-        if equal:
-            # its forward pass alone: hooks, such as those that gather a layer, stay outside, where they cost nothing
-            block.forward = torch.compile(block.forward, dynamic=False)
-        else:  # a copy of the model, such as an average of its weights, is compiled with its own weights
-            block.compile()
+    # compiled, recomputing is part of the graph: calls of dropout need not be counted again
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+    layers = equal or (workload.blocks(model) if sharded else []) or [model]
+    dynamic = False if workload.compile_layers else dynamic
+    compile_layers(layers, compilation, dynamic, forward_only=sharded or workload.compile_layers)
+    return compilation
 
 
 def _build_empty_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups] | None:
@@ -252,10 +338,12 @@ def _build_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
         reject_for_keras(setup.spec, setup.layout)
     train = setup.spec.train
     set_tf32(train.precision)
+    convert_batch_layers(found, setup.spec, setup.layout, setup.device)
     groups = resolve_groups(setup.workload, train, found)
     model = found.to(torch.float64 if train.precision == "fp64" else torch.float32)
     if train.precision in IN_BF16 and setup.spec.parallel.engine == "torch":
-        for weight in setup.workload.kept_in_bf16(model):
+        pure = (p for p in model.parameters() if p.is_floating_point())
+        for weight in pure if train.weights == "bf16" else setup.workload.kept_in_bf16(model):
             weight.data = weight.data.to(torch.bfloat16)
     return model, groups
 
@@ -265,8 +353,13 @@ def reject_for_keras(spec: RunSpec, layout: Layout) -> None:
     key, reason = "", ""
     if spec.train.precision in ("fp64", "fp8"):
         key, reason = "train.precision", "is not supported by Keras on torch; use fp32 or bf16"
+    elif spec.train.weights == "bf16":
+        key, reason = "train.weights", "is not supported by Keras on torch; use fp32"
     elif not layout.plain and layout.strategy != "zero1":
-        key = next((f"parallel.{axis}" for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1), "")
+        key = next(
+            (f"parallel.{axis}" for axis in ("tensor", "context", "expert", "pipeline") if getattr(layout, axis) > 1),
+            "",
+        )
         key = key or "parallel.strategy"
         reason = "divides weights, which Keras holds itself; use parallel.strategy=ddp, or zero1"
     if reason:

@@ -1,11 +1,11 @@
 """Group parameters by name, and find what one rank updates of each, as plain tensors for the optimiser."""
 
-from __future__ import annotations
-
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.config import ParameterGroup, Train
 from paceline.errors import UserError, did_you_mean, join_names
+from paceline.nn.nf4 import count_elements
 from paceline.workload import Workload
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class ParameterGroups:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Parameters of the whole model by pattern; "" matches the rest."""
     frozen: int = 0
+    ends: frozenset[str] = frozenset()
+    """Names of embeddings and of the last matrix, which muon leaves to adamw."""
 
     def pattern(self, name: str) -> str:
         """Return the pattern that decides for a parameter; "" if none matches."""
@@ -69,17 +72,24 @@ def resolve_groups(workload: Workload, train: Train, model: nn.Module) -> Parame
     groups = ParameterGroups(table)
     sizes = dict.fromkeys([*table, ""], 0)
     for name, p in model.named_parameters():
-        sizes[groups.pattern(name)] += p.numel()
+        sizes[groups.pattern(name)] += count_elements(p)
     for pattern in table:
         if not pattern or not sizes[pattern]:
             _reject_pattern(pattern, groups, names)
     groups.freeze(model)
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    frozen = sum(count_elements(p) for p in model.parameters() if not p.requires_grad)
     if frozen == sum(sizes.values()):
         kind = f"the model ({type(model).__name__})"
         what = f"all {frozen:,} parameters of {kind} are frozen" if frozen else f"{kind} has no parameters"
         raise UserError(f"workload: {what}; there must be one to train", code="invalid-workload", key="model")
-    return ParameterGroups(table, sizes, frozen)
+    return ParameterGroups(table, sizes, frozen, find_ends(model))
+
+
+def find_ends(model: nn.Module) -> frozenset[str]:
+    """Return the names of embeddings and of the last matrix."""
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    found = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, tables)]
+    return frozenset([*found, *[name for name, p in model.named_parameters() if p.ndim > 1][-1:]])
 
 
 def _workload_groups(workload: Workload, model: nn.Module) -> dict[str, ParameterGroup]:
@@ -109,7 +119,7 @@ def _reject_pattern(pattern: str, groups: ParameterGroups, names: list[str]) -> 
     raise UserError(f"train.groups: {reason}", code="invalid-value", key="train.groups")
 
 
-def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Return whether it is a DTensor, without importing them, which takes seconds."""
     return hasattr(tensor, "device_mesh")
 
@@ -119,11 +129,29 @@ class LocalParameter:
     name: str
     param: nn.Parameter
     data: Tensor  # plain, and in the memory of the parameter
-    copies: int  # ranks that hold the same numbers, this one included
+    copies: int  # ranks of a stage that hold the same numbers, this one included
     cut: Callable[[Tensor], Tensor] = lambda like: like
     """Returns this rank's part of a tensor like the parameter, as a plain tensor."""
     whole: Callable[[Tensor], Tensor] = lambda local: local
     """Returns a tensor like `data` as a checkpoint sees it: with its place in the whole."""
+    stages: int = 1  # of a pipeline, that hold it
+
+    def gather(self, like: Tensor) -> Tensor:
+        """Return the whole of a tensor of which this rank has a part."""
+        whole = self.whole(like)
+        if not is_sharded(whole):
+            return whole
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # two gathers are no fault
+        return whole.full_tensor()
+
+    def divide(self, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole tensor."""
+        like = self.whole(self.data)
+        if not is_sharded(like):
+            return whole
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
 class LocalParameters(Sequence[LocalParameter]):
@@ -133,9 +161,16 @@ class LocalParameters(Sequence[LocalParameter]):
         self, parameters: Sequence[LocalParameter], group: Any = None, after_update: Callable[[], None] = lambda: None
     ) -> None:
         self._all = list(parameters)
-        self._copies = {id(part.data): part.copies for part in parameters}
+        self._by_data = {id(part.data): part for part in parameters}
         self._group = group
         self.after_update = after_update
+        self._after_gradients: Callable[[], None] = lambda: None
+
+    def replace(self, parameters: Sequence[LocalParameter], after_gradients: Callable[[], None]) -> "LocalParameters":
+        """Return the same with these parameters, and what completes their gradients."""
+        found = LocalParameters(parameters, self._group, self.after_update)
+        found._after_gradients = after_gradients
+        return found
 
     def __len__(self) -> int:
         return len(self._all)
@@ -152,6 +187,7 @@ class LocalParameters(Sequence[LocalParameter]):
         for part in self._all:
             if part.data is not part.param and part.param.grad is not None:
                 part.data.grad = part.cut(part.param.grad)
+        self._after_gradients()
 
     def complete_gradients(self) -> None:
         """Give parameters that took no part in the loss a gradient of 0."""
@@ -168,10 +204,10 @@ class LocalParameters(Sequence[LocalParameter]):
         by_copies: dict[int, list[Tensor]] = {}
         for part in self._all:
             if part.data.grad is not None:
-                by_copies.setdefault(part.copies, []).append(part.data.grad)
+                by_copies.setdefault(part.copies * part.stages, []).append(part.data.grad)
         squares = []
         for copies, grads in by_copies.items():
-            kind = None if grads[0].is_cuda else torch.float64
+            kind = torch.promote_types(grads[0].dtype, torch.float32) if grads[0].is_cuda else torch.float64
             norms = torch.stack(torch._foreach_norm(grads, 2, dtype=kind))
             square = torch.linalg.vector_norm(norms, dtype=torch.float64).square()
             squares.append(square if copies == 1 else square / copies)
@@ -179,12 +215,17 @@ class LocalParameters(Sequence[LocalParameter]):
             return squares[0]
         return sum(squares, torch.zeros((), dtype=torch.float64, device=self._all[0].data.device))
 
+    def find(self, data: Tensor) -> LocalParameter:
+        return self._by_data[id(data)]
+
     def norms(self, of: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the norm of each whole tensor, of which this rank has the part that belongs to the part in `of`."""
         found = list(torch._foreach_norm(list(tensors)))
         if self._group is None:
             return found
-        copies = torch.tensor([self._copies[id(data)] for data in of], dtype=torch.float64, device=found[0].device)
+        copies = torch.tensor(
+            [self._by_data[id(data)].copies for data in of], dtype=torch.float64, device=found[0].device
+        )
         squares = torch.stack(found).double().square() / copies
         dist.all_reduce(squares, group=self._group)
         return list(squares.sqrt().to(found[0].dtype).unbind())
@@ -203,8 +244,6 @@ def collect_local_parameters(modules: Sequence[nn.Module], ranks: int, group: An
 
 
 def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
-    from torch.distributed.tensor import DTensor
-
     mesh, placements = param.device_mesh, param.placements
     parts = math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if not placement.is_replicate())
 
@@ -214,13 +253,21 @@ def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
             like = like.redistribute(placements=placements)
         return like.to_local()
 
-    def whole(local: Tensor) -> Tensor:
-        if local.shape != data.shape:  # a number that is the same for all of it
-            return local
-        return DTensor.from_local(local, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
-
     data = param.detach().to_local()
+    whole = partial(place_in_whole, mesh, placements, data, param)
     return LocalParameter(name, param, data, ranks // parts, cut, whole)
+
+
+def place_in_whole(mesh: Any, placements: Any, data: Tensor, param: Tensor, local: Tensor) -> Tensor:
+    """Return a part with its place: of a tensor like the parameter, or with one value for several of its own."""
+    from torch.distributed.tensor import DTensor
+
+    if local.ndim != data.ndim:  # a number that is the same for all of it
+        return local
+    each = zip(local.shape, data.shape, param.shape, strict=True)
+    shape = torch.Size(mine * size // held if held else size for mine, held, size in each)
+    stride = param.stride() if shape == param.shape else torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def find_shared_parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[str, int, int]]:

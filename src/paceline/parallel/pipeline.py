@@ -1,9 +1,7 @@
 """Pipeline parallelism: each rank holds some consecutive layers; torch.distributed.pipelining orders the passes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -11,10 +9,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from paceline.errors import UserError
 from paceline.layout import TWO_STAGE_SCHEDULES, Layout
-from paceline.parallel.parameters import find_shared_parameters
+from paceline.nn.keyed_dropout import KeyedPasses
+from paceline.parallel.parameters import LocalParameter, LocalParameters, find_shared_parameters
 from paceline.workload import Workload
 
 SCHEDULES: dict[str, Any] = {
@@ -52,23 +52,67 @@ def divide_layers(costs: Sequence[float], before: float, after: float, parts: in
     return next(found for limit in limits if (found := greedy(limit * (1 + 1e-9))) is not None)
 
 
-def build_stages(workload: Workload, model: nn.Module, layout: Layout, pipeline_rank: int) -> dict[int, nn.Module]:
-    """Return the stages that a rank holds, by index; they are cut by what their layers cost."""
+@dataclass(frozen=True)
+class Tie:
+    """A parameter that several stages hold: its name, and that which it has in each of them."""
+
+    name: str
+    held: Mapping[int, str]
+
+
+def tie_parameters(
+    local: LocalParameters, ties: Sequence[Tie], layout: Layout, ahead: DeviceMesh, back: DeviceMesh
+) -> LocalParameters:
+    """Return what a rank updates, with the gradients of tied parameters summed over the stages that hold them.
+
+    They begin with the values of the stage that has them by their own name.
+    """
+    rank, device = ahead.get_local_rank("pipeline"), local[0].data.device
+    up, down = (route_through_host(mesh["pipeline"].get_group(), device) for mesh in (ahead, back))
+    found, shared = {part.name: part for part in local}, list[tuple[LocalParameter, list[int]]]()
+    for tie in ties:
+        ranks = {stage % layout.pipeline: name for stage, name in tie.held.items()}
+        if rank in ranks and ranks[rank] in found:
+            own = found[ranks[rank]] = replace(found[ranks[rank]], name=tie.name, stages=len(ranks))
+            shared.append((own, sorted(ranks)))
+            first = min(ranks, key=lambda stage: (ranks[stage] != tie.name, stage))
+            for other in sorted(ranks.keys() - {first}) if rank == first else ():
+                dist.send(own.data, group=up if other > rank else down, group_dst=other)
+            if rank != first:
+                dist.recv(own.data, group=up if first < rank else down, group_src=first)
+
+    def sum_gradients() -> None:
+        for part, ranks in shared:
+            own = torch.zeros_like(part.data) if part.data.grad is None else part.data.grad
+            sent, parts = [], {rank: own}
+            for other in (other for other in ranks if other != rank):
+                parts[other] = torch.empty_like(own, memory_format=torch.contiguous_format)
+                sent.append(dist.isend(own.contiguous(), group=up if other > rank else down, group_dst=other))
+                dist.recv(parts[other], group=up if other < rank else down, group_src=other)
+            for work in sent:
+                cast(Any, work).wait()
+            part.data.grad = torch.stack([parts[other] for other in ranks]).sum(0)
+
+    return local.replace(list(found.values()), sum_gradients) if shared else local
+
+
+def build_stages(
+    workload: Workload, model: nn.Module, layout: Layout, pipeline_rank: int
+) -> tuple[dict[int, nn.Module], list[Tie]]:
+    """Return the stages that a rank holds, by index, cut by what their layers cost; parameters of several stages."""
     before, costs, after = workload.costs(model)
     if len(costs) < layout.stages:
         advice = f"use parallel.pipeline={len(costs) * layout.pipeline // layout.stages}"
-        raise _pipeline_error(layout, f"{layout.stages} stages, but the model has {len(costs)} layers; {advice}")
+        raise pipeline_error(layout, f"{layout.stages} stages, but the model has {len(costs)} layers; {advice}")
     stages = [workload.stage(model, layers) for layers in divide_layers(costs, before, after, layout.stages)]
-    for name, first, second in find_shared_parameters(stages):
-        reason = f"{name} is part of stage {first} and of stage {second}"
-        raise _pipeline_error(layout, f"{reason}; untie it, or use parallel.pipeline=1")
+    ties = [Tie(name, {first: name, second: name}) for name, first, second in find_shared_parameters(stages)]
     for index, stage in enumerate(stages):
         if not any(p.requires_grad for p in stage.parameters()):
-            raise _pipeline_error(layout, f"all parameters of stage {index} are frozen; use fewer stages, or fsdp")
-    return {index: stages[index] for index in range(pipeline_rank, layout.stages, layout.pipeline)}
+            raise pipeline_error(layout, f"all parameters of stage {index} are frozen; use fewer stages, or fsdp")
+    return {index: stages[index] for index in range(pipeline_rank, layout.stages, layout.pipeline)}, ties
 
 
-def _pipeline_error(layout: Layout, reason: str) -> UserError:
+def pipeline_error(layout: Layout, reason: str) -> UserError:
     key = "parallel.pipeline"
     return UserError(f"{key}={layout.pipeline}, schedule={layout.schedule}: {reason}", code="not-supported", key=key)
 
@@ -81,12 +125,14 @@ class Pipeline(nn.Module):
     ) -> None:
         super().__init__()
         if layout.schedule == "zero_bubble" and torch.__version__ < "2.13":
-            raise _pipeline_error(layout, "needs torch 2.13; use parallel.schedule=interleaved")
+            raise pipeline_error(layout, "needs torch 2.13; use parallel.schedule=interleaved")
         self.stages, self.count, self.device = stages, layout.stages, device
         self.group = route_through_host(mesh["pipeline"].get_group(), device)
         self.rank, self.ranks = mesh.get_local_rank("pipeline"), layout.pipeline
         self.first, self.last = 0 in stages, layout.stages - 1 in stages
         self._loss: Callable[[Tensor, Tensor], Tensor] = lambda output, index: output
+        for stage in stages.values():
+            stage.register_forward_pre_hook(KeyedPasses([stage]).take_keys, prepend=True, with_kwargs=True)
         built = [pipelining.PipelineStage(s, i, layout.stages, device, group=self.group) for i, s in stages.items()]
         self.schedule = SCHEDULES[layout.schedule](
             built if layout.schedule in TWO_STAGE_SCHEDULES else built[0],
@@ -95,7 +141,7 @@ class Pipeline(nn.Module):
             scale_grads=False,
         )
 
-    def train(self, mode: bool = True) -> Pipeline:
+    def train(self, mode: bool = True) -> "Pipeline":
         for stage in self.stages.values():
             stage.train(mode)
         return super().train(mode)
@@ -121,7 +167,7 @@ class Pipeline(nn.Module):
             x = self.stages[index](x, **every)
             if index + 1 < self.count and (index + 1) % self.ranks != self.rank:
                 self._send(x, (index + 1) % self.ranks)
-        return self._from_last(x)
+        return broadcast_result(x, self.group, (self.count - 1) % self.ranks, self.device)
 
     def _send(self, x: Tensor, to: int) -> None:
         dist.send_object_list([x.dtype, x.shape], group=self.group, device=self.device, group_dst=to)
@@ -134,15 +180,28 @@ class Pipeline(nn.Module):
         dist.recv(x, group=self.group, group_src=source)
         return x
 
-    def _from_last(self, x: Tensor) -> Tensor:
-        last = (self.count - 1) % self.ranks
-        described: list[Any] = [x.dtype, x.shape]
-        dist.broadcast_object_list(described, group=self.group, device=self.device, group_src=last)
-        if self.rank != last:
-            x = torch.empty(described[1], dtype=described[0], device=self.device)
-        x = x.contiguous()
-        dist.broadcast(x, group=self.group, group_src=last)
+
+def broadcast_result(found: Any, group: dist.ProcessGroup, source: int, device: torch.device) -> Any:
+    """Return what the rank `source` of the group found, with its tensors, on all ranks."""
+    described = [tree_map_only(Tensor, lambda x: _Like(x.shape, x.dtype), found)]
+    dist.broadcast_object_list(described, group=group, device=device, group_src=source)
+    own, tensors = dist.get_rank(group) == source, iter(tree_leaves(found))
+
+    def take(like: Any) -> Any:
+        x = next(tensors) if own else None
+        if not isinstance(like, _Like):
+            return like
+        x = torch.empty(like.shape, dtype=like.dtype, device=device) if x is None else x.contiguous()
+        dist.broadcast(x, group=group, group_src=source)
         return x
+
+    return tree_map(take, described[0])
+
+
+@dataclass(frozen=True)
+class _Like:
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 def needs_host_copy(group: dist.ProcessGroup, device_type: str) -> bool:
@@ -174,7 +233,7 @@ class HostRoutedGroup:
     def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> dist.Work:
         return self._group.send([_copy_to_host(tensor) for tensor in tensors], to, tag)
 
-    def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> PendingReceive:
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> "PendingReceive":
         on_host = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
         return PendingReceive(self._group.recv(on_host, source, tag), on_host, tensors)
 

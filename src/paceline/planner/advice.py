@@ -43,7 +43,9 @@ def explain_misfit(plan: Plan) -> Iterator[str]:
     yield f"Nothing fits on {where}. Nearest is {near.family}: {near.reason}."
     nearest = near.nearest
     divides = nearest is None or nearest.memory.shrinks_with_devices(ZERO_STAGES[nearest.layout.strategy])
-    yield plan.cost_model.wording.to_fit.format(devices="more devices or larger ones" if divides else "larger devices")
+    devices = "more devices or larger ones" if divides else "larger devices"
+    search = ", or leave more of `parallel` to the search" if plan.constraints.describe() else ""
+    yield plan.cost_model.wording.to_fit.format(devices=devices, search=search)
 
 
 def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
@@ -98,7 +100,7 @@ def _exceeds_one_device(cost_model: TrainingCostModel, plan: Plan) -> bool:
     assert plan.base is not None
     if plan.base.devices == 1 and not plan.base.layout.offload:
         return False
-    alone = search_layouts(replace(cost_model, context=1), 1, plan.target.at(1), LayoutConstraints()).chosen
+    alone = search_layouts(cost_model, 1, plan.target.at(1), LayoutConstraints()).chosen
     return alone is None or alone.layout.offload
 
 

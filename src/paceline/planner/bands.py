@@ -1,7 +1,5 @@
 """Bands of predicted memory and time, by how work is spread: `bands.csv`, measured by `benchmarks/plan_bands.py`."""
 
-from __future__ import annotations
-
 import csv
 import functools
 from dataclasses import dataclass

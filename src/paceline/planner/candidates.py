@@ -1,7 +1,5 @@
 """Candidates of a search: the layouts that a training can have, their price, and families that are rejected."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -25,6 +23,8 @@ UNSHARDED_STRATEGIES = tuple(strategy for strategy in SEARCHED_STRATEGIES if ZER
 CHECKPOINTING = ("none", "selective", "full")
 MAX_TENSOR = 16
 MAX_STAGES = 64
+MAX_CONTEXT, LONG_SEQUENCE = 64, 16_384
+"""Sequences of so many tokens are divided without being asked to."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def _family_parts(layout: Layout) -> list[str]:
 
 
 def split_axes(layout: Layout) -> tuple[str, ...]:
-    """Those of `tensor` and `pipeline` along which a layout divides the model."""
-    return tuple(axis for axis in ("tensor", "pipeline") if getattr(layout, axis) > 1)
+    """Return the axes along which a layout divides the model or its sequences."""
+    return tuple(axis for axis in ("tensor", "context", "expert", "pipeline") if getattr(layout, axis) > 1)
 
 
 class RejectReason(Enum):
@@ -145,7 +145,8 @@ class RejectReason(Enum):
     INDIVISIBLE = "{tensor} does not divide {size} heads or features"
     NO_LAYERS = "{workload} has no layers to divide among stages"
     FEW_LAYERS = "{layers} layers are fewer than {stages} stages"
-    NO_CONTEXT = "context {context} does not divide them"
+    NO_CONTEXT = "{workload} does not divide sequences"
+    ODD_CONTEXT = "{context} ranks need two equal parts each of {sequence} tokens"
     NO_SAMPLE = "batch {batch} leaves some without a sample; take {batch} or train.global_batch={ranks}"
     UNFILLED = "{samples} per rank cannot fill {stages} stages"
     MEMORY = "{term} {over} over"
@@ -168,7 +169,7 @@ class RejectedFamily:
     nearest: PricedLayout | None = None  # its layout that needs the least memory, if memory is the reason
 
     @classmethod
-    def of(cls, nearest: PricedLayout, code: RejectReason, over_bytes: float, **facts: Any) -> RejectedFamily:
+    def of(cls, nearest: PricedLayout, code: RejectReason, over_bytes: float, **facts: Any) -> "RejectedFamily":
         """Reject a family none of whose layouts fits; `nearest` exceeds the memory by `over_bytes`."""
         layout = nearest.layout
         parts, axes = len(_family_parts(layout)), split_axes(layout)
@@ -196,6 +197,8 @@ class LayoutConstraints:
 
     strategy: str | None = None
     tensor: int | None = None
+    context: int | None = None
+    expert: int | None = None
     pipeline: int | None = None
     schedule: str | None = None
     sequence: bool | None = None
@@ -222,7 +225,7 @@ def constraints_of(spec: RunSpec) -> LayoutConstraints:
     if given.get("strategy") == "zero3":
         given["strategy"] = "fsdp"
     if parallel.reduce != "exact":  # for data parallelism alone
-        given = {"strategy": "ddp", "tensor": 1, "pipeline": 1, **given}
+        given = {"strategy": "ddp", "tensor": 1, "context": 1, "expert": 1, "pipeline": 1, **given}
         as_written = (*as_written, ("reduce", parallel.reduce))
     return LayoutConstraints(**given, written=as_written)
 
@@ -234,6 +237,8 @@ class SplitOptions:
     splits: tuple[int, ...] = ()
     """Sizes that the ranks of `tensor` must divide; empty if the model cannot be divided."""
     sequence: int = 0  # positions that the ranks of `tensor` may divide among them; 0 if they cannot
+    experts: int = 0  # that the ranks of `expert` may divide
+    context: int = 0  # positions that the ranks of `context` may divide; 0 if they cannot
     layers: int = 0  # layers that a pipeline can divide; 0 if it cannot
     recomputes: bool = True  # has repeated layers, which activation checkpointing recomputes
     weights: bool = True  # a rank may hold a part of each weight
@@ -253,20 +258,23 @@ class LayoutSpace:
         """Yield one layout of each family; an offloaded one if the family only makes sense offloaded."""
         tensors = min(self.devices, MAX_TENSOR) if self.splits.splits and not self.fp8 else 1
         stages = min(self.devices, max(1, self.splits.layers), MAX_STAGES)
+        contexts = min(self.devices, MAX_CONTEXT) if self.splits.context >= LONG_SEQUENCE else 1
+        fixed = self.constraints
         tried = [
-            [1 << k for k in range(most.bit_length())] if fixed is None else [fixed]
-            for most, fixed in ((stages, self.constraints.pipeline), (tensors, self.constraints.tensor))
+            [1 << k for k in range(most.bit_length())] if size is None else [size]
+            for most, size in ((stages, fixed.pipeline), (tensors, fixed.tensor), (contexts, fixed.context))
         ]
-        for pipeline, tensor in itertools.product(*tried):
-            yield from self._split(tensor, pipeline)
+        for pipeline, tensor, context in itertools.product(*tried):
+            yield from self._split(tensor, pipeline, context)
 
-    def _split(self, tensor: int, pipeline: int) -> Iterator[Layout | RejectedFamily]:
-        """The families in which that many ranks divide the model."""
-        sides = {"tensor": tensor} if pipeline == 1 else {"tensor": tensor, "pipeline": pipeline}
-        if obstacle := self._find_obstacle(tensor, pipeline):
-            yield self._reject(sides if tensor > 1 else {"pipeline": pipeline}, "", *obstacle)
+    def _split(self, tensor: int, pipeline: int, context: int) -> Iterator[Layout | RejectedFamily]:
+        """Yield the families in which that many ranks divide the model and its sequences."""
+        axes = {"tensor": tensor, "context": context, "pipeline": pipeline}
+        sides = {name: size for name, size in axes.items() if size > 1} or {"tensor": tensor}
+        if obstacle := self._find_obstacle(tensor, pipeline, context):
+            yield self._reject(sides, "", *obstacle)
             return
-        data, left = divmod(self.devices, tensor * pipeline)
+        data, left = divmod(self.devices, tensor * pipeline * context)
         if left or not data:
             return
         if data > self.batch:
@@ -282,18 +290,19 @@ class LayoutSpace:
         schedule = self.constraints.schedule or "1f1b"
         sequence = self.constraints.sequence
         if sequence is None:
-            sequence = tensor > 1 and self.splits.sequence > 0 and self.splits.sequence % tensor == 0
+            sequence = tensor > 1 and self.splits.sequence > 0 and self.splits.sequence // context % tensor == 0
         free = not self.constraints.offload and self.constraints.strategy is None
-        for replicate, shard, strategy in self._strategies(data, tensor, pipeline):
+        for replicate, shard, strategy in self._strategies(data, tensor, pipeline, context):
             offload_only = self.cluster.devices == 1 and strategy == "fsdp" and free
             shape = (replicate, self.batch, 1, shard, tensor, pipeline, schedule, sequence)
-            yield Layout(strategy, *shape, offload=offload_only)
+            family = Layout(strategy, *shape, offload=offload_only, context=context)
+            yield from (replace(family, expert=expert) for expert in self._divide_experts(family))
 
     def _reject(self, sides: dict[str, int], more: str, code: RejectReason, facts: dict[str, Any]) -> RejectedFamily:
         name = " + ".join(f"{axis} {size}" for axis, size in sides.items()) + more
         return RejectedFamily(self.devices, name, code, facts, parts=max(1, len(sides)), axes=tuple(sides))
 
-    def _find_obstacle(self, tensor: int, pipeline: int) -> tuple[RejectReason, dict[str, Any]] | None:
+    def _find_obstacle(self, tensor: int, pipeline: int, context: int) -> tuple[RejectReason, dict[str, Any]] | None:
         splits, layers = self.splits.splits, self.splits.layers
         if tensor > 1:
             if not splits:
@@ -304,6 +313,11 @@ class LayoutSpace:
                 return RejectReason.CROSSES_NODES, {"tensor": tensor, "per_node": self.cluster.per_node}
             if odd := [n for n in splits if n % tensor]:
                 return RejectReason.INDIVISIBLE, {"tensor": tensor, "size": odd[0]}
+        if context > 1:
+            if not self.splits.context:
+                return RejectReason.NO_CONTEXT, {"workload": self.workload}
+            if self.splits.context % (2 * context):
+                return RejectReason.ODD_CONTEXT, {"context": context, "sequence": self.splits.context}
         if pipeline > 1:
             if not layers:
                 return RejectReason.NO_LAYERS, {"workload": self.workload}
@@ -311,24 +325,35 @@ class LayoutSpace:
                 return RejectReason.FEW_LAYERS, {"layers": layers, "stages": pipeline}
         return None
 
-    def _strategies(self, data: int, tensor: int, pipeline: int) -> Iterator[tuple[int, int, str]]:
-        """(replicate, shard, strategy) of the data-parallel ranks."""
+    def _divide_experts(self, family: Layout) -> Iterator[int]:
+        """Yield numbers of ranks that may divide the experts: none, and as many as fit into a node."""
+        replicate, shard = family.summed_over
+        ranks = 1 if family.strategy == "zero1" or family.offload else shard if shard > 1 else replicate
+        if (fixed := self.constraints.expert) is not None:
+            yield from [] if self.splits.experts % fixed or ranks % fixed else [fixed]
+            return
+        yield 1
+        most = math.gcd(self.splits.experts, ranks, self.cluster.per_node)
+        yield from [most] if self.splits.experts and most > 1 else []
+
+    def _strategies(self, data: int, tensor: int, pipeline: int, context: int) -> Iterator[tuple[int, int, str]]:
+        """Yield (replicate, shard, strategy) of the data-parallel ranks."""
         fixed = self.constraints.strategy
         free = SEARCHED_STRATEGIES if self.splits.weights else UNSHARDED_STRATEGIES
         for strategy in free if fixed is None else (fixed,):
             if strategy == "single":
-                if self.devices == 1 or (fixed is not None and data == 1):
+                if self.devices == 1 or (fixed is not None and data * context == 1):
                     yield 1, 1, strategy
             elif strategy == "hsdp":
-                in_node = max(1, self.cluster.per_node // tensor)
+                in_node = max(1, self.cluster.per_node // (tensor * context))
                 shards = [s for s in (in_node << k for k in range(8)) if s > 1 and data % s == 0 and data // s > 1]
                 yield from ((data // s, s, strategy) for s in shards[:3])
             elif strategy == "ddp":
                 if self.devices > 1 or fixed is not None:
-                    yield data, 1, strategy if data > 1 else "single"
+                    yield data, 1, strategy if data * context > 1 else "single"
             elif strategy == "zero1" and tensor * pipeline > 1:
                 continue
-            elif data > 1 or (self.devices == 1 and (strategy == "fsdp" or fixed is not None)):
+            elif data * context > 1 or (self.devices == 1 and (strategy == "fsdp" or fixed is not None)):
                 yield 1, data, strategy  # on one device only to move its states to the host
 
 
@@ -361,7 +386,7 @@ def layout_overrides(layout: Layout) -> dict[str, Any]:
     """Return the values of `parallel` that lead to a layout, without those that are the default."""
     usual = Layout("", 1, 1, 1)
     names = ["strategy", "ranks", "micro_batch", *["replicate"] * (layout.strategy == "hsdp")]
-    axes = ("tensor", "pipeline", "sequence", "checkpointing", "offload")
+    axes = ("tensor", "context", "expert", "pipeline", "sequence", "checkpointing", "offload")
     names += [name for name in axes if getattr(layout, name) != getattr(usual, name)]
     names += ["schedule"] * (layout.pipeline > 1)
     keys = {"checkpointing": "activation_checkpointing"}

@@ -1,7 +1,5 @@
 """Compare a run on several clusters: one table of time, utilisation, memory and money."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The interface between a plan and a workload: what a run of any kind costs, under a layout and on a cluster."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +14,7 @@ from paceline.layout import Layout
 from paceline.planner.candidates import LayoutConstraints, PricedLayout, RejectedFamily, RejectReason, constraints_of
 from paceline.planner.formulas.memory import DeviceMemory
 from paceline.planner.formulas.placement import DtypeSizes
+from paceline.planner.formulas.simulation import Timeline
 from paceline.planner.target import PricedCluster
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class PlanWording:
     batch: str = "this batch"
     times: Mapping[str, str] = field(default_factory=lambda: TIME_TERMS)
     several_layouts: bool = True  # there are layouts to choose from on a number of devices
-    to_fit: str = "Take {devices}, a smaller train.global_batch, or leave more of `parallel` to the search."
+    to_fit: str = "Take {devices} or a smaller model{search}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +121,10 @@ class CostModel(ABC):
     @abstractmethod
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout: ...
 
+    def timeline(self, price: PricedLayout) -> Timeline | None:
+        """Play one step of a layout event by event; None for work that has no such steps."""
+        return None
+
     def pauses_s(self, price: PricedLayout) -> dict[str, float]:
         """Return the seconds of the whole run between its steps, by what is done in them."""
         return {}
@@ -129,12 +132,20 @@ class CostModel(ABC):
     def describe_pauses(self, price: PricedLayout) -> str:
         return ""
 
+    def save_s(self, price: PricedLayout) -> float | None:
+        """Return how long the run pauses for a checkpoint; None if that is not known."""
+        return None
+
+    def checkpoint_steps(self) -> int | None:
+        """Return the steps between checkpoints; None if the run file leaves them open."""
+        return None
+
     @abstractmethod
     def overrides(self, layout: Layout) -> dict[str, Any]:
         """Return the dotted values of the run file that lead to a layout."""
 
     @abstractmethod
-    def advice(self, plan: Plan) -> Iterator[str]: ...
+    def advice(self, plan: "Plan") -> Iterator[str]: ...
 
     def engine_obstacle(self, engine: str) -> str:
         """Return why an engine other than torch cannot do this kind of work, or ""."""

@@ -1,28 +1,30 @@
 """Build launch files for the chosen layout: torchrun, Slurm, Kubernetes, SkyPilot, Accelerate, DeepSpeed."""
 
-from __future__ import annotations
-
 import json
+import math
 import os
 import posixpath
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.config import COMMAND_LINE, DEFAULT, RunSpec
+from paceline import __version__
+from paceline.config import ARGUMENT, COMMAND_LINE, DEFAULT, RunSpec
 from paceline.config.registry import is_script
-from paceline.errors import join_names
-from paceline.io.arguments import option_error
+from paceline.errors import UserError, join_names
+from paceline.io.arguments import format_slurm_time, option_error
+from paceline.io.escape import to_one_line
+from paceline.io.files import read_text
 from paceline.io.format import duration
-from paceline.io.safe_open import read_text
+from paceline.io.html_page import compile_template
 from paceline.layout import ZERO_STAGES, layout_of
-from paceline.planner.candidates import PROCESS_BYTES, family_name
-from paceline.planner.emit_slurm import MIN_JOB_H, BatchJob, build_batch_script, render_launch_template
+from paceline.planner.candidates import PROCESS_BYTES, family_name, split_axes
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
+from paceline.runlog.jobs import ATTEMPTS
 
 TIME_MARGIN = 1.3  # times the planned hours are asked of a scheduler
 RUNS = "runs"  # where run folders go, as under `train`
@@ -30,6 +32,11 @@ POD_RUN_FILE = "/paceline/run.yaml"
 PORT = 29500
 SKYPILOT_MEMORY_NAMES = ("A100-80GB", "V100-32GB")
 """SkyPilot names the memory of these devices, and not of smaller ones of the same model."""
+TEMPLATES = Path(__file__).parent / "templates"
+REQUEUE_CODE = 75
+"""The exit code of `paceline.slurm.requeue` that asks for a requeue: EX_TEMPFAIL, a temporary failure."""
+WARN_S = 120
+MIN_JOB_H = 5 / 60  # asked for at least, however short a run is planned: starting takes time
 
 
 def build_launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[str] = ()) -> dict[str, str]:
@@ -62,10 +69,10 @@ class LaunchWriter:
         self.on_gpu = not self.plan.target.whole.device.synchronous
 
     def torchrun(self) -> dict[str, str]:
-        return {f"{self.name}.sh": self._script(f"{self._torchrun()} -m paceline", self.command)}
+        return {f"{self.name}.sh": self._build_script(f"{self._torchrun()} -m paceline", self.command)}
 
     def slurm(self) -> dict[str, str]:
-        """The script that `paceline submit` sends, without what a site adds."""
+        """Return the script that `paceline submit` sends, without what a site adds."""
         job = BatchJob(
             name=self.name,
             note=self.note,
@@ -123,7 +130,7 @@ class LaunchWriter:
         return {f"{self.name}_sky.yaml": text}
 
     def accelerate(self) -> dict[str, str]:
-        """What `accelerate launch` starts and Paceline drives through Accelerate: data parallelism, sharded or not."""
+        """Return files for `accelerate launch`, by which Accelerate drives data parallelism, sharded or not."""
         import yaml
 
         from paceline.trainer.engines.accelerate_config import build_accelerate_config, check_accelerate
@@ -140,7 +147,7 @@ class LaunchWriter:
             launcher += f' \\\n  --machine_rank "$NODE" --main_process_ip "$HEAD" --main_process_port {PORT}'
         if not self.on_gpu:  # on CPUs, accelerate launch always starts one process
             launcher = self._torchrun()
-        script = self._script(f"{launcher} \\\n  -m paceline", self._command_for_engine("accelerate", name), head)
+        script = self._build_script(f"{launcher} \\\n  -m paceline", self._command_for_engine("accelerate", name), head)
         return {name: yaml.safe_dump(values, sort_keys=False), f"{self.name}.sh": script}
 
     def deepspeed(self) -> dict[str, str]:
@@ -161,7 +168,7 @@ class LaunchWriter:
             "zero_optimization": zero,
         }
         name = f"{self.name}_deepspeed.json"
-        script = self._script(f"{self._torchrun()} -m paceline", self._command_for_engine("deepspeed", name))
+        script = self._build_script(f"{self._torchrun()} -m paceline", self._command_for_engine("deepspeed", name))
         return {name: json.dumps(values, indent=2) + "\n", f"{self.name}.sh": script}
 
     @property
@@ -184,11 +191,11 @@ class LaunchWriter:
         keys = [(f"{name}.{key}", getattr(part, key)) for name, part in parts.items() for key in part.paths()]
         code = spec.workload.rpartition(":")[0]
         paths = [code] if code.endswith(".py") else []
-        paths += [str(path) for key, path in keys if path and spec.origin(key) not in (DEFAULT, COMMAND_LINE)]
+        paths += [str(path) for key, path in keys if path and spec.origin(key) not in (DEFAULT, COMMAND_LINE, ARGUMENT)]
         seen = (path if path in text else posixpath.join(folder, os.path.relpath(path, here)) for path in paths)
         return join_names([repr(posixpath.normpath(path) if path.startswith("/") else path) for path in seen])
 
-    def _script(self, launcher: str, command: Sequence[str], head: str = "") -> str:
+    def _build_script(self, launcher: str, command: Sequence[str], head: str = "") -> str:
         if self.cluster.nodes > 1:
             head = 'HEAD="${HEAD:?run this on every node, with HEAD=NAME_OF_THE_FIRST_NODE}"\n' + head
         top = f"#!/usr/bin/env bash\n# {self.note}\nset -euo pipefail\n"
@@ -208,7 +215,7 @@ class LaunchWriter:
     def _spec_for_engine(self, engine: str) -> RunSpec:
         """Return the run in the chosen layout under an engine, on the planned devices, which need not exist here."""
         obstacle = self.plan.cost_model.engine_obstacle(engine)
-        if not obstacle and self.layout.tensor * self.layout.pipeline > 1:
+        if not obstacle and split_axes(self.layout):
             obstacle = f"the chosen layout is {family_name(self.layout)}, which {engine} does not support"
         if obstacle:
             raise option_error("--emit", f"{obstacle}; use  --emit torchrun  or  slurm", "not-supported")
@@ -229,3 +236,103 @@ def to_skypilot_name(device: str) -> str:
         return "".join(words[:2])
     whole = "-".join(words[:2])
     return whole if whole in SKYPILOT_MEMORY_NAMES else words[0]
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What a batch script contains; every text in it is the user's or the site's, and is quoted."""
+
+    name: str
+    note: str
+    command: tuple[str, ...]  # of each rank: `train …`
+    run: str
+    nodes: str  # `2`, or `1-2` if fewer are enough
+    per_node: int
+    gpus: str = ""  # of a node: `4` or, with their kind, `a100:4`
+    hours: float | None = None
+    log: str = "slurm-%j.out"
+    options: Mapping[str, str] = field(default_factory=dict)  # other options of sbatch, without their dashes
+    setup: tuple[str, ...] = ()  # lines of the shell, copied as they are
+    python: tuple[str, ...] = ("python",)  # what starts Python; in a container, with the words in front of it
+    warn_s: int = WARN_S
+    attempts: int = ATTEMPTS
+
+    @property
+    def elastic(self) -> bool:
+        return "-" in self.nodes
+
+
+def build_batch_script(job: BatchJob) -> str:
+    return _render_script("slurm_batch.sh.j2", job, requeue=REQUEUE_CODE)
+
+
+def build_array_script(job: BatchJob, ranks: Sequence[int]) -> str:
+    """Build an array job: each task measures one number of ranks against one rank, in turns, on one node."""
+    return _render_script("slurm_array.sh.j2", job, ranks=ranks)
+
+
+def build_command_script(job: BatchJob, checkpoints: str) -> str:
+    """Build a job that runs a command of the user's once for each rank, and again while it saves `checkpoints`."""
+    return _render_script("slurm_command.sh.j2", job, checkpoints=checkpoints)
+
+
+def _render_script(template: str, job: BatchJob, **values: Any) -> str:
+    python, command = shlex.join([*job.python, "-m"]), shlex.join(job.command)
+    values |= {"note": to_one_line(job.note), "version": __version__, "directives": _list_directives(job)}
+    return render_launch_template(template, job=job, python=python, command=command, **values)
+
+
+def render_launch_template(file: str, **values: Any) -> str:
+    """Render a file of `templates/`; nothing is escaped, the filters `shell` and `yaml` quote a value."""
+    text = (TEMPLATES / file).read_text(encoding="utf-8")
+    template = compile_template(text, html=False, value=lambda value: value, shell=shlex.quote, yaml=dump_yaml)
+    return f"{template.render(**values)}\n"
+
+
+def dump_yaml(value: Any, indent: int = 0) -> str:
+    """Dump a value for a place in a template; text of several lines becomes a literal block."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def represent_str(self, text: str) -> yaml.ScalarNode:
+            return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, Dumper.represent_str)
+    text: str = yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    text = re.sub(r"(?<=\n)\.\.\.\n$", "", text).removesuffix("\n")  # the marker of the end of a scalar document
+    return re.sub(r"\n(?=[^\n])", "\n" + " " * indent, text)
+
+
+def _list_directives(job: BatchJob) -> Iterator[str]:
+    asked, options = {"job-name": job.name, "nodes": job.nodes}, dict(job.options)
+    if job.elastic:
+        # cores only: Slurm keeps the number of tasks of the first start, and would wait for as many nodes again
+        asked["mincpus"] = str(job.per_node * _parse_cores(options.pop("cpus-per-task", "1"), "cpus-per-task"))
+    else:
+        asked["ntasks-per-node"] = str(job.per_node)
+    if job.gpus:
+        asked["gpus-per-node"] = job.gpus
+    if job.hours is not None:
+        asked["time"] = format_slurm_time(job.hours)
+    asked |= {"signal": f"B:USR1@{job.warn_s}", "open-mode": "append", "output": job.log, **options}
+    for name, value in asked.items():
+        if not re.fullmatch(r"[a-z][a-z-]*", name):
+            raise option_error(name, "not an option of sbatch; write it without its dashes, as in  constraint")
+        yield f"--{name}={quote_directive(value)}" if value else f"--{name}"
+    yield "--requeue"
+
+
+def _parse_cores(text: str, name: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
+        raise option_error(name, f"{text!r} is not a number of cores; write it as  {name}: '4'")
+    return int(text)
+
+
+def quote_directive(value: str) -> str:
+    """Quote a value of a `#SBATCH` line, which sbatch reads with quotes and backslashes."""
+    if not value.isprintable():
+        message = f"{value!r} has control characters, which a batch script cannot have; leave them out"
+        raise UserError(message, code="invalid-value")
+    if re.fullmatch(r"[\w.,:;%@+=/~^*\[\]&|()-]+", value, re.ASCII):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,7 +1,5 @@
 """Links: those that were measured on this machine, and the bandwidth below which more devices do not pay."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Callable
@@ -45,7 +43,7 @@ class MeasuredLink:
 
 
 def links_file() -> Path:
-    """Where `doctor --links` and `measure --links` store links, and plans look for them."""
+    """Return where `doctor --links` and `measure --links` store links, and plans look for them."""
     return get_state_folder() / "links.json"
 
 
@@ -114,7 +112,7 @@ class LinkLimits:
         return f"{devices} pay {limit} {between}; {have}. {ratio}."
 
 
-def find_link_limits(plan: Plan) -> LinkLimits | None:
+def find_link_limits(plan: "Plan") -> LinkLimits | None:
     """Find what links decide for the chosen row or, if it is the base, for the most devices; None without links."""
     base = plan.base
     rows = [row for row in plan.rows if base is not None and row.devices > base.devices and row.price.time.comm_s]
@@ -143,7 +141,7 @@ def find_link_limits(plan: Plan) -> LinkLimits | None:
     )
 
 
-def _scale_links(plan: Plan, price: PricedLayout, factor: float, nodes: bool) -> PricedLayout:
+def _scale_links(plan: "Plan", price: "PricedLayout", factor: float, nodes: bool) -> "PricedLayout":
     """Price a layout with links that are so many times as fast: those between nodes, or those inside of them."""
     name = "node_bytes_s" if nodes else "link_bytes_s"
     cluster = price.where.cluster

@@ -1,7 +1,6 @@
 """Facts that cost models are built from: frozen parameters of a model, lengths of labelled texts."""
 
-from __future__ import annotations
-
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAX_COMPARISONS = 300_000
+USUAL_DEVIATION = 0.4  # of the lengths of texts, over their mean
 ASSUMED_FILL = 0.5  # mean length over that of the longest text, if nothing is known of the data
 
 
@@ -28,7 +28,7 @@ class NamedWeight(NamedTuple):
     repeated: bool
 
 
-def list_weights(model: nn.Module) -> list[NamedWeight]:
+def list_weights(model: "nn.Module") -> list[NamedWeight]:
     """List the weights of a model, which may be on the meta device."""
     inside = {id(p) for layer in find_repeated_layers(model) for p in layer.parameters()}
     return [NamedWeight(name, p.numel(), id(p) in inside) for name, p in model.named_parameters()]
@@ -75,7 +75,7 @@ class TextStatistics:
     assumptions: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, corpus: LabelledCorpus, samples: int | None, tokens: float | None) -> TextStatistics:
+    def of(cls, corpus: LabelledCorpus, samples: int | None, tokens: float | None) -> "TextStatistics":
         """Return those of a corpus; a number of samples and their mean length replace what was counted."""
         lengths = corpus.train.offsets[1:] - corpus.train.offsets[:-1]
         mean, longest = tokens or float(lengths.mean()), int(lengths.max())
@@ -85,6 +85,14 @@ class TextStatistics:
     @property
     def lengths(self) -> LengthStats:
         return LengthStats(self.longest / self.mean, self.deviation / self.mean)
+
+    def estimate_padded_length(self, batch: int, step: int) -> int:
+        """Estimate to how many tokens a batch is padded: its longest text, as a multiple of `step`."""
+        if self.longest <= self.mean:
+            return self.longest
+        deviation = self.deviation or USUAL_DEVIATION * self.mean
+        longest = self.mean + deviation * math.sqrt(2 * math.log(batch))
+        return min(self.longest, math.ceil(longest / step) * step)
 
 
 def assume_mean_length(longest: int) -> float:

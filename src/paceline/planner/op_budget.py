@@ -1,7 +1,5 @@
 """Limit the time that tracing a model takes on the CPU: an operation that exceeds the budget is not started."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`paceline.plan`: does a run fit, do more devices pay, which layout, how long, how much."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,16 +8,17 @@ from typing import Any
 
 from paceline.config import DEFAULT, RunSpec, SpecSource, resolve_spec
 from paceline.errors import UserError
+from paceline.hardware.failures import ExpectedRun, FailureModel, expect_run, resolve_failures
 from paceline.io.arguments import option_error
 from paceline.io.table import Tabular
 from paceline.planner.advice import explain_misfit
 from paceline.planner.candidates import LayoutConstraints, PricedLayout, RejectedFamily, RejectReason
 from paceline.planner.cost_model import CostModel, build_cost_model
+from paceline.planner.formulas.simulation import Timeline
 from paceline.planner.links import LinkLimits, find_link_limits
 from paceline.planner.rows import HourlyRates, PlanRow, Requirements, RowRanking
 from paceline.planner.search import SearchResult, search_layouts
 from paceline.planner.target import TargetCluster, resolve_target
-from paceline.planner.what_if import WhatIf
 
 MAX_ROWS = 8
 MAX_DEVICES = 1 << 20
@@ -51,7 +50,7 @@ class Plan(Tabular):
     misfits: tuple[SearchResult, ...]  # numbers of devices on which nothing fits
     impossible: tuple[RejectedFamily, ...]  # numbers of devices that the cluster cannot provide
     requirements: Requirements = field(default_factory=Requirements)
-    what_if: WhatIf = field(default_factory=WhatIf)
+    failures: FailureModel = field(default_factory=FailureModel)
 
     @property
     def headline(self) -> str:
@@ -109,11 +108,28 @@ class Plan(Tabular):
     def advice(self) -> tuple[str, ...]:
         return tuple(explain_misfit(self) if self.chosen is None else self.cost_model.advice(self))
 
+    @functools.cached_property
+    def timeline(self) -> Timeline | None:
+        """A step of the chosen layout, played event by event; None if nothing fits or the work has no such steps."""
+        return self.cost_model.timeline(self.chosen.price) if self.chosen else None
+
+    def as_trace(self) -> dict[str, Any]:
+        """Return the timeline as a Chrome trace."""
+        if self.chosen is None or self.timeline is None:
+            raise UserError(f"no step to play: {self.headline}", code="not-supported", key="--trace")
+        layout = self.chosen.price.layout
+        return self.timeline.as_trace(layout.ranks // layout.pipeline)
+
+    def expect(self, row: PlanRow) -> ExpectedRun | None:
+        """Return the hours of a row with its failures; None if its length or what a checkpoint costs is not known."""
+        save_s, every = self.cost_model.save_s(row.price), self.cost_model.checkpoint_steps()
+        if row.hours is None or save_s is None or self.target.shared:
+            return None
+        work_s = 3600 * row.hours - row.pauses_s.get("checkpoint_s", 0.0)
+        return expect_run(self.failures, row.devices, work_s, save_s, every and every * row.price.step_s)
+
     def overrides(self) -> dict[str, Any]:
         """Return the chosen layout as dotted values of the run file."""
-        if self.what_if:
-            problem = f"priced only: training does not support {self.what_if.describe()}"
-            raise option_error("--what-if", problem, "not-supported")
         if self.chosen is None:
             raise UserError(self.advice[0], code="does-not-fit")
         return self.cost_model.overrides(self.chosen.price.layout)
@@ -127,12 +143,13 @@ class Plan(Tabular):
             "physics": asdict(self.target.at(1).physics),
             "base": self.base and self.base.as_json(),
             "wishes": asdict(self.requirements),
-            "what_if": asdict(self.what_if),
+            "failures": asdict(self.failures),
             "rows": [
                 {
                     **row.as_json(),
                     "relative_cost": self.ranking.relative_cost(row),
                     "verdict": self.ranking.verdict(row),
+                    "expected": (found := self.expect(row)) and asdict(found),
                 }
                 for row in self.rows
             ],
@@ -140,8 +157,8 @@ class Plan(Tabular):
                 {"devices": found.devices, "refused": [r.as_json() for r in found.rejected]} for found in self.misfits
             ],
             "impossible": [r.as_json() for r in self.impossible],
-            "chosen": self.chosen
-            and {"devices": self.chosen.devices, "overrides": {} if self.what_if else self.overrides()},
+            "chosen": self.chosen and {"devices": self.chosen.devices, "overrides": self.overrides()},
+            "simulated_step_s": self.timeline and self.timeline.step_s,
             **{f"{name}_devices": row and row.devices for name, row in best.items()},
             "break_even_devices": self.break_even,
             "ceilings": self.ceilings and asdict(self.ceilings),
@@ -160,20 +177,21 @@ def plan(
     tokens: float | None = None,
     calibration: str | Path | None = None,
     requirements: Requirements | None = None,
-    what_if: WhatIf | None = None,
+    mtbf_h: float | None = None,
+    restart_s: float | None = None,
 ) -> Plan:
     """Price a run (a spec, a run file, its content or a Workload class) on a cluster.
 
     `cluster` is local, a short form (`2x8xH100`) or a file; `price` is in USD per device and hour, or `HourlyRates`
     with that of spot devices; `devices` are the numbers to try; `samples` and `tokens` replace what the data would
-    say; `requirements` are a deadline, a budget and a least efficiency; `what_if` prices what training does not do.
+    say; `requirements` are a deadline, a budget and a least efficiency.
+    `mtbf_h` is the mean time between failures of one device, `restart_s` the time from a failure to the next new step.
     """
     spec = resolve_spec(spec)
     target = resolve_target(cluster or spec.cluster, calibration)
     asked = price if isinstance(price, HourlyRates) else HourlyRates(price)
     rates = asked.resolve(HourlyRates(target.whole.usd_per_device_hour, target.whole.spot_usd_per_device_hour))
-    what_if = what_if or WhatIf()
-    cost_model = what_if.apply(build_cost_model(spec, samples, tokens))
+    cost_model = build_cost_model(spec, samples, tokens)
     device = target.whole.device
     if cost_model.numbers.matmul == "fp8" and not device.synchronous and "fp8" not in device.flops_s:
         problem = f"{device.name} has no fp8 in the catalogue; use train.precision=bf16"
@@ -205,7 +223,7 @@ def plan(
         misfits=tuple(one for one in found if one.chosen is None),
         impossible=tuple(impossible),
         requirements=requirements,
-        what_if=what_if,
+        failures=resolve_failures(device, mtbf_h, restart_s),
     )
 
 

@@ -1,33 +1,45 @@
 """The rows of a plan, one for each number of devices: what they cost, what they must meet, and which is best."""
 
-from __future__ import annotations
-
 import functools
 import math
-from collections.abc import Callable, Mapping
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from paceline.errors import did_you_mean
 from paceline.io.arguments import check_price, option_error
-from paceline.io.format import percent
+from paceline.io.format import number, percent
 from paceline.planner.candidates import PricedLayout
 from paceline.planner.search import SearchResult
 
+if TYPE_CHECKING:
+    from paceline.planner.plan import Plan
+
 EQUALLY_FAST = 1.05  # times slower that still counts as equally fast: estimates are not better than that
+COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+CLAIM = re.compile(r"\s*([a-z_]+)\s*(<=|>=|<|>)\s*([0-9.e+-]+)\s*")
+
+
+WORLD_G_PER_KWH, WORLD_SOURCE = 473.0, "the world's mean of 2024, Ember Global Electricity Review 2025"
 
 
 @dataclass(frozen=True)
 class HourlyRates:
-    """USD per device and hour; None where not known."""
+    """USD per device and hour, None where not known, and the CO2 of the grid."""
 
     usd: float | None = None
     spot_usd: float | None = None  # of spot devices, which can be preempted
     take_spot: bool = False
+    grid_g_per_kwh: float = WORLD_G_PER_KWH
 
-    def resolve(self, defaults: HourlyRates) -> HourlyRates:
+    def resolve(self, defaults: "HourlyRates") -> "HourlyRates":
         """Check these rates and fill in the default ones; the default spot price only beside the default price."""
         for option, value in (("--price", self.usd), ("--spot-price", self.spot_usd)):
             check_price(value, option)
+        if not 0 <= self.grid_g_per_kwh < math.inf:
+            raise option_error("--grid", f"{self.grid_g_per_kwh:g} is not possible; give grams of CO2 per kWh")
         rates = self
         if self.usd is None:
             rates = replace(self, usd=defaults.usd, spot_usd=self.spot_usd or defaults.spot_usd)
@@ -86,14 +98,14 @@ class PlanRow:
 
     @property
     def cost_usd(self) -> float | None:
-        return self._cost(self.rates.usd)
+        return self._compute_cost(self.rates.usd)
 
     @property
     def spot_usd(self) -> float | None:
         """The cost of the same hours on spot devices."""
-        return self._cost(self.rates.spot_usd)
+        return self._compute_cost(self.rates.spot_usd)
 
-    def _cost(self, usd: float | None) -> float | None:
+    def _compute_cost(self, usd: float | None) -> float | None:
         return None if self.device_hours is None or usd is None else self.device_hours * usd
 
     @property
@@ -102,12 +114,26 @@ class PlanRow:
         return None if self.hours is None else self.hours * watts / 1e3
 
     @property
+    def co2_kg(self) -> float | None:
+        return None if self.energy_kwh is None else self.energy_kwh * self.rates.grid_g_per_kwh / 1e3
+
+    @property
     def run_s(self) -> float:
         """What rows are compared by: the time of the whole run or, if its length is not known, of a step."""
         return self.price.step_s if self.hours is None else 3600 * self.hours
 
     def as_json(self) -> dict[str, Any]:
-        names = ("devices", "speedup", "efficiency", "hours", "device_hours", "cost_usd", "spot_usd", "energy_kwh")
+        names = (
+            "devices",
+            "speedup",
+            "efficiency",
+            "hours",
+            "device_hours",
+            "cost_usd",
+            "spot_usd",
+            "energy_kwh",
+            "co2_kg",
+        )
         return {
             **{name: getattr(self, name) for name in names},
             **self.price.as_json(),
@@ -169,7 +195,7 @@ class RowRanking:
         return any(row.one_machine for row in self.rows)
 
     def paid_s(self, row: PlanRow) -> float:
-        """Device-seconds, which the cost is proportional to."""
+        """Return the device-seconds, which the cost is proportional to."""
         return row.paid_devices * row.run_s
 
     @functools.cached_property
@@ -231,3 +257,34 @@ class RowRanking:
             return "slower" if self.one_machine else "no advantage"
         assert self.knee is not None
         return "past the knee" if row.devices > self.knee.devices else "pays"
+
+
+def find_failed_claims(plan: "Plan", claims: Sequence[str]) -> Iterator[str]:
+    """Yield each claim that does not hold, with the value that the plan has instead."""
+    if plan.chosen is None:
+        yield from (f"{claim}: nothing fits" for claim in claims)
+        return
+    row = plan.chosen.as_json()
+    flat = {**row.pop("time"), **row.pop("memory"), **row}
+    values = {name: value for name, value in flat.items() if value is None or type(value) in (int, float)}
+    for claim in claims:
+        name, comparison, limit = _parse_claim(claim, values)
+        value = values.get(name)
+        if comparison and (value is None or not COMPARISONS[comparison](value, limit)):
+            yield f"{claim}: {name} is {'not known' if value is None else number(value)}"
+
+
+def _parse_claim(claim: str, values: dict[str, float | None]) -> tuple[str, str, float]:
+    """Return the term, the comparison and the limit; `fits` alone has no comparison."""
+    if claim.strip() == "fits":
+        return "fits", "", 0.0
+    found = CLAIM.fullmatch(claim)
+    if found is None or found[1] not in values:
+        hint = did_you_mean(found[1] if found else claim, values)
+        terms = "" if hint else f"; terms: {', '.join(sorted(values))}"
+        problem = f"{claim!r} names no term of a plan{hint}; write it as  'step_s<0.5'  or  fits{terms}"
+        raise option_error("--assert", problem)
+    try:
+        return found[1], found[2], float(found[3])
+    except ValueError:
+        raise option_error("--assert", f"{found[3]!r} in {claim!r} is not a number") from None

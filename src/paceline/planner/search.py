@@ -1,7 +1,5 @@
 """Search the fastest layout that fits on each number of devices, with the runners-up and the rejected families."""
 
-from __future__ import annotations
-
 import functools
 from bisect import bisect_left
 from collections.abc import Callable
@@ -134,12 +132,12 @@ def _select_fitting(layouts: list[Layout], fits: Callable[[Layout], bool]) -> li
 
 
 def _is_better(new: PricedLayout, old: PricedLayout) -> bool:
-    """Roomy before tight, then faster; of equally fast ones, the first, which recomputes less."""
+    """Prefer roomy to tight, then faster; of equally fast ones, the first, which recomputes less."""
     return (new.tight, new.step_s) < (old.tight, old.step_s * (1 - 1e-9))
 
 
 def _simplicity(p: PricedLayout) -> tuple[int, ...]:
     """Order layouts by how much there is to understand: axes that divide the model, their size, the strategy."""
     layout = p.layout
-    axes = len(split_axes(layout)), layout.tensor * layout.pipeline
+    axes = len(split_axes(layout)), layout.tensor * layout.context * layout.pipeline
     return (*axes, SEARCHED_STRATEGIES.index(layout.strategy), layout.offload)

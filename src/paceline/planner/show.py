@@ -1,24 +1,25 @@
 """Render a plan for the terminal, in at most 100 columns: the answer, one table and, on request, every term."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
 from paceline.hardware.catalogue import HOST
+from paceline.hardware.failures import describe_interval, expect_run
 from paceline.io.format import format_short_duration, number, percent, size, wrap_lines
 from paceline.io.table import Column, Table
 from paceline.planner.advice import describe_base
 from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name
 from paceline.planner.cost_model import PlanWording
+from paceline.planner.formulas.simulation import Timeline
 from paceline.planner.plan import Plan
-from paceline.planner.rows import Requirements
+from paceline.planner.rows import WORLD_G_PER_KWH, WORLD_SOURCE, Requirements
 from paceline.planner.search import SearchResult
 
 MAX_CANDIDATES = 6
 MAX_REJECTED = 4
 MAX_MISFITS = 2  # numbers of devices on which nothing fits, without `verbose`: those of the most devices
+NOTABLE_FAILURES = 0.5  # of the whole run, that are mentioned without `verbose`
 WIDE_NAME = 20  # characters of a layout's name that leave room for all columns
 
 
@@ -45,7 +46,8 @@ def render_plan(plan: Plan, verbose: bool = False) -> Iterator[Any]:
     decides = plan.links is not None and (verbose or plan.links.break_even_bytes_s is not None)
     for line in (*plan.advice, *([plan.links.describe()] if plan.links and decides else ())):
         yield from wrap_lines(line, "→ ")
-    if plan.chosen is not None and not plan.what_if:
+    yield from (line for text in _describe_failures(plan, verbose) for line in wrap_lines(text, "→ "))
+    if plan.chosen is not None:
         words = " ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items())
         yield from wrap_lines(words, "  ")
     yield ""
@@ -69,7 +71,7 @@ def render_plan(plan: Plan, verbose: bool = False) -> Iterator[Any]:
             yield from wrap_lines(found.explain_choice(), "  ")
     if chosen is not None:
         yield ""
-        yield _build_term_table(chosen.price, wording)
+        yield _build_term_table(chosen.price, wording, plan.timeline)
 
 
 def summarize_plan(plan: Plan) -> str:
@@ -94,6 +96,23 @@ def summarize_plan(plan: Plan) -> str:
     return " ".join(filter(None, (f"{name} {verb}{offload} on {where}{total}.", _describe_requirements(plan))))
 
 
+def _describe_failures(plan: Plan, verbose: bool) -> Iterator[str]:
+    """Say what failures are expected to cost, where there are any, and how often to save a checkpoint."""
+    row = plan.chosen
+    if row is None or (found := plan.expect(row)) is None or (found.failures < NOTABLE_FAILURES and not verbose):
+        return
+    model, save_s = plan.failures, plan.cost_model.save_s(row.price) or 0.0
+    low, high = (format_run_time(hours) for hours in found.hours_band)
+    count = f"{number(found.failures, 2)} failure{'s' * (found.failures != 1)}"
+    expected = f"{format_run_time(found.hours)} ({low} to {high}) with {count} expected, goodput"
+    yield f"{expected} {percent(found.goodput)}: one device fails each {number(model.mtbf_h)} h ({model.source})."
+    steps = max(1, round(found.best_interval_s / row.price.step_s))
+    best = describe_interval(steps, save_s, model.mtbf_h, row.devices, row.price.step_s)
+    gain = found.hours - expect_run(model, row.devices, found.goodput * 3600 * found.hours, save_s).hours
+    saves = f"; that saves {format_run_time(gain)}" if gain > 0.01 * found.hours else ""
+    yield f"train.checkpoint_every={steps}: {best}{saves}."
+
+
 def _describe_requirements(plan: Plan) -> str:
     asked = []
     if (deadline := plan.requirements.deadline_h) is not None:
@@ -111,7 +130,7 @@ def _describe_requirements(plan: Plan) -> str:
 
 
 def _list_conditions(plan: Plan) -> Iterator[str]:
-    """What the answer stands on: model, cluster, prices, and what was assumed or is not checked."""
+    """List what the answer stands on: model, cluster, prices, and what was assumed or is not checked."""
     target, rates, cluster = plan.target, plan.rates, plan.target.whole
     yield plan.cost_model.headline()
     links = f"{size(cluster.link_bytes_s)}/s in a node" if cluster.per_node > 1 and cluster.link_bytes_s > 1 else ""
@@ -135,8 +154,6 @@ def _list_conditions(plan: Plan) -> Iterator[str]:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if target.note:
         yield target.note
-    if plan.what_if:
-        yield f"what if: {plan.what_if.describe()} (priced only: training does not support this)"
     if fixed := plan.constraints.describe():
         yield f"Fixed by the run file: {fixed}"
     yield from (f"assumed: {text}" for text in plan.cost_model.assumptions)
@@ -192,7 +209,7 @@ def _shows_cost(plan: Plan) -> bool:
 
 
 def _list_impossible(plan: Plan) -> Iterator[str]:
-    """Numbers of devices without a row, and why."""
+    """List numbers of devices without a row, and why."""
     for found in plan.misfits:
         near = min(found.rejected, key=lambda r: r.over_bytes or 1e30, default=None)
         text = f"{near.family}: {near.reason}" if near else f"no layout has {plan.constraints.describe()}"
@@ -202,10 +219,14 @@ def _list_impossible(plan: Plan) -> Iterator[str]:
 
 
 def _list_remarks(plan: Plan) -> Iterator[str]:
-    """What the columns mean here, and what no row can exceed."""
+    """List what the columns mean here, and what no row can exceed."""
     base, chosen = plan.base, plan.chosen
     if base is None or chosen is None:
         return
+    if chosen.co2_kg is not None:
+        grid = plan.rates.grid_g_per_kwh
+        source = f" ({WORLD_SOURCE}; yours:  --grid GRAMS)" if grid == WORLD_G_PER_KWH else ""
+        yield f"{number(chosen.co2_kg, 3)} kg of CO2 at {grid:g} g per kWh{source}"
     if text := plan.cost_model.describe_pauses(chosen.price):
         yield text
     if chosen is not plan.ranking.fastest and plan.requirements == Requirements():
@@ -228,7 +249,7 @@ def _list_remarks(plan: Plan) -> Iterator[str]:
 
 
 def _build_layout_table(found: SearchResult, chosen: PricedLayout | None) -> Table:
-    """Layouts that fit on the chosen number of devices, fastest first."""
+    """Tabulate layouts that fit on the chosen number of devices, fastest first."""
     shown = list(found.prices[:MAX_CANDIDATES])
     if chosen is not None and chosen not in shown:
         shown[-1] = chosen
@@ -252,7 +273,7 @@ def _build_layout_table(found: SearchResult, chosen: PricedLayout | None) -> Tab
 
 
 def _list_rejected(found: SearchResult) -> Iterator[str]:
-    """Why other layouts are not in the table: a few reasons of different kinds, the simplest layouts first."""
+    """List why other layouts are not in the table: a few reasons of different kinds, the simplest layouts first."""
     kinds: dict[tuple[object, ...], RejectedFamily] = {}
     for r in sorted(found.rejected, key=lambda r: (r.family not in ("single", "ddp"), r.parts, r.axes)):
         kinds.setdefault((*r.group, "tensor" in r.axes), r)
@@ -264,7 +285,7 @@ def _list_rejected(found: SearchResult) -> Iterator[str]:
         yield f"   … {' and '.join(more)} more, with every term, by  --json"
 
 
-def _build_term_table(p: PricedLayout, wording: PlanWording) -> Any:
+def _build_term_table(p: PricedLayout, wording: PlanWording, timeline: Timeline | None) -> Any:
     import rich.table
 
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -286,6 +307,8 @@ def _build_term_table(p: PricedLayout, wording: PlanWording) -> Any:
         if (value := getattr(p.time, name)) > 5e-4 * p.step_s or name == "compute_s"
     ]
     times.append(("step_s", format_short_duration(p.step_s), "the sum"))
+    if timeline is not None:
+        times.append(("simulated", format_short_duration(timeline.step_s), "the same, event by event"))
     if p.start_s:
         times.append(("start_s", format_short_duration(p.start_s), f"before the first {wording.step}"))
     if p.time.comm_s:

@@ -1,7 +1,5 @@
 """The cluster that a plan is for, at any number of its devices, with the physics that hold there."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,7 +136,7 @@ def _resolve_local(file: str | Path | None) -> TargetCluster:
 
 
 def _local_gpus(count: int, name: str, calibration: Calibration | None = None, note: str = "") -> TargetCluster:
-    """Devices of the catalogue in this machine, whose host memory is known."""
+    """Return devices of the catalogue in this machine, whose host memory is known."""
     machine = replace(parse_cluster(f"1x{count}x{name}"), host_bytes=_host_memory_bytes() or None)
     return TargetCluster(f"local ({count}x{name})", machine, calibration=calibration, note=note)
 

@@ -5,8 +5,6 @@ and live bytes. A second, larger batch shows what grows with the samples. A smal
 runs on fake tensors, which allocate and compute nothing, but make torch import its compiler, which takes longer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -33,6 +31,7 @@ from paceline.planner.eager_kernels import (
     NO_TRAFFIC,
     KernelTraffic,
     LiveBytes,
+    count_steps,
     estimate_kernel_efficiency,
     estimate_traffic,
     find_peak_growth,
@@ -44,7 +43,6 @@ from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype
 from paceline.workload import Outline, Workload, build_workload
 
 TRACED_BATCHES = (4, 8)
-RECURRENT_NOTE = "recurrent layers are not in the price: they run word by word; paceline measure times them"
 TRANSPOSED_ARGUMENT = 6  # of the arguments of a convolution
 TraceMode = AbstractContextManager[Any]
 
@@ -61,6 +59,8 @@ class RegionWork:
     kernels: int = 0
     forward: KernelTraffic = NO_TRAFFIC  # as a GPU's own kernels move it
     backward: KernelTraffic = NO_TRAFFIC
+    forward_last: KernelTraffic = NO_TRAFFIC  # with the channels of images innermost
+    backward_last: KernelTraffic = NO_TRAFFIC
 
 
 class _RegionCounter(OperationCounter):
@@ -70,11 +70,11 @@ class _RegionCounter(OperationCounter):
         self.more = more
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
-        self.in_backward = self.recurrent = False
+        self.in_backward = False
         self.alive = LiveBytes()
 
     def enter(self, region: str, given: Any = ()) -> None:
-        """What follows is work of a repeated layer, called with `given`, or of the rest."""
+        """Count what follows as work of a repeated layer, called with `given`, or of the rest."""
         self.region = region
         self.seen[region].given += sum(leaf.numel() for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
 
@@ -85,32 +85,34 @@ class _RegionCounter(OperationCounter):
 
     def count(self, name: str, args: Any, out: Any) -> None:
         seen = self.seen[self.region]
-        self.recurrent |= "_rnn" in name
+        first, last = (estimate_traffic(name, args, out, self.more, last) for last in (False, True))
         if self.in_backward:
-            seen.backward += estimate_traffic(name, args, out, self.more)
+            seen.backward += first
+            seen.backward_last += last
             return
-        seen.forward += estimate_traffic(name, args, out, self.more)
+        seen.forward += first
+        seen.forward_last += last
         if name == "_to_copy":  # most are those of autocast
             return
         seen.kernels += 1
         seen.moved += count_moved_elements(name, args, out)
         if is_product(name):
             share = estimate_kernel_efficiency(name, args, out)
-            seen.products += [Matmul(*sides, useful=share) for sides in _product_sides(name, args, out)]
+            steps = count_steps()
+            seen.products += [Matmul(*sides, useful=share, steps=steps) for sides in _product_sides(name, args, out)]
 
     def split_backward_by_region(self) -> None:
-        """It was not seen by region: each has as much of it as of the forward pass."""
-        forward = sum((seen.forward for seen in self.seen.values()), NO_TRAFFIC)
-        backward = sum((seen.backward for seen in self.seen.values()), NO_TRAFFIC)
-        for seen in self.seen.values():
-            seen.backward = KernelTraffic(
-                backward.bytes * seen.forward.bytes / max(1.0, forward.bytes),
-                backward.kernels * seen.forward.kernels / max(1, forward.kernels),
-            )
+        """Divide a backward pass that was not seen by region: each has as much of it as of the forward pass."""
+        for ahead, back in (("forward", "backward"), ("forward_last", "backward_last")):
+            forward, backward = (sum((vars(s)[way] for s in self.seen.values()), NO_TRAFFIC) for way in (ahead, back))
+            for seen in self.seen.values():
+                share: KernelTraffic = vars(seen)[ahead]
+                taken = backward.bytes * share.bytes / max(1.0, forward.bytes)
+                setattr(seen, back, KernelTraffic(taken, backward.kernels * share.kernels / max(1, forward.kernels)))
 
 
 def _product_sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
-    """(rows, inner, outer) of the products that an operation makes."""
+    """Return (rows, inner, outer) of the products that an operation makes."""
     left, right = (args[1], args[2]) if name in ("addmm", "baddbmm") else (args[0], args[1])
     if name == "convolution":
         many, each = right.shape[0], right[0].numel()
@@ -163,7 +165,6 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
         assumptions=(
             f"shape measured {how}, {total:,} parameters",
             *outline.assumptions,
-            *[RECURRENT_NOTE] * passes[-1].recurrent,
         ),
     )
 
@@ -185,7 +186,7 @@ def _read_outline(workload: Workload) -> Outline | None:
 def _trace_model(
     workload: Workload, spec: RunSpec, batches: Sequence[Any]
 ) -> tuple[nn.Module, ParameterGroups, list[_RegionCounter], str]:
-    """(the model, its groups of parameters, what a pass over each batch did, how that was seen)."""
+    """Return (the model, its groups of parameters, what a pass over each batch did, how that was seen)."""
     failures: dict[str, str] = {}
     for how, mode in _list_trace_modes(workload, batches):
         torch.manual_seed(spec.train.seed)
@@ -252,7 +253,7 @@ def _trace_pass(mode: TraceMode, model: nn.Module, workload: Any, batch: Any, sp
 
 
 def _build_blocks(
-    passes: list[_RegionCounter], growth: _SampleGrowth, repeat: int, inside: int, total: int
+    passes: list[_RegionCounter], growth: "_SampleGrowth", repeat: int, inside: int, total: int
 ) -> tuple[BlockShape, ...]:
     layer, rest = ([one.seen[region] for one in passes] for region in ("layer", "rest"))
     kept = sum(growth.each(seen[0].saved, seen[-1].saved) for seen in (layer, rest))
@@ -267,18 +268,21 @@ def _build_blocks(
 
 def _scale_samples(block: BlockShape, times: float) -> BlockShape:
     """Scale a block to samples that are so many times as large."""
-    eager = block.eager and replace(
-        block.eager,
-        forward_elements=times * block.eager.forward_elements,
-        backward_elements=times * block.eager.backward_elements,
-    )
+
+    def scale(of: EagerTraffic | None) -> EagerTraffic | None:
+        if of is None:
+            return None
+        forward, backward = times * of.forward_elements, times * of.backward_elements
+        return replace(of, forward_elements=forward, backward_elements=backward)
+
     return replace(
         block,
         matmuls=tuple(replace(one, rows=times * one.rows) for one in block.matmuls),
         moved_elements=times * block.moved_elements,
         saved_whole_elements=times * block.saved_whole_elements,
         edge_elements=times * block.edge_elements,
-        eager=eager,
+        eager=scale(block.eager),
+        channels_last=scale(block.channels_last),
     )
 
 
@@ -308,7 +312,7 @@ class _SampleGrowth:
         return max(0.0, (b - a) / more if more else b / self.many)
 
     def fixed(self, a: float, b: float) -> float:
-        """What there is without any sample."""
+        """Return what there is without any sample."""
         return max(0.0, b - self.many * self.each(a, b))
 
 
@@ -322,8 +326,7 @@ def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], 
     share = max(1, len(products) // repeat)
     if products != products[:share] * repeat:  # layers of different sizes: each is taken for the mean of all
         products, share = [replace(one, rows=one.rows / repeat) for one in products], len(products)
-    saved, unit = growth.each(small.saved, large.saved) / growth.element / repeat, growth.element * repeat
-    forward, backward = (small.forward.bytes, large.forward.bytes), (small.backward.bytes, large.backward.bytes)
+    saved = growth.each(small.saved, large.saved) / growth.element / repeat
     return BlockShape(
         *(name, repeat, params, tuple(product for product in products[:share] if product.rows > 0), None),
         moved_elements=growth.each(small.moved, large.moved) / repeat,
@@ -331,12 +334,18 @@ def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], 
         saved_whole_elements=saved,
         edge_elements=growth.each(small.given, large.given) / repeat or saved,
         kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
-        eager=EagerTraffic(
-            forward_elements=growth.each(*forward) / unit,
-            backward_elements=growth.each(*backward) / unit,
-            forward_fixed=growth.fixed(*forward) / unit,
-            backward_fixed=growth.fixed(*backward) / unit,
-            forward_kernels=large.forward.kernels / repeat,
-            backward_kernels=large.backward.kernels / repeat,
-        ),
+        eager=_build_traffic(repeat, small, large, growth),
+        channels_last=_build_traffic(repeat, small, large, growth, "_last"),
+    )
+
+
+def _build_traffic(
+    repeat: int, small: RegionWork, large: RegionWork, growth: _SampleGrowth, form: str = ""
+) -> EagerTraffic:
+    ways = [(vars(small)[way + form], vars(large)[way + form]) for way in ("forward", "backward")]
+    unit = growth.element * repeat
+    return EagerTraffic(
+        *(growth.each(a.bytes, b.bytes) / unit for a, b in ways),
+        *(growth.fixed(a.bytes, b.bytes) / unit for a, b in ways),
+        *(b.kernels / repeat for _, b in ways),
     )

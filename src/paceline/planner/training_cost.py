@@ -1,7 +1,5 @@
 """The cost model of a training by gradient descent: its step is placed on devices and priced by blocks of the model."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator
@@ -20,7 +18,6 @@ from paceline.planner.candidates import (
     LayoutSpace,
     PricedLayout,
     RejectedFamily,
-    RejectReason,
     SplitOptions,
     enumerate_layouts,
     family_name,
@@ -30,40 +27,44 @@ from paceline.planner.cost_model import CostModel
 from paceline.planner.formulas.memory import TrainingMemory, estimate_memory
 from paceline.planner.formulas.placement import DTYPE_SIZES, DtypeSizes, Placement, Reduction, Runtime
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, find_repeated_block
-from paceline.planner.formulas.step_time import price_step
+from paceline.planner.formulas.simulation import Timeline, simulate_step
+from paceline.planner.formulas.step_time import StepPricer
 from paceline.planner.target import PricedCluster
-from paceline.runlog.progress import PauseSchedule
+from paceline.runlog.progress import COPY_BYTES_S, PauseSchedule
 
 if TYPE_CHECKING:
     from paceline.planner.plan import Plan
 
-MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1}  # optimiser states per parameter
+MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1, "muon": 1}  # optimiser states per parameter
+STATE_BLOCK = 256  # values of an 8-bit state that share one scale in fp32
 DTYPE_NAMES = {"fp32": "fp32", "tf32": "tf32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
 WORKSPACE_BYTES, THREADS = float(32 << 20), 2
 """Of cuBLAS, for each thread that uses it: one runs the forward pass, one the backward pass."""
 UNKNOWN_SAMPLES = "the number of samples is not known, so no hours; give it with  --samples N"
 LAYER_BY_LAYER = "what is gathered is priced layer by layer, as with parallel.wrap=layers"
+GROWS = "smaller batches at the start take as long per sample as the largest; steps are counted as if all were"
 OPERATIONS_PER_LENGTH = 2  # for each distinct length in a batch, where attention runs length by length
+LEAST_SAVE_S = 1.0  # ranks meet and open files, however little a checkpoint holds
 SPREAD_SIGMAS = 3.0  # standard deviations between the fullest batch of a run and the mean one
 
 
 def dtype_sizes_of(train: Train) -> DtypeSizes:
-    """Types as the training loop uses them: weights in fp32 (fp64), cast for products; shards are sent as stored."""
-    sizes = DTYPE_SIZES[DTYPE_NAMES[train.precision]]
-    moments, averages = moments_of(train)
-    return replace(sizes, state_bytes=(moments + averages) * sizes.weight_bytes, gathered_bytes=sizes.weight_bytes)
-
-
-def moments_of(train: Train) -> tuple[int, int]:
-    """Values per parameter that the optimiser keeps, and averages of the weights beside them."""
+    """Return types as training uses them: weights in fp32 (fp64), cast for products; shards are sent as stored."""
+    sizes = DTYPE_SIZES["pure_bf16" if train.weights == "bf16" else DTYPE_NAMES[train.precision]]
     moments = 0 if train.optimizer == "sgd" and not train.momentum else MOMENTS[train.optimizer]
-    return moments, 1 if train.ema else 0
+    each = {"bf16": 2.0, "8bit": 1 + 4 / STATE_BLOCK}.get(train.optimizer_state, max(4.0, sizes.weight_bytes))
+    state_bytes = moments * each + (sizes.weight_bytes if train.ema else 0)
+    return replace(sizes, state_bytes=state_bytes, gathered_bytes=sizes.weight_bytes)
 
 
 def steps_of(train: Train, samples: int | None) -> int | None:
-    if train.steps or samples is None:
-        return train.steps
-    return (train.epochs or 1) * math.ceil(samples / train.global_batch)
+    """Return the number of steps; of a batch that grows, in steps of the largest."""
+    steps = train.steps
+    if not steps and samples is not None:
+        from paceline.data.order import Order, total_steps
+
+        steps = total_steps(train, Order.of(train, samples))
+    return math.ceil(train.count_samples(steps) / train.global_batch) if steps and train.batch_schedule else steps
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class LengthStats:
     """Distinct lengths in a very large batch, where attention runs length by length in fp32; else 1."""
 
     def fullest_batch_ratio(self, micro_batch: float) -> float:
-        """The largest of all batches over the mean one; batches differ less than samples do."""
+        """Return the largest of all batches over the mean one; batches differ less than samples do."""
         if not self.varies:
             return self.longest_ratio
         return min(self.longest_ratio, 1 + SPREAD_SIGMAS * self.varies / math.sqrt(max(1.0, micro_batch)))
@@ -87,6 +88,7 @@ class TrainingCostModel(CostModel):
     """A model by its blocks, and all that decides how it is trained."""
 
     blocks: tuple[BlockShape, ...]  # of a sample of mean length
+    chunked_head: BlockShape | None = None  # replaces the last of them on a device that computes the loss in chunks
     train: Train
     traits: Traits = field(default_factory=Traits)
     reduction: Reduction = field(default_factory=Reduction)
@@ -97,17 +99,25 @@ class TrainingCostModel(CostModel):
     evaluation_chunk: int = 256
     narrow_gathers: bool = False
     """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
-    context: int = 1  # devices that divide each sequence: priced, but not supported by training
 
     @classmethod
     def of(cls, spec: RunSpec, samples: int | None, **facts: Any) -> Self:
         """Build one from what the run file says of every training, and `facts` of this one."""
         unknown = samples is None and not spec.train.steps
+        numbers = dtype_sizes_of(spec.train)
+        if facts.get("narrow_gathers"):
+            numbers = replace(numbers, gathered_bytes=2)
+        blocks = facts["blocks"]
+        if spec.train.weights == "bf16":  # all are, and none more than others
+            facts["blocks"] = tuple(replace(block, half_params=0.0) for block in blocks)
+        if spec.train.optimizer == "muon":  # embedding and head have the two moments of adamw
+            share = sum(b.params for b in blocks if b.repeat == 1) / max(1.0, sum(b.repeat * b.params for b in blocks))
+            numbers = replace(numbers, state_bytes=numbers.state_bytes + share * numbers.weight_bytes)
         given = {
             "name": spec.name,
             "workload": spec.workload,
             "global_batch": spec.train.global_batch,
-            "numbers": dtype_sizes_of(spec.train),
+            "numbers": numbers,
             "steps": steps_of(spec.train, samples),
             "samples": samples,
             "train": spec.train,
@@ -115,6 +125,7 @@ class TrainingCostModel(CostModel):
         }
         by_size = spec.parallel.wrap != "layers"
         assumptions = (*facts.pop("assumptions", ()), *[UNKNOWN_SAMPLES] * unknown, *[LAYER_BY_LAYER] * by_size)
+        assumptions += (GROWS,) * bool(spec.train.batch_schedule)
         return cls(**{**given, **facts, "assumptions": assumptions})
 
     @property
@@ -154,8 +165,7 @@ class TrainingCostModel(CostModel):
         return f"{self.name}: {size}, {self.train.precision}{steps}"
 
     def layout_name(self, price: PricedLayout) -> str:
-        context = f" + context {self.context}" if self.context > 1 else ""
-        return family_name(price.layout) + context + (" *" if price.layout.offload else "")
+        return family_name(price.layout) + (" *" if price.layout.offload else "")
 
     def layout(self, spec: RunSpec) -> Layout:
         return layout_of(spec)
@@ -164,12 +174,8 @@ class TrainingCostModel(CostModel):
         self, devices: int, cluster: Cluster, constraints: LayoutConstraints
     ) -> Iterator[Layout | RejectedFamily]:
         fp8 = self.numbers.matmul == "fp8"
-        groups, left = divmod(devices, self.context)
-        if left:
-            facts = {"context": self.context}
-            return iter([RejectedFamily(devices, f"{devices} devices", RejectReason.NO_CONTEXT, facts)])
         batch = self.global_batch
-        return LayoutSpace(self.workload, batch, self.splits, fp8, groups, cluster, constraints).families()
+        return LayoutSpace(self.workload, batch, self.splits, fp8, devices, cluster, constraints).families()
 
     def members(self, family: Layout, constraints: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
         return enumerate_layouts(family, constraints, offload, self.splits.recomputes)
@@ -183,7 +189,7 @@ class TrainingCostModel(CostModel):
     def overrides(self, layout: Layout) -> dict[str, Any]:
         return layout_overrides(layout)
 
-    def advice(self, plan: Plan) -> Iterator[str]:
+    def advice(self, plan: "Plan") -> Iterator[str]:
         return advise_training(self, plan)
 
     @property
@@ -210,6 +216,14 @@ class TrainingCostModel(CostModel):
             "checkpoint_s": pauses.checkpoints_s(self.checkpoint_bytes / price.layout.ranks),
         }
 
+    def save_s(self, price: PricedLayout) -> float:
+        return LEAST_SAVE_S + self.checkpoint_bytes / price.layout.ranks / COPY_BYTES_S
+
+    def checkpoint_steps(self) -> int | None:
+        if self.train.checkpoint_every == "auto":
+            return None
+        return self.train.checkpoint_every or (self.pauses.checkpoint_every if self.pauses else None)
+
     def describe_pauses(self, price: PricedLayout) -> str:
         if (pauses := self.pauses) is None:
             return ""
@@ -229,13 +243,13 @@ class TrainingCostModel(CostModel):
         """Translate a layout for the formulas. The slowest rank counts: the one with the most samples."""
         key = (layout, device.synchronous)
         if key not in self._cache:
-            self._cache[key] = self._place(layout, device)
+            self._cache[key] = self._build_placement(layout, device)
         return cast(Placement, self._cache[key])
 
-    def _place(self, layout: Layout, device: Device) -> Placement:
+    def _build_placement(self, layout: Layout, device: Device) -> Placement:
         passes, zero = layout.passes(layout.global_batch), ZERO_STAGES[layout.strategy]
         return Placement(
-            *(layout.replicate, layout.shard, layout.tensor, layout.pipeline, self.context),
+            *(layout.replicate, layout.shard, layout.tensor, layout.pipeline, layout.context, layout.expert),
             micro_batch=-(-layout.global_batch // layout.data) / passes,
             accumulate=passes,
             zero=zero,
@@ -259,6 +273,7 @@ class TrainingCostModel(CostModel):
             pieced_tensor=False,
             fused_update=True,
             fused_norms=not device.synchronous,
+            channels_last=not execution.compiled and self.train.compile != "off",
             stops_early=True,
             fresh_gradients=one_pass and (sharded or layout.strategy == "single"),
             keeps_casts=sharded and not self.narrow_gathers,
@@ -275,9 +290,9 @@ class TrainingCostModel(CostModel):
     def _estimate_memory(self, layout: Layout, where: PricedCluster) -> TrainingMemory:
         device = where.cluster.device
         placement = self.placement(layout, device)
-        fullest = self.lengths.fullest_batch_ratio(placement.micro_batch)
+        fullest, blocks = self.lengths.fullest_batch_ratio(placement.micro_batch), self._blocks_on(device)
         filled = placement if fullest == 1 else replace(placement, micro_batch=placement.micro_batch * fullest)
-        found = estimate_memory(self.blocks, filled, self.numbers, where.physics)
+        found = estimate_memory(blocks, filled, self.numbers, where.physics)
         buffers = found.buffers_bytes
         if not device.synchronous:
             buffers += THREADS * WORKSPACE_BYTES
@@ -286,22 +301,34 @@ class TrainingCostModel(CostModel):
         return replace(found, buffers_bytes=buffers)
 
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
-        placement = self.placement(layout, where.cluster.device)
-        blocks = self._add_length_launches(placement.micro_batch, where.cluster.device)
-        time = price_step(blocks, placement, where.cluster, self.numbers, where.physics)
+        pricer = self._step_pricer(layout, where)
+        placement, time = pricer.placement, pricer.price()
         read_s = placement.micro_batch * placement.accumulate * self.sample_bytes / where.physics.input_bytes_s
         if read_s > time.step_s:  # batches are prefetched during the step
             time = replace(time, data_s=read_s - time.step_s)
         return PricedLayout(layout, where, time, self.memory(layout, where))
 
+    def _step_pricer(self, layout: Layout, where: PricedCluster) -> StepPricer:
+        placement = self.placement(layout, where.cluster.device)
+        blocks = self._add_length_launches(placement.micro_batch, where.cluster.device)
+        return StepPricer(blocks, placement, where.cluster, self.numbers, where.physics)
+
+    def timeline(self, price: PricedLayout) -> Timeline:
+        played = simulate_step(self._step_pricer(price.layout, price.where))
+        return replace(played, step_s=played.step_s + price.time.data_s)
+
+    def _blocks_on(self, device: Device) -> tuple[BlockShape, ...]:
+        chunked = self.chunked_head is not None and not device.synchronous and self.train.compile != "off"
+        return (*self.blocks[:-1], cast(BlockShape, self.chunked_head)) if chunked else self.blocks
+
     def _add_length_launches(self, micro_batch: float, device: Device) -> tuple[BlockShape, ...]:
         """Add the kernels that a batch with samples of different lengths launches."""
         half_on_gpu = self.numbers.element_bytes == 2 and not device.synchronous
         if self.lengths.distinct <= 1 or half_on_gpu:
-            return self.blocks
+            return self._blocks_on(device)
         distinct = self.lengths.distinct * (1 - (1 - 1 / self.lengths.distinct) ** micro_batch)
         more = LAUNCHES_PER_OPERATION * OPERATIONS_PER_LENGTH * max(0.0, distinct - 1)
-        return tuple(replace(b, kernels=b.kernels + more) if b.attention else b for b in self.blocks)
+        return tuple(replace(b, kernels=b.kernels + more) if b.attention else b for b in self._blocks_on(device))
 
     def with_precision(self, precision: str) -> Self:
         """Return the same training with products in another type."""

@@ -1,9 +1,8 @@
 """Build the charts of a report: what each shows, in numbers, and the files and lines they came from."""
 
-from __future__ import annotations
-
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ class Chart:
     sources: tuple[tuple[str, str], ...] = ()  # (text, address)
     more_sources: int = 0
 
-    def with_sources(self, folder: Path) -> Chart:
+    def with_sources(self, folder: Path) -> "Chart":
         distinct = list(dict.fromkeys(self.files))
         shown = tuple((str(source), source.address(folder)) for source in distinct[:MAX_SOURCES])
         return replace(self, sources=shown, more_sources=len(distinct) - len(shown))
@@ -143,7 +142,8 @@ def _chart_epochs(contents: ReportContents) -> Chart:
 
 def _label_rows(series: Sequence[Series]) -> tuple[list[str], list[MeasuredRow], list[PlannedRow | None]]:
     rows = [(s, row) for s in series for row in s.measured]
-    labels = [f"{s.name}, {row.label}" if len(series) > 1 else row.label for s, row in rows]
+    times = Counter(row.label for _, row in rows)
+    labels = [f"{s.name}, {row.label}" if times[row.label] > 1 else row.label for s, row in rows]
     plans = [{plan.label: plan for plan in s.planned}.get(row.label) for s, row in rows]
     return labels, [row for _, row in rows], plans
 

@@ -1,7 +1,5 @@
 """Compare models by how they scale, and set-ups by what they take and cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +7,7 @@ from paceline.io.format import duration, number, percent, size
 from paceline.io.table import UNKNOWN, Table
 from paceline.measurement.rows import find_reference
 from paceline.measurement.tables import format_speedup, format_usd
+from paceline.measurement.verdict import RankChoice, decide_ranks
 from paceline.reports.run_view import RunView
 from paceline.reports.series import Series, TimesLine
 from paceline.runlog.summary import find_score
@@ -48,8 +47,11 @@ def list_table_costs(name: str, timed: Sequence[TimesLine]) -> list[CostLine]:
 
 
 def list_series_costs(s: Series) -> list[CostLine]:
-    """Return the cost of each row of a measurement, or of runs, that has a price."""
-    found = []
+    """Return the cost of each row of a measurement, or of runs, that has a price; none if they are not possible."""
+    found: list[CostLine] = []
+    decision = decide_ranks(s.rows)
+    if decision is not None and decision.choice is RankChoice.IMPOSSIBLE:
+        return found
     for row in s.measured:
         if row.cost.hours and row.cost.cost_usd is not None:
             share, peaks = row.resources.usage.get("device_share"), row.loads.peak_bytes_per_rank
@@ -94,7 +96,7 @@ def build_costs_table(costs: Sequence[CostLine]) -> Table:
 
 def find_cheapest(costs: Sequence[CostLine]) -> CostLine:
     """Return the set-up with the lowest total cost, of equal ones the fastest."""
-    return min(costs, key=lambda line: (round(line.usd, 2), line.hours))
+    return min(costs, key=lambda line: (float(f"{line.usd:.3g}"), line.hours))
 
 
 def describe_costs(costs: Sequence[CostLine]) -> str:

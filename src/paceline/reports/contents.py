@@ -1,8 +1,7 @@
 """Gather the contents of a report, before it is rendered as a page, figures or an article."""
 
-from __future__ import annotations
-
 import datetime
+import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
-from paceline.config.registry import BUILT_IN, find_entry
+from paceline.config.registry import BUILT_IN, WorkloadEntry, find_entry
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
 from paceline.io.format import number, percent, size
@@ -139,7 +138,7 @@ class Inputs:
             self.left_out.append(f"{path} is {run.status}{reason}; what exists of it is shown")
 
     def keep_main_workload(self) -> None:
-        """Of a folder of runs, keep those of the most frequent workload."""
+        """Keep, of a folder of runs, those of the most frequent workload."""
         kinds = Counter(run.spec.workload for run in self.runs)
         most = kinds.most_common(1)[0][0] if kinds else ""
         others = [run for run in self.runs if run.spec.workload != most]
@@ -169,10 +168,12 @@ def gather_contents(
     if len(kinds) > 1:
         given = ", ".join(f"{run.path} is {kind}" for kind, run in kinds.items())
         raise UserError(f"runs of different workloads cannot be compared: {given}; make a report of each")
-    first = {run.name: run for run in reversed(runs)}
-    runs = [r if r is first[r.name] else replace(r, name=f"{r.name} ({r.path.parent.name})") for r in runs]
+    runs = [replace(r, name=name) for r, name in zip(runs, _tell_apart([(r.name, r.path) for r in runs]), strict=True)]
+    files = [(s.name, next((source.file for source in s.sources.values()), Path())) for s in series]
+    series = [replace(s, name=name) for s, name in zip(series, _tell_apart(files), strict=True)]
     names = list(dict.fromkeys([*(s.name for s in series), *(r.spec.name for r in found.runs)]))
     series += from_runs(found.runs, price)
+    names = [s.name for s in series] if len(series) > 1 else names
     costs = found.costs or [line for s in series for line in list_series_costs(s)] * (len(series) > 1)
     same = compare_runs(runs)
     experiments = compare_experiments(runs) if same is not None and same.differing else None
@@ -214,6 +215,21 @@ def _is_folder_of_runs(path: Path) -> bool:
     return path.is_dir() and not is_result and bool(list_result_folders(path))
 
 
+def _tell_apart(named: Sequence[tuple[str, Path]]) -> list[str]:
+    """Return the names; those given twice with the part nearest to the end in which their paths differ."""
+    places: dict[str, list[tuple[str, ...]]] = {}
+    for name, path in named:
+        places.setdefault(name, []).append(path.resolve().parts[::-1])
+    differs = {
+        name: next((at for at, parts in enumerate(zip(*some, strict=False)) if len({*parts}) == len(parts)), 0)
+        for name, some in places.items()
+    }
+    return [
+        f"{name} ({path.resolve().parts[::-1][differs[name]]})" if len(places[name]) > 1 else name
+        for name, path in named
+    ]
+
+
 def _join(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
@@ -223,15 +239,11 @@ def _describe_verdict(
     series: Sequence[Series], runs: Sequence[RunView], same: Comparison | None, tried: Experiments | None
 ) -> tuple[str, ...]:
     best = tuple(filter(None, (tried.text, tried.caution))) if tried is not None else ()
-    if len(series) == 1:
-        return (*best, *series[0].verdict)
     if series:
         best = (models,) if (models := describe_models(series, runs)) else best
-        lines = [f"{s.name}: {line}" for s in series for line in s.verdict[:1]]
+        lines = [f"{s.name}: {s.verdict[0]}" for s in series] if len(series) > 1 else series[0].verdict
         return (*best, *lines, *([same.text] if same is not None else []))
     ended = [(run.name, run.summary) for run in runs if run.summary is not None]
-    if not runs:
-        return ()
     if not ended:
         return tuple(f"{run.name} is {run.status}." for run in runs[:1])
     if best and same is not None:
@@ -245,7 +257,7 @@ def _describe_verdict(
 def _describe_ended(name: str, summary: Summary) -> list[str]:
     """Return the result of a run, how it was trained, and its speed, each in a sentence."""
     trained, result = summary.trained, describe_result(summary)
-    lines = [f"{name}: {result}."] if result else []
+    lines = [f"{name}: {text}." for text in (result, summary.why) if text]
     loss = (
         f"; the loss went from {number(summary.loss_first)} to {number(summary.loss_last)}" if summary.loss_last else ""
     )
@@ -263,11 +275,13 @@ def suggest_command(run: RunView) -> str:
     entry = find_entry(run.spec.workload) if run.spec.workload in BUILT_IN else None
     if run.summary is None or run.status != "finished":
         return f"paceline train --resume {path}"
-    if describe_result(run.summary).startswith("no better") and entry is not None and entry.batched:
+    diverged = (run.summary.loss_last or 0) > (run.summary.loss_first or math.inf)
+    if (diverged or describe_result(run.summary).startswith("no better")) and entry is not None and entry.batched:
         return f"paceline sweep {path}/spec.yaml train.lr=1e-5..1e-2:log --random --trials 6"
     if entry is not None and entry.batched and run.ranks == 1:
         return f"paceline measure {path}/spec.yaml --ranks 1,2"
-    return f"paceline predict {path} FILE.csv"
+    use = entry.use if entry is not None else WorkloadEntry.use if ":" in run.spec.workload else ""
+    return f"paceline {use.format(run=path)}" if use else ""
 
 
 def _list_spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:

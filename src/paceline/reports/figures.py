@@ -1,15 +1,16 @@
-"""The charts as PNG, PDF and SVG, by matplotlib."""
-
-from __future__ import annotations
+"""The charts as PNG, PDF and SVG, by matplotlib, and how every figure looks."""
 
 import io
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from paceline.io.escape import escape_hidden
 from paceline.io.files import write_atomic
 from paceline.reports.charts import STEP_TERMS, Chart
-from paceline.reports.plot_style import COLOURS, FORMATS, INK, escape_mathtext, use_plot_style
 
 TERM_COLOURS: dict[str, str] = dict(
     zip(STEP_TERMS, ("#2563eb", "#d97706", "#be185d", "#059669", "#9ca3af"), strict=True)
@@ -17,6 +18,12 @@ TERM_COLOURS: dict[str, str] = dict(
 WIDTH_IN, HEIGHT_IN = 6.4, 3.6
 MOST_IN_LEGEND = 12
 DrawFn = Callable[[Any, dict[str, Any]], None]
+FORMATS = ("png", "pdf", "svg")
+COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#be185d", "#65a30d")
+INK, FAINT = "#1f2937", "#6b7280"
+STYLE_FILE = Path(__file__).parent / "assets" / "paceline.mplstyle"
+PROCESS_SETTINGS = ("backend", "interactive", "toolbar", "webagg", "timezone", "tk.", "docstring", "date.", "figure.m")
+NO_SETTINGS: Mapping[Any, Any] = MappingProxyType({})
 
 
 def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
@@ -77,7 +84,7 @@ def _draw_breakdown(axes: Any, data: dict[str, Any]) -> None:
         begins = [begin + value for begin, value in zip(begins, values, strict=True)]
     _draw_plan(axes, data["plan"])
     axes.set_xlabel("ms per step")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3)
+    axes.figure.legend(loc="outside lower center", ncols=4)
 
 
 def _draw_plan(axes: Any, plans: Sequence[float | None]) -> None:
@@ -100,6 +107,7 @@ def _draw_curves(axes: Any, data: dict[str, Any]) -> None:
     marked = data.get("marked") and max(len(line["points"]) for line in data["lines"]) <= 40
     unit = data.get("unit", "step")
     _draw_lines(axes, data["lines"], data["label"], "o-" if marked else "-", xlabel=unit, markersize=3)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if data.get("from_zero"):
         axes.set_ylim(bottom=0)
 
@@ -120,7 +128,7 @@ def _draw_memory(axes: Any, data: dict[str, Any]) -> None:
     _draw_plan(axes, data["plan"])
     axes.set_xlabel("MB on the fullest rank")
     if any(data["plan"]):
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=2)
+        axes.figure.legend(loc="outside lower center", ncols=2)
 
 
 def _draw_lines(
@@ -156,3 +164,43 @@ DRAWINGS: dict[str, DrawFn] = {
     "links": _draw_links,
     **dict.fromkeys(("epochs", "evaluation", "rate", "compute", "lr", "gradient", "usage"), _draw_curves),
 }
+
+
+@contextmanager
+def use_plot_style(settings: Mapping[Any, Any] = NO_SETTINGS) -> Iterator[None]:
+    """Draw with matplotlib's own defaults, our style and these settings.
+
+    The user's matplotlibrc is ignored: matplotlib reads that of the current folder first, which may be a run from
+    elsewhere, and it can call LaTeX with any text.
+    """
+    log = logging.getLogger("matplotlib")
+    before = log.level
+    log.setLevel(logging.ERROR)  # it would print lines of that file as they are
+    try:
+        import matplotlib
+    finally:
+        log.setLevel(before)
+    plain: dict[Any, Any] = {
+        key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith(PROCESS_SETTINGS)
+    }
+    ours: Any = matplotlib.rc_params_from_file(STYLE_FILE, use_default_template=False)
+    with matplotlib.rc_context({**plain, **ours, **settings}):
+        yield
+
+
+def write_png(figure: Any, file: Path) -> None:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    file.parent.mkdir(exist_ok=True)
+    write_atomic(file, content.getvalue())
+
+
+def escape_mathtext(value: Any) -> Any:
+    """Return all texts of a chart with hidden characters escaped, and dollars that start no formula."""
+    if isinstance(value, str):
+        return escape_hidden(value).replace("$", r"\$")
+    if isinstance(value, dict):
+        return {key: escape_mathtext(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple) and value and isinstance(value[0], str | dict):
+        return [escape_mathtext(inner) for inner in value]
+    return value

@@ -1,11 +1,10 @@
 """Render the report as one HTML page, as Markdown, and as a LaTeX article that a stock TeX compiles."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any, NamedTuple
 
 from paceline import __version__
 from paceline.config.registry import BUILT_IN, find_entry, import_object
+from paceline.errors import UserError
 from paceline.io.escape import escape_hidden
+from paceline.io.files import open_regular, read_bytes
 from paceline.io.format import duration, number, percent
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
-from paceline.io.safe_open import open_regular, read_bytes
 from paceline.io.table import Table
 from paceline.reports.charts import Chart
 from paceline.reports.contents import ReportContents
@@ -41,22 +41,33 @@ class Picture:
         return f"{self.run}, {self.name.replace('_', ' ')}, step {self.step:,}"
 
     @property
+    def is_figure(self) -> bool:
+        """Return whether matplotlib drew it, on white: a dark page turns its colours round."""
+        return b"Matplotlib" in read_bytes(self.file)[:256]
+
+    @property
     def address(self) -> str:
         return "data:image/png;base64," + base64.b64encode(read_bytes(self.file)).decode()
 
 
 def list_pictures(runs: Sequence[RunView]) -> list[Picture]:
-    return [picture for run in runs[:MOST_PICTURE_RUNS] for picture in _list_run_pictures(run)]
+    found = []
+    for run in runs[:MOST_PICTURE_RUNS]:
+        found += _list_run_pictures(run.name, run.spec.workload, run.path)
+        for file in sorted(run.path.glob("members/*/spec.yaml")):  # of an ensemble
+            with suppress(UserError):
+                workload = RunDir(file.parent).recorded_spec().workload
+                found += _list_run_pictures(f"{run.name}, {file.parent.name}", workload, file.parent)
+    return found
 
 
-def _list_run_pictures(run: RunView) -> list[Picture]:
-    name = run.spec.workload
-    if name in BUILT_IN and (draw := find_entry(name).draw):
-        import_object(draw)(run.path)
+def _list_run_pictures(name: str, workload: str, folder: Path) -> list[Picture]:
+    if workload in BUILT_IN and (draw := find_entry(workload).draw):
+        import_object(draw)(folder)
     by_name: dict[str, list[Picture]] = {}
-    for file in sorted(RunDir(run.path).pictures.glob("*.png")):
-        if (found := re.fullmatch(r"(\w.*)-(\d{1,18})", file.stem)) and _is_own_picture(file, run.path):
-            by_name.setdefault(found[1], []).append(Picture(run.name, found[1], int(found[2]), file))
+    for file in sorted(RunDir(folder).pictures.glob("*.png")):
+        if (found := re.fullmatch(r"(\w.*)-(\d{1,18})", file.stem)) and _is_own_picture(file, folder):
+            by_name.setdefault(found[1], []).append(Picture(name, found[1], int(found[2]), file))
     series = [sorted(some, key=lambda picture: picture.step) for some in by_name.values()]
     return [picture for some in series for picture in (some if len(some) < 2 else (some[0], some[-1]))]
 

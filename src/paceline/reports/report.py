@@ -1,10 +1,8 @@
 """Report: runs, measurements and tables of times in; a page, figures, Markdown, LaTeX and CSV out."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,7 +165,7 @@ class Report(Tabular):
         return f"{self.page}: {self.contents.verdict[0]}"
 
     def rows_of_table(self) -> list[dict[str, Any]]:
-        """Those of the first table of the page, as they are shown."""
+        """Return the rows of the first table of the page, as they are shown."""
         first = next(iter(build_tables(self.contents)), None)
         return [dict(zip(first.head, row, strict=True)) for row in first.rows] if first is not None else []
 
@@ -198,6 +196,8 @@ def report(
             (folder / part).mkdir(parents=True, exist_ok=True)
         drawn = draw_figures(shown, folder / "figures")
         cells = build_tables(contents)
+        answers = [table.answer for table in cells if table.answer]
+        contents = replace(contents, verdict=(*answers, *contents.verdict))
         names = {table.name for table in cells}  # a picture of a table says the same
         tiles, pictures = build_tiles(contents), [p for p in list_pictures(contents.runs) if p.name not in names]
         parts = RUN_ORDER if contents.command else ORDER

@@ -1,7 +1,5 @@
 """Read runs for a report: losses with their source lines, and how runs compare."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -233,13 +231,10 @@ def compare_runs(runs: Sequence[RunView]) -> Comparison | None:
     keys = dict.fromkeys(key for found in values for key in found)
     differing = tuple(key for key in keys if any(found.get(key) != values[0].get(key) for found in values[1:]))
     found = [] if differing else [(run.name, compute_loss_differences(first, run)) for run in others]
-    largest, name, step = 0.0, "", 0
-    for other, differences in found:
-        for at, difference in differences:
-            if difference > largest:
-                largest, name, step = difference, other, at
+    each = [(difference, name, at) for name, differences in found for at, difference in differences]
+    largest, name, step = max(each, key=lambda one: one[0], default=(0.0, "", 0))
     tolerance = TOLERANCE[first.spec.train.precision]
-    apart = [at for _, differences in found for at, difference in differences if difference > tolerance]
+    apart = [at for difference, _, at in each if difference > tolerance]
     steps = min((len(differences) for _, differences in found), default=0)
     return Comparison(len(runs), steps, differing, largest, name, step, tolerance, min(apart, default=None))
 

@@ -5,11 +5,10 @@ devices,seconds            gpus,time,model            devices,minutes,setup,epoc
 4,42.34                    4,42.34,small              4,20,4x H100,200,12.36,35 %
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 from paceline.errors import UserError
+from paceline.io.files import read_text
 from paceline.io.format import duration
-from paceline.io.safe_open import read_text
 from paceline.layout import layout_of
 from paceline.measurement.links import Link, read_links
 from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
@@ -143,10 +142,13 @@ def from_measurement(found: Measurement, price: float | None) -> Series:
     lines = _find_lines(found.file, '"label"', "rows")
     lines = lines if len(lines) == len(found.rows) else [SourceLine(found.file)] * len(found.rows)
     sources = {row.label: line for row, line in zip(found.rows, lines, strict=True)}
-    series = Series(**{field.name: getattr(found, field.name) for field in fields(Conclusions)}, sources=sources)
-    if price is None:
-        return series
-    return replace(series, rows=tuple(add_costs(found.rows, found.total_samples, price)), usd_per_device_hour=price)
+    epochs, total = found.spec.get("train", {}).get("epochs"), found.total_samples
+    timed = drop_failed(found.rows) if epochs and total else []
+    about: dict[str, Any] = {"epoch_s": {row.label: total / epochs / row.samples_per_s for row in timed}}
+    about |= {field.name: getattr(found, field.name) for field in fields(Conclusions)}
+    if price is not None:
+        about |= {"rows": tuple(add_costs(found.rows, found.total_samples, price)), "usd_per_device_hour": price}
+    return Series(**about, sources=sources)
 
 
 def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: float | None) -> Series:
@@ -202,11 +204,11 @@ def from_runs(runs: Sequence[RunView], price: float | None) -> list[Series]:
 
 
 def _name_group(timed: Sequence[tuple[RunView, RunTimes]], groups: Sequence[Sequence[tuple[RunView, RunTimes]]]) -> str:
-    """Return the name of the runs if no other group has it, else the keys in which groups differ."""
+    """Return the name of its runs but for a last word such as 4gpu, if no other group has it; else what differs."""
     if len(groups) == 1:
         return "runs"
-    names = [{run.spec.name for run, _ in group} for group in groups]
-    own = {run.spec.name for run, _ in timed}
+    names = [{re.sub(r"[-_. ]+[^-_. ]*\d[^-_. ]*$", "", run.spec.name) for run, _ in group} for group in groups]
+    own = next(some for some, group in zip(names, groups, strict=True) if group is timed)
     if len(own) == 1 and sum(bool(own & other) for other in names) == 1:
         return own.pop()
     works = [select_work(group[0][0].spec) for group in groups]
@@ -237,14 +239,8 @@ def _build_series(timed: Sequence[tuple[RunView, RunTimes]], name: str, price: f
     here = all(start.get("launcher") in ("paceline", "alone") for start in starts)  # others may spread over hosts
     machine = MachineLoad(int(starts[0].get("cores") or 0) if here else 0)
     given = {key: value for key, value, *_ in timed[0][0].spec.fields()}
-    conclusions = draw_conclusions(compared, kind, machine, given)
-    about: dict[str, Any] = {
-        "total_samples": total,
-        "usd_per_device_hour": price,
-        "sources": sources,
-        "epoch_s": epoch_s,
-    }
-    return Series(name=name, **about, **conclusions)
+    about = {"total_samples": total, "usd_per_device_hour": price, **draw_conclusions(compared, kind, machine, given)}
+    return Series(name=name, sources=sources, epoch_s=epoch_s, **about)
 
 
 def _find_lines(file: Path, begins: str, section: str = "") -> list[SourceLine]:

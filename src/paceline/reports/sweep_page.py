@@ -1,7 +1,5 @@
 """A sweep as a page: which values did best, as charts and as a table."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping, Sequence

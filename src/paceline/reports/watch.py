@@ -3,8 +3,6 @@
 It reads the events that every rank adds, also while a run is killed and resumed. Ctrl-C leaves the view, not the run.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque
@@ -23,7 +21,7 @@ from paceline.io.table import UNKNOWN, Table
 from paceline.launch.heartbeat import STOPPED, Beat, read_beats
 from paceline.runlog.events import extract_metrics, parse_event
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import describe_baseline, read_summary, select_class_results
+from paceline.runlog.summary import describe_baseline, select_class_results
 
 EVERY_S = 1.0
 WINDOW = 200
@@ -142,12 +140,8 @@ class LiveView:
 
     @property
     def total_steps(self) -> int | None:
-        if self.spec.train.steps:
-            return self.spec.train.steps
-        if not self.run.summary_file.is_file():
-            return None
-        summary = read_summary(self.run.summary_file)
-        return summary.trained.steps if summary.trained.epochs and summary.status == "finished" else None
+        steps = self.ranks[0].start.get("steps") if self.ranks else None
+        return steps if isinstance(steps, int) else self.spec.train.steps
 
 
 def watch(

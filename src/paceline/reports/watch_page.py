@@ -1,7 +1,5 @@
 """The live view of a run as a page: a file that is kept current, or served on the loopback for `ssh -L`."""
 
-from __future__ import annotations
-
 import math
 import socket
 import threading

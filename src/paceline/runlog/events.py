@@ -8,8 +8,6 @@ where `samples` counts from the start of the run; `compiled` marks a step in whi
 The other kinds are start, evaluate, checkpoint, usage (of the device), resume, extend, done (early, and why) and end.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -21,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunFailed, UserError
-from paceline.io.files import replace_nonfinite, to_json_value
-from paceline.io.safe_open import open_regular
+from paceline.io.files import open_regular, replace_nonfinite, to_json_value
 
 MAX_BUFFERED = 1000  # step events in memory
 LONGEST = 1 << 24  # bytes of a line; reading stops at a longer one
@@ -67,7 +64,7 @@ class EventWriter:
             raise RunFailed(f"cannot write {path}: {reason}") from error
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
-            self._append(b"\n")
+            self._append_lines(b"\n")
 
     def write(self, kind: str, **values: Any) -> None:
         event = {"kind": kind, "t": round(time.time(), 6), **values}
@@ -82,7 +79,7 @@ class EventWriter:
         """Pass buffered events to the operating system, so that a kill cannot lose them."""
         lines = "".join(f"{line}\n" for line in self._buffer)
         self._buffer.clear()
-        self._append(lines.encode(errors="replace"))
+        self._append_lines(lines.encode(errors="replace"))
 
     def close(self) -> None:
         if self._file >= 0:
@@ -92,7 +89,7 @@ class EventWriter:
                 os.close(self._file)
                 self._file = -1
 
-    def _append(self, lines: bytes) -> None:
+    def _append_lines(self, lines: bytes) -> None:
         try:
             while lines:
                 lines = lines[os.write(self._file, lines) :]
@@ -102,7 +99,7 @@ class EventWriter:
         if removed:
             raise RunFailed(f"{self.path} was removed while the run wrote to it")
 
-    def __enter__(self) -> EventWriter:
+    def __enter__(self) -> "EventWriter":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -7,8 +7,6 @@
 The file is append-only. Which job trained is in the events: each "start" names its job.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -113,7 +111,7 @@ def list_job_ids(run: RunDir) -> list[str]:
 
 
 def is_job_id(text: str) -> bool:
-    """`1234` or, in an array, `1234_5`."""
+    """Return whether it is `1234` or, in an array, `1234_5`."""
     return re.fullmatch(r"[0-9]{1,18}(_[0-9]{1,9})?", text) is not None
 
 

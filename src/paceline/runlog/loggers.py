@@ -1,9 +1,7 @@
-"""Send events of the main rank to the terminal and to the loggers of the run file: TensorBoard, W&B and MLflow.
+"""Send events of the main rank to the terminal and to the loggers of the run file: TensorBoard, W&B, MLflow, trackio.
 
 A logger that is not installed is rejected before a run starts; one that fails later is dropped with a warning.
 """
-
-from __future__ import annotations
 
 import importlib.util
 import os
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import RunSpec
+from paceline.config.registry import describe_error
 from paceline.errors import UserError
 from paceline.io.files import read_json, write_json
 from paceline.io.terminal import warn
@@ -86,7 +85,23 @@ class Mlflow:
         self._client.set_terminated(self.run_id, {"failed": "FAILED", "stopped": "KILLED"}.get(status, "FINISHED"))
 
 
-KINDS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
+class Trackio:
+    """In trackio's own folder, where its dashboard looks for it; a resumed run keeps its name."""
+
+    def __init__(self, run: RunDir, spec: RunSpec, run_id: str | None) -> None:
+        import trackio
+
+        self.run_id = run_id or f"{run.name}-{time.time_ns() // 1_000_000_000}"
+        self._run = trackio.init(PROJECT, self.run_id, config=spec.dump(), resume="allow", embed=False)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, status: str = "finished") -> None:
+        self._run.finish()
+
+
+KINDS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow, "trackio": Trackio}
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -100,7 +115,7 @@ def check_loggers(names: Sequence[str]) -> None:
             raise UserError(message, code="not-installed", key="train.loggers")
 
 
-def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn = warn) -> list[_Guarded]:
+def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn = warn) -> "list[_Guarded]":
     """Open each logger, resuming the ids of an earlier attempt of the run."""
     check_loggers(names)
     file = run.path / "loggers.json"
@@ -110,7 +125,7 @@ def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn = 
         try:
             opened = KINDS[name](run, spec, ids.get(name))
         except Exception as error:
-            problem = f"train.loggers has {name!r}, which cannot be opened: {_first_line(error)}"
+            problem = f"train.loggers has {name!r}, which cannot be opened: {describe_error(error)}"
             if name not in ids:
                 raise UserError(problem, code="unavailable", key="train.loggers") from error
             log(f"warning: {problem}; training continues without it")
@@ -141,25 +156,22 @@ class _Guarded:
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         logged = {k: float(v) for k, v in values.items() if k not in NOT_LOGGED and isinstance(v, (int, float))}
-        self._guard(lambda logger: logger.log(step, logged))
+        self._call_or_drop(lambda logger: logger.log(step, logged))
 
     def close(self, status: str = "finished") -> None:
-        self._guard(lambda logger: logger.close(status))
+        self._call_or_drop(lambda logger: logger.close(status))
         self._logger = None
 
-    def _guard(self, do: Callable[[Any], None]) -> None:
+    def _call_or_drop(self, do: Callable[[Any], None]) -> None:
         if self._logger is None:
             return
         try:
             do(self._logger)
         except Exception as error:
             self._logger = None
-            self._warn(f"warning: logger {self.name!r} failed and is dropped, training continues: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+            self._warn(
+                f"warning: logger {self.name!r} failed and is dropped, training continues: {describe_error(error)}"
+            )
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """The machine and the software of a run: versions, processor and GPUs, and what a rank uses of them."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -26,14 +24,14 @@ def describe_environment() -> dict[str, Any]:
     return {
         "paceline": __version__,
         "python": platform.python_version(),
-        **{package: _version(package) for package in PACKAGES},
+        **{package: _find_version(package) for package in PACKAGES},
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": _read_field("model name", Path("/proc/cpuinfo")) or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "gpus": list_gpu_names(),
-        "commit": _commit(),
+        "commit": _describe_commit(),
     }
 
 
@@ -49,7 +47,7 @@ def get_load() -> float:
     return os.getloadavg()[0]
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     loaded = getattr(sys.modules.get(package), "__version__", None)
     with suppress(metadata.PackageNotFoundError):
         return str(loaded) if loaded else metadata.version(package)
@@ -73,22 +71,22 @@ def _read_field(key: str, file: Path) -> str | None:
     return found[1].strip() if found else None
 
 
-def _commit() -> str | None:
+def _describe_commit() -> str | None:
     """Return the current commit, with "-dirty" if files have changed, without running commands of the repository.
 
     With a local filter, which is such a command, files cannot be compared.
     """
-    filters = _git("config", "--includes", "--show-scope", "--get-regexp", r"^filter\.")
+    filters = _run_git("config", "--includes", "--show-scope", "--get-regexp", r"^filter\.")
     if filters is None:
         return None
     has_filters = any(line.split("\t")[0] in ("local", "worktree") for line in filters.splitlines())
-    return _git("describe", "--always", *([] if has_filters else ["--dirty"]), "--abbrev=40", "--exclude=*") or None
+    return _run_git("describe", "--always", *([] if has_filters else ["--dirty"]), "--abbrev=40", "--exclude=*") or None
 
 
 NO_COMMANDS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "diff.ignoreSubmodules=all", "protocol.allow=never")
 
 
-def _git(*words: str) -> str | None:
+def _run_git(*words: str) -> str | None:
     """Return the output of git, empty if it found nothing, or None if it failed."""
     try:
         command = ["git", *(word for setting in NO_COMMANDS for word in ("-c", setting)), *words]
@@ -121,7 +119,7 @@ class RankUsage:
                 self._device = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
 
     @classmethod
-    def of(cls, device: Any) -> RankUsage:
+    def of(cls, device: Any) -> "RankUsage":
         """Watch a torch device and this process."""
         if device.type != "cuda":
             return cls()

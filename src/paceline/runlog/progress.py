@@ -1,7 +1,5 @@
 """Progress of a run: one live line on a terminal, a few plain lines in a log, and the time left."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math
@@ -43,8 +41,9 @@ class PauseSchedule:
     evaluated: int = 0  # samples of each evaluation; 0 without evaluation
 
     @classmethod
-    def of(cls, train: Train, steps: int, steps_per_epoch: int, evaluated: int) -> PauseSchedule:
-        return cls(steps, train.evaluate_every or steps_per_epoch, train.checkpoint_every or steps_per_epoch, evaluated)
+    def of(cls, train: Train, steps: int, steps_per_epoch: int, evaluated: int) -> "PauseSchedule":
+        saved = steps_per_epoch if train.checkpoint_every == "auto" else train.checkpoint_every or steps_per_epoch
+        return cls(steps, train.evaluate_every or steps_per_epoch, saved, evaluated)
 
     def evaluations(self, done: int = 0) -> int:
         """Return how many are left after `done` steps."""
@@ -74,6 +73,7 @@ REDRAW_S = 0.25
 LINE_S, LINE_MOST_S = 2.0, 60.0
 LEAST_BAR, MOST_BAR = 5, 24
 MARK_S = 0.1
+NOTEBOOK = "JPY_PARENT_PID"  # set in the kernel of a notebook, and in the ranks that it starts
 SHARES = ("compute", "data", "exposed")
 LIVE = (
     (LEAST_BAR, "percent step epoch rate loss when shares"),
@@ -108,17 +108,22 @@ class Progress:
         self._began = self._drawn = time.monotonic()
         self._shown: Mapping[str, Any] | None = None
         self._live = _open_live(self.stream)
+        self._redraws = NOTEBOOK in os.environ and not self.stream.isatty()
+        self._drawn_width = 0  # of the line that a notebook replaces
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         self._began = time.monotonic()
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._event is not self._shown:
-            self._draw(time.monotonic())
+            self._draw_line(time.monotonic())
         if self._live is not None and self._live.is_started:
             with self._ignore_closed_stream():
                 self._live.stop()
+        if self._drawn_width:
+            with self._ignore_closed_stream():
+                self.stream.write("\n")
 
     def step(self, event: Mapping[str, Any]) -> None:
         """Show a "step" event, at once or, when steps are fast, with a later one."""
@@ -128,15 +133,17 @@ class Progress:
         self._loss = event.get("loss", self._loss)
         self.total = event.get("of_samples", self.total)  # a fit learns its length as it converges
         log_s = min(LINE_MOST_S, max(LINE_S, (now - self._began) / 50))  # the log of a long run stays readable
-        if self._shown is None or now - self._drawn >= (log_s if self._live is None else REDRAW_S):
-            self._draw(now)
+        every_s = REDRAW_S if self._redraws or self._live is not None else log_s
+        if self._shown is None or now - self._drawn >= every_s:
+            self._draw_line(now)
 
     def say(self, text: str) -> None:
         """Print a message above the live line."""
         text = to_encodable(escape_hidden(text), self.stream.encoding)
         with self._ignore_closed_stream():
             if self._live is None:
-                self.stream.write(f"{text}\n")
+                self.stream.write(f"\r{text.ljust(self._drawn_width)}\n" if self._drawn_width else f"{text}\n")
+                self._drawn_width = 0
                 self.stream.flush()
             else:
                 from rich.text import Text
@@ -170,7 +177,7 @@ class Progress:
             seconds += self.pauses.evaluations(step) * each_s + self.pauses.checkpoints(step) * self._checkpoint_s
         return seconds
 
-    def _draw(self, now: float) -> None:
+    def _draw_line(self, now: float) -> None:
         event = self._event
         assert event is not None
         self._drawn, self._shown = now, event
@@ -183,7 +190,14 @@ class Progress:
         parts = _format_parts(done, place, pace.rate, self._loss, when, pace.shares())
         if self._live is None:
             width = min(COLUMNS, shutil.get_terminal_size().columns) if self.stream.isatty() else COLUMNS
-            self.say("  ".join(text for text, _ in _choose_form(parts, PLAIN, width)[1]))
+            line = "  ".join(text for text, _ in _choose_form(parts, PLAIN, width)[1])
+            if not self._redraws:
+                self.say(line)
+                return
+            with self._ignore_closed_stream():
+                self.stream.write("\r" + to_encodable(line, self.stream.encoding).ljust(self._drawn_width))
+                self.stream.flush()
+            self._drawn_width = len(line)
             return
         console = self._live.console
         signs = "━─" if console.encoding.lower().startswith("utf") else "=-"
@@ -259,19 +273,19 @@ def _choose_form(parts: Mapping[str, Part], choices: Iterable[tuple[int, str]], 
     bar, found = 0, []
     for bar, names in choices:
         found = [parts[name] for name in names.split() if parts[name][0]]
-        if _length(found) + bar <= width:
+        if _measure_parts(found) + bar <= width:
             break
     return bar, found
 
 
-def _render_line(parts: Mapping[str, Part], done: float, width: int, signs: str) -> Text:
+def _render_line(parts: Mapping[str, Part], done: float, width: int, signs: str) -> "Text":
     from rich.text import Text
 
     least_bar, (percent, *rest) = _choose_form(parts, LIVE, width - 1)
     text = Text(no_wrap=True, overflow="crop")
     text.append(*percent)
     if least_bar:
-        room = min(MOST_BAR, width - 1 - _length([percent, *rest]))
+        room = min(MOST_BAR, width - 1 - _measure_parts([percent, *rest]))
         filled = math.floor(done * room)
         text.append(" ").append(signs[0] * filled, "cyan").append(signs[1] * (room - filled), "dim")
     for part, style in rest:
@@ -279,11 +293,11 @@ def _render_line(parts: Mapping[str, Part], done: float, width: int, signs: str)
     return text
 
 
-def _length(parts: list[Part]) -> int:
+def _measure_parts(parts: list[Part]) -> int:
     return sum(len(text) + 2 for text, _ in parts) - 2
 
 
-def _open_live(stream: TextIO) -> Live | None:
+def _open_live(stream: TextIO) -> "Live | None":
     """Return a line that can be redrawn, or None if the stream is not a capable terminal."""
     if not stream.isatty() or os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
         return None

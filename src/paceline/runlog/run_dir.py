@@ -28,6 +28,7 @@ from paceline.config.run_file import RENAMED_KEYS, rename_old_keys
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.io.escape import to_one_line
 from paceline.io.files import hash_file, hold_lock, read_json, read_sealed, write_atomic, write_json
+from paceline.io.remote import fetch_run, find_address
 from paceline.io.safe_yaml import load_yaml, read_yaml_text
 from paceline.runlog.events import read_events
 from paceline.workload import LogFn
@@ -119,7 +120,7 @@ class RunDir:
     @classmethod
     def open(cls, path: Path) -> RunDir:
         """Return an existing run."""
-        run = cls.named(path)
+        run = cls.named(fetch_run(path))
         path = run.path
         if run.spec_file.is_file():
             return run
@@ -202,11 +203,11 @@ class RunDir:
             values["workload"] = f"{code.resolve()}{cls}"
         else:
             trusting.check_trusted(self.path, values)
-        return self._build(build_spec, values, origins)
+        return self._build_spec(build_spec, values, origins)
 
     def spec_like(self, other: RunSpec) -> RunSpec:
         """Return the spec, read by the code of `other`, which would be executed anyway."""
-        return self._build(partial(build_spec, entry=other.entry), *self._read_spec())
+        return self._build_spec(partial(build_spec, entry=other.entry), *self._read_spec())
 
     def trust(self) -> None:
         """Trust the code that the run names, from now on."""
@@ -221,9 +222,9 @@ class RunDir:
 
     def recorded_spec(self) -> RunSpec:
         """Return the spec as data, with none of the run's code executed."""
-        return self._build(build_recorded_spec, *self._read_spec())
+        return self._build_spec(build_recorded_spec, *self._read_spec())
 
-    def _build(self, build: Callable[..., RunSpec], values: dict[str, Any], origins: dict[str, str]) -> RunSpec:
+    def _build_spec(self, build: Callable[..., RunSpec], values: dict[str, Any], origins: dict[str, str]) -> RunSpec:
         try:
             return build(values, origins)
         except UserError as error:
@@ -261,7 +262,7 @@ def trust(run: str | Path) -> None:
 
 
 def trust_named_runs(arguments: Mapping[str, Any]) -> None:
-    """`--trust`: trust the code of the runs that are named after a verb."""
+    """Trust, for `--trust`, the code of the runs that are named after a verb."""
     named = [arguments.get("resume"), arguments.get("start"), arguments.get("run"), *arguments.get("words", [])[:1]]
     runs = [run for word in named if word and (run := RunDir.named(Path(word))).begun]
     if not runs:
@@ -347,9 +348,9 @@ def _dump_absolute(spec: RunSpec) -> dict[str, Any]:
         for key in getattr(spec, name).paths():
             given = values[name][key]
             if isinstance(given, str) and not given.startswith("~"):
-                values[name][key] = os.path.abspath(given)
+                values[name][key] = find_address(given) or os.path.abspath(given)
             elif isinstance(given, list):
-                values[name][key] = [os.path.abspath(path) for path in given]
+                values[name][key] = [find_address(path) or os.path.abspath(path) for path in given]
     if is_script(values["workload"]):
         values["workload"] = os.path.abspath(values["workload"])
     place, colon, cls = values["workload"].rpartition(":")

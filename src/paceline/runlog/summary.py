@@ -1,7 +1,5 @@
 """The summary of a run: computed from its step events, written as summary.json and printed when the run ends."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +40,7 @@ class ClassResult:
 
 
 def read_class_results(event: Event) -> list[ClassResult]:
-    """Of an evaluation; none where it was not one of classes."""
+    """Read the results of an evaluation by class; none where it was not one of classes."""
     columns: list[Any] = [event.get(name) for name in EACH]
     if not all(isinstance(column, list | tuple) for column in columns):
         return []
@@ -154,7 +152,7 @@ def compute_summary(
     steady = average_rounds(drop_warmup_steps(steps), max(workers, spec.parallel.local_steps if apart else 1))
     losses = [step["loss"] for step in steps if _is_number(step.get("loss")) and not step.get("skipped")]
     samples = int(steps[-1]["samples"]) if steps else 0
-    in_steps_s = math.fsum(_numbers(steps, "step_s"))
+    in_steps_s = math.fsum(_list_numbers(steps, "step_s"))
     last = losses[-max(1, min(LAST, len(losses) // 5)) :]
     return Summary(
         name=spec.name,
@@ -170,14 +168,14 @@ def compute_summary(
         seconds=in_steps_s,
         in_steps_s=in_steps_s,
         compiled_steps=len(compiled),
-        compiled_s=math.fsum(_numbers(compiled, "step_s")),
+        compiled_s=math.fsum(_list_numbers(compiled, "step_s")),
         samples_per_s=_median_rate(steady, "batch"),
         tokens_per_s=_median_rate(steady, "tokens"),
         loss_first=losses[0] if losses else None,
         loss_last=statistics.fmean(last) if last else None,
         loss_last_steps=max(1, len(last)),
-        median={name: _median(_numbers(steady, name)) for name in TIMES},
-        mean={name: statistics.fmean(n) if (n := _numbers(steady, name)) else None for name in TIMES},
+        median={name: _compute_median(_list_numbers(steady, name)) for name in TIMES},
+        mean={name: statistics.fmean(n) if (n := _list_numbers(steady, name)) else None for name in TIMES},
         share=_shares(steady),
     )
 
@@ -246,7 +244,7 @@ Show = bool | Literal["progress"]
 """What a run prints: all, nothing, or all but the summary at its end."""
 
 
-def print_summary(summary: Summary, console: Console) -> None:
+def print_summary(summary: Summary, console: "Console") -> None:
     """Print the result of a run, then how it was trained and how fast, in at most 100 columns."""
     from rich.table import Table
     from rich.text import Text
@@ -259,14 +257,14 @@ def print_summary(summary: Summary, console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in _rows(summary):
+    for label, value in _iter_rows(summary):
         table.add_row(label, Text(to_encodable(value, console.encoding)))
     console.print()
     console.print(title, width=min(COLUMNS, console.width), highlight=False)
     console.print(table, width=min(COLUMNS, console.width), highlight=False)
 
 
-def _rows(summary: Summary) -> Iterable[tuple[str, str]]:
+def _iter_rows(summary: Summary) -> Iterable[tuple[str, str]]:
     evaluation, score = summary.evaluation, find_score(summary)
     if evaluation.metrics:
         shown = dict(evaluation.metrics)
@@ -343,7 +341,7 @@ def average_rounds(steps: Sequence[Event], length: int) -> Sequence[Event]:
         return steps
     begin = len(steps) % length if len(steps) >= length else 0
     groups = [steps[i : i + length] for i in range(begin, len(steps), length)]
-    means = [{name: statistics.fmean(n) for name in AVERAGED if (n := _numbers(group, name))} for group in groups]
+    means = [{name: statistics.fmean(n) for name in AVERAGED if (n := _list_numbers(group, name))} for group in groups]
     return [{**group[-1], **mean} for group, mean in zip(groups, means, strict=True)]
 
 
@@ -355,24 +353,24 @@ def drop_warmup_steps(steps: Sequence[Event]) -> list[Event]:
 
 def _shares(steps: Sequence[Event]) -> dict[str, float | None]:
     """Return shares of the total step time: compute + data + exposed + other is 1; comm overlaps them."""
-    total = math.fsum(_numbers(steps, "step_s"))
+    total = math.fsum(_list_numbers(steps, "step_s"))
     names = ("compute", "data", "exposed", "comm")
     if total <= 0:
         return dict.fromkeys((*names, "other"))
-    share = {name: math.fsum(_numbers(steps, f"{name}_s")) / total for name in names}
+    share = {name: math.fsum(_list_numbers(steps, f"{name}_s")) / total for name in names}
     return {**share, "other": max(0.0, 1 - share["compute"] - share["data"] - share["exposed"])}
 
 
 def _median_rate(steps: Sequence[Event], what: str) -> float | None:
     known = [step for step in steps if _is_number(step.get(what)) and _is_number(step.get("step_s"))]
-    return _median([step[what] / step["step_s"] for step in known if step["step_s"] > 0])
+    return _compute_median([step[what] / step["step_s"] for step in known if step["step_s"] > 0])
 
 
-def _numbers(steps: Sequence[Event], name: str) -> list[float]:
+def _list_numbers(steps: Sequence[Event], name: str) -> list[float]:
     return [step[name] for step in steps if _is_number(step.get(name))]
 
 
-def _median(values: Sequence[float]) -> float | None:
+def _compute_median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 

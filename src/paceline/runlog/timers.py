@@ -9,8 +9,6 @@ A gradient bucket is in flight from its launch until its result arrives; what is
 exposed. On a CUDA device the host runs ahead, so moments are events in the device's streams, and are read later.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator

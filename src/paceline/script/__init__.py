@@ -1,6 +1,6 @@
 """Scripts that keep their own loop: `with paceline.run("run.yaml") as run`, or `workload: train.py`.
 
-Imports api, config, data, errors, execution, io, launch, layout, parallel, runlog, trainer, workload.
+Imports api, config, data, errors, execution, io, launch, layout, nn, parallel, runlog, trainer, workload.
 """
 
 from paceline.config.registry import Traits, WorkloadEntry

@@ -1,7 +1,5 @@
 """The interface of a run that a script gets from `with paceline.run(…) as run`, and checks of what it passes."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -102,7 +100,7 @@ class ScriptRun(ABC):
 STEP_EXAMPLE = 'run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))'
 MEAN_REDUCTION = 1
 TRANSPARENT_NODES = ("ToCopyBackward", "CloneBackward", "ViewBackward", "SqueezeBackward", "AliasBackward", "_DDPSink")
-OPTIMIZER_KEYS = ("optimizer", "lr", "weight_decay", "beta1", "beta2", "momentum")
+OPTIMIZER_KEYS = ("optimizer", "optimizer_state", "weights", "lr", "weight_decay", "beta1", "beta2", "momentum")
 """Keys of `train` without effect on an optimiser of the script."""
 
 

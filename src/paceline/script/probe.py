@@ -1,7 +1,5 @@
 """Run a script until it has answered a question: its model, its data, or the loss of a batch. Nothing is trained."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout

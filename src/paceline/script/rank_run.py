@@ -1,7 +1,5 @@
 """A script's run on one rank: the training loop, turned inside out so that the script drives it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -10,20 +8,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.config import RunSpec
+from paceline.config.registry import StepWork, Traits
 from paceline.data.order import Order
 from paceline.data.samples import as_samples, load_training_samples
 from paceline.data.workers import start_workers
 from paceline.errors import RunFailed, UserError
-from paceline.execution import Execution, NoGraphReason
+from paceline.execution import CompileEstimate, Execution, decide_execution, estimate_compiling
 from paceline.launch.environment import SINGLE_RANK, RankInfo
 from paceline.launch.process_group import broadcast_from_main, gather_objects
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout
-from paceline.parallel.parallelize import ModelSetup, parallelize
+from paceline.nn.op_counter import OperationCounter
+from paceline.parallel.channels_last import prefers_channels_last, use_channels_last
+from paceline.parallel.compile import find_equal_layers, share_compiled
+from paceline.parallel.parallelize import ModelSetup, compile_model, detect_target, parallelize
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary
@@ -105,6 +107,7 @@ class RankRun(ScriptRun):
         self._kept: dict[str, Stateful] = {}
         self._by_epochs = False
         self._view: ModelView | None = None
+        self._undecided = False  # whether compiling pays
 
     @property
     def steps(self) -> int:
@@ -127,35 +130,56 @@ class RankRun(ScriptRun):
         reject_contradictions(workload, evaluates=True)
         names = {id(p): name for name, p in model.named_parameters()}
         timer = build_timer(self.device.type)
-        setup = ModelSetup(workload, spec, context.layout, self.device, timer, self._execution)
+        execution = self._decide(model)
+        setup = ModelSetup(workload, spec, context.layout, self.device, timer, execution, context.notice)
         if (initializer := build_initializer(workload, context)) is not None:
             setup, self._initializer = replace(setup, begin=initializer), initializer
         wrapped = parallelize(setup)
+        if execution.channels_last:
+            use_channels_last(wrapped.unwrapped)
+        self._setup = setup
         if optimizer is not None:
             take_over_optimizer(optimizer, names, spec.train.lr, wrapped.local_parameters, spec.parallel.strategy)
         state = State.new(wrapped, spec.train, self.device, optimizer=optimizer)
         self._step = Step(workload, state, spec.train, timer)
-        self._step.notice = lambda text: context.event("notice", text=text)
+        self._step.notice = context.notice
         api.guard_optimizer(state.optimizer, lambda: self._loop is None or self._loop.updating)
         self._view = ModelView(wrapped.net)
         return cast(Model, self._view.model), state.optimizer
 
-    @property
-    def _execution(self) -> Execution:
-        return Execution(compiled_layers=self.spec.train.compile == "on", reason=NoGraphReason.OWN_LOOP)
+    def _decide(self, model: nn.Module, weighed: CompileEstimate | None = None) -> Execution:
+        """Decide how a step runs; whether compiling pays is known after the first pass."""
+        train, traits = self.spec.train, Traits(bool(find_equal_layers(model)), own_loop=True)
+        execution = decide_execution(train, self.session.context.layout, detect_target(self.device), traits, weighed)
+        self._undecided = execution.compiled and train.compile == "auto" and weighed is None
+        if self._undecided:
+            execution = replace(execution, compiled_layers=False, compiling=None)
+        plain = self.device.type == "cpu" or train.compile == "off" or execution.compiled or self._undecided
+        return replace(execution, channels_last=not plain and prefers_channels_last(model))
+
+    def _decide_compiling(self, counter: OperationCounter, times: float) -> None:
+        assert self._step is not None
+        assert self._loop is not None
+        model, layout, steps = self._step.state.model.unwrapped, self._setup.layout, self._loop.job.facts.steps
+        operations = counter.operations * share_compiled(find_equal_layers(model))
+        work = StepWork(operations, counter.moved_elements * times)
+        execution = self._decide(model, estimate_compiling(work, steps, layout))
+        if execution.compiled:
+            compile_model(model, replace(self._setup, execution=execution))
+            self._setup.notice(f"a step is {execution.words()}, from the second on")
 
     def batches(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int | None = None
     ) -> Iterator[Any]:
         if self._loop is None:
-            self._loop = self._begin(dataset, collate, workers)
+            self._loop = self._begin_loop(dataset, collate, workers)
         elif dataset is not self._loop.dataset:
             raise misuse_error("run.batches", "other data")
         elif not self._by_epochs and self._loop.job.done:
             raise misuse_error("run.batches", "again")
         return self._loop.batches(by_epoch=self._by_epochs)
 
-    def _begin(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptLoop:
+    def _begin_loop(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, workers: int | None) -> ScriptLoop:
         if self._step is None or self._view is None:
             raise misuse_error("run.batches", "not prepared")
         api.check_dataset(dataset)
@@ -173,12 +197,14 @@ class RankRun(ScriptRun):
         if before not in (None, len(samples)):
             message = f"{self.session.run.path} started with {before} samples, and the script has {len(samples)} now"
             raise UserError(f"{message}; start a new run", code="conflict", key="run.batches")
-        job = build_job_around(step, self._execution, context, samples, order, self._initializer)
+        job = build_job_around(step, self._setup.execution, context, samples, order, self._initializer)
         notes, lines = {**job.facts.notes, "samples": len(samples)}, [*job.facts.equations, *self._describe_optimizer()]
         job.facts = replace(job.facts, notes=notes, equations=lines)
         job.extra = self._kept
         loop = ScriptLoop(job, dataset, self._view, running=self.session.begin(job))
         self.resources.callback(loop.close)
+        if self._undecided:
+            loop.counter, loop.decide = OperationCounter(), self._decide_compiling
         return loop
 
     def _describe_optimizer(self) -> list[str]:
@@ -198,7 +224,8 @@ class RankRun(ScriptRun):
     def epochs(self) -> Iterator[int]:
         self._by_epochs = True
         checkpoint = self.session.context.checkpoint
-        epoch = 0 if checkpoint is None else checkpoint.step // checkpoint.meta["steps_per_epoch"]
+        meta = {"epoch": 0} if checkpoint is None else checkpoint.meta
+        epoch = meta["epoch"] if checkpoint is None or "epoch" in meta else checkpoint.step // meta["steps_per_epoch"]
         while True:
             before = self._loop.steps if self._loop else -1
             yield epoch
@@ -207,7 +234,7 @@ class RankRun(ScriptRun):
             self._loop.finish_step()
             if self._loop.over:
                 return
-            epoch = self._loop.steps // self._loop.job.facts.order.steps_per_epoch
+            epoch = self._loop.job.facts.order.locate(self._loop.steps)[0]
 
     def evaluate(self, dataset: Any, sums: Sums, best: str = "") -> dict[str, Any]:
         if self._loop is None:

@@ -1,7 +1,5 @@
 """`paceline.run`: the run of a script, whoever started the script."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -45,7 +43,7 @@ def run(
     resume: str | Path | None = None,
     out: str | Path = "runs",
     show: bool = True,
-) -> AbstractContextManager[ScriptRun]:
+) -> "AbstractContextManager[ScriptRun]":
     """Open the run of the script that calls this: `with paceline.run("run.yaml") as run:`.
 
     Starts a new run below `out`, or resumes the one in the folder `resume` ("auto": the newest unfinished one of this
@@ -62,7 +60,7 @@ def run(
 @contextmanager
 def _open_standalone(
     file: RunFile, overrides: Any, resume: str | Path | None, out: Path, show: bool
-) -> Iterator[ScriptRun]:
+) -> "Iterator[ScriptRun]":
     """Open the run of a script that was started by `python train.py`, alone or under a launcher."""
     from paceline.script.rank_run import RankRunFactory
 

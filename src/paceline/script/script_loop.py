@@ -1,8 +1,6 @@
 """The loop of a script: between its passes, everything that the loop of a workload does."""
 
-from __future__ import annotations
-
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.prefetch import MicroBatch, RankBatch
+from paceline.nn.op_counter import OperationCounter
 from paceline.parallel.ddp import without_sync
 from paceline.parallel.precision import HALF, autocast
 from paceline.runlog.events import RunStatus
@@ -44,6 +43,9 @@ class ScriptLoop:
         self.backward_mode = torch.autocast(job.context.device.type, enabled=False) if half else nullcontext()
         self.prefetched = job.loader.prefetch(job.state.step, job.facts.steps)
         self.generator: Generator[Any] | None = None
+        self.counter: OperationCounter | None = None  # of the first pass, if the run is still to decide by it
+        self.decide: Callable[[OperationCounter, float], None] = lambda counter, times: None
+        """Called after the first pass, with its work and how many of it a step is."""
 
     @property
     def steps(self) -> int:
@@ -56,13 +58,14 @@ class ScriptLoop:
     def batches(self, by_epoch: bool) -> Generator[Any]:
         self.finish_step()
         self._leave_loop()
-        self.generator = self._batches(by_epoch)
+        self.generator = self._iter_batches(by_epoch)
         return self.generator
 
-    def _batches(self, by_epoch: bool) -> Generator[Any]:
+    def _iter_batches(self, by_epoch: bool) -> Generator[Any]:
         job, step = self.job, self.job.train_step
-        per_epoch = job.facts.order.steps_per_epoch
-        until = min(job.facts.steps, (self.steps // per_epoch + 1) * per_epoch) if by_epoch else job.facts.steps
+        order = job.facts.order
+        end = order.first_step(order.locate(self.steps)[0] + 1) if by_epoch else job.facts.steps
+        until = min(job.facts.steps, end)
         step.net.train()
         self.log.resume()
         while not self.over and self.steps < until:
@@ -74,8 +77,16 @@ class ScriptLoop:
                 step.seed(batch, index)
                 self.pending = PendingPass(batch, step.moved(micro), index == last)
                 self.view.called = False
-                with without_sync(step.net, last=index == last), autocast(step.train.precision, step.device):
-                    yield self.pending.micro.batch
+                with (
+                    without_sync(step.net, last=index == last),
+                    autocast(step.train.precision, step.device),
+                    step.running_pass(self.pending.micro) as given,
+                    nullcontext() if self.counter is None else self.counter,
+                ):
+                    yield given
+                if self.counter is not None:
+                    self.decide(self.counter, self.job.layout.data * (last + 1))
+                    self.counter = None
                 if self.pending is not None:
                     raise misuse_error("run.step", "skipped")
             stopping = self.actions is not None and self.actions.stopping
@@ -88,6 +99,8 @@ class ScriptLoop:
             raise misuse_error("run.step", "twice")
         check_loss(total, count)
         self.view.check_called()
+        if self.counter is not None:
+            self.counter.counting = False  # the forward pass is over
         if not self.seen_loss:
             reject_mean_loss(total, -(-now.batch.samples // (self.job.layout.data * len(now.batch.micro_batches))))
             self.seen_loss = True
@@ -111,7 +124,7 @@ class ScriptLoop:
         self.score = self.job.evaluate(held_out)
         self.log.resume()
         if self.actions is not None and (self.actions.saving or self.job.stale == 0 or self.job.done):
-            self._save()
+            self._save_checkpoint()
 
     def finish_step(self) -> None:
         """Do what the newest step requires, unless it was done."""
@@ -119,11 +132,11 @@ class ScriptLoop:
         if actions is None:
             return
         if (actions.saving or actions.stopping or self.job.done) and self.saved < self.steps:
-            self._save()
+            self._save_checkpoint()
         self.stopped = actions.stopping and not self.job.done
         self.actions = self.score = None
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         self.job.save(self.score)
         self.saved = self.steps
         self.log.resume()
@@ -134,7 +147,7 @@ class ScriptLoop:
         self.finish_step()
         if not self.stopped and not self.job.done:
             self.job.ended = "the script left its loop"
-            self._save()
+            self._save_checkpoint()
         self.log.write()
         if self.stopped:
             return RunStatus.STOPPED

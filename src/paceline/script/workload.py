@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,7 +30,8 @@ NO_RUN_TEXT = """{name} never asked for a batch; a script without a step has not
   with paceline.run() as run:
       model, optimizer = run.prepare(model, optimizer)
       for x, y in run.batches(train_set):
-          run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))"""
+          run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))
+To measure it as it is:  paceline measure -- python {name}"""
 
 
 class InjectedRun(Protocol):
@@ -42,10 +44,13 @@ class InjectedRun(Protocol):
 
 
 _injected: list[InjectedRun] = []
+_asked: list[bool] = [False]
+"""Whether the script has called `paceline.run()`."""
 
 
 def get_injected_run() -> InjectedRun | None:
     """Return the run of the script that Paceline executes; None in a script that was started by hand."""
+    _asked[0] = True
     return _injected[-1] if _injected else None
 
 
@@ -57,6 +62,7 @@ def execute_script(spec: RunSpec, run: InjectedRun) -> None:
     """Execute the script of a spec to its end, with its arguments, and imports from its own folder first."""
     import numpy as np
     import torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     for seed in (torch.manual_seed, np.random.seed, random.seed):  # for what it draws before `paceline.run`
         seed(spec.train.seed)
@@ -66,6 +72,8 @@ def execute_script(spec: RunSpec, run: InjectedRun) -> None:
     sys.argv = [str(script), *getattr(spec.data, "arguments", ())]
     sys.path = [str(script.parent), *sys.path]
     _injected.append(run)
+    _asked[0] = False
+    handle = register_optimizer_step_pre_hook(partial(_refuse_own_step, spec))
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as leaving:
@@ -78,8 +86,15 @@ def execute_script(spec: RunSpec, run: InjectedRun) -> None:
         message = f"workload: {script.name} is not valid Python: {error.msg} (line {error.lineno})"
         raise UserError(message, code="invalid-workload", key="workload") from None
     finally:
+        handle.remove()
         _injected.remove(run)
         sys.argv, sys.path = before
+
+
+def _refuse_own_step(spec: RunSpec, *_: Any) -> None:
+    """Stop a script that trains by itself, before it does so to its end."""
+    if not _asked[0] and b"paceline" not in find_script(spec).read_bytes():
+        raise build_no_run_error(spec)
 
 
 def find_script(spec: RunSpec) -> Path:
@@ -118,8 +133,8 @@ class Script(OwnLoop):
         find_script(self.spec)
 
     def suits(self, layout: Layout) -> None:
-        for key, ranks in (("tensor", layout.tensor), ("pipeline", layout.pipeline)):
-            if ranks > 1:
+        for key in ("tensor", "context", "expert", "pipeline"):
+            if (ranks := getattr(layout, key)) > 1:
                 message = f"parallel.{key}={ranks}: a script's model cannot be cut; use parallel.strategy=fsdp"
                 raise UserError(message, code="not-supported", key=f"parallel.{key}")
         if (engine := self.spec.parallel.engine) != "torch":

@@ -1,12 +1,11 @@
 """Run Slurm's commands and parse their output; nothing else talks to a scheduler."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from paceline.errors import RunFailed, UserError
@@ -24,6 +23,7 @@ class Partition:
     memory_mb: int
     gpus: int
     gpu_type: str
+    cores: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,15 @@ def require_slurm() -> None:
 def list_partitions(loose: bool = False) -> dict[str, Partition]:
     """Return the partitions by name, with the most that any of their nodes has; `loose`: {} if Slurm fails."""
     found: dict[str, Partition] = {}
-    for line in run_slurm("sinfo", "--noheader", "--format=%R|%l|%D|%m|%G", loose=loose).splitlines():
-        name, limit, nodes, memory, gres = (word.strip() for word in line.split("|", 4))
+    for line in run_slurm("sinfo", "--noheader", "--format=%R|%l|%D|%m|%G|%c", loose=loose).splitlines():
+        name, limit, nodes, memory, gres, cores = (word.strip() for word in f"{line}|".split("|")[:6])
         kind, gpus = _parse_gres(gres)
         known = found.get(name, Partition(name, parse_slurm_time(limit), 0, 0, 0, ""))
         if gpus > known.gpus:
             known = replace(known, gpus=gpus, gpu_type=kind)
         memory_mb = max(known.memory_mb, _parse_count(memory))
-        found[name] = replace(known, nodes=known.nodes + _parse_count(nodes), memory_mb=memory_mb)
+        known = replace(known, memory_mb=memory_mb, cores=max(known.cores, _parse_count(cores)))
+        found[name] = replace(known, nodes=known.nodes + _parse_count(nodes))
     return found
 
 
@@ -81,6 +82,15 @@ def submit_script(script: Path) -> str:
     if not job.isdecimal():
         raise RunFailed(f"sbatch gave no job id for {script}: {' '.join(answer) or 'no answer'}", code="unavailable")
     return job
+
+
+def predict_start(script: str) -> datetime:
+    """Return when the scheduler expects a batch script to start; nothing is submitted."""
+    answer = run_slurm("sbatch", "--test-only", given=script)
+    found = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", answer)
+    if found is None:
+        raise RunFailed(f"sbatch --test-only named no start: {answer.strip() or 'no answer'}", code="unavailable")
+    return datetime.fromisoformat(found[1])
 
 
 def fetch_job_states(jobs: Iterable[str], *, sure: bool = False) -> dict[str, JobState]:
@@ -107,12 +117,18 @@ def fetch_job_states(jobs: Iterable[str], *, sure: bool = False) -> dict[str, Jo
     return found
 
 
-def run_slurm(*command: str, loose: bool = False) -> str:
-    """Return what a command prints; `loose`: "" if it fails."""
+def run_slurm(*command: str, loose: bool = False, given: str | None = None) -> str:
+    """Return what a command prints, on both streams if it is `given` a script; `loose`: "" if it fails."""
     name = command[0]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=ANSWER_TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_TIMEOUT_S,
+            check=False,
+            input=given,
         )
     except FileNotFoundError:
         raise UserError(f"{name} is not found: is this a login node of the cluster?", code="unavailable") from None
@@ -122,7 +138,7 @@ def run_slurm(*command: str, loose: bool = False) -> str:
         message = f"{name} did not answer within {ANSWER_TIMEOUT_S} s; is slurmctld down?"
         raise RunFailed(message, code="unavailable") from None
     if done.returncode == 0 or loose:
-        return done.stdout
+        return done.stdout if given is None else done.stdout + done.stderr
     lines = done.stderr.strip().splitlines() or [f"{name} ended with exit code {done.returncode}"]
     if name in ("sinfo", "squeue"):
         message = f"Slurm does not answer here ({lines[-1]}); type this on a login node of the cluster"

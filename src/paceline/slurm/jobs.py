@@ -1,7 +1,5 @@
 """The Slurm jobs of runs: find a run by its job, report the state of each run, cancel its jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,10 +1,8 @@
 """Decide what a job requests: the user's options first, then the site file, then the plan."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -12,16 +10,16 @@ from paceline.config import DEFAULT, RunSpec
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import LOCAL, match_driver_name, parse_cluster
 from paceline.io.arguments import option_error, parse_hours
-from paceline.io.format import duration, size
+from paceline.io.format import duration, number, percent, size
 from paceline.layout import layout_of
 from paceline.planner.candidates import PROCESS_BYTES
-from paceline.planner.emit import TIME_MARGIN
-from paceline.planner.emit_slurm import MIN_JOB_H
+from paceline.planner.emit import MIN_JOB_H, TIME_MARGIN
 from paceline.planner.plan import Plan, plan
 from paceline.slurm.commands import Partition
 from paceline.slurm.site_file import SiteFile, check_memory
 
 STARTUP_S = 30.0
+LEAST_GAIN = 1.05  # of the time that fewer devices need, which more of them should save
 ANYWAY_HINT = "submit it all the same with  --anyway"
 
 
@@ -174,8 +172,11 @@ def build_job_request(
         request.reasons.append(f"no GPU: none is asked for; {nodes_have}")
     _set_time_limit(request, site, asked, partition, anyway)
     request.options = build_sbatch_options(site, asked, site.cpus_per_rank)
-    if "mem" not in request.options:
+    if request.gpus:
+        _take_share(request, partition)
+    elif "mem" not in request.options:
         _set_memory(request, partition)
+    request.reasons += _weigh_request(request, spec, machines)
     return request
 
 
@@ -272,10 +273,41 @@ def build_sbatch_options(site: SiteFile, asked: JobOptions, cpus: int | None) ->
     return {**{name: value for name, value in options.items() if value}, **site.options}
 
 
+def _take_share(request: JobRequest, partition: Partition | None) -> None:
+    """Request the cores and the memory of a node that belong to its GPUs, where nobody says otherwise."""
+    if partition is None or not partition.gpus:
+        return
+    share = min(1.0, request.per_node / partition.gpus)
+    cores, megabytes = partition.cores // partition.gpus, int(partition.memory_mb * share)
+    if cores and "cpus-per-task" not in request.options:
+        request.options["cpus-per-task"] = str(cores)
+        request.reasons.append(f"{cores} core{'s' * (cores > 1)} for each rank: a GPU's share of a node")
+    if megabytes and "mem" not in request.options:
+        request.options["mem"] = f"{megabytes}M"
+        request.reasons.append(f"{size(megabytes * 1e6)} of memory per node: {percent(share)} of what a node has")
+
+
+def _weigh_request(request: JobRequest, spec: RunSpec, machines: MachineRequest) -> Iterator[str]:
+    """Yield what the run costs, and fewer devices that would be as fast."""
+    row = request.plan.chosen if request.plan is not None else None
+    if row is None or machines.cluster is None:
+        return
+    if row.cost_usd is not None and row.hours is not None:
+        each = f"{duration(3600 * row.hours)} at {row.rates.usd:g} USD per hour"
+        yield f"{row.cost_usd:,.2f} USD: {row.devices:,} × {each}"
+    counts = [1 << k for k in range((row.devices - 1).bit_length())]
+    if machines.ranks and counts:
+        fewer = plan(spec, machines.cluster, counts, row.rates.usd).ranking.fastest
+        if fewer is not None and fewer.run_s < row.run_s * LEAST_GAIN:
+            fewest = f"{fewer.devices:,} rank{'s' * (fewer.devices > 1)}"
+            gain = number(fewer.run_s / row.run_s, 2)
+            yield f"warning: {fewest} would take {gain} times as long: use fewer, or a larger train.global_batch"
+
+
 def _set_memory(request: JobRequest, partition: Partition | None) -> None:
     """Request the planned host memory of ranks on cores, at most that of a node."""
     chosen = request.plan.chosen if request.plan is not None else None
-    if chosen is None or request.gpus:
+    if chosen is None:
         return
     needed = request.per_node * (chosen.price.memory.total_bytes * TIME_MARGIN + PROCESS_BYTES)
     available = partition.memory_mb if partition else 0

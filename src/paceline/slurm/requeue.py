@@ -4,8 +4,6 @@ The decision is recorded in the run's `jobs.jsonl`, printed in the job's log, an
 away, 75 requeue, 1 too many attempts without progress.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from paceline.errors import UserError
 from paceline.io.terminal import warn
-from paceline.planner.emit_slurm import REQUEUE_CODE
+from paceline.planner.emit import REQUEUE_CODE
 from paceline.runlog.jobs import ATTEMPTS, NextAttempt, decide_next_attempt, detect_scheduler_job, record_job_event
 from paceline.runlog.run_dir import RunDir
 

@@ -18,7 +18,7 @@ from paceline.config.run_file import read_yaml_file
 from paceline.config.sections import Section, conflict_error, field
 from paceline.errors import UserError, did_you_mean
 from paceline.io.arguments import parse_hours
-from paceline.planner.emit_slurm import WARN_S
+from paceline.planner.emit import WARN_S
 from paceline.runlog.jobs import ATTEMPTS
 
 DEFAULT_SITE = "default"

@@ -1,7 +1,6 @@
 """Submit a run, or a measurement as a job array, to Slurm."""
 
-from __future__ import annotations
-
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from paceline.config import SpecSource, load, resolve_spec
 from paceline.errors import PacelineError, UserError, did_you_mean
 from paceline.io.arguments import make_output_folder, option_error, parse_hours, parse_numbers
 from paceline.io.files import write_atomic, write_json
-from paceline.planner.emit_slurm import BatchJob, build_array_script, build_batch_script
+from paceline.planner.emit import BatchJob, build_array_script, build_batch_script, build_command_script
 from paceline.runlog.events import read_events
 from paceline.runlog.jobs import record_job_event
 from paceline.runlog.run_dir import RunDir
@@ -58,13 +57,12 @@ def submit(
     if resumed is not None and not asked.keys() & MACHINE_OPTIONS:
         asked = {**_last_machines(resumed), **asked}
     partitions = _list_partitions(dry_run)
-    if partitions and "partition" not in asked and site.partition is None:
-        site = site.model_copy(update={"partition": commands.find_default_partition()})
+    site = find_site_partition(site, asked, partitions)
     request = build_job_request(spec, site, asked, partitions, anyway=anyway)
     folder = Path(out) if out is not None else site.runs or RUNS_FOLDER
     if dry_run:
         target = resumed or RunDir(folder / spec.name)
-        script = _render_script(request, target, site, resumed is not None)
+        script = render_script(request, target, site, resumed is not None)
         return SubmittedJob(target.path, target.path / JOB_SCRIPT, script, tuple(request.reasons))
     claimed = resumed or RunDir.claim(folder, spec.name, request.spec)
     try:
@@ -73,6 +71,13 @@ def submit(
         if resumed is None:
             shutil.rmtree(claimed.path, ignore_errors=True)
         raise
+
+
+def find_site_partition(site: SiteFile, asked: JobOptions, partitions: Mapping[str, Partition]) -> SiteFile:
+    """Return the site with Slurm's default partition if none is named."""
+    if not partitions or "partition" in asked or site.partition is not None:
+        return site
+    return site.model_copy(update={"partition": commands.find_default_partition()})
 
 
 def _list_partitions(dry_run: bool) -> Mapping[str, Partition]:
@@ -115,7 +120,7 @@ def _build_batch_job(site: SiteFile, folder: Path, log: str, **values: Any) -> B
     )
 
 
-def _render_script(request: JobRequest, run: RunDir, site: SiteFile, resumed: bool) -> str:
+def render_script(request: JobRequest, run: RunDir, site: SiteFile, resumed: bool) -> str:
     """Render the batch script; a resumed run gets overrides, as its spec was written for other machines."""
     folder = run.path.resolve()
     words = [f"{key}={str(value).lower()}" for key, value in request.overrides.items()] if resumed else []
@@ -136,7 +141,7 @@ def _render_script(request: JobRequest, run: RunDir, site: SiteFile, resumed: bo
 
 
 def _send_job(request: JobRequest, run: RunDir, site: SiteFile, resumed: bool) -> SubmittedJob:
-    text = _render_script(request, run, site, resumed)
+    text = render_script(request, run, site, resumed)
     logs = site.logs or run.path.resolve()
     make_output_folder(logs, "logs")
     script = run.path / JOB_SCRIPT
@@ -177,14 +182,10 @@ def submit_measure(
     if not counts:
         raise option_error("--ranks", f"{ranks}: one rank is what others are compared with; give  --ranks 2,4")
     name = load(words[0], words[1:]).name
-    partition = find_partition(asked.get("partition") or site.partition, _list_partitions(dry_run))
-    available = site.gpus_per_node or (partition.gpus if partition is not None else None)
-    gpus, most = resolve_ranks_per_node(asked, available, partition), max(counts)
+    gpus, hours, _ = _resolve_unplanned(asked, site, dry_run)
+    most = max(counts)
     if gpus is not None and gpus < most:
         raise option_error("--gpus-per-node", f"{gpus}: {most} ranks need {most}", "does-not-fit")
-    hours = parse_hours(asked["time"], "--time") if "time" in asked else site.hours
-    if hours is None:
-        raise option_error("--time", "how long may a task of the array take? give  --time 2h", "missing-value")
     folder = ((out or site.runs or RUNS_FOLDER) / f"{name}-measure").resolve()
     job = _build_batch_job(
         site,
@@ -199,10 +200,70 @@ def submit_measure(
         hours=hours,
         options=build_sbatch_options(site, asked, most * (site.cpus_per_rank or 1)),
     )
-    script, file, job_id = build_array_script(job, counts), folder / MEASURE_SCRIPT, ""
-    if not dry_run:
-        make_output_folder(folder)
-        write_atomic(file, script)
-        job_id = commands.submit_script(file)
     tasks = f"an array of {len(counts)}: one task for each of --ranks, beside 1"
-    return SubmittedJob(folder, file, script, (tasks,), job_id)
+    return _send_script(folder / MEASURE_SCRIPT, build_array_script(job, counts), tasks, dry_run)
+
+
+def submit_command(
+    command: Sequence[str], asked: JobOptions, site_name: str | None, out: Path | None, dry_run: bool, checkpoints: str
+) -> SubmittedJob:
+    """Submit a command as it is, once for each rank; the job is requeued while it saves new `checkpoints`."""
+    if not re.fullmatch(r"[\w./*?{},\[\]-]*", checkpoints, re.ASCII):
+        problem = f"{checkpoints!r} is not a pattern of files; write it as  --checkpoints 'out/**/*.pt'"
+        raise option_error("--checkpoints", problem)
+    site = read_site(site_name)
+    words = strip_launcher(command, site.interpreter)
+    script = next((word for word in words if word.endswith(".py")), words[-1])
+    name = re.sub(r"[^\w.-]+", "-", Path(script).stem, flags=re.ASCII)
+    gpus, hours, partition = _resolve_unplanned(asked, site, dry_run)
+    if gpus is None and partition is not None and "ranks_per_node" not in asked:
+        gpus = partition.gpus or None
+    on_gpu = gpus is not None and "ranks_per_node" not in asked
+    nodes, per_node = str(asked.get("nodes", "1")), gpus or 1
+    folder = ((out or site.runs or RUNS_FOLDER) / name).resolve()
+    job = _build_batch_job(
+        site,
+        folder,
+        "slurm-%j.out",
+        name=name,
+        note=f"{name}: a command on {nodes} × {per_node} ranks",
+        command=words,
+        nodes=nodes,
+        per_node=per_node,
+        gpus="" if not on_gpu else f"{site.gpu_type}:{gpus}" if site.gpu_type else str(gpus),
+        hours=hours,
+        options=build_sbatch_options(site, asked, site.cpus_per_rank),
+    )
+    again = f"requeued while it saves {checkpoints}" if checkpoints else "not requeued: there is no --checkpoints"
+    reason = f"{nodes} × {per_node} ranks of  {shlex.join(words)}; {again}"
+    return _send_script(folder / JOB_SCRIPT, build_command_script(job, checkpoints), reason, dry_run)
+
+
+def strip_launcher(command: Sequence[str], python: Sequence[str]) -> tuple[str, ...]:
+    """Return what each rank runs of a command: torchrun and its options are replaced by the scheduler."""
+    words = list(command)
+    first = next((i for i, word in enumerate(words) if word.endswith(".py") or word == "-m"), len(words))
+    if Path(words[0]).name == "torchrun" and first < len(words):
+        return (*python, *words[first:])
+    if words[1:3] == ["-m", "torch.distributed.run"]:
+        return strip_launcher(["torchrun", *words[3:]], python)
+    return tuple(words)
+
+
+def _resolve_unplanned(asked: JobOptions, site: SiteFile, dry_run: bool) -> tuple[int | None, float, Partition | None]:
+    """Return the ranks per node that are asked for, the hours and the partition of a job without a plan."""
+    partition = find_partition(asked.get("partition") or site.partition, _list_partitions(dry_run))
+    available = site.gpus_per_node or (partition.gpus if partition is not None else None)
+    hours = parse_hours(asked["time"], "--time") if "time" in asked else site.hours
+    if hours is None:
+        raise option_error("--time", "how long may the job take? give  --time 2h", "missing-value")
+    return resolve_ranks_per_node(asked, available, partition), hours, partition
+
+
+def _send_script(file: Path, script: str, reason: str, dry_run: bool) -> SubmittedJob:
+    job = ""
+    if not dry_run:
+        make_output_folder(file.parent)
+        write_atomic(file, script)
+        job = commands.submit_script(file)
+    return SubmittedJob(file.parent, file, script, (reason,), job)

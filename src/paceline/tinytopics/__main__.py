@@ -5,14 +5,12 @@ python -m paceline.tinytopics -m module ARGUMENTS
 torchrun --nproc-per-node 2 -m paceline.tinytopics program.py ARGUMENTS
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.launch.command import run_with_stand_in
 from paceline.launch.exit_codes import exit_on_known_error
-from paceline.launch.stand_in import run_with_stand_in
 
 STAND_IN = Path(__file__).with_name("stand_in")
 

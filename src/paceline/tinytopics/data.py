@@ -1,7 +1,5 @@
 """Datasets of rows, and what `fit_model` is given as the counts that the engine reads."""
 
-from __future__ import annotations
-
 from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
@@ -92,18 +90,18 @@ class DatasetCounts(Counts):
     @property
     def terms(self) -> int:
         known = getattr(self.dataset, "num_terms", None)
-        return len(self._row(0)) if known is None else known
+        return len(self._read_row(0)) if known is None else known
 
     @property
     def stored_bytes(self) -> int:
         return 4 * self.documents * self.terms
 
     def block(self, start: int, stop: int) -> DocumentBlock:
-        rows = np.stack([self._row(at) for at in range(start, stop)])
+        rows = np.stack([self._read_row(at) for at in range(start, stop)])
         place = make_row_locator(type(self.dataset).__name__, rows.shape[1], start)
         return DocumentBlock(start, convert_to_smallest(rows, fractional=True, place=place))
 
-    def _row(self, at: int) -> np.ndarray:
+    def _read_row(self, at: int) -> np.ndarray:
         row = self.dataset[at]
         row = row[0] if isinstance(row, tuple) else row  # (row, number)
         return row.detach().cpu().float().numpy() if isinstance(row, Tensor) else np.asarray(row)

@@ -1,7 +1,5 @@
 """Fits in one process and on several ranks: an epoch is a pass of Paceline's accelerated EM over all documents."""
 
-from __future__ import annotations
-
 import atexit
 import io
 import math

@@ -1,7 +1,5 @@
 """The factors of a fit as a module of logits, whose softmax are mixtures and topics; and the loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Plots, shown unless a file is named, and the colours of tinytopics."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import cycle, islice
@@ -42,7 +40,7 @@ def plot_loss(
     figure, axes = plt.subplots(figsize=figsize, dpi=dpi)
     axes.plot(losses, color=color_palette if isinstance(color_palette, str) else _choose_colours(color_palette, 1)[0])
     axes.set(title=title, xlabel="Epochs", ylabel="Loss")
-    _show(figure, output_file, dpi)
+    _show_or_save(figure, output_file, dpi)
 
 
 def plot_structure(
@@ -67,7 +65,7 @@ def plot_structure(
         axes.stairs(tops[:, topic], edges, baseline=below, fill=True, color=colour)
     axes.set(title=title, xlabel="Documents (sorted)", ylabel="Topic Proportions", xlim=(0, documents), ylim=(0, 1))
     figure.tight_layout()
-    _show(figure, output_file, dpi)
+    _show_or_save(figure, output_file, dpi)
 
 
 def plot_top_terms(
@@ -88,7 +86,7 @@ def plot_top_terms(
     names = top.astype(str) if term_names is None else np.asarray(term_names)[top]
     farthest = 1.1 * np.take_along_axis(shares, top, axis=1).max()
     figure, grid = plt.subplots(
-        *_grid(len(shares), nrows, ncols), figsize=figsize, dpi=dpi, layout="constrained", squeeze=False
+        *_arrange_charts(len(shares), nrows, ncols), figsize=figsize, dpi=dpi, layout="constrained", squeeze=False
     )
     for topic, colour in enumerate(_choose_colours(color_palette, len(shares))):
         axes, places = grid.flat[topic], np.arange(top.shape[1])[::-1]
@@ -98,10 +96,10 @@ def plot_top_terms(
     for unused in grid.flat[len(shares) :]:
         unused.remove()
     figure.suptitle(title)
-    _show(figure, output_file, dpi, bbox_inches="tight")
+    _show_or_save(figure, output_file, dpi, bbox_inches="tight")
 
 
-def _grid(charts: int, rows: int | None, columns: int | None) -> tuple[int, int]:
+def _arrange_charts(charts: int, rows: int | None, columns: int | None) -> tuple[int, int]:
     if columns is None:
         columns = DEFAULT_COLUMNS if rows is None else -(-charts // rows)
     return rows or -(-charts // columns), columns
@@ -115,7 +113,7 @@ def _choose_colours(palette: Palette, count: int) -> list[Any]:
     return list(islice(cycle(palette), count))
 
 
-def _show(figure: Any, output_file: str | None, dpi: int, **options: Any) -> None:
+def _show_or_save(figure: Any, output_file: str | None, dpi: int, **options: Any) -> None:
     if not output_file:
         plt.show()
         return

@@ -1,8 +1,6 @@
 """Seeds, synthetic counts, and the orders of topics and documents in pictures. Named as in tinytopics."""
 
 # ruff: noqa: NPY002 (programs seed numpy's global generator, by `set_random_seed` or themselves)
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile
@@ -92,11 +90,11 @@ def _reserve(handle: int, needed: int, folder: Path) -> None:
 
 def align_topics(true_F: Any, learned_F: Any) -> np.ndarray:
     """Return for each true topic the number of the learned one that matches, by the largest sum of cosines."""
-    _, matched = linear_sum_assignment(_unit(true_F) @ _unit(learned_F).T, maximize=True)
+    _, matched = linear_sum_assignment(_normalise_rows(true_F) @ _normalise_rows(learned_F).T, maximize=True)
     return matched
 
 
-def _unit(rows: Any) -> np.ndarray:
+def _normalise_rows(rows: Any) -> np.ndarray:
     rows = np.asarray(rows, np.float64)
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
 

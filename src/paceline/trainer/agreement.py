@@ -2,20 +2,23 @@
 
 Under torchrun, srun or mpirun each node reads its own files. With another learning rate, code or data on one of them a
 run would train to the end, with wrong weights; so it would with a bit that flips in the memory of one rank.
+Callbacks of a workload may stop the run, on all ranks at the same step.
 """
 
 import hashlib
+import json
 import os
 import platform
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -24,16 +27,17 @@ from paceline.config import RunSpec
 from paceline.data.order import Order
 from paceline.data.samples import ArraySamples
 from paceline.errors import RunFailed, UserError, join_names
-from paceline.launch.process_group import gather_objects
+from paceline.launch.process_group import broadcast_from_main, gather_objects, raise_on_all
 from paceline.layout import Layout
 from paceline.parallel.parameters import is_sharded
 from paceline.trainer.resume_guard import collect_determining_values, find_user_files, hash_code_files, length_of
-from paceline.workload import Samples
+from paceline.workload import Samples, Workload
 
 VARIABLES = (
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "MKL_CBWR"),
     *("PYTHONHASHSEED", "TORCHDYNAMO_DISABLE"),
 )  # environment variables that change results
+LIBRARIES = ("numpy", "transformers", "keras", "xgboost", "lightgbm", "deepspeed", "accelerate")
 FEW_SAMPLES = 16
 MAX_KINDS, ORDER = 16, -1  # ways in which tensors are divided, the position in the data among them; and its number
 HASHED_BYTES = 1 << 28  # of an array or a file: of a larger one, rows that are spread over it, or its two ends
@@ -55,6 +59,18 @@ def check_samples_agree(samples: Samples, order: Order, step: int) -> None:
         _compare_facts(dict(_hash_samples(samples, order, step)), advice, key="data")
 
 
+def agree_on_digest(key: str, compute: Callable[[], str], local_rank: int) -> str:
+    """Return the main rank's digest of files; raise UserError on all ranks if one of another node differs."""
+    digest, wrong = "", None
+    try:
+        digest = compute() if local_rank == 0 else ""
+    except OSError as error:
+        wrong = UserError(f"{key}: cannot be read: {error}", code="unreadable", key=key)
+    raise_on_all(wrong)
+    _compare_facts({key: digest[:12]} if digest else {}, "give all nodes the same files")
+    return broadcast_from_main(lambda: digest)
+
+
 def _compare_facts(mine: Mapping[str, Any], advice: str, key: str = "") -> None:
     """Raise UserError, on all ranks, for the first fact in which a rank differs from rank 0."""
     (first_host, first), *others = gather_objects((socket.gethostname(), mine))
@@ -74,6 +90,7 @@ def _collect_facts(spec: RunSpec, data: str) -> Iterator[tuple[str, Any]]:
     yield "data", hashlib.sha256(data.encode()).hexdigest()[:12]
     yield from (("paceline", __version__), ("python", platform.python_version()), ("torch", torch.__version__))
     yield "CUDA", torch.version.cuda
+    yield from ((name, sys.modules[name].__version__) for name in LIBRARIES if name in sys.modules)
     yield from ((name, os.environ.get(name)) for name in VARIABLES)
 
 
@@ -192,3 +209,33 @@ def sum_bits(tensors: Iterable[Tensor]) -> list[int]:
 
 def _hash_value(value: Any) -> int:
     return 1 + int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
+
+
+def run_callback(
+    workload: Workload, method: Literal["on_step", "on_evaluate"], step: int, values: Mapping[str, Any], device: Any
+) -> str:
+    """Call `on_step` or `on_evaluate`, and return why the run should stop, or "" to continue.
+
+    The reason is the same on every rank: that of the lowest rank that wants to stop.
+    """
+    if not workload.has(method):
+        return ""
+    reason: object = getattr(workload, method)(step, dict(values))
+    if not isinstance(reason, str | None):
+        text = f"workload: {method} returned {reason!r}; it must return None, or why the run should stop, as a string"
+        raise RunFailed(text, code="invalid-workload", key=method)
+    if not dist.is_initialized():
+        return reason or ""
+    wants = torch.tensor(float(bool(reason)), device=device)
+    dist.all_reduce(wants)
+    return next(filter(None, gather_objects(reason))) if wants else ""
+
+
+def dump_callback_state(workload: Workload) -> dict[str, Any]:
+    """Return `workload.callback_state` as plain values for a checkpoint."""
+    try:
+        state: dict[str, Any] = json.loads(json.dumps(workload.callback_state))
+    except (TypeError, ValueError) as error:
+        reason = f"workload: callback_state cannot be saved: {error}; it may hold numbers, words, lists and dicts"
+        raise RunFailed(reason, code="invalid-workload", key="callback_state") from None
+    return state

@@ -40,6 +40,9 @@ class RunContext:
     show_event: Callable[[dict[str, Any]], None] = lambda event: None
     """Called with every event, on the main rank: the progress bar, the loggers."""
 
+    def notice(self, text: str) -> None:
+        self.event("notice", text=text)
+
     def event(self, kind: str, **values: Any) -> None:
         self.events.write(kind, **values)
         if self.rank_info.rank == 0:
@@ -84,7 +87,7 @@ class Job(ABC):
         """Why the job is done before its last step; "" if it is not."""
         return ""
 
-    def change_of_length(self, old: Train) -> str:
+    def describe_length_change(self, old: Train) -> str:
         """Describe what differs now that the run is longer than the section `old` says."""
         return ""
 
@@ -93,7 +96,7 @@ class Job(ABC):
 
     @abstractmethod
     def run(self) -> RunStatus:
-        """Work from the present step until the job is done, or asked to stop."""
+        """Run from the present step until the job is done, or asked to stop."""
 
     def conclude(self) -> None:  # noqa: B027
         """Write what people read beside the last checkpoint; on the main rank, and safe to repeat."""

@@ -1,7 +1,5 @@
 """Evaluate held-out samples during a run: every sample once, and the same number on any layout."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +38,7 @@ class HeldOut:
     ids: np.ndarray
 
     @classmethod
-    def of(cls, workload: Workload, order: Order) -> HeldOut | None:
+    def of(cls, workload: Workload, order: Order) -> "HeldOut | None":
         """Return None if nothing is held out."""
         samples = samples_of(workload, "test")
         if samples is None:
@@ -54,7 +52,7 @@ class HeldOut:
         return iter_batches(self.samples, ((some, np.zeros_like(some)) for some in sorted_ids))
 
 
-def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
+def evaluate(job: "GradientJob", held_out: HeldOut) -> dict[str, Any]:
     """Return {"n": samples seen, "of": samples held out, metric: value …}.
 
     Ranks get whole chunks, so that sums do not depend on the number of ranks. All make the same number of rounds, since
@@ -68,7 +66,7 @@ def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
     batches = held_out.batches((chunk if chunk < chunks else 0 for chunk in rounds), size)
     for chunk, batch in zip(rounds, batches, strict=True):
         with use_evaluation_mode(model, job.context.spec.train.precision, device):
-            sums = workload.evaluate(model, move_batch(batch, device))
+            sums = _evaluate_batch(job, model, batch)
         if chunk < chunks:
             mine.add(chunk, sums)
         job.context.beat("evaluation", job.state.step)
@@ -76,6 +74,15 @@ def evaluate(job: GradientJob, held_out: HeldOut) -> dict[str, Any]:
     metrics = workload.metrics(sum_chunks(list(everyone.values()), chunks))
     classes = {"classes": list(workload.classes())} if "support" in metrics else {}
     return {"n": len(held_out.ids), "of": len(held_out.samples), **_select_recorded(metrics), **classes}
+
+
+def _evaluate_batch(job: "GradientJob", model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
+    """Return the sums of a batch, of which this rank may compute a part of each sequence."""
+    context, device, precision = job.state.model.context, job.context.device, job.context.spec.train.precision
+    if context is None:
+        return job.workload.evaluate(model, move_batch(batch, device, precision))
+    own = move_batch(job.workload.divide_context(batch, context), device, precision)
+    return context.sum(job.workload.evaluate(model, own), device)
 
 
 def _select_recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +114,7 @@ class ChunkSums:
     chunks: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sums: Mapping[str, Tensor | float]) -> ChunkSums:
+    def of(cls, sums: Mapping[str, Tensor | float]) -> "ChunkSums":
         """Return the sums of a single chunk."""
         (chunk := cls()).add(0, sums)
         return chunk
@@ -153,14 +160,15 @@ def _to_array(name: str, value: Any) -> np.ndarray:
 PICTURED_SAMPLES = 6
 
 
-def write_evaluation_pictures(job: GradientJob, held_out: HeldOut) -> None:
+def write_evaluation_pictures(job: "GradientJob", held_out: HeldOut) -> None:
     """Write pictures of a few held-out samples, the same each time; all ranks compute them, the main one writes."""
     workload, model, context = job.workload, job.state.model.unwrapped, job.context
     if not workload.has("pictures"):
         return
     candidates = getattr(held_out.samples, "pictured", held_out.ids)
     ids = candidates[np.unique(np.linspace(0, len(candidates) - 1, PICTURED_SAMPLES).astype(np.int64))]
-    batch = move_batch(held_out.samples.batch(ids, np.zeros_like(ids)), context.device)
+    batch = held_out.samples.batch(ids, np.zeros_like(ids))
+    batch = move_batch(batch, context.device, context.spec.train.precision)
     with use_evaluation_mode(model, context.spec.train.precision, context.device):
         pictures = workload.pictures(model, batch)
     if context.rank_info.rank == 0:

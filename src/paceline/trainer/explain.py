@@ -1,7 +1,5 @@
 """The verb `explain`: every value of a run, its unit and where it came from, and what follows from them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +13,13 @@ from paceline.launch import network
 from paceline.launch.environment import LOCALHOST, RankInfo, detect_rank
 from paceline.layout import Layout, layout_of
 from paceline.trainer.optim.schedule import count_warmup_samples, scale_lr
-from paceline.workload import BaseWorkload, Workload
+from paceline.workload import BaseWorkload, Samples, Workload
 
 if TYPE_CHECKING:
     from paceline.data.order import Order
 
 SHARED_DEVICE_NOTE = "they take turns, and messages go through host memory, with the same answer"
+EXAMPLE_SAMPLES = 2
 USER_MODEL_NOTE = "samples have one shape and the model never waits for the device, and compiled, if that saves time"
 
 
@@ -34,11 +33,12 @@ def derive_facts(spec: RunSpec, workload: BaseWorkload | None = None, samples: i
     lines = list_equations(spec, layout, order, workload)
     if workload is not None and order is not None:
         lines += [*describe_evaluation(workload, order), *describe_groups(workload)]
+        lines += describe_division(workload, layout)
     return [*lines, *describe_execution(spec, layout, order), *describe_network(spec)]
 
 
 def list_equations(
-    spec: RunSpec, layout: Layout, order: Order | None = None, workload: BaseWorkload | None = None
+    spec: RunSpec, layout: Layout, order: "Order | None" = None, workload: BaseWorkload | None = None
 ) -> list[str]:
     """List the derived numbers, each as the equation that gives it; a workload may have its own schedule."""
     train = spec.train
@@ -56,17 +56,23 @@ def list_equations(
 
     samples, steps = order.samples, total_steps(train, order)
     total = order.seen(steps)
-    tail = samples - order.seen(order.steps_per_epoch - 1)
-    last = "" if tail == train.global_batch else f", the last of {tail}"
-    lines.append(f"{order.steps_per_epoch} steps per epoch = {samples} samples / {train.global_batch} global{last}")
+    whole = f"× {order.steps_per_epoch} steps"
+    if order.growth:
+        whole = "of a global batch of " + ", ".join(f"{size} after {first} steps" for first, size in order.growth)
+    else:
+        tail = samples - order.seen(order.steps_per_epoch - 1)
+        last = "" if tail == train.global_batch else f", the last of {tail}"
+        lines.append(f"{order.steps_per_epoch} steps per epoch = {samples} samples / {train.global_batch} global{last}")
     epochs = f"{total / samples:.3g}" if train.steps else str(train.epochs or 1)
     epochs += " epoch" if epochs == "1" else " epochs"
     length = f"{epochs} = {total} samples in {steps} steps"
-    lines.append(length if train.steps else f"{steps} steps = {epochs} × {order.steps_per_epoch} steps")
+    lines.append(
+        f"{length}, {whole}" if order.growth else length if train.steps else f"{steps} steps = {epochs} {whole}"
+    )
     if isinstance(workload, Workload) and workload.has("schedule"):
         lines.append(f"the learning rate is the peak × {type(workload).__name__}.schedule(samples seen, {total})")
     elif train.warmup_steps is not None:
-        equation = f"{train.warmup_steps} steps × {train.global_batch} global"
+        equation = f"{train.warmup_steps} steps" + f" × {train.global_batch} global" * (not order.growth)
         lines.append(f"{count_warmup_samples(train, total):.0f} samples warm-up = {equation}")
     elif train.warmup:
         lines.append(f"{total * train.warmup:.0f} samples warm-up = {train.warmup:g} × {total} samples")
@@ -83,7 +89,32 @@ def describe_groups(workload: BaseWorkload) -> list[str]:
     return list(resolve_groups(workload, train, workload.model()).words())
 
 
-def describe_evaluation(workload: BaseWorkload, order: Order) -> list[str]:
+def describe_division(workload: BaseWorkload, layout: Layout) -> list[str]:
+    """Describe how layers without rules of their own are divided; raise UserError if they cannot be."""
+    if not isinstance(workload, Workload) or layout.tensor * layout.pipeline == 1:
+        return []
+    if workload.shard_rules and workload.has("stage"):
+        return []
+    import torch
+
+    from paceline.data.samples import load_training_samples
+    from paceline.parallel.parallelize import infer_division
+
+    with torch.device("meta" if workload.draws_by_name else "cpu"):
+        model = workload.model()
+    samples = load_training_samples(workload)
+    return [found.words() for found in infer_division(workload, model, lambda: make_example(samples), layout) if found]
+
+
+def make_example(samples: Samples) -> Any:
+    """Make a small batch, for what is found out by running a model once."""
+    import numpy as np
+
+    few = np.arange(min(EXAMPLE_SAMPLES, len(samples)))
+    return samples.batch(few, few)
+
+
+def describe_evaluation(workload: BaseWorkload, order: "Order") -> list[str]:
     """Describe how much of the held-out split is evaluated during a run."""
     from paceline.data.order import describe_subset
     from paceline.data.samples import samples_of
@@ -93,7 +124,7 @@ def describe_evaluation(workload: BaseWorkload, order: Order) -> list[str]:
     return [describe_subset(workload.spec.train, order, len(held_out), workload.evaluation_chunk)]
 
 
-def describe_execution(spec: RunSpec, layout: Layout, order: Order | None = None) -> list[str]:
+def describe_execution(spec: RunSpec, layout: Layout, order: "Order | None" = None) -> list[str]:
     """Describe how a step runs and why, on the kinds of device that the run may be given."""
     entry, train, parallel = spec.entry, spec.train, spec.parallel
     if entry is RECORDED_ENTRY or not entry.batched:
@@ -133,7 +164,7 @@ def describe_network(spec: RunSpec) -> list[str]:
     return lines
 
 
-def _count_steps(spec: RunSpec, order: Order | None) -> int | None:
+def _count_steps(spec: RunSpec, order: "Order | None") -> int | None:
     if spec.train.steps or order is None:
         return spec.train.steps
     from paceline.data.order import total_steps
@@ -142,13 +173,13 @@ def _count_steps(spec: RunSpec, order: Order | None) -> int | None:
 
 
 def describe_sharing(samples: int, ranks: int, called: str) -> str:
-    """A fit has no batches: every pass goes through all samples, of which ranks take equal parts."""
+    """Describe how ranks share a fit: every pass goes through all samples, of which ranks take equal parts."""
     sign = "=" if samples % ranks == 0 else "≈"
     return f"{samples:,} {called} {sign} {-(-samples // ranks):,} per rank × {ranks} rank{'s' * (ranks > 1)}"
 
 
 def list_values(spec: RunSpec) -> list[dict[str, Any]]:
-    """Every value with its key, its unit and where it came from, as plain data."""
+    """List every value with its key, its unit and where it came from, as plain data."""
     return [{"key": k, "value": v, "unit": unit, "from": spec.origin(k)} for k, v, unit, _ in spec.fields()]
 
 

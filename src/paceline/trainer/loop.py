@@ -1,11 +1,9 @@
 """Train by gradients, or fit by passes: read each `run` from top to bottom as the story of a run."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import inf, isfinite
 from time import perf_counter
 from typing import Any
@@ -22,11 +20,11 @@ from paceline.runlog.events import RunStatus
 from paceline.runlog.machine import RankUsage
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.timers import Reading, subtract_waiting
-from paceline.trainer.agreement import check_replicas
+from paceline.trainer.agreement import check_replicas, dump_callback_state, run_callback
 from paceline.trainer.anomalies import AnomalyDetector
-from paceline.trainer.callbacks import dump_callback_state, run_callback
 from paceline.trainer.checkpoint.reader import (
     EXTRA_KEY,
+    GROUP_KEY,
     Checkpoint,
     Stateful,
     collect_extra,
@@ -36,6 +34,7 @@ from paceline.trainer.checkpoint.reader import (
     restore_extra,
 )
 from paceline.trainer.checkpoint.staging import flatten_state
+from paceline.trainer.checkpoint.writer import CheckpointInterval, is_due
 from paceline.trainer.context import Job
 from paceline.trainer.evaluation import HeldOut, evaluate, write_evaluation_pictures
 from paceline.trainer.nonfinite import build_nonfinite_error
@@ -62,6 +61,10 @@ class GradientJob(Job):
     extra: dict[str, Stateful] = field(default_factory=dict)
     """What a script keeps in checkpoints beside model and optimiser."""
 
+    @cached_property
+    def interval(self) -> CheckpointInterval:
+        return CheckpointInterval(self.context.spec.train.checkpoint_every, self.context.device, self.layout.ranks)
+
     @property
     def state(self) -> State:
         return self.train_step.state
@@ -84,7 +87,7 @@ class GradientJob(Job):
             return f"it ended at step {self.state.step}: {self.stop_reason}"
         return f"all of its {self.facts.steps} steps are done"
 
-    def change_of_length(self, old: Train) -> str:
+    def describe_length_change(self, old: Train) -> str:
         order = self.facts.order
         planned = build_schedule(old, order.seen(total_steps(old, order)), self.workload)
         return describe_schedule_change(planned, self.schedule, order, self.state.step)
@@ -101,11 +104,11 @@ class GradientJob(Job):
     def run(self) -> RunStatus:
         log = StepLog(self)
         try:
-            return self._train(log)
+            return self._train_steps(log)
         finally:
             log.write()
 
-    def _train(self, log: StepLog) -> RunStatus:
+    def _train_steps(self, log: "StepLog") -> RunStatus:
         decides = bool(self.context.spec.train.patience) or self.workload.has("on_evaluate")  # then none is left out
         self.state.model.net.train()
 
@@ -133,12 +136,12 @@ class GradientJob(Job):
         self.context.beat("step", self.state.step)
         self.state.before_step(self.schedule(batch.global_batch.seen))
 
-    def after_step(self, batch: RankBatch, stats: Tensor, log: StepLog) -> StepActions:
+    def after_step(self, batch: RankBatch, stats: Tensor, log: "StepLog") -> "StepActions":
         train, state = self.context.spec.train, self.state
         state.step += 1
-        last, epoch_end = self.done, state.step % self.loader.order.steps_per_epoch == 0
+        last, epoch_end = self.done, self.loader.order.is_epoch_end(state.step)
         evaluating = last or is_due(state.step, train.evaluate_every, epoch_end)
-        saving = last or is_due(state.step, train.checkpoint_every, epoch_end)
+        saving = last or self.interval.is_due(state.step, epoch_end)
         state.model.reduction.average_models(state.step, now=evaluating or saving)
         log.add(batch, stats)
         stopping = log.flush(now=evaluating or saving)
@@ -173,13 +176,14 @@ class GradientJob(Job):
         broadcast_buffers(self.state.buffers(), self.layout)
         meta = {
             "step": self.state.step,
-            "steps_per_epoch": self.facts.order.steps_per_epoch,
+            "epoch": self.facts.order.locate(self.state.step)[0],
             "evaluation": self.evaluation,
             "best": self.best,
             "stale": self.stale,
             "ended": self.ended,
             "callback_state": dump_callback_state(self.workload),
             ANSWER_KEY: self.answer,
+            GROUP_KEY: self.state.model.batch_layers.group,
             **({EXTRA_KEY: collect_extra(self.extra, tensors=False)} if self.extra else {}),
         }
         tensors = self.state.tensors() | ({EXTRA_KEY: collect_extra(self.extra, tensors=True)} if self.extra else {})
@@ -189,6 +193,8 @@ class GradientJob(Job):
         self.context.checkpoints.save(tensors, meta, score=score)
         took = {"checkpoint_s": perf_counter() - began, "compare_s": compared}
         self.context.event("checkpoint", step=self.state.step, **took)
+        if not self.done and (text := self.interval.adapt(self.state.step, took["checkpoint_s"])):
+            self.context.event("notice", about="checkpoints", step=self.state.step, text=text)
 
 
 @dataclass(frozen=True)
@@ -198,10 +204,6 @@ class StepActions:
     evaluating: bool
     saving: bool
     stopping: bool
-
-
-def is_due(step: int, every: int, epoch_end: bool) -> bool:
-    return step % every == 0 if every else epoch_end
 
 
 class StepLog:
@@ -329,7 +331,7 @@ class FitJob(Job):
     def stop_reason(self) -> str:
         return self.passes.end_words() if self.passes.end not in (None, FitEnd.AS_ASKED) else ""
 
-    def change_of_length(self, old: Train) -> str:
+    def describe_length_change(self, old: Train) -> str:
         return "the passes so far stay as they are"
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -340,7 +342,8 @@ class FitJob(Job):
     def run(self) -> RunStatus:
         self.passes.begin()
         usage = RankUsage.of(self.context.device)
-        every, samples = self.context.spec.train.checkpoint_every or self.workload.saved_every, self.passes.samples
+        every, samples = self.context.spec.train.checkpoint_every, self.passes.samples
+        every = self.workload.saved_every if every == "auto" else every or self.workload.saved_every
         while not self.done:
             self.context.beat("step", self.step)
             found = dict(self.passes.step(self.context.stop.requested))
@@ -351,7 +354,7 @@ class FitJob(Job):
             self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
             if used := usage.now():
                 self.context.events.write("usage", step=self.step, **used)
-            self._evaluate()
+            self._evaluate_passes()
             if self.done or stopping or self.step % every == 0:
                 self.context.beat("checkpoint", self.step)
                 meta = {"step": self.step, "evaluation": self.evaluation, "best": None, "fit": self.passes.meta()}
@@ -370,7 +373,7 @@ class FitJob(Job):
             self.conclude()
         return RunStatus.FINISHED
 
-    def _evaluate(self) -> None:
+    def _evaluate_passes(self) -> None:
         self.context.beat("evaluation", self.step)
         began = perf_counter()
         if found := dict(self.passes.evaluate()):

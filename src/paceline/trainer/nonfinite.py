@@ -1,7 +1,5 @@
 """Find out which rank and which samples made a step that is not finite, and say what to do about it."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import suppress
 from math import isfinite
@@ -24,7 +22,7 @@ SKIP = "or skip such steps with train.nonfinite=skip"
 MAX_SEARCHED = 4096  # samples of a rank's share
 
 
-def build_nonfinite_error(job: GradientJob, event: dict[str, Any], local_loss: float | None) -> RunFailed:
+def build_nonfinite_error(job: "GradientJob", event: dict[str, Any], local_loss: float | None) -> RunFailed:
     """Return the error for a step that is not finite, the same on all ranks, all of which call this.
 
     `local_loss` is this rank's own sum of losses, if it is known.
@@ -46,10 +44,10 @@ def build_nonfinite_error(job: GradientJob, event: dict[str, Any], local_loss: f
         samples = join_names([f"{number:,}" for number in own], 8)
         where = f"rank {odd[0]} ({host}) alone, whose samples are {samples}" if len(odd) == 1 else f"ranks {odd}"
         return RunFailed(f"{what} on {where}; look at these samples and loss(), {SKIP}", code="nonfinite", key=key)
-    return RunFailed(f"{what}: {_advise(job, event)}", code="nonfinite", key=key)
+    return RunFailed(f"{what}: {_advise_remedy(job, event)}", code="nonfinite", key=key)
 
 
-def _advise(job: GradientJob, event: dict[str, Any]) -> str:
+def _advise_remedy(job: "GradientJob", event: dict[str, Any]) -> str:
     train, scaler = job.context.spec.train, job.state.scaler
     if train.precision == "fp16" and not scaler.adapts:
         return f"train.loss_scale={train.loss_scale:g} may be too large; use dynamic"
@@ -59,7 +57,7 @@ def _advise(job: GradientJob, event: dict[str, Any]) -> str:
     return f"that step was not applied. {smaller}, {SKIP}"
 
 
-def _list_own_ids(job: GradientJob, step: int) -> tuple[np.ndarray, np.ndarray]:
+def _list_own_ids(job: "GradientJob", step: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (ids, keys) of the samples that this rank had in a step."""
     loader = job.loader
     whole = loader.order.global_batch(step - 1)
@@ -69,7 +67,7 @@ def _list_own_ids(job: GradientJob, step: int) -> tuple[np.ndarray, np.ndarray]:
     return whole.ids[own], whole.keys[own]
 
 
-def _find_bad_sample(job: GradientJob, step: int) -> str:
+def _find_bad_sample(job: "GradientJob", step: int) -> str:
     """Describe the first sample of this rank with a number that is not finite; "" if all have one, as masks do."""
     samples, (ids, keys) = job.loader.samples, _list_own_ids(job, step)
     bad: dict[int, tuple[str, Tensor]] = {}

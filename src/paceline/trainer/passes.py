@@ -1,7 +1,5 @@
 """The protocols of a fit by passes and of its result."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -59,7 +57,7 @@ class Passes(Protocol):
 
     def equations(self, ranks: int) -> list[str]: ...
 
-    def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
+    def conclude(self, result: "Mapping[str, Tensor]", folder: Path) -> None:
         """Write the result into the run's folder, for people; on the main rank, and safe to repeat."""
 
 

@@ -31,7 +31,7 @@ from paceline.runlog.jobs import detect_scheduler_job
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Show, Summary, build_evaluation, compute_summary, print_summary, read_summary
 from paceline.trainer.failures import translate_failures
-from paceline.trainer.inference_assets import save_inference_assets
+from paceline.trainer.run import save_inference_assets
 from paceline.workload import BaseWorkload, LogFn, OwnLoop, Workload, build_workload, ignore_log
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def open_rank_session(
     """
     from paceline.launch.process_group import broadcast_from_main, raise_on_all
     from paceline.trainer.agreement import check_ranks_agree
-    from paceline.trainer.checkpoint.reader import find_newest
+    from paceline.trainer.checkpoint.reader import GROUP_KEY, find_newest
     from paceline.trainer.checkpoint.writer import CheckpointWriter
     from paceline.trainer.context import RunContext
 
@@ -223,6 +223,8 @@ def open_rank_session(
             raise_on_all(check_shared_folder(run, rank_info))
             check_ranks_agree(spec, data, rank_info.local_rank)
             checkpoint = broadcast_from_main(lambda: find_newest(run.checkpoints, log))
+            if checkpoint is not None and (group := checkpoint.meta.get(GROUP_KEY, 1)) > 1:  # that of its first layout
+                spec = spec.replace({"train.batchnorm_group": group})
             context = RunContext(spec, layout, rank_info, device, run.path, events, checkpoints, stop, checkpoint, beat)
             session = RankSession(run, context, show)
             with session.held:
@@ -285,7 +287,7 @@ def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, log: LogFn) -> None:
     if (extension := find_extension(run, spec)) is not None:
         key, before, now = extension.key, extension.before, extension.now
         job.context.events.write("extend", key=key, before=before, now=now)
-        log(f"  {key} is {now} instead of {before}: {job.change_of_length(extension.old)}")
+        log(f"  {key} is {now} instead of {before}: {job.describe_length_change(extension.old)}")
         run.rewrite(run.recorded_spec().replace({key: now}, f"extended from {before}"))
 
 
@@ -333,6 +335,7 @@ def _note_start(job: Job, first: int, again: bool, log: LogFn) -> None:
         **detect_scheduler_job(os.environ),
         threads=torch.get_num_threads(),
         data=job.workload.fingerprint(),
+        steps=facts.steps,
         **facts.notes,
     )
     if again:

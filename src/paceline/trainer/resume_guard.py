@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.config import SCRIPT_OBJECT, RunSpec, Train
 from paceline.config.registry import find_entry, get_user_module
-from paceline.config.trust import find_user_code
+from paceline.config.trust import KERAS, find_user_code
 from paceline.errors import UserError
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
@@ -69,7 +69,7 @@ def check_resume_request(run: RunDir, spec: RunSpec) -> None:
     for key, before, now in changes:
         if before != now:
             reason = f"{run.path} was started with {key}={before}, not {key}={now}"
-            raise _conflict(key, f"{reason}; start a new run for that")
+            raise _conflict_error(key, f"{reason}; start a new run for that")
     find_extension(run, spec)
 
 
@@ -78,17 +78,19 @@ def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_c
     sealed, step = _read_newest_answer(run)
     data = sealed.get("data", run.start().get("data"))
     if data is not None and data != workload.fingerprint():
-        raise _conflict("data.path", f"{run.path} was started on other data; bring them back, or start a new run")
+        raise _conflict_error("data.path", f"{run.path} was started on other data; bring them back, or start a new run")
     _check_same_length(run, sealed, step)
     check_same_values(run, workload.spec, sealed, step)
     now = describe_code(workload.spec)
     for name, file in find_user_files(workload.spec).items():
         if sealed.get("code", {}).get(name, digest := now["code"][name]) == digest:
             continue
+        if file.is_relative_to(run.path):  # the run's own copy, when what it began with is gone
+            continue
         changed = f"{file} has changed since the checkpoint of step {step} was saved"
         if not changed_code:
             line = f"paceline train --resume {shlex.quote(str(run.path))} --changed-code"
-            raise _conflict("workload", f"{changed}; bring it back, or resume with it as it is now:  {line}")
+            raise _conflict_error("workload", f"{changed}; bring it back, or resume with it as it is now:  {line}")
         log(f"{changed}; the run continues with it as it is now")
     if sealed.get("workload", now["workload"]) != now["workload"]:
         log(f"the code of {workload.spec.workload} is another version than at step {step}; results may differ slightly")
@@ -105,7 +107,9 @@ def _check_same_length(run: RunDir, sealed: Mapping[str, Any], step: int) -> Non
     if before_key != key or not extended or not isinstance(extended[-1], int) or extended[-1] < before:
         line = f"paceline train --resume {shlex.quote(str(run.path))} {before_key}=+2"
         saved = f"but the checkpoint of step {step} was made with {before_key}={before}"
-        raise _conflict(key, f"{run.spec_file} says {key}={now}, {saved}; put it back; to train longer, type  {line}")
+        raise _conflict_error(
+            key, f"{run.spec_file} says {key}={now}, {saved}; put it back; to train longer, type  {line}"
+        )
 
 
 def check_same_values(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], step: int) -> None:
@@ -118,23 +122,23 @@ def check_same_values(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], ste
                 value = shlex.quote(f"{key}={'null' if now[key] is None else now[key]}")
                 anew += f" with its weights:  paceline train --from {shlex.quote(str(run.path))} {value}"
             saved = f"but the checkpoint of step {step} was made with {key}={before}"
-            raise _conflict(key, f"{run.spec_file} says {key}={now[key]}, {saved}; put it back, or {anew}")
+            raise _conflict_error(key, f"{run.spec_file} says {key}={now[key]}, {saved}; put it back, or {anew}")
 
 
 def find_user_files(spec: RunSpec) -> dict[str, Path]:
-    """Find the user's own files that a spec names, code and run files, each by a name that it keeps if it moves."""
-    modules = (Path(get_user_module(reference)) for reference in find_user_code(spec.dump()))
-    code = [module for module in modules if module.suffix == ".py"]
-    sections = (spec.model, spec.data)
-    run_files = [Path(file) for section in sections for key in section.run_files for file in getattr(section, key)]
+    """Find the user's own files that determine the answer, such as code, each by a name that it keeps if it moves."""
+    found = find_user_code(spec.dump())
+    modules = (Path(name if name.endswith(KERAS) else get_user_module(name)) for name in found)
+    code = [module for module in modules if module.suffix in (".py", KERAS)]
+    others = [*spec.model.determining_files(), *spec.data.determining_files()]
     files: dict[str, Path] = {}
-    for file in dict.fromkeys(file for file in (*code, *run_files) if file.is_file()):
+    for file in dict.fromkeys(file for file in (*code, *others) if file.is_file()):
         again = sum(other.name == file.name for other in files.values())
         files[f"{file.name} ({again + 1})" if again else file.name] = file
     return files
 
 
-def _conflict(key: str, reason: str) -> UserError:
+def _conflict_error(key: str, reason: str) -> UserError:
     return UserError(reason, code="conflict", key=key)
 
 
@@ -205,5 +209,5 @@ def find_extension(run: RunDir, spec: RunSpec) -> Extension | None:
         return None
     if key != new_key or now < before:
         reason = f"{run.path} has {key}={before} and cannot become {new_key}={now}; to train longer, type  {key}=+2"
-        raise _conflict(new_key, reason)
+        raise _conflict_error(new_key, reason)
     return Extension(key, before, now, old.train)

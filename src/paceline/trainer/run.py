@@ -1,26 +1,30 @@
-"""Open a run: check the request, prepare the data, and make or find the run folder."""
+"""Open a run: check the request, prepare the data, make or find the run folder; keep in it what inference needs."""
 
 import os
 import shlex
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.config import COMMAND_LINE, DEFAULT, Parallel, RunSpec, build_spec, load, parse_overrides
-from paceline.config.registry import find_entry
-from paceline.errors import UserError
+from paceline.config import DEFAULT, Parallel, RunSpec, build_spec, find_origin, load, parse_overrides
+from paceline.config.registry import find_entry, get_user_module
+from paceline.errors import RunFailed, UserError
+from paceline.io.files import hash_file, sync_folder, write_atomic, write_sealed
 from paceline.launch.environment import RankInfo
 from paceline.layout import LAYOUT_FIELDS, Layout
 from paceline.runlog.events import RunStatus
-from paceline.runlog.run_dir import RunDir
+from paceline.runlog.run_dir import KEPT_SUMS, RunDir
 from paceline.runlog.summary import Summary, read_summary
 from paceline.trainer import engines
+from paceline.trainer.explain import describe_division
 from paceline.trainer.failures import translate_failures
 from paceline.trainer.resume_guard import check_resume_request, check_same_answer, find_extension, resolve_added_length
-from paceline.workload import LogFn, Workload, build_workload, ignore_log
+from paceline.workload import BaseWorkload, LogFn, Workload, build_workload, ignore_log
 
 PRELOAD = ("paceline.launch.process_group", "paceline.trainer.setup")  # imported once, before the ranks are forked
+SOURCE = "source"
 
 
 def find_finished_summary(run: RunDir, spec: RunSpec) -> Summary | None:
@@ -68,15 +72,15 @@ def build_resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     """Return the spec of a run with new values; a new strategy drops the axes of the old layout."""
     folder = RunDir.open(Path(run))
     old = folder.spec()
-    given = resolve_added_length(old, parse_overrides(overrides))
+    given, origin = resolve_added_length(old, parse_overrides(overrides)), find_origin(overrides)
     if "parallel.strategy" in given:
         plain = {f"parallel.{name}": getattr(Parallel(), name) for name in LAYOUT_FIELDS if name != "ranks"}
         given = {**plain, **given}
     if old.init_from is not None and not old.init_from.exists() and any(folder.checkpoints.glob("step-*")):
         given.setdefault("model.init_from", str(folder.path.resolve()))  # what was read there, the run has itself
-    changed = load(folder.spec_file, given)
+    changed = load(folder.spec_file, given, origin)
     for key, *_ in changed.fields():
-        if changed.origin(key) != COMMAND_LINE:
+        if changed.origin(key) != origin:
             changed._origins[key] = old.origin(key)
     check_resume_request(folder, changed)
     return build_spec(changed.dump(), changed._origins)
@@ -135,6 +139,8 @@ def open_run(
         if isinstance(workload, Workload):
             _import_ahead(spec, layout)
         workload.prepare(log)
+        for line in describe_division(workload, layout):
+            log(line)
         if init_from is not None:
             from paceline.trainer.init_from.match import check_same_vocabulary
 
@@ -160,8 +166,45 @@ def fit_to_launcher(spec: RunSpec, rank_info: RankInfo) -> RunSpec:
     ranks, world = spec.parallel.ranks, rank_info.world
     if world == ranks:
         return spec
-    if spec.origin("parallel.ranks") != DEFAULT and ranks != 1:
+    least = spec.parallel.least_ranks
+    elastic = least is not None and least <= world <= ranks
+    if spec.origin("parallel.ranks") != DEFAULT and ranks != 1 and not elastic:
         given = f"parallel.ranks={ranks} ({spec.origin('parallel.ranks')})"
         reason = f"{given}, but {rank_info.launcher} started {world}; leave parallel.ranks out"
         raise UserError(reason, code="conflict", key="parallel.ranks")
     return spec.replace({"parallel.ranks": world})
+
+
+def save_inference_assets(run: RunDir, workload: BaseWorkload) -> None:
+    """Write RUN/kept in one rename, unless a resumed run has it already."""
+    if run.kept.is_dir() or not isinstance(workload, Workload):
+        return
+    aside = run.path / f".kept.{os.getpid()}"
+    try:
+        with _writing(run.kept):
+            aside.mkdir()
+        workload.keep(aside)
+        with _writing(run.kept):
+            if (own := find_user_file(workload.spec.workload)) is not None:
+                (aside / SOURCE).mkdir()
+                write_atomic(aside / SOURCE / own.name, own.read_bytes())
+            files = sorted(path for path in aside.rglob("*") if path.is_file())
+            write_sealed(aside / KEPT_SUMS, {str(file.relative_to(aside)): hash_file(file) for file in files})
+            sync_folder(aside)
+            aside.rename(run.kept)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn errors of the disk into RunFailed; `Workload.keep` may be the user's own code."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"cannot write {folder}: {error.strerror}") from error
+
+
+def find_user_file(workload: str) -> Path | None:
+    place = get_user_module(workload)
+    return Path(place) if place.endswith(".py") else None

@@ -1,23 +1,27 @@
 """Build a rank's job: model, wrapping, optimiser, data order, and how a step runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from paceline.config import Train
 from paceline.config.registry import Traits, find_entry
 from paceline.data.order import Order, total_steps
-from paceline.data.prefetch import Loader
+from paceline.data.prefetch import Collate, Loader, make_collate
 from paceline.data.samples import load_training_samples, traits_of
 from paceline.data.workers import describe_workers, list_worker_facts
 from paceline.errors import UserError
 from paceline.execution import Execution, NoGraphReason, decide_execution, estimate_compiling
+from paceline.layout import Layout
 from paceline.nn.keras_backend import has_keras
+from paceline.parallel.batch_layers import describe_batch_layers
+from paceline.parallel.channels_last import find_convolutions, prefers_channels_last, use_channels_last
+from paceline.parallel.compile import Compilation, find_equal_layers, share_compiled
 from paceline.parallel.compress import LOCAL_MODES
-from paceline.parallel.parallelize import ModelSetup, ParallelModel, detect_target, parallelize
+from paceline.parallel.parallelize import ModelSetup, ParallelModel, compile_model, detect_target, parallelize
 from paceline.parallel.precision import explain_missing_tf32
 from paceline.runlog.progress import PauseSchedule
 from paceline.runlog.timers import build_timer
@@ -26,12 +30,12 @@ from paceline.trainer.agreement import check_samples_agree
 from paceline.trainer.checkpoint import writer
 from paceline.trainer.context import Job, JobFacts, RunContext
 from paceline.trainer.evaluation import HeldOut
-from paceline.trainer.explain import SHARED_DEVICE_NOTE, describe_evaluation, list_equations
+from paceline.trainer.explain import SHARED_DEVICE_NOTE, describe_evaluation, list_equations, make_example
 from paceline.trainer.init_from.match import WeightInitializer, build_initializer, describe_match
 from paceline.trainer.loop import FitJob, GradientJob
 from paceline.trainer.optim.schedule import build_schedule
-from paceline.trainer.step.step import PipelineStep, State, Step
-from paceline.workload import BaseWorkload, PassWorkload, Samples, Workload
+from paceline.trainer.step.step import InferredPipelineStep, PipelineStep, State, Step
+from paceline.workload import BaseWorkload, LogFn, PassWorkload, Samples, Workload
 
 if TYPE_CHECKING:
     from paceline.trainer.step.cuda_graph import RecordedStep
@@ -61,19 +65,21 @@ def build_gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
     reject_contradictions(workload, evaluates=held_out is not None)
     timer, execution = build_timer(context.device.type), _decide_execution(context, workload, samples, steps)
-    setup = ModelSetup(workload, spec, layout, context.device, timer, execution)
+    workload.chunked_loss = execution.chunked_loss
+    setup = ModelSetup(workload, spec, layout, context.device, timer, execution, context.notice)
     if (start := build_initializer(workload, context)) is not None:
         setup = replace(setup, begin=start, begins_whole=start.gives_all)
+    setup = replace(setup, example=partial(make_example, samples))
     torch.manual_seed(train.seed)
     if execution.compiled_layers:
         writer.finish_import()
     if spec.parallel.engine == "torch":
-        step, execution = _settle_execution(setup, samples, order, steps)
+        step, execution = settle_execution(setup, samples, order, steps)
     else:
         step, execution = engines.start_engine(setup, context), setup.execution
     if execution.recorded and not execution.compiled:
         writer.start_import()
-    step.notice = lambda text: context.event("notice", text=text)
+    step.notice = context.notice
     return build_job_around(step, execution, context, samples, order, start, held_out)
 
 
@@ -89,7 +95,8 @@ def build_job_around(
     """Build the job of an existing step: its samples in their order, its length and its schedule."""
     spec, train, layout, workload = context.spec, context.spec.train, context.layout, step.workload
     steps, collate = total_steps(train, order), step.collate(samples, layout)
-    loader = Loader(samples, order, layout, layout.data_rank(context.rank_info.rank), collate, step.at_once)
+    group = step.state.model.batch_layers.group
+    loader = Loader(samples, order, layout, layout.data_rank(context.rank_info.rank), collate, step.at_once, group)
     check_samples_agree(samples, order, min(steps - 1, context.checkpoint.step if context.checkpoint else 0))
     notes = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
     notes += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])
@@ -102,6 +109,7 @@ def build_job_around(
             *list_equations(spec, layout, order, workload),
             *describe_evaluation(workload, order),
             *step.state.model.groups.words(),
+            *describe_batch_layers(step.state.model.unwrapped, group, layout),
             *([start.match.sentence()] if start is not None and start.match is not None else []),
             *describe_workers(samples),
             *notes,
@@ -129,37 +137,88 @@ def _decide_execution(context: RunContext, workload: Workload, samples: Samples,
     target = detect_target(context.device)
     if target.kind == "cpu":
         return decide_execution(train, layout, target, Traits(workload.compile_layers))
-    work = find_entry(spec.workload).work(spec, len(samples)) if train.compile == "auto" else None
+    entry = find_entry(spec.workload)
+    work = entry.work(spec, len(samples)) if train.compile == "auto" else None
     weighed = estimate_compiling(work, steps, layout) if work else None
-    return decide_execution(train, layout, target, traits_of(workload, samples), weighed)
+    traits = traits_of(workload, samples)
+    traits = replace(traits, equal_layers=traits.equal_layers or entry.traits.equal_layers)
+    return decide_execution(train, layout, target, traits, weighed)
 
 
-def _settle_execution(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> tuple[Step, Execution]:
-    """Build the step and decide how it runs: a step that could be recorded is tried first."""
-    execution, layout = setup.execution, setup.layout
-    if not execution.recorded or execution.compiled_layers:
-        return build_step(setup), execution
-    step = build_step(replace(setup, execution=Execution()))
-    first = order.global_batch(0)
-    if hasattr(samples, "fixed_shape_batches"):
-        batch = samples.fixed_shape_batches([(first.ids, first.keys)], layout.micro_batch)[0]
-    else:
-        batch = samples.batch(first.ids, first.keys)
+def settle_execution(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> tuple[Step, Execution]:
+    """Build the step and decide how it runs, once its model is known: passes are made over a batch, without effect."""
+    workload, layout, train = setup.workload, setup.layout, setup.spec.train
+    known = workload.compile_layers or layout.pipeline * layout.tensor * layout.context > 1
+    if setup.device.type == "cpu" or train.compile == "off" or known:
+        return build_step(setup), setup.execution
+    from paceline.trainer.step import probe
+
+    step, target = build_step(replace(setup, execution=Execution())), detect_target(setup.device)
+    model = step.state.model.unwrapped
+    if setup.execution.recorded:
+        workload.before_recording(model, samples, setup.device)
+    batch, share = _first_batch(step, samples, order, layout)
+    traits, weighed = _look_at_model(setup, model, samples), setup.execution.compiling
+    execution = decide_execution(train, layout, target, traits, weighed)
+    if weighed is None and train.compile == "auto" and execution.compiled:
+        work = probe.count_work(step, batch, share)
+        once = share_compiled(find_equal_layers(model) if traits.equal_layers else ())
+        work = replace(work, operations=work.operations * once)
+        execution = decide_execution(train, layout, target, traits, estimate_compiling(work, steps, layout))
+    return _apply_execution(replace(setup, execution=execution), step, samples, batch, order, steps)
+
+
+def _apply_execution(
+    setup: ModelSetup, step: Step, samples: Samples, batch: Any, order: Order, steps: int
+) -> tuple[Step, Execution]:
+    """Compile, find out whether the step can be recorded, and choose a memory format."""
+    from paceline.trainer.step import probe
     from paceline.trainer.step.cuda_graph import AT_ONCE, load_resident_rows
-    from paceline.trainer.step.probe import probe_step
 
-    probe = probe_step(step, batch)
-    if probe.reason is not NoGraphReason.RECORDED:
-        return step, Execution(reason=probe.reason, detail=probe.detail)
-    if execution.compiling is None and probe.work is not None:
-        traits = Traits(few_shapes=True, compiles=not has_keras(step.state.model.unwrapped))
-        weighed = estimate_compiling(probe.work, steps, layout)
-        execution = decide_execution(setup.spec.train, layout, detect_target(setup.device), traits, weighed)
-    recorded = build_recorded_step(step, execution, one_shape=not hasattr(samples, "fixed_shape_batches"))
-    recorded.draws = probe.draws
-    if (rows := load_resident_rows(samples, order, steps, setup.device)) is not None:
+    execution, model, compilation = setup.execution, step.state.model.unwrapped, None
+    padded, one_shape = hasattr(samples, "padded"), not hasattr(samples, "fixed_shape_batches")
+    if execution.compiled_layers:
+        compilation = compile_model(model, setup, dynamic=None if padded or one_shape else True)
+        step.padded = padded
+    found = probe.probe_step(step, batch) if execution.recorded else probe.ProbeResult(execution.reason)
+    if execution.recorded and found.reason is not NoGraphReason.RECORDED:
+        compiles = execution.compiled_whole and setup.spec.train.compile == "on"
+        execution = replace(execution, recorded=False, reason=found.reason, detail=found.detail)
+        execution = replace(execution, compiled_whole=False, compiled_layers=execution.compiled_layers or compiles)
+        if compiles:
+            compile_model(model, setup)
+    if not execution.compiled and find_convolutions(model):
+        alone = setup.layout.ranks == 1
+        last = probe.measure_channels_last(step, batch) if alone else prefers_channels_last(model)
+        execution = replace(execution, channels_last=last)
+        if last:
+            use_channels_last(model)
+    execution = replace(execution, chunked_loss=setup.workload.chunked_loss)
+    if not execution.recorded:
+        return step, execution
+    recorded = build_recorded_step(step, execution, setup.notice, one_shape, compilation)
+    recorded.draws = found.draws
+    if (rows := load_resident_rows(samples, order, steps, setup.device, setup.spec.train.precision)) is not None:
         recorded.resident, recorded.at_once = rows, AT_ONCE
     return recorded, execution
+
+
+def _look_at_model(setup: ModelSetup, model: nn.Module, samples: Samples) -> Traits:
+    """Return the traits of the work with what only the model shows; a cost model of our own knows better."""
+    entry = find_entry(setup.spec.workload)
+    equal = (entry.traits.equal_layers or not entry.subject) and bool(find_equal_layers(model))
+    return replace(traits_of(setup.workload, samples), equal_layers=equal, compiles=not has_keras(model))
+
+
+def _first_batch(step: Step, samples: Samples, order: Order, layout: Layout) -> tuple[Any, float]:
+    """Return as much of the first batch as a rank gets in one pass, and how many of it a step is."""
+    first = order.global_batch(0)
+    rows = -(-len(first.ids) // (layout.data * layout.passes(layout.global_batch)))
+    make: Collate = make_collate(samples.batch)
+    if fixed := hasattr(samples, "fixed_shape_batches"):
+        make = partial(samples.fixed_shape_batches, most=layout.micro_batch)
+    make = step.with_keys(make, layout.micro_batch if fixed else 0)
+    return make([(first.ids[:rows], first.keys[:rows])])[0], len(first.ids) / rows
 
 
 def build_step(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
@@ -167,23 +226,32 @@ def build_step(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
     workload, train, execution = setup.workload, setup.spec.train, setup.execution
     state = State.new(model or parallelize(setup), train, setup.device, workload)
     pipeline = setup.layout.pipeline > 1
-    padded = pipeline or (execution.compiled_layers and workload.compile_layers)
-    step = (PipelineStep if pipeline else Step)(workload, state, train, setup.timer, padded)
-    return build_recorded_step(step, execution) if execution.recorded and not pipeline else step
+    inferred = pipeline and not workload.has("stage")
+    padded = (pipeline and not inferred) or (execution.compiled_layers and workload.compile_layers)
+    kind = InferredPipelineStep if inferred else PipelineStep if pipeline else Step
+    step = kind(workload, state, train, setup.timer, padded)
+    return build_recorded_step(step, execution, setup.notice) if execution.recorded and not pipeline else step
 
 
-def build_recorded_step(step: Step, execution: Execution, one_shape: bool = False) -> RecordedStep:
+def build_recorded_step(
+    step: Step,
+    execution: Execution,
+    notice: LogFn,
+    one_shape: bool = False,
+    compilation: Compilation | None = None,
+) -> "RecordedStep":
     """Build the same step, to be recorded; `one_shape`: samples have one, and batches are not padded to a few."""
     from paceline.trainer.step.cuda_graph import AT_ONCE, RecordedStep
 
     compiled = None
     if execution.compiled_whole:
-        options: dict[str, Any] = {} if one_shape else {"options": get_compiler_options()}
         writer.finish_import()
-        compiled = torch.compile(step.state.model.unwrapped, dynamic=not one_shape, **options)
+        model, compilation = step.state.model.unwrapped, Compilation(notice)
+        options: dict[str, Any] = {} if one_shape else {"options": get_compiler_options()}
+        compiled = compilation.wrap(model, dynamic=not one_shape, **options)
     at_once = 1 if one_shape or execution.compiled_layers else AT_ONCE
-    parts = step.workload, step.state, step.train, step.timer, step.padded
-    return RecordedStep(*parts, at_once=at_once, compiled=compiled)
+    parts = step.workload, step.state, step.train, step.timer, step.padded, at_once
+    return RecordedStep(*parts, compiled=compiled, compilation=compilation)
 
 
 def get_compiler_options() -> dict[str, bool]:
@@ -193,7 +261,7 @@ def get_compiler_options() -> dict[str, bool]:
 
 
 REPLACED_KEYS = {
-    "optimizer": ("optimizer", "eps", "nesterov"),
+    "optimizer": ("optimizer", "eps", "nesterov", "optimizer_state", "weights"),
     "schedule": ("schedule", "warmup", "warmup_steps", "warmup_from", "warmup_shape", "final_lr"),
 }
 """Methods of a workload, and the keys of `train` that they replace."""
@@ -211,6 +279,9 @@ def reject_contradictions(workload: Workload, evaluates: bool) -> None:
     if train.ema and parallel.reduce in LOCAL_MODES:
         each = f"with parallel.reduce={parallel.reduce} each rank trains its own model"
         reasons["ema"] = f"{each}; use parallel.reduce=exact, or leave train.ema out"
+    if train.checkpoint_every == "auto" and parallel.reduce in LOCAL_MODES:
+        each = f"with parallel.reduce={parallel.reduce} models are joined for each checkpoint, which changes the answer"
+        reasons["checkpoint_every"] = f"{each}; give a number of steps"
     for key, reason in reasons.items():
-        message = f"train.{key}={getattr(train, key)} has no effect: {reason}"
+        message = f"train.{key}={getattr(train, key)} is not possible: {reason}"
         raise UserError(message, code="conflict", key=f"train.{key}")

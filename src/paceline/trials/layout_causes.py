@@ -4,8 +4,6 @@ A few samples are taken through the loss at once and in two parts. Without a cau
 is found by leaving out what is suspected: a cause is named only where the sums come apart with it and agree without.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +22,12 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.config import RunSpec
 from paceline.data.order import Order
+from paceline.data.prefetch import move_batch
 from paceline.data.samples import load_training_samples, preserve_generators
 from paceline.errors import join_names
+from paceline.layout import Layout
 from paceline.nn.keras_backend import is_keras, unwrap_keras
+from paceline.parallel.batch_layers import BatchLayers, convert_batch_layers
 from paceline.workload import Samples, Workload, build_workload
 
 SAMPLES = 12
@@ -92,7 +93,11 @@ def find_layout_causes(spec: RunSpec) -> list[FoundCause]:
     found += [] if _same_samples(spec, samples, whole.ids, whole.keys) else [FoundCause(LayoutCause.DATA)]
     if found or len(whole.ids) < 3:
         return found
-    return SplitExperiment(workload, build_seeded_model(workload, spec), samples, whole.ids, whole.keys).causes()
+    model, group = build_seeded_model(workload, spec), len(whole.ids) // 3
+    if isinstance(spec.train.batchnorm_group, int) or spec.train.batchnorm_group == "auto":
+        spec = spec.replace({"train.batchnorm_group": max(2, group)})
+    convert_batch_layers(model, spec, Layout("single", 1, len(whole.ids), len(whole.ids)), torch.device("cpu"))
+    return SplitExperiment(workload, model, samples, whole.ids[: 3 * group], whole.keys[: 3 * group]).causes()
 
 
 def seed_all_generators(seed: int, *others: str) -> None:
@@ -145,22 +150,26 @@ class SplitExperiment:
         self.dropout = [(n, m) for n, m in modules if isinstance(m, _DropoutNd) and m.p > 0]
         self.dropout += [(n, m) for n, m in of_keras if hasattr(m, "seed_generator") or hasattr(m, "generator")]
         self.buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        cut = -(-len(self.ids) * 2 // 3)  # parts of different size: equal ones would hide some mistakes
+        self.passes = BatchLayers.of([self.model]).passes
+        cut = len(self.ids) * 2 // 3  # parts of different size: equal ones would hide some mistakes
         self.parts = (slice(0, cut), slice(cut, None))
 
     def causes(self) -> list[FoundCause]:
         with _evaluation_mode([*self.statistics, *self.dropout]):
             rest = self._own_draws() or self._loss()
-        return self._statistics(apart_without=bool(rest)) + self._dropout(draws_without=bool(rest)) + rest
+        return self._statistics(apart_without=bool(rest)) + self._find_dropout_cause(draws_without=bool(rest)) + rest
 
     def loss(self, part: slice = slice(None), *others: str) -> LossResult:
         """Compute the loss from the same generators and buffers each time; `others` get another seed."""
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(self.buffers[name])
-        batch = self.samples.batch(self.ids[part], self.keys[part])
+        batch = move_batch(
+            self.samples.batch(self.ids[part], self.keys[part]), "cpu", self.workload.spec.train.precision
+        )
         seed_all_generators(0, *others)
-        total, count = self.workload.loss(self.model, batch)
+        with self.passes.running(torch.from_numpy(self.keys[part])):
+            total, count = self.workload.loss(self.model, batch)
         return LossResult(float(total.detach()), float(count), len(self.ids[part]))
 
     def apart(self) -> bool:
@@ -174,7 +183,7 @@ class SplitExperiment:
         if not self.statistics:
             return []
         with _evaluation_mode(self.dropout):
-            kept = [self._kept(part) for part in (slice(None), self.parts[0])]
+            kept = [self._run_and_copy_buffers(part) for part in (slice(None), self.parts[0])]
             apart = (name for name in kept[0] if not _is_equal(kept[0][name], kept[1][name]))
             moved = {name.replace("/", ".").rpartition(".")[0] for name in apart}
             every = not apart_without and self.apart()
@@ -186,11 +195,11 @@ class SplitExperiment:
                 by_kind.setdefault(kind, []).append((name, module))
         return [FoundCause(kind, _describe_modules(modules)) for kind, modules in by_kind.items()]
 
-    def _kept(self, part: slice) -> dict[str, Tensor]:
+    def _run_and_copy_buffers(self, part: slice) -> dict[str, Tensor]:
         self.loss(part)
         return {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
-    def _dropout(self, draws_without: bool) -> list[FoundCause]:
+    def _find_dropout_cause(self, draws_without: bool) -> list[FoundCause]:
         if not self.dropout or draws_without:
             return []
         with _evaluation_mode(self.statistics):
@@ -279,7 +288,7 @@ def _evaluation_mode(modules: Sequence[tuple[str, Any]]) -> Iterator[None]:
 
 @contextmanager
 def _inference_call(layer: Any) -> Iterator[None]:
-    """Keras passes `training` to each call."""
+    """Call a layer of Keras, which gets `training` with each call, as in inference while entered."""
     own = vars(layer).get("call")
     layer.call = lambda *given, **named: type(layer).call(layer, *given, **{**named, "training": False})
     yield

@@ -1,7 +1,5 @@
 """Run trials, in separate processes: variants and repeats of a spec, for check, measure, sweep and ensembles."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -45,7 +43,7 @@ def run_trials(
     """
     if jobs == 1:
         for task in tasks:
-            record(task, _attempt(run, task, 0))
+            record(task, _run_or_return_error(run, task, 0))
         return
     waiting, slots = iter(tasks), list(range(jobs))
     running: dict[Future[ResultT | PacelineError], tuple[TaskT, int]] = {}
@@ -54,7 +52,7 @@ def run_trials(
             while True:
                 for task in list(islice(waiting, len(slots))):
                     slot = slots.pop(0)
-                    running[pool.submit(_attempt, run, task, slot)] = task, slot
+                    running[pool.submit(_run_or_return_error, run, task, slot)] = task, slot
                 if not running:
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -66,7 +64,7 @@ def run_trials(
             raise
 
 
-def _attempt(run: Callable[[TaskT, int], ResultT], task: TaskT, slot: int) -> ResultT | PacelineError:
+def _run_or_return_error(run: Callable[[TaskT, int], ResultT], task: TaskT, slot: int) -> ResultT | PacelineError:
     try:
         return run(task, slot)
     except AbortTrials:
@@ -116,10 +114,3 @@ def check_same_request(file: Path, before: Mapping[str, Any], now: Mapping[str, 
             name = key.removeprefix("keys.").removeprefix("spec.")
             other = f"{file} was started with {name}={before.get(key)}, not {name}={now.get(key)}"
             raise UserError(f"{other}; {verb} into another folder with  --out FOLDER", code="conflict", key=name)
-
-
-def flatten_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten_values(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -1,7 +1,5 @@
 """Parse the values that a sweep tries, and enumerate, sample or suggest its trials."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -157,7 +155,7 @@ def check_optuna() -> None:
 
 
 def suggest_values(space: Space, before: Sequence[tuple[Values, float | None]], seed: int) -> Values:
-    """The values of the next trial, by Optuna's usual sampler; `before` has those so far and their goodness.
+    """Return the values of the next trial, by Optuna's usual sampler; `before` has those so far and their goodness.
 
     The same trials before, and the same seed, give the same values: a stopped sweep continues as it would have.
     """
@@ -186,7 +184,7 @@ def _to_distribution(tried: Any) -> Any:
 
 
 def _to_optuna(tried: Any, value: Any) -> Any:
-    """Choices are passed by index: Optuna takes few types."""
+    """Convert to a distribution of Optuna. Choices are passed by index: it takes few types."""
     return tried.values.index(value) if isinstance(tried, OneOf) else value
 
 

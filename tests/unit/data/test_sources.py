@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from paceline.data.corpora import ag_news
+from paceline.data.corpora import labelled
 from paceline.data.corpora.labelled import LabelledSource, open_source
 from paceline.errors import UserError
 from paceline.workloads.classifier.sections import TextData
@@ -274,7 +274,7 @@ def test_ag_news_in_its_original_layout(tmp_path: Path) -> None:
     ],
 )
 def test_ag_news_is_cleaned_gently(raw: str, clean: str) -> None:
-    assert ag_news.clean_text(raw) == clean
+    assert labelled.clean_text(raw) == clean
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_broken_ag_news_is_named(tmp_path: Path, train: str, code: str, named: s
 @needs_ag_news
 def test_the_real_ag_news() -> None:
     source = open_source(TextData(source="ag_news", path=AG_NEWS))
-    assert source.classes() == ag_news.TOPICS
+    assert source.classes() == labelled.TOPICS
     train = Counter(label for _, label in source.train())
     assert [train[label] for label in range(4)] == [11470, 11476, 11723, 11718]
     test = list(source.test())

@@ -3,7 +3,6 @@
 import gzip
 import json
 import shutil
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -280,19 +279,6 @@ def test_an_array_that_is_cut_short_is_damaged(array):
         array.write_bytes(whole[:size])
         with pytest.raises(DamagedEntry, match=r"x\.npy"):
             map_array(array)
-
-
-def test_headers_are_parsed_by_one_thread(tmp_path, monkeypatch):
-    """Python 3.11 fails now and then where two parse at a time ("AST constructor recursion depth mismatch")."""
-    files = {}
-    for name in "abcd":
-        with ArrayWriter(tmp_path / f"{name}.npy", np.uint8) as writer:
-            writer.append(np.arange(9, dtype=np.uint8))
-        files[writer.path.name] = writer.facts
-    loaded, threads = np.load, []
-    monkeypatch.setattr(np, "load", lambda *args, **how: threads.append(threading.get_ident()) or loaded(*args, **how))
-    verify_entry(tmp_path, files)
-    assert threads == [threading.get_ident()] * 4
 
 
 WORDS = ["the", "wheel", "road", "Hill", "hill", "wind"]

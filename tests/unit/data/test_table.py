@@ -89,11 +89,11 @@ def test_chosen_columns_are_the_same_from_every_kind_of_file(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "tsv", "parquet"])
 def test_arrow_batches(kind, tmp_path):
     file = write(tmp_path, kind)
-    table = ArrowTable.open(file, table_kind(file), "data.path", text_columns=["age"] if kind == "csv" else ())
+    table = ArrowTable.open(file, table_kind(file), "data.path")
     assert table.columns == ["age", "job", "note"]
     for batches in (table.iter_batches(["age", "job"], 1), table.iter_first(["age", "job"], 5)):
         rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
-        ages = ["39", "50"] if kind == "csv" else [39, 50]
+        ages = ["39", "50"] if kind != "parquet" else [39, 50]
         assert [(age, job.strip()) for age, job in rows] == list(zip(ages, ["clerk", "cook"], strict=True))
     assert table.count_rows() == 2
 

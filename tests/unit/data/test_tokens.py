@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from paceline.data import cache
-from paceline.data.corpora import labelled
 from paceline.data.corpora.labelled import LabelledCorpus, Tokens
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.workloads.classifier.sections import TextData
@@ -103,16 +102,6 @@ def test_the_second_time_comes_from_the_cache(data: TextData) -> None:
     assert pickle.loads(pickle.dumps(again)).train.gather(np.arange(5)).tolist() == naive(first.train, range(5))
 
 
-def test_a_read_only_cache_is_enough_to_read(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = LabelledCorpus.prepare(data)
-    monkeypatch.setattr(cache, "lock_entry", lambda *a: pytest.fail("a lock was wanted"))
-    for file in first.folder.iterdir():
-        file.chmod(0o444)
-    first.folder.chmod(0o555)
-    assert LabelledCorpus.prepare(data).fingerprint == first.fingerprint
-    first.folder.chmod(0o755)
-
-
 @pytest.mark.parametrize(
     "change", [{"vocab": 300}, {"max_length": 8}, {"lowercase": True}, {"limit": 50}, {"test_fraction": 0.3}]
 )
@@ -188,16 +177,6 @@ def test_a_cache_that_cannot_be_is_named(data: TextData) -> None:
     assert data.path is not None
     with pytest.raises(UserError, match=r"data.cache=.*cannot be written \(Not a directory\); type  data.cache=FOLDER"):
         LabelledCorpus.prepare(data.model_copy(update={"cache": data.path / "cache"}))
-
-
-def test_an_interrupt_leaves_nothing_behind(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(labelled, "encode_texts", stop)
-    with pytest.raises(KeyboardInterrupt):
-        LabelledCorpus.prepare(data)
-    assert entries(data) == []
 
 
 def test_an_error_in_the_last_row_leaves_nothing_behind(data: TextData, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import paceline.horovod as hvd
 from paceline.errors import UserError
 from paceline.horovod.__main__ import STAND_IN, run_horovod_script
 from paceline.horovod.optimizer import _Distributed
-from paceline.horovod.unsupported import UnsupportedHorovodFeature, run
+from paceline.horovod.world import UnsupportedHorovodFeature, run
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,19 @@
 
 import pickle
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from paceline.data.corpora import limited_tokenizer
-from paceline.data.corpora.limited_tokenizer import LimitedTokenizer
+from paceline.data.corpora import limited_process
+from paceline.data.corpora.limited_process import LimitedTokenizer
 from paceline.data.corpora.tokenizer import restore_tokenizer
 from paceline.errors import UserError
 from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 from paceline.trainer.checkpoint.writer import CheckpointWriter
+from paceline.workloads.transformers.chat import ChatTemplate
 
 GROW = normalizers.Replace("a", "a" * 1000)
 TEXTS = ["it's größer, 世界 123 [MASK]", "", "x" * 500, " two  blanks"]
@@ -55,10 +57,22 @@ def test_a_decoder_that_grows_ids_is_a_line_and_one_that_takes_long_is_stopped(m
     )
     with pytest.raises(UserError):
         tokenizer.decode([tokenizer.token_to_id("a")])
-    monkeypatch.setattr(limited_tokenizer, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(limited_tokenizer, "CHARACTERS_S", 10**9)
+    monkeypatch.setattr(limited_process, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(limited_process, "CHARACTERS_S", 10**9)
     with pytest.raises(UserError, match="takes too long"):
         tokenizer.encode("a")
+
+
+DOUBLE = "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(("text", "patience_s"), [("{{ 'a' * 10**11 }}", 60.0), (DOUBLE, 60.0), (NESTED, 1.0)])
+def test_a_chat_template_that_grows_or_never_ends_is_a_line(monkeypatch, text, patience_s):
+    monkeypatch.setattr(limited_process, "PATIENCE_S", patience_s)
+    with pytest.raises(UserError) as error:
+        ChatTemplate(text, Path("chat_template.jinja"), {}).render([{"role": "user", "content": "a"}], "row 1")
+    assert (error.value.code, error.value.key) == ("invalid-data", "data.template")
 
 
 ORDINARY = {

@@ -39,7 +39,7 @@ def test_a_plan_then_takes_as_long_as_the_rows_did(measured, file):
     correction, rows = update_calibration(measured, file)
     assert {name: read_json(file)[name] for name in probed} == probed  # what was probed stays beside it
     assert read_calibration(file).correction == correction
-    assert correction.origin == str(measured)
+    assert correction.origin == measured.name
     for row in rows:
         assert row.after_s == pytest.approx(row.step_s, rel=0.03)
         assert row.before_s != pytest.approx(row.step_s, rel=0.1)

@@ -211,16 +211,17 @@ OUTSIDE = {"outside": True, "batch": BatchLayout()}
         (ONE, row("2 ranks", 2, 1 / 31.8), BUSY, "a load of 9 on 2 cores"),
         (replace(ONE, repeats=3), replace(row("2 ranks", 2, 1 / 2.2), repeats=3), None, "cache or memory"),
         (replace(ONE, repeats=2, step_s_high=1.3), row("2 ranks", 2, 1 / 2.4), None, "took 1.0 s to 1.3 s"),
+        (replace(ONE, resources=Resources(2)), row("4 ranks", 4, 1 / 3), None, "4 on 2 cores can give 2× at most"),
         (replace(ONE, **OUTSIDE), replace(row("2 ranks", 2, 1 / 4), **OUTSIDE), BUSY, "different samples"),
     ],
 )
 def test_no_verdict_is_beyond_the_devices(one, two, machine, reason):
     rows, found = judged(one, two)
-    assert decided(rows) == (RankChoice.IMPOSSIBLE, "2 ranks")
+    assert decided(rows) == (RankChoice.IMPOSSIBLE, two.label)
     (line,) = describe_verdict(rows, list(found.values()), [], machine)
     assert reason in line
-    assert "2 can give 2× at most" in line
-    assert (found["2 ranks"].cause, found["2 ranks"].advice) == ("impossible", "")
+    assert "can give 2× at most" in line
+    assert (found[two.label].cause, found[two.label].advice) == ("impossible", "")
 
 
 def test_where_repeats_are_far_apart_nothing_stands_out_and_nothing_is_fine():

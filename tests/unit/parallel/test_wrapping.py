@@ -51,13 +51,14 @@ def test_a_single_number_is_not_sharded():
     fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
 
 
-def test_stages_must_not_share_a_weight():
+def test_a_weight_of_two_stages_is_a_tie():
     model, two = Chain(), layout(ranks=2, pipeline=2)
     workload = Chained(build_spec({}))
-    assert len(pipeline.build_stages(workload, model, two, 0)[0]) == 2
+    stages, ties = pipeline.build_stages(workload, model, two, 0)
+    assert (list(stages), len(stages[0]), ties) == ([0], 2, [])
     model.layers[3].weight = model.layers[0].weight
-    with pytest.raises(UserError, match="stage 0 and of stage 1"):
-        pipeline.build_stages(workload, model, two, 0)
+    (tie,) = pipeline.build_stages(workload, model, two, 0)[1]
+    assert list(tie.held) == [0, 1]
     with pytest.raises(UserError, match=r"parallel\.pipeline=1"):
         pipeline.build_stages(workload, Chain(1), two, 0)
 

@@ -65,8 +65,8 @@ class Deep(Workload):
     def loss(self, model, x): return model(x).sum(), len(x)
 
 class Words(Deep):
-    def model(self): return torch.nn.LSTM(32, 8, batch_first=True)
-    def loss(self, model, x): return model(x[:, None])[0].sum(), len(x)
+    def model(self): return torch.nn.LSTM(8, 8, batch_first=True)
+    def loss(self, model, x): return model(x.view(len(x), 4, 8))[0].sum(), len(x)
 
 class Enormous(Deep):
     def model(self): return torch.nn.Linear(32, 10**9)
@@ -126,10 +126,10 @@ def test_kernels_as_they_are_written_are_counted_forward_and_backward(own):
     assert others.backward_elements > others.forward_elements
 
 
-def test_recurrent_layers_are_mentioned_as_not_priced(own):
-    note = "recurrent layers are not in the price"
-    assert any(note in text for text in build_cost_model(own("Words")).assumptions)
-    assert not any(note in text for text in build_cost_model(own("Deep")).assumptions)
+def test_recurrent_layers_are_priced_word_by_word(own):
+    steps = {m.steps for block in build_cost_model(own("Words")).blocks for m in block.matmuls}
+    assert steps == {1, 4}
+    assert {m.steps for block in build_cost_model(own("Deep")).blocks for m in block.matmuls} == {1}
 
 
 @pytest.fixture

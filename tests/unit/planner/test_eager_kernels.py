@@ -5,14 +5,16 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from paceline.nn.op_counter import OperationCounter
+from paceline.nn.op_counter import PRODUCTS, OperationCounter
 from paceline.planner.eager_kernels import (
+    BATCH_NORM_PASSES,
     DEPTHWISE_PASSES,
     PASSES,
     SORT_KERNELS,
     STRIDED_PASSES,
     SUM_PASSES,
     LiveBytes,
+    count_steps,
     estimate_traffic,
     find_peak_growth,
     simulate_cuda,
@@ -20,9 +22,9 @@ from paceline.planner.eager_kernels import (
 
 
 class Noted(OperationCounter):
-    def __init__(self, more=1.0):
+    def __init__(self, more=1.0, last=False):
         super().__init__()
-        self.more, self.noted, self.alive = more, {}, LiveBytes()
+        self.more, self.last, self.noted, self.alive = more, last, {}, LiveBytes()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = super().__torch_dispatch__(func, types, args, kwargs)
@@ -30,11 +32,11 @@ class Noted(OperationCounter):
         return out
 
     def count(self, name, args, out):
-        self.noted.setdefault(name, []).append(estimate_traffic(name, args, out, self.more))
+        self.noted.setdefault(name, []).append(estimate_traffic(name, args, out, self.more, self.last))
 
 
-def noted(work, *sides, more=1.0, dtype=torch.float32, precision="fp32"):
-    with FakeTensorMode(), Noted(more) as counter, simulate_cuda(precision):
+def noted(work, *sides, more=1.0, last=False, dtype=torch.float32, precision="fp32"):
+    with FakeTensorMode(), Noted(more, last) as counter, simulate_cuda(precision):
         found = work(*(torch.empty(side, dtype=dtype, requires_grad=dtype.is_floating_point) for side in sides))
     return counter, found
 
@@ -77,14 +79,44 @@ def test_the_backward_pass_of_a_convolution_makes_what_is_asked_for():
     assert twice.kernels == 2 * once.kernels
 
 
-def test_batch_norms_of_images_are_far_slower_than_of_rows():
+def test_batch_norms_of_images_are_slower_the_fewer_their_channels():
     def normed(x):
         return F.batch_norm(x, None, None, training=True)
 
-    images, rows = (noted(normed, side)[0].noted for side in ((4, 8, 6, 6), (4, 8)))
-    (of_images,), (of_rows,) = (next(m for name, m in n.items() if "batch_norm" in name) for n in (images, rows))
-    assert of_images.bytes > PASSES["batch_norm"] * 2 * 4 * 4 * 8 * 36
-    assert of_rows.bytes < PASSES["norm"] * 3 * 4 * 4 * 8
+    found = [noted(normed, side)[0].noted for side in ((4, 100, 6, 6), (4, 500, 6, 6), (4, 8))]
+    few, many, rows = (next(m[0].bytes for name, m in n.items() if "batch_norm" in name) for n in found)
+    once = 2 * 4 * 4 * 36  # in and out, of a channel
+    assert 10 * 100 * once < few < 11 * 100 * once
+    assert BATCH_NORM_PASSES * 500 * once < many < 1.1 * BATCH_NORM_PASSES * 500 * once
+    assert rows < PASSES["norm"] * 3 * 4 * 4 * 8
+
+
+def test_channels_last_spares_convolutions_their_transposes():
+    def layer(x, w):
+        return F.batch_norm(F.conv2d(x, w, padding=1), None, None, training=True)
+
+    def total(last):
+        counter, _ = noted(layer, (2, 16, 8, 8), (16, 16, 3, 3), last=last)
+        return sum(traffic.bytes for several in counter.noted.values() for traffic in several)
+
+    assert 3 * total(last=True) < total(last=False)
+
+
+@pytest.mark.parametrize(("kind", "gates", "sides"), [("LSTM", 4, 1), ("GRU", 3, 2), ("RNN", 1, 1)])
+def test_a_recurrent_layer_multiplies_by_its_state_word_by_word(kind, gates, sides):
+    net = getattr(torch.nn, kind)(6, 8, num_layers=2, batch_first=True, bidirectional=sides == 2)
+    steps = []
+
+    class Watching(OperationCounter):
+        def count(self, name, args, out):
+            if name in PRODUCTS:
+                steps.append((count_steps(), out.shape[-1]))
+
+    with Watching(), simulate_cuda("fp32"):
+        out, state = net(torch.zeros(3, 5, 6))
+    assert out.shape == (3, 5, 8 * sides)
+    assert steps == [(1, 8 * gates), (5, 8 * gates)] * 2 * sides
+    assert len(state) == (2 if kind == "LSTM" else 2 * sides)
 
 
 @pytest.mark.parametrize(("more", "kernels"), [(1.0, 2), (1000.0, SORT_KERNELS)])

@@ -11,8 +11,14 @@ import yaml
 import paceline
 from paceline.cli.main import build_parser
 from paceline.layout import layout_of
-from paceline.planner.emit import build_launch_files, to_dns_name, to_skypilot_name
-from paceline.planner.emit_slurm import REQUEUE_CODE, BatchJob, build_batch_script
+from paceline.planner.emit import (
+    REQUEUE_CODE,
+    BatchJob,
+    build_batch_script,
+    build_launch_files,
+    to_dns_name,
+    to_skypilot_name,
+)
 from paceline.planner.plan import plan
 from paceline.trainer.engines import accelerate_config, deepspeed_config
 

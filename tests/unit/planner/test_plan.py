@@ -60,6 +60,7 @@ def test_cost_follows_from_hours(agnews):
         assert row.device_hours == pytest.approx(row.devices * row.hours)
         assert row.cost_usd == pytest.approx(2.0 * row.device_hours)
         assert row.energy_kwh == pytest.approx(0.3 * row.device_hours)
+        assert row.co2_kg == pytest.approx(0.473 * row.energy_kwh)
         assert row.efficiency == pytest.approx(row.speedup / row.devices)
     assert agnews.rows[0].speedup == pytest.approx(1)
     assert agnews.ranking.cheapest is min(agnews.rows, key=lambda row: row.device_hours)
@@ -276,3 +277,18 @@ def test_more_devices_are_advised_only_where_they_divide_what_does_not_fit(overr
     found = paceline.plan(spec, cluster="2xV100-SXM2-16GB")
     assert not found.rows
     assert any("more devices" in line for line in explain_misfit(found)) == more
+
+
+@pytest.mark.parametrize(
+    ("claims", "code"),
+    [
+        (("fits", "step_s<1e9", "hours >= 0.001"), 0),
+        (("step_s<1e-9",), 1),
+        (("total_bytes>1e15",), 1),
+        *[((claim,), 2) for claim in ("steps_s<1", "step_s", "step_s<x", "step_s<1e")],
+    ],
+)
+def test_assertions_decide_the_exit_code(ask, lm_file, claims, code):
+    found, _, error = ask(lm_file, "--cluster", "8xH100", "--devices", "8", *[f"--assert={claim}" for claim in claims])
+    assert found == code
+    assert error.count("\n") == (code > 0)

@@ -1,7 +1,5 @@
 """The search: what it chooses, what it refuses and why, and that the runtime would accept its choice."""
 
-import time
-
 import pytest
 
 from paceline.config import build_spec
@@ -149,21 +147,6 @@ def test_the_runtime_takes_every_layout_that_fits_as_it_was_priced(spec, where):
         assert applied_layout == layout
         workload.suits(applied_layout)
         assert found.cost_model.placement(layout, found.target.whole.device).ranks == layout.ranks
-
-
-def test_a_row_of_many_devices_takes_under_a_second():
-    """Of the processor, at the best of a few tries: the cores may be shared with others, which slows them down."""
-    spec, target = lm(batch=4096), resolve_target("2048x8xH100")
-    cost_model = build_cost_model(spec)
-
-    def quick(devices):
-        began = time.process_time()
-        found = search_layouts(cost_model, devices, target.at(devices), LayoutConstraints())
-        assert found.chosen is not None
-        return time.process_time() - began < 1.0
-
-    for devices in (1024, 16_384):
-        assert any(quick(devices) for _ in range(4))
 
 
 def test_auto_takes_the_chosen_layout_on_a_named_cluster_alone():

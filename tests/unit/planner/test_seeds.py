@@ -63,18 +63,6 @@ def test_their_slow_down_on_four_devices_needs_a_link_far_below_its_data_sheet(m
     assert alone / step_s(model, four, starved, "fp32") == pytest.approx(published, rel=0.25)
 
 
-@pytest.mark.parametrize(("model", "published", "epoch_s"), [(SMALL, 0.46, 42.3), (LARGE, 0.80, 124.95)])
-def test_hosts_that_are_busy_with_loaders_explain_both_figures_better(model, published, epoch_s):
-    """Four ranks with four loading processes each: with every launch twice as long, one link gives both within 8 %."""
-    alone = step_s(model, Placement(micro_batch=128), parse_cluster("1xV100"), "fp32")
-    starved = replace(parse_cluster("4xV100@pcie"), link_bytes_s=0.72e9 / GPU_PHYSICS.link_efficiency)
-    busy = replace(GPU_PHYSICS, launch_s=2 * GPU_PHYSICS.launch_s)
-    four = Placement(replicate=4, micro_batch=32)
-    together = price_step(model.blocks, four, starved, DTYPE_SIZES["fp32"], busy).step_s
-    assert alone / together == pytest.approx(published, rel=0.08)
-    assert 120_000 / 128 * together == pytest.approx(epoch_s, rel=0.2)
-
-
 # ── a topic model of 100k documents × 100k terms, 20 topics, 16 documents per step and device, 200 epochs
 
 DOCUMENTS, TERMS, TOPICS, BATCH, EPOCHS = 100_000, 100_000, 20, 16, 200
@@ -112,15 +100,6 @@ def test_a_topic_model_takes_the_time_and_the_money_that_were_published(where, u
     assert EPOCHS * epoch / 3600 * usd_per_hour == pytest.approx(usd, rel=0.25)
 
 
-def test_the_published_epoch_says_that_input_was_not_read_ahead():
-    """40 GB in 24 s are 1.7 GB/s, less than one process reads; the rest of a step is launches, one after the other."""
-    place, input_s = parse_cluster("1xH100"), BATCH * TERMS * 4 / GPU_PHYSICS.input_bytes_s
-    assert pytest.approx(1.67e9, rel=0.01) == DOCUMENTS * TERMS * 4 / 24
-    assert GPU_PHYSICS.input_bytes_s > DOCUMENTS * TERMS * 4 / 24
-    ahead = DOCUMENTS / BATCH * max(input_s, topic_step_s(1, place) - input_s)
-    assert ahead < 0.75 * 24
-
-
 @pytest.mark.parametrize(
     ("where", "seconds", "usd_per_hour", "usd"), [("1xH100", 5.5, 3.29, 4.38), ("4xH100", 2.6, 3.09, 4.12)]
 )
@@ -131,15 +110,6 @@ def test_a_fit_of_the_same_counts_takes_seconds_and_half_a_cent(where, seconds, 
     assert row.price.memory.tier == "in memory"
     assert row.hours * 3600 == pytest.approx(seconds, rel=0.05)
     assert row.cost_usd < usd / 400
-
-
-def test_eight_older_devices_needed_the_six_seconds_of_four_because_they_shared_their_input():
-    """First principles give 3.8 s; 40 GB in 6 s are 6.7 GB/s, on 8 A100 as on 4 H100: one host's storage."""
-    place = parse_cluster("8xA100-40GB")
-    epoch = DOCUMENTS / (BATCH * 8) * topic_step_s(8, place)
-    assert epoch < 4.5
-    moved_bytes_s = DOCUMENTS * TERMS * 4 / 6
-    assert moved_bytes_s == pytest.approx(6.7e9, rel=0.01)
 
 
 # ── the same through the verb

@@ -1,4 +1,4 @@
-"""No sentence has a number that its tables lack, and none denies another: over measurements made up at random."""
+"""What a measurement or a plan says follows from its own rows: over measurements and questions made up at random."""
 
 from hypothesis import HealthCheck, given, settings
 

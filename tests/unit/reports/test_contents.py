@@ -9,6 +9,7 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.reports.charts import build_charts
+from paceline.reports.comparisons import CostLine, find_cheapest
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import escape_tex, render_markdown, render_page
 from paceline.reports.report import build_tables, report
@@ -300,6 +301,18 @@ def test_kinds_of_devices_are_compared_by_what_they_cost(tmp_path):
     assert any("at 8 devices" in line for line in one.verdict)
 
 
+def test_measurements_with_a_price_are_compared_unless_a_row_is_not_possible(tmp_path):
+    make_measurement(tmp_path / "a", repeats=1)
+    make_measurement(tmp_path / "b", {1: 0.1, 2: 0.001}, repeats=1)
+    found = gather_contents([tmp_path / "a", tmp_path / "b"])
+    assert [line.label for line in found.costs] == [f"docstrings (a), {n} rank{'s' * (n > 1)}" for n in (1, 2, 4)]
+    assert [s.name for s in found.series] == ["docstrings (a)", "docstrings (b)"]
+    assert [run.name for run in found.runs] == [
+        "1 rank (a)", "2 ranks (a)", "4 ranks", "1 rank (b)", "2 ranks (b)"
+    ]  # fmt: skip
+    assert find_cheapest([CostLine("fast", 2, 0.001, 4.0), CostLine("cheap", 1, 0.002, 1.0)]).label == "cheap"
+
+
 @pytest.fixture(scope="module")
 def experiments(tmp_path_factory):
     """Two models on one and four ranks, as plain runs; both models are slower on four."""
@@ -307,31 +320,33 @@ def experiments(tmp_path_factory):
     for model, layers, alone, four in (("small", 1, 0.02, 0.044), ("large", 4, 0.1, 0.125)):
         for ranks, step_s in ((1, alone), (4, four)):
             comm = 0.0 if ranks == 1 else 0.6
-            make_run(folder, f"{model}-{ranks}", ranks, 24, step_s, comm, **{"model.layers": layers})
+            make_run(folder, f"{model}-{ranks}gpu", ranks, 24, step_s, comm, **{"model.layers": layers})
     return folder
 
 
 def test_runs_of_a_folder_are_grouped_by_equal_work(experiments):
     found = gather_contents([experiments])
     assert {tuple(row.label for row in s.rows) for s in found.series} == {
-        ("small-1", "small-4"), ("large-1", "large-4")
+        ("small-1gpu", "small-4gpu"), ("large-1gpu", "large-4gpu")
     }  # fmt: skip
     speedups = {s.rows[1].label: s.rows[1].speedup for s in found.series}
-    assert speedups == {"small-4": pytest.approx(20 / 44, rel=0.03), "large-4": pytest.approx(0.8, rel=0.03)}
+    assert speedups == {"small-4gpu": pytest.approx(20 / 44, rel=0.03), "large-4gpu": pytest.approx(0.8, rel=0.03)}
     models = next(table for table in build_tables(found) if table.name == "models")
     assert {"speed-up", "efficiency", "R"} <= set(models.head)
     charts = {chart.name: chart for chart in build_charts(found, experiments)}
     assert len(charts["scaling"].data["lines"]) == 2
-    assert len(charts["breakdown"].data["labels"]) == 4
+    assert set(charts["breakdown"].data["labels"]) == {"small-1gpu", "small-4gpu", "large-1gpu", "large-4gpu"}
+    assert {s.name for s in found.series} == {"small", "large"}
 
 
 def test_a_pattern_and_a_warm_up_leave_runs_and_steps_out(experiments):
     found = gather_contents([experiments], only="small-*")
-    assert {run.name for run in found.runs} == {"small-1", "small-4"}
+    assert {run.name for run in found.runs} == {"small-1gpu", "small-4gpu"}
     with pytest.raises(UserError) as none:
         gather_contents([experiments], only="tiny*")
     assert (none.value.code, none.value.key) == ("not-found", "--only")
-    whole, late = (gather_contents([experiments / "small-1"], warmup=parse_warmup(text)) for text in ("", "16 steps"))
+    folder = [experiments / "small-1gpu"]
+    whole, late = (gather_contents(folder, warmup=parse_warmup(text)) for text in ("", "16 steps"))
     assert late.runs[0].times.steps < whole.runs[0].times.steps
     assert parse_warmup("1") == Warmup(1, "epochs")
     with pytest.raises(UserError, match="number of epochs"):

@@ -2,14 +2,10 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 
-import psutil
 import pytest
 from rich.console import Console
 
@@ -96,7 +92,7 @@ def test_a_page_has_the_curves_the_ranks_and_the_last_events_and_reloads_until_t
     assert len(data["use"]["lines"]) == 2
     assert data["rate"]["lines"][0]["points"][0][1] == pytest.approx(64 / json.loads(lines[1])["step_s"], rel=1e-3)
     assert "accuracy 0.75" in page
-    assert all(f"<td>{row[1]}</td>" in page for row in build_ranks_table(view).rows)
+    assert all(f">{row[1]}</td>" in page for row in build_ranks_table(view).rows)
     add(run, 0, lines[11:])
     view.look()
     assert 'http-equiv="refresh"' not in render_watch_page(view)
@@ -149,40 +145,3 @@ def test_a_line_of_bars():
     assert draw_sparkline([3.0, 2.0, 1.0], 10) == "█▅▁" or draw_sparkline([3.0, 2.0, 1.0], 10) == "█▄▁"
     assert len(draw_sparkline([float(n) for n in range(1000)], 60)) <= 60
     assert draw_sparkline([None], 10) == ""
-
-
-def test_watching_costs_next_to_nothing(tmp_path, lines):
-    """Of one core, over seconds in which steps arrive, in a real terminal."""
-    import pty
-
-    run, _ = fresh(tmp_path)
-    add(run, 0, lines[:2])
-    control, terminal = pty.openpty()
-    command = [sys.executable, "-m", "paceline", "watch", str(run.path)]
-    watching = subprocess.Popen(command, stdout=terminal, env={**os.environ, "TERM": "xterm-256color"})
-    try:
-        process = psutil.Process(watching.pid)
-        deadline = time.monotonic() + 120
-        while not _readable(control):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        before, began = sum(process.cpu_times()[:2]), time.monotonic()
-        for line in lines[2:10]:
-            add(run, 0, [line])
-            time.sleep(0.5)
-            _readable(control)
-        used = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
-        add(run, 0, lines[-1:])
-        assert watching.wait(timeout=120) == 0
-    finally:
-        watching.kill()
-        os.close(control)
-        os.close(terminal)
-    assert used < 0.05, used
-
-
-def _readable(control):
-    import select
-
-    ready = select.select([control], [], [], 0)[0]
-    return os.read(control, 65536) if ready else b""

@@ -72,6 +72,23 @@ def test_a_logger_that_cannot_be_opened(run: RunDir, monkeypatch: pytest.MonkeyP
     assert said[0].endswith("no route to host; training continues without it")
 
 
+def test_trackio_keeps_the_name_of_a_resumed_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(run.path / "trackio"))
+    pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    names = set()
+    for first in (1, 3):
+        (logger,) = open_loggers(("trackio",), run, SPEC)
+        for step in (first, first + 1):
+            logger.log(step, {"train/loss": 1.0 / step})
+        logger.close()
+        names.add(read_json(run.path / "loggers.json")["trackio"])
+    (name,) = names
+    found = [row["train/loss"] for row in SQLiteStorage.get_logs("paceline", name) if "train/loss" in row]
+    assert found == pytest.approx([1.0, 1 / 2, 1 / 3, 1 / 4])
+
+
 def test_tensorboard(run: RunDir) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -50,8 +50,8 @@ def test_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_long_run_logs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     time, out = Time(monkeypatch), io.StringIO()
     with Progress(10**9, stream=out) as progress:
-        for number in range(1, 24 * 3600):
-            time.now += 1
+        for number in range(1, 24 * 360):
+            time.now += 10
             progress.step(step(number))
     lines = out.getvalue().splitlines()
     assert 1000 < len(lines) < 2000
@@ -129,18 +129,6 @@ def test_an_unusual_stream_does_not_end_the_run() -> None:
         out.close()
         progress.step(step(2))
         progress.say("nobody hears this")
-
-
-def test_a_closed_pipe_does_not_end_the_run() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    out = open(writer, "w")  # noqa: SIM115
-    with Progress(1000, stream=out) as progress:
-        progress.step(step(1))
-        progress.say("nobody hears this")
-        progress.evaluated({"step": 1, "loss": 0.1})
-    with pytest.raises(BrokenPipeError):
-        out.close()
 
 
 SCRIPT = """

@@ -30,11 +30,12 @@ train: {steps: 77, epochs: null, global_batch: 96, optimizer: sgd, lr: 3.0e-05, 
         groups: {"layers.*: x": {lr: 1.0e-05}, "head.*": {weight_decay: 0.0}, "z.*": {frozen: true}},
         precision: bf16, loss_scale: 128.0, loss_scale_start: 64.0, loss_scale_window: 100, nonfinite: skip,
         on_oom: retry, seed: 2147483647, evaluate_every: 5, evaluate_on: 500, patience: 4, checkpoint_every: 6,
-        checkpoint_format: full, keep: 7, log_every: 1, compile: "off", loggers: [tensorboard, mlflow]}
+        checkpoint_format: full, keep: 7, log_every: 1, compile: "off", loggers: [tensorboard, mlflow],
+        batchnorm_group: 16, optimizer_state: 8bit, weights: bf16}
 parallel: {strategy: hsdp, ranks: 32, replicate: 2, tensor: 2, sequence: true, pipeline: 4, schedule: zero_bubble,
            micro_batch: 3, activation_checkpointing: full, offload: true, reduce: diloco, local_steps: 9,
            engine: deepspeed, engine_config: /tmp/own.json, device: cpu, threads: 1, timeout_s: 1.0e+7,
-           bucket_mb: 1.0e+22, wrap: 1000, backend: gloo}
+           bucket_mb: 1.0e+22, wrap: 1000, backend: gloo, context: 2, expert: 2, least_ranks: 16}
 cluster: local
 """)
 

@@ -41,7 +41,7 @@ def test_a_script_that_does_not_answer_is_refused(tmp_path):
     ("old", "new", "cause"),
     [
         (SUM, "F.cross_entropy(model(x), y) * 1.0", "did you return a mean?"),
-        ("nn.GELU()", "nn.Dropout(0.5)", "Dropout"),
+        ("nn.GELU()", "nn.RReLU()", "torch's generator"),
     ],
 )
 def test_causes_are_found_in_a_script(old, new, cause, tmp_path):
@@ -49,3 +49,12 @@ def test_causes_are_found_in_a_script(old, new, cause, tmp_path):
     parity = check(script_spec(file), ranks=(1,), accumulate=(1, 3), steps=1)
     assert not parity.holds
     assert cause in parity.causes[0]
+
+
+def test_a_script_that_trains_by_itself_is_stopped_at_its_first_step(tmp_path):
+    file = tmp_path / "train.py"
+    lines = ("w = torch.nn.Linear(1, 1)", "optimizer = torch.optim.SGD(w.parameters(), 0.1)", "while True:")
+    file.write_text("\n".join(("import torch", *lines, "    optimizer.step()\n")))
+    with pytest.raises(UserError) as refused:
+        probe_model(script_spec(file))
+    assert (refused.value.code, refused.value.key) == ("invalid-workload", "run.batches")

@@ -1,7 +1,9 @@
 """What a job asks for, with reasons; and what is refused before anything is sent."""
 
 import json
+import os
 import subprocess
+import sys
 
 import pytest
 
@@ -13,10 +15,10 @@ from paceline.runlog.run_dir import RunDir
 from paceline.slurm.commands import Partition
 from paceline.slurm.request import build_job_request
 from paceline.slurm.site_file import SiteFile
-from paceline.slurm.submit import submit
+from paceline.slurm.submit import strip_launcher, submit
 
 HERE = {
-    "gpu": Partition("gpu", 24.0, 8, 500_000, 4, "a100"),
+    "gpu": Partition("gpu", 24.0, 8, 500_000, 4, "a100", 64),
     "cpu": Partition("cpu", None, 4, 64_000, 0, ""),
 }
 LM = {
@@ -43,12 +45,65 @@ def test_the_plan_fills_in_what_nobody_asked_for(lm):
     assert made.spec.parallel.ranks == 8
     assert made.spec.parallel.strategy == made.plan.chosen.price.layout.strategy != "auto"
     assert made.hours == pytest.approx(min(24, made.plan.chosen.hours * 1.3))
-    assert made.options == {"partition": "gpu"}
+    assert made.options == {"partition": "gpu", "cpus-per-task": "16", "mem": "500000M"}
+    assert any("USD: 8 × " in reason for reason in made.reasons)
+    assert asked(lm, nodes="1", gpus_per_node=1).options["mem"] == "125000M"
     chosen = build_job_request(lm, SiteFile(partition="gpu", cluster="2x4xA100"), {}, HERE)
     assert int(chosen.nodes) * chosen.per_node == chosen.plan.chosen.devices
     who = [made.reasons[0], chosen.reasons[0], asked(lm, SiteFile(partition="cpu"), time="1h").reasons[0]]
     told = ["2 nodes × 4 ranks: asked for", "what the plan chooses", "1 node × 1 rank: nobody asked for more"]
     assert all(word in reason for word, reason in zip(told, who, strict=True))
+
+
+def test_more_ranks_than_pay_are_warned_of(lm):
+    little = lm.replace({"model.preset": "gpt2", "train.global_batch": 8})
+    slow = SiteFile(partition="gpu", cluster="8x4xA100@0.1GB/s")
+    (warning,) = (reason for reason in asked(little, slow, nodes="2", gpus_per_node=4).reasons if "warning" in reason)
+    assert warning.startswith("warning: 1 rank would take 0.")
+    assert not any("warning" in reason for reason in asked(lm, nodes="2", gpus_per_node=4).reasons)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["torchrun", "--nproc-per-node", "4", "train.py", "--lr", "1"], ("py", "train.py", "--lr", "1")),
+        (["torchrun", "--nnodes=2", "-m", "mine.train"], ("py", "-m", "mine.train")),
+        (["python", "-m", "torch.distributed.run", "--standalone", "a.py"], ("py", "a.py")),
+        (["./train.sh", "x"], ("./train.sh", "x")),
+    ],
+)
+def test_a_command_loses_its_launcher(command, words):
+    assert strip_launcher(command, ("py",)) == words
+
+
+def test_a_command_is_run_by_each_rank_and_requeued_while_it_saves(tmp_path, monkeypatch, capsys):
+    words = ("submit", "--dry-run", "--time", "1h", "--nodes", "2", "--ranks-per-node", "2", "--json")
+    words += ("--checkpoints", "out/**/*.pt", "--out", str(tmp_path), "--", "torchrun", "train.py", "a b")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as done:
+        main(words)
+    assert done.value.code == 0
+    script = json.loads(capsys.readouterr().out)["script"]
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n" in script
+    programs = {
+        "srun": f"shift; for SLURM_PROCID in 0 1; do export SLURM_PROCID; {sys.executable} -c"
+        ' \'import os, pathlib; pathlib.Path("out").mkdir(exist_ok=True)\'; "$@"; done',
+        "scontrol": 'echo "$@" >> asked',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, body in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\ntime.sleep(0.02)\n"
+        "print(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])\n"
+        "open('out/step.pt', 'w').close()\nsys.exit(3)\n"
+    )
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "n1"}
+    env = {**os.environ, **job, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+    assert (ran.returncode, ran.stdout.splitlines()) == (3, ["0 4 ['a b']", "1 4 ['a b']"])
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 7"
 
 
 def test_a_run_beyond_the_limit_says_how_many_jobs_it_takes(lm):

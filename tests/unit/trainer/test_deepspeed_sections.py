@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.config import Train, build_spec
-from paceline.trainer.engines.deepspeed_sections import translate_sections
+from paceline.trainer.engines.deepspeed_config import translate_sections
 from paceline.trainer.optim.schedule import build_schedule
 
 WARM = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 6}

@@ -7,7 +7,7 @@ from paceline.errors import OutOfMemory
 from paceline.launch.root_cause import describe_exit
 from paceline.layout import layout_of
 from paceline.planner.advice import suggest_memory_savings
-from paceline.trainer.oom_retry import halve_micro_batch
+from paceline.trainer.failures import halve_micro_batch
 
 SPEC = build_spec({"train": {"steps": 3, "global_batch": 8, "on_oom": "retry"}, "data": {"source": "docstrings"}})
 

@@ -8,13 +8,14 @@ from torch import nn
 
 from paceline.config import ParameterGroup, Train
 from paceline.parallel.parallelize import ParallelModel
-from paceline.parallel.parameters import ParameterGroups, collect_local_parameters
+from paceline.parallel.parameters import ParameterGroups, collect_local_parameters, find_ends
 from paceline.parallel.precision import Scaler
-from paceline.trainer.optim.optimizers import set_lr
+from paceline.trainer.optim.optimizers import build_update_groups, set_lr
 from paceline.trainer.optim.schedule import build_schedule, scale_lr
+from paceline.trainer.optim.small_adam import choose_block
 from paceline.trainer.step.step import State, update_weights
 
-RULES = ["adamw", "adam", "sgd", "lars", "lamb"]
+RULES = ["adamw", "adam", "sgd", "lars", "lamb", "muon"]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,81 @@ def test_rules_follow_their_formulas(rule, decay):
         apply(state, train, step)
     for got, want in zip(state.model.net.parameters(), by_hand(rule, before, steps, decay), strict=True):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_muon_moves_matrices_as_torchs_does():
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(6, 9, bias=False), nn.Linear(6, 9, bias=False)
+    theirs.load_state_dict(ours.state_dict())
+    train = Train(optimizer="muon", clip=0.0, momentum=0.95, weight_decay=0.1, precision="bf16")
+    state = State.new(
+        ParallelModel(ours, [ours], collect_local_parameters([ours], 1), parameters=54), train, torch.device("cpu")
+    )
+    set_lr(state.optimizer, 0.1)
+    torchs = torch.optim.Muon(theirs.parameters(), lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for seed in range(5):
+        drawn = torch.randn(9, 6, generator=torch.Generator().manual_seed(seed))
+        apply(state, train, [drawn])
+        theirs.weight.grad = drawn
+        torchs.step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=0.02, atol=0.01)
+
+
+def test_muon_leaves_embeddings_and_the_last_matrix_to_adamw():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    groups = ParameterGroups(ends=find_ends(model))
+    local = collect_local_parameters([model], 1)
+    made = build_update_groups(Train(optimizer="muon"), local, groups)
+    assert [p.shape for group in made if group["adapt"] for p in group["params"]] == [(4, 4)]
+
+
+def small_steps(kept, weights, seed=0, steps=60, shape=(64, 64)):
+    """(weights of SmallAdam, weights of torch's Adam) after so many steps on the same gradients."""
+    torch.manual_seed(0)
+    model = nn.Linear(*shape, bias=False)
+    exact = nn.Linear(*shape, bias=False)
+    exact.load_state_dict(model.state_dict())
+    model.weight.data = model.weight.data.to(torch.bfloat16 if weights == "bf16" else torch.float32)
+    train = Train(optimizer_state=kept, weights=weights, precision="bf16", clip=0.0, seed=seed)
+    whole = ParallelModel(model, [model], collect_local_parameters([model], 1), parameters=4096)
+    state = State.new(whole, train, torch.device("cpu"))
+    set_lr(state.optimizer, 1e-4)
+    torchs = torch.optim.AdamW(exact.parameters(), lr=1e-4)
+    for step in range(steps):
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(step)).add(0.3)
+        apply(state, train, [drawn.to(model.weight.dtype)])
+        exact.weight.grad = drawn
+        torchs.step()
+    return model.weight.detach().float(), exact.weight.detach(), state
+
+
+@pytest.mark.parametrize(
+    ("kept", "weights", "near"), [("8bit", "fp32", 0.1), ("bf16", "bf16", 0.05), ("fp32", "bf16", 0.05)]
+)
+def test_smaller_states_stay_near_and_do_not_drift(kept, weights, near):
+    """An update of 1e-4 is far below half of what separates neighbours in bf16: rounding to the nearest never moves."""
+    found, exact, _ = small_steps(kept, weights)
+    torch.manual_seed(0)
+    moved = exact - nn.Linear(64, 64, bias=False).weight.detach()
+    assert abs(float((found - exact).mean() / moved.mean())) < near
+
+
+def test_a_random_number_belongs_to_seed_step_and_place():
+    first, again, other = (small_steps("8bit", "bf16", seed, steps=3)[0] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_eight_bits_take_eight_bits():
+    _, _, state = small_steps("8bit", "bf16", steps=1)
+    bytes_kept = sum(t.nbytes for t in state.optimizer.state[state.model.local_parameters[0].data].values())
+    assert 2 * 4096 < bytes_kept <= 2 * 4096 * (1 + 4 / 8) + 4
+
+
+@pytest.mark.parametrize(("tail", "block"), [(4096, 256), (576, 72), (11008, 172), (50257, 29 * 1), (64, 8), (3, 3)])
+def test_blocks_divide_a_row_and_its_parts(tail, block):
+    assert choose_block(tail) == block
+    assert tail % block == 0
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,6 +1,7 @@
 """A run does not go on to another answer without a word: its spec, its data and its code are sealed with it."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +131,19 @@ def test_files_of_one_name_and_run_files_are_told_apart(tmp_path):
     spec = build_spec({"workload": "ensemble", "model": {"members": members}})
     found = {name: str(file.relative_to(tmp_path)) for name, file in find_user_files(spec).items()}
     assert found == {"m.py": "a/m.py", "m.py (2)": "b/m.py", "net.yaml": "a/net.yaml", "net.yaml (2)": "b/net.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "files"),
+    [
+        ({"workload": "transformers", "model": {"init_from": "m"}}, ["m/config.json", "m/preprocessor_config.json"]),
+        ({"workload": "transformers", "model": {"config": "m/config.json", "init_from": "w"}}, ["m/config.json"]),
+        ({"workload": "keras", "model": {"build": "net.keras"}}, ["net.keras"]),
+    ],
+)
+def test_files_that_describe_a_model_determine_the_answer(tmp_path, monkeypatch, spec, files):
+    monkeypatch.chdir(tmp_path)
+    for name in files:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("{}")
+    assert [str(file) for file in find_user_files(build_spec(spec)).values()] == files

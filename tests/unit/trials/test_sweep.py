@@ -125,6 +125,7 @@ def test_a_job_of_an_array_trains_one_trial_and_the_table_finds_it(trees, tmp_pa
         return end.value.code, capsys.readouterr()
 
     assert paced("--trial", "3")[0] == 2
+    assert paced("--show")[0] == 2
     assert not (tmp_path / "array").exists()
     code, told = paced("--trial", "2")
     assert code == 0

@@ -3,8 +3,6 @@
 They are read with `ast` from the installed source files, without package names and doctests.
 """
 
-from __future__ import annotations
-
 import ast
 import gc
 import os
@@ -42,7 +40,7 @@ Clean = Callable[[str], str]
 
 
 def list_source_versions() -> dict[str, str]:
-    versions = {name: metadata.version(name) for name in CLASSES[:3] if _root(name)}
+    versions = {name: metadata.version(name) for name in CLASSES[:3] if _find_package_folder(name)}
     return {**versions, "python": platform.python_version(), "extraction": str(EXTRACTION)}
 
 
@@ -59,7 +57,9 @@ def extract_samples(test_fraction: float, clean: Clean) -> tuple[list[Sample], l
     test_per_class = min(wanted, *(len(test) for _, test in splits))
     if not train_per_class or not test_per_class:
         raise invalid_data(f"data.test_fraction={test_fraction}: too few docstrings are installed; use 0.05 to 0.5")
-    return _mix(train[:train_per_class] for train, _ in splits), _mix(test[:test_per_class] for _, test in splits)
+    return _shuffle(train[:train_per_class] for train, _ in splits), _shuffle(
+        test[:test_per_class] for _, test in splits
+    )
 
 
 def mask_names(docstring: str) -> str:
@@ -98,7 +98,7 @@ def iter_docstrings(source: str) -> Iterator[str]:
             pending.extend(reversed(getattr(node, block, ())))
 
 
-def _root(name: str) -> Path:
+def _find_package_folder(name: str) -> Path:
     if name == "standard library":
         return Path(sysconfig.get_path("stdlib"))
     spec = find_spec(name)  # finds a top-level package without importing it
@@ -111,7 +111,7 @@ def _root(name: str) -> Path:
 def _modules(name: str, seen: set[str], clean: Clean) -> list[list[str]]:
     """Return the cleaned docstrings of the modules of a package, each once."""
     modules: list[list[str]] = []
-    root, count = _root(name), 0
+    root, count = _find_package_folder(name), 0
     for file in sorted(_python_files(root), key=lambda file: hash_text(f"{name}/{file.relative_to(root).as_posix()}")):
         if count >= ENOUGH_PER_CLASS:
             break
@@ -147,14 +147,14 @@ def split_by_module(modules: list[list[str]], test_fraction: float) -> tuple[lis
     return sorted(train, key=hash_text), sorted(test, key=hash_text)
 
 
-def _mix(texts_per_class: Iterable[list[str]]) -> list[Sample]:
+def _shuffle(texts_per_class: Iterable[list[str]]) -> list[Sample]:
     samples = [(text, label) for label, texts in enumerate(texts_per_class) for text in texts]
     return sorted(samples, key=lambda sample: hash_text(sample[0]))
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Syntax trees have no cycles, and the search for some doubles the time in a process that has torch loaded."""
+    """Pause garbage collection: syntax trees have no cycles, and the search for some would double the time."""
     gc.disable()
     try:
         yield

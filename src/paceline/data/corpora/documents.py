@@ -3,8 +3,6 @@
 A long file is read in parts, so that it need not fit into memory and some of its parts can be held out.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,7 +19,15 @@ from paceline.data.cache import ArrayWriter, DamagedEntry, map_array
 from paceline.data.corpora import docstrings
 from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, Ids, TokenisedCorpus, limit_rate
 from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
-from paceline.data.files import find_files, hash_files_cached, hash_text, hash_value, invalid_data, open_text
+from paceline.data.files import (
+    find_files,
+    hash_files_cached,
+    hash_text,
+    hash_value,
+    invalid_data,
+    iter_lines,
+    open_text,
+)
 from paceline.errors import UserError
 from paceline.io.files import expand_cache
 from paceline.workload import LogFn
@@ -66,14 +72,16 @@ def _open_docstrings(data: Any) -> DocumentSource:
             train, test = train[: max(1, data.limit - n_test)], test[:n_test]
         return [DocumentPart(text, split is test, True) for split in (train, test) for text, _ in split]
 
-    return DocumentSource(lambda: iter(parts()), lambda: _fingerprint(data, docstrings.list_source_versions()))
+    return DocumentSource(lambda: iter(parts()), lambda: _fingerprint_source(data, docstrings.list_source_versions()))
 
 
 def _open_text_files(data: Any, looking: bool) -> DocumentSource:
     files = find_text_files(data.path, looking)
+    lines = data.documents == "lines"
 
     def texts() -> Iterator[tuple[Path, str]]:
-        return islice(((file, text) for file in files for text in _iter_parts(file)), data.limit or None)
+        read = _iter_filled_lines if lines else _iter_parts
+        return islice(((file, text) for file in files for text in read(file)), data.limit or None)
 
     @cache
     def threshold() -> int:
@@ -83,7 +91,7 @@ def _open_text_files(data: Any, looking: bool) -> DocumentSource:
         if hashes.highest < 0:
             raise invalid_data(f"data.path={data.path}: there is no text in it", "data.path")
         if hashes.is_single:
-            hint = f"give several files, or one of more than {PART_CHARACTERS // 1024} KiB"
+            hint = f"give several files, one of more than {PART_CHARACTERS // 1024} KiB, or  data.documents=lines"
             raise invalid_data(f"data.path={data.path}: one document, so none can be held out; {hint}", "data.path")
         return hashes.threshold(data.test_fraction)
 
@@ -91,10 +99,10 @@ def _open_text_files(data: Any, looking: bool) -> DocumentSource:
         held_out_below = threshold()
         sides = ((file, text, hash_text(text) < held_out_below) for file, text in texts())
         for (file, text, held_out), after in pairwise(chain(sides, [(None, "", False)])):
-            yield DocumentPart(text, held_out, ends=(file, held_out) != (after[0], after[2]))
+            yield DocumentPart(text, held_out, ends=lines or (file, held_out) != (after[0], after[2]))
 
     return DocumentSource(
-        parts, lambda: _fingerprint(data, hash_files_cached(files, expand_cache(data.cache), looking))
+        parts, lambda: _fingerprint_source(data, hash_files_cached(files, expand_cache(data.cache), looking))
     )
 
 
@@ -121,9 +129,13 @@ def _iter_parts(file: Path) -> Iterator[str]:
         yield rest
 
 
-def _fingerprint(data: Any, content: object) -> str:
+def _iter_filled_lines(file: Path) -> Iterator[str]:
+    return (text for line in iter_lines(file) if (text := line.rstrip("\r\n")).strip())
+
+
+def _fingerprint_source(data: Any, content: object) -> str:
     settings = {"source": data.source, "limit": data.limit, "test_fraction": data.test_fraction, "content": content}
-    return hash_value({"lm": settings})
+    return hash_value({"lm": settings, **({"documents": "lines"} if data.documents == "lines" else {})})
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +156,14 @@ class TokenStreams(TokenisedCorpus):
         train, test = counts.values()
         summary = (
             f"{train['tokens']:,} training tokens in {train['documents']:,} documents and "
-            f"{test['tokens']:,} test tokens in {test['documents']:,}"
+            f"{test['tokens']:,} test tokens in {test['documents']:,}{cls.describe_documents(data)}"
         )
         return BuiltCorpus(chosen, counts, arrays, summary)
+
+    @classmethod
+    def describe_documents(cls, data: Any) -> str:
+        """Return what one document is, where there is a choice."""
+        return f" (one is a {data.documents.removesuffix('s')})" if data.source == "text" else ""
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -190,8 +207,8 @@ def _write_streams(
 class LMBatch(NamedTuple):
     """Tokens (B, S) and what follows each of them (B, S); NOT_COUNTED where there is nothing to predict."""
 
-    tokens: Tensor
-    targets: Tensor
+    tokens: "Tensor"
+    targets: "Tensor"
 
 
 class Windows:

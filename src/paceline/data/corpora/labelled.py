@@ -1,10 +1,9 @@
-"""Corpora for classifiers: labelled texts, tokenised once into memory-mapped arrays.
+"""Corpora for classifiers: labelled texts, those of AG News too, tokenised once into memory-mapped arrays.
 
 The streams of a source can be started again, so that no stage has to keep the texts in memory.
 """
 
-from __future__ import annotations
-
+import html
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,11 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.cache import ArrayWriter, DamagedEntry, map_array
-from paceline.data.corpora import ag_news, docstrings
+from paceline.data.corpora import docstrings
 from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, Ids, TokenisedCorpus, limit_rate
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, group_texts, load_tokenizer
-from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value, invalid_data
-from paceline.data.tables import iter_columns, locate_row
+from paceline.data.files import (
+    check_file,
+    hash_files_cached,
+    hash_text,
+    hash_value,
+    invalid_data,
+    invalid_format,
+    iter_lines,
+)
+from paceline.data.tables import iter_columns, locate_row, open_csv
 from paceline.errors import UserError, did_you_mean
 from paceline.io.files import expand_cache
 from paceline.workload import LogFn
@@ -30,6 +37,20 @@ MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a me
 WHOLE_NUMBER = re.compile(r"[+-]?\d+")
 
 Sample = tuple[str, int]
+TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+COLUMNS = ("class", "title", "description")
+TRAIN_NAMES = ("train.csv", "train.csv.gz", "train_subset.csv", "train_subset.csv.gz")
+TEST_NAMES = ("test.csv", "test.csv.gz")
+CLEANING = 1  # raise it when `clean` changes the texts: cached corpora are named by it
+
+EXPECTED = (
+    "a folder with train.csv and test.csv (or .csv.gz; rows of class 1-4, title, description, no header) was expected; "
+    "type  data.path=FOLDER"
+)
+
+# The publication dropped the '&' of many entities: "Ravens #39; Reed", "a quot;crescent quot;".
+DROPPED_AMPERSAND = re.compile(r"(?<![&\w])(#\d{2,5}|quot|amp|lt|gt|nbsp|hellip|[lr]squo|[lr]dquo|[mn]dash);")
+SPACE_BEFORE_APOSTROPHE = re.compile(r"(?<=\w) (?=&#39;(?:s|t|d|m|re|ve|ll)\b)")
 
 
 @dataclass(frozen=True)
@@ -61,14 +82,14 @@ def _open_docstrings(data: Any, looking: bool) -> LabelledSource:
 
 def _open_ag_news(data: Any, looking: bool) -> LabelledSource:
     _reject_keys(data, "test_path")
-    train, test = ag_news.find_ag_news_files(data.path)
-    classes = ag_news.read_topics(train.parent)
+    train, test = find_ag_news_files(data.path)
+    classes = read_topics(train.parent)
 
     def fingerprint() -> str:
         content = hash_files_cached([train, test], expand_cache(data.cache), looking)
-        return _fingerprint_source(data, content, classes=classes, cleaning=ag_news.CLEANING)
+        return _fingerprint_source(data, content, classes=classes, cleaning=CLEANING)
 
-    train_rows, test_rows = (partial(ag_news.iter_ag_news, file, classes) for file in (train, test))
+    train_rows, test_rows = (partial(iter_ag_news, file, classes) for file in (train, test))
     return LabelledSource(train_rows, test_rows, fingerprint, lambda: classes)
 
 
@@ -289,3 +310,50 @@ def _list_oddities(split: str, counts: dict[str, Any], classes: tuple[str, ...],
     missing = [name for name, n in zip(classes, counts["per_class"], strict=True) if not n]
     if missing:
         yield f"WARNING: no {split} text has the label {', '.join(missing[:12])}"
+
+
+def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
+    if path is None:
+        raise UserError(f"data.path: not given; {EXPECTED}", code="missing-value", key="data.path")
+    folder = path.expanduser()
+    files = [[folder / name for name in names if (folder / name).exists()] for names in (TRAIN_NAMES, TEST_NAMES)]
+    for names, existing in zip((TRAIN_NAMES, TEST_NAMES), files, strict=True):
+        if not existing:
+            problem = f"there is no {names[0]}" if folder.is_dir() else "not a folder"
+            raise UserError(f"data.path={folder}: {problem}; {EXPECTED}", code="not-found", key="data.path")
+    return check_file(files[0][0], "data.path"), check_file(files[1][0], "data.path")
+
+
+def read_topics(folder: Path) -> tuple[str, ...]:
+    file = folder / "classes.txt"
+    if not file.is_file():
+        return TOPICS
+    names = tuple(line.strip() for line in iter_lines(file) if line.strip())
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise invalid_data(f"{file}: {len(set(names))} distinct names, expected one per line: {', '.join(TOPICS)}")
+    return names
+
+
+def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    empty = True
+    for number, fields in open_csv(path, names=COLUMNS)[1]:
+        empty = False
+        if len(fields) != len(COLUMNS):
+            raise invalid_format(f"{path} row {number} has {len(fields)} columns; AG News has 3: {', '.join(COLUMNS)}")
+        given, title, description = fields
+        label = int(given) if given.strip().isdecimal() else 0
+        if not 1 <= label <= len(classes):
+            hint = "; AG News has no header row" if number == 1 else ""
+            raise invalid_data(f"{path} row {number}: class {given!r} is not one of 1 to {len(classes)}{hint}")
+        yield clean_text(f"{title} {description}"), label - 1
+    if empty:
+        raise invalid_data(f"{path}: there are no rows; {EXPECTED}")
+
+
+def clean_text(text: str) -> str:
+    """Restore line breaks (written as backslashes) and character entities."""
+    text = text.replace("\\", " ")
+    if ";" in text:
+        text = DROPPED_AMPERSAND.sub(r"&\1;", text)
+        text = html.unescape(SPACE_BEFORE_APOSTROPHE.sub("", text))
+    return " ".join(text.split())

@@ -23,8 +23,7 @@ from paceline.data.corpora import tokenizer as tokenizers
 from paceline.data.corpora.tokenizer import ChosenTokenizer, EncodedTexts, restore_tokenizer, vocabulary_size
 from paceline.data.files import hash_text, hash_value, unreadable_error
 from paceline.errors import UserError
-from paceline.io.files import expand_cache, read_json, write_atomic, write_json
-from paceline.io.safe_open import read_bytes, read_text
+from paceline.io.files import expand_cache, read_bytes, read_json, read_text, write_atomic, write_json
 from paceline.workload import LogFn, Workload, ignore_log
 
 if TYPE_CHECKING:
@@ -70,22 +69,22 @@ class TokenisedCorpus:
     def cached(cls, data: Any) -> Self | None:
         """Return the corpus of a section `data` if it is in the cache, unverified; None also if that takes long."""
         try:
-            folder = cls._folder(data, cls.open_source(data, looking=True).fingerprint())
+            folder = cls._locate_entry(data, cls.open_source(data, looking=True).fingerprint())
         except (UserError, OSError):
             return None
-        return cls._find(folder, ignore_log, verify=False)
+        return cls._open_cached(folder, ignore_log, verify=False)
 
     @classmethod
     def prepare(cls, data: Any, log: LogFn = ignore_log, verify: bool = True) -> Self:
         """Return the corpus of a section `data` from the cache, or build it; `verify` compares its checksums."""
         source = cls.open_source(data)
         fingerprint = source.fingerprint()
-        folder = cls._folder(data, fingerprint)
-        build = partial(cls._build, data, source, fingerprint, log)
-        return cache.prepare_entry(folder, partial(cls._find, folder), build, log, verify)
+        folder = cls._locate_entry(data, fingerprint)
+        build = partial(cls._build_entry, data, source, fingerprint, log)
+        return cache.prepare_entry(folder, partial(cls._open_cached, folder), build, log, verify)
 
     @classmethod
-    def _folder(cls, data: Any, fingerprint: str) -> Path:
+    def _locate_entry(cls, data: Any, fingerprint: str) -> Path:
         settings = {name: getattr(data, name) for name in cls.settings}
         if data.tokenizer is not None:
             settings["vocab"] = tokenizers.hash_tokenizer(data)
@@ -93,7 +92,7 @@ class TokenisedCorpus:
         return Path(expand_cache(data.cache).absolute() / f"{cls.prefix}{data.source}-{key}")
 
     @classmethod
-    def _find(cls, folder: Path, log: LogFn, verify: bool) -> Self | None:
+    def _open_cached(cls, folder: Path, log: LogFn, verify: bool) -> Self | None:
         if not folder.exists():
             return None
         try:
@@ -107,7 +106,7 @@ class TokenisedCorpus:
         return corpus
 
     @classmethod
-    def _build(cls, data: Any, source: Any, fingerprint: str, log: LogFn, folder: Path) -> None:
+    def _build_entry(cls, data: Any, source: Any, fingerprint: str, log: LogFn, folder: Path) -> None:
         began_s = time.monotonic()
         learning = f"learning a vocabulary of {data.vocab:,} tokens"
         log(f"corpus: reading {data.source}, {f'tokenising it with {data.tokenizer}' if data.tokenizer else learning}")

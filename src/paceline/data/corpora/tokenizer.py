@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.corpora.limited_tokenizer import limit_tokenizer
+from paceline.data.corpora.limited_process import limit_tokenizer
 from paceline.data.files import hash_files, invalid_data, invalid_format, missing_path_error, unreadable_error
-from paceline.io.safe_open import read_text
+from paceline.io.files import read_text
 from paceline.workload import LogFn
 
 if TYPE_CHECKING:

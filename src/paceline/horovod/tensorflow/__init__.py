@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from paceline.horovod.unsupported import UnsupportedHorovodModule
+from paceline.horovod.world import UnsupportedHorovodModule
 from paceline.lazy import attach
 
 if importlib.util.find_spec("tensorflow") is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.horovod.reduction import Average
+from paceline.horovod.async_ops import Average
 from paceline.horovod.tensorflow.bridge import allreduce, broadcast_variables
 from paceline.horovod.world import size
 from paceline.io.terminal import print_text

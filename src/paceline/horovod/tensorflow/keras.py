@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from paceline.horovod.tensorflow import *  # noqa: F403
 from paceline.horovod.tensorflow import callbacks as callbacks
-from paceline.horovod.tensorflow.optimizer import DistributedOptimizer
+from paceline.horovod.tensorflow.bridge import DistributedOptimizer
 
 
 def load_model(path: Any, custom_optimizers: Any = None, custom_objects: Any = None, compression: Any = None) -> Any:

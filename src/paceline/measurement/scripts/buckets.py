@@ -5,8 +5,6 @@ hands everything on. A communication hook would tell as much and cost more: with
 divides gradients while it copies them. If the script has its own hook, it is wrapped.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Start a measured command on a number of ranks, without a shell, and leave no process of it behind."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -31,7 +29,7 @@ class RecordRequest:
     steps_by: str = ""
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> RecordRequest | None:
+    def of(cls, environ: Mapping[str, str]) -> "RecordRequest | None":
         text = environ.get(REQUEST_VARIABLE)
         return cls(**json.loads(text)) if text else None
 
@@ -71,7 +69,7 @@ class MeasuredCommand:
         program = Path(first).name
         if program in LAUNCHERS:
             return program
-        module = rest[rest.index("-m") + 1] if "-m" in rest[:-1] and rest.index("-m") < _find_script(rest) else ""
+        module = rest[rest.index("-m") + 1] if "-m" in rest[:-1] and rest.index("-m") < _find_script_index(rest) else ""
         return module if module in LAUNCHERS else None
 
     def on(self, ranks: int) -> list[str]:
@@ -81,7 +79,8 @@ class MeasuredCommand:
         return [sys.executable, "-m", "paceline", "launch", "--ranks", str(ranks), "--", *words]
 
 
-def _find_script(words: Sequence[str]) -> int:
+def _find_script_index(words: Sequence[str]) -> int:
+    """Return the index of the first Python file, or the number of words."""
     return next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
 
 

@@ -4,8 +4,6 @@ The steps of optimisers have public hooks; for the iterators of DataLoaders and 
 functions around them take their places; for gradient buckets see `buckets`. The script's own results do not change.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import inspect

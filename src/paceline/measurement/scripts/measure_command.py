@@ -1,7 +1,5 @@
 """Measure an unmodified command on several numbers of ranks, from the steps that its processes recorded."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import statistics

@@ -6,15 +6,13 @@ tuple, and sums are taken when steps are written: Python between two layers of a
 times slower than in one go.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,7 +198,10 @@ class StepRecorder:
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
         rank, world = find_rank_and_world()
         if self.request.ranks > 1 and not joined:
-            self.refuse("the ranks had not joined a process group of torch.distributed at their first step")
+            self.refuse(
+                "each rank trained alone, in no process group of torch.distributed; wrap the model in "
+                "DistributedDataParallel, or use paceline.run (docs/moving/pytorch.md)"
+            )
         if world != self.request.ranks:
             self.refuse(describe_rank_mismatch(self.request.ranks, world))
         parameters = (p for group in optimizer.param_groups for p in group["params"])
@@ -265,7 +266,10 @@ class StepRecorder:
         ended = Path(self.request.folder) / "ended"
         ended.mkdir(exist_ok=True)
         (ended / str(rank)).touch()
-        wait_for_files([ended / str(peer) for peer in range(world)], PEERS_S)
+        files = [ended / str(peer) for peer in range(world)]
+        until = time.monotonic() + PEERS_S
+        while time.monotonic() < until and not all(file.exists() for file in files):
+            time.sleep(0.01)
         exit_process(0)
 
     def refuse(self, reason: str, on_any_ranks: bool = False) -> NoReturn:
@@ -287,12 +291,6 @@ def find_rank_and_world() -> tuple[int, int]:
         if (place := detect_rank(os.environ)) is not None:
             return place.rank, place.world
     return 0, 1
-
-
-def wait_for_files(files: Sequence[Path], most_s: float) -> None:
-    until = time.monotonic() + most_s
-    while time.monotonic() < until and not all(file.exists() for file in files):
-        time.sleep(0.01)
 
 
 def exit_process(code: int) -> NoReturn:

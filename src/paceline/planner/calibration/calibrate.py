@@ -4,8 +4,6 @@ All numbers of ranks are measured in turns: whatever else runs on the machine th
 ratios, which speed-ups depend on, stay right.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import time
@@ -130,7 +128,9 @@ def _measure_rank(
     with join_ranks(rank_info, "cpu", 1, TIMEOUT_S):
         together = dist.barrier if rank_info.world > 1 else lambda: None
         for _ in range(ROUNDS if enough_s >= ENOUGH_S else 1):
-            for probe in build_probes():
+            products = [build_product_probe(*sides) for sides in CPU_MATMULS]
+            small = [build_update_probe([UPDATED_PARAMS]), build_launch_probe(CHAIN)]
+            for probe in [*products, _attention_probe(), _elementwise_probe(), *small, _layer_probe()]:
                 for n in counted:
                     together()
                     if rank_info.rank < n:
@@ -174,12 +174,6 @@ class Probe:
     work: Callable[[], object]
 
 
-def build_probes() -> list[Probe]:
-    products = [build_product_probe(*sides) for sides in CPU_MATMULS]
-    small = [build_update_probe([UPDATED_PARAMS]), build_launch_probe(CHAIN)]
-    return [*products, _attention_probe(), _elementwise_probe(), *small, _layer_probe()]
-
-
 def product_name(rows: int, inner: int, outer: int) -> str:
     return f"{rows}x{inner}x{outer}"
 
@@ -209,7 +203,7 @@ def _attention_probe() -> Probe:
 
 
 def _elementwise_probe() -> Probe:
-    """Norm, activation and sum, forward and backward, as a layer has them; in bytes."""
+    """Build a probe of norm, activation and sum, forward and backward, as a layer has them; in bytes."""
     tokens, width, ffn = LAYER
     x, y = (torch.randn(tokens, width, requires_grad=True) for _ in range(2))
     h = torch.randn(tokens, ffn, requires_grad=True)
@@ -224,7 +218,7 @@ def _elementwise_probe() -> Probe:
 
 
 def build_update_probe(sizes: Sequence[int], device: str = "cpu") -> Probe:
-    """AdamW with the norm that clipping needs; in bytes, as the planner counts them."""
+    """Build a probe of AdamW with the norm that clipping needs; in bytes, as the planner counts them."""
     parameters = [torch.nn.Parameter(torch.randn(n, device=device)) for n in sizes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
@@ -239,7 +233,7 @@ def build_update_probe(sizes: Sequence[int], device: str = "cpu") -> Probe:
 
 
 def build_launch_probe(chain: int, device: str = "cpu") -> Probe:
-    """Operations on next to nothing, forward and backward, in launches as the planner counts them."""
+    """Build a probe of operations on next to nothing, forward and backward, in launches as the planner counts them."""
     x, seed = torch.zeros(8, device=device, requires_grad=True), torch.ones(8, device=device)
 
     def work() -> None:

@@ -1,7 +1,5 @@
 """Read what `paceline calibrate` measured, and derive the physics of this machine from it."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from dataclasses import dataclass, replace
@@ -63,7 +61,7 @@ class AcceleratorRates:
     layer_kernels: Kernels  # how that layer was run: compiled if there is a compiler
 
     def matmul_fit(self) -> tuple[float, float]:
-        """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
+        """Return (FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
         return compute.fit_matmul_rate(self.matmuls, GPU_HALF_TILES)
 
     @property
@@ -72,7 +70,7 @@ class AcceleratorRates:
         return (1 + compute.FUSED_BACKWARD) * flops / sum(took_s for *_, took_s in self.attentions)
 
     def attention_fit(self, rate: float, fp32_flops_s: float, packed: bool = False) -> float:
-        """The efficiency of its products that explains the time of all sizes, apart from the cost of each score."""
+        """Fit the efficiency of its products that explains the time of all sizes, apart from the cost of each score."""
         packed = packed and bool(self.packed)
         flops = each_s = seconds = 0.0
         for b, h, s, d, took_s in self.packed if packed else self.attentions:
@@ -84,7 +82,7 @@ class AcceleratorRates:
 
     def apply(self, where: Cluster) -> tuple[Cluster, Physics]:
         """Return the cluster with devices and physics as they were measured."""
-        kind, physics = self._parts(where.device)
+        kind, physics = self._build_device_and_physics(where.device)
         layer = build_decoder_blocks(GPU_LAYER, GPU_LAYER.context)[1]
         placement = Placement(micro_batch=GPU_LAYER_SAMPLES, runtime=Runtime(kernels=self.layer_kernels))
         whole_s, rest_s = (
@@ -94,7 +92,7 @@ class AcceleratorRates:
         starts_s = whole_s - rest_s
         return replace(where, device=kind.slower(max(self.layer_s - starts_s, 0.1 * self.layer_s) / rest_s)), physics
 
-    def _parts(self, kind: Device) -> tuple[Device, Physics]:
+    def _build_device_and_physics(self, kind: Device) -> tuple[Device, Physics]:
         rate, half_tiles = self.matmul_fit()
         physics = replace(
             GPU_PHYSICS,
@@ -127,7 +125,7 @@ def find_catalogue_device(found: AcceleratorRates) -> Device:
 
 
 def default_calibration_path() -> Path:
-    """Where a calibration is written and looked for unless a file is named."""
+    """Return where a calibration is written and looked for unless a file is named."""
     return expand_cache(Path("~/.cache/paceline/calibration.json"))
 
 
@@ -153,11 +151,11 @@ class RankRates:
     all_reduces: tuple[tuple[Rate, Rate], ...]  # (bytes, seconds)
 
     def matmul_fit(self) -> tuple[float, float]:
-        """(FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
+        """Return (FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
         return compute.fit_matmul_rate(self.matmuls, CPU_HALF_TILES)
 
     def all_reduce_fit(self) -> tuple[float, float]:
-        """(seconds of an empty one, bytes per second of the ring): a line through small and large."""
+        """Return (seconds of an empty one, bytes per second of the ring): a line through small and large."""
         if self.ranks == 1 or len(self.all_reduces) < 2:
             return 0.0, math.inf
         (small, first_s), (large, last_s) = self.all_reduces[0], self.all_reduces[-1]
@@ -183,7 +181,7 @@ class Correction:
     rows: Annotated[tuple[RankCorrection, ...], Field(min_length=1)]
 
     def at(self, ranks: int) -> tuple[float, float]:
-        """(compute, communication) of the nearest number of ranks that has them."""
+        """Return (compute, communication) of the nearest number of ranks that has them."""
         near = sorted(self.rows, key=lambda row: _rank_distance(row.ranks, ranks))
         return near[0].compute, next((row.communication for row in near if row.communication is not None), 1.0)
 
@@ -218,7 +216,7 @@ class Calibration:
     def machine(self, most_ranks: int) -> Cluster:
         """Return the machine as one node, with a rank per core or as many as were measured, whichever is more."""
         ranks = max(self.cores, self.measured[-1].ranks)
-        return Cluster(self._device(1), 1, min(ranks, max(most_ranks, self.measured[-1].ranks)), 1.0, 1.0)
+        return Cluster(self._build_cpu_device(1), 1, min(ranks, max(most_ranks, self.measured[-1].ranks)), 1.0, 1.0)
 
     def at(self, ranks: int, where: Cluster) -> tuple[Cluster, Physics]:
         """Return cluster and physics for that many ranks, all on this machine, over the links of `where`."""
@@ -240,7 +238,7 @@ class Calibration:
             node_latency_s=0.0,
             call_s=call_s,
         )
-        kind = self._device(ranks)
+        kind = self._build_cpu_device(ranks)
         kind = kind.slower(found.layer_s / _layer_parts_s(kind, physics) * max(1.0, ranks / found.ranks)).slower(slower)
         kind = replace(kind, update_bytes_s=(kind.update_bytes_s or 0.0) / slower)
         physics = replace(physics, launch_s=physics.launch_s * slower)
@@ -250,7 +248,7 @@ class Calibration:
             return Cluster(kind, nodes, per_node, ring_bytes_s, wire_bytes_s, 0.0), physics
         return Cluster(kind, 1, ranks, ring_bytes_s, ring_bytes_s, None), physics
 
-    def _device(self, ranks: int) -> Device:
+    def _build_cpu_device(self, ranks: int) -> Device:
         found = self.nearest(ranks)
         rate = found.matmul_fit()[0] / compute.PLAIN_MATMUL_FRACTION
         crowd = max(1.0, ranks / found.ranks)

@@ -1,7 +1,5 @@
 """Measure a CUDA device with pieces of work as training has them, in bf16, long enough to warm up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -77,7 +75,7 @@ def measure_median_s(work: Callable[[], object], enough_s: float) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _normal(*sides: int, grad: bool = False) -> Tensor:
+def _draw_normal(*sides: int, grad: bool = False) -> Tensor:
     return torch.randn(sides, device=DEVICE, dtype=torch.bfloat16).requires_grad_(grad)
 
 
@@ -87,9 +85,9 @@ def _measure_rate(probe: Probe, enough_s: float, graph: bool = False) -> float:
 
 
 def _measure_attention(b: int, h: int, s: int, d: int, enough_s: float) -> float:
-    """Seconds of causal attention, forward and backward, by the kernel that the language model takes."""
-    q, k, v = (_normal(b, s, h, d, grad=True) for _ in range(3))
-    seed = _normal(b, s, h, d)
+    """Measure seconds of causal attention, forward and backward, by the kernel that the language model takes."""
+    q, k, v = (_draw_normal(b, s, h, d, grad=True) for _ in range(3))
+    seed = _draw_normal(b, s, h, d)
     return measure_median_s(lambda: torch.autograd.backward([causal_attention(q, k, v)], [seed]), enough_s)
 
 
@@ -102,12 +100,12 @@ def _measure_packed_rows(enough_s: float, log: LogFn) -> list[list[float]]:
 
 
 def _measure_packed(b: int, h: int, s: int, d: int, enough_s: float) -> float:
-    """Seconds of attention over texts end to end, forward and backward, by the kernel that the classifier takes."""
+    """Measure seconds of attention over texts end to end, forward and backward, by the classifier's kernel."""
     none = np.zeros(b, np.int64)
     texts = pack_texts(np.zeros(b * s, np.int64), np.full(b, s), none, none)
     texts = replace(texts, bounds=texts.bounds.to(DEVICE), longest=BLOCK)
-    q, k, v = (_normal(b * s, h, d, grad=True) for _ in range(3))
-    seed = _normal(b * s, h, d)
+    q, k, v = (_draw_normal(b * s, h, d, grad=True) for _ in range(3))
+    seed = _draw_normal(b * s, h, d)
 
     def work() -> None:
         torch.autograd.grad([compute_packed_attention(q, k, v, texts)], [q, k, v], [seed])
@@ -116,8 +114,8 @@ def _measure_packed(b: int, h: int, s: int, d: int, enough_s: float) -> float:
 
 
 def _measure_bandwidth(enough_s: float) -> float:
-    """Bytes/s of a sum and an activation: two tensors read, one written; one read, one written."""
-    x, y, out = _normal(MOVED), _normal(MOVED), _normal(MOVED)
+    """Measure bytes/s of a sum and an activation: two tensors read, one written; one read, one written."""
+    x, y, out = _draw_normal(MOVED), _draw_normal(MOVED), _draw_normal(MOVED)
 
     def work() -> None:
         torch.add(x, y, out=out)
@@ -127,8 +125,8 @@ def _measure_bandwidth(enough_s: float) -> float:
 
 
 def _measure_kernel_s(enough_s: float) -> float:
-    """Kernels of a very small layer, one after another, launched as one graph: a product, a norm, an activation."""
-    x, w, one = _normal(2048, 128), _normal(128, 128), _normal(128)
+    """Time kernels of a very small layer in turn, launched as one graph: a product, a norm, an activation."""
+    x, w, one = _draw_normal(2048, 128), _draw_normal(128, 128), _draw_normal(128)
 
     def chain() -> None:
         y = x
@@ -156,13 +154,13 @@ def _measure_pcie(enough_s: float) -> float:
 
 
 def _measure_layer(enough_s: float, log: LogFn) -> tuple[float, str]:
-    """Seconds of a decoder's layer as training runs it, and whether a compiler made its kernels."""
+    """Measure seconds of a decoder's layer as training runs it, and whether a compiler made its kernels."""
     b, s, width, head = GPU_LAYER_SAMPLES, GPU_LAYER.context, GPU_LAYER.width, GPU_LAYER.head_dim
     ffn = GPU_LAYER.ffn
     shapes = [(3 * width, width), (width, width), (ffn, width), (ffn, width), (width, ffn)]
     weights = [(torch.randn(shape, device=DEVICE) / shape[1] ** 0.5).requires_grad_() for shape in shapes]
     ones = [torch.ones(width, device=DEVICE, requires_grad=True) for _ in range(2)]
-    x, seed = _normal(b, s, width, grad=True), _normal(b, s, width)
+    x, seed = _draw_normal(b, s, width, grad=True), _draw_normal(b, s, width)
     angles = torch.outer(torch.arange(s, device=DEVICE), torch.arange(head // 2, device=DEVICE) / head)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
 

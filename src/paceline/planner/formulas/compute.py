@@ -1,14 +1,18 @@
 """Time of the arithmetic: a roofline whose efficiency depends on the sizes, beside the host that launches it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.hardware.catalogue import Device
 from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement, Runtime
-from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, LOSS_PASSES, AttentionShape, BlockShape
+from paceline.planner.formulas.shape import (
+    LAUNCHES_PER_OPERATION,
+    LOSS_PASSES,
+    AttentionShape,
+    BlockShape,
+    EagerTraffic,
+)
 
 TILE = 128  # side of the piece of a result that one multiprocessor works on
 DEFAULT_MATMUL_FRACTION = 0.80
@@ -18,11 +22,13 @@ PLAIN_MATMUL_FRACTION = 0.95
 FUSED_BACKWARD = 2.5  # a fused backward pass makes five products for the two of the forward pass
 SCORE_FLOPS = 18.0  # plain operations in whose time a GPU scales, compares, exponentiates and sums a score
 PACKED_SCORE_FLOPS = 45.0  # the same where a text ends within a tile or two: nothing runs beside it
+MASKED_SCORE_FLOPS = 250.0  # where a kernel reads a mask for each score
 FP8_CAST_BYTES = {"eager": 6.0, "compiled": 6.0, "fused": 2.0}
 """An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed; where
 kernels are fused by hand, the one before casts with the range of earlier steps, and only the writes remain."""
 UPDATE_TAIL_S = 60e-6
 """Of an update, for weights that decay and for others together: the last pieces keep few multiprocessors busy."""
+UNPACK, COMPILED_UNPACK = 10.5, 2.5  # bytes read and written to unpack a weight in 4 bits to 16
 PLAIN_BANDWIDTH = 0.86
 """Of the data sheet's, by an element-wise kernel over large tensors, where all that kernels move was counted."""
 PLAIN_SCORE_PASSES = 6.0
@@ -45,7 +51,7 @@ class BlockTime:
 
 
 def matmul_rate(device: Device, dtype: str, physics: Physics) -> float:
-    """FLOP/s of a large product in the midst of training."""
+    """Return the FLOP/s of a large product in the midst of training."""
     fraction = device.matmul_fraction or DEFAULT_MATMUL_FRACTION
     if device.peak_flops_s(dtype) == device.flops_s.get("fp32"):
         fraction = PLAIN_MATMUL_FRACTION
@@ -53,7 +59,7 @@ def matmul_rate(device: Device, dtype: str, physics: Physics) -> float:
 
 
 def fit_matmul_rate(matmuls: Sequence[tuple[int, int, int, float]], halves: Sequence[float]) -> tuple[float, float]:
-    """(FLOP/s of a large product, tiles that reach half of it) for products (rows, inner, outer, FLOP/s) as measured.
+    """Fit (FLOP/s of a large product, tiles that reach half of it) to measured (rows, inner, outer, FLOP/s).
 
     Of the numbers of tiles in `halves`, the one whose rates agree best.
     """
@@ -70,12 +76,12 @@ def _tiles(rows: float, outer: float) -> int:
 
 
 def _raggedness(side: float) -> float:
-    """0 for multiples of 64 elements, 1 for odd multiples of 8, 2 for odd numbers: how rows miss the memory's grid."""
+    """Return how rows miss the memory's grid: 0 for multiples of 64 elements, 1 for those of 8, 2 for odd numbers."""
     return math.log2(64 / math.gcd(math.ceil(side), 64)) / 3
 
 
 def count_fused_scores(length: int, span: int, causal: bool) -> float:
-    """Scores of one head that a fused kernel computes: whole tiles, and one more per row of tiles."""
+    """Count the scores of one head that a fused kernel computes: whole tiles, and one more per row of tiles."""
     rows, columns = math.ceil(length / TILE), math.ceil(span / TILE)
     tiles = rows * (columns - (rows - 1) / 2 if causal else columns)
     return float((tiles + rows) * TILE * TILE)
@@ -94,12 +100,12 @@ class Roofline:
         return self.device.bandwidth_bytes_s * self.physics.bandwidth_efficiency
 
     def matmul_s(self, rows: float, inner: float, outer: float) -> float:
-        """One product: the slower of arithmetic and memory."""
+        """Return the seconds of one product: the slower of arithmetic and memory."""
         moved = (rows * inner + inner * outer + rows * outer) * self.numbers.element_bytes
         return float(max(self._arithmetic_s(rows, inner, outer), moved / self.bandwidth))
 
     def _arithmetic_s(self, rows: float, inner: float, outer: float) -> float:
-        """At a rate that small or ragged sides lower."""
+        """Return the seconds of arithmetic, at a rate that small or ragged sides lower."""
         tiles = _tiles(rows, outer)
         size = tiles / (tiles + self.physics.half_tiles)
         size *= math.pow(self.physics.ragged_efficiency, max(_raggedness(inner), _raggedness(outer)))
@@ -114,7 +120,8 @@ class Roofline:
             scores = attention.heads * count_fused_scores(attention.length, attention.span, attention.causal) * share
             packed = attention.packed and not device.synchronous  # cores see no difference
             efficiency = physics.packed_efficiency if packed else physics.attention_efficiency
-            score_s = (PACKED_SCORE_FLOPS if packed else SCORE_FLOPS) / device.flops_s["fp32"]
+            flops = MASKED_SCORE_FLOPS if attention.masked else PACKED_SCORE_FLOPS if packed else SCORE_FLOPS
+            score_s = flops / device.flops_s["fp32"]
             if placement.runtime.older_attention:
                 efficiency *= device.older_fraction
             products = 4.0 * attention.head_width * scores / (rate * efficiency)
@@ -125,7 +132,7 @@ class Roofline:
         return products + scores, 2 * (products + scores)
 
     def price_block(self, block: BlockShape, placement: Placement) -> BlockTime:
-        """One block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
+        """Price one block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
         if self.numbers.matmul == "fp8" and block.name == "head":  # the loss needs more than 8 bits
             return replace(self, numbers=replace(self.numbers, matmul="bf16")).price_block(block, placement)
         runtime, physics = placement.runtime, self.physics
@@ -154,13 +161,11 @@ class Roofline:
         t, runtime, samples = placement.tensor, placement.runtime, placement.micro_batch / placement.context
         if block.eager is not None and not runtime.compiled and not self.device.synchronous:
             bandwidth = self.device.bandwidth_bytes_s * max(PLAIN_BANDWIDTH, physics.bandwidth_efficiency)
-            each_s, of = numbers.element_bytes / bandwidth, block.eager
-            ways = (
-                (of.forward_elements, of.forward_fixed, of.forward_kernels),
-                (of.backward_elements, of.backward_fixed, of.backward_kernels),
-            )
-            forward, backward = ((samples * e + fixed) * each_s + n * physics.kernel_s for e, fixed, n in ways)
-            return forward, backward, samples * of.forward_elements * each_s
+            each_s, formats = numbers.element_bytes / bandwidth, [block.eager]
+            if runtime.channels_last and block.channels_last is not None:
+                formats.append(block.channels_last)
+            forward, backward = min((_price_eager(of, samples, each_s, physics.kernel_s) for of in formats), key=sum)
+            return forward, backward, samples * block.eager.forward_elements * each_s
         cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
         passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
         moved = passes * block.moved_elements
@@ -170,19 +175,23 @@ class Roofline:
         unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
         # gradients of cast weights come out of their products in 16 bits, and are widened
         casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
+        casts += (COMPILED_UNPACK if runtime.compiled else UNPACK) * block.packed_params / t / bandwidth
         starts = 0.0 if self.device.synchronous else _count_kernels(block, runtime) * physics.kernel_s
         forward = elementwise + casts + unfused / bandwidth + starts
         return forward, 2 * elementwise + casts + 2 * starts, elementwise
 
     def _products_s(self, block: BlockShape, placement: Placement) -> float:
-        """The products of a block, forward, as tensor parallelism cuts them, with casts of their inputs to 8 bits."""
+        """Price a block's products, forward, as tensor parallelism cuts them, with casts of their inputs to 8 bits."""
         total, t, samples = 0.0, placement.tensor, placement.micro_batch / placement.context
         for m in block.matmuls:
             inner = m.inner / t if m.split == "inner" else m.inner
             outer = m.outer / t if m.split == "outer" else m.outer
             if block.name == "head":  # vocabularies are padded
                 outer = math.ceil(outer / 64) * 64
-            if m.useful < 1 and not self.device.synchronous:  # its operands are never in memory as a product reads them
+            if m.steps > 1 and not self.device.synchronous:  # the gradient of the weight is one product
+                step_s = self.physics.kernel_s + self._arithmetic_s(m.rows * samples / m.steps, inner, outer)
+                total += (2 * m.steps * step_s + self.matmul_s(m.rows * samples, inner, outer)) / 3
+            elif m.useful < 1 and not self.device.synchronous:  # its operands are not in memory as a product reads
                 total += self._arithmetic_s(m.rows * samples, inner, outer) / m.useful
             else:
                 total += self.matmul_s(m.rows * samples, inner, outer)
@@ -192,13 +201,18 @@ class Roofline:
         return total
 
     def optimizer_s(self, params: float) -> float:
-        """The update reads and writes weights, states and gradients once; clipping reads the gradients once more."""
+        """Price the update: weights, states and gradients are moved once, and clipping reads gradients once more."""
         tail_s = 0.0 if self.device.synchronous else UPDATE_TAIL_S
         return params * self.numbers.updated_bytes / (self.device.update_bytes_s or self.bandwidth) + tail_s
 
 
+def _price_eager(of: EagerTraffic, samples: float, each_s: float, kernel_s: float) -> tuple[float, float]:
+    forward = (samples * of.forward_elements + of.forward_fixed) * each_s + of.forward_kernels * kernel_s
+    return forward, (samples * of.backward_elements + of.backward_fixed) * each_s + of.backward_kernels * kernel_s
+
+
 def _count_kernels(block: BlockShape, runtime: Runtime) -> float:
-    """On the device, forward: a product and the cast of its weight, an attention, and the element-wise kernels between
+    """Count kernels, forward: a product and the cast of its weight, an attention, and the element-wise kernels between
     them; or, where they are as written and the host is not waited for, one for each operation and each cast."""
     fused = 3 * len(block.matmuls) + 2
     if runtime.compiled or not runtime.one_graph:
@@ -207,5 +221,5 @@ def _count_kernels(block: BlockShape, runtime: Runtime) -> float:
 
 
 def _overlap_host(device_s: float, host_s: float) -> float:
-    """The slower of two that run beside each other, with the rounded corner that real queues show."""
+    """Return the slower of two that run beside each other, with the rounded corner that real queues show."""
     return float((device_s**4 + host_s**4) ** 0.25)

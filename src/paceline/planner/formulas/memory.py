@@ -1,7 +1,6 @@
 """Memory of the fullest device, by term."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,6 +9,7 @@ from paceline.hardware.catalogue import Device
 from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
 from paceline.planner.formulas.shape import BlockShape, find_repeated_block
 
+UNPACKED = 2  # copies of a matrix that was in 4 bits: its levels, and these times their scales
 SCORE_COPIES = 2.5  # stored scores: normalised, dropped, and the mask that dropped them in half an element
 
 
@@ -40,7 +40,7 @@ class DeviceMemory:
         return self.total_bytes - float(getattr(self, "context_bytes", 0.0))
 
     def held_bytes(self, device: Device) -> float:
-        """What a device holds. Cores have one memory: what is offloaded stays in it."""
+        """Return what a device holds. Cores have one memory: what is offloaded stays in it."""
         return self.total_bytes + (self.host_bytes if device.synchronous else 0.0)
 
     def largest_term(self) -> str:
@@ -101,7 +101,8 @@ def estimate_memory(
     params = (layers * layer.stored_params + sum(b.stored_params for b in ends)) / placement.tensor
     cast = (layers * layer.cast_params + sum(b.cast_params for b in ends)) / placement.tensor
     trained = (layers * layer.trained_params + sum(b.trained_params for b in ends)) / placement.tensor
-    weights, gradients, states, host = _states(params, trained, placement, numbers)
+    experts = layers * layer.expert_params / placement.tensor
+    weights, gradients, states, host = _states(params, trained, experts, placement, numbers)
     sample_bytes = placement.micro_batch / placement.context * numbers.element_bytes  # of an element of each sample
     saved = _saved_elements(layer, placement)
     kept = layers * _in_flight(placement) * saved
@@ -111,6 +112,7 @@ def estimate_memory(
     logits = _logits(head, placement, numbers)
     if placement.runtime.fresh_gradients:  # whichever is more, at the end of the forward or of the backward pass
         gradients = max(0.0, gradients + sample_bytes * saved - activations - logits)
+    unpacked = UNPACKED * layer.unpacked_params * numbers.element_bytes
     axes = (placement.data, placement.tensor, placement.pipeline, placement.context)
     return TrainingMemory(
         weights_bytes=weights,
@@ -119,7 +121,7 @@ def estimate_memory(
         activations_bytes=activations,
         logits_bytes=logits,
         gathered_bytes=_gathered(embedding, layer, head, placement, numbers),
-        casts_bytes=_casts(layer, head, cast, placement, numbers),
+        casts_bytes=_casts(layer, head, cast, placement, numbers) + unpacked,
         buffers_bytes=physics.bucket_bytes if placement.zero in (1, 2) else 0.0,
         lost_bytes=physics.fragmentation * (activations + logits),
         context_bytes=physics.context_bytes + physics.communicator_bytes * sum(size > 1 for size in axes),
@@ -128,13 +130,14 @@ def estimate_memory(
 
 
 def _states(
-    params: float, trained: float, placement: Placement, numbers: DtypeSizes
+    params: float, trained: float, experts: float, placement: Placement, numbers: DtypeSizes
 ) -> tuple[float, float, float, float]:
-    """(weights, gradients, optimiser states on the device; what of them is in host memory)."""
+    """Return (weights, gradients, optimiser states on the device; what of them is in host memory)."""
     cut = [placement.shards if placement.zero >= level else 1 for level in (1, 2, 3)]
-    states = trained * numbers.state_bytes / cut[0]
-    gradients = trained * numbers.gradient_bytes / cut[1]
-    weights = params * numbers.weight_bytes / cut[2]
+    whole, divided = trained - min(experts, trained), min(experts, trained)  # experts are frozen together or not at all
+    states, gradients = (whole / parts + divided / max(parts, placement.expert) for parts in cut[:2])
+    states, gradients = states * numbers.state_bytes, gradients * numbers.gradient_bytes
+    weights = ((params - experts) / cut[2] + experts / max(cut[2], placement.expert)) * numbers.weight_bytes
     if placement.offload == "none":
         return weights, gradients, states, 0.0
     host = states + gradients  # gradients leave as they are made
@@ -142,7 +145,7 @@ def _states(
 
 
 def _in_flight(placement: Placement) -> float:
-    """Passes whose activations the first stage of a pipeline holds."""
+    """Count passes whose activations the first stage of a pipeline holds."""
     stages, chunks = placement.pipeline, placement.chunks
     if stages == 1:
         return 1.0
@@ -152,19 +155,20 @@ def _in_flight(placement: Placement) -> float:
 
 
 def _sequence_cut(placement: Placement) -> int:
-    """Parts of what tensor parallelism leaves whole."""
+    """Return the parts of what tensor parallelism leaves whole."""
     return placement.tensor if placement.sequence_parallel else 1
 
 
 def _saved_elements(layer: BlockShape, placement: Placement) -> float:
-    """Of one layer and sample, kept for the backward pass; under full recomputation, while it is at work."""
+    """Count what a layer keeps of a sample for the backward pass or, under full recomputation, while it is at work."""
     t, cut = placement.tensor, _sequence_cut(placement)
     saved = layer.saved_split_elements / t + layer.saved_whole_elements / cut
     if not placement.runtime.compiled:
         fused = layer.unfused_saved_elements if placement.runtime.fused_norms else 0.0
         saved += (layer.eager_saved_elements - fused) / cut
     if placement.recompute != "selective" or layer.attention is None:
-        return saved
+        gathered = layer.attention.key_elements * (placement.context - 1) if layer.attention else 0.0
+        return saved + gathered / t  # the keys and values of other ranks are kept too
     if not layer.attention.fused:
         return saved - SCORE_COPIES * layer.attention.score_elements / t
     # the attention output and every second product are kept
@@ -173,14 +177,14 @@ def _saved_elements(layer: BlockShape, placement: Placement) -> float:
 
 
 def _logits(head: BlockShape, placement: Placement, numbers: DtypeSizes) -> float:
-    """Logits in the type of the products, and in fp32 with their gradient while the loss is computed.
+    """Count logits in the type of the products, and in fp32 with their gradient while the loss is computed.
 
     One kernel for the whole loss works in the memory of the logits. The gradient of its weights is there twice while
     another chunk is added to it.
     """
     runtime = placement.runtime
     kernel = runtime.compiled or (runtime.fused_norms and numbers.element_bytes == 2)
-    alone = head.loss_params > 0 and kernel and placement.tensor == 1
+    alone = head.most_logits < math.inf and kernel and placement.tensor == 1
     alone |= placement.runtime.fused_loss
     each = numbers.element_bytes + (0.0 if alone else 8.0)
     samples = placement.micro_batch / placement.context
@@ -192,19 +196,20 @@ def _logits(head: BlockShape, placement: Placement, numbers: DtypeSizes) -> floa
 def _gathered(
     embedding: BlockShape, layer: BlockShape, head: BlockShape, placement: Placement, numbers: DtypeSizes
 ) -> float:
-    """Whole weights of the layers at work, where each rank keeps a shard of them."""
+    """Count whole weights of the layers at work, where each rank keeps a shard of them."""
     if placement.zero < 3:
         return 0.0
     t, e = placement.tensor, numbers.element_bytes
-    largest = max(layer.trained_params, embedding.trained_params) / t
-    gathered = 2 * layer.stored_params / t * numbers.gathered_bytes + largest * numbers.sent_bytes
+    away = layer.elsewhere(placement.expert)
+    largest = max(layer.trained_params - away, embedding.trained_params) / t
+    gathered = 2 * (layer.stored_params - away) / t * numbers.gathered_bytes + largest * numbers.sent_bytes
     casts = e if numbers.cast else 0.0
     ends = sum(b.stored_params * numbers.weight_bytes + b.cast_params * casts for b in (embedding, head))
     return gathered + (ends / t if placement.runtime.keeps_ends else 0.0)
 
 
 def _casts(layer: BlockShape, head: BlockShape, cast: float, placement: Placement, numbers: DtypeSizes) -> float:
-    """Copies of weights in the type of the products; `cast` are all that a rank casts."""
+    """Count copies of weights in the type of the products; `cast` are all that a rank casts."""
     runtime = placement.runtime
     if not numbers.cast or (placement.zero == 3 and not runtime.keeps_casts):
         return 0.0

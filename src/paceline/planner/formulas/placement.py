@@ -1,7 +1,5 @@
 """The input of every price: how a step is divided among devices, in which types, how each runs it, and physics."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +69,7 @@ class Runtime:
     """Gradients are dropped after each update: the next ones come as activations go."""
     keeps_casts: bool = False
     """Sharded weights are cast by autocast, which keeps the casts of all layers until the forward pass is over."""
+    channels_last: bool = False  # images have their channels innermost where that is faster
     keeps_ends: bool = False  # sharded embedding and head stay gathered through a step
 
     @property
@@ -95,7 +94,7 @@ class Reduction:
         return self.kind in ("local_sgd", "diloco")
 
     def sent_bytes(self, numbers: DtypeSizes) -> float:
-        """Per parameter when gradients are reduced."""
+        """Return the bytes sent per parameter when gradients are reduced."""
         return 2.0 if self.kind in ("bf16", "fp16") else numbers.sent_bytes
 
 
@@ -111,6 +110,7 @@ class Placement:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    expert: int = 1  # of the devices with other samples, those that divide the experts
     micro_batch: float = 1  # samples of one pass of one group
     accumulate: int = 1
     zero: int = 0  # states divided over `shard`: 1 the optimiser's, 2 gradients too, 3 weights too

@@ -4,8 +4,6 @@ A block is a part of a model: an embedding, one repeated layer, a head. All amou
 sample; how they divide among devices is decided where they are priced.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
@@ -24,10 +22,15 @@ CHUNK_LOGITS, CHUNK_TOKENS = 1 << 28, 8192
 """Of one chunk of the loss on a device: about as many logits, and at most as many tokens (`chunked_loss.py`)."""
 LOSS_PASSES, EAGER_LOSS_PASSES = 1.0, 8.0
 """Over the logits, a third of all: two reads and a write, in one kernel; and what several kernels do besides."""
+PACKED_BLOCK = 64  # weights in 4 bits that share a scale in 16
+PACKED_BYTES = 0.5 + 2 / PACKED_BLOCK  # of one of them
 UNFUSED_NORMS = 6  # widths that are kept besides where norms are made of several kernels
 ROTARY_PASSES = 9  # over queries and keys, to turn each pair of features, where no compiler fuses them
 ROTARY_OPERATIONS = 22
 GATE_PASSES = 2  # over the features of a gated feed-forward part, beside those of a plain one
+
+ROUTED_PASSES, ROUTER_OPERATIONS = 4, 12
+"""Over what is sent to an expert and back, copied and weighted; operations that choose the experts."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Matmul:
     split: Split = "none"
     useful: float = 1.0
     """On a GPU, of the time of the kernel that makes it: what a plain product with these sides would take."""
+    steps: int = 1  # of a recurrent layer: parts of its rows that are multiplied one after the other
 
     @property
     def flops(self) -> float:
@@ -59,6 +63,7 @@ class AttentionShape:
     fused: bool
     """One kernel that never stores the scores; otherwise scores are written, masked, normalised and read."""
     packed: bool = False
+    masked: bool = False  # by padding, which an older kernel reads for each score
 
     @property
     def flops(self) -> float:
@@ -67,6 +72,11 @@ class AttentionShape:
     @property
     def score_elements(self) -> float:
         return float(self.heads) * self.length * self.span
+
+    @property
+    def key_elements(self) -> float:
+        """Return the elements of the keys and values of a sample."""
+        return 2.0 * self.kv_heads * self.head_width * self.length
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,13 @@ class BlockShape:
     eager_elements: float = 0.0  # read and written in the forward pass besides, unless a compiler fuses it away
     frozen_params: float = 0.0  # of `params`, those that have no gradient and are never updated
     half_params: float = 0.0  # of those, the ones that are kept in 16 bits
+    table_params: float = 0.0  # of `params`, those that are looked up and never multiplied
+    packed_params: float = 0.0  # of those, the ones that are kept in 4 bits
+    unpacked_params: float = 0.0  # of the largest matrix of these, which is unpacked while it multiplies
+    expert_params: float = 0.0  # of `params`, those of experts, which the devices of `expert` divide
+    routed_elements: float = 0.0  # of one sample, sent to the experts of its tokens
     eager: EagerTraffic | None = None  # if it was counted; else it follows from `moved_elements`
+    channels_last: EagerTraffic | None = None  # the same with the channels of images innermost
 
     @property
     def trained_params(self) -> float:
@@ -114,12 +130,16 @@ class BlockShape:
     @property
     def cast_params(self) -> float:
         """Kept in full, and cast where products are in 16 bits."""
-        return self.params - self.half_params
+        return self.params - self.half_params - self.table_params - self.packed_params
 
     @property
     def stored_params(self) -> float:
         """By the bytes they take, in full ones."""
-        return self.params - self.half_params / 2
+        return self.params - self.half_params / 2 - self.packed_params * (1 - PACKED_BYTES / 4)
+
+    def elsewhere(self, expert: int) -> float:
+        """Count the parameters that so many devices leave to each other."""
+        return self.expert_params * (1 - 1 / expert)
 
     @property
     def flops(self) -> float:
@@ -170,14 +190,14 @@ class ModelShape:
 
     @functools.cached_property
     def blocks(self) -> tuple[BlockShape, BlockShape, BlockShape]:
-        return (self._embedding(), self._layer(), self._head())
+        return (self._build_embedding_block(), self._build_layer_block(), self._build_head_block())
 
-    def _embedding(self) -> BlockShape:
+    def _build_embedding_block(self) -> BlockShape:
         tokens, h = self.seq_len, self.hidden
         params = self.vocab * h + (tokens * h if self.learned_positions else 0)
         return BlockShape("embedding", 1, params, (), None, 5.0 * tokens * h, 0.0, 1.0 * tokens * h, 0.0, 6)
 
-    def _layer(self) -> BlockShape:
+    def _build_layer_block(self) -> BlockShape:
         s, h, f = self.seq_len, self.hidden, self.ffn_hidden
         width = self.head_width or math.ceil(h / self.heads)
         q, kv = self.heads * width, self.kv_heads * width
@@ -207,7 +227,7 @@ class ModelShape:
             "layer", self.layers, weights + biases + norms, products, attention, moved, split, whole, s * h, kernels
         )
 
-    def _head(self) -> BlockShape:
+    def _build_head_block(self) -> BlockShape:
         s, h = self.seq_len, self.hidden
         if self.classes:
             params = h * self.classes + self.classes
@@ -220,6 +240,23 @@ class ModelShape:
         )
 
 
+def add_experts(layer: BlockShape, active: int, ffn: int, shared: int, length: int) -> BlockShape:
+    """Add the experts of a layer that a token goes through, as products over all experts at once."""
+    *attention, up, down = layer.matmuls
+    products = (*attention, replace(up, rows=up.rows * active), replace(down, rows=down.rows * active))
+    if shared:
+        products += (replace(up, outer=2 * shared), replace(down, inner=shared))
+    features, routed = length * 3.0 * ((active - 1) * ffn + shared), length * active * up.inner
+    return replace(
+        layer,
+        matmuls=products,
+        moved_elements=layer.moved_elements + features + ROUTED_PASSES * routed,
+        saved_split_elements=layer.saved_split_elements + features + routed,
+        kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROUTER_OPERATIONS,
+        routed_elements=float(routed),
+    )
+
+
 def build_decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, ...]:
     """Build the blocks of the built-in decoder: every parameter, and a chunked loss."""
     rotary, gated = sizes.positions == "rotary", sizes.ffn_kind == "swiglu"
@@ -227,24 +264,34 @@ def build_decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, 
     embedding, layer, head = ModelShape(*sides, gated, sizes.tied, learned_positions=False, biases=False).blocks
     turned = sizes.head_dim * (sizes.heads + sizes.kv_heads)
     tables = sizes.vocab + (sizes.context if sizes.positions == "learned" else 0)
+    mixed = layer if not sizes.experts else add_experts(layer, sizes.top_k, sizes.ffn, sizes.shared_ffn, length)
     return (
-        replace(embedding, params=tables * sizes.width),
+        replace(embedding, params=tables * sizes.width, table_params=(tables - sizes.vocab * sizes.tied) * sizes.width),
         replace(
-            layer,
+            mixed,
+            params=layer.params + sizes.mixture_weights,
+            expert_params=float(sizes.experts * 3 * sizes.width * sizes.ffn),
             eager_elements=length * (ROTARY_PASSES * turned * rotary + GATE_PASSES * sizes.ffn * gated),
-            kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROTARY_OPERATIONS * 2 / 3 * rotary,
+            kernels=mixed.kernels + LAUNCHES_PER_OPERATION * ROTARY_OPERATIONS * 2 / 3 * rotary,
             # queries and keys only after they are turned; two norms, in and out; nothing is dropped
             saved_whole_elements=4.0 * length * sizes.width,
             eager_saved_elements=length * (UNFUSED_NORMS * sizes.width + sizes.ffn * gated),
             unfused_saved_elements=UNFUSED_NORMS * length * sizes.width,
         ),
-        replace(
-            head,
-            params=sizes.width + (0 if sizes.tied else sizes.vocab * sizes.width),
-            moved_elements=LOSS_PASSES * length * sizes.vocab,
-            eager_elements=EAGER_LOSS_PASSES * length * sizes.vocab,
-            saved_whole_elements=3.0 * length * sizes.width,  # the last norm, in and out, and a gradient
-            most_logits=float(min(CHUNK_TOKENS, CHUNK_LOGITS // sizes.vocab) * sizes.vocab),
-            loss_params=float(sizes.vocab * sizes.width),
+        chunk_loss(
+            replace(head, params=sizes.width + (0 if sizes.tied else sizes.vocab * sizes.width)),
+            *(length, sizes.vocab, sizes.width),
         ),
+    )
+
+
+def chunk_loss(head: BlockShape, length: int, vocab: int, width: int, trained: bool = True) -> BlockShape:
+    """Return a head that computes its loss in chunks, in place of whole logits."""
+    return replace(
+        head,
+        moved_elements=LOSS_PASSES * length * vocab,
+        eager_elements=EAGER_LOSS_PASSES * length * vocab,
+        saved_whole_elements=3.0 * length * width,  # the last norm, in and out, and a gradient
+        most_logits=float(min(CHUNK_TOKENS, CHUNK_LOGITS // vocab) * vocab),
+        loss_params=float(vocab * width * trained),
     )

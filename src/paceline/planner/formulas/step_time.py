@@ -1,7 +1,5 @@
 """Time of collectives, and of one optimiser step by term: passes, communication, bubble, update."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -48,7 +46,7 @@ def build_group(size: int, stride: int, cluster: Cluster, physics: Physics) -> C
 
 
 def all_reduce_s(sent_bytes: float, members: CommGroup, physics: Physics, calls: float = 1) -> float:
-    """2(N−1)/N · bytes/bandwidth, and the latency of a ring or of a tree, whichever is less."""
+    """Return 2(N−1)/N · bytes/bandwidth, and the latency of a ring or of a tree, whichever is less."""
     n = members.size
     if n == 1:
         return 0.0
@@ -57,7 +55,7 @@ def all_reduce_s(sent_bytes: float, members: CommGroup, physics: Physics, calls:
 
 
 def all_gather_s(whole_bytes: float, members: CommGroup, physics: Physics, calls: float = 1) -> float:
-    """(N−1)/N · bytes/bandwidth around a ring; a reduce-scatter costs the same."""
+    """Return (N−1)/N · bytes/bandwidth around a ring; a reduce-scatter costs the same."""
     n = members.size
     if n == 1:
         return 0.0
@@ -101,11 +99,11 @@ def price_step(
     blocks: tuple[BlockShape, ...], placement: Placement, cluster: Cluster, numbers: DtypeSizes, physics: Physics
 ) -> StepTime:
     """Price one optimiser step of a model (its blocks: first, repeated, last) under a layout on a cluster."""
-    return _Step(blocks, placement, cluster, numbers, physics).price()
+    return StepPricer(blocks, placement, cluster, numbers, physics).price()
 
 
 @dataclass(frozen=True)
-class _Travel:
+class Travel:
     """Communication: in flight, and visible."""
 
     flight_s: float = 0.0
@@ -119,7 +117,7 @@ class _Stage:
     forward_s: float
     compute_s: float
     mean_compute_s: float  # of all stages, which fill and drain the pipeline
-    travel: _Travel
+    travel: Travel
 
     @property
     def backward_s(self) -> float:
@@ -127,7 +125,9 @@ class _Stage:
 
 
 @dataclass(frozen=True)
-class _Step:
+class StepPricer:
+    """Prices the parts of one step, and adds them up; `simulation` plays them on their ranks instead."""
+
     blocks: tuple[BlockShape, ...]
     placement: Placement
     cluster: Cluster
@@ -141,12 +141,13 @@ class _Step:
     @property
     def local_params(self) -> float:
         """Of one stage of one part of the tensors, by the bytes they take."""
-        return sum(b.repeat * b.stored_params for b in self.blocks) / (self.placement.tensor * self.placement.pipeline)
+        held = sum(b.repeat * (b.stored_params - b.elsewhere(self.placement.expert)) for b in self.blocks)
+        return held / (self.placement.tensor * self.placement.pipeline)
 
     @property
     def local_trained(self) -> float:
         """Of those, the ones that have gradients."""
-        trained = sum(b.repeat * b.trained_params for b in self.blocks)
+        trained = sum(b.repeat * (b.trained_params - b.elsewhere(self.placement.expert)) for b in self.blocks)
         return trained / (self.placement.tensor * self.placement.pipeline)
 
     @property
@@ -158,9 +159,9 @@ class _Step:
         """Add up the terms of one optimiser step."""
         placement, physics = self.placement, self.physics
         stages, passes = placement.pipeline, placement.accumulate
-        stage = self._stage()
+        stage = self._price_stage()
         per_pass, per_step = (
-            self._sharded(stage) if placement.zero == 3 else (_Travel(), self._reduced(stage.backward_s))
+            self._sharded(stage) if placement.zero == 3 else (Travel(), self._reduced(stage.backward_s))
         )
         bubble_s = (stages - 1) * (stage.mean_compute_s + stage.travel.exposed_s) / placement.chunks
         bubble_s *= ZERO_BUBBLE if placement.schedule == "zero_bubble" else 1.0
@@ -183,7 +184,7 @@ class _Step:
         return exposed_s(comm_s, compute_s, self.physics, self.placement.runtime.overlap)
 
     def _update_starts_s(self) -> float:
-        """Of the update's kernels: launched by the host or, where steps are compiled or recorded, ahead of it."""
+        """Price starts of the update's kernels: by the host or, where steps are compiled or recorded, ahead of it."""
         runtime, physics = self.placement.runtime, self.physics
         if runtime.compiled or runtime.one_graph:
             return FUSED_UPDATE_KERNELS * physics.kernel_s
@@ -191,7 +192,7 @@ class _Step:
         return launches * physics.launch_s
 
     def _offload_s(self, owned: float, compute_s: float) -> float:
-        """`owned` parameters of one device: gradients go down after each pass, weights come up before they are needed.
+        """Price `owned` parameters of a device: gradients go down after each pass, weights come up before their use.
 
         Where shards of the weights live in the host too, they come up twice a pass: forward and backward. The host's
         cores make the update.
@@ -204,99 +205,126 @@ class _Step:
         update_s = owned * numbers.updated_bytes / (HOST_BYTES_S / self.cluster.per_node)
         return placement.accumulate * self._exposed_s(bus_s, compute_s) + update_s
 
-    def _stage(self) -> _Stage:
+    def _price_stage(self) -> _Stage:
         stages = self.placement.pipeline
         layer = find_repeated_block(self.blocks)
         each = self.roofline.price_block(layer, self.placement)
         others = [b for b in self.blocks if b is not layer]
         ends = [self.roofline.price_block(b, self.placement) for b in others]
-        here = math.ceil(layer.repeat / stages)
-        # the embedding is on the first stage and the head on the last: the slower of them is added to one stage
+        # the embedding is on the first stage and the head on the last; layers that are left over go to other stages
+        most, few = math.ceil(layer.repeat / stages), layer.repeat // stages
         added = ends if stages == 1 else [max(ends, key=lambda p: p.total_s)]
+        end_s = sum(p.total_s for p in added)
+        here, added = (few, added) if few * each.total_s + end_s > most * each.total_s else (most, [])
         compute_s = here * each.total_s + sum(p.total_s for p in added)
-        travels = [self._tensor(layer, each.total_s), self._context(layer, each.total_s)]
+        travels = self.list_layer_travels(layer, each.total_s)
         flight_s = here * sum(t.flight_s for t in travels)
         visible_s = here * sum(t.exposed_s for t in travels)
         if stages > 1:
-            sends_s = self._sends_s(layer)
+            sends_s = 2 * self.placement.chunks * self.send_s(layer)
             flight_s += sends_s
             visible_s += self._exposed_s(sends_s, compute_s)
         return _Stage(
             forward_s=here * each.forward_s + sum(p.forward_s for p in added),
             compute_s=compute_s,
             mean_compute_s=(layer.repeat * each.total_s + sum(p.total_s for p in ends)) / stages,
-            travel=_Travel(flight_s, visible_s),
+            travel=Travel(flight_s, visible_s),
         )
 
-    def _sends_s(self, layer: BlockShape) -> float:
+    def list_layer_travels(self, layer: BlockShape, compute_s: float) -> list[Travel]:
+        """Price what one layer sends in a pass: parts of tensors, of sequences, and tokens for experts."""
+        return [self._tensor(layer, compute_s), self._context(layer, compute_s), self._experts(layer)]
+
+    def send_s(self, layer: BlockShape) -> float:
+        """Price what one stage of a pipeline sends to the next for one micro-batch."""
         placement = self.placement
         edge = placement.micro_batch * layer.edge_elements / placement.context
         edge = edge * self.numbers.element_bytes / placement.tensor
         stride = placement.tensor * placement.context * placement.data
-        return 2 * placement.chunks * send_s(edge, stride, self.cluster, self.physics)
+        return send_s(edge, stride, self.cluster, self.physics)
 
-    def _sharded(self, stage: _Stage) -> tuple[_Travel, _Travel]:
-        """Weights gathered and gradients scattered among shards in each pass; summed over replicas once a step."""
+    def price_shards(self) -> tuple[float, float, float]:
+        """Price the weights gathered and gradients scattered among shards in a pass, and replicas' sum in a step."""
         placement, numbers, physics = self.placement, self.numbers, self.physics
         shards = build_group(placement.shards, placement.tensor, self.cluster, physics)
         gather = all_gather_s(self.local_params * numbers.gathered_bytes, shards, physics, self.collectives)
         each = placement.reduction.sent_bytes(numbers)
         scatter = all_gather_s(self.local_trained * each, shards, physics, self.collectives)
-        visible = self._exposed_s(gather, stage.forward_s)
-        visible += self._exposed_s(gather + scatter, stage.backward_s)
         copies = build_group(placement.replicate, placement.tensor * placement.shards, self.cluster, physics)
         sent = self.local_trained / placement.shards * each
-        flight = all_reduce_s(sent, copies, physics, self.collectives)
-        return _Travel(2 * gather + scatter, visible), _Travel(flight, self._exposed_s(flight, stage.backward_s))
+        return gather, scatter, all_reduce_s(sent, copies, physics, self.collectives)
 
-    def _reduced(self, backward_s: float) -> _Travel:
-        """Gradients of all that see different samples, once a step."""
+    def _sharded(self, stage: _Stage) -> tuple[Travel, Travel]:
+        """Return what is sent in each pass, and once a step."""
+        gather, scatter, flight = self.price_shards()
+        visible = self._exposed_s(gather, stage.forward_s)
+        visible += self._exposed_s(gather + scatter, stage.backward_s)
+        return Travel(2 * gather + scatter, visible), Travel(flight, self._exposed_s(flight, stage.backward_s))
+
+    def price_reduction(self) -> tuple[float, float]:
+        """Price gradients of all that see different samples, reduced once a step, and in how many buckets."""
         placement, numbers, physics = self.placement, self.numbers, self.physics
         everyone = build_group(placement.data * placement.context, placement.tensor, self.cluster, physics)
         reduction, overlap = placement.reduction, placement.runtime.overlap
         if reduction.joins_models:  # weights are averaged every few steps
             flight = all_reduce_s(self.local_params * numbers.weight_bytes, everyone, physics) / reduction.local_steps
-            return _Travel(flight, flight)
+            return flight, 1.0
         sent = self.local_trained * reduction.sent_bytes(numbers)
         if reduction.kind == "powersgd":
             sent = sum(b.repeat * _thin_elements(b) for b in self.blocks) * numbers.sent_bytes
-        flight = all_reduce_s(sent, everyone, physics, max(1.0, sent / BUCKET_BYTES) if overlap else 1.0)
-        return _Travel(flight, bucketed_exposed_s(flight, sent, backward_s, physics, overlap))
+        buckets = max(1.0, sent / BUCKET_BYTES) if overlap else 1.0
+        return all_reduce_s(sent, everyone, physics, buckets), buckets
 
-    def _tensor(self, layer: BlockShape, compute_s: float) -> _Travel:
-        """Sums of partial results, two per layer forward and two backward, and again where the layer is recomputed.
+    def _reduced(self, backward_s: float) -> Travel:
+        flight, buckets = self.price_reduction()
+        sent, overlap = buckets * BUCKET_BYTES, self.placement.runtime.overlap
+        return Travel(flight, bucketed_exposed_s(flight, sent, backward_s, self.physics, overlap))
+
+    def _tensor(self, layer: BlockShape, compute_s: float) -> Travel:
+        """Price sums of partial results, two per layer forward and two backward, and again where it is recomputed.
 
         With sequence parallelism they are gathers and scatters, which some run in pieces beside the products they feed.
         """
         placement = self.placement
         if placement.tensor == 1:
-            return _Travel()
+            return Travel()
         sent = placement.micro_batch * layer.edge_elements / placement.context * self.numbers.element_bytes
         sums = 6 if placement.recompute == "full" else 4
         total = sums * all_reduce_s(sent, build_group(placement.tensor, 1, self.cluster, self.physics), self.physics)
         overlap = placement.runtime.overlap and placement.runtime.pieced_tensor and placement.sequence_parallel
-        return _Travel(total, exposed_s(total, compute_s, self.physics, overlap))
+        return Travel(total, exposed_s(total, compute_s, self.physics, overlap))
 
-    def _context(self, layer: BlockShape, compute_s: float) -> _Travel:
-        """Keys and values passed around the ring of a sequence's parts."""
+    def _context(self, layer: BlockShape, compute_s: float) -> Travel:
+        """Price keys and values of a sequence's parts, gathered forward and backward, and their gradients summed."""
         placement, attention = self.placement, layer.attention
         if placement.context == 1 or attention is None:
-            return _Travel()
-        width = 2 * attention.kv_heads * attention.head_width * attention.length
-        sent = placement.micro_batch * width * self.numbers.element_bytes / placement.tensor
+            return Travel()
+        sent = placement.micro_batch * attention.key_elements * self.numbers.element_bytes / placement.tensor
         members = build_group(placement.context, placement.tensor, self.cluster, self.physics)
-        total = 3 * all_gather_s(sent, members, self.physics)
-        return _Travel(total, exposed_s(total, compute_s, self.physics))
+        times = 2 if placement.recompute == "none" else 3
+        total = times * all_gather_s(sent, members, self.physics)
+        return Travel(total, exposed_s(total, compute_s, self.physics))
+
+    def _experts(self, layer: BlockShape) -> Travel:
+        """Tokens sent to their experts and back, forward and backward, and again where the layer is recomputed."""
+        placement = self.placement
+        if placement.expert == 1:
+            return Travel()
+        sent = placement.micro_batch * layer.routed_elements / placement.context * self.numbers.element_bytes
+        members = build_group(placement.expert, placement.tensor, self.cluster, self.physics)
+        times = 4 if placement.recompute == "none" else 6
+        total = times * all_gather_s(sent, members, self.physics)
+        return Travel(total, total)
 
 
 def bucketed_exposed_s(comm_s: float, sent: float, compute_s: float, physics: Physics, overlap: bool = True) -> float:
-    """What remains visible of gradients sent in buckets: the last is full when the backward pass is over."""
+    """Return what remains visible of gradients sent in buckets: the last is full when the backward pass is over."""
     last = comm_s / max(1.0, sent / BUCKET_BYTES)
     return last + exposed_s(comm_s - last, compute_s, physics, overlap)
 
 
 def _thin_elements(block: BlockShape) -> float:
-    """What PowerSGD sends of a block: two thin matrices per product, and what is no matrix as it is."""
+    """Count what PowerSGD sends of a block: two thin matrices per product, and what is no matrix as it is."""
     if not block.matmuls:
         return block.params / max(1.0, math.sqrt(block.params) / (2 * POWER_RANK))
     whole = sum(m.inner * m.outer for m in block.matmuls)

@@ -1,7 +1,5 @@
 """Render a plan as one offline HTML page with sliders; every setting is planned beforehand."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ from paceline.io.format import format_short_duration, percent, size
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
 from paceline.planner.advice import describe_base
 from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name
+from paceline.planner.formulas.simulation import LANES
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
 from paceline.planner.search import SearchResult
@@ -28,6 +27,7 @@ PAGE_LENGTH_FACTORS = (0.5, 1, 2)
 SHOWN_PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 DEADLINES_H = (0.1, 0.25, 0.5, 1, 2, 4, 8, 12, 24, 48, 72, 168, 336, 720, 1440, 2160, 4320, 8760)
 MAX_REASONS = 6
+MAX_STAGES_SHOWN, MIN_GAP = 8, 0.5
 MAX_LAYOUTS = 4  # beside the recommended one, on each number of devices
 
 PlanFn = Callable[[RunSpec, Sequence[int], str], Plan]
@@ -53,12 +53,45 @@ def render_plan_page(plans: Sequence[Plan], ask: PlanFn, command: list[str]) -> 
         sources=[plan.target.whole.device for plan in plans],
         assumptions=first.cost_model.assumptions,
         fixed=first.constraints.describe(),
+        steps=[build_lanes(plan) for plan in plans if plan.timeline],
         data=Markup(dump_page_data(data)),
         script=Markup(script),
         policy=build_content_policy(script),
         style=Markup(style),
     )
     return page
+
+
+class Bar(NamedTuple):
+    x: float  # of 1,000, as `width`
+    width: float
+    name: str
+    kind: str
+
+
+def build_lanes(plan: Plan) -> dict[str, Any]:
+    """Build the lanes of the first stages' ranks in a step of the chosen layout; work in many pieces is one bar."""
+    assert plan.timeline is not None
+    assert plan.chosen is not None
+    bars: dict[tuple[int, str], list[Bar]] = {}
+    end_s = max(span.end_s for span in plan.timeline.spans)
+    for span in plan.timeline.spans:
+        x, width = 1000 * span.start_s / end_s, 1000 * (span.end_s - span.start_s) / end_s
+        lane = bars.setdefault((span.stage, span.lane), [])
+        if lane and lane[-1].name == span.name and x - lane[-1].x - lane[-1].width < MIN_GAP:
+            lane[-1] = lane[-1]._replace(width=x + width - lane[-1].x)
+        elif width > MIN_GAP:
+            lane.append(Bar(x, width, span.name, span.name.rstrip(" 0123456789")))
+    order = sorted(bars, key=lambda key: (key[0], LANES.index(key[1])))
+    shown = [(*key, bars[key]) for key in order if bars[key] and key[0] < MAX_STAGES_SHOWN]
+    layout = plan.chosen.price.layout
+    return {
+        "name": f"{plan.target.name}, {family_name(layout)}",
+        "kinds": list(dict.fromkeys(bar.kind for *_, lane in shown for bar in lane)),
+        "lanes": [(stage * (layout.ranks // layout.pipeline), lane, found) for stage, lane, found in shown],
+        "time": f"{format_short_duration(end_s)} of {format_short_duration(plan.timeline.step_s)}",
+        "batches": f"{plan.timeline.played:,} of {plan.timeline.passes:,}",
+    }
 
 
 class SliderAxis(NamedTuple):
@@ -177,9 +210,7 @@ def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
     return {
         **_memory_json(price),
         "layout": plan.cost_model.layout_name(price).replace(" *", ", states in host memory"),
-        "apply": "priced only: training does not support this"
-        if plan.what_if
-        else " ".join(f"{key}={str(value).lower()}" for key, value in applied.items()),
+        "apply": " ".join(f"{key}={str(value).lower()}" for key, value in applied.items()),
         "step_s": price.step_s,
         "step": format_short_duration(price.step_s),
         "hours": row.hours,

@@ -96,7 +96,7 @@
       type: "line", plugins: [spans()], data: { datasets: sets },
       options: options(
         axis(d.unit, { type: "linear", min: 0, max: d.reach, ticks: { color: colour("faint"), precision: 0 } }),
-        axis("speed-up", { type: "linear", min: 0, max: d.top }),
+        axis("speed-up", { type: "linear", min: 0, max: d.top, ticks: { color: colour("faint"), includeBounds: false, callback: short } }),
         {
           title: (items) => (items.length ? items[0].raw.label || items[0].parsed.x + " " + d.unit : ""),
           label: (item) => item.dataset.label + ": " + short(item.parsed.y) + "×" +
@@ -164,7 +164,8 @@
       borderWidth: few && !first ? Math.max(1.5, 1.5 + 3.5 * (Math.min(d.lines.length, 4) - 1 - i)) : 1.5, pointStyle: "line",
       order: d.lines.length - i,
     }));
-    const set = options(axis(d.unit || "step", { type: "linear" }), y, {
+    const whole = { color: colour("faint"), maxRotation: 0, precision: 0, callback: short };
+    const set = options(axis(d.unit || "step", { type: "linear", ticks: whole }), y, {
       title: (items) => (items.length ? (d.unit || "step") + " " + items[0].parsed.x : ""),
       label: (item) => item.dataset.label + ": " + tell(item.parsed.y),
       afterLabel: (item) => (item.raw.at ? item.raw.file + " line " + item.raw.at : ""),

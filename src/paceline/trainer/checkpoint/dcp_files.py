@@ -18,8 +18,8 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
-from paceline.errors import UserError
-from paceline.io.safe_open import open_regular
+from paceline.errors import UserError, get_first_line
+from paceline.io.files import open_regular
 from paceline.trainer.checkpoint import staging
 
 __all__ = ["CheckpointException"]
@@ -121,7 +121,7 @@ def _check_size(path: Path, described: Mapping[str, Any]) -> None:
 
 def reject_metadata(path: Path, error: BaseException) -> UserError:
     """Return the error for a checkpoint that holds something else than tensors."""
-    reason = str(error).split("\n", 1)[0]
+    reason = get_first_line(error)
     reason = reason if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
     return UserError(
         f"{path} is rejected: a checkpoint holds tensors and nothing that could run, but {reason}", code="not-trusted"

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.io.files import compute_seal, hash_file
-from paceline.io.safe_open import read_text
+from paceline.io.files import compute_seal, hash_file, read_text
 from paceline.io.terminal import warn
 from paceline.launch.process_group import raise_on_all
 from paceline.runlog.run_dir import RunDir
@@ -28,6 +27,7 @@ from paceline.workload import LogFn
 CHECKPOINT_FORMAT = 1
 MANIFEST = "manifest.json"
 EMA_PREFIX = "ema."
+GROUP_KEY = "batchnorm_group"
 EXTRA_KEY = "kept"
 _SEALED_NAME = re.compile(r"step-\d{8,}(\.old)?")
 

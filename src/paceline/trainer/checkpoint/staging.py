@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import RunFailed
-from paceline.io.files import sync_file
-from paceline.io.safe_open import check_regular
+from paceline.io.files import check_regular, sync_file
 from paceline.parallel.parameters import is_sharded
 
 STATE_FILE = "state.safetensors"

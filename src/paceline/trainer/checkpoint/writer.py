@@ -19,18 +19,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from time import perf_counter
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from paceline.errors import Code, RunFailed
+from paceline.errors import Code, RunFailed, get_first_line
+from paceline.hardware.catalogue import match_driver_name
+from paceline.hardware.failures import describe_interval, find_best_interval_s, resolve_failures
 from paceline.io.files import compute_seal, hash_file, sync_file, sync_folder
-from paceline.launch.process_group import create_subgroup, gather_objects
+from paceline.io.remote import upload_run
+from paceline.launch.process_group import broadcast_from_main, create_subgroup, gather_objects
 from paceline.trainer.checkpoint import reader, staging
 
 T = TypeVar("T")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+FIRST_STEPS = 20  # of `auto`: the first checkpoint shows what one costs
+LARGEST_CHANGE = 1.5  # of an interval that is announced again
 
 
 class CheckpointWriter:
@@ -99,17 +105,20 @@ class CheckpointWriter:
         failure = f"could not be written to {self._folder} (those before it are untouched)"
         try:
             bytes_needed = sum(self._on_all(lambda: self._staging.bytes_share))
-            self._on_first(lambda: self._prepare(writing))
+            self._on_first(lambda: self._make_writing_folder(writing))
             files: dict[str, Any] = {}
             for written in self._on_all(lambda: self._write_rank_files(writing)):
                 files |= written
             if self._one_file:
                 files = self._on_first(lambda: _join_files(writing, files, step))
-            self._on_first(lambda: self._finish(writing, final, manifest | {"files": files}))
+            self._on_first(lambda: self._seal_and_rename(writing, final, manifest | {"files": files}))
+            failure = f"is sealed in {self._folder}, but not at its address"
+            self._on_first(lambda: upload_run(self._folder.parent))
             failure = f"is sealed, but an older one could not be removed from {self._folder}"
-            self._on_first(lambda: self._discard(final))
+            self._on_first(lambda: self._discard_old(final))
         except (_RankFailure, RuntimeError) as error:
-            bytes_free = _remove_unfinished(writing)
+            shutil.rmtree(writing, ignore_errors=True)
+            bytes_free = shutil.disk_usage(next(path for path in writing.absolute().parents if path.is_dir())).free
             if not isinstance(error, _RankFailure):  # the others do not answer: there is nobody to agree with
                 raise RunFailed(_describe_lost_rank(step, error)) from error
             with suppress(RuntimeError):
@@ -118,7 +127,7 @@ class CheckpointWriter:
             reason = f"{failure}: {error.describe(bytes_needed, bytes_free)}"
             raise RunFailed(f"the checkpoint of step {step} {reason}", code=code) from None
 
-    def _prepare(self, writing: Path) -> None:
+    def _make_writing_folder(self, writing: Path) -> None:
         for leftover in [*self._folder.glob(".step-*.writing"), *self._folder.glob(".step-*.deleting")]:
             shutil.rmtree(leftover)
         with suppress(FileExistsError):
@@ -133,7 +142,7 @@ class CheckpointWriter:
         own = sorted(writing.glob(f"__{self._rank}_*.distcp")) + [writing / dcp_files.METADATA] * (self._rank == 0)
         return _describe_files(*own)
 
-    def _finish(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
+    def _seal_and_rename(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
         _check_visible(writing, manifest["files"])
         with (writing / reader.MANIFEST).open("w", encoding="utf-8") as stream:
             json.dump(manifest | {"seal": compute_seal(manifest)}, stream, indent=1)
@@ -142,13 +151,13 @@ class CheckpointWriter:
         if final.exists():
             aside = final.with_name(f"{final.name}.old")
             if aside.exists():
-                _delete(aside)
+                _delete_checkpoint(aside)
             final.rename(aside)
         writing.rename(final)
         sync_folder(self._folder)
         self._proven.add(final)
 
-    def _discard(self, sealed: Path) -> None:
+    def _discard_old(self, sealed: Path) -> None:
         """Delete what is no longer kept; damaged ones are neither counted nor deleted."""
         whole: list[reader.Checkpoint] = []
         replaced: list[Path] = []
@@ -166,7 +175,7 @@ class CheckpointWriter:
         for path in [*replaced, *(checkpoint.path for checkpoint in whole)]:
             if path not in kept:
                 self._proven.discard(path)
-                _delete(path)
+                _delete_checkpoint(path)
 
     def _on_first(self, work: Callable[[], T]) -> T:
         """Do something on rank 0; return its answer, or raise its failure, on all."""
@@ -228,17 +237,11 @@ def _describe_files(*files: Path) -> dict[str, Any]:
 
 
 def _describe_lost_rank(step: int, error: BaseException) -> str:
-    reason = str(error).strip().split("\n", 1)[0]
+    reason = get_first_line(error)
     return f"the checkpoint of step {step} was not finished: another rank ended or cannot be reached ({reason})"
 
 
-def _remove_unfinished(writing: Path) -> int:
-    """Remove what was half written; return the bytes that are free then."""
-    shutil.rmtree(writing, ignore_errors=True)
-    return shutil.disk_usage(next(path for path in writing.absolute().parents if path.is_dir())).free
-
-
-def _delete(path: Path) -> None:
+def _delete_checkpoint(path: Path) -> None:
     """Rename first, so that a half-deleted checkpoint is never mistaken for a damaged one."""
     doomed = path.with_name(f".{path.name}.deleting")
     if doomed.exists():
@@ -261,3 +264,44 @@ def start_import() -> None:
 def finish_import() -> None:
     for thread in _threads:
         thread.join()
+
+
+def is_due(step: int, every: int, epoch_end: bool) -> bool:
+    return step % every == 0 if every else epoch_end
+
+
+class CheckpointInterval:
+    """A number of steps, the end of each epoch (0), or what loses least to failures, as measured (auto)."""
+
+    def __init__(self, every: int | Literal["auto"], device: torch.device, ranks: int) -> None:
+        self.every, self.ranks = every, ranks
+        self._device = device
+        self._announced = 0
+        self._next: int | None = None  # of auto
+
+    def is_due(self, step: int, epoch_end: bool) -> bool:
+        if self.every != "auto":
+            return is_due(step, self.every, epoch_end)
+        if self._next is None:
+            self._wait(step - 1, FIRST_STEPS)
+        return step == self._next
+
+    def adapt(self, step: int, save_s: float) -> str:
+        """Choose the next step of `auto` from what this checkpoint took; return an equation if it is news."""
+        if self.every != "auto" or self._next is None:
+            return ""
+        step_s = (perf_counter() - self._began - save_s) / max(1, step - self._first)
+        kind = match_driver_name(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
+        failures = resolve_failures(kind)
+        steps, step_s, save_s = broadcast_from_main(
+            lambda: (round(find_best_interval_s(save_s, failures.rate(self.ranks)) / step_s), step_s, save_s)
+        )
+        steps = max(1, steps)
+        self._wait(step, steps)
+        if self._announced and 1 / LARGEST_CHANGE < steps / self._announced < LARGEST_CHANGE:
+            return ""
+        self._announced = steps
+        return f"a checkpoint each {describe_interval(steps, save_s, failures.mtbf_h, self.ranks, step_s)}"
+
+    def _wait(self, step: int, steps: int) -> None:
+        self._first, self._next, self._began = step, step + steps, perf_counter()

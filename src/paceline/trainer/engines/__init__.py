@@ -4,8 +4,6 @@
 did what it was asked to do.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,7 +46,7 @@ def check_engine(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> N
         check_deepspeed(spec, layout)
 
 
-def start_engine(setup: ModelSetup, context: RunContext) -> Step:
+def start_engine(setup: "ModelSetup", context: "RunContext") -> "Step":
     """Return the step under the engine of a run; its configuration is written to the run folder."""
     if setup.spec.parallel.engine == "deepspeed":
         from paceline.trainer.engines.deepspeed import start_deepspeed
@@ -66,7 +64,7 @@ def verify_engine(engine: str, facts: Mapping[str, tuple[Any, Any]]) -> None:
             raise RunFailed(f"{engine} was asked for {what} {requested} and has {actual}: the run was not started")
 
 
-def build_launch_variables(place: RankInfo, device: torch.device) -> dict[str, str | None]:
+def build_launch_variables(place: "RankInfo", device: "torch.device") -> dict[str, str | None]:
     """Return torchrun's variables for this rank, whoever started it.
 
     Libraries use LOCAL_RANK as the device index, which it is not if each rank sees only its own device.
@@ -87,14 +85,14 @@ def build_launch_variables(place: RankInfo, device: torch.device) -> dict[str, s
 def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables, or unset those that are None, while entered."""
     before = {name: os.environ.get(name) for name in variables}
-    _assign(variables)
+    _assign_variables(variables)
     try:
         yield
     finally:
-        _assign(before)
+        _assign_variables(before)
 
 
-def _assign(variables: Mapping[str, str | None]) -> None:
+def _assign_variables(variables: Mapping[str, str | None]) -> None:
     for name, value in variables.items():
         os.environ.pop(name, None)
         if value is not None:

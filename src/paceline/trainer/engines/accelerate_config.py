@@ -108,12 +108,12 @@ def build_accelerate_config(
     if device is not None:
         requested["use_cpu"] = (ours["use_cpu"], f"parallel.device={spec.parallel.device}, which is {device} here")
     requested |= {f"fsdp_config.{name}": pair for name, pair in sharding.items()}
-    rejected = REJECTED if sharding else REJECTED | {"fsdp_config": f"the run file says {_strategy(spec)}"}
+    rejected = REJECTED if sharding else REJECTED | {"fsdp_config": f"the run file says {_choose_strategy(spec)}"}
     theirs = user_config.read_user_config(path, rejected, requested)
     kinds = ("FSDP",) if sharding else ("MULTI_CPU", "MULTI_GPU", *(() if many else ("NO",)))
     kind = theirs.get("distributed_type")
     if kind not in (None, user_config.AUTO, *kinds):
-        request = f"{_strategy(spec)} on {layout.ranks} rank{'s' * many}; write {ours['distributed_type']}"
+        request = f"{_choose_strategy(spec)} on {layout.ranks} rank{'s' * many}; write {ours['distributed_type']}"
         raise UserError(f"{path}: distributed_type is {kind}, but the run file says {request}")
     return user_config.merge_config(theirs, ours)
 
@@ -128,8 +128,8 @@ def _build_fsdp_section(spec: RunSpec, layout: Layout, layers: Sequence[str] | N
         classes = ",".join(sorted(set(layers)))
         wraps["fsdp_transformer_layer_cls_to_wrap"] = (classes, f"workload={spec.workload}, whose layers these are")
     return {
-        "fsdp_version": (2, f"{_strategy(spec)}, which is FSDP2 here"),
-        "fsdp_reshard_after_forward": (RESHARDS[layout.strategy], _strategy(spec)),
+        "fsdp_version": (2, f"{_choose_strategy(spec)}, which is FSDP2 here"),
+        "fsdp_reshard_after_forward": (RESHARDS[layout.strategy], _choose_strategy(spec)),
         **wraps,
         "fsdp_offload_params": (False, "parallel.offload=false"),
         "fsdp_activation_checkpointing": (False, "parallel.activation_checkpointing, and Paceline recomputes"),
@@ -137,7 +137,7 @@ def _build_fsdp_section(spec: RunSpec, layout: Layout, layers: Sequence[str] | N
     }
 
 
-def _strategy(spec: RunSpec) -> str:
+def _choose_strategy(spec: RunSpec) -> str:
     return f"parallel.strategy={spec.parallel.strategy}"
 
 

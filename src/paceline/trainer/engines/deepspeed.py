@@ -27,7 +27,6 @@ from paceline.layout import Layout
 from paceline.parallel.parallelize import ModelSetup, ParallelModel, count_parameters, prepare_model
 from paceline.parallel.parameters import LocalParameters, collect_local_parameters
 from paceline.parallel.precision import Scaler, autocast
-from paceline.runlog.timers import CollectiveTimer
 from paceline.trainer.checkpoint.staging import flatten_state, select_own_tensors
 from paceline.trainer.context import RunContext
 from paceline.trainer.engines import build_launch_variables, deepspeed_config, set_environment, verify_engine
@@ -53,7 +52,7 @@ def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
         write_json(context.folder / deepspeed_config.DEEPSPEED_FILE, config)
     init_single_rank_group(device)
     try:
-        engine = _initialize(model, optimizer, config, context.rank_info, device)
+        engine = _start_engine(model, optimizer, config, context.rank_info, device)
     except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError) as error:
         if spec.parallel.engine_config is None:
             raise
@@ -61,8 +60,11 @@ def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
         raise UserError(f"{spec.parallel.engine_config}: DeepSpeed does not take it: {reason}") from error
     stage = deepspeed_config.STAGES[layout.strategy]
     _verify_engine(engine, layout, spec, stage, device)
-    if device.type == "cpu":
-        _time_collectives(setup.timer)
+    if device.type == "cpu":  # where nothing else is done during collectives, so that they can be timed
+        from deepspeed.comm import comm
+
+        for name in COLLECTIVES:
+            setattr(comm.cdb, name, setup.timer.blocking()(getattr(comm.cdb, name)))
     scaler = Scaler(spec.train, device)
     whole = ParallelModel(engine, [model], LocalParameters([]) if stage else local, parameters, groups=groups)
     state = ZeroState(whole, optimizer, scaler, engine=engine) if stage else State(whole, optimizer, scaler)
@@ -84,7 +86,9 @@ def _multiply_in_fp16(model: nn.Module, device: torch.device) -> None:
     model.forward = in_fp16
 
 
-def _initialize(model: nn.Module, optimizer: Any, config: dict[str, Any], place: RankInfo, device: torch.device) -> Any:
+def _start_engine(
+    model: nn.Module, optimizer: Any, config: dict[str, Any], place: RankInfo, device: torch.device
+) -> Any:
     with set_environment({**build_launch_variables(place, device), "DS_ACCELERATOR": device.type}):
         import deepspeed
 
@@ -157,12 +161,15 @@ class DeepSpeedStep(Step):
         for index, micro in enumerate(batch.micro_batches):
             self.seed(batch, index)
             net.set_gradient_accumulation_boundary(index == last)
-            with autocast(self.train.precision, self.device):
-                total, count = self.workload.loss(net, self.moved(micro).batch)
-            # DeepSpeed takes the mean over ranks, and the sum is wanted.
-            scale = self.state.scaler.scale * (self.ranks * micro.weight / samples)
-            net.backward(total * scale, scale_wrt_gas=False)
+            with self.running_pass(self.moved(micro)) as moved:
+                with autocast(self.train.precision, self.device):
+                    total, count = self.workload.loss(net, moved)
+                self.state.model.batch_layers.passes.end_forward()
+                # DeepSpeed takes the mean over ranks, and the sum is wanted.
+                scale = self.state.scaler.scale * (self.ranks * micro.weight / samples)
+                net.backward(total * scale, scale_wrt_gas=False)
             found[:2] += stack_loss_and_count(total, count, micro.weight)
+        self.state.model.batch_layers.update_statistics(several=True)
         self.local_sums = found.clone()
         with self.timer.blocking():
             dist.all_reduce(found)
@@ -194,14 +201,6 @@ class DeepSpeedStep(Step):
         return torch.where(norm < 0, math.inf, norm)
 
 
-def _time_collectives(timer: CollectiveTimer) -> None:
-    """On a CPU nothing else is done while DeepSpeed's collectives are under way."""
-    from deepspeed.comm import comm
-
-    for name in COLLECTIVES:
-        setattr(comm.cdb, name, timer.blocking()(getattr(comm.cdb, name)))
-
-
 @dataclass
 class ZeroState(State):
     """The state of a run whose parts ZeRO keeps, saved under the same names as every other run's.
@@ -221,7 +220,7 @@ class ZeroState(State):
 
     def allocate(self) -> None:
         """Give the optimiser all of its state, at zero, on the flat parts that ZeRO made of the parameters."""
-        for flat in self._flats():
+        for flat in self._list_flat_weights():
             state = {key: torch.zeros_like(flat) for key in self.moments}
             if self.counts:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
@@ -241,7 +240,7 @@ class ZeroState(State):
             for key in self.moments:
                 optim[f"{name}.{key}"] = _to_host(self._whole(p, key), f"optim.{name}.{key}" in mine)
             if self.counts:
-                optim[f"{name}.step"] = self.optimizer.state[self._flats()[0]]["step"].detach().cpu()
+                optim[f"{name}.step"] = self.optimizer.state[self._list_flat_weights()[0]]["step"].detach().cpu()
         return described
 
     def replicas(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -259,23 +258,23 @@ class ZeroState(State):
             for key in self.moments:
                 self._put(p, optim[f"{name}.{key}"], key)
         counted = [value for name, value in optim.items() if name.endswith(".step")]
-        for flat in self._flats() if counted else ():
+        for flat in self._list_flat_weights() if counted else ():
             self.optimizer.state[flat]["step"].fill_(counted[0])
 
-    def _flats(self) -> list[Tensor]:
+    def _list_flat_weights(self) -> list[Tensor]:
         if self.divided:
             return list(self.engine.optimizer.fp32_partitioned_groups_flat)
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _saved(self) -> dict[str, Any]:
-        """Parameters, and the rest, by every name that a checkpoint has for them."""
+        """Return parameters, and the rest, by every name that a checkpoint has for them."""
         return self.model.parts[0].state_dict(keep_vars=True)
 
     def _updated(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, p) for name, p in self.model.parts[0].named_parameters() if p.requires_grad)
 
     def _described(self) -> dict[str, Any]:
-        """Names, shapes and types of all that is saved; parameters without memory, the rest as it is."""
+        """Return names, shapes and types of all that is saved; parameters without memory, the rest as it is."""
         model = {
             name: _shape(value) if isinstance(value, nn.Parameter) else value.detach()
             for name, value in self._saved().items()
@@ -288,11 +287,11 @@ class ZeroState(State):
         return {"model": model, "optim": optim, "scaler": self.scaler.state()}
 
     def _whole(self, p: nn.Parameter, key: str | None = None) -> Tensor:
-        """A parameter, or what the optimiser keeps of it, put together from all ranks' parts."""
+        """Return a parameter, or what the optimiser keeps of it, put together from all ranks' parts."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         if not p.requires_grad:
-            with self._gathered(p):
+            with self._gather_parameter(p):
                 return p.detach().float().clone()
         return safe_get_full_fp32_param(p) if key is None else safe_get_full_optimizer_state(p, key)
 
@@ -303,7 +302,7 @@ class ZeroState(State):
                     p.copy_(model[name])
                     continue
                 if self.divided or not p.requires_grad:
-                    with self._gathered(p, writer=0):
+                    with self._gather_parameter(p, writer=0):
                         p.copy_(model[name])
                 if p.requires_grad:
                     self._put(p, model[name])
@@ -323,14 +322,14 @@ class ZeroState(State):
         else:
             set_moment(p, value, key)
 
-    def _gathered(self, p: nn.Parameter, writer: int | None = None) -> Any:
+    def _gather_parameter(self, p: nn.Parameter, writer: int | None = None) -> Any:
         import deepspeed
 
         return deepspeed.zero.GatheredParameters([p], modifier_rank=writer, enabled=self.divided)
 
 
 def _shape(like: Any) -> Tensor:
-    """A tensor of that shape in the memory of one number."""
+    """Return a tensor of that shape in the memory of one number."""
     return torch.zeros(()).expand(torch.Size(getattr(like, "ds_shape", like.shape)))
 
 
@@ -343,6 +342,6 @@ def _to_host(whole: Tensor, wanted: bool) -> Tensor:
 
 
 def _part(value: Tensor, size: int, rank: int) -> Tensor:
-    """The rank's part of a tensor that was cut into parts of that size, the last of them filled up with zeros."""
+    """Return the rank's part of a tensor cut into parts of that size, the last of them filled up with zeros."""
     mine = value.flatten()[size * rank : size * (rank + 1)]
     return F.pad(mine, (0, size - len(mine)))

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from paceline.errors import UserError
-from paceline.io.safe_open import read_text
+from paceline.io.files import read_text
 from paceline.io.safe_yaml import load_yaml
 
 AUTO = "auto"

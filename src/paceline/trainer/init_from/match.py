@@ -14,6 +14,7 @@ from paceline.errors import PacelineError, UserError, join_names
 from paceline.launch.process_group import broadcast_from_main, gather_objects, raise_on_all
 from paceline.parallel.parameters import is_sharded
 from paceline.runlog.run_dir import RunDir
+from paceline.trainer.agreement import agree_on_digest
 from paceline.trainer.context import RunContext
 from paceline.trainer.init_from.weights import KEY, Weights, open_weights, read_model_type, weights_error
 from paceline.workload import LogFn, Workload
@@ -68,7 +69,7 @@ class WeightInitializer:
         for part in gather_objects(mine):
             for name, values in vars(part).items():
                 getattr(everyone, name).update(values)
-        self.match = self._match(everyone, weights, digest)
+        self.match = self._summarise_match(everyone, weights, digest)
         wrong: PacelineError | None = None
         try:
             weights.read(into)
@@ -81,26 +82,28 @@ class WeightInitializer:
 
     @cached_property
     def _weights(self) -> tuple[Weights, str]:
-        return broadcast_from_main(self._open)
+        """The weights and their digest; UserError if nodes have others, or a run that starts once more began with."""
+        path = self.path
+        assert path is not None
+        weights = broadcast_from_main(lambda: open_weights(path))
+        digest = agree_on_digest(KEY, weights.digest, self.context.rank_info.local_rank)
+        broadcast_from_main(lambda: self._check_first_weights(digest))
+        return weights, digest
 
-    def _open(self) -> tuple[Weights, str]:
-        """Open the weights; raise UserError if a run that starts once more began with others."""
-        assert self.path is not None
-        weights, run = open_weights(self.path), RunDir(self.context.folder)
-        digest = weights.digest()
+    def _check_first_weights(self, digest: str) -> None:
+        run = RunDir(self.context.folder)
         began = run.start().get("weights")
         if began is not None and began["digest"] != digest:
             reason = f"what is in it has changed since {run.path} was started, without a checkpoint to resume from"
             raise weights_error(self.path, f"{reason}; bring it back, or start a new run", "conflict")
-        return weights, digest
 
     def _fit(self, parts: Sequence[nn.Module], shapes: Mapping[str, Any]) -> tuple[dict[str, Tensor], MatchPart]:
         """Return (tensors of this rank by their names in `model.init_from`, how all of its tensors fit)."""
         mine, into = MatchPart(), {}
         for part in parts:
             shared = _find_tied_names(part)
-            for name, tensor in part.state_dict().items():
-                if not isinstance(tensor, Tensor):
+            for name, tensor in self.workload.init_from_targets(part).items():
+                if not hasattr(tensor, "shape"):
                     continue
                 source = self.workload.init_from_name(name)
                 if source is None:
@@ -117,7 +120,7 @@ class WeightInitializer:
                     into[source] = tensor
         return into, mine
 
-    def _match(self, part: MatchPart, weights: Weights, digest: str) -> WeightMatch:
+    def _summarise_match(self, part: MatchPart, weights: Weights, digest: str) -> WeightMatch:
         left = sorted(weights.shapes.keys() - part.used)
         if not part.taken:
             raise weights_error(self.path, self._explain_no_fit(part, left), "conflict")
@@ -145,7 +148,8 @@ def _find_tied_names(part: nn.Module) -> dict[str, list[str]]:
     names: dict[int, list[str]] = {}
     for name, parameter in part.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    return {name: several for several in names.values() if len(several) > 1 for name in several}
+    found = {name: several for several in names.values() if len(several) > 1 for name in several}
+    return {**getattr(part, "tied_names", {}), **found}
 
 
 def build_initializer(workload: Workload, context: RunContext) -> WeightInitializer | None:

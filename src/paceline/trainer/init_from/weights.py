@@ -1,7 +1,5 @@
 """Open the weights of `model.init_from`: a safetensors file, the folder of a Hugging Face model, or a run."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -14,8 +12,7 @@ from torch import Tensor
 
 from paceline.data.files import hash_value
 from paceline.errors import Code, RunFailed, UserError, suggest_path
-from paceline.io.files import hash_file
-from paceline.io.safe_open import check_regular, read_text
+from paceline.io.files import check_regular, hash_file, read_text
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.checkpoint import reader
 from paceline.trainer.checkpoint.staging import read_safetensors
@@ -30,7 +27,7 @@ def weights_error(path: Any, reason: str, code: Code = "invalid-data") -> UserEr
     return UserError(f"{KEY}={path}: {reason}", code=code, key=KEY)
 
 
-def open_weights(path: Path, log: LogFn = ignore_log) -> SafetensorsWeights | SavedWeights:
+def open_weights(path: Path, log: LogFn = ignore_log) -> "SafetensorsWeights | SavedWeights":
     """Open what `model.init_from` names; raise UserError if that is not possible."""
     if not path.exists():
         hint = suggest_path(path)
@@ -41,13 +38,17 @@ def open_weights(path: Path, log: LogFn = ignore_log) -> SafetensorsWeights | Sa
         if not path.is_dir():
             return _open_files([path])
         if (path / reader.MANIFEST).is_file():
-            return _open_checkpoint(path)
+            try:
+                checkpoint = reader.verify_checkpoint(path)
+            except reader.DamagedCheckpoint as damage:
+                raise weights_error(path, f"this checkpoint is not whole: {damage}", "damaged") from None
+            return SavedWeights(checkpoint, reader.read_metadata(checkpoint), str(path))
         return _open_run(path, log) if (path / "spec.yaml").is_file() else _open_folder(path)
     except OSError as error:
         raise weights_error(path, f"cannot be read: {error.strerror or error}", "unreadable") from None
 
 
-def _open_run(path: Path, log: LogFn) -> SavedWeights:
+def _open_run(path: Path, log: LogFn) -> "SavedWeights":
     """Take the newest checkpoint of a run; log if another one was better."""
     run = RunDir.open(path)
     newest = reader.find_newest(run.checkpoints, log)
@@ -60,14 +61,6 @@ def _open_run(path: Path, log: LogFn) -> SavedWeights:
     return SavedWeights(newest, reader.read_metadata(newest), f"step {newest.step} of {path}")
 
 
-def _open_checkpoint(path: Path) -> SavedWeights:
-    try:
-        checkpoint = reader.verify_checkpoint(path)
-    except reader.DamagedCheckpoint as damage:
-        raise weights_error(path, f"this checkpoint is not whole: {damage}", "damaged") from None
-    return SavedWeights(checkpoint, reader.read_metadata(checkpoint), str(path))
-
-
 def read_model_type(path: Path) -> str:
     """Return the kind of model that the config.json of a folder names; "" if there is none."""
     try:
@@ -76,7 +69,7 @@ def read_model_type(path: Path) -> str:
         return ""
 
 
-def _open_folder(path: Path) -> SafetensorsWeights:
+def _open_folder(path: Path) -> "SafetensorsWeights":
     """Open a folder with one safetensors file, or with several that an index names."""
     files = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob("*.safetensors"))
     indices = sorted(path.glob("*.safetensors.index.json"))
@@ -109,7 +102,7 @@ def _reject_pickle(file: Path) -> UserError:
     return weights_error(file, reason, "not-trusted")
 
 
-def _open_files(files: list[Path]) -> SafetensorsWeights:
+def _open_files(files: list[Path]) -> "SafetensorsWeights":
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}

@@ -2,7 +2,7 @@
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import Train
+from paceline.nn.experts import NAMES
 from paceline.parallel.parameters import LocalParameters, ParameterGroups
-
-Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+from paceline.parallel.precision import IN_BF16
+from paceline.trainer.optim.small_adam import SmallAdam
 
 
 def build_optimizer(train: Train, local: LocalParameters, groups: ParameterGroups) -> torch.optim.Optimizer:
@@ -21,7 +22,10 @@ def build_optimizer(train: Train, local: LocalParameters, groups: ParameterGroup
     lrs: dict[float, Tensor] = defaultdict(lambda: torch.tensor(0.0, dtype=torch.float32, device=device))
     parts: list[Any] = [{**group, "lr": lrs[group["lr_factor"]]} for group in build_update_groups(train, local, groups)]
     lr, betas = parts[0]["lr"], (train.beta1, train.beta2)
+    small = train.optimizer_state != "fp32" or train.weights != "fp32"
     match train.optimizer:
+        case "adamw" | "adam" if small:
+            return SmallAdam(parts, train, local)
         case "adamw" | "adam" as rule:
             kind = AdamW if rule == "adamw" else Adam
             eps = train.eps or 1e-8
@@ -29,18 +33,22 @@ def build_optimizer(train: Train, local: LocalParameters, groups: ParameterGroup
         case "sgd":
             return SGD(parts, lr=lr, momentum=train.momentum, nesterov=train.nesterov, fused=True)
         case "lars":
-            return LARS(parts, {"lr": lr, "momentum": train.momentum, "eta": 0.001}, local.norms)
+            return LARS(parts, {"lr": lr, "momentum": train.momentum, "eta": 0.001}, local)
+        case "lamb":
+            return LAMB(parts, {"lr": lr, "betas": betas, "eps": train.eps or 1e-6}, local)
         case _:
-            return LAMB(parts, {"lr": lr, "betas": betas, "eps": train.eps or 1e-6}, local.norms)
+            defaults = {"lr": lr, "betas": betas, "eps": train.eps or 1e-8, "momentum": train.momentum}
+            return Muon(parts, {**defaults, "half": train.precision in IN_BF16}, local)
 
 
 def build_update_groups(train: Train, local: LocalParameters, groups: ParameterGroups) -> list[dict[str, Any]]:
     """Group parameters that are updated alike; vectors decay only if `train.decay` is all."""
-    found: dict[tuple[str, bool], list[Tensor]] = {}
+    found: dict[tuple[str, bool, bool], list[Tensor]] = {}
     for part in local:
-        found.setdefault((groups.pattern(part.name), part.data.ndim < 2), []).append(part.data)
+        vector, end = part.data.ndim < 2, train.optimizer == "muon" and part.name in groups.ends
+        found.setdefault((groups.pattern(part.name), vector, end), []).append(part.data)
     made = []
-    for (pattern, vectors), params in sorted(found.items(), key=lambda item: item[0]):
+    for (pattern, vectors, ends), params in sorted(found.items(), key=lambda item: item[0]):
         group = groups[pattern]
         decay = train.weight_decay if group.weight_decay is None else group.weight_decay
         made.append(
@@ -48,7 +56,7 @@ def build_update_groups(train: Train, local: LocalParameters, groups: ParameterG
                 "params": params,
                 "weight_decay": decay if train.decay == "all" or not vectors else 0.0,
                 "lr_factor": 1.0 if group.lr is None else group.lr / train.lr,
-                "adapt": not vectors,
+                "adapt": not (vectors or ends),
             }
         )
     return made
@@ -93,6 +101,7 @@ _adam_step = inspect.unwrap(torch.optim.Adam.step)
 class Adam(_WithoutCompiler, torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        """Update the parameters; in a recorded graph on several streams, if the device has room."""
         assert closure is None, "the loop computes the loss"
         if can_spread(self):
             run_spread_step(self)
@@ -109,13 +118,16 @@ class SGD(_WithoutCompiler, torch.optim.SGD):
 
 
 class _LayerWise(torch.optim.Optimizer):
-    """Scales each matrix's update by a trust ratio |weight| / |update|, so that no layer moves too far."""
+    """Updates matrices as a whole: by a trust ratio |weight| / |update|, so that no layer moves too far, or as Muon."""
 
     kept: tuple[str, ...]
 
-    def __init__(self, params: Any, defaults: dict[str, Any], norms: Norms) -> None:
+    def __init__(self, params: Any, defaults: dict[str, Any], local: LocalParameters) -> None:
         super().__init__(params, defaults)
-        self.norms = norms
+        self.local = local
+
+    def list_kept(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return self.kept
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -123,13 +135,13 @@ class _LayerWise(torch.optim.Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
-                for name in self.kept if not self.state[p] else ():
+                for name in self.list_kept(group) if not self.state[p] else ():
                     self.state[p][name] = torch.zeros(()) if name == "step" else torch.zeros_like(p)
             if params:
                 self._update(group, params)
 
-    def _trust(self, params: list[Tensor], updates: Sequence[Tensor]) -> list[Any]:
-        weights, steps = self.norms(params, params), self.norms(params, updates)
+    def _compute_trust_ratios(self, params: list[Tensor], updates: Sequence[Tensor]) -> list[Any]:
+        weights, steps = self.local.norms(params, params), self.local.norms(params, updates)
         return [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in zip(weights, steps, strict=True)]
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
@@ -149,7 +161,7 @@ class LARS(_LayerWise):
         updates = torch._foreach_add(_list_gradients(params), params, alpha=group["weight_decay"])
         buffers = [self.state[p]["momentum_buffer"] for p in params]
         if group["adapt"]:
-            torch._foreach_mul_(updates, [r * group["eta"] for r in self._trust(params, updates)])
+            torch._foreach_mul_(updates, [r * group["eta"] for r in self._compute_trust_ratios(params, updates)])
         torch._foreach_mul_(updates, group["lr"])
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, updates)
@@ -177,9 +189,43 @@ class LAMB(_LayerWise):
         updates = torch._foreach_div(torch._foreach_div(first, 1 - beta1**step), roots)
         torch._foreach_add_(updates, params, alpha=group["weight_decay"])
         if group["adapt"]:
-            torch._foreach_mul_(updates, self._trust(params, updates))
+            torch._foreach_mul_(updates, self._compute_trust_ratios(params, updates))
         torch._foreach_mul_(updates, group["lr"])
         torch._foreach_sub_(params, updates)
+
+
+class Muon(LAMB):
+    """Momentum made orthogonal for matrices (Jordan, 2024), scaled as AdamW's updates are; AdamW for the rest.
+
+    Every rank computes with whole matrices, gathered one at a time, and so does the same on any layout.
+    """
+
+    def list_kept(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["adapt"] else self.kept
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        if not group["adapt"]:
+            super()._update(group, params)
+            return
+        for p, grad in zip(params, _list_gradients(params), strict=True):
+            part, momentum = self.local.find(p), self.state[p]["momentum_buffer"]
+            momentum.mul_(group["momentum"]).add_(grad)
+            whole = part.gather(grad.add(momentum, alpha=group["momentum"]))
+            side_by_side = part.name.rpartition(".")[2] in NAMES  # experts; filters of a convolution are rows
+            matrix = whole if side_by_side else whole.flatten(1)
+            made = orthogonalise(matrix.to(torch.bfloat16 if group["half"] else p.dtype)).view(whole.shape).to(p.dtype)
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.sub_(part.divide(made) * (group["lr"] * 0.2 * max(matrix.shape[-2:]) ** 0.5))
+
+
+def orthogonalise(x: Tensor) -> Tensor:
+    """Return a matrix with the same singular vectors, and singular values near 1 (Newton-Schulz of degree 5)."""
+    wide = x.mT if x.shape[-2] > x.shape[-1] else x
+    y = wide / wide.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        square = y @ y.mT
+        y = 3.4445 * y + (-4.775 * square + 2.0315 * square @ square) @ y
+    return y.mT if wide is not x else y
 
 
 BLOCK = 65_536
@@ -202,7 +248,7 @@ def can_spread(optimizer: torch.optim.Optimizer) -> bool:
 
 def run_spread_step(optimizer: Any) -> None:
     """Do the step of a fused Adam while a graph is recorded, in small pieces on several streams."""
-    groups = [(group, list(_pieces(optimizer, group))) for group in optimizer.param_groups]
+    groups = [(group, list(_split_state(optimizer, group))) for group in optimizer.param_groups]
     counts = [optimizer.state[p]["step"] for group, _ in groups for p in group["params"] if p.grad is not None]
     torch._foreach_add_(counts, 1)
     here = torch.cuda.current_stream()
@@ -220,7 +266,7 @@ def run_spread_step(optimizer: Any) -> None:
     torch._foreach_sub_(counts, [optimizer.found_inf] * len(counts))
 
 
-def _pieces(optimizer: Any, group: dict[str, Any]) -> Iterator[Piece]:
+def _split_state(optimizer: Any, group: dict[str, Any]) -> Iterator[Piece]:
     for p in group["params"]:
         if p.grad is None:
             continue
@@ -280,14 +326,14 @@ class WeightAverage:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Let the model compute with the average; afterwards it has its own weights again, to the last bit."""
-        self._exchange()
+        self._swap_weights()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap_weights()
 
     @torch.no_grad()
-    def _exchange(self) -> None:
+    def _swap_weights(self) -> None:
         for part, average in zip(self.local, self.averages, strict=True):
             own = part.data.clone()
             part.data.copy_(average)

@@ -1,7 +1,5 @@
 """The learning rate as a function of the samples seen, and how it grows with the batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ class Schedule:
     def __call__(self, seen: int) -> float:
         warm, final = count_warmup_samples(self.train, self.total), self.train.final_lr
         if seen < warm:
-            return self._warming(seen, warm)
+            return self._compute_warmup_lr(seen, warm)
         done = min(1.0, (seen - warm) / max(1.0, self.total - warm))
         match self.train.schedule:
             case "constant":
@@ -39,7 +37,7 @@ class Schedule:
             case _:
                 return self.peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
-    def _warming(self, seen: int, warm: float) -> float:
+    def _compute_warmup_lr(self, seen: int, warm: float) -> float:
         begin = self.train.warmup_from
         if self.train.warmup_shape == "log":
             step, steps = seen / self.train.global_batch, max(2.0, warm / self.train.global_batch)
@@ -52,10 +50,10 @@ class Schedule:
 def count_warmup_samples(train: Train, total: int) -> float:
     if train.warmup_steps is None:
         return train.warmup * total
-    return float(train.warmup_steps * train.global_batch)
+    return float(train.count_samples(train.warmup_steps))
 
 
-def describe_schedule_change(planned: Rate, now: Rate, order: Order, first: int) -> str:
+def describe_schedule_change(planned: Rate, now: Rate, order: "Order", first: int) -> str:
     """Describe what differs for a run that continues at step `first` under another schedule."""
     some = {*range(0, first, 1 + first // COMPARED), *range(min(first, COMPARED))}
     if all(planned(order.seen(step)) == now(order.seen(step)) for step in some):

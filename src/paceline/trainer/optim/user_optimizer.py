@@ -29,7 +29,7 @@ def build_user_optimizer(
     optimizer = _call_workload(workload, given)
     if left_out := _prepare_groups(optimizer, peak, local):
         advice = 'give it all of groups, and freeze the rest with train.groups: {"NAME*": {frozen: true}}'
-        raise _invalid(f"optimizer(groups) leaves out {join_names(left_out, 3)}; {advice}")
+        raise _invalid_error(f"optimizer(groups) leaves out {join_names(left_out, 3)}; {advice}")
     return optimizer
 
 
@@ -42,16 +42,16 @@ def take_over_optimizer(
     for group in optimizer.param_groups:
         own = [names.get(id(p)) for p in group["params"]]
         if None in own:
-            raise _conflict(optimizer, "has a parameter that the model does not have")
+            raise _conflict_error(optimizer, "has a parameter that the model does not have")
         groups.append({**group, "params": [mine[name] for name in own if name in mine]})
     _reject_row_dependent(partial(_clone_optimizer, optimizer), [g for g in groups if g["params"]], local, strategy)
     for group, taken in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = taken["params"]
     if left_out := _prepare_groups(optimizer, peak, local):
-        raise _conflict(optimizer, f"leaves out {join_names(left_out, 3)}; freeze what is not trained")
+        raise _conflict_error(optimizer, f"leaves out {join_names(left_out, 3)}; freeze what is not trained")
 
 
-def _conflict(optimizer: torch.optim.Optimizer, reason: str) -> UserError:
+def _conflict_error(optimizer: torch.optim.Optimizer, reason: str) -> UserError:
     key = "run.prepare"
     return UserError(f"{key}: the {type(optimizer).__name__} {reason}", code="conflict", key=key)
 
@@ -90,7 +90,7 @@ def _prepare_groups(optimizer: torch.optim.Optimizer, peak: float, local: LocalP
     return []
 
 
-def _invalid(reason: str) -> UserError:
+def _invalid_error(reason: str) -> UserError:
     return UserError(f"workload: {reason}", code="invalid-workload", key="optimizer")
 
 
@@ -98,7 +98,9 @@ def _call_workload(workload: Workload, groups: list[dict[str, Any]]) -> torch.op
     optimizer: object = workload.optimizer([dict(group) for group in groups])
     if not isinstance(optimizer, torch.optim.Optimizer):
         example = "return torch.optim.RMSprop(groups)"
-        raise _invalid(f"optimizer(groups) returned {type(optimizer).__name__}, not an optimiser; write  {example}")
+        raise _invalid_error(
+            f"optimizer(groups) returned {type(optimizer).__name__}, not an optimiser; write  {example}"
+        )
     return optimizer
 
 
@@ -107,25 +109,27 @@ def allocate_user_state(optimizer: torch.optim.Optimizer) -> None:
     """Create all state by a step without effect; raise UserError for what no checkpoint could hold."""
     kind = type(optimizer).__name__
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    before, options = [p.clone() for p in params], [_options(group) for group in optimizer.param_groups]
+    before, options = [p.clone() for p in params], [_read_options(group) for group in optimizer.param_groups]
     for p in params:
         p.grad = torch.zeros_like(p)
     try:
         optimizer.step()
     except (TypeError, RuntimeError, ValueError) as error:
-        raise _invalid(f"{kind} cannot make a step: {describe_error(error)}") from error
+        raise _invalid_error(f"{kind} cannot make a step: {describe_error(error)}") from error
     optimizer.zero_grad(set_to_none=True)
     for p, value in zip(params, before, strict=True):
         p.copy_(value)
     for group, known in zip(optimizer.param_groups, options, strict=True):
-        if changed := [key for key, value in _options(group).items() if known.get(key) != value]:
-            raise _invalid(f"{kind} keeps {changed[0]!r} in its groups, where a checkpoint does not see it")
+        if changed := [key for key, value in _read_options(group).items() if known.get(key) != value]:
+            raise _invalid_error(f"{kind} keeps {changed[0]!r} in its groups, where a checkpoint does not see it")
     for key, value in ((key, value) for state in optimizer.state.values() for key, value in state.items()):
         if not isinstance(value, Tensor | Number | None):
-            raise _invalid(f"{kind} keeps {key!r} as {type(value).__name__}; a checkpoint holds tensors and numbers")
+            raise _invalid_error(
+                f"{kind} keeps {key!r} as {type(value).__name__}; a checkpoint holds tensors and numbers"
+            )
 
 
-def _options(group: dict[str, Any]) -> dict[str, Any]:
+def _read_options(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if isinstance(value, int | float | str) and key != "lr"}
 
 

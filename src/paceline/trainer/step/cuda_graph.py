@@ -17,16 +17,18 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from paceline.config.registry import describe_error
 from paceline.data.order import Order
-from paceline.data.prefetch import Collate, MicroBatch, RankBatch, make_collate
+from paceline.data.prefetch import Collate, KeyedBatch, MicroBatch, RankBatch, make_collate, move_batch
 from paceline.execution import NoGraphReason
 from paceline.layout import Layout
-from paceline.trainer.step.probe import restore_after
+from paceline.parallel.compile import Compilation
+from paceline.trainer.step.probe import locate_user_line, restore_after
 from paceline.trainer.step.step import Step, update_weights
 
 AT_ONCE = 16  # batches made at a time, where making one takes about as long as a step
 REUSED_TOGETHER = 8  # batches whose memory is used again at the same time
 WARM_UP = 3  # runs of the first step before it is recorded; later shapes need one
 MAX_GRAPHS = 32
+LARGE_BYTES = 1 << 20  # of a batch, which is then copied beside the step before it
 LEAF = tree_flatten(0)[1]
 RESIDENT_SHARE = 0.25  # of the device's free memory, that a data set may take
 
@@ -101,7 +103,7 @@ def pack_ids(ids: np.ndarray, buffers: PinnedBuffers) -> PackedBatch:
     return PackedBatch(row, ((torch.int64, ids.shape),), LEAF)
 
 
-def load_resident_rows(samples: Any, order: Order, steps: int, device: torch.device) -> Any:
+def load_resident_rows(samples: Any, order: Order, steps: int, device: torch.device, precision: str = "") -> Any:
     """Return all samples on the device; None if they are too large, or a short run never sees them all."""
     if not hasattr(samples, "resident") or order.seen(steps) < len(samples):
         return None
@@ -109,7 +111,7 @@ def load_resident_rows(samples: Any, order: Order, steps: int, device: torch.dev
     size = sum(leaf.nbytes for leaf in tree_leaves(rows) if isinstance(leaf, Tensor))
     if size > RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
         return None
-    return tree_map_only(Tensor, lambda leaf: leaf.to(device), rows)
+    return move_batch(rows, device, precision)
 
 
 @dataclass
@@ -122,6 +124,7 @@ class RecordedGraph:
     zero: Tensor
     stats: Tensor
     filled: int = 1
+    next_row: Tensor | None = None
 
 
 @dataclass
@@ -130,6 +133,7 @@ class RecordedStep(Step):
 
     compiled: Callable[..., Any] | None = field(default=None, kw_only=True)
     """The compiled model: for any shape, or for that of a whole batch."""
+    compilation: Compilation | None = field(default=None, kw_only=True)
     resident: Any = field(default=None, kw_only=True)  # all samples on the device, if batches are ids
     draws: bool = field(default=False, kw_only=True)  # the model draws from the generator of the device
     buffers: PinnedBuffers = field(default_factory=lambda: PinnedBuffers(REUSED_TOGETHER), kw_only=True)
@@ -138,12 +142,18 @@ class RecordedStep(Step):
         self.recorded: dict[Any, RecordedGraph] = {}
         self.pool: Any = None
         self.side = torch.cuda.Stream()
+        self.copies: torch.cuda.Stream = torch.cuda.Stream()
+        self.ahead = False
         self.any_shape = False
         self.eager = False
 
     @property
     def times_made(self) -> int:
-        return super().times_made + len(self.recorded) + self.eager
+        return super().times_made + self.times_recorded
+
+    @property
+    def times_recorded(self) -> int:
+        return len(self.recorded) + self.eager
 
     def collate(self, samples: Any, layout: Layout) -> Collate:
         super().collate(samples, layout)  # raises what a step without a graph would
@@ -151,23 +161,27 @@ class RecordedStep(Step):
         make: Collate
         if self.any_shape:
             make = partial(samples.fixed_shape_batches, most=layout.micro_batch)
-        elif self.resident is not None:
-            return lambda wanted: [pack_ids(ids, self.buffers) for ids, _ in wanted]
-        else:
+        elif self.resident is None:
             make = make_collate(samples.batch)
+        elif self.state.model.batch_layers:
+            make = make_collate(lambda ids, keys: torch.from_numpy(ids))
+        else:
+            return lambda wanted: [pack_ids(ids, self.buffers) for ids, _ in wanted]
+        make = self.with_keys(make, layout.micro_batch if self.any_shape else 0)
         return lambda wanted: [pack_batch(batch, self.buffers) for batch in make(wanted)]
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
         sent: PackedBatch = batch.micro_batches[0].batch
         recorded = None if self.eager else self.recorded.get(sent.leaves)
+        if not self.times_recorded and len(sent.row) >= LARGE_BYTES:
+            self.ahead, self.buffers.together = True, 1
         if recorded is None and not self.eager and len(self.recorded) < MAX_GRAPHS:
             recorded = self._recorded(sent, whole=batch.samples == self.train.global_batch)
         if recorded is None:
             micro = MicroBatch(self._assembled(sent, sent.row.to(self.device, non_blocking=True)), 1)
             self.buffers.give_back(sent.row)
             return super().__call__(replace(batch, micro_batches=[micro]), stop)
-        recorded.row.copy_(sent.row, non_blocking=True)
-        self.buffers.give_back(sent.row)
+        self._fill(recorded, sent.row)
         if recorded.filled != batch.samples:
             recorded.samples.fill_(batch.samples)
             recorded.filled = batch.samples
@@ -179,15 +193,35 @@ class RecordedStep(Step):
             stats[3] = 1.0
         return stats
 
+    def _fill(self, recorded: RecordedGraph, row: Tensor) -> None:
+        """Copy a batch to where the graph reads it; a large one beside the step before it, which is still at work."""
+        if not self.ahead:
+            recorded.row.copy_(row, non_blocking=True)
+            self.buffers.give_back(row)
+            return
+        if recorded.next_row is None:
+            recorded.next_row = torch.empty_like(recorded.row)
+        with torch.cuda.stream(self.copies):
+            recorded.next_row.copy_(row, non_blocking=True)
+            self.buffers.give_back(row)
+        torch.cuda.current_stream().wait_stream(self.copies)
+        recorded.row.copy_(recorded.next_row)
+        self.copies.wait_stream(torch.cuda.current_stream())
+
     def _assembled(self, sent: PackedBatch, row: Tensor) -> Any:
-        batch = sent.unpacked(row)
+        batch = move_batch(sent.unpacked(row), self.device, self.train.precision)
         if self.resident is None:
             return batch
-        return tree_map_only(Tensor, lambda rows: rows.index_select(0, batch), self.resident)
+        ids = batch.batch if isinstance(batch, KeyedBatch) else batch
+        rows = tree_map_only(Tensor, lambda column: column.index_select(0, ids), self.resident)
+        return KeyedBatch(rows, batch.keys) if isinstance(batch, KeyedBatch) else rows
 
     def _recorded(self, sent: PackedBatch, whole: bool) -> RecordedGraph | None:
         """Record the step for batches like this; None if that fails, and then no other is recorded."""
-        net = self.compiled if self.compiled is not None and (whole or self.any_shape) else self.state.model.unwrapped
+        compiles = whole or self.any_shape
+        net = self.compiled if self.compiled is not None and compiles else self.state.model.unwrapped
+        if self.compilation is not None:
+            self.compilation.paused = not compiles
         try:
             with restore_after(self):
                 self.recorded[sent.leaves] = self._record(sent, net)
@@ -198,7 +232,8 @@ class RecordedStep(Step):
             generator = torch.cuda.default_generators[self.device.index or 0]
             generator.graphsafe_set_state(generator.clone_state())  # the old one would wait for the recorder's end
             self.eager = True
-            self.notice(f"a step is eager after all: {NoGraphReason.NOT_CAPTURED.value} ({describe_error(error)})")
+            where = "; ".join(filter(None, [locate_user_line(error), describe_error(error)]))
+            self.notice(f"a step is eager after all: {NoGraphReason.NOT_CAPTURED.value} ({where})")
             return None
         return self.recorded[sent.leaves]
 
@@ -215,6 +250,7 @@ class RecordedStep(Step):
         def step() -> None:
             local.clear()
             found = self.forward_backward(net, MicroBatch(self._assembled(sent, row), 1), samples)
+            state.model.batch_layers.update_statistics(several=False)
             norm = update_weights(state, self.train, samples, found, local.square(), zero)
             torch.cat([found, norm[None]], out=stats[:3])
 

@@ -4,10 +4,11 @@ A graph repeats what the device did and nothing that Python did.
 """
 
 import random
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,17 @@ from torch.utils._pytree import tree_leaves
 
 import paceline
 from paceline.config.registry import StepWork
-from paceline.data.prefetch import MicroBatch, move_batch
+from paceline.data.prefetch import MicroBatch
 from paceline.data.samples import preserve_generators
 from paceline.execution import NoGraphReason
 from paceline.nn.op_counter import OperationCounter
+from paceline.parallel.channels_last import use_channels_last
 from paceline.parallel.precision import autocast
 from paceline.trainer.step.step import Step
 
 PLAIN = (bool, int, float, str)
+TIMED_PASSES = 4
+LEAST_GAIN = 0.97  # of the time, for a format other than the user's
 Attribute = tuple[str, str]  # (module, attribute)
 
 
@@ -36,7 +40,6 @@ class ProbeResult:
 
     reason: NoGraphReason = NoGraphReason.RECORDED
     detail: str = ""
-    work: StepWork | None = None
     draws: bool = False  # whether it draws on the device, as nn.Dropout does
 
 
@@ -47,47 +50,74 @@ def probe_step(step: Step, batch: Any) -> ProbeResult:
         return ProbeResult(NoGraphReason.NOT_ON_HOST)
     if not getattr(step.state.optimizer, "_step_supports_amp_scaling", False):
         return ProbeResult(NoGraphReason.OPTIMIZER)
-    micro, model = MicroBatch(move_batch(batch, step.device), 1), step.state.model.unwrapped
-    model.train()
-    with preserve_generators(), restore_after(step) as changed:
+    with _passes_without_effect(step, batch) as (micro, changed):
+        _pass(step, micro)  # tables may be made, and layers compiled
         before = _host_draws()
-        work = _count_operations(step, micro)
         generator = torch.cuda.default_generators[step.device.index or 0]
         generator.manual_seed(0)
         try:
-            _pass_without_waiting(step, micro)
+            _pass(step, micro, waits="error")
         except RuntimeError as error:
             if "synchronizing CUDA operation" not in str(error):
                 raise
-            return ProbeResult(NoGraphReason.ASKS_DEVICE, _locate_user_line(error))
+            return ProbeResult(NoGraphReason.ASKS_DEVICE, locate_user_line(error))
         if _host_draws() != before:
             return ProbeResult(NoGraphReason.DRAWS_ON_HOST)
         if differing := changed():
             return ProbeResult(NoGraphReason.COUNTS_STEPS, ".".join(filter(None, differing[0])))
-        return ProbeResult(work=work, draws=generator.get_offset() > 0)
+        return ProbeResult(draws=generator.get_offset() > 0)
 
 
-def _count_operations(step: Step, micro: MicroBatch) -> StepWork:
-    with torch.no_grad(), autocast(step.train.precision, step.device), OperationCounter() as counter:
-        step.workload.loss(step.state.model.unwrapped, micro.batch)
-    return StepWork(counter.operations, counter.moved_elements)
+def count_work(step: Step, batch: Any, times: float) -> StepWork:
+    """Count the work of a step, which is `times` that of the forward pass over a batch."""
+    precise = autocast(step.train.precision, step.device)
+    with ExitStack() as held:
+        micro, _ = held.enter_context(_passes_without_effect(step, batch))
+        given = held.enter_context(step.running_pass(micro))
+        with torch.no_grad(), precise, OperationCounter() as counter:
+            step.workload.loss(step.state.model.unwrapped, given)
+    return StepWork(counter.operations, counter.moved_elements * times)
 
 
-def _pass_without_waiting(step: Step, micro: MicroBatch) -> None:
-    """Run forward and backward, raising where it waits for the device; twice, since tables may be made at first."""
-    for last in (False, True):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Synchronization debug mode")
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            step.forward_backward(step.state.model.unwrapped, micro, 1)
-            return
-        except RuntimeError:
-            if last:
-                raise
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            step.state.model.local_parameters.clear()
+def measure_channels_last(step: Step, batch: Any) -> bool:
+    """Return whether the passes over a batch are faster with channels last."""
+    with _passes_without_effect(step, batch) as (micro, _):
+        first_s = _time_pass(step, micro)
+        handles = use_channels_last(step.state.model.unwrapped)
+        last_s = _time_pass(step, micro)
+        for handle in handles:
+            handle.remove()
+    return last_s < LEAST_GAIN * first_s
+
+
+def _time_pass(step: Step, micro: MicroBatch) -> float:
+    times = []
+    for _ in range(TIMED_PASSES):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        _pass(step, micro)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+@contextmanager
+def _passes_without_effect(step: Step, batch: Any) -> Iterator[tuple[MicroBatch, Callable[[], list[Attribute]]]]:
+    step.state.model.unwrapped.train()
+    with preserve_generators(), restore_after(step) as changed:
+        yield step.moved(MicroBatch(batch, 1)), changed
+
+
+def _pass(step: Step, micro: MicroBatch, waits: str = "default") -> None:
+    """Run forward and backward; `waits="error"` raises where the host waits for the device."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode(waits)
+    try:
+        step.forward_backward(step.state.model.unwrapped, micro, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        step.state.model.local_parameters.clear()
 
 
 def _host_draws() -> tuple[Any, ...]:
@@ -131,7 +161,7 @@ def _plain_attributes(holder: Any) -> dict[str, Any]:
     return {key: value for key, value in vars(holder).items() if type(value) in PLAIN}
 
 
-def _locate_user_line(error: BaseException) -> str:
+def locate_user_line(error: BaseException) -> str:
     """Return the line of the user's code that raised an error; "" if none did, as in a backward pass."""
     ours = (str(Path(paceline.__file__).parent), str(Path(torch.__file__).parent))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]

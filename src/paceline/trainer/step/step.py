@@ -1,22 +1,25 @@
 """What is trained, and one step of it on one rank; nothing here waits for the device."""
 
-from __future__ import annotations
-
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from paceline.config import Train
 from paceline.data.order import derive_key
-from paceline.data.prefetch import Collate, MicroBatch, RankBatch, make_collate, move_batch
+from paceline.data.prefetch import Collate, KeyedBatch, MicroBatch, RankBatch, add_keys, make_collate, move_batch
 from paceline.errors import UserError
 from paceline.layout import Layout
+from paceline.nn.keyed_dropout import STAGE_KEYS
+from paceline.parallel.batch_layers import describe_dependence
 from paceline.parallel.ddp import reject_unused_parameters, without_sync
 from paceline.parallel.parallelize import ParallelModel
 from paceline.parallel.parameters import LocalParameters
@@ -27,7 +30,7 @@ from paceline.trainer.checkpoint.staging import flatten_state
 from paceline.trainer.optim import optimizers, user_optimizer
 from paceline.trainer.optim.optimizers import WeightAverage, set_lr
 from paceline.trainer.optim.schedule import scale_lr
-from paceline.workload import LogFn, Samples, Workload
+from paceline.workload import LogFn, Samples, Workload, ignore_log
 
 
 @dataclass
@@ -49,7 +52,7 @@ class State:
         device: torch.device,
         workload: Workload | None = None,
         optimizer: torch.optim.Optimizer | None = None,
-    ) -> State:
+    ) -> "State":
         """Build the state, with the given optimiser, the workload's own, or that of the run file."""
         local, scaler = model.local_parameters, Scaler(train, device)
         average = WeightAverage(train.ema, local, model.parts) if train.ema else None
@@ -171,7 +174,7 @@ def update_weights(
 def _scale_and_cut(local: LocalParameters, scale: Tensor, most: float) -> Tensor:
     """Divide the gradients and clip each number to ± most, if above 0; return what is left to divide by."""
     grads = [part.data.grad for part in local if part.data.grad is not None]
-    torch._foreach_mul_(grads, (1 / scale).to(grads[0].dtype))
+    torch._foreach_mul_(grads, (1 / scale).to(torch.promote_types(grads[0].dtype, torch.float32)))
     if most:
         torch._foreach_clamp_min_(grads, -most)
         torch._foreach_clamp_max_(grads, most)
@@ -193,8 +196,10 @@ class Step:
     timer: CollectiveTimer
     padded: bool = False  # whether all micro-batches must have the same shape
     at_once: int = 1  # steps whose batches are made together
-    notice: LogFn = lambda text: None
+    notice: LogFn = ignore_log
+    copies: torch.cuda.Stream | None = None  # of batches to the device
     local_sums: Tensor | None = None  # (sum of losses, count) of this rank in the last step
+    observed: bool = field(default=False, init=False)  # whether a pass was, for what depends on the layout
 
     @property
     def net(self) -> Any:
@@ -212,13 +217,23 @@ class Step:
     def collate(self, samples: Samples, layout: Layout) -> Collate:
         pin = self.device.type == "cuda"
         if not self.padded:
-            return make_collate(samples.batch, pin)
+            return self.with_keys(make_collate(self._divide(samples.batch), pin))
         if not hasattr(samples, "padded"):
             key = "parallel.pipeline" if layout.pipeline > 1 else "compile_layers"
             reason = f"{key}: {type(samples).__name__} has no method padded(ids, keys, rows) for passes of one shape"
             raise UserError(reason, code="not-supported", key=key)
         rows = math.ceil(layout.global_batch / (layout.data * layout.passes(layout.global_batch)))
-        return make_collate(lambda ids, keys: samples.padded(ids, keys, rows), pin)
+        padded = self._divide(lambda ids, keys: samples.padded(ids, keys, rows))
+        return self.with_keys(make_collate(padded, pin), rows)
+
+    def with_keys(self, collate: Collate, rows: int = 0) -> Collate:
+        """Give batches the keys of their rows, if the model has layers that use them."""
+        return add_keys(collate, rows) if self.state.model.batch_layers else collate
+
+    def _divide(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Make this rank's part of each batch if ranks divide sequences."""
+        context = self.state.model.context
+        return make if context is None else lambda *given: self.workload.divide_context(make(*given), context)
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
         """Make a step; return (sum of losses, count, gradient norm, stops asked for) over all ranks."""
@@ -238,15 +253,48 @@ class Step:
             torch.cuda.default_generators[self.device.index or 0].manual_seed(number)
 
     def moved(self, micro: MicroBatch) -> MicroBatch:
-        return micro if self.device.type == "cpu" else MicroBatch(move_batch(micro.batch, self.device), micro.weight)
+        if self.device.type == "cpu":
+            return micro if self.train.precision != "fp64" else self._move(micro)
+        self.copies = self.copies or torch.cuda.Stream()
+        with torch.cuda.stream(self.copies):  # beside the pass before it, which is still at work
+            moved = self._move(micro)
+        now = torch.cuda.current_stream()
+        now.wait_stream(self.copies)
+        for leaf in tree_leaves(moved.batch):
+            if isinstance(leaf, Tensor):
+                leaf.record_stream(now)
+        return moved
+
+    def _move(self, micro: MicroBatch) -> MicroBatch:
+        return MicroBatch(move_batch(micro.batch, self.device, self.train.precision), micro.weight)
+
+    @contextmanager
+    def running_pass(self, micro: MicroBatch) -> Iterator[Any]:
+        """Yield the batch, for a forward and backward pass in which layers draw from the keys of its samples."""
+        batch, keys = micro.batch if isinstance(micro.batch, KeyedBatch) else (micro.batch, None)
+        observing = not self.observed and self.notice is not ignore_log
+        drawn = self._count_draws() if observing else None
+        with self.state.model.batch_layers.passes.running(keys, counted=micro.weight > 0):
+            yield batch
+        if observing:
+            self.observed = True
+            if found := describe_dependence(draws=self._count_draws() != drawn):
+                self.notice(found)
+
+    def _count_draws(self) -> tuple[Any, ...]:
+        """Return what changes when something draws from torch's generators."""
+        of_device = torch.cuda.default_generators[self.device.index or 0] if self.device.type == "cuda" else None
+        return torch.default_generator.get_state().numpy().tobytes(), of_device and of_device.get_offset()
 
     def forward_backward(self, net: Any, micro: MicroBatch, samples: int | Tensor) -> Tensor:
         """Add to the gradients, of the loss per sample of the global batch; return (sum of losses, count)."""
-        with autocast(self.train.precision, self.device):
-            total, count = self.workload.loss(net, micro.batch)
-        return self.backward(total, count, micro.weight, samples)
+        with self.running_pass(micro) as batch:
+            with autocast(self.train.precision, self.device):
+                total, count = self.workload.loss(net, batch)
+            return self.backward(total, count, micro.weight, samples)
 
     def backward(self, total: Tensor, count: Tensor | float, weight: int, samples: int | Tensor) -> Tensor:
+        self.state.model.batch_layers.passes.end_forward()
         scale = self.state.scaler.scale
         factor = (scale if weight == 1 else scale * weight) / samples
         total.backward(factor.to(total.dtype).expand_as(total))
@@ -255,6 +303,7 @@ class Step:
     def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
         """Sum (sum of losses, count) over ranks, and update the weights."""
         model, self.local_sums = self.state.model, found
+        model.batch_layers.update_statistics(not model.reduction.own_models, self.timer)
         reject_unused_parameters(model.net, model.local_parameters)
         if model.reduction.own_models:
             return self._finish_own_model(found, samples, stop)
@@ -285,21 +334,49 @@ class PipelineStep(Step):
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
         samples, scale = batch.samples, self.state.scaler.scale
         micro_batches = [self.moved(micro) for micro in batch.micro_batches]
-        inputs = [self.workload.inputs(micro.batch) for micro in micro_batches]
+        keys = [micro.batch.keys for micro in micro_batches if isinstance(micro.batch, KeyedBatch)]
+        batches = [m.batch.batch if isinstance(m.batch, KeyedBatch) else m.batch for m in micro_batches]
+        inputs = [self.workload.inputs(batch) for batch in batches]
         first = torch.cat([one for one, _ in inputs])
         every = {name: torch.cat([more[name] for _, more in inputs]) for name in inputs[0][1]}
+        every |= {STAGE_KEYS: torch.cat(keys)} if keys else {}
         by_index: dict[int, Tensor] = {}  # not a sum: torch also calls the loss of micro-batch 0 to learn its shape
 
         def loss(output: Tensor, index: int) -> Tensor:
             micro = micro_batches[index]
-            total, count = self.workload.loss(cast(Any, lambda *_, **__: output), micro.batch)
+            total, count = self.workload.loss(cast(Any, lambda *_, **__: output), batches[index])
             by_index[index] = stack_loss_and_count(total, count, micro.weight)
             return total * (scale * (micro.weight / samples))
 
         self.seed(batch, self.net.rank)
-        with autocast(self.train.precision, self.device):
+        passes = self.state.model.batch_layers.passes
+        with passes.running(keys[0] if keys else None), autocast(self.train.precision, self.device):
             self.net.step(first, every, loss, len(micro_batches))
         found = sum(by_index.values(), torch.zeros(2, dtype=torch.float64, device=self.device))
+        return self.finish(found, samples, stop)
+
+
+class InferredPipelineStep(Step):
+    """A step of a model in stages that were found: each rank calls the loss, up to the end of its stage."""
+
+    def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
+        samples, count = batch.samples, len(batch.micro_batches)
+        found = torch.zeros(2, dtype=torch.float64, device=self.device)
+        ahead, waiting = iter(enumerate(batch.micro_batches)), deque[tuple[MicroBatch, Any]]()
+        for forward in self.net.list_orders(count):
+            if forward:
+                index, micro = next(ahead)
+                self.seed(batch, index)
+                micro = self.moved(micro)
+                with self.running_pass(micro) as given, autocast(self.train.precision, self.device):
+                    result = self.net.run(given, partial(self.workload.loss, self.net, given))
+                waiting.append((micro, result))
+                continue
+            micro, (received, outputs, loss) = waiting.popleft()
+            start = None if loss is None else partial(self.backward, loss[0], loss[1], micro.weight, samples)
+            with self.running_pass(micro):  # layers may be computed again
+                found += self.net.backward(received, outputs, start)
+        self.net.finish()
         return self.finish(found, samples, stop)
 
 

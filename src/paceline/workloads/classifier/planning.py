@@ -1,7 +1,5 @@
 """The cost model of the text classifier, for texts as they are in the cache, or as they usually are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

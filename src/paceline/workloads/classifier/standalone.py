@@ -56,7 +56,7 @@ class ExportedClassifier(nn.Module):
         return self.head((self.norm(x_BSD) * weight_BS1).sum(1) / weight_BS1.sum(1))
 
     def encode(self, texts: list[str]) -> tuple[Tensor, Tensor]:
-        """(ids, mask) of texts, padded to the longest."""
+        """Return (ids, mask) of texts, padded to the longest."""
         found = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         tokens = [one.ids or [self.config["empty"]] for one in found]
         rows = [torch.tensor(ids) for ids in tokens]
@@ -68,7 +68,7 @@ class ExportedClassifier(nn.Module):
 
     @torch.no_grad()
     def predict(self, texts: list[str]) -> list[tuple[str, float]]:
-        """The likeliest class of each text, and its probability."""
+        """Return the likeliest class of each text, and its probability."""
         best = self(*self.encode(texts)).softmax(1).max(1)
         names = [self.config["classes"][number] for number in best.indices]
         return list(zip(names, best.values.tolist(), strict=True))

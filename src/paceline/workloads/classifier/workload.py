@@ -1,7 +1,5 @@
 """A text classifier: a transformer encoder with mean pooling, over texts packed without padding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -44,10 +42,12 @@ class EncoderLayer(ExportedLayer):
     def forward(self, x_TD: Tensor, packed: Packed) -> Tensor:  # type: ignore[override]
         tokens, width = x_TD.shape
         q, k, v = self.qkv(self.norm1(x_TD)).view(tokens, 3, self.heads, width // self.heads).unbind(1)
-        x_TD = x_TD + self._drop(self.out(compute_packed_attention(q, k, v, packed).reshape(tokens, width)), packed, 0)
-        return x_TD + self._drop(self.down(F.gelu(self.up(self.norm2(x_TD)))), packed, 1)
+        x_TD = x_TD + self._dropout(
+            self.out(compute_packed_attention(q, k, v, packed).reshape(tokens, width)), packed, 0
+        )
+        return x_TD + self._dropout(self.down(F.gelu(self.up(self.norm2(x_TD)))), packed, 1)
 
-    def _drop(self, x_TD: Tensor, packed: Packed, which: int) -> Tensor:
+    def _dropout(self, x_TD: Tensor, packed: Packed, which: int) -> Tensor:
         if not (self.training and self.dropout):
             return x_TD
         return drop_features(x_TD, self.dropout, packed, self.site + which)
@@ -177,10 +177,10 @@ class Classifier(CorpusWorkload):
 
     def export(self, model: nn.Module, folder: Path) -> None:
         self.vocabulary.copy_tokenizer(folder)
-        write_standalone(folder, model.state_dict(), self._config(), "paceline.workloads.classifier.standalone")
+        write_standalone(folder, model.state_dict(), self._build_config(), "paceline.workloads.classifier.standalone")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
-        alone = ExportedClassifier(self._config())
+        alone = ExportedClassifier(self._build_config())
         alone.load_state_dict(model.state_dict())
         length = min(5, self.longest)
         ids = torch.arange(2 * length).view(2, length) % self.vocabulary.size
@@ -188,7 +188,7 @@ class Classifier(CorpusWorkload):
         mask[1, length // 2 + 1 :] = False
         return alone.eval(), {"ids": ids, "mask": mask}
 
-    def _config(self) -> dict[str, Any]:
+    def _build_config(self) -> dict[str, Any]:
         shape = self.shape.model_dump(include={"width", "heads", "layers", "ffn"})
         facts = {"vocab": self.vocabulary.size, "empty": self.vocabulary.special}
         return {**shape, **facts, "max_length": self.longest, "classes": list(self.classes())}

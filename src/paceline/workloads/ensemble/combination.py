@@ -8,8 +8,6 @@ Of classes, with p_j the probabilities that member j gives:
 and what comes out is calibrated. Of numbers: their mean, a weighted mean, or a linear combination and a shift.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +28,7 @@ class Logistic:
     shifts: tuple[float, ...]
 
     def __call__(self, logs_JNC: np.ndarray) -> np.ndarray:
-        return _softmax(np.tensordot(np.array(self.weights), logs_JNC, 1) + np.array(self.shifts))
+        return _compute_softmax(np.tensordot(np.array(self.weights), logs_JNC, 1) + np.array(self.shifts))
 
 
 @dataclass(frozen=True)
@@ -59,19 +57,19 @@ class Combination:
         """(members, rows, classes) -> (rows, classes); of numbers (members, rows) -> (rows,)."""
         if outputs.ndim == 2:
             return np.asarray(np.array(self.weights) @ outputs + sum(self.shifts))
-        found = self._combined(compute_logs(outputs))
+        found = self._combine_outputs(compute_logs(outputs))
         if self.calibration is not None:
             found = self.calibration(compute_logs(found)[None])
         return self.curves(found) if self.curves is not None else found
 
-    def _combined(self, logs_JNC: np.ndarray) -> np.ndarray:
+    def _combine_outputs(self, logs_JNC: np.ndarray) -> np.ndarray:
         if self.how == "stack":
             return Logistic(self.weights, self.shifts)(logs_JNC)
-        scaled = _softmax(np.array(self.scales)[:, None, None] * logs_JNC)
+        scaled = _compute_softmax(np.array(self.scales)[:, None, None] * logs_JNC)
         return np.asarray(np.tensordot(np.array(self.weights), scaled, 1))
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Combination:
+    def from_json(cls, values: dict[str, Any]) -> "Combination":
         logistic, curves = values["calibration"], values["curves"]
         return cls(
             **validate_fields(cls, {key: values[key] for key in ("how", "weights", "scales", "shifts")}),
@@ -92,7 +90,7 @@ def fit_class_combination(
             [_fit_logistic(one[None], labels_N, shifts=False).weights[0] for one in logs] if calibrate != "none" else []
         )
         scales = np.array(fits or [1.0] * members)
-        own = np.take_along_axis(_softmax(scales[:, None, None] * logs), labels_N[None, :, None], 2)[:, :, 0]
+        own = np.take_along_axis(_compute_softmax(scales[:, None, None] * logs), labels_N[None, :, None], 2)[:, :, 0]
         weights = _fit_mixture(own) if how == "weighted" else np.full(members, 1 / members)
         found = Combination(how, tuple(weights.tolist()), scales=tuple(scales.tolist()))
     return _calibrate(found, outputs_JNC, labels_N, calibrate)
@@ -137,7 +135,7 @@ def _fit_logistic(logs_JNC: np.ndarray, labels_N: np.ndarray, *, shifts: bool) -
     def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
         shift = values[members:] if shifts else np.zeros(classes)
         logits = np.tensordot(values[:members], logs_JNC, 1) + shift
-        said = _softmax(logits)
+        said = _compute_softmax(logits)
         loss = -float(np.log(said[np.arange(rows), labels_N].clip(1e-300)).sum())
         off = said - truth
         slope = [float((off * one).sum()) for one in logs_JNC]
@@ -173,6 +171,6 @@ def _fit_isotonic(found_NC: np.ndarray, labels_N: np.ndarray) -> IsotonicCurves:
     return IsotonicCurves(tuple(said), tuple(held))
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
+def _compute_softmax(logits: np.ndarray) -> np.ndarray:
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(powers / powers.sum(-1, keepdims=True))

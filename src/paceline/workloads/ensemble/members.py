@@ -1,7 +1,5 @@
 """Open the members of an ensemble, cache their predictions, and combine them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
@@ -19,8 +17,7 @@ from paceline.data.tables import check_columns, format_label
 from paceline.errors import UserError, join_names
 from paceline.inference.trained_model import FittedModel, TrainedModel
 from paceline.inference.trained_model import open as open_run
-from paceline.io.files import read_sealed, write_atomic, write_sealed
-from paceline.io.safe_open import read_bytes
+from paceline.io.files import read_bytes, read_sealed, write_atomic, write_sealed
 from paceline.io.table import Table
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
@@ -53,14 +50,14 @@ class Member:
     model: TrainedModel | FittedModel
 
     @classmethod
-    def open(cls, name: str, path: Path) -> Member:
+    def open(cls, name: str, path: Path) -> "Member":
         return cls(name, open_run(check_finished(path).path))
 
     def outputs(self, blocks: Iterable[Sequence[Any]]) -> MemberOutputs:
-        parts = [self._predict(block) for block in blocks]
+        parts = [self._predict_block(block) for block in blocks]
         return MemberOutputs(np.concatenate([part.values for part in parts]), parts[0].classes)
 
-    def _predict(self, block: Sequence[Any]) -> MemberOutputs:
+    def _predict_block(self, block: Sequence[Any]) -> MemberOutputs:
         found = self.model.predict([self._select_input(row) for row in block])
         if found.of_classes:
             names = [format_label(found.name_of(number)) for number in range(found.probabilities.shape[1])]
@@ -154,7 +151,7 @@ class FittedEnsemble:
     combination: Combination
 
     @classmethod
-    def read(cls, folder: Path) -> FittedEnsemble:
+    def read(cls, folder: Path) -> "FittedEnsemble":
         if not (folder / FILE).exists():
             raise UserError(f"{folder} is not finished; resume it with  paceline train --resume {folder}")
         members, classes, combination = read_manifest(folder)
@@ -164,6 +161,9 @@ class FittedEnsemble:
         found = [member.outputs([inputs]).aligned(self.classes, member.name) for member in self.members]
         whole = self.combination(np.stack(found))
         return {"probabilities": whole} if self.classes else {NUMBERS: whole}
+
+    def __repr__(self) -> str:
+        return f"FittedEnsemble({join_names([member.name for member in self.members])})"
 
     def export(self, folder: Path) -> None:
         paths = [member.model.run.path for member in self.members]

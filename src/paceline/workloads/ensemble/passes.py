@@ -3,8 +3,6 @@
 A member predicts only rows that it was not trained on, and `train.patience` evaluates on another fold.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,12 +32,11 @@ from paceline.workloads.ensemble.members import (
 )
 from paceline.workloads.ensemble.scoring import (
     ENSEMBLE,
-    draw_members,
     draw_reliability,
     format_scores,
     score_classes,
     score_members,
-    score_numbers,
+    score_regression,
 )
 from paceline.workloads.ensemble.sections import EnsembleModel
 from paceline.workloads.ensemble.table_rows import RowSet
@@ -183,7 +180,7 @@ class EnsemblePasses:
         began = perf_counter()
         try:
             asking = self.done < len(self.tasks)
-            loss = None if flag else self._ask(self.tasks[self.done]) if asking else self._combine()
+            loss = None if flag else self._answer_task(self.tasks[self.done]) if asking else self._fit_combination()
         except UserError:
             if not self.done:  # the request was wrong: leave nothing of it
                 for part in PARTS:
@@ -194,16 +191,16 @@ class EnsemblePasses:
         losses = {} if loss is None else {"loss": loss}
         return {**losses, **times, "flagged": loss is None, "of_samples": self.most * self.samples}
 
-    def _ask(self, task: MemberTask) -> float | None:
+    def _answer_task(self, task: MemberTask) -> float | None:
         name, asked = self.request.names[task.member], self.request.asked(task)
         if not all(self.answers.file(name, kind).exists() for kind in asked):
-            run, finished = self._run(task)
+            run, finished = self._train_member(task)
             if not finished:
                 return None
             member = Member.open(name, run)
             for kind, rows in asked.items():
                 found = member.outputs(rows.blocks())
-                self._check(kind, rows, found, task)
+                self._check_outputs(kind, rows, found, task)
                 self.answers.write(name, kind, found)
         if task.fold is not None:
             shutil.rmtree(self.folder / "folds", ignore_errors=True)
@@ -211,7 +208,7 @@ class EnsemblePasses:
         found = self.answers.read(name, kind)
         return compute_mean_loss(found.values, encode_labels(rows.labels, found.classes, self.request.label))
 
-    def _run(self, task: MemberTask) -> tuple[Path, bool]:
+    def _train_member(self, task: MemberTask) -> tuple[Path, bool]:
         request, folds = self.request, self.request.folds
         if folds is None:
             return request.model.runs[task.member], True
@@ -227,7 +224,7 @@ class EnsemblePasses:
         cache = None if task.fold is None else out / "cache"
         return train_member(member.on(learn_file, test_file, request.label, cache), out)
 
-    def _check(self, kind: str, rows: RowSet, found: MemberOutputs, task: MemberTask) -> None:
+    def _check_outputs(self, kind: str, rows: RowSet, found: MemberOutputs, task: MemberTask) -> None:
         name, first = self.request.names[task.member], self.request.names[0]
         if found.classes and (new := sorted(set(rows.labels) - set(found.classes))):
             known = f"{name} predicts {join_names(found.classes)}; leave such rows out"
@@ -235,7 +232,7 @@ class EnsemblePasses:
         if task.member:
             found.aligned(self.answers.read(first, kind).classes, name)
 
-    def _combine(self) -> float:
+    def _fit_combination(self) -> float:
         outputs, classes = self._outputs(FIT)
         model, truth = self.request.model, encode_labels(self.request.fit.labels, classes, self.request.label)
         if classes:
@@ -266,7 +263,7 @@ class EnsemblePasses:
             return {}
         outputs, classes = self._outputs(TEST)
         truth, whole = encode_labels(self.request.test.labels, classes, self.request.label), self.combination(outputs)
-        return score_classes(whole, truth, classes) if classes else score_numbers(whole, truth)
+        return score_classes(whole, truth, classes) if classes else score_regression(whole, truth)
 
     def tensors(self) -> dict[str, Any]:
         weights = self.combination.weights if self.combination is not None else (0.0,) * len(self.request.names)
@@ -291,14 +288,13 @@ class EnsemblePasses:
 
     def conclude(self, result: Mapping[str, Any], folder: Path) -> None:
         if self.combination is None:
-            self._combine()
+            self._fit_combination()
         assert self.combination is not None
         request = self.request
         outputs, classes = self._outputs(TEST)
         truth = encode_labels(request.test.labels, classes, request.label)
         by_name = {**dict(zip(request.names, outputs, strict=True)), ENSEMBLE: self.combination(outputs)}
         found = score_members(by_name, truth, request.seed)
-        draw_members(found, folder, self.most)
         if classes:
             draw_reliability(by_name, truth, folder, self.most)
         paths = request.model.runs or [self.folder / "members" / name for name in request.names]

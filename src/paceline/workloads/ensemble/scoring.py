@@ -3,8 +3,6 @@
 All are judged on the same drawn rows, so that the error of a difference is far smaller than that of either side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 
 from paceline.io.table import Table
 from paceline.nn.class_metrics import class_sums, list_class_metrics
-from paceline.reports.plot_style import COLOURS, FAINT, escape_mathtext, use_plot_style, write_png
+from paceline.reports.figures import FAINT, escape_mathtext, use_plot_style, write_png
 from paceline.runlog.run_dir import RunDir
 from paceline.workloads.ensemble.combination import compute_logs
 
@@ -54,7 +52,7 @@ def score_classes(found_NC: np.ndarray, labels_N: np.ndarray, classes: tuple[str
     }
 
 
-def score_numbers(found_N: np.ndarray, truth_N: np.ndarray) -> dict[str, Any]:
+def score_regression(found_N: np.ndarray, truth_N: np.ndarray) -> dict[str, Any]:
     square, spread = float(((found_N - truth_N) ** 2).mean()), float(truth_N.var())
     explained = {"r2": 1 - square / spread} if spread > 0 else {}
     error = float(np.abs(found_N - truth_N).mean())
@@ -102,10 +100,21 @@ def build_score_table(found: Scores, weights: Mapping[str, float]) -> Table:
     note = f"On {found.rows:,} held-out rows, ± the standard error of the bootstrap. "
     note += " ".join(f"{line[0].upper()}{line[1:]}." for line in _describe_gains(found, metrics[0]))
     table = Table("model", "weight", *heads, name="members", title="Members and ensemble", note=note)
+    table.answer = _describe_best(found, metrics[-1])
     for name, each in found.each.items():
         weight = f"{weights[name]:.3f}" if name in weights else ""
         table.add_row(name, weight, *(str(each[metric]) for metric in metrics), chosen=name == ENSEMBLE)
     return table
+
+
+def _describe_best(found: Scores, metric: str) -> str:
+    """Return the answer of the page: what the ensemble gains over its best member."""
+    sign = -1 if metric in LOWER else 1
+    best = max(found.gains, key=lambda name: sign * found.each[name][metric].value)
+    gain = found.gains[best][metric]
+    name = metric.upper() if metric in ("auc", "mae", "rmse") else metric
+    does = "beats" if gain.value >= 0 else "loses to"
+    return f"The ensemble {does} its best member, {best}, by {abs(gain.value):.4f} ± {gain.error:.4f} {name}."
 
 
 def _describe_gains(found: Scores, metric: str) -> list[str]:
@@ -119,14 +128,9 @@ def _describe_gains(found: Scores, metric: str) -> list[str]:
 
 def format_scores(found: Scores, weights: Mapping[str, float]) -> list[str]:
     """Return the lines of the table for a log, and what the ensemble gains."""
-    table = build_score_table(found, weights)
-    rows = [table.head, *table.rows]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(table.head))]
-    lines = [f"  on {found.rows:,} held-out rows, ± the standard error of the bootstrap:"]
-    for first, *cells in rows:
-        numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        lines.append(f"  {first:{widths[0]}}  {numbers}")
-    return lines + [f"  {line}" for line in _describe_gains(found, next(iter(found.each[ENSEMBLE])))]
+    lines = [f"on {found.rows:,} held-out rows, ± the standard error of the bootstrap:"]
+    lines += build_score_table(found, weights).to_lines()
+    return [f"  {line}" for line in [*lines, *_describe_gains(found, next(iter(found.each[ENSEMBLE])))]]
 
 
 def _build_scorer(found: np.ndarray, truth: np.ndarray) -> Scorer:
@@ -171,26 +175,6 @@ class _RocCurve:
         others = np.bincount(self.group, counts * ~self.own)
         pairs = own.sum() * others.sum()
         return float((own * (np.cumsum(others) - others / 2)).sum() / pairs) if pairs else np.nan
-
-
-@use_plot_style()
-def draw_members(scores: Scores, folder: Path, step: int) -> None:
-    from matplotlib.figure import Figure
-
-    names, metrics = list(scores.each)[::-1], list(scores.each[ENSEMBLE])
-    figure = Figure(figsize=(2.6 * len(metrics) + 1, 0.9 + 0.42 * len(names)), layout="constrained")
-    panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
-    for axes, metric in zip(panels, metrics, strict=True):
-        for place, name in enumerate(names):
-            found = scores.each[name][metric]
-            axes.errorbar(found.value, place, xerr=found.error, fmt="o", color=COLOURS[name == ENSEMBLE], capsize=3)
-            axes.annotate(str(found), (found.value, place), (0, 6), textcoords="offset points", ha="center", fontsize=7)
-        axes.set_title(f"{metric.replace('_', ' ')} ({'lower' if metric in LOWER else 'higher'} is better)", fontsize=8)
-        axes.set_yticks(range(len(names)), escape_mathtext(names))
-        axes.set_ylim(-0.5, len(names) - 0.3)
-        axes.margins(x=0.25)
-        axes.locator_params(axis="x", nbins=4)
-    write_png(figure, RunDir(folder).pictures / f"members-{step:06d}.png")
 
 
 @use_plot_style()

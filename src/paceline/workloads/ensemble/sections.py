@@ -47,7 +47,7 @@ class EnsembleData(Section):
     path: Path | None = field(None, "path", ".csv, .tsv, .jsonl or .parquet; by default the test table of the runs")
     test_path: Path | None = field(None, "path", "table to test on; without it rows of the first are held out")
     test_fraction: float | None = field(None, "fraction", "of rows held out; none is 0.2, for runs 0.5", gt=0, lt=1)
-    label: str = field("label", "column", "what is to be predicted")
+    label: str | None = field(None, "column", "what is to be predicted; none is the label of the members")
     folds: int = field(5, "folds", "of model.members: each is predicted by models trained on the others", ge=2)
 
 

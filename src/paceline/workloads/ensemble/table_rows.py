@@ -3,8 +3,6 @@
 A member learns from a file that has nothing but the rows that it may see.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -39,7 +37,7 @@ class RowSet:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def select(self, chosen: np.ndarray) -> RowSet:
+    def select(self, chosen: np.ndarray) -> "RowSet":
         return replace(self, numbers=self.numbers[chosen], labels=tuple(compress(self.labels, chosen)))
 
     def rows(self) -> Iterator[Row]:
@@ -58,11 +56,11 @@ class RowSet:
         if not file.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             part = folder / f"writing-{name}.{kind}"
-            self._write(part, kind)
+            self._write_rows(part, kind)
             part.rename(file)
         return file
 
-    def _write(self, file: Path, kind: str) -> None:
+    def _write_rows(self, file: Path, kind: str) -> None:
         if kind == "parquet":
             import pyarrow
             import pyarrow.parquet

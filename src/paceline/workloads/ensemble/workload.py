@@ -1,14 +1,12 @@
 """An ensemble as a workload of a run file."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from paceline.config import RunSpec
+from paceline.config import RunSpec, load
 from paceline.data.files import hash_files, hash_value
-from paceline.errors import UserError
+from paceline.errors import UserError, join_names
 from paceline.layout import Layout
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn, PassWorkload, ignore_log
@@ -49,15 +47,27 @@ class Ensemble(PassWorkload):
             raise UserError(f"{key}: set it in the run files of the members", code="not-supported", key=key)
         for path in self._model.runs:
             check_finished(path)
-            label = getattr(RunDir(path).recorded_spec().data, "label", self._data.label)
-            if label != self._data.label:
-                message = f"data.label={self._data.label}: {path} predicts {label!r}; type  data.label={label}"
+            label = getattr(RunDir(path).recorded_spec().data, "label", self.label)
+            if label != self.label:
+                message = f"data.label={self.label}: {path} predicts {label!r}; type  data.label={label}"
                 raise UserError(message, code="conflict", key="data.label")
         for name, rows in (("to find weights from", self.request.fit), ("to test on", self.request.test)):
             if len(rows) < LEAST_ROWS:
                 raise UserError(f"{rows.file}: {len(rows)} rows {name}; {LEAST_ROWS} are needed", code="invalid-data")
         if self.request.folds is not None:
-            check_folds(self.request.folds, self._data.label)
+            check_folds(self.request.folds, self.label)
+
+    @cached_property
+    def label(self) -> str:
+        """The column that is predicted: `data.label`, or that of the members."""
+        if self._data.label is not None:
+            return self._data.label
+        specs = [*map(load, self._model.members), *(RunDir(path).recorded_spec() for path in self._model.runs)]
+        labels = sorted({str(label) for spec in specs if (label := getattr(spec.data, "label", None))})
+        if len(labels) != 1:
+            found = f"the members predict {join_names(labels)}" if labels else "no member names its label"
+            raise UserError(f"data.label: {found}; type  data.label=COLUMN", code="conflict", key="data.label")
+        return labels[0]
 
     @cached_property
     def request(self) -> EnsembleRequest:
@@ -65,14 +75,14 @@ class Ensemble(PassWorkload):
         runs, given = list(model.runs), list(model.members or model.runs)
         if data.path is None and not runs:
             raise UserError("no table to learn from; type  data.path=FILE.csv", code="missing-value", key="data.path")
-        rows = read_labelled_rows(data.path or find_test_table(runs), data.label, "data.path")
+        rows = read_labelled_rows(data.path or find_test_table(runs), self.label, "data.path")
         if runs:
             rows = drop_seen_rows(rows, runs, self._log)
         fit, test = self._held_out(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
         names = name_members(given)
         folds = None if runs else Folds(fit, assign_folds(fit, data.folds, seed), data.folds, test)
         files = () if runs else load_member_files(model.members, names)
-        return EnsembleRequest(model, data.label, names, fit, test, files, folds, seed, self._log)
+        return EnsembleRequest(model, self.label, names, fit, test, files, folds, seed, self._log)
 
     def _held_out(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
         data = self._data
@@ -81,7 +91,7 @@ class Ensemble(PassWorkload):
         if data.test_fraction is not None:
             message = "data.test_path and data.test_fraction exclude each other; leave one out"
             raise UserError(message, code="conflict", key="data.test_fraction")
-        return rows, read_labelled_rows(data.test_path, data.label, "data.test_path")
+        return rows, read_labelled_rows(data.test_path, self.label, "data.test_path")
 
     def sample_count(self) -> int:
         return len(self.request.fit)

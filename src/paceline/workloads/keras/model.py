@@ -1,7 +1,5 @@
 """Build the Keras model of a run file, its loss per sample, and metrics that are summed over ranks."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +18,8 @@ from paceline.nn.class_metrics import class_sums
 from paceline.nn.keras_backend import is_keras
 from paceline.nn.keras_module import KerasModule, keras, reset_keras_names, use_device_of
 from paceline.parallel.precision import to_at_least_fp32
-from paceline.workloads.keras.samples import guard_model_call
 from paceline.workloads.keras.sections import SAVED, KerasModel
+from paceline.workloads.keras.workload import guard_model_call
 
 BUILD_KEY, LOSS_KEY = "model.build", "model.loss"
 MEANS = ("sum_over_batch_size", "mean", "none", None)  # reductions that agree with a mean over the global batch
@@ -190,7 +188,7 @@ class SummedMetrics:
         self.tried = False
 
     @classmethod
-    def of(cls, section: KerasModel, model: Any) -> SummedMetrics:
+    def of(cls, section: KerasModel, model: Any) -> "SummedMetrics":
         if section.metrics or not model.compiled:
             return cls(section.metrics)
         names = ("_user_metrics", "_user_weighted_metrics")
@@ -206,7 +204,7 @@ class SummedMetrics:
                     self.all[name] = _resolve_accuracy(self.all[name], output, y)
                     _check_keeps_sums(name, self.all[name], output, y)
                 metric = self.all[name]
-                _update(metric, output, y, weight if name in self.weighted else None)
+                _update_metric(metric, output, y, weight if name in self.weighted else None)
                 found |= {f"{name}[{i}]": v.value.detach().double() for i, v in enumerate(metric.variables)}
         self.tried = True
         return found
@@ -258,7 +256,7 @@ def _resolve_accuracy(metric: Any, output: Any, y: Any) -> Any:
     return kind(name=metric.name)
 
 
-def _update(metric: Any, output: Any, y: Any, weight: Tensor | None = None) -> None:
+def _update_metric(metric: Any, output: Any, y: Any, weight: Tensor | None = None) -> None:
     metric.reset_state()
     for variable in metric.variables:  # they are on the device where they were first needed
         variable.value.data = variable.value.data.to(get_first_leaf(output).device)
@@ -272,7 +270,7 @@ def _check_keeps_sums(name: str, metric: Any, output: Any, y: Any) -> None:
         return
     counted = []
     for part in (slice(None), slice(0, half), slice(half, None)):
-        _update(metric, *(tree_map(lambda rows, part=part: rows[part], tree) for tree in (output, y)))
+        _update_metric(metric, *(tree_map(lambda rows, part=part: rows[part], tree) for tree in (output, y)))
         counted.append([variable.value.detach().double().clone() for variable in metric.variables])
     for whole, first, second in zip(*counted, strict=True):
         if not torch.allclose(whole, first + second, rtol=1e-4, atol=1e-6):

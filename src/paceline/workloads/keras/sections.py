@@ -1,7 +1,5 @@
 """What the run file says of a Keras model and its samples."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import model_validator
@@ -25,7 +23,7 @@ class KerasModel(ModelSection):
     score: str = field("", "", "metric of the best checkpoint, -NAME where lower is better; empty: accuracy or -loss")
 
     @model_validator(mode="after")
-    def _logits_of_a_loss(self) -> KerasModel:
+    def _logits_of_a_loss(self) -> "KerasModel":
         if self.from_logits and not self.loss.endswith("crossentropy"):
             raise conflict_error(
                 f"model.from_logits=true is for a cross-entropy, not for model.loss={self.loss!r}; in compile() type  "

@@ -1,36 +1,41 @@
 """A Keras model as a workload: trained by Paceline's loop, with its own loss and metrics, saved by Keras."""
 
-from __future__ import annotations
-
+import hashlib
+import inspect
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.config import RunSpec
-from paceline.config.registry import guard_user_code, load_user_module
+from paceline.config.registry import guard_user_code, load_user_function, load_user_module
 from paceline.data.files import invalid_data
 from paceline.data.npz import UNREADABLE
+from paceline.data.samples import as_samples
 from paceline.errors import UserError, did_you_mean
 from paceline.io.files import write_atomic
 from paceline.layout import Layout
 from paceline.nn.keras_backend import import_keras
 from paceline.parallel.parallelize import reject_for_keras
 from paceline.trainer.evaluation import ChunkSums, sum_chunks
-from paceline.trainer.inference_assets import SOURCE
-from paceline.workload import LogFn, Workload
-from paceline.workloads.keras.samples import FIRST_SAMPLE, KeyedSamples, guard_model_call, load_keras_samples
+from paceline.trainer.run import SOURCE
+from paceline.workload import LogFn, Samples, Workload
 from paceline.workloads.keras.sections import SAVED, KerasData, KerasModel
 
 if TYPE_CHECKING:
     from paceline.nn.keras_module import KerasModule
     from paceline.workloads.keras.model import SampleLoss, SummedMetrics
+
+SOURCE_KEY = "data.source"
+FINGERPRINT_SAMPLES = 32
+FIRST_SAMPLE = np.zeros(1, np.int64)
 
 
 class KerasWorkload(Workload):
@@ -38,8 +43,8 @@ class KerasWorkload(Workload):
     Data = KerasData
     export_suffix = SAVED
     asks_for_values = True
-    sample_loss: SampleLoss
-    keras_metrics: SummedMetrics
+    sample_loss: "SampleLoss"
+    keras_metrics: "SummedMetrics"
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
@@ -59,7 +64,7 @@ class KerasWorkload(Workload):
 
     def prepare(self, log: LogFn) -> None:
         """Try model, loss and metrics on two samples before ranks start; report what is not used of compile()."""
-        samples, module = cast(KeyedSamples, self.data("train")), self.model()
+        samples, module = self._training_samples(), self.model()
         few = np.arange(min(2, len(samples)))
         with torch.no_grad(), guard_model_call():
             sums = ChunkSums.of(self.evaluate(module.eval(), samples.batch(few, few)))
@@ -85,20 +90,23 @@ class KerasWorkload(Workload):
         self.score = self.section.score or ("accuracy" if "accuracy" in metrics else "-loss")  # type: ignore[misc]
         return super().goodness(metrics)
 
-    def data(self, split: str) -> KeyedSamples | None:
+    def _training_samples(self) -> Samples:
+        return cast(Samples, self.data("train"))
+
+    def data(self, split: str) -> Samples | None:
         place = self.section.build.rpartition(":")[0]
         return load_keras_samples(self.source.source or (f"{place}:data" if place else ""), split)
 
     def fingerprint(self) -> str:
-        return cast(KeyedSamples, self.data("train")).fingerprint()
+        return fingerprint_samples(self._training_samples())
 
     def classes(self) -> Sequence[str]:
         return self.source.classes
 
-    def model(self) -> KerasModule:
+    def model(self) -> "KerasModule":
         from paceline.workloads.keras.model import SummedMetrics, build_keras_model, resolve_loss
 
-        first = lambda: cast(KeyedSamples, self.data("train")).batch(FIRST_SAMPLE, FIRST_SAMPLE)[0][0]  # noqa: E731
+        first = lambda: cast(Any, self._training_samples().batch(FIRST_SAMPLE, FIRST_SAMPLE))[0]  # noqa: E731
         module = build_keras_model(self.spec, self.section, first)
         self.sample_loss = resolve_loss(self.section, module.original)
         self.keras_metrics = SummedMetrics.of(self.section, module.original)
@@ -110,8 +118,8 @@ class KerasWorkload(Workload):
 
     def _compute(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int, Any]:
         """Return (sum of the losses, their number, the outputs); regularisation counts once in the mean."""
-        (inputs, y, *weight), keys = batch
-        output, penalty = model(inputs, keys=keys, penalised=True)
+        inputs, y, *weight = batch
+        output, penalty = model(inputs, penalised=True)
         total, count = self.sample_loss(output, y, *weight)
         return total + penalty * count, count, output
 
@@ -119,7 +127,7 @@ class KerasWorkload(Workload):
         from paceline.workloads.keras.model import BY_SHAPES
 
         total, count, output = self._compute(model, batch)
-        (_, y, *weight), _ = batch
+        _, y, *weight = batch
         by_class = self.sample_loss.class_sums(output, y)
         mine = self.keras_metrics.sums(output, y, weight[0] if weight else None, BY_SHAPES if by_class else ())
         return {"loss": total.double(), "count": count, **by_class, **mine}
@@ -188,3 +196,53 @@ def _drop_dates(file: Path) -> None:
     with zipfile.ZipFile(file, "w") as written:
         for name, content in contents.items():
             written.writestr(zipfile.ZipInfo(name), content)
+
+
+@contextmanager
+def guard_model_call() -> Iterator[None]:
+    """Translate errors of the first call of the model with its samples, of which the first lines matter."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:3])
+        message = f"model, loss and data do not fit together: {type(error).__name__}: {reason}"
+        raise UserError(message, code="invalid-workload") from error
+
+
+def fingerprint_samples(samples: Samples) -> str:
+    ids = np.unique(np.linspace(0, len(samples) - 1, FINGERPRINT_SAMPLES).astype(np.int64))
+    digest = hashlib.sha256(str(len(samples)).encode())
+    for leaf in tree_leaves(samples.batch(ids, np.zeros_like(ids))):
+        digest.update(str(leaf.shape).encode() + np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def load_keras_samples(source: str, split: str) -> Samples | None:
+    """Load a split; None if it does not exist. `source` is a function of the split, or one that returns both."""
+    if not source.rpartition(":")[0]:
+        hint = "write  data: file.py:function  for what returns (inputs, targets)"
+        raise UserError(f"{SOURCE_KEY} is not given; {hint}", code="missing-value", key=SOURCE_KEY)
+    function = load_user_function(source, SOURCE_KEY)
+    with guard_user_code(SOURCE_KEY, source):
+        takes_split = bool(inspect.signature(function).parameters)
+        found = function(split) if takes_split else function()
+    call = f"{SOURCE_KEY}: {source.rpartition(':')[2]}({repr(split) if takes_split else ''})"
+    if not takes_split:
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise _source_error(f"{call} must return both splits:  return (x_train, y_train), (x_test, y_test)")
+        found = found[split == "test"]
+    if found is None and split != "train":
+        return None
+    samples = None if found is None else as_samples(found, None, call)
+    if samples is None or not len(samples):
+        raise _source_error(f"{call} has no samples for {split!r}")
+    first = samples.batch(FIRST_SAMPLE, FIRST_SAMPLE)
+    if not isinstance(first, tuple | list) or len(first) not in (2, 3):
+        raise _source_error(f"{call} must return (inputs, targets) or (inputs, targets, weights)")
+    return samples
+
+
+def _source_error(message: str) -> UserError:
+    return UserError(message, code="invalid-workload", key=SOURCE_KEY)

@@ -1,24 +1,26 @@
 """A modern decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, a tied or an untied head.
 
-It runs whole or as a stage of a pipeline: without `tokens` it takes hidden states, without `head` it returns them.
+It runs whole or as a stage of a pipeline: if not `first` it takes hidden states, without `head` it returns them.
 Under tensor parallelism the outputs of the projections are a part of the whole: sizes are read from them.
 """
-
-from __future__ import annotations
 
 import copy
 import math
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.decoder_shape import DecoderShape
+from paceline.data.corpora.tokenised import Vocabulary
 from paceline.nn.attention import RotaryTables, build_rotary_tables, causal_attention, rotate
 from paceline.nn.chunked_loss import compute_chunked_losses
+from paceline.nn.experts import Experts
+from paceline.parallel.context import ContextGroup
 from paceline.parallel.parameters import copy_whole
 
 NORM_EPS = 1e-5
@@ -32,6 +34,11 @@ class Norm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
+def find_places(tokens: int, device: torch.device, context: ContextGroup | None) -> Tensor | slice:
+    """Return the places of so many tokens in their sequence, of which they may be this rank's part."""
+    return slice(tokens) if context is None else context.positions(tokens, device)
+
+
 class DecoderAttention(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
@@ -40,13 +47,16 @@ class DecoderAttention(nn.Module):
         self.q = nn.Linear(width, queries, bias=False)
         self.k, self.v = (nn.Linear(width, values, bias=False) for _ in range(2))
         self.out = nn.Linear(queries, width, bias=False)
+        self.context: ContextGroup | None = None
 
     def forward(self, x_BSD: Tensor, *, tables: RotaryTables | None = None) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (self.q(x_BSD), self.k(x_BSD), self.v(x_BSD)))
         if tables is not None:
-            cos_Sd, sin_Sd = (table[: q.shape[1]] for table in tables)
+            places = find_places(q.shape[1], q.device, self.context)
+            cos_Sd, sin_Sd = (table[places] for table in tables)
             q, k = rotate(q, cos_Sd, sin_Sd), rotate(k, cos_Sd, sin_Sd)
-        return self.out(causal_attention(q, k, v).flatten(-2))
+        attend = causal_attention if self.context is None else self.context.attend
+        return self.out(attend(q, k, v).flatten(-2))
 
 
 class FeedForward(nn.Module):
@@ -65,17 +75,56 @@ class FeedForward(nn.Module):
         return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD))
 
 
+class Mixture(nn.Module):
+    """Experts, of which a token passes those that its router scores highest; no token is dropped."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.top_k = shape.top_k
+        self.router = nn.Linear(shape.width, shape.experts, bias=False)
+        self.experts = Experts(shape.experts, shape.width, shape.ffn)
+        self.shared = FeedForward(replace(shape, ffn=shape.shared_ffn)) if shape.shared_ffn else None
+        self.context: ContextGroup | None = None
+
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return (the output, how unbalanced the experts are for each token (B, S), in training alone)."""
+        scores_BSE = self.router(x_BSD).float().softmax(-1)
+        top_BSk, chosen_BSk = scores_BSE.topk(self.top_k, -1)
+        weights_BSk = top_BSk / top_BSk.sum(-1, keepdim=True)
+        given = (part.flatten(0, 1) for part in (x_BSD, chosen_BSk, weights_BSk.to(x_BSD.dtype)))
+        out_BSD = self.experts(*given).view_as(x_BSD)
+        if self.shared is not None:
+            out_BSD = out_BSD + self.shared(x_BSD)
+        return out_BSD, self._imbalance(scores_BSE, chosen_BSk) if self.training else None
+
+    def _imbalance(self, scores_BSE: Tensor, chosen_BSk: Tensor) -> Tensor:
+        """Return the share of each expert in its sequence times the token's scores: 1 if balanced (Switch, DeepSeek).
+
+        Sequences are balanced one by one, so that the loss does not depend on what else is in a batch.
+        """
+        experts = scores_BSE.shape[-1]
+        load_BE = scores_BSE.new_zeros(len(scores_BSE), experts)
+        load_BE.scatter_add_(1, chosen_BSk.flatten(1), torch.ones_like(chosen_BSk.flatten(1), dtype=load_BE.dtype))
+        if self.context is not None:
+            load_BE = self.context.sum({"load": load_BE}, load_BE.device)["load"]
+        share_BE = load_BE / load_BE.sum(1, keepdim=True)
+        return experts * (scores_BSE * share_BE[:, None]).sum(-1)
+
+
 class DecoderLayer(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.attention_norm = Norm(shape.width, eps=NORM_EPS)
         self.attention = DecoderAttention(shape)
         self.ffn_norm = Norm(shape.width, eps=NORM_EPS)
-        self.ffn = FeedForward(shape)
+        self.ffn = Mixture(shape) if shape.experts else FeedForward(shape)
 
-    def forward(self, x_BSD: Tensor, tables: RotaryTables | None = None) -> Tensor:
+    def forward(self, x_BSD: Tensor, tables: RotaryTables | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the stream, and how unbalanced experts are in training."""
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), tables=tables)
-        return x_BSD + self.ffn(self.ffn_norm(x_BSD))
+        out = self.ffn(self.ffn_norm(x_BSD))
+        out_BSD, imbalance_BS = out if isinstance(out, tuple) else (out, None)
+        return x_BSD + out_BSD, imbalance_BS
 
 
 class Head(nn.Module):
@@ -95,40 +144,57 @@ class Head(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, shape: DecoderShape) -> None:
+    def __init__(self, shape: DecoderShape, balance: float = 0.01) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.balance = shape, balance
         self.tokens: nn.Embedding | None = nn.Embedding(shape.vocab, shape.width)
         learned = shape.positions == "learned"
         self.positions: nn.Embedding | None = nn.Embedding(shape.context, shape.width) if learned else None
         self.layers = nn.ModuleDict({str(i): DecoderLayer(shape) for i in range(shape.layers)})
         self.norm: Norm | None = Norm(shape.width, eps=NORM_EPS)
         self.head: Head | None = Head(shape.vocab, shape.width, shape.tied)
+        self.context: ContextGroup | None = None
+        self.first = True  # whether it begins with tokens
         self._tables: RotaryTables | None = None
         self.initialise()
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, imbalance_BS: Tensor | None = None, *, targets: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Return losses summed per sample (B,) of token ids (B, S); `targets` (B, S) below 0 do not count.
 
-        Without targets return logits (B, S, V); see above for the inputs and outputs of a stage.
+        Without targets return logits (B, S, V); see above for the inputs and outputs of a stage. Experts that are
+        unbalanced add to the losses in training, and a stage passes on by how much.
         """
-        x = self.hidden(x)
-        return x if self.head is None else self.head(x, targets, self.shared_weight())
+        x, found_BS = self.run_layers(x)
+        imbalance_BS = found_BS if imbalance_BS is None else imbalance_BS + (0.0 if found_BS is None else found_BS)
+        if self.head is None:
+            return x if imbalance_BS is None else (x, imbalance_BS)
+        found = self.head(x, targets, self.shared_weight())
+        if imbalance_BS is None or targets is None:
+            return found
+        return found + self.balance / self.shape.layers * (imbalance_BS * (targets >= 0)).sum(1)
 
     def hidden(self, x: Tensor) -> Tensor:
-        if self.tokens is not None:
+        return self.run_layers(x)[0]
+
+    def run_layers(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.first and self.tokens is not None:
             ids_BS, x = x, self.tokens(x)
             if self.positions is not None:
-                x = x + self.positions(torch.arange(ids_BS.shape[1], device=ids_BS.device))
+                places = find_places(ids_BS.shape[1], x.device, self.context)
+                x = x + self.positions(torch.arange(self.shape.context, device=x.device)[places])
             if self.shape.tied:
                 x = x * math.sqrt(self.shape.width)  # the head needs small weights, the stream does not
             kind = x.device.type
             if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
                 x = x.to(torch.bfloat16)  # half the bytes in the residual stream; fp16 lacks the range
-        tables = self.rotary_tables(x)
+        tables, imbalances = self.rotary_tables(x), []
         for layer in self.layers.values():
-            x = layer(x, tables)
-        return x if self.norm is None else self.norm(x)
+            x, imbalance_BS = layer(x, tables)
+            imbalances += [] if imbalance_BS is None else [imbalance_BS]
+        x = x if self.norm is None else self.norm(x)
+        return x, torch.stack(imbalances).sum(0) if imbalances else None
 
     def rotary_tables(self, x_BSD: Tensor) -> RotaryTables | None:
         """Return cached tables for the whole context, of which x_BSD may be a part.
@@ -137,7 +203,8 @@ class Decoder(nn.Module):
         """
         if self.shape.positions != "rotary":
             return None
-        length, kind = max(self.shape.context, x_BSD.shape[1]), torch.promote_types(x_BSD.dtype, torch.float32)
+        length = max(self.shape.context, x_BSD.shape[1] * (1 if self.context is None else self.context.ranks))
+        kind = torch.promote_types(x_BSD.dtype, torch.float32)
         made = self._tables
         if made is None or len(made[0]) < length or (made[0].device, made[0].dtype) != (x_BSD.device, kind):
             made = self._tables = build_rotary_tables(length, self.shape.head_dim, x_BSD.device, kind)
@@ -146,7 +213,7 @@ class Decoder(nn.Module):
     def shared_weight(self) -> Tensor | None:
         return self.tokens.weight if self.shape.tied and self.tokens is not None else None
 
-    def stage(self, layers: range) -> Decoder:
+    def stage(self, layers: range) -> "Decoder":
         """Return the part with these layers, and with embedding or head at the ends; names stay the same."""
         part = copy.copy(self)
         for name, value in vars(self).items():
@@ -154,7 +221,9 @@ class Decoder(nn.Module):
                 part.__dict__[name] = value.copy()
         part.layers = nn.ModuleDict({str(i): self.layers[str(i)] for i in layers})
         if layers.start > 0:
-            part.tokens = part.positions = None
+            part.first, part.positions = False, None
+            if not (self.shape.tied and layers.stop == self.shape.layers):
+                part.tokens = None
         if layers.stop < self.shape.layers:
             part.norm = part.head = None
         return part
@@ -167,28 +236,66 @@ class Decoder(nn.Module):
         with ThreadPoolExecutor(DRAW_THREADS) as pool:
             for begin in range(0, len(named), DRAW_THREADS):
                 some = named[begin : begin + DRAW_THREADS]
-                drawn = pool.map(lambda item: self._draw(item[0], item[1], seed), some)
+                drawn = pool.map(lambda item: self._draw_weight(item[0], item[1], seed), some)
                 for (_, parameter), whole in zip(some, drawn, strict=True):
                     copy_whole(parameter, whole)
 
-    def _draw(self, name: str, parameter: Tensor, seed: int) -> Tensor:
+    def _draw_weight(self, name: str, parameter: Tensor, seed: int) -> Tensor:
         whole = torch.empty(parameter.shape, device="cpu")
         if parameter.ndim == 1:
             return whole.fill_(1.0)
         generator = torch.Generator().manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
-        return whole.normal_(std=self._std(name, parameter.shape[1]), generator=generator)
+        return whole.normal_(std=self._choose_std(name, parameter.shape[-1]), generator=generator)
 
-    def _std(self, name: str, features: int) -> float:
+    def _choose_std(self, name: str, features: int) -> float:
         std = 1 / math.sqrt(features)
         if name.startswith(("tokens.", "positions.")):
             return 0.5 * std if self.shape.tied else 1.0
         if name.startswith("head."):
             return 0.3 * std
-        return std / math.sqrt(2 * self.shape.layers) if name.endswith((".out.weight", ".down.weight")) else std
+        return (
+            std / math.sqrt(2 * self.shape.layers)
+            if name.endswith((".out.weight", ".down.weight", ".down_proj"))
+            else std
+        )
 
     def costs(self, sequence: int) -> tuple[float, list[float], float]:
         """Return FLOPs per token, forward and backward, of (the embedding, each layer of the whole model, the head)."""
         shape = self.shape
         attention = 2 * sequence * shape.width  # scores and their sum, of which the causal half is computed
-        layer = 3.0 * (2 * shape.weights_per_layer + attention)
+        passed = 3 * shape.width * shape.ffn * (shape.experts - shape.top_k) if shape.experts else 0
+        layer = 3.0 * (2 * (shape.weights_per_layer - passed) + attention)
         return 3.0 * shape.width, [layer] * shape.layers, 6.0 * shape.vocab * shape.width
+
+
+def draw_text(
+    model: Decoder,
+    vocabulary: Vocabulary,
+    prompt: str,
+    sequence: int,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+) -> str:
+    tokenizer, device = vocabulary.tokenizer, next(model.parameters()).device
+    ids = [vocabulary.special, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    given = len(ids)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(tokens):
+        logits_V = compute_next_logits(model, torch.tensor([ids[-sequence:]], device=device)).cpu()
+        logits_V = logits_V[: vocabulary.size] / temperature
+        if 0 < top_k < len(logits_V):
+            logits_V[logits_V < logits_V.topk(top_k).values[-1]] = -torch.inf
+        drawn = int(torch.multinomial(logits_V.softmax(0), 1, generator=generator))
+        if drawn == vocabulary.special:
+            break
+        ids.append(drawn)
+    return prompt + tokenizer.decode(ids[given:])
+
+
+def compute_next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
+    """Return logits (V,) of the next token alone."""
+    assert model.head is not None
+    with torch.no_grad():
+        return model.head(model.hidden(ids_1S)[:, -1:], weight=model.shared_weight())[0, 0].double()

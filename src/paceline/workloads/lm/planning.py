@@ -1,9 +1,6 @@
 """The cost model of the language model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +12,7 @@ from paceline.errors import UserError
 from paceline.planner.candidates import SplitOptions
 from paceline.planner.formulas.shape import build_decoder_blocks
 from paceline.planner.model_inputs import NamedWeight, apply_frozen_groups
-from paceline.planner.training_cost import TrainingCostModel, dtype_sizes_of
+from paceline.planner.training_cost import TrainingCostModel
 from paceline.workloads.lm import ENTRY
 
 
@@ -30,24 +27,24 @@ def build_lm_cost_model(spec: RunSpec, samples: int | None, tokens: float | None
     if found is not None:
         vocab, known, held_out = found.vocab, *(-(-(len(split) - 1) // length) for split in (found.train, found.test))
     sizes = model.shape(vocab, length)
-    narrow, numbers = spec.train.precision in ("bf16", "fp8"), dtype_sizes_of(spec.train)
     return TrainingCostModel.of(
         spec,
         known,
         blocks=apply_frozen_groups(
             build_decoder_blocks(sizes, length), spec.train.groups, partial(_list_lm_weights, sizes)
         ),
-        numbers=replace(numbers, gathered_bytes=2) if narrow else numbers,
         traits=ENTRY.traits,
         splits=SplitOptions(
-            splits=(sizes.heads, sizes.kv_heads, sizes.ffn),
+            splits=() if sizes.experts else (sizes.heads, sizes.kv_heads, sizes.ffn),
+            experts=sizes.experts,
             sequence=length if sizes.positions == "rotary" else 0,
+            context=length,
             layers=0 if sizes.tied else sizes.layers,
         ),
         unit="tokens",
         units_per_sample=length,
         sample_bytes=16.0 * length,
-        narrow_gathers=narrow,
+        narrow_gathers=spec.train.precision in ("bf16", "fp8"),
         held_out=held_out,
     )
 

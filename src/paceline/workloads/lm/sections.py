@@ -24,6 +24,10 @@ class LMModel(ModelSection):
     layers: int | None = field(None, "layers", "decoder layers", gt=0)
     ffn: int | None = field(None, "features", "hidden size of the feed-forward part", gt=0)
     ffn_kind: Literal["swiglu", "gelu"] | None = field(None, "", "gated or plain feed-forward part")
+    experts: int | None = field(None, "experts", "feed-forward parts of each layer, of ffn features each", gt=0)
+    top_k: int | None = field(None, "experts", "those that a token passes; without it 2", gt=0)
+    shared_ffn: int | None = field(None, "features", "of an expert that every token passes", gt=0)
+    balance: float = field(0.01, "", "weight of the loss that balances the experts", ge=0)
     positions: Literal["rotary", "learned"] | None = field(None, "", "how a token knows its place")
     context: int | None = field(None, "tokens", "learned positions; without it data.sequence", gt=0)
     tied: bool | None = field(None, "", "the head shares the weights of the embedding")
@@ -38,8 +42,8 @@ class LMModel(ModelSection):
         return self
 
     def shape(self, vocab: int, sequence: int) -> DecoderShape:
-        """The whole shape, where data have `vocab` tokens in samples of `sequence`; UserError if sizes do not fit."""
-        given = self.model_dump(exclude={"preset", *ModelSection.model_fields}, exclude_none=True)
+        """Return the whole shape for `vocab` tokens in samples of `sequence`; UserError if sizes do not fit."""
+        given = self.model_dump(exclude={"preset", "balance", *ModelSection.model_fields}, exclude_none=True)
         return DecoderShape.of(self.preset, given, vocab, sequence)
 
 
@@ -48,6 +52,7 @@ class LMData(Section):
 
     source: Literal["docstrings", "text"] = field("docstrings", "", "of the texts; docstrings are on every machine")
     path: Path | None = field(None, "path", "text: a file, a folder, or a pattern such as books/*.txt")
+    documents: Literal["files", "lines"] = field("files", "", "text: what is one document")
     sequence: int = field(256, "tokens", "length of a sample", gt=0)
     vocab: int = field(4096, "tokens", "size of the byte-level BPE vocabulary that is learned", ge=257, le=1 << 20)
     tokenizer: Path | None = field(None, "path", "your own tokenizer.json; without one a vocabulary is learned")

@@ -29,7 +29,9 @@ class ExportedBlock(nn.Module):
         self.attention = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
         shapes = {"gate": (width, ffn)} if config["ffn_kind"] == "swiglu" else {}
         shapes |= {"up": (width, ffn), "down": (ffn, width)}
-        self.ffn = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
+        self.ffn: Any = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
+        if config.get("experts"):
+            self.ffn = ExportedMixture(config)
 
     def forward(self, x: Tensor, angles: Tensor | None) -> Tensor:
         normed = self.attention_norm(x)
@@ -40,13 +42,41 @@ class ExportedBlock(nn.Module):
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention["out"](seen.transpose(1, 2).flatten(2))
         normed = self.ffn_norm(x)
+        if isinstance(self.ffn, ExportedMixture):
+            return x + self.ffn(normed)
         up = self.ffn["up"](normed)
         hidden = F.silu(self.ffn["gate"](normed)) * up if "gate" in self.ffn else F.gelu(up)
         return x + self.ffn["down"](hidden)
 
 
+class ExportedMixture(nn.Module):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        width, ffn, self.top_k = config["width"], config["ffn"], config["top_k"]
+        self.router = nn.Linear(width, config["experts"], bias=False)
+        self.experts = nn.ParameterDict()
+        self.experts["gate_up_proj"] = nn.Parameter(torch.zeros(config["experts"], 2 * ffn, width))
+        self.experts["down_proj"] = nn.Parameter(torch.zeros(config["experts"], width, ffn))
+        shapes = {"gate": (width, config["shared_ffn"]), "up": (width, config["shared_ffn"])}
+        shapes |= {"down": (config["shared_ffn"], width)}
+        self.shared = nn.ModuleDict(
+            {name: nn.Linear(*shape, bias=False) for name, shape in shapes.items() if min(shape)}
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, chosen = self.router(x).float().softmax(-1).topk(self.top_k, -1)
+        weights = torch.zeros(*x.shape[:-1], self.router.out_features, dtype=x.dtype, device=x.device)
+        weights = weights.scatter(-1, chosen, (scores / scores.sum(-1, keepdim=True)).to(x.dtype))
+        gate, up = torch.einsum("bsd,efd->bsef", x, self.experts["gate_up_proj"]).chunk(2, -1)
+        found = torch.einsum("bsef,edf->bsed", F.silu(gate) * up, self.experts["down_proj"])
+        out = (found * weights[..., None]).sum(-2)
+        if self.shared:
+            out = out + self.shared["down"](F.silu(self.shared["gate"](x)) * self.shared["up"](x))
+        return out
+
+
 def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:
-    """Each pair (feature i, feature i + half) turned by the angle of its position."""
+    """Turn each pair (feature i, feature i + half) by the angle of its position."""
     left, right = x.chunk(2, dim=-1)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
@@ -81,7 +111,7 @@ class ExportedDecoder(nn.Module):
 
     @torch.no_grad()
     def write(self, prompt: str, tokens: int = 100, temperature: float = 0.8) -> str:
-        """The prompt and up to so many more tokens, fewer where the document ends."""
+        """Return the prompt and up to so many more tokens, fewer where the document ends."""
         ids = [self.config["end"], *self.tokenizer.encode(prompt, add_special_tokens=False).ids]
         begin = len(ids)
         for _ in range(tokens):

@@ -1,7 +1,5 @@
 """A language model: a decoder that predicts each token of a corpus from those before it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,9 +15,10 @@ from paceline.data.corpora.documents import LMBatch, TokenStreams, Windows
 from paceline.data.corpora.tokenised import CorpusWorkload
 from paceline.errors import UserError
 from paceline.inference.export import write_standalone
-from paceline.layout import Layout
+from paceline.layout import Layout, check_context, check_experts
+from paceline.parallel.context import ContextGroup
 from paceline.workload import LogFn
-from paceline.workloads.lm.decoder import Decoder
+from paceline.workloads.lm.decoder import Decoder, DecoderLayer, Mixture, draw_text
 from paceline.workloads.lm.sections import LMData, LMModel
 from paceline.workloads.lm.standalone import ExportedDecoder
 
@@ -33,6 +32,7 @@ class LanguageModel(CorpusWorkload):
     draws_by_name = True
     compile_layers = True
     casts_layers = True
+    has_experts = True
     shard_rules: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("tokens", "head"), "vocabulary"),
         **dict.fromkeys(("norm", "layers.*.attention_norm", "layers.*.ffn_norm"), "sequence"),
@@ -46,7 +46,10 @@ class LanguageModel(CorpusWorkload):
         super().__init__(spec)
         self.sequence = cast(LMData, spec.data).sequence
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // self.sequence)
-        cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # rejects too long a sequence
+        shape = cast(LMModel, spec.model).shape(vocab=1, sequence=self.sequence)  # rejects too long a sequence
+        if shape.experts:  # ranks of `tensor` share attention, those of `expert` the rest
+            rules = {name: rule for name, rule in self.shard_rules.items() if ".ffn" not in name}
+            self.shard_rules = rules  # type: ignore[misc]
 
     def prepare(self, log: LogFn) -> None:
         super().prepare(log)
@@ -58,7 +61,7 @@ class LanguageModel(CorpusWorkload):
         return cast(LMModel, self.spec.model).shape(self.vocabulary.size, self.sequence)
 
     def model(self) -> Decoder:
-        return Decoder(self.shape)
+        return Decoder(self.shape, cast(LMModel, self.spec.model).balance)
 
     def data(self, split: str) -> Windows:
         return Windows(self.corpus.train if split == "train" else self.corpus.test, self.sequence, half_only=True)
@@ -78,17 +81,17 @@ class LanguageModel(CorpusWorkload):
             if size % layout.tensor:
                 near = max(n for n in range(1, layout.tensor) if not any(size % n for size in sizes.values()))
                 raise _conflict(f"{tensor} does not divide model.{name}={size}; use parallel.tensor={near}")
-        if layout.sequence and self.sequence % layout.tensor:
+        check_context(layout, "data.sequence", self.sequence)
+        if layout.sequence and self.sequence // layout.context % layout.tensor:
             near = -(-self.sequence // layout.tensor) * layout.tensor
             raise _conflict(f"{tensor} does not divide data.sequence={self.sequence}; use data.sequence={near}")
         if layout.sequence and shape.positions == "learned":
             raise _conflict("parallel.sequence=true needs model.positions=rotary")
+        check_experts(layout, "model.experts", shape.experts)
         if layout.stages > shape.layers:
             most = shape.layers // (layout.stages // layout.pipeline)
             given = f"{pipeline}: {layout.stages} stages for {shape.layers} layers"
             raise _conflict(f"{given}; use parallel.pipeline={most} or fewer")
-        if layout.pipeline > 1 and shape.tied:
-            raise _conflict(f"{pipeline} cannot share weights; use model.tied=false")
 
     def inputs(self, batch: LMBatch) -> tuple[Tensor, dict[str, Tensor]]:
         return batch.tokens, {"targets": batch.targets}
@@ -99,6 +102,18 @@ class LanguageModel(CorpusWorkload):
     def stage(self, model: nn.Module, layers: range) -> nn.Module:
         return cast(Decoder, model).stage(layers)
 
+    def gather_context(self, model: nn.Module, context: ContextGroup) -> None:
+        decoder = cast(Decoder, model)
+        decoder.context = context
+        for layer in decoder.layers.values():
+            block = cast(DecoderLayer, layer)
+            block.attention.context = context
+            if isinstance(block.ffn, Mixture):
+                block.ffn.context = context
+
+    def divide_context(self, batch: LMBatch, context: ContextGroup) -> LMBatch:
+        return LMBatch(*map(context.part, batch))
+
     def evaluate(self, model: nn.Module, batch: LMBatch) -> Mapping[str, Tensor | float]:
         losses_B = model(batch.tokens, targets=batch.targets)
         return {"loss": losses_B.double().sum(), "count": (batch.targets >= 0).sum()}
@@ -106,6 +121,9 @@ class LanguageModel(CorpusWorkload):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         metrics = super().metrics(sums)
         return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
+
+    def generate(self, model: nn.Module, prompt: str, **how: Any) -> str:
+        return draw_text(cast(Decoder, model), self.vocabulary, prompt, self.sequence, **how)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         self.vocabulary.copy_tokenizer(folder)

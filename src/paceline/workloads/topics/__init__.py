@@ -15,6 +15,7 @@ ENTRY = WorkloadEntry(
     data="paceline.workloads.topics.sections:TopicsData",
     subject="paceline.workloads.topics.planning:build_topics_cost_model",
     batched=False,
+    use="",
     verbs={
         "topics": Verb(
             "topics of word counts or texts, with pictures and a page",

@@ -1,7 +1,5 @@
 """The command `paceline topics`: fit counts or texts, and write the model, plots and the explorer page."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +18,7 @@ from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import STARTS, FitOptions
 
 SHOWN_TERMS, SHOWN_TOPICS = 8, 20
+READ_AGAIN = 1 << 28  # bytes of a file of counts that the page reads once more
 ALIKE = 0.9  # overlap of two topics that say the same
 EXPLORER = "topics.html"
 PICTURES = ("loss.png", "structure.png", "top_terms.png")
@@ -63,7 +62,7 @@ def run_topics(arguments: argparse.Namespace) -> int:
     console = build_console()
     text = {name: getattr(arguments, name) for name in ("text", "min_df", "max_df", "max_terms", "stop_words", "name")}
     if arguments.shards is not None:
-        _convert(arguments, text, console)
+        _convert_to_shards(arguments, text, console)
         return 0
     if arguments.k is None:
         raise UserError("-k is missing: give the number of topics, as  -k 20", code="missing-value", key="-k")
@@ -74,9 +73,9 @@ def run_topics(arguments: argparse.Namespace) -> int:
     if not (folder / MODEL_FILE).is_file():
         return 0  # stopped by the user; the command that resumes it was printed
     model = TopicFit.load(folder / MODEL_FILE)
-    counts, texts = _read_texts(folder)
+    counts, texts = _read_documents(folder)
     lengths = None if counts is None else compute_totals(counts).per_document
-    write_topic_pictures(model, folder, counts, texts, title=_title(model, arguments.source), lengths=lengths)
+    write_topic_pictures(model, folder, counts, texts, title=_build_title(model, arguments.source), lengths=lengths)
     if arguments.json:
         print_json(_to_json(model, folder, lengths))
     if not quiet:
@@ -89,7 +88,7 @@ def run_topics(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _title(model: TopicFit, source: Path) -> str:
+def _build_title(model: TopicFit, source: Path) -> str:
     return f"{model.k:,} topics in {source.expanduser().absolute().name}"
 
 
@@ -100,7 +99,7 @@ def describe_fit(model: TopicFit, source: Path) -> list[str]:
     ended = (
         f"converged after {model.passes:,} passes" if model.converged else f"not converged in {model.passes:,} passes"
     )
-    lines = [f"{_title(model, source)}: {ended}, {duration(model.seconds)}."]
+    lines = [f"{_build_title(model, source)}: {ended}, {duration(model.seconds)}."]
     leading = np.median(model.L.max(axis=1))
     mixed = f"Half of the {len(model.L):,} documents have {100 * leading:.0f} % or more of one topic"
     overlap = np.triu(compute_overlaps(model.F), 1)
@@ -153,7 +152,8 @@ def _to_json(model: TopicFit, folder: Path, lengths: Any) -> dict[str, Any]:
     }
 
 
-def _read_texts(folder: Path) -> tuple[Any, Iterator[str] | None]:
+def _read_documents(folder: Path) -> tuple[Any, Iterator[str] | None]:
+    """Return the counts, unless they are large or no counts of words, and the texts where there are any."""
     from paceline.runlog.run_dir import RunDir
     from paceline.workload import build_workload
     from paceline.workloads.topics.files.texts import is_text, iterate_documents
@@ -165,7 +165,11 @@ def _read_texts(folder: Path) -> tuple[Any, Iterator[str] | None]:
     data = topics.spec.data
     assert isinstance(data, TopicsData)
     if data.path is None or not is_text(data.path):
-        return None, None
+        file = Path(data.path or "")
+        return (
+            topics.counts if file.is_file() and file.stat().st_size <= READ_AGAIN and not data.fractional else None,
+            None,
+        )
     return topics.counts, (text for _, text in iterate_documents(data.path, data.text, None))
 
 
@@ -205,7 +209,7 @@ def build_topics_table(model: TopicFit, lengths: Any = None) -> Any:
     return table
 
 
-def _convert(arguments: argparse.Namespace, text: dict[str, Any], console: Any) -> None:
+def _convert_to_shards(arguments: argparse.Namespace, text: dict[str, Any], console: Any) -> None:
     from paceline.workloads.topics.files.reading import convert
     from paceline.workloads.topics.files.texts import TextOptions
 

@@ -1,13 +1,9 @@
-"""Fit a topic model in this process, or on ranks that are started for it as the workload `topics`."""
-
-from __future__ import annotations
+"""Fit a topic model in this process; also as a scikit-learn estimator."""
 
 import math
-import os
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import InvalidValue, UserError
+from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
+from paceline.workloads.topics.result.model import TopicFit
 from paceline.workloads.topics.sections import FitOptions
 from paceline.workloads.topics.sizes import DEFAULT_PASSES
 
@@ -25,6 +22,22 @@ if TYPE_CHECKING:
     from paceline.workloads.topics.fitting.problem import FitProblem
 
 Progress = Callable[["AcceleratedEM", "PassResult"], None]
+try:
+    from sklearn.base import BaseEstimator as _Base
+    from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.utils.validation import validate_data
+
+    class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
+        """Name the columns and the output."""
+
+except ImportError:
+
+    class _Base:  # type: ignore[no-redef]
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            raise UserError("TopicModel needs scikit-learn 1.6: pip install scikit-learn", code="not-installed")
+
+    class _Transformer:  # type: ignore[no-redef]
+        """Nothing without scikit-learn."""
 
 
 def fit(
@@ -64,8 +77,8 @@ def fit(
 
 
 def _fit_starts(
-    problem: FitProblem, k: int, options: FitOptions, progress: Progress | None
-) -> tuple[AcceleratedEM, float]:
+    problem: "FitProblem", k: int, options: FitOptions, progress: Progress | None
+) -> "tuple[AcceleratedEM, float]":
     best, loss = None, math.inf
     for number in range(options.starts):
         found = problem.begin(k, replace(options, seed=options.seed + number))
@@ -100,32 +113,96 @@ def resolve_fit_device(name: str, X: Any = None) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
-def fit_distributed(
-    X: Any, k: int, *, ranks: int | None = None, out: str | Path | None = None, **options: Any
-) -> TopicFit:
-    """Fit with the documents spread over ranks: those of torchrun, srun or mpirun, else `ranks` new processes (2).
+class TopicModel(_Transformer, _Base):
+    """Topics of counts, in the style of scikit-learn.
 
-    What is in memory is written to shards first, for the ranks to read. `out` keeps the run's folder. Other options are
-    those of `fit`.
+    Takes what scikit-learn takes, and paths, tensors and datasets on disk as `paceline.topics.fit`, which gets
+    `options` as they are.
     """
-    from paceline.launch.environment import detect_rank
-    from paceline.workloads.topics.command import train_topics
-    from paceline.workloads.topics.files.reading import convert
 
-    here = detect_rank(os.environ)
-    allowed = [field.name for field in fields(FitOptions) if field.name not in ("starts", "residual")]
-    if unknown := [name for name in options if name not in allowed]:
-        message = f"fit_distributed: {unknown[0]} is not known; it takes {', '.join(allowed)}"
-        raise UserError(message, code="unknown-key", key=unknown[0])
-    on_disk = isinstance(X, str | Path)
-    if not on_disk and here is not None and here.world > 1:
-        message = "fit_distributed: ranks of a launcher read the counts themselves; give the path of a file"
-        raise UserError(message, code="not-supported")
-    with tempfile.TemporaryDirectory(prefix="paceline-topics-") as folder:
-        asked = FitOptions(**options)
-        source = Path(X) if on_disk else Path(folder) / "shards"
-        if not on_disk:
-            convert(X, source, fractional=asked.fractional)
-        count = 1 if here is not None else (ranks or 2)
-        run = train_topics(source, k, Path(out or Path(folder) / "fit"), asked, ranks=count, show=False)
-        return TopicFit.load(run / MODEL_FILE)
+    def __init__(
+        self,
+        k: int = 10,
+        *,
+        seed: int = FitOptions.seed,
+        starts: int = FitOptions.starts,
+        fractional: bool = True,
+        options: dict | None = None,
+    ):
+        self.k = k
+        self.seed = seed
+        self.starts = starts
+        self.fractional = fractional
+        self.options = options
+
+    def fit(self, X: Any, y: Any = None) -> "TopicModel":
+        given = self._validate(X, reset=True)
+        self._check_k(given)
+        self.fit_: TopicFit = fit(
+            given, self.k, seed=self.seed, starts=self.starts, fractional=self.fractional, **(self.options or {})
+        )
+        self.n_features_in_ = self.fit_.F.shape[1]
+        if self.fit_.terms is None and hasattr(self, "feature_names_in_"):
+            self.fit_.terms = [str(name) for name in self.feature_names_in_]
+        self.n_iter_ = self.fit_.passes
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
+        return self.fit(X).fit_.L
+
+    def transform(self, X: Any) -> np.ndarray:
+        given = self._validate(X)
+        return self.fit_.transform(given, fractional=self.fractional)
+
+    def perplexity(self, X: Any) -> float:
+        return self._require_fitted().perplexity(self._validate(X), fractional=self.fractional)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the mean log-likelihood of unseen words, -log(perplexity). Higher is better."""
+        return -math.log(self.perplexity(X))
+
+    @property
+    def components_(self) -> np.ndarray:
+        return self._get_fit_attribute().F
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._get_fit_attribute().k
+
+    def _get_fit_attribute(self) -> TopicFit:
+        if "fit_" not in self.__dict__:
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet")
+        return self.fit_
+
+    def _require_fitted(self) -> TopicFit:
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(self, "fit_")
+        return self.fit_
+
+    def _validate(self, X: Any, reset: bool = False) -> Any:
+        """Let scikit-learn validate what it knows; the rest is validated by `read_counts`."""
+        if not reset:
+            self._require_fitted()
+        own = isinstance(X, str | Path | np.memmap | Counts) or callable(getattr(X, "as_counts", None))
+        texts = isinstance(X, list) and bool(X) and isinstance(X[0], str)
+        if own or texts or type(X).__module__.partition(".")[0] == "torch":
+            return X
+        return validate_data(self, X, reset=reset, accept_sparse=True, dtype="numeric", ensure_non_negative=True)
+
+    def _check_k(self, given: Any) -> None:
+        shape = getattr(given, "shape", None)
+        if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
+            raise InvalidValue(f"k={self.k!r}: give a whole number of at least 1", key="k")
+        if shape is not None and self.k > min(shape):
+            message = f"k={self.k}: at most {min(shape)} for n_samples={shape[0]} and n_features={shape[1]}"
+            raise InvalidValue(message, key="k")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = []
+        tags.requires_fit = True
+        tags.target_tags.required = False
+        return tags

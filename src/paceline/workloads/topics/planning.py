@@ -1,7 +1,5 @@
 """The cost model of a topic model: a step is a pass over all documents, which ranks divide among them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -78,7 +76,7 @@ class TopicsCostModel(PassCostModel):
     def details(self) -> dict[str, Any]:
         return {"counts": asdict(self.counts)}
 
-    def advice(self, plan: Plan) -> Iterator[str]:
+    def advice(self, plan: "Plan") -> Iterator[str]:
         assert plan.chosen is not None
         chosen, most, counts = plan.chosen, plan.rows[-1], self.counts
         p = chosen.price
@@ -145,7 +143,7 @@ def describe_counts(spec: RunSpec, documents: int | None, words: float | None) -
     return counts, [found.assumed] if found.assumed else []
 
 
-def _inspect_counts(data: Any) -> CountsProbe:
+def _inspect_counts(data: Any) -> "CountsProbe":
     from paceline.workloads.topics.files.probe import CountsProbe, probe_counts
     from paceline.workloads.topics.files.reading import read_counts
     from paceline.workloads.topics.files.texts import TextOptions

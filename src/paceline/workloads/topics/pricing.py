@@ -3,8 +3,6 @@
 A pass reads the counts once, makes three products of each, updates the rank's rows of L, and sums k × terms over ranks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,7 +97,7 @@ class TopicsMemory(DeviceMemory):
 
 
 def padded_topic_count(k: int, device: Device) -> int:
-    """Of the operands, as the fit on that kind of device pads them."""
+    """Return the topics of the operands, as the fit on that kind of device pads them."""
     return sizes.pad_core_topics(k) if device.synchronous else sizes.pad_device_topics(k)
 
 
@@ -141,7 +139,7 @@ def estimate_pass_memory(counts: CountsShape, documents: float, ranks: int, wher
 
 
 def _host_bytes(ranks: int, where: PricedCluster) -> float:
-    """Host memory of one rank: its share of what its node has or, where nobody knows, what is usual."""
+    """Return the host memory of one rank: its share of what its node has or, where nobody knows, what is usual."""
     cluster = where.cluster
     if cluster.host_bytes is None:
         return HOST_MEMORY * cluster.device.memory_bytes
@@ -151,7 +149,7 @@ def _host_bytes(ranks: int, where: PricedCluster) -> float:
 def estimate_pass_time(
     counts: CountsShape, documents: float, ranks: int, where: PricedCluster, memory: TopicsMemory
 ) -> StepTime:
-    """Of a rank with so many documents. Counts of lower tiers come while those before them are worked on."""
+    """Estimate the time of a rank's pass. Counts of lower tiers come while those before them are worked on."""
     device, physics = where.cluster.device, where.physics
     work = estimate_pass_work_s(counts, documents, device, physics)
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
@@ -176,7 +174,7 @@ def estimate_pass_time(
 
 
 def estimate_pass_work_s(counts: CountsShape, documents: float, device: Device, physics: Physics) -> float:
-    """Arithmetic of a pass over so many documents whose counts are at hand: three products of each, 6 K operations."""
+    """Estimate the arithmetic of a pass over counts that are at hand: three products of each, 6 K operations."""
     n, K = documents * counts.per_document, padded_topic_count(counts.k, device)
     plain = device.peak_flops_s("fp32")
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
@@ -198,12 +196,12 @@ def estimate_pass_work_s(counts: CountsShape, documents: float, device: Device, 
 
 
 def estimate_start_s(counts: CountsShape, documents: float, ranks: int, where: PricedCluster, step_s: float) -> float:
-    """Before the first pass: counts are read and added up, first topics are found, and rows of L for them."""
+    """Estimate the start: counts are read and added up, first topics are found, and rows of L for them."""
     own = 1.0 if counts.resident else documents / counts.documents
     in_node = build_group(ranks, 1, where.cluster, where.physics).in_node
     return START_S + own * counts.stored_bytes / disk_bytes_s(in_node, where.physics) + step_s
 
 
 def disk_bytes_s(in_node: int, physics: Physics) -> float:
-    """That a rank reads with: its own rate, or its part of the host's."""
+    """Return the rate that a rank reads with: its own, or its part of the host's."""
     return min(physics.input_bytes_s, STORAGE_BYTES_S / in_node)

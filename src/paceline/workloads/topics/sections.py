@@ -1,7 +1,5 @@
 """Sections `model` and `data` of a run file of a topic model, and the same options for Python callers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -37,7 +35,7 @@ class FitOptions:
 
     @property
     def steady(self) -> float:
-        """Share of their mass: topics that move less over many passes no longer change for a reader."""
+        """Return the share of their mass by which topics may move over many passes and still count as settled."""
         return STEADY * min(1.0, self.tolerance / FitOptions.tolerance)
 
     def check(self) -> None:

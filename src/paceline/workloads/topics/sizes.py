@@ -1,7 +1,5 @@
 """Sizes that the fit uses and the planner prices: how counts are stored, cut, padded and copied. No torch here."""
 
-from __future__ import annotations
-
 SPARSE_BELOW = 0.1
 """Share of nonzeros below which counts are kept as such: one takes five bytes and its arithmetic is irregular."""
 INDEX_BYTES = 4

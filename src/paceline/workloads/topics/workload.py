@@ -1,11 +1,9 @@
 """Topic models as a workload of a run file: the fit of paceline.topics on any number of ranks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,10 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from paceline.data.cache import create_entry, lock_entry
+from paceline.data.cache import prepare_entry
 from paceline.errors import UserError
-from paceline.io.files import expand_cache
-from paceline.io.safe_open import read_text
+from paceline.io.files import expand_cache, read_text
 from paceline.launch.process_group import create_device_mesh
 from paceline.layout import Layout
 from paceline.trainer.explain import describe_sharing
@@ -51,19 +48,16 @@ class Topics(PassWorkload):
             raise UserError(message, code="missing-value", key="data.path")
         if not is_text(data.path):
             return read_counts(data.path, fractional=data.fractional)
-        return self._count_texts(data.path, partial(_read_cached, log=ignore_log))
+        return self._count_texts(data.path, ignore_log, verify=False)
 
-    def _count_texts(self, path: Path, read: Callable[[Path], ShardCounts | None]) -> ShardCounts:
+    def _count_texts(self, path: Path, log: LogFn, verify: bool) -> ShardCounts:
         """Count texts once, into the cache; ranks then read the counts."""
         entry = expand_cache(self._data.cache) / "topics" / self._hash_texts(path)
-        if (counts := read(entry)) is not None:
-            return counts
-        with lock_entry(entry, ignore_log):
-            if (counts := read(entry)) is None:
-                with create_entry(entry) as folder:
-                    convert(path, folder, text=TextOptions(**self._data.text_options()))
-                counts = read_shards(entry)
-        return counts
+
+        def build(folder: Path) -> None:
+            convert(path, folder, text=TextOptions(**self._data.text_options()))
+
+        return prepare_entry(entry, partial(_read_cached, entry), build, log, verify)
 
     def _hash_texts(self, path: Path) -> str:
         files = sorted(path.rglob("*.txt*")) if path.is_dir() else [path]
@@ -80,7 +74,7 @@ class Topics(PassWorkload):
     def prepare(self, log: LogFn) -> None:
         if self._data.path is not None and is_text(self._data.path):
             log(TextOptions(**self._data.text_options()).rules())
-            self.counts = self._count_texts(self._data.path, partial(_read_cached, log=log, verify=True))
+            self.counts = self._count_texts(self._data.path, log, verify=True)
         check_topics(self._model.k, self.counts)
 
     def suits(self, layout: Layout) -> None:
@@ -97,7 +91,7 @@ class Topics(PassWorkload):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()[:16]
 
-    def passes(self, device: Any) -> TopicPasses:
+    def passes(self, device: Any) -> "TopicPasses":
         counts = self.counts
         check_topics(self._model.k, counts)
         train, model = self.spec.train, self._model
@@ -117,7 +111,7 @@ class Topics(PassWorkload):
         return cast(TopicsModel, self.spec.model)
 
 
-def _read_cached(entry: Path, log: LogFn, verify: bool = False) -> ShardCounts | None:
+def _read_cached(entry: Path, log: LogFn, verify: bool) -> ShardCounts | None:
     if not entry.exists():
         return None
     try:

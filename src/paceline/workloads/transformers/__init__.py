@@ -1,13 +1,15 @@
-"""Models of the library transformers for the tasks of `tasks.py`, from a folder or a config."""
+"""Models of the library transformers for the tasks of `sections.py`, from a folder or a config."""
 
-from paceline.config.registry import PlanOption, Traits, WorkloadEntry
+from paceline.config.registry import SAMPLE, PlanOption, Traits, WorkloadEntry
 
 ENTRY = WorkloadEntry(
     run="paceline.workloads.transformers.workload:TransformersModel",
     model="paceline.workloads.transformers.sections:ModelFolder",
     data="paceline.workloads.transformers.sections:Texts",
     subject="paceline.workloads.transformers.planning:build_transformers_cost_model",
-    traits=Traits(few_shapes=True),
+    traits=Traits(equal_layers=True, few_shapes=True, chunks_loss=True),
+    plan_defaults="paceline.workloads.transformers.model_files:suggest_settings",
+    verbs={"sample": SAMPLE},
     plan_options={
         "--hf": PlanOption("model.config", "CONFIG.json", "plan a Hugging Face model from its config alone"),
         "--lora": PlanOption("model.lora_rank", "RANK", "with --hf: train low-rank adapters of this rank"),

@@ -3,8 +3,6 @@
 Parameters are counted exactly; tests compare them with the library's own models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -37,8 +35,10 @@ class TransformerSizes:
     tied: bool = False
     class_biases: bool = False
     learned_positions: bool = True
+    experts: int = 0
     active: int = 0  # experts that a token passes, each with `ffn` features
     shared_ffn: int = 0  # features of an expert that every token passes
+    stepwise_gelu: bool = False  # the activation is written out as seven operations
 
     def head(self, classes: int) -> int:
         """Count the parameters after the last layer: of a head over `classes` or, for 0, over the vocabulary."""
@@ -132,6 +132,7 @@ def _experts(c: Values, attention: TransformerSizes, ffn: str, shared: int = 0) 
         ffn=each,
         linear=linear,
         layer=attention.layer - plain + experts * (3 * width * each + width) + more,
+        experts=experts,
         active=c["num_experts_per_tok"],
         shared_ffn=shared,
     )
@@ -173,7 +174,8 @@ def _gpt2(c: Values) -> TransformerSizes:
     width, context = c["n_embd"], c["n_positions"]
     sizes = _biased(c, width, c["n_head"], c["n_layer"], c.get("n_inner") or 4 * width, GPT2_NAMES)
     tied = bool(c.get("tie_word_embeddings", True))
-    return replace(sizes, context=context, tables=(c["vocab_size"] + context) * width, tied=tied)
+    tables, stepwise = (c["vocab_size"] + context) * width, c.get("activation_function", "gelu_new") == "gelu_new"
+    return replace(sizes, context=context, tables=tables, tied=tied, stepwise_gelu=stepwise)
 
 
 def _gpt_neox(c: Values) -> TransformerSizes:
@@ -213,6 +215,9 @@ def _distilbert(c: Values) -> TransformerSizes:
     return _bert(same, types=False, names=("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"))
 
 
+CAUSAL = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite"}
+CAUSAL |= {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt2", "gpt_neox"}
+"""Architectures whose tokens meet in causal attention alone, and that take their places from the caller."""
 READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
     "llama": _with_attention_bias,
     "mistral": _read_llama,

@@ -1,7 +1,5 @@
 """A model of the library transformers: its class, its skeleton without memory, and its first weights."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -18,13 +16,15 @@ from paceline.data.files import invalid_data
 from paceline.errors import UserError, did_you_mean
 from paceline.inference.export import WEIGHTS_FILE, write_weights
 from paceline.io.files import write_atomic
+from paceline.nn.nf4 import NF4Linear, unpack
 from paceline.parallel.parameters import copy_whole
 from paceline.workload import find_repeated_layers
 from paceline.workloads.transformers import lora
-from paceline.workloads.transformers.model_files import CONFIG, EXTRA_FILES, PREPROCESSOR, TOKENIZER, ConfigFile
-from paceline.workloads.transformers.sections import ModelFolder
-from paceline.workloads.transformers.tasks import TASKS
+from paceline.workloads.transformers.model_files import EXTRA_FILES, TOKENIZER, ConfigFile
+from paceline.workloads.transformers.sections import CONFIG, PREPROCESSOR, TASKS, ModelFolder
 
+UNKEYED = ("layerdrop", "drop_path", "droppath")
+"""Parts of the names of probabilities by which whole layers are left out: they are drawn by pass, not by sample."""
 BIDIRECTIONAL = ("cpmant", "xlm", "xlnet")  # though the library calls them causal
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ANY_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -73,14 +73,6 @@ def build_config(file: ConfigFile) -> Any:
             return kind.from_dict(file.values)
     except Exception as error:  # the library checks values in many ways
         raise invalid_data(f"{file.path}: transformers rejects this config: {describe_error(error)}") from None
-
-
-def find_dropouts(config: Any) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in config.to_dict().items()
-        if "drop" in name and isinstance(value, int | float) and value > 0
-    }
 
 
 def find_model_class(config: Any, task: str) -> Any:
@@ -177,8 +169,9 @@ def _draw(modules: Sequence[nn.Module], draw: Callable[[Any], None], name: str, 
     places = list(_tensors(modules, only_adapters=draw is lora.LowRank.draw))
     for held, key, tensor in places:
         if id(tensor) not in wholes:
+            real = isinstance(tensor, nn.Parameter)
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            wholes[id(tensor)] = tensor, nn.Parameter(whole) if isinstance(tensor, nn.Parameter) else whole
+            wholes[id(tensor)] = tensor, nn.Parameter(whole, tensor.requires_grad) if real else whole
         held[key] = wholes[id(tensor)][1]
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed((seed + zlib.crc32(name.encode())) % (1 << 63))
@@ -216,6 +209,9 @@ def merge_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights by the library's names, shared ones once, with adapters merged."""
     shared = cast(Any, model).all_tied_weights_keys
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in shared}
+    for name, module in model.named_modules():
+        if isinstance(module, NF4Linear):
+            weights[f"{name}.weight"] = unpack(module.weight, torch.float32)
     for name, layer in lora.iter_adapters(model):
         weights[f"{name}.weight"] = lora.merge_adapter(weights[f"{name}.weight"], layer)
         del weights[f"{name}.{lora.A}"], weights[f"{name}.{lora.B}"]
@@ -241,7 +237,7 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
         "lora_alpha": section.lora_scale * section.lora_rank,
         "lora_dropout": 0.0,
         "target_modules": sorted(words if unique else layers),
-        "fan_in_fan_out": not all(isinstance(layer, nn.Linear) for layer in layers.values()),
+        "fan_in_fan_out": not all(isinstance(layer, nn.Linear | NF4Linear) for layer in layers.values()),
         "modules_to_save": sorted({name.split(".")[0] for name in others}) or None,
         "bias": "none",
     }

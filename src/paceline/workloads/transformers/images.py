@@ -1,7 +1,5 @@
 """Folders of images by class: PATH/CLASS/NAME.png, read when they are needed and brought to the model's size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +12,7 @@ from torch import Tensor
 from paceline.config.registry import describe_error
 from paceline.data.files import hash_files, hash_text, hash_value, invalid_data, missing_path_error
 from paceline.errors import UserError
-from paceline.io.files import read_json
-from paceline.io.safe_open import check_regular
+from paceline.io.files import check_regular, read_json
 from paceline.workloads.transformers.samples import Batch
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
@@ -33,7 +30,7 @@ class PixelFormat:
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, config: Any, file: Path) -> PixelFormat:
+    def of(cls, config: Any, file: Path) -> "PixelFormat":
         """Read the sizes from the model's config, and the rest from its preprocessor_config.json if there is one."""
         size, channels = getattr(config, "image_size", 224), int(getattr(config, "num_channels", 3))
         height, width = size if isinstance(size, list | tuple) else (size, size)
@@ -100,7 +97,7 @@ class ImageFolders:
         counts = [len(self.train), len(self.test)]
         return hash_value(["images", counts, self.classes, hash_files([*self.train, *self.test])])
 
-    def samples(self, split: str, pixels: PixelFormat) -> ImageSamples:
+    def samples(self, split: str, pixels: PixelFormat) -> "ImageSamples":
         return ImageSamples(self.train if split == "train" else self.test, self.classes, pixels)
 
 

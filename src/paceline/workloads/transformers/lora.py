@@ -3,8 +3,6 @@
 A linear layer keeps its class, its place and the name of its weight, and gets two parameters with the names of PEFT.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -16,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import UserError, did_you_mean
+from paceline.nn.nf4 import BLOCK, NF4Linear, can_quantise, quantise_linear
 
 A, B = "lora_A", "lora_B"
 
@@ -41,6 +40,16 @@ def make_low_rank_class(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"LowRank{kind.__name__}", (LowRank, kind), {})
 
 
+def quantise_blocks(blocks: Sequence[nn.Module]) -> None:
+    """Keep the weights of all linear layers of the blocks in 4 bits."""
+    found = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
+    for module in (possible := [*filter(can_quantise, found)]):
+        quantise_linear(module)
+    if not possible:
+        reason = f"no linear layer has a multiple of {BLOCK} inputs; leave it out"
+        raise UserError(f"model.quantize=nf4: {reason}", code="not-supported", key="model.quantize")
+
+
 def add_adapters(blocks: Sequence[nn.Module], targets: Collection[str], rank: int, scale: float) -> None:
     """Add adapters to the linear layers of the blocks with these names; without names, to all."""
     linear = [(name, module) for block in blocks for name, module in block.named_modules() if linear_sides(module)]
@@ -56,14 +65,15 @@ def add_adapters(blocks: Sequence[nn.Module], targets: Collection[str], rank: in
         assert found is not None
         weight: Any = module.weight
         for key, shape in ((A, (rank, found[0])), (B, (found[1], rank))):
-            module.register_parameter(key, nn.Parameter(torch.empty(shape, dtype=weight.dtype, device=weight.device)))
+            kind = weight.dtype if weight.is_floating_point() else torch.float32
+            module.register_parameter(key, nn.Parameter(torch.empty(shape, dtype=kind, device=weight.device)))
         module.__class__ = make_low_rank_class(cast(Any, type(module)))
         module.lora_scale = scale
 
 
 def linear_sides(module: nn.Module) -> tuple[int, int] | None:
     """Return (inputs, outputs) of a linear layer; None for any other module."""
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear | NF4Linear):
         return module.in_features, module.out_features
     if type(module).__name__ in ("Conv1D", "LowRankConv1D"):  # a linear layer of the library with a transposed weight
         weight: Any = module.weight
@@ -82,7 +92,8 @@ def find_frozen_products(model: nn.Module) -> list[nn.Parameter]:
     weights = [
         cast(nn.Parameter, m.weight) for n, m in model.named_modules() if linear_sides(m) and not wide & {*n.split(".")}
     ]
-    return [weight for weight in weights if not weight.requires_grad and uses[id(weight)] == 1]
+    frozen = (w for w in weights if w.is_floating_point() and not w.requires_grad)
+    return [weight for weight in frozen if uses[id(weight)] == 1]
 
 
 def iter_adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -93,6 +104,6 @@ def iter_adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def merge_adapter(weight: Tensor, module: Any) -> Tensor:
     """Return the weight of a layer with its adapter added."""
     added = module.lora_scale * (module.lora_B.double() @ module.lora_A.double())
-    if not isinstance(module, nn.Linear):
+    if not isinstance(module, nn.Linear | NF4Linear):
         added = added.T
     return (weight.double() + added).to(weight.dtype)

@@ -1,35 +1,53 @@
 """Local files of a Hugging Face model: config, tokenizer, and the texts tokenised with it. Nothing is downloaded."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from paceline.config import RunSpec
 from paceline.config.sections import MAX_INT
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
+from paceline.data.corpora.tokenised import TokenisedCorpus
 from paceline.data.files import invalid_data, invalid_format
 from paceline.errors import UserError
-from paceline.io.safe_open import read_text
+from paceline.io.files import read_text
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn, ignore_log
+from paceline.workloads.transformers import chat
 from paceline.workloads.transformers.pairs import PairCorpus, TaggedCorpus
-from paceline.workloads.transformers.tasks import TASKS
+from paceline.workloads.transformers.sections import CONFIG, TABLES, TASKS
 
-CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-PREPROCESSOR = "preprocessor_config.json"
-EXTRA_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "vocab.txt", "merges.txt")
+EXTRA_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "vocab.txt",
+    "merges.txt",
+    chat.TEMPLATE,
+)
 """Small files that the library also reads, copied unchanged."""
-MAX_CONFIG_BYTES, MAX_REPEATED = 1 << 22, 20_000
-"""Of a config.json, and layers or experts in it: the library builds each of them to count its parameters."""
+MAX_CONFIG_BYTES, MAX_REPEATED, MAX_LISTED = 1 << 22, 20_000, 1 << 20
+REPEATED = ("layer", "layers", "experts", "depth", "depths", "blocks", "block_sizes", "repeats")
+"""Keys of what the library builds one by one,"""
+LISTED = ("labels", "channels", "langs")
+"""and of what it makes a list of."""
 
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
+TASK_OF_CLASS = {
+    "ForCausalLM": "causal_lm",
+    "LMHeadModel": "causal_lm",
+    "ForMaskedLM": "masked_lm",
+    "ForConditionalGeneration": "seq2seq_lm",
+    "ForSequenceClassification": "sequence_classification",
+    "ForTokenClassification": "token_classification",
+    "ForImageClassification": "image_classification",
+}
 FOREIGN = ("auto_map", "custom_pipelines", "kernel_config", "use_kernels")
 """Keys that name code beside a config; they are dropped."""
 
@@ -73,6 +91,23 @@ def read_config(model: Any, kept: Path | None = None) -> ConfigFile:
     return _read_config_file(given)
 
 
+def suggest_settings(config: str) -> dict[str, Any]:
+    """Return the task, precision and length that a config was made for."""
+    file = read_config(SimpleNamespace(config=Path(config), init_from=None))
+    names = file.values.get("architectures") or ("",)
+    task = next((task for ending, task in TASK_OF_CLASS.items() if str(names[0]).endswith(ending)), None)
+    dtype = str(file.values.get("dtype") or file.values.get("torch_dtype")).removeprefix("torch.")
+    rope = file.values.get("rope_scaling")
+    scaled = rope.get("original_max_position_embeddings") if isinstance(rope, dict) else None
+    length = scaled or file.values.get("max_position_embeddings") or file.values.get("n_positions")
+    found = {
+        "model.task": task,
+        "train.precision": {"bfloat16": "bf16", "float16": "fp16"}.get(dtype),
+        "data.sequence": length if task == "causal_lm" else None,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
 def _read_config_file(path: Path) -> ConfigFile:
     try:
         values = json.loads(read_text(path, MAX_CONFIG_BYTES))
@@ -83,13 +118,21 @@ def _read_config_file(path: Path) -> ConfigFile:
         raise invalid_format(f'{path}: not the config of a Hugging Face model: no "model_type"')
     for part in _iter_objects(values):
         for key, value in part.items():
-            most = MAX_REPEATED if key.endswith(("layer", "layers", "experts")) else MAX_INT
-            if isinstance(value, int) and abs(value) > most:
+            most = MAX_REPEATED if key.endswith(REPEATED) else MAX_LISTED if key.endswith(LISTED) else MAX_INT
+            numbers = value if isinstance(value, list) else [value]
+            if any(isinstance(number, int) and abs(number) > most for number in numbers):
                 raise invalid_data(f"{path}: its {key} is beyond {most:,}; is this the config of a model?", key)
             _check_harmless(path, key, value)
         for key in FOREIGN:
             part.pop(key, None)
     return ConfigFile(path, values)
+
+
+def find_dropouts(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the probabilities above 0 of a config."""
+    return {
+        name: value for name, value in values.items() if "drop" in name and isinstance(value, int | float) and value > 0
+    }
 
 
 def _iter_objects(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -140,19 +183,21 @@ class FramedCorpus(LabelledCorpus):
     framed = True
 
 
-CORPORA: dict[str, type[TokenStreams] | type[LabelledCorpus] | type[PairCorpus]] = {
+CORPORA: dict[str, type[TokenisedCorpus]] = {
     **dict.fromkeys(("causal_lm", "masked_lm"), TokenStreams),
     "sequence_classification": FramedCorpus,
     "seq2seq_lm": PairCorpus,
     "token_classification": TaggedCorpus,
 }
+"""The others are of images; causal_lm takes those of `find_corpus` from a table."""
 
 
 def prepare_data(spec: RunSpec, log: LogFn = ignore_log, verify: bool = True) -> Any:
     """Return the images, or the tokenised texts from the cache; `verify` as for `TokenisedCorpus.prepare`."""
     task = check_source(spec)
     if task in CORPORA:
-        return CORPORA[task].prepare(_with_tokenizer(spec), log, verify)
+        data = _with_tokenizer(spec)
+        return _find_corpus(task, data).prepare(data, log, verify)
     from paceline.workloads.transformers.images import ImageFolders
 
     return ImageFolders(spec.data)
@@ -161,7 +206,14 @@ def prepare_data(spec: RunSpec, log: LogFn = ignore_log, verify: bool = True) ->
 def find_cached(spec: RunSpec) -> Any:
     """Return the images, or the tokenised texts if they are cached; else None."""
     task = check_source(spec)
-    return CORPORA[task].cached(_with_tokenizer(spec)) if task in CORPORA else prepare_data(spec)
+    if task not in CORPORA:
+        return prepare_data(spec)
+    data = _with_tokenizer(spec)
+    return _find_corpus(task, data).cached(data)
+
+
+def _find_corpus(task: str, data: Any) -> type[TokenisedCorpus]:
+    return chat.find_corpus(data) if task == "causal_lm" and data.source in TABLES else CORPORA[task]
 
 
 def check_source(spec: RunSpec) -> str:

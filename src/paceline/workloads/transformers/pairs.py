@@ -1,8 +1,6 @@
 """Tables of pairs, tokenised once: a text and the text that is to follow from it, or words and a tag for each."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -48,7 +46,7 @@ class Pairs:
 class PairTable:
     """The columns `data.text` and `data.label`; `words`: both are lists, or texts that blanks divide."""
 
-    def __init__(self, data: Any, looking: bool = False, *, words: bool) -> None:
+    def __init__(self, data: Any, looking: bool = False, *, words: bool = False) -> None:
         self.data, self.words, self.looking = data, words, looking
         if data.path is None:
             raise UserError(f"type  data.path=FILE.{data.source}", code="missing-value", key="data.path")
@@ -60,7 +58,12 @@ class PairTable:
         data = self.data
         content = hash_files_cached([*self.files.values()], expand_cache(data.cache), self.looking)
         fraction = data.test_fraction if "test" not in self.files else None
-        return hash_value(["pairs", content, self.words, data.source, data.text, data.label, data.limit, fraction])
+        return hash_value(["pairs", content, self.words, data.source, *self.wanted.values(), data.limit, fraction])
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The columns that are read, by the keys that name them."""
+        return {"data.text": self.data.text, "data.label": self.data.label}
 
     def iter_pairs(self, split: str) -> Iterator[tuple[Any, Any]]:
         """Yield the pairs of a split; without a file of its own, test pairs are held out by a hash of their text."""
@@ -89,16 +92,17 @@ class PairTable:
         return tuple(sorted({tag for _, tags in files for tag in tags}))
 
     def _iter_file(self, file: Path) -> Iterator[tuple[Any, Any]]:
-        data = self.data
-        for number, row in iter_columns(file, data.source, {"data.text": data.text, "data.label": data.label}):
-            text, target = (self._read_cell(value) for value in row)
-            where = locate_row(file, data.source, number)
-            if text is None or target is None:
-                kind = "words and tags, as lists or divided by blanks" if self.words else "two texts"
-                raise invalid_data(f"{where}: expected {kind} in {data.text!r} and {data.label!r}")
-            if self.words and len(text) != len(target):
-                raise invalid_data(f"{where}: {len(text)} words and {len(target)} tags")
-            yield text, target
+        for number, row in iter_columns(file, self.data.source, self.wanted):
+            yield self.read_row(row, locate_row(file, self.data.source, number))
+
+    def read_row(self, row: Sequence[Any], where: str) -> tuple[Any, Any]:
+        text, target = (self._read_cell(value) for value in row)
+        if text is None or target is None:
+            kind = "words and tags, as lists or divided by blanks" if self.words else "two texts"
+            raise invalid_data(f"{where}: expected {kind} in {' and '.join(map(repr, self.wanted.values()))}")
+        if self.words and len(text) != len(target):
+            raise invalid_data(f"{where}: {len(text)} words and {len(target)} tags")
+        return text, target
 
     def _read_cell(self, value: Any) -> Any:
         if not self.words:
@@ -116,7 +120,7 @@ class PairCorpus(TokenisedCorpus):
     test: Pairs
     open_source = staticmethod(partial(PairTable, words=False))
     prefix = "pairs-"
-    settings = ("vocab", "max_length")
+    settings: ClassVar[tuple[str, ...]] = ("vocab", "max_length")
     tagged: ClassVar[bool] = False
 
     @classmethod
@@ -124,30 +128,14 @@ class PairCorpus(TokenisedCorpus):
         parts = (part for pair in source.iter_pairs("train") for part in pair[: 1 if cls.tagged else 2])
         texts = (" ".join(part) if cls.tagged else part for part in parts)
         chosen = load_tokenizer(data, texts, MASK, data.max_length, False, log)
-        arrays = [writer for split in SPLITS for writer in cls._write_split(folder, split, source, chosen)]
+        places = {tag: number for number, tag in enumerate(source.tags)}
+        encode = partial(encode_tagged, places=places) if cls.tagged else encode_pairs
+        arrays = [w for split in SPLITS for w in write_split(folder, split, source, chosen, encode)]
         train, test = (arrays[at].length - 1 for at in (1, 5))
         counts = {"train": {"samples": train}, "test": {"samples": test}}
         return BuiltCorpus(
             chosen, counts, arrays, f"{train:,} training and {test:,} test pairs", meta={"classes": source.tags}
         )
-
-    @classmethod
-    def _write_split(cls, folder: Path, split: str, source: PairTable, chosen: ChosenTokenizer) -> list[ArrayWriter]:
-        kinds = (chosen.dtype, np.int64, np.int64, np.int64)
-        places, pairs = {tag: number for number, tag in enumerate(source.tags)}, source.iter_pairs(split)
-        with ExitStack() as stack:
-            files = zip(ARRAYS, kinds, strict=True)
-            writers = [stack.enter_context(ArrayWriter(folder / f"{split}.{n}.npy", kind)) for n, kind in files]
-            for offsets in writers[1::2]:
-                offsets.append(np.zeros(1, np.int64))
-            while group := list(islice(pairs, GROUP_ROWS)):
-                encode = partial(encode_tagged, places=places) if cls.tagged else encode_pairs
-                for lists, at in zip(encode(chosen, group), (0, 2), strict=True):
-                    writers[at + 1].append(writers[at].length + np.cumsum([len(ids) for ids in lists]))
-                    writers[at].append(np.concatenate(lists))
-        if writers[1].length < 2:
-            raise invalid_data(f"the {split} split has no rows; give more, or another data.test_fraction")
-        return writers
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
@@ -164,6 +152,25 @@ class TaggedCorpus(PairCorpus):
     open_source = staticmethod(partial(PairTable, words=True))
     prefix = "tags-"
     tagged = True
+
+
+def write_split(
+    folder: Path, split: str, source: PairTable, chosen: ChosenTokenizer, encode: Callable[..., Any]
+) -> list[ArrayWriter]:
+    """Write the arrays of a split; `encode` yields the tokens of a group of pairs, and their targets."""
+    kinds, pairs = (chosen.dtype, np.int64, np.int64, np.int64), source.iter_pairs(split)
+    with ExitStack() as stack:
+        files = zip(ARRAYS, kinds, strict=True)
+        writers = [stack.enter_context(ArrayWriter(folder / f"{split}.{n}.npy", kind)) for n, kind in files]
+        for offsets in writers[1::2]:
+            offsets.append(np.zeros(1, np.int64))
+        while group := list(islice(pairs, GROUP_ROWS)):
+            for lists, at in zip(encode(chosen, group), (0, 2), strict=True):
+                writers[at + 1].append(writers[at].length + np.cumsum([len(ids) for ids in lists], dtype=np.int64))
+                writers[at].append(np.concatenate([*lists, np.empty(0, np.int64)]))
+    if writers[1].length < 2:
+        raise invalid_data(f"the {split} split has no rows; give more, or another data.test_fraction")
+    return writers
 
 
 def encode_pairs(chosen: ChosenTokenizer, pairs: list[tuple[str, str]]) -> Iterator[list[np.ndarray]]:
@@ -210,12 +217,9 @@ class TextFrame:
     empty: int
 
     @classmethod
-    def of(cls, chosen: ChosenTokenizer) -> TextFrame:
-        tokenizer = chosen.tokenizer
-        assert tokenizer.truncation is not None, "set by load_tokenizer"
-        plain, framed = (tokenizer.encode("a", add_special_tokens=marked).ids for marked in (False, True))
-        at = next((at for at in range(len(framed)) if framed[at : at + len(plain)] == plain), 0)
-        return cls(framed[:at], framed[at + len(plain) :], tokenizer.truncation["max_length"], chosen.special)
+    def of(cls, chosen: ChosenTokenizer) -> "TextFrame":
+        assert chosen.tokenizer.truncation is not None, "set by load_tokenizer"
+        return cls(*find_frame(chosen), chosen.tokenizer.truncation["max_length"], chosen.special)
 
     def add(self, ids: list[int], before: list[int], after: list[int]) -> np.ndarray:
         """Return the ids, cut, between the others."""
@@ -223,3 +227,10 @@ class TextFrame:
 
     def mark(self, ids: list[int]) -> np.ndarray:
         return self.add(ids, self.before, self.after)
+
+
+def find_frame(chosen: ChosenTokenizer) -> tuple[list[int], list[int]]:
+    """Return the tokens that a tokeniser puts before and after a text."""
+    plain, framed = (chosen.tokenizer.encode("a", add_special_tokens=marked).ids for marked in (False, True))
+    at = next((at for at in range(len(framed)) if framed[at : at + len(plain)] == plain), 0)
+    return framed[:at], framed[at + len(plain) :]

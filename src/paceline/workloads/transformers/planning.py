@@ -3,38 +3,43 @@
 An architecture without a formula here is counted on a model of the library on the meta device.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from paceline.config import DEFAULT, RunSpec
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.files import invalid_data
 from paceline.errors import UserError
+from paceline.planner.candidates import SplitOptions
 from paceline.planner.formulas.shape import (
     GATE_PASSES,
     LAUNCHES_PER_OPERATION,
+    PACKED_BLOCK,
     ROTARY_OPERATIONS,
     ROTARY_PASSES,
     UNFUSED_NORMS,
     BlockShape,
     ModelShape,
+    add_experts,
+    chunk_loss,
 )
 from paceline.planner.model_inputs import TextStatistics, apply_frozen_groups, assume_mean_length, list_weights
-from paceline.planner.training_cost import TrainingCostModel
+from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype_sizes_of
 from paceline.workloads.transformers import ENTRY, model_files
-from paceline.workloads.transformers.architectures import TransformerSizes, sizes_of
+from paceline.workloads.transformers.architectures import CAUSAL, TransformerSizes, sizes_of
+from paceline.workloads.transformers.chat import PACKABLE, ChatCorpus, pack_lengths
 from paceline.workloads.transformers.model_files import ConfigFile, read_config
-from paceline.workloads.transformers.tasks import TASKS
+from paceline.workloads.transformers.sections import LENGTH_STEP, TASKS
 
 ASSUMED_CLASSES = 2
-ROUTED_PASSES, ROUTER_OPERATIONS = 4, 12
-"""Over what is sent to an expert and back, copied and weighted; operations that choose the experts."""
-EVERY_EXPERT = "every rank holds or gathers all experts: expert parallelism is not priced"
 COUNTED = "{} has no formula here: its parameters are counted, its work is that of a plain transformer of its width"
-ADAPTER_OPERATIONS = 4
+GELU_STEPS = 40, 5  # passes over the features in both directions, and copies kept, of a GELU of seven kernels
+ADAPTER_OPERATIONS, ADAPTER_PASSES = 4, 4 / 3
+"""Beside a layer; and over what goes in and comes out, which thin products read and write again."""
+IN_FP32 = 6.0  # widths that two norms keep, as 16-bit elements: what goes in stays in fp32, and nothing is dropped
 
 
 def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingCostModel:
@@ -46,24 +51,34 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
     if sizes is None or (not sizes.causal and model.task == "causal_lm"):
         sizes = _count_sizes(file, model.task, facts.classes)
         assumptions.append(COUNTED.format(file.model_type))
-    elif sizes.active:
-        assumptions.append(EVERY_EXPERT)
+    if spec.origin("train.precision") == str(model.config):
+        assumptions.append(f"{spec.train.precision}, as the config says; change it with  train.precision=fp32")
+    drops = model.dropout and model_files.find_dropouts(file.values)
+    divided = model.task == "causal_lm" and file.model_type in CAUSAL and not drops
     if model.lora_rank and spec.train.precision in ("bf16", "fp8") and not file.bf16:
         assumptions.append('frozen weights in fp32, as the config does not say  "dtype": "bfloat16"')
+    in_bf16 = spec.train.precision in ("bf16", "fp8") and spec.parallel.engine == "torch"
+    length = facts.estimate_padded_length(spec.train.global_batch, LENGTH_STEP)
+    blocks = apply_frozen_groups(
+        _build_blocks(sizes, length, facts, spec, file.bf16 and in_bf16),
+        spec.train.groups,
+        lambda: list_weights(_build_model(file, model.task, facts.classes)),
+    )
     return TrainingCostModel.of(
         spec,
         facts.count,
-        blocks=apply_frozen_groups(
-            _build_blocks(sizes, max(1, round(facts.mean)), facts.classes, model, _keeps_bf16(spec, file)),
-            spec.train.groups,
-            lambda: list_weights(_build_model(file, model.task, facts.classes)),
-        ),
+        blocks=blocks,
+        chunked_head=None
+        if facts.classes
+        else chunk_loss(blocks[-1], length, sizes.vocab, sizes.width, trained=not model.lora_rank),
         traits=ENTRY.traits,
+        splits=SplitOptions(context=spec.data.sequence if divided else 0, experts=sizes.experts),  # type: ignore[attr-defined]
         unit="tokens",
         units_per_sample=facts.mean,
         sample_bytes=16.0 * facts.mean,
-        lengths=facts.lengths,
+        lengths=LengthStats(facts.longest / length),
         held_out=facts.held_out,
+        narrow_gathers=in_bf16,
         assumptions=tuple(assumptions),
     )
 
@@ -85,8 +100,11 @@ def _read_statistics(spec: RunSpec, file: ConfigFile, samples: int | None, token
             message = f"--tokens: samples have data.sequence={data.sequence} tokens; change that instead"
             raise UserError(message, code="not-supported", key="--tokens")
         known = -(-(len(found.train) - 1) // data.sequence) if isinstance(found, TokenStreams) else samples
+        if isinstance(found, ChatCorpus):
+            room = data.sequence if data.pack and file.model_type in PACKABLE else 0
+            known = len(pack_lengths(np.diff(found.train.offsets), room))
         assumed = (f"samples of {data.sequence} tokens; change it with  data.sequence=N",)
-        said = spec.origin("data.sequence") != DEFAULT
+        said = spec.origin("data.sequence") not in (DEFAULT, str(spec.model.config))  # type: ignore[attr-defined]
         return TextStatistics(known, data.sequence, data.sequence, assumptions=() if said else assumed)
     if found is not None:
         return TextStatistics.of(found, samples, tokens)
@@ -107,14 +125,12 @@ def _count_patches(file: ConfigFile) -> int:
         raise invalid_data(f"{file.path}: invalid image_size or patch_size: {error}") from None
 
 
-def _keeps_bf16(spec: RunSpec, file: ConfigFile) -> bool:
-    return file.bf16 and spec.train.precision in ("bf16", "fp8") and spec.parallel.engine == "torch"
-
-
 def _build_blocks(
-    sizes: TransformerSizes, length: int, classes: int, model: Any, keeps_bf16: bool
+    sizes: TransformerSizes, length: int, facts: TextStatistics, spec: RunSpec, keeps_bf16: bool
 ) -> tuple[BlockShape, ...]:
     """Build embedding, layer and head. With adapters, all but these and a head over classes is frozen."""
+    model: Any = spec.model
+    classes = facts.classes
     sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
     embedding, layer, head = ModelShape(
         *sides,
@@ -126,24 +142,40 @@ def _build_blocks(
         head_width=sizes.head_width,
     ).blocks
     if sizes.active:
-        layer = _add_experts(layer, sizes, length)
+        layer = add_experts(layer, sizes.active, sizes.ffn, sizes.shared_ffn, length)
     rotary = not sizes.learned_positions
     turned = sizes.head_width * (sizes.heads + sizes.kv_heads)
     adapters = sizes.adapters(model.lora_rank, model.lora_targets) if model.lora_rank else 0
-    adapted = sum(not model.lora_targets or name in model.lora_targets for name, *_ in sizes.linear)
-    operations = ROTARY_OPERATIONS * 2 / 3 * rotary + ADAPTER_OPERATIONS * adapted * bool(adapters)
+    adapted = [sides for name, *sides in sizes.linear if adapters and name in (model.lora_targets or (name,))]
+    operations = ROTARY_OPERATIONS * 2 / 3 * rotary + ADAPTER_OPERATIONS * len(adapted)
+    attention = layer.attention and replace(layer.attention, masked=facts.longest > facts.mean)
+    half = dtype_sizes_of(spec.train).element_bytes == 2
     frozen = bool(model.lora_rank)
     halved = frozen and keeps_bf16
+    linear = [inner * outer for _, inner, outer in sizes.linear]
+    packed = [side * outer for _, side, outer in sizes.linear if not side % PACKED_BLOCK] * (model.quantize != "none")
     head_frozen = frozen and not classes
+    gate_passes, gate_kept = GELU_STEPS if sizes.stepwise_gelu else (GATE_PASSES * sizes.gated, sizes.gated)
     return (
-        replace(embedding, params=sizes.tables, frozen_params=sizes.tables * frozen),
+        replace(
+            embedding,
+            params=sizes.tables,
+            frozen_params=sizes.tables * frozen,
+            table_params=sizes.tables - sizes.vocab * sizes.width * (sizes.tied and not classes),
+        ),
         replace(
             layer,
             params=sizes.layer + adapters,
+            expert_params=float(sizes.experts * 3 * sizes.width * sizes.ffn),
             frozen_params=sizes.layer * frozen,
-            half_params=sum(inner * outer for _, inner, outer in sizes.linear) * halved,
-            eager_elements=length * (ROTARY_PASSES * turned * rotary + GATE_PASSES * sizes.ffn * sizes.gated),
-            eager_saved_elements=length * (UNFUSED_NORMS * sizes.width + sizes.ffn * sizes.gated),
+            half_params=(sum(linear) - sum(packed)) * halved,
+            packed_params=float(sum(packed)),
+            unpacked_params=float(max(packed, default=0)),
+            attention=attention,
+            moved_elements=layer.moved_elements + ADAPTER_PASSES * length * sum(map(sum, adapted)),
+            saved_whole_elements=(IN_FP32 if half else 4.0) * length * sizes.width,
+            eager_elements=length * (ROTARY_PASSES * turned * rotary + gate_passes * sizes.ffn),
+            eager_saved_elements=length * (UNFUSED_NORMS * sizes.width + gate_kept * sizes.ffn),
             kernels=layer.kernels + LAUNCHES_PER_OPERATION * operations,
         ),
         replace(
@@ -152,23 +184,6 @@ def _build_blocks(
             frozen_params=sizes.head(0) * head_frozen,
             half_params=sizes.vocab * sizes.width * (halved and head_frozen and not sizes.tied),
         ),
-    )
-
-
-def _add_experts(layer: BlockShape, sizes: TransformerSizes, length: int) -> BlockShape:
-    """Add the experts of a layer that a token goes through, as products over all experts at once."""
-    width, ffn, shared, more = sizes.width, sizes.ffn, sizes.shared_ffn, sizes.active - 1
-    *attention, up, down = layer.matmuls
-    products = (*attention, replace(up, rows=up.rows * sizes.active), replace(down, rows=down.rows * sizes.active))
-    if shared:
-        products += (replace(up, outer=2 * shared), replace(down, inner=shared))
-    features = length * 3.0 * (more * ffn + shared)
-    return replace(
-        layer,
-        matmuls=products,
-        moved_elements=layer.moved_elements + features + ROUTED_PASSES * length * sizes.active * width,
-        saved_split_elements=layer.saved_split_elements + features + length * sizes.active * width,
-        kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROUTER_OPERATIONS,
     )
 
 
@@ -197,7 +212,8 @@ def _count_sizes(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
 
     model = _build_model(file, task, classes)
     layers = find_blocks(model)
-    text = getattr(model.config, "vision_config", model.config.get_text_config())
+    text = model.config.get_text_config()
+    text = getattr(model.config, "vision_config", text) if task == "image_classification" else text
     width, heads, vocab = (_read_size(text, name) for name in ("hidden_size", "num_attention_heads", "vocab_size"))
     if not layers or not width or not heads:
         message = f"{file.path}: {file.model_type} is not built of equal layers of one width; a plan cannot price it"

@@ -1,7 +1,5 @@
 """Predictions of each task for new inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +49,23 @@ def write_targets(work: Any, model: nn.Module, batch: Batch) -> Mapping[str, Any
         if ended.all():
             break
     return {"text": _decode(work, ids[:, 1:], torch.ones_like(ids[:, 1:]))}
+
+
+def continue_tokens(
+    model: nn.Module, ids: list[int], ends: list[int], tokens: int, temperature: float, top_k: int, seed: int
+) -> list[int]:
+    """Return what the model draws after these tokens, without the one that ends it."""
+    from transformers import GenerationConfig
+
+    library: Any = model
+    given = torch.tensor([ids], device=library.device)
+    draw = {"do_sample": True, "temperature": temperature, "top_k": top_k, "max_new_tokens": tokens, "use_cache": True}
+    config = GenerationConfig(**draw, eos_token_id=ends, pad_token_id=ends[0])
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        found = library.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
+    written: list[int] = found[0, len(ids) :].tolist()
+    return written[:-1] if written and written[-1] in ends else written
 
 
 def _decode(work: Any, ids: Tensor, mask: Tensor) -> np.ndarray:

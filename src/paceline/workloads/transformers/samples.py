@@ -1,7 +1,5 @@
 """Samples as batches of any task: the model's inputs by name, and a label for each prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,15 +11,17 @@ from torch import Tensor
 from paceline.data.corpora.documents import Windows
 from paceline.data.corpora.labelled import Tokens, TokenSamples
 from paceline.data.order import derive_key, draw_fractions
+from paceline.nn.attention import Packed, pack_padded
 from paceline.nn.chunked_loss import NOT_COUNTED
+from paceline.workloads.transformers.chat import pack_lengths
 from paceline.workloads.transformers.pairs import Pairs
+from paceline.workloads.transformers.sections import LENGTH_STEP
 
-LENGTH_STEP = 32
 REPLACED, KEPT = 0.8, 0.1  # of the tokens that are to be predicted: by the mask, and not at all; the rest by any token
 
 
 class Batch(NamedTuple):
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]  # tensors, and for texts in one row the length of the longest
     labels: Tensor  # NOT_COUNTED where nothing is predicted
 
 
@@ -87,20 +87,37 @@ class LabelledTexts(TokenSamples):
     def __init__(self, tokens: Tokens, pad: int, longest: int) -> None:
         super().__init__(tokens, longest)
         self.pad = pad
+        self.packed = False  # batches of fixed shape are one row of texts
+        self.first_place = 0  # of a text in a row
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Batch:
         return self._padded(ids)
 
     def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Batch]:
+        if self.packed:
+            return self.pack(cuts, most)
         lengths = [int(self.tokens.lengths(ids).max(initial=1)) for ids, _ in cuts]
         lengths = [min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.longest) for length in lengths]
         return [self._padded(ids, (most, length)) for (ids, _), length in zip(cuts, lengths, strict=True)]
+
+    def pack(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Batch]:
+        """Return texts end to end, filled up with texts that do not count."""
+        ids, t = np.concatenate([ids for ids, _ in cuts]), self.tokens
+        lengths, labels = [t.lengths(ids) for ids, _ in cuts], [t.labels[ids] for ids, _ in cuts]
+        rows = pack_padded(t.gather(ids), lengths, labels, [keys for _, keys in cuts], most, self.longest)
+        return [Batch(_as_inputs(row, self.first_place), row.labels) for row in rows]
 
     def _padded(self, ids: np.ndarray, shape: tuple[int, int] = (0, 0)) -> Batch:
         texts = np.split(self.tokens.gather(ids), np.cumsum(self.tokens.lengths(ids))[:-1]) if len(ids) else []
         labels = np.full(max(len(ids), shape[0]), NOT_COUNTED, np.int64)
         labels[: len(ids)] = self.tokens.labels[ids]
         return Batch(pad_texts(texts, self.pad, shape), torch.from_numpy(labels))
+
+
+def _as_inputs(row: Packed, first: int) -> dict[str, Any]:
+    inputs = {"input_ids": row.tokens.long()[None], "position_ids": row.positions.long()[None] + first}
+    bounds = {"cu_seq_lens_q": row.bounds, "cu_seq_lens_k": row.bounds}
+    return {**inputs, **bounds, "max_length_q": row.longest, "max_length_k": row.longest}
 
 
 class PairedTexts:
@@ -125,6 +142,45 @@ class PairedTexts:
             targets = [target if target[-1] == end else np.append(target, end) for target in targets]
         labels = pad_rows(targets, NOT_COUNTED)
         return Batch({**inputs, "decoder_input_ids": shift_right(labels, start, self.pad)}, labels)
+
+
+class Conversations:
+    """Conversations in rows of `sequence` tokens; `packed`: several in a row.
+
+    Positions start again with each, which is how the library keeps one from seeing another.
+    """
+
+    def __init__(self, pairs: Pairs, sequence: int, packed: bool) -> None:
+        self.pairs, self.sequence, self.packed = pairs, sequence, packed
+        lengths = np.diff(pairs.offsets)
+        self.rows = pack_lengths(lengths, sequence if packed else 0)
+        self.tokens = np.array([lengths[row].sum() for row in self.rows])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def cost(self, ids: np.ndarray) -> np.ndarray:
+        return self.tokens[ids]
+
+    def batch(self, ids: np.ndarray, keys: np.ndarray) -> Batch:
+        return self.padded(ids, keys, len(ids))
+
+    def padded(self, ids: np.ndarray, keys: np.ndarray, rows: int) -> Batch:
+        tokens_RS, places_RS = np.zeros((2, rows, self.sequence), np.int64)
+        labels_RS = np.full((rows, self.sequence), NOT_COUNTED, np.int64)
+        for row, number in enumerate(ids):
+            at = 0
+            for member in self.rows[number]:
+                tokens, labels = self.pairs.text(member), self.pairs.target(member)
+                end = at + len(tokens)
+                tokens_RS[row, at:end], places_RS[row, at:end] = tokens, np.arange(len(tokens))
+                labels_RS[row, at : end - 1] = labels[1:]
+                at = end
+        inputs = {"input_ids": tokens_RS, **({"position_ids": places_RS} if self.packed else {})}
+        return Batch({name: torch.from_numpy(value) for name, value in inputs.items()}, torch.from_numpy(labels_RS))
+
+    def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Batch]:
+        return [self.padded(*cut, most) for cut in cuts]
 
 
 def shift_right(labels_BT: Tensor, start: int, pad: int) -> Tensor:

@@ -1,11 +1,9 @@
 """A model of the library transformers as a workload: every task of `TASKS`, on one path."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,41 +14,47 @@ from torch import Tensor, nn
 
 from paceline.config import RunSpec
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
+from paceline.data.prefetch import move_batch
 from paceline.errors import UserError
-from paceline.io.files import write_atomic
-from paceline.layout import Layout
+from paceline.io.files import read_json, write_atomic, write_json
+from paceline.layout import Layout, check_experts
 from paceline.nn.chunked_loss import NOT_COUNTED
 from paceline.nn.class_metrics import class_sums
-from paceline.parallel.precision import to_at_least_fp32
+from paceline.nn.nf4 import PackedTarget
+from paceline.parallel.context import ContextGroup
+from paceline.parallel.precision import HALF, autocast, to_at_least_fp32
 from paceline.trainer.init_from.weights import open_weights
 from paceline.workload import LogFn, Samples, Workload, ignore_log
 from paceline.workloads.transformers import lora, model_files
 from paceline.workloads.transformers.build import (
+    UNKEYED,
     attach_initialise,
     build_config,
     build_transformer,
     find_blocks,
-    find_dropouts,
     find_model_class,
     find_renamed,
     make_causal,
     write_adapters,
     write_transformer,
 )
+from paceline.workloads.transformers.chat import PACKABLE, TEMPLATE, ChatCorpus, ChatEncoder, ChatTemplate
+from paceline.workloads.transformers.context import check_model_context, divide_context, gather_context
+from paceline.workloads.transformers.device import PackedTexts, call_on_device, compute_losses_in_head
 from paceline.workloads.transformers.images import PixelFormat
 from paceline.workloads.transformers.model_files import (
-    CONFIG,
     EXTRA_FILES,
-    PREPROCESSOR,
     TOKENIZER,
+    find_dropouts,
     find_tokenizer_file,
     read_config,
 )
 from paceline.workloads.transformers.pairs import TextFrame, encode_pieces, encode_tagged
-from paceline.workloads.transformers.predictions import classify, fill_masks, tag_words, write_targets
+from paceline.workloads.transformers.predictions import classify, continue_tokens, fill_masks, tag_words, write_targets
 from paceline.workloads.transformers.samples import (
     Batch,
     CausalWindows,
+    Conversations,
     LabelledTexts,
     MaskedWindows,
     MaskRule,
@@ -58,11 +62,12 @@ from paceline.workloads.transformers.samples import (
     pad_rows,
     pad_texts,
 )
-from paceline.workloads.transformers.sections import ModelFolder, Texts
-from paceline.workloads.transformers.tasks import TASKS
+from paceline.workloads.transformers.sections import CONFIG, PREPROCESSOR, TASKS, ModelFolder, Texts
 
 EVALUATION_TOKENS = 16_384
 ONNX_TOKENS = 8
+GENERATION = "generation.json"
+TRIED_TEXTS = 4
 
 
 class LogitsOnly(nn.Module):
@@ -87,7 +92,8 @@ class TransformersModel(Workload):
     Model = ModelFolder
     Data = Texts
     unit = "tokens"
-    draws_by_name = True
+    draws_by_name = casts_layers = True
+    packing: PackedTexts | None = None
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
@@ -97,17 +103,29 @@ class TransformersModel(Workload):
         self.evaluation_chunk = max(1, EVALUATION_TOKENS // getattr(self.texts, self.task.length))
         self.score = "accuracy" if self.task.classes else "-loss"  # type: ignore[misc]
         self.unit = "" if self.of_images else "tokens"  # type: ignore[misc]
+        self.chunks_loss = self.section.task in ("causal_lm", "masked_lm", "seq2seq_lm")  # type: ignore[misc]
 
     def prepare(self, log: LogFn) -> None:
         config = self._plain_config()
         find_model_class(config, self.section.task)
         self.corpus = model_files.prepare_data(self.spec, log)
         self._check_sizes()
+        if self.section.quantize != "none" and self.section.init_from is None:
+            reason = "random weights are not worth keeping; type  model.init_from=FOLDER"
+            raise UserError(f"model.quantize={self.section.quantize}: {reason}", code="conflict", key="model.quantize")
+        if isinstance(self.corpus, ChatCorpus):
+            samples = Conversations(self.corpus.train, self.texts.sequence, self.packs)
+            full = samples.tokens.mean() / self.texts.sequence
+            kind = "side by side, unseen by each other" if self.packs else "one in each"
+            if self.texts.pack and not self.packs:
+                kind += f": {self.config.model_type} is not known to tell several apart"
+            log(f"data: {len(samples):,} sequences of {self.texts.sequence} tokens, {full:.0%} full ({kind})")
         if self.section.task == "causal_lm" and make_causal(config):
             log(f"model: {config.model_type} attends both ways; as causal_lm to earlier tokens only (is_decoder)")
-        if (drops := find_dropouts(config)) and not self.section.dropout:
+        if drops := self._list_switched_off(config):
             named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
-            log(f"model: dropout of the config ({named}) is off; model.dropout=true keeps it")
+            why = "model.dropout=true keeps it" if not self.section.dropout else "its draws depend on the layout"
+            log(f"model: dropout of the config ({named}) is off; {why}")
 
     def fingerprint(self) -> str:
         return str(self.corpus.fingerprint)
@@ -135,11 +153,10 @@ class TransformersModel(Workload):
 
     @cached_property
     def config(self) -> Any:
-        """The library's config, with the classes of the data and without dropout."""
+        """The library's config, with the classes of the data, and without dropout that is off."""
         config = self._plain_config()
-        if not self.section.dropout:
-            for name in find_dropouts(config):
-                setattr(config, name, 0.0)
+        for name in self._list_switched_off(config):
+            setattr(config, name, 0.0)
         if self.kept is not None:
             return config
         config.use_cache = False
@@ -156,6 +173,14 @@ class TransformersModel(Workload):
             ends = end if isinstance(end, list) else [end]
             config.pad_token_id = next((number for number in (*known, *ends) if number is not None), 0)
         return config
+
+    @property
+    def packs(self) -> bool:
+        return self.texts.pack and self.config.model_type in PACKABLE
+
+    def _list_switched_off(self, config: Any) -> dict[str, float]:
+        found, all_off = find_dropouts(config.to_dict()), not self.section.dropout
+        return {name: p for name, p in found.items() if all_off or any(part in name for part in UNKEYED)}
 
     def _check_sizes(self) -> None:
         if self.of_images:
@@ -200,6 +225,8 @@ class TransformersModel(Workload):
     def model(self) -> nn.Module:
         model = build_transformer(self.config, self.section.task)
         blocks = self.blocks(model)
+        if self.section.quantize != "none":
+            lora.quantise_blocks(blocks)
         if self.section.lora_rank:
             lora.add_adapters(blocks, self.section.lora_targets, self.section.lora_rank, self.section.lora_scale)
             for name, parameter in model.named_parameters():
@@ -221,19 +248,47 @@ class TransformersModel(Workload):
         if self.kept is not None:
             return {name for name, _ in model.named_parameters()}
         shapes = self.start_shapes
-        return {n for n, p in model.named_parameters() if shapes.get(self.init_from_name(n) or "") == tuple(p.shape)}
+        targets = self.init_from_targets(model)
+        return {name for name, p in targets.items() if shapes.get(self.init_from_name(name) or "") == tuple(p.shape)}
+
+    def init_from_targets(self, part: nn.Module) -> Mapping[str, Any]:
+        """Return the tensors of a part of the model; weights in 4 bits as what is read into them."""
+        tensors = super().init_from_targets(part)
+        own = self.start_shapes
+        packed = {name: PackedTarget(tensor) for name, tensor in tensors.items() if tensor.dtype == torch.uint8}
+        return {
+            **tensors,
+            **{n: t for n, t in packed.items() if own.get(self.init_from_name(n) or "") != tensors[n].shape},
+        }
 
     def data(self, split: str) -> Samples:
         return SAMPLES[self.section.task](self, split)
 
     def suits(self, layout: Layout) -> None:
+        adapted = self.section.lora_rank or self.section.quantize != "none"
         for axis in ("tensor", "pipeline"):
-            if getattr(layout, axis) > 1:
-                given = f"parallel.{axis}={getattr(layout, axis)}"
-                raise UserError(f"{given}: not supported; use parallel.strategy=fsdp", code="not-supported")
+            if adapted and getattr(layout, axis) > 1:
+                given = f"parallel.{axis}={getattr(layout, axis)}: not supported with adapters"
+                raise UserError(f"{given}; use parallel.strategy=fsdp", code="not-supported", key=f"parallel.{axis}")
+        experts = {getattr(self._plain_config(), name, 0) for name in ("num_local_experts", "num_experts")}
+        check_experts(layout, "num_experts", max(experts) or 0)
+        if layout.context > 1:
+            check_model_context(layout, self.config, self.section.task, self.texts.sequence)
+
+    def gather_context(self, model: nn.Module, context: ContextGroup) -> None:
+        gather_context(model, context)
+
+    def divide_context(self, batch: Batch, context: ContextGroup) -> Batch:
+        return divide_context(batch, context)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
-        return self._losses(model, batch)[1].sum(), (batch.labels >= 0).sum()
+        count = (batch.labels >= 0).sum()
+        if self.chunked_loss:
+            losses_B = compute_losses_in_head(partial(self._call, model, batch), model, batch.labels)
+            if losses_B is not None:
+                return losses_B.sum(), count
+            self.chunked_loss = False
+        return self._losses(model, batch)[1].sum(), count
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
         logits_NC, losses_N = self._losses(model, batch)
@@ -246,9 +301,31 @@ class TransformersModel(Workload):
 
     def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return logits and losses of all predictions, a row each; what has no label has the loss 0."""
-        found = model(**batch.inputs) if self.of_images or self.task.classes else model(**batch.inputs, use_cache=False)
-        logits_NC = to_at_least_fp32(found.logits.flatten(0, -2))
+        logits_NC = to_at_least_fp32(self._call(model, batch).logits.flatten(0, -2))
         return logits_NC, F.cross_entropy(logits_NC, batch.labels.flatten(), ignore_index=NOT_COUNTED, reduction="none")
+
+    def _call(self, model: nn.Module, batch: Batch) -> Any:
+        options = {} if self.of_images or self.task.classes else {"use_cache": False}
+        return call_on_device(model, batch.inputs, self.packing, **options)
+
+    def before_recording(self, model: nn.Module, samples: Any, device: torch.device) -> None:
+        """Let texts lie end to end, without padding, if the model finds the same in them."""
+        precision = self.spec.train.precision
+        if (
+            self.section.task != "sequence_classification"
+            or precision not in HALF
+            or find_dropouts(self.config.to_dict())
+        ):
+            return
+        few = np.arange(min(len(samples), TRIED_TEXTS))
+        padded, packing = move_batch(samples.batch(few, few), device), PackedTexts(model, self.blocks(model))
+        for samples.first_place in (0, self.config.pad_token_id + 1):  # where some count those of a text from
+            (packed,) = samples.pack([(few, few)], len(few))
+            with autocast(precision, device):
+                samples.packed = packing.agrees(model, move_batch(packed, device).inputs, padded.inputs)
+            if samples.packed:
+                break
+        self.packing = packing if samples.packed else None
 
     def keep(self, folder: Path) -> None:
         """Write all that `from_pretrained` reads beside the weights."""
@@ -262,6 +339,14 @@ class TransformersModel(Workload):
         for name in EXTRA_FILES:
             if own is not None and (file := own.with_name(name)).is_file():
                 write_atomic(folder / name, file.read_bytes())
+        if self.texts.template is not None:
+            write_atomic(folder / TEMPLATE, self.texts.template.read_bytes())
+        if self.section.task == "causal_lm":
+            chats = isinstance(self.corpus, ChatCorpus)
+            data = self.texts.model_copy(update={"tokenizer": folder / TOKENIZER})
+            chosen = ChosenTokenizer(self.corpus.tokenizer, self.corpus.special)
+            ends = ChatEncoder(chosen, ChatTemplate.find(data)).find_ends() if chats else {self.corpus.special}
+            write_json(folder / GENERATION, {"special": self.corpus.special, "ends": sorted(ends), "chats": chats})
 
     def classes(self) -> Sequence[str]:
         return [str(name) for _, name in sorted(self.config.id2label.items())] if self.task.classes else ()
@@ -271,7 +356,7 @@ class TransformersModel(Workload):
             pixels = torch.stack([self.pixels.read(value) for value in inputs])
             return Batch({"pixel_values": pixels}, torch.zeros(len(inputs), dtype=torch.long))
         if self.section.task == "causal_lm":
-            hint = "to generate text, type  paceline export RUN --out FOLDER  and use transformers"
+            hint = 'to generate text, type  paceline sample RUN "PROMPT"'
             raise UserError(f"model.task=causal_lm has no classes to predict; {hint}", code="not-supported")
         if self.section.task == "token_classification":
             words = [value.split() if isinstance(value, str) else list(map(str, value)) for value in inputs]
@@ -301,6 +386,24 @@ class TransformersModel(Workload):
     def predict(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
         return PREDICTIONS.get(self.section.task, classify)(self, model, batch)
 
+    def has(self, method: str) -> bool:
+        return super().has(method) and (method != "generate" or self.section.task == "causal_lm")
+
+    @torch.no_grad()
+    def generate(self, model: nn.Module, prompt: str, **how: Any) -> str:
+        """Return a prompt and what follows; after training on conversations, the answer alone."""
+        assert self.kept is not None, "of a run that is opened"
+        facts = read_json(self.kept / GENERATION)
+        data = self.texts.model_copy(update={"tokenizer": self.kept / TOKENIZER})
+        chosen = ChosenTokenizer(self._chosen.tokenizer, facts["special"])
+        encoder = ChatEncoder(chosen, ChatTemplate.find(data) if facts["chats"] else None)
+        plain = chosen.tokenizer.encode(prompt, add_special_tokens=False).ids
+        ids = encoder.encode_prompt(prompt) if facts["chats"] else [facts["special"], *plain]
+        if longest := getattr(self.config.get_text_config(), "max_position_embeddings", None):
+            ids = ids[-max(1, longest - how["tokens"]) :]
+        written = continue_tokens(model, ids, facts["ends"], **how)
+        return ("" if facts["chats"] else prompt) + str(chosen.tokenizer.decode(written))
+
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write a folder for `from_pretrained` with adapters merged, and beside it the adapters for PEFT."""
         assert self.kept is not None, "of a run that is opened"
@@ -321,8 +424,10 @@ class TransformersModel(Workload):
         return LogitsOnly(model), inputs
 
 
-def _window_samples(work: TransformersModel, split: str) -> CausalWindows | MaskedWindows:
+def _window_samples(work: TransformersModel, split: str) -> CausalWindows | MaskedWindows | Conversations:
     ids = getattr(work.corpus, split)
+    if isinstance(work.corpus, ChatCorpus):
+        return Conversations(ids, work.texts.sequence, work.packs)
     if work.section.task == "causal_lm":
         return CausalWindows(ids, work.texts.sequence)
     return MaskedWindows(ids, work.texts.sequence, work.mask_rule)

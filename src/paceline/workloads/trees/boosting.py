@@ -1,7 +1,5 @@
 """What the rounds of one rank depend on, the library that trains them, and rounds of LightGBM."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.prepared_table import PreparedTable, TableTarget, Task
 from paceline.errors import UserError
 from paceline.launch.environment import RankInfo
-from paceline.workloads.trees.sections import Task, TreesData, TreesModel
-from paceline.workloads.trees.table import PreparedTable, TreeTarget
+from paceline.workloads.trees.sections import OBJECTIVES, TreesData, TreesModel
 
 REPLACED = str.maketrans(dict.fromkeys(' ",:[]{}', "_"))  # LightGBM rejects them in column names
 LIGHTGBM_NAMES = {
@@ -36,7 +34,7 @@ class BoostingJob:
     model: TreesModel
     data: TreesData
     table: PreparedTable
-    target: TreeTarget
+    target: TableTarget
     seed: int
     rank_info: RankInfo
     threads: int
@@ -90,8 +88,8 @@ class LightGBMRounds:
         target = job.target
         self.parameters = {
             **build_lightgbm_parameters(job.model),
-            "objective": target.objective.lightgbm,
-            "metric": target.objective.lightgbm_loss,
+            "objective": OBJECTIVES[target.task].lightgbm,
+            "metric": OBJECTIVES[target.task].lightgbm_loss,
             "num_threads": job.threads,
             "seed": job.seed,
             "deterministic": True,

@@ -1,7 +1,5 @@
 """Export trees to ONNX: one TreeEnsemble operator, and the link function after it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.data.prepared_table import Task
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import write_atomic
 from paceline.io.terminal import warn
-from paceline.workloads.trees.sections import Task
 
 if TYPE_CHECKING:
     from paceline.workloads.trees.tree_model import FittedTrees
@@ -56,20 +54,20 @@ class TreeArrays:
         if not isinstance(first, Branch):  # a tree that is a leaf: both ways lead to it
             first = Branch(0, LESS, 0.0, (), True, root, root)
         self.roots.append(len(self.branches))
-        open_nodes = [(self._append(first), first)]
+        open_nodes = [(self._append_branch(first), first)]
         while open_nodes:
             at, branch = open_nodes.pop()
             for child in (branch.yes, branch.no):
                 found = look(child)
                 if isinstance(found, Branch):
-                    place = self._append(found)
+                    place = self._append_branch(found)
                     open_nodes.append((place, found))
                     self.targets[at] += [place, 0]
                 else:
                     self.leaves.append((found, output))
                     self.targets[at] += [len(self.leaves) - 1, 1]
 
-    def _append(self, branch: Branch) -> int:
+    def _append_branch(self, branch: Branch) -> int:
         self.branches.append(branch)
         self.targets.append([])
         return len(self.branches) - 1
@@ -161,7 +159,7 @@ def _build_link(task: Task) -> Iterator[Any]:
             yield helper.make_node("Reshape", ["margins", "flat"], ["predicted"])
 
 
-def write_trees_onnx(fitted: FittedTrees, file: Path) -> None:
+def write_trees_onnx(fitted: "FittedTrees", file: Path) -> None:
     """Write trees with one input `rows`, encoded as in names.json; compare them where onnxruntime is installed."""
     if find_spec("onnx") is None:
         raise UserError("ONNX export needs onnx; type  pip install 'paceline[onnx]'", code="not-installed", key="onnx")
@@ -189,11 +187,11 @@ def write_trees_onnx(fitted: FittedTrees, file: Path) -> None:
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="paceline")
     checker.check_model(model)
     content = model.SerializeToString()
-    _compare(content, fitted, _make_test_rows(arrays, fitted))
+    _compare_with_trees(content, fitted, _make_test_rows(arrays, fitted))
     write_atomic(file, content)
 
 
-def _make_test_rows(arrays: TreeArrays, fitted: FittedTrees) -> np.ndarray:
+def _make_test_rows(arrays: TreeArrays, fitted: "FittedTrees") -> np.ndarray:
     """Make rows that take all branches: values are thresholds, slightly smaller ones, or missing."""
     random, coding = np.random.default_rng(0), fitted.coding
     rows = np.empty((TEST_ROWS, len(coding.columns)), np.float32)
@@ -207,7 +205,7 @@ def _make_test_rows(arrays: TreeArrays, fitted: FittedTrees) -> np.ndarray:
     return rows
 
 
-def _compare(content: bytes, fitted: FittedTrees, rows: np.ndarray) -> None:
+def _compare_with_trees(content: bytes, fitted: "FittedTrees", rows: np.ndarray) -> None:
     if find_spec("onnxruntime") is None:
         warn("model.onnx was not compared with the trees: onnxruntime is not installed")
         return

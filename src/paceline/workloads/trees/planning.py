@@ -1,7 +1,5 @@
 """The cost model of boosted trees: a step is a round over all rows, which ranks divide among them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,8 +18,8 @@ from paceline.planner.rows import EQUALLY_FAST
 from paceline.planner.target import PricedCluster
 
 if TYPE_CHECKING:
+    from paceline.data.prepared_table import TableFacts
     from paceline.planner.plan import Plan
-    from paceline.workloads.trees.table import TableFacts
 
 OPERATION_FLOPS = {"values": 53.5, "levels": 2010.0, "lines": 3250.0, "bins": 563.0}
 """Plain operations in whose time a rank adds a value to a histogram, finds a row's gradient and its side of a split,
@@ -58,7 +56,7 @@ class TreesShape:
         return self.columns * (4.0 if self.gaps else 1.0)
 
     def operations(self, rows: float) -> dict[str, float]:
-        """Of a round, by the names of `PRICES`. Of two siblings the smaller is summed; the other is what is left of
+        """Count a round's operations, by `PRICES`. Of two siblings the smaller is summed; the other is what is left of
         their parent. Below the root, rows are no longer visited in the order in which they lie in memory."""
         again = (self.levels - 1) / 2
         outside = max(0.0, 1 - CACHE_BYTES / (rows * (self.row_bytes + GRADIENT_BYTES)))
@@ -149,7 +147,7 @@ class TreesCostModel(PassCostModel):
         values = min(grown.bin_rows, grown.rows) * SKETCH_FLOPS + rows * BINNING_FLOPS
         return PricedLayout(layout, where, time, memory, START_S + values * grown.columns / plain)
 
-    def advice(self, plan: Plan) -> Iterator[str]:
+    def advice(self, plan: "Plan") -> Iterator[str]:
         assert plan.chosen is not None
         chosen, most = plan.chosen, plan.rows[-1]
         p = chosen.price
@@ -202,7 +200,7 @@ def _shape_of(spec: RunSpec, samples: int | None) -> tuple[TreesShape, list[str]
         bins = float(data.columns * (model.max_bin or 256))
         assumed = [f"{data.columns} columns of numbers (set by data.columns=N), two classes"]
         return TreesShape(samples, data.columns, bins, False, levels, 1, data.bin_rows), assumed
-    from paceline.workloads.trees.table import probe_table
+    from paceline.data.prepared_table import probe_table
 
     facts, seen = probe_table(data)
     sizes = (facts.rows, len(facts.columns), float(facts.bins), facts.gaps)
@@ -211,12 +209,13 @@ def _shape_of(spec: RunSpec, samples: int | None) -> tuple[TreesShape, list[str]
     return TreesShape(*sizes, levels, outputs, data.bin_rows), assumed
 
 
-def _count_outputs(objective: str, label: str, facts: TableFacts, sure: bool) -> int:
+def _count_outputs(objective: str, label: str, facts: "TableFacts", sure: bool) -> int:
     """Count the outputs per row. The first rows may lack a class, so they are no reason to reject the target."""
-    from paceline.workloads.trees.table import choose_target
+    from paceline.data.prepared_table import choose_target
+    from paceline.workloads.trees.sections import BY_NAME
 
     try:
-        return choose_target(objective, label, facts).outputs
+        return choose_target(objective, BY_NAME.get(objective), label, facts).outputs
     except UserError:
         if sure:
             raise

@@ -3,8 +3,6 @@
 They are drawn when a report first shows the run: SHAP values take longer than some runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import log2
 from pathlib import Path
@@ -13,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from paceline.data.order import draw_fractions
+from paceline.data.prepared_table import Task, find_cached_table
 from paceline.errors import UserError
-from paceline.reports.plot_style import COLOURS, FAINT, escape_mathtext, use_plot_style, write_png
+from paceline.reports.figures import COLOURS, FAINT, escape_mathtext, use_plot_style, write_png
 from paceline.runlog.run_dir import RunDir
-from paceline.workloads.trees.sections import Task
-from paceline.workloads.trees.table import find_cached_table
 from paceline.workloads.trees.tree_model import FittedTrees
 
 SHOWN_COLUMNS = 20
@@ -64,7 +61,7 @@ def _choose_rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
 @use_plot_style()
 def _draw_importance(importance: Mapping[str, float], file: Path) -> None:
     shown = list(importance.items())[:SHOWN_COLUMNS][::-1]
-    figure, axes = _figure(len(shown))
+    figure, axes = _make_figure(len(shown))
     axes.barh([escape_mathtext(name[:32]) for name, _ in shown], [100 * share for _, share in shown], color=COLOURS[0])
     axes.set_xlabel("% of what all splits gain")
     write_png(figure, file)
@@ -75,7 +72,7 @@ def _draw_shap(fitted: FittedTrees, rows: np.ndarray, file: Path) -> None:
     values, names, task = fitted.contributions(rows), fitted.coding.columns, fitted.target.task
     sizes = np.abs(values).mean(axis=(0, 1))
     shown = np.argsort(-sizes, kind="stable")[:SHOWN_COLUMNS][::-1]
-    figure, axes = _figure(len(shown))
+    figure, axes = _make_figure(len(shown))
     axes.set_yticks(range(len(shown)), [escape_mathtext(names[column][:32]) for column in shown])
     if task is Task.CLASSES:
         axes.barh(range(len(shown)), sizes[shown], color=COLOURS[0])
@@ -83,13 +80,13 @@ def _draw_shap(fitted: FittedTrees, rows: np.ndarray, file: Path) -> None:
         axes.axvline(0, color=FAINT, linewidth=0.8, zorder=0)
         for height, column in enumerate(shown):
             is_name = names[column] in fitted.coding.categories
-            _dots(axes, height, values[:, 0, column], None if is_name else rows[:, column])
-        _legend(axes)
+            _draw_shap_row(axes, height, values[:, 0, column], None if is_name else rows[:, column])
+        _draw_legend(axes)
     axes.set_xlabel(ADDED[task].format(escape_mathtext(fitted.classes[-1]) if fitted.classes else ""))
     write_png(figure, file)
 
 
-def _dots(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -> None:
+def _draw_shap_row(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -> None:
     up = height + 0.3 * (2 * draw_fractions(np.uint64(height), 0, len(added)) - 1)
     colours: Any = FAINT
     if given is not None:
@@ -101,7 +98,7 @@ def _dots(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -
     axes.scatter(added, up, s=7, c=colours, linewidths=0)
 
 
-def _legend(axes: Any) -> None:
+def _draw_legend(axes: Any) -> None:
     from matplotlib import colormaps
 
     ends = {"low": colormaps["coolwarm"](0.0), "high": colormaps["coolwarm"](1.0), "missing, or a name": FAINT}
@@ -110,7 +107,7 @@ def _legend(axes: Any) -> None:
     axes.legend(title="value", loc="lower right")
 
 
-def _figure(lines: int) -> tuple[Any, Any]:
+def _make_figure(lines: int) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 0.8 + 0.26 * lines), layout="constrained")

@@ -3,8 +3,6 @@
 A chunk is on one rank as a whole, so that its sums are the same on any number of ranks.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable
@@ -16,12 +14,11 @@ import numpy as np
 import torch
 
 from paceline.config.registry import guard_user_code, load_user_function
+from paceline.data.prepared_table import RowSplit, TableTarget, Task
 from paceline.errors import UserError
 from paceline.launch.process_group import broadcast_from_main, gather_objects
 from paceline.nn.class_metrics import class_sums, list_class_metrics, sum_two_classes
 from paceline.trainer.evaluation import ChunkSums, sum_chunks
-from paceline.workloads.trees.sections import Task
-from paceline.workloads.trees.table import RowSplit, TreeTarget
 
 CHUNK = 4096
 LOSS_ROWS = 1 << 14  # rows whose losses are computed at a time: they stay in the cache of a core
@@ -29,7 +26,7 @@ NDCG_PLACES = 10
 METRIC_KEY = "model.metric"
 
 
-def predict_from_margins(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
+def predict_from_margins(margins: np.ndarray, target: TableTarget) -> np.ndarray:
     """Return probabilities (rows, classes) or, where numbers are predicted, the numbers (rows,)."""
     scores = margins.astype(np.float64)
     match target.task:
@@ -44,7 +41,7 @@ def predict_from_margins(margins: np.ndarray, target: TreeTarget) -> np.ndarray:
     return scores[:, 0]
 
 
-def compute_row_losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarget) -> np.ndarray:
+def compute_row_losses(margins: np.ndarray, labels: np.ndarray, target: TableTarget) -> np.ndarray:
     """Return the loss of each row, in the precision of the margins. For rankings see `sum_ndcg`."""
     first = margins[:, 0]
     match target.task:
@@ -61,7 +58,7 @@ def compute_row_losses(margins: np.ndarray, labels: np.ndarray, target: TreeTarg
 
 
 def sum_losses(
-    margins: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, target: TreeTarget
+    margins: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, target: TableTarget
 ) -> tuple[float, float]:
     total = 0.0
     for first in range(0, len(labels), LOSS_ROWS):
@@ -93,12 +90,12 @@ class HeldOutRows:
     """A rank's chunks of the held-out rows; a query is in one chunk."""
 
     split: RowSplit
-    target: TreeTarget
+    target: TableTarget
     edges: np.ndarray
     mine: range
 
     @classmethod
-    def of(cls, split: RowSplit, target: TreeTarget, rank: int, world: int) -> HeldOutRows:
+    def of(cls, split: RowSplit, target: TableTarget, rank: int, world: int) -> "HeldOutRows":
         edges = np.append(np.arange(0, len(split), CHUNK), len(split))
         if split.queries is not None:
             ends = np.append(split.queries, len(split))
@@ -114,12 +111,12 @@ class HeldOutRows:
         mine, begin = ChunkSums(), self.rows.start
         for chunk in self.mine:
             first, last = int(self.edges[chunk]), int(self.edges[chunk + 1])
-            mine.add(chunk, self._sums(margins[first - begin : last - begin], slice(first, last)))
+            mine.add(chunk, self._sum_chunk(margins[first - begin : last - begin], slice(first, last)))
         sums = sum_chunks(gather_objects(mine), len(self.edges) - 1)
         rows = len(self.split)
-        return {"n": rows, "of": rows, "loss": sums["loss"] / sums["weight"], **_metrics(sums, self.target)}
+        return {"n": rows, "of": rows, "loss": sums["loss"] / sums["weight"], **_compute_metrics(sums, self.target)}
 
-    def _sums(self, margins: np.ndarray, rows: slice) -> dict[str, Any]:
+    def _sum_chunk(self, margins: np.ndarray, rows: slice) -> dict[str, Any]:
         """Sum over the rows of a chunk. Weights count in the loss, and in the metrics of numbers."""
         labels, scores = self.target.labels(self.split.y[rows]), margins.astype(np.float64)
         if self.split.queries is not None and self.target.task is Task.RANKING:
@@ -140,7 +137,7 @@ class HeldOutRows:
         return sums | {name: float((each * value).sum()) for name, value in terms.items()}
 
 
-def _metrics(sums: dict[str, Any], target: TreeTarget) -> dict[str, Any]:
+def _compute_metrics(sums: dict[str, Any], target: TableTarget) -> dict[str, Any]:
     if target.task is Task.RANKING:
         return {"ndcg": 1 - sums["loss"] / sums["weight"], "ndcg_at_10": sums["ndcg_at_10"] / sums["weight"]}
     if target.classes:
@@ -165,9 +162,9 @@ class CustomMetric:
 
     def evaluate(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
         margins = np.concatenate(gather_objects(margins))
-        return broadcast_from_main(lambda: self._call(held_out, margins))
+        return broadcast_from_main(lambda: self._call_user_metric(held_out, margins))
 
-    def _call(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
+    def _call_user_metric(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
         """Call the function: classes are numbers from 0; of two, a prediction is the probability of the second."""
         predicted, target = predict_from_margins(margins, held_out.target), held_out.target
         labels = target.labels(held_out.split.y).astype(np.int64 if target.classes else np.float32)

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from enum import Enum
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
-from paceline.config.sections import Section, conflict_error, field
-
-
-class Task(Enum):
-    BINARY = "binary"
-    CLASSES = "multiclass"
-    NUMBER = "regression"
-    COUNT = "poisson"
-    RANKING = "ranking"
+from paceline.config.sections import Section, TableData, conflict_error, field
+from paceline.data.prepared_table import Task
 
 
 class Objective(NamedTuple):
@@ -112,19 +103,9 @@ class TreesModel(Section):
         return self
 
 
-class TreesData(Section):
+class TreesData(TableData):
     """A table with a label column; without a path, a synthetic one."""
 
-    path: Path | None = field(None, "path", ".csv, .tsv, .parquet, .arrow, .feather or .npz; without it synthetic")
-    test_path: Path | None = field(None, "path", "table to test on; without it rows of the first are held out")
-    test_fraction: float = field(0.2, "fraction", "of the rows held out, drawn by row number; 0 holds none", ge=0, lt=1)
-    label: str = field("label", "column", "what is to be predicted")
-    weight: str | None = field(None, "column", "how much a row counts")
     query: str | None = field(None, "column", "whose equal values, in successive rows, are ranked together")
-    categories: tuple[str, ...] = field((), "columns", "whose values are names, not amounts")
-    ignore: tuple[str, ...] = field((), "columns", "left out")
-    rows: int = field(20_000, "rows", "of the synthetic table", gt=1)
-    columns: int = field(12, "columns", "of the synthetic table", ge=4, le=4096)
     bin_rows: int = field(262_144, "rows", "xgboost: bins are found in so many, drawn by row number", gt=1)
     memory: Literal["ram", "disk"] = field("ram", "", "xgboost: where the binned table is during the run")
-    cache: Path = field(Path("~/.cache/paceline"), "path", "folder of read tables, named by file, size and date")

@@ -1,7 +1,5 @@
 """Fitted trees: the files of a run folder, predictions for new rows, importance, and export."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -12,14 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.arrow_tables import MISSING_VALUES
-from paceline.errors import UserError, join_names
-from paceline.io.files import read_sealed, validate_fields, write_atomic, write_sealed
-from paceline.io.safe_open import read_bytes
+from paceline.data.prepared_table import Coding, TableTarget, Task, encode_rows
+from paceline.errors import UserError
+from paceline.io.files import read_bytes, read_sealed, validate_fields, write_atomic, write_sealed
 from paceline.workloads.trees.scoring import predict_from_margins
-from paceline.workloads.trees.sections import Task
-from paceline.workloads.trees.table import Coding, TreeTarget, encode_rows
-from paceline.workloads.trees.table_source import Column, encode_words
 
 MODEL_FILES = {"xgboost": "model.json", "lightgbm": "model.txt"}
 TABLE_FILE = "table.json"
@@ -44,12 +38,12 @@ def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
     return str(booster.model_to_string(num_iteration=rounds)).encode()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FittedTrees:
     library: str
     raw: bytes
     coding: Coding
-    target: TreeTarget
+    target: TableTarget
 
     def write(self, folder: Path) -> None:
         write_atomic(folder / MODEL_FILES[self.library], self.raw)
@@ -61,16 +55,16 @@ class FittedTrees:
         return {"columns": self.coding.columns, "categories": self.coding.categories}
 
     @classmethod
-    def read(cls, folder: Path) -> FittedTrees:
+    def read(cls, folder: Path) -> "FittedTrees":
         """Read the trees of a run folder. A model whose SHA-256 differs never reaches the library."""
         file, command = folder / TABLE_FILE, f"paceline train --resume {folder}"
         if not file.exists():
             raise UserError(f"{folder} has no trees yet; continue with  {command}", code="not-found")
         about = read_sealed(file)
         try:
-            facts = validate_fields(TreeTarget, {name: about[name] for name in ("classes", "values")})
+            facts = validate_fields(TableTarget, {name: about[name] for name in ("classes", "values")})
             coding = Coding(**validate_fields(Coding, {name: about[name] for name in ("columns", "categories")}))
-            target = TreeTarget(Task(about["objective"]), **facts)
+            target = TableTarget(Task(about["objective"]), **facts)
             file = folder / MODEL_FILES[about["library"]]
             raw = read_bytes(file, MAX_MODEL_BYTES)
             if about.get("sha256", "") not in ("", hashlib.sha256(raw).hexdigest()):  # older runs have none
@@ -85,21 +79,23 @@ class FittedTrees:
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Predict rows, each a mapping from column names to values."""
-        found = self.predict_encoded(self._encode(rows))
+        found = self.predict_encoded(encode_rows(rows, self.coding))
         return {"probabilities": found} if self.target.classes else {"predicted": found}
 
     def predict_encoded(self, X: np.ndarray) -> np.ndarray:
         return predict_from_margins(self.margins(X), self.target)
 
     def margins(self, X: np.ndarray) -> np.ndarray:
-        return self._ask(X, {"output_margin": True}, {"raw_score": True}).reshape(len(X), self.target.outputs)
+        return self._call_library(X, {"output_margin": True}, {"raw_score": True}).reshape(len(X), self.target.outputs)
 
     def contributions(self, X: np.ndarray) -> np.ndarray:
         """Return SHAP values, what each column adds to the margins: (rows, outputs, columns)."""
-        found = self._ask(X, {"pred_contribs": True}, {"pred_contrib": True})
+        found = self._call_library(X, {"pred_contribs": True}, {"pred_contrib": True})
         return found.reshape(len(X), self.target.outputs, -1)[:, :, :-1]  # the last one is the bias
 
-    def _ask(self, X: np.ndarray, xgboost_options: dict[str, Any], lightgbm_options: dict[str, Any]) -> np.ndarray:
+    def _call_library(
+        self, X: np.ndarray, xgboost_options: dict[str, Any], lightgbm_options: dict[str, Any]
+    ) -> np.ndarray:
         if self.library == "lightgbm":
             return np.asarray(self._booster.predict(X, **lightgbm_options))
         from paceline.workloads.trees.xgboost_rounds import build_dmatrix
@@ -109,6 +105,9 @@ class FittedTrees:
     @cached_property
     def _booster(self) -> Any:
         return load_booster(self.library, self.raw)
+
+    def __repr__(self) -> str:
+        return f"FittedTrees({self.library}: {self.rounds} rounds, {len(self.coding.columns)} columns)"
 
     @property
     def rounds(self) -> int:
@@ -121,21 +120,6 @@ class FittedTrees:
             return sum(tree["num_leaves"] for tree in self._booster.dump_model()["tree_info"])
         trees = json.loads(self.raw)["learner"]["gradient_booster"]["model"]["trees"]
         return sum(tree["left_children"].count(-1) for tree in trees)
-
-    def _encode(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        columns = self.coding.columns
-        if wrong := [row for row in rows if not isinstance(row, Mapping)]:
-            message = f"{wrong[0]!r:.80} is not a row: give mappings with the columns {join_names(columns, 12)}"
-            raise UserError(message, code="invalid-value")
-        if missing := [name for name in columns if not any(name in row for row in rows)]:
-            given = join_names([str(name) for name in rows[0]], 12)
-            message = f"the rows have no column {join_names(missing)}, which the trees need (found: {given})"
-            raise UserError(message, code="unknown-name", key=missing[0])
-        block: dict[str, Column] = {}
-        for name in columns:
-            values = [row.get(name) for row in rows]
-            block[name] = _to_words(values) if name in self.coding.categories else _to_numbers(name, values)
-        return encode_rows(block, self.coding)
 
     def importance(self) -> dict[str, float]:
         """Return each column's share of the gain of all splits, largest first."""
@@ -159,18 +143,3 @@ class FittedTrees:
         from paceline.workloads.trees.onnx_export import write_trees_onnx
 
         write_trees_onnx(self, file)
-
-
-def _to_words(values: Sequence[Any]) -> Column:
-    return encode_words(["" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values])
-
-
-def _to_numbers(name: str, values: Sequence[Any]) -> np.ndarray:
-    found = np.empty(len(values), np.float64)
-    for number, value in enumerate(values):
-        try:
-            found[number] = np.nan if value is None or str(value).strip() in MISSING_VALUES else float(value)
-        except (TypeError, ValueError, OverflowError):
-            message = f"row {number + 1}: {name!r} is {value!r:.40}, expected a number"
-            raise UserError(message, code="invalid-value", key=name) from None
-    return found

@@ -1,7 +1,5 @@
 """Boosted trees as a workload of a run file, and the rounds of one rank."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import RunSpec, Train
+from paceline.data.prepared_table import PreparedTable, TableTarget, choose_target, prepare_table
 from paceline.errors import UserError
 from paceline.launch.environment import SINGLE_RANK
 from paceline.layout import Layout
@@ -21,8 +20,7 @@ from paceline.trainer.passes import FitEnd
 from paceline.workload import LogFn, PassWorkload, ignore_log
 from paceline.workloads.trees.boosting import BoostingJob, load_library
 from paceline.workloads.trees.scoring import HeldOutRows, load_metric
-from paceline.workloads.trees.sections import TreesData, TreesModel
-from paceline.workloads.trees.table import PreparedTable, TreeTarget, choose_target, prepare_table
+from paceline.workloads.trees.sections import BY_NAME, TreesData, TreesModel
 from paceline.workloads.trees.tree_model import FittedTrees, cut_model
 
 DEFAULT_EVALUATE_EVERY = 10
@@ -140,8 +138,9 @@ class Trees(PassWorkload):
         return prepare_table(self._data, ignore_log, verify=False)  # `prepare` has verified it, for all ranks
 
     @property
-    def target(self) -> TreeTarget:
-        return choose_target(self._model.objective, self._data.label, self.table.facts)
+    def target(self) -> TableTarget:
+        objective = self._model.objective
+        return choose_target(objective, BY_NAME.get(objective), self._data.label, self.table.facts)
 
     def prepare(self, log: LogFn) -> None:
         load_library(self._model.library)

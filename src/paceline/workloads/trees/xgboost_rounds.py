@@ -4,8 +4,6 @@ Every rank finds the bins in the same rows, of a long table those that a hash of
 own rows by them (`ref`). Histograms are summed over ranks in double precision. Rows and columns are drawn by number.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -27,13 +25,13 @@ from xgboost.core import XGBoostError
 from xgboost.tracker import RabitTracker
 
 from paceline.data.order import derive_key, mix
+from paceline.data.prepared_table import Coding, Task
 from paceline.launch.environment import LOCALHOST, RankInfo, pin_cores
 from paceline.launch.network import find_local_address
 from paceline.launch.process_group import broadcast_from_main, gather_objects
 from paceline.workloads.trees.boosting import BoostingJob
 from paceline.workloads.trees.scoring import sum_losses
-from paceline.workloads.trees.sections import Task, TreesModel
-from paceline.workloads.trees.table import Coding
+from paceline.workloads.trees.sections import OBJECTIVES, TreesModel
 
 PAGE_BYTES = 1 << 27
 PREDICTED_ROWS = 1 << 14
@@ -122,8 +120,8 @@ class XGBoostRounds:
         target, facts = job.target, job.table.facts
         self.parameters = {
             **build_xgboost_parameters(job.model, job.device),
-            "objective": target.objective.xgboost,
-            "eval_metric": target.objective.xgboost_loss,
+            "objective": OBJECTIVES[target.task].xgboost,
+            "eval_metric": OBJECTIVES[target.task].xgboost_loss,
             "nthread": job.threads,
             "seed": job.seed,
             **({"num_class": target.outputs} if target.task is Task.CLASSES else {}),
@@ -164,7 +162,7 @@ class XGBoostRounds:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def train_round(self, number: int) -> None:
-        self._draw(number)
+        self._draw_rows_and_columns(number)
         with self.network.translate_errors():
             self.booster.update(self.matrix, number)
 
@@ -192,7 +190,7 @@ class XGBoostRounds:
     def serialize(self) -> bytes:
         return bytes(self.booster.save_raw("ubj"))
 
-    def _draw(self, number: int) -> None:
+    def _draw_rows_and_columns(self, number: int) -> None:
         """Draw the rows and columns of a round; a row of weight 0 is not seen."""
         model, seed = self.job.model, self.job.seed
         if model.subsample < 1:

@@ -7,4 +7,5 @@ ENTRY = WorkloadEntry(
     model="paceline.workloads.unet.sections:UNetModel",
     data="paceline.workloads.unet.sections:ImageData",
     traits=Traits(few_shapes=True),
+    use="predict {run} IMAGE.png",
 )

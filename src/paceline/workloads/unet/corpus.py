@@ -3,8 +3,6 @@
 Images may differ in size. Those of a split are concatenated, and so are its masks.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -87,7 +85,7 @@ class ImageCorpus:
     train: ImageSplit
     test: ImageSplit
 
-    def __reduce__(self) -> tuple[Callable[[Path], ImageCorpus], tuple[Path]]:
+    def __reduce__(self) -> "tuple[Callable[[Path], ImageCorpus], tuple[Path]]":
         return open_image_corpus, (self.folder,)  # another process maps the same files instead of copying them
 
 
@@ -95,10 +93,12 @@ def prepare_images(source: PairSource, name: str, cache: Path, log: LogFn, verif
     """Return the corpus from the cache, or build it; `verify` as for `TokenisedCorpus.prepare`."""
     fingerprint = source.fingerprint()
     folder = expand_cache(cache).absolute() / f"images-{name}-{fingerprint[:16]}"
-    return prepare_entry(folder, partial(_find, folder), lambda new: _build(source, fingerprint, new, log), log, verify)
+    return prepare_entry(
+        folder, partial(_open_cached, folder), lambda new: _build_entry(source, fingerprint, new, log), log, verify
+    )
 
 
-def _find(folder: Path, log: LogFn, verify: bool) -> ImageCorpus | None:
+def _open_cached(folder: Path, log: LogFn, verify: bool) -> ImageCorpus | None:
     if not folder.exists():
         return None
     try:
@@ -124,7 +124,7 @@ def open_image_corpus(folder: Path) -> ImageCorpus:
     return ImageCorpus(folder, meta["fingerprint"], ImageKind(meta["channels"], tuple(meta["classes"])), **splits)
 
 
-def _build(source: PairSource, fingerprint: str, folder: Path, log: LogFn) -> None:
+def _build_entry(source: PairSource, fingerprint: str, folder: Path, log: LogFn) -> None:
     files: dict[str, Any] = {}
     counts = []
     for split in SPLITS:

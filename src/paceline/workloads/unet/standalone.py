@@ -59,7 +59,7 @@ class ExportedUNet(nn.Module):
     @torch.no_grad()
     def predict(self, image: str | Path | np.ndarray) -> np.ndarray:
         """Tile by tile, of the size that the model was trained on; the last ones are moved back into the image."""
-        pixels = image if isinstance(image, np.ndarray) else self._read(image)
+        pixels = image if isinstance(image, np.ndarray) else self._read_image(image)
         whole = torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy())
         size, (height, width) = self.config["size"], whole.shape[1:]
         mask = np.zeros((height, width), np.uint8)
@@ -74,7 +74,7 @@ class ExportedUNet(nn.Module):
                 ]
         return mask
 
-    def _read(self, file: str | Path) -> np.ndarray:
+    def _read_image(self, file: str | Path) -> np.ndarray:
         from PIL import Image
 
         with Image.open(file) as picture:

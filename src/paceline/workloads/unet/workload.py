@@ -1,7 +1,5 @@
 """Segmentation: a UNet predicts the class of every pixel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -36,9 +34,8 @@ from paceline.workloads.unet.corpus import (
     make_crops,
     prepare_images,
 )
-from paceline.workloads.unet.folder import FolderSource, read_image
-from paceline.workloads.unet.scenes import SceneSource
 from paceline.workloads.unet.sections import ImageData, UNetModel
+from paceline.workloads.unet.sources import FolderSource, SceneSource, read_image
 from paceline.workloads.unet.standalone import ExportedUNet
 
 EVALUATED_PIXELS = 1 << 17  # in one pass
@@ -131,7 +128,7 @@ class Segmentation(Workload):
         return [*net.down, *net.join]
 
     def suits(self, layout: Layout) -> None:
-        for axis in ("tensor", "pipeline"):
+        for axis in ("tensor", "context", "expert"):
             if getattr(layout, axis) > 1:
                 message = f"parallel.{axis}={getattr(layout, axis)}: not supported; use parallel.strategy=ddp"
                 raise UserError(message, code="not-supported")
@@ -176,10 +173,14 @@ class Segmentation(Workload):
 
     def predict(self, model: nn.Module, batch: Sequence[Tensor]) -> Mapping[str, Any]:
         """Return for each image its mask, the share of each class, and the mean probability of its pixels."""
-        found = [self._mask(model, image) for image in batch]
+        found = [self._predict_mask(model, image) for image in batch]
         masks = np.empty(len(found), object)  # of images that differ in size
         masks[:] = [mask.cpu().numpy() for mask, _ in found]
-        return {"mask": masks, "found": np.array([self._names(mask) for mask in masks]), "sure": [s for _, s in found]}
+        return {
+            "mask": masks,
+            "found": np.array([self._list_classes(mask) for mask in masks]),
+            "sure": [s for _, s in found],
+        }
 
     def export(self, model: nn.Module, folder: Path) -> None:
         shape = self.shape.model_dump(include={"width", "depth", "norm"})
@@ -190,7 +191,7 @@ class Segmentation(Workload):
         shape = (2, self.kind.channels, self.images.size, self.images.size)
         return model, {"images": torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).byte()}
 
-    def _mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
+    def _predict_mask(self, model: nn.Module, image_CHW: Tensor) -> tuple[Tensor, float]:
         size, (height, width) = self.images.size, image_CHW.shape[1:]
         mask, sure = image_CHW.new_zeros((height, width)), 0.0
         for top, above, left, before in iter_tiles(height, width, size):
@@ -202,7 +203,7 @@ class Segmentation(Workload):
             sure += float(chances.sum())
         return mask, sure / (height * width)
 
-    def _names(self, mask: Pixels) -> str:
+    def _list_classes(self, mask: Pixels) -> str:
         shares = np.bincount(mask.flat, minlength=len(self.kind.classes)) / mask.size
         largest = [k for k in np.argsort(-shares, kind="stable") if k and shares[k] >= SHOWN_SHARE]
         return ", ".join(f"{self.kind.classes[k]}: {100 * shares[k]:.1f} %" for k in largest)

@@ -137,7 +137,7 @@ def test_the_verb_measures_ranks_and_the_device(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "has_gpu", lambda: True)
     monkeypatch.setattr(gpu_probes, "measure_gpu", lambda _: made_up())
     path = tmp_path / "new" / "calibration.json"
-    asked = Namespace(measured=None, out=path, ranks="1", threads=0, json=False)
+    asked = Namespace(words=[], measured=None, out=path, ranks="1", threads=0, json=False)
     assert verb.run_calibrate(asked) == 0
     assert read_calibration(path).gpu == parse_accelerator_rates(made_up())
 

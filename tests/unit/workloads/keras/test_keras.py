@@ -90,7 +90,7 @@ def test_a_resumed_run_ends_in_the_same_bits(finished, tmp_path):
 
 
 def test_it_predicts_and_is_exported_as_keras_reads_it(finished, tmp_path):
-    x, y = build_workload(run()).data("test").samples.columns
+    x, y = build_workload(run()).data("test").columns
     trained = paceline.open(finished.path)
     found = trained.predict(list(x.numpy().astype("float32")))
     assert np.mean(found.numbers == y.numpy()) == pytest.approx(finished.metrics["accuracy"])
@@ -141,7 +141,7 @@ def test_a_loss_of_ones_own_weights_and_a_model_without_shapes(tmp_path):
     spec = run({"build": "Unbuilt", "loss": f"{MODELS}:squared", "metrics": ["mae", "r2_score"]}, f"{MODELS}:numbers")
     result = paceline.train(spec, tmp_path, show=False)
     loaded = paceline.open(result.path)
-    x, y, _ = build_workload(spec).data("test").samples.columns
+    x, y, _ = build_workload(spec).data("test").columns
     predicted = loaded.predict(list(x.numpy()))["output"]
     residual, spread = ((y.numpy() - predicted) ** 2).sum(), ((y - y.mean()) ** 2).sum()
     assert result.metrics["loss"] == pytest.approx(residual / len(y), rel=1e-5)
@@ -185,7 +185,7 @@ def test_a_plan_sees_the_real_model():
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        ({"build": "build", "arguments": {"norm": True}}, "batch_normalization (BatchNormalization)"),
+        ({"build": "build", "arguments": {"norm": True}}, None),
         ({"build": "noisy"}, "gaussian_noise (GaussianNoise)"),
         ({"build": "build", "arguments": {"dropout": 0.5}}, None),
     ],
@@ -200,7 +200,7 @@ def test_what_a_mask_leaves_out_does_not_count():
     module, samples = workload.model(), workload.data("train")
     with torch.no_grad():
         parts = [workload.evaluate(module, samples.batch(ids, ids)) for ids in np.array_split(np.arange(14), 3)]
-    words, classes = samples.samples.columns
+    words, classes = samples.columns
     assert sum(int(part["count"]) for part in parts) == int((words > 0).sum())
     assert sum(int(part["confusion"].sum()) for part in parts) == int((words > 0).sum())
     module.original.compile(loss=module.original.loss)

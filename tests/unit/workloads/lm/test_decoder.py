@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from paceline.errors import UserError
 from paceline.planner.cost_model import build_cost_model
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMModel
+from paceline.workloads.lm.standalone import ExportedDecoder
 
 KINDS = {
     "modern": {},
@@ -20,6 +22,7 @@ KINDS = {
     "one key": {"kv_heads": 1},
     "tied": {"tied": True},
     "gpt2": {"tied": True, "positions": "learned", "ffn_kind": "gelu"},
+    "experts": {"experts": 4, "shared_ffn": 8},
 }
 
 
@@ -36,9 +39,9 @@ def some_tokens():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_those_of_the_logits(kind):
-    model = Decoder(shape_of(kind)).double()
+    model = Decoder(shape_of(kind)).double().eval()
     ids, targets = some_tokens()
-    losses = model(ids, targets)
+    losses = model(ids, targets=targets)
     logits = model(ids)
     assert logits.shape == (2, 9, 50)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 9).sum(1)
@@ -57,13 +60,13 @@ def test_the_count_of_parameters_is_that_of_the_weights(kind):
     model = Decoder(shape)
     assert sum(p.numel() for p in model.parameters()) == shape.parameters
     assert dict(shape.named()) == {name: p.numel() for name, p in model.named_parameters()}
-    assert not [name for name in model.state_dict() if not name.endswith("weight")], "no tables of positions"
+    assert not [name for name in model.state_dict() if not name.endswith(("weight", "_proj"))], "no tables of positions"
 
 
 @pytest.mark.parametrize("kind", ["modern", "as many keys"])
 @pytest.mark.parametrize("cut", [1, 2])
 def test_stages_one_after_the_other_are_the_whole(kind, cut):
-    whole = Decoder(shape_of(kind)).double()
+    whole = Decoder(shape_of(kind)).double().eval()
     ids, targets = some_tokens()
     first, last = whole.stage(range(cut)), copy.deepcopy(whole)
     last.tokens = None
@@ -71,7 +74,7 @@ def test_stages_one_after_the_other_are_the_whole(kind, cut):
         del last.layers[str(i)]
     hidden = first(ids)
     assert hidden.shape == (2, 9, 32)
-    assert torch.equal(last(hidden, targets), whole(ids, targets))
+    assert torch.equal(last(hidden, targets=targets), whole(ids, targets=targets))
     assert first.state_dict().keys() | last.state_dict().keys() == whole.state_dict().keys()
     assert not first.state_dict().keys() & last.state_dict().keys()
 
@@ -95,13 +98,40 @@ def test_weights_depend_on_their_names_and_the_seed_alone(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_token_does_not_see_what_comes_after_it_and_the_first_loss_is_a_guess(kind):
     ids, targets = torch.randint(0, 50, (8, 16)), torch.randint(0, 50, (8, 16))
-    model = Decoder(shape_of(kind)).double()
-    assert abs(model(ids, targets).sum().item() / targets.numel() - math.log(50)) < 0.4
+    model = Decoder(shape_of(kind)).double().eval()
+    assert abs(model(ids, targets=targets).sum().item() / targets.numel() - math.log(50)) < 0.4
     changed = ids.clone()
     changed[:, 5:] = (changed[:, 5:] + 1) % 50
     before, after = model(ids), model(changed)
     torch.testing.assert_close(before[:, :5], after[:, :5])
     assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+def test_a_mixture_is_the_weighted_sum_of_its_experts_alone_and_exported():
+    model = Decoder(shape_of("experts")).double().eval()
+    mixture, x = model.layers["0"].ffn, torch.randn(2, 9, 32, dtype=torch.double)
+    scores, chosen = mixture.router(x).float().softmax(-1).topk(2, -1)
+    expected = mixture.shared(x)
+    for k in range(2):
+        weight = (scores[..., k] / scores.sum(-1)).double()[..., None]
+        gate, up = torch.einsum("bsd,bsfd->bsf", x, mixture.experts.gate_up_proj[chosen[..., k]]).chunk(2, -1)
+        down = mixture.experts.down_proj[chosen[..., k]]
+        expected = expected + weight * torch.einsum("bsf,bsdf->bsd", F.silu(gate) * up, down)
+    torch.testing.assert_close(mixture(x)[0], expected)
+    alone = ExportedDecoder(asdict(model.shape)).double()
+    alone.load_state_dict(model.state_dict())
+    ids, _ = some_tokens()
+    torch.testing.assert_close(alone(ids), model(ids))
+
+
+def test_balanced_experts_add_the_least_and_each_sequence_counts_alone():
+    model = Decoder(shape_of("experts"), balance=1.0).double()
+    ids, targets = some_tokens()
+    added = model(ids, targets=targets) - model.eval()(ids, targets=targets)
+    assert (added >= 0.9 * (targets >= 0).sum(1)).all()
+    model.train()
+    one = model(ids[1:], targets=targets[1:])
+    torch.testing.assert_close(one, model(ids, targets=targets)[1:])
 
 
 # Published sizes. GPT-2 124M has 124,439,808 parameters; its biases, 102,144 of them, are left out here.

@@ -5,7 +5,7 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.runlog.run_dir import RunDir
-from paceline.workloads.lm.sample import compute_next_logits, load_language_model
+from paceline.workloads.lm.decoder import compute_next_logits
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,8 @@ def test_a_sample_begins_with_the_prompt_and_follows_the_seed(run):
 def test_a_low_temperature_takes_the_likeliest_token(run):
     import torch
 
-    workload, model = load_language_model(run.path)
+    trained = paceline.open(run.path)
+    workload, model = trained.workload, trained.model
     ids = torch.tensor([[0, *workload.corpus.tokenizer.encode("The", add_special_tokens=False).ids]])
     likeliest = int(compute_next_logits(model, ids).argmax())
     expected = "The" + workload.corpus.tokenizer.decode([likeliest])
@@ -42,7 +43,7 @@ def test_export_has_the_weights_of_the_decoder(run, tmp_path):
     from safetensors.torch import load_file
 
     out = paceline.export(run.path, tmp_path / "lm.safetensors")
-    _, model = load_language_model(run.path)
+    model = paceline.open(run.path).model
     tensors = load_file(out)
     assert tensors.keys() == model.state_dict().keys()
     assert all(tensors[name].equal(value) for name, value in model.state_dict().items())
@@ -69,6 +70,6 @@ def test_wrong_requests_end_with_2(run, capsys, row):
 
 
 def test_runs_of_another_workload_or_without_a_checkpoint_are_refused(small, tiny_lm, tmp_path):
-    for name, spec, said in (("small", small, "run of classifier"), ("young", tiny_lm, "whole checkpoint")):
+    for name, spec, said in (("small", small, "whole checkpoint"), ("young", tiny_lm, "whole checkpoint")):
         with pytest.raises(paceline.UserError, match=said):
             paceline.sample(RunDir.claim(tmp_path, name, spec).path, "a")

@@ -15,11 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from synthetic_counts import generate_synthetic_data, zipf_documents
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.matrices import Csr, to_dense, to_sparse
 from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks, split_ranges
-from paceline.workloads.topics.counts.synthetic import generate_synthetic_data, zipf_documents
 from paceline.workloads.topics.files import disk_counts
 from paceline.workloads.topics.files.datasets import NumpyDiskDataset, TorchDiskDataset
 from paceline.workloads.topics.files.disk_counts import NpyCounts
@@ -212,22 +212,6 @@ def test_files_stored_by_columns_work_and_say_that_they_are_slow(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(read_counts(on_disk(tmp_path, X)), NpyCounts)
-
-
-def test_changes_in_a_private_memory_map_are_counted_and_kept(tmp_path):
-    private = np.load(on_disk(tmp_path, X), mmap_mode="c")
-    private[3, 4] = 77
-    assert whole(read_counts(private))[3, 4] == 77
-    assert private[3, 4] == 77
-
-
-def test_files_stored_by_columns():
-    matrix = X.astype(np.float64)
-    matrix[3, 5], matrix[20, 2], matrix[50, 32] = 300, 70_000, 0.5
-    array = np.asfortranarray(matrix)
-    assert (whole(disk_counts.MappedCounts(array, "x", fractional=True), block_bytes=400) == matrix).all()
-    with pytest.raises(UserError, match="document 50, term 32"):
-        whole(disk_counts.MappedCounts(array, "x"))
 
 
 def with_value(value):
@@ -428,14 +412,6 @@ def test_rows_with_few_zeros_stay_rows(tmp_path, scanned):
     assert np.array_equal(np.concatenate(rows), matrix)
 
 
-def test_without_numba_rows_are_read_as_they_are(tmp_path, scanned, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    np.save(tmp_path / "x.npy", np.eye(60, dtype=np.float32))
-    found = list(iterate_blocks(read_counts(tmp_path / "x.npy"), block_bytes=2400, without_zeros=True))
-    assert not scanned
-    assert np.array_equal(np.concatenate([block.values for block in found]), np.eye(60))
-
-
 def test_datasets_give_rows(tmp_path):
     data = NumpyDiskDataset(on_disk(tmp_path, X), indices=[5, 2])
     assert (len(data), data.num_terms, data.shape) == (2, 33, X.shape)
@@ -472,17 +448,6 @@ def test_synthetic_counts_beyond_a_byte_and_on_a_device():
     there, shares, _ = generate_synthetic_data(20, 10, 2, avg_doc_length=20_000, device="meta")
     assert (there.dtype, there.device.type, shares.device.type) == (torch.int32, "meta", "meta")
     assert zipf_documents(9, 90, 2, device="meta")[0].layout == torch.sparse_csr
-
-
-def test_text_like_documents():
-    counts, loadings, factors = zipf_documents(600, 900, 5, avg_doc_length=80, seed=1)
-    assert compute_totals(counts).per_document.mean() == pytest.approx(80, rel=0.1)
-    assert whole(counts).shape == (600, 900)
-    sums = compute_totals(counts).per_term
-    expected = compute_totals(counts).per_document @ loadings @ factors
-    assert np.corrcoef(sums, expected)[0, 1] > 0.99
-    assert sums[:90].sum() > 0.5 * sums.sum()
-    assert (whole(zipf_documents(600, 900, 5, avg_doc_length=80, seed=1)[0]) == whole(counts)).all()
 
 
 def test_negative_whole_numbers():

@@ -11,9 +11,9 @@ import scipy.sparse as sp
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from synthetic_counts import exact_loss
 
 from paceline.trainer.passes import FitEnd
-from paceline.workloads.topics.counts.matrices import DocumentBlock
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.fitting.engine import LEAST, AcceleratedEM
 from paceline.workloads.topics.fitting.passes import cut_evenly, make_cpu_pass
@@ -25,7 +25,7 @@ from paceline.workloads.topics.fitting.problem import (
     find_first_topics,
     sample_documents,
 )
-from paceline.workloads.topics.result.new_documents import exact_loss, infer_mixtures
+from paceline.workloads.topics.result.new_documents import infer_mixtures
 from paceline.workloads.topics.sections import STARTS, FitOptions
 from paceline.workloads.topics.workload import TopicPasses
 
@@ -256,16 +256,6 @@ def test_a_fit_with_few_losses_goes_on_from_a_checkpoint_as_if_there_had_been_no
     assert all(map(torch.equal, again.fit.result(), whole.fit.result()))
 
 
-def test_where_it_stops(planted):
-    X, _, _ = planted
-    begun = build_problem(read_counts(X)).begin(3, FitOptions(start="race", seed=0, passes=4))
-    for _ in range(4):
-        assert begun.end is None
-        begun.step()
-    assert begun.end is FitEnd.MOST_PASSES
-    assert not begun.converged
-
-
 def test_a_fit_ends_when_its_topics_no_longer_change_and_its_progress_never_falls():
     rng = np.random.default_rng(1)
     X = rng.poisson(12 * rng.dirichlet(np.full(6, 0.5), 200) @ rng.dirichlet(np.full(150, 0.2), 6))
@@ -401,30 +391,6 @@ def test_no_document_is_left_half_way():
     assert above.max() < 1e-3
 
 
-def test_without_numba_plain_torch_gives_the_same(planted, monkeypatch, capsys):
-    import importlib.util
-
-    from paceline.workloads.topics.fitting import passes as rows
-
-    X, L, F = planted
-    block = read_counts(sp.csr_array(X)).block(0, 200)
-    fast = make_cpu_pass(block, torch.ones(60) / 60)
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "numba" else find(name))
-    rows.warn_slow_fallback.cache_clear()
-    plain = make_cpu_pass(DocumentBlock(0, block.values), torch.ones(60) / 60)
-    assert type(plain) is not type(fast)
-    assert "pip install" in capsys.readouterr().err
-    found = []
-    for work in (fast, plain):
-        shares, sums = torch.tensor(L).float(), torch.zeros(60, 3)
-        loss = float(work(shares, torch.tensor(F.T).float(), sums, rows="em"))
-        found.append((loss, shares, sums))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found[0][2], found[1][2], rtol=1e-4, atol=1e-5)
-
-
 def test_momentum_is_nesterovs():
     """The leaps of an undisturbed fit: 0, then (t - 1) / t' with t' = (1 + sqrt(1 + 4 t^2)) / 2."""
     counts = read_counts(sp.csr_array(np.eye(6, dtype=int) + 1))
@@ -434,6 +400,6 @@ def test_momentum_is_nesterovs():
     for _ in range(4):
         following = (1 + math.sqrt(1 + 4 * t * t)) / 2
         leaps.append((t - 1) / following if leaps else 0.0)
-        assert fit._leap() == pytest.approx(leaps[-1])
+        assert fit._compute_leap() == pytest.approx(leaps[-1])
         fit.step()
         t = following

@@ -17,7 +17,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from paceline.workloads.topics.estimator import TopicModel
+from paceline.workloads.topics.in_process import TopicModel
 
 CHECKS = list(estimator_checks_generator(TopicModel(k=2)))
 
@@ -108,7 +108,7 @@ def test_without_scikit_learn_there_is_one_clear_line():
         import sys
         sys.modules["sklearn"] = sys.modules["sklearn.base"] = None
         from paceline.errors import UserError
-        from paceline.workloads.topics.estimator import TopicModel
+        from paceline.workloads.topics.in_process import TopicModel
         try:
             TopicModel(k=3)
         except UserError as error:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from synthetic_counts import exact_loss, generate_synthetic_data
 
 import paceline.topics as pt
 from paceline.errors import UserError
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
 
 @pytest.fixture(scope="module")
 def made():
-    X, _, _ = pt.generate_synthetic_data(n=150, m=90, k=3, avg_doc_length=500, seed=2)
+    X, _, _ = generate_synthetic_data(n=150, m=90, k=3, avg_doc_length=500, seed=2)
     X = X.toarray() if sp.issparse(X) else np.array(X)
     X[7], X[:, 11] = 0, 0
     return X.astype(np.int64)
@@ -39,8 +40,8 @@ def test_a_fit_is_that_of_the_same_counts_on_the_host(made, dtype):
     assert there.values.dtype == torch.uint8
     model, same = pt.fit(there, k=3), pt.fit(made, k=3)
     assert model.loss == pytest.approx(same.loss, rel=1e-6)
-    assert model.loss == pytest.approx(pt.exact_loss(made, model.L, model.F), rel=1e-6)
-    assert pt.exact_loss(there, model.L, model.F) == pytest.approx(pt.exact_loss(made, model.L, model.F), rel=1e-12)
+    assert model.loss == pytest.approx(exact_loss(made, model.L, model.F), rel=1e-6)
+    assert exact_loss(there, model.L, model.F) == pytest.approx(exact_loss(made, model.L, model.F), rel=1e-12)
 
 
 @pytest.mark.parametrize("start", ["auto", "least_squares", "random"])
@@ -48,7 +49,7 @@ def test_nonzeros_on_a_device(made, start):
     there = from_tensor(csr(made))
     model, same = pt.fit(there, k=3, start=start), pt.fit(sp.csr_array(made), k=3, start=start)
     assert model.loss == pytest.approx(same.loss, rel=1e-5)
-    assert pt.exact_loss(there, model.L, model.F) == pytest.approx(pt.exact_loss(made, model.L, model.F), rel=1e-12)
+    assert exact_loss(there, model.L, model.F) == pytest.approx(exact_loss(made, model.L, model.F), rel=1e-12)
 
 
 def test_nonzeros_that_are_given_twice_or_are_zero_are_no_problem(made):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-import threading
 import zlib
 
 import numpy as np
@@ -16,11 +15,11 @@ import scipy.sparse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from synthetic_counts import zipf_documents
 
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.topics.counts.matrices import Counts, Csr, to_dense
 from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
-from paceline.workloads.topics.counts.synthetic import zipf_documents
 from paceline.workloads.topics.files import shard_format
 from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.shards import read_shards, write_shards
@@ -242,16 +241,6 @@ def test_what_is_there_is_not_overwritten(folder, tmp_path):
     with pytest.raises(UserError, match="all 3 x 2 counts are zero"):
         convert(np.zeros((3, 2)), tmp_path / "zeros")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "shards"]
-
-
-def test_two_threads_read_the_same_shards(folder):
-    counts, seen = read_shards(folder), []
-    threads = [threading.Thread(target=lambda: seen.append((rows_of(counts) == X).all())) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == [True, True]
 
 
 @pytest.mark.parametrize(

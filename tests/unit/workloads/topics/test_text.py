@@ -71,15 +71,6 @@ def test_numbers_and_markup_are_no_terms_unless_asked_for():
     assert "numbers" not in kept.rules()
 
 
-@pytest.mark.parametrize("pattern", [r"[a-zA-Z]{3,}", r"(?u)\b\w\w+\b", r"\b(\w)\w+\b"])
-def test_the_same_on_other_patterns(pattern):
-    theirs = CountVectorizer(token_pattern=pattern, stop_words=sorted(ENGLISH))
-    expected = theirs.fit_transform(TEXTS).toarray()
-    counts = read_text(TEXTS, TextOptions(token_pattern=pattern, min_df=1, max_df=1.0))
-    assert counts.vocabulary == theirs.get_feature_names_out().tolist()
-    assert (dense(counts) == expected).all()
-
-
 def test_the_most_frequent_terms():
     options = TextOptions(min_df=1, max_df=1.0, max_terms=3)
     assert read_text(TEXTS, options).vocabulary == ["cat", "dog", "stock"]

@@ -15,6 +15,8 @@ def hf(tmp_path_factory):
     hf_models.save("gpt2", folder / "gpt2")
     hf_models.save("bert", folder / "bert", "AutoModelForSequenceClassification")
     hf_models.save("t5", folder / "t5", "AutoModelForSeq2SeqLM")
+    hf_models.save_chat(folder / "chat")
+    hf_models.write_chats(folder / "chat.jsonl", 100)
     hf_models.write_task_data(folder / "data")
     hf_models.labelled(folder / "texts.csv")
     (folder / "texts.txt").write_text("\n".join(hf_models.TEXTS * 40))

@@ -15,7 +15,7 @@ from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import build_workload
 from paceline.workloads.transformers.samples import MaskedWindows, MaskRule
-from paceline.workloads.transformers.tasks import TASKS
+from paceline.workloads.transformers.sections import TASKS
 
 ROWS = {
     "t5": "seq2seq_lm",

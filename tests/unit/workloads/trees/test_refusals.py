@@ -10,6 +10,7 @@ from paceline.workloads.trees.workload import USED_TRAIN_KEYS
 
 QUERIES = "q,a,b,y\n" + "".join(f"{i // 5},{i % 7},{i % 4},{i % 3}\n" for i in range(60))
 CLEAN = "a,b,town,y\n" + "".join(f"{i % 7},{i % 3},{'AB'[i % 2]},{'no' if i % 5 else 'yes'}\n" for i in range(60))
+WORDY = CLEAN + "".join(f"1,2,w{i},no\n" for i in range(300))
 NUMBERS = CLEAN.replace("no", "0.5").replace("yes", "1.5")
 NO_WORDS = {"data.categories": []}
 
@@ -32,7 +33,7 @@ def reject(tmp_path, text, given=(), name="table.csv"):
     [
         (CLEAN, {"data.label": "Y"}, "data.label", "a, b, town, y"),
         (CLEAN.replace("yes", "no"), {}, "data.label", "data.label=y"),
-        (CLEAN, NO_WORDS, "data.categories", "data.categories=[town]"),
+        (WORDY, NO_WORDS, "data.ignore", "data.categories=[town]"),
         (CLEAN, {"data.categories": ["town", "city"]}, "data.categories", "city"),
         (CLEAN, {"data.categories": ["town", "y"]}, "data.label", "'y'"),
         (CLEAN, {"data.ignore": ["y"]}, "data.label", "'y'"),
@@ -99,7 +100,9 @@ def test_parameters_are_checked_before_the_table_is_read(given, shown):
 
 def test_a_test_table_with_a_new_class_or_without_a_column(tmp_path):
     test = tmp_path / "test.csv"
-    for text, key in ((CLEAN.replace("yes", "maybe"), "data.label"), (CLEAN.replace("b,", "c,", 1), "data.test_path")):
+    replaced = {"yes": "maybe", "b,": "c,", "6,2,": "6,two,"}
+    for (old, new), key in zip(replaced.items(), ("data.label", "data.test_path", "b"), strict=True):
+        text = CLEAN.replace(old, new, 1)
         test.write_text(text)
         assert reject(tmp_path, CLEAN, {"data.test_path": str(test)}).key == key
 

@@ -6,6 +6,7 @@ import os
 import lightgbm
 import numpy as np
 import onnxruntime
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -15,12 +16,12 @@ import xgboost
 import paceline
 from paceline import train
 from paceline.config import build_spec
+from paceline.data.prepared_table import prepare_table
 from paceline.errors import UserError
 from paceline.inference.export import export
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.workloads.trees.plots import draw_tree_plots
-from paceline.workloads.trees.table import prepare_table
 from paceline.workloads.trees.tree_model import FittedTrees
 
 ROWS = 600
@@ -45,6 +46,32 @@ def folder(tmp_path_factory):
     pyarrow.parquet.write_table(table, folder / "table.parquet")
     np.savez(folder / "table.npz", X=X, y=late, weight=weight.astype(np.float32))
     return folder
+
+
+def test_types_need_no_configuration(tmp_path):
+    """Booleans, dates, numbers among words and gaps, as pandas writes them: the same trees from csv and Parquet."""
+    random, rows = np.random.default_rng(0), 300
+    days = pd.Timestamp("2024-02-28") + pd.to_timedelta(random.integers(0, 90, rows), unit="D")
+    frame = pd.DataFrame(
+        {"day": days, "moment": days.tz_localize("UTC") + pd.Timedelta("90s"), "n": random.normal(size=rows)}
+    )
+    frame["flag"] = random.random(rows) < 0.5
+    frame["gaps"] = np.where(random.random(rows) < 0.2, None, frame.flag)
+    frame["mixed"] = np.where(np.arange(rows) < 200, random.integers(0, 4, rows).astype(str), "unknown")
+    frame["rich"] = (frame.n + frame.flag + (days > "2024-04-10") + (frame.mixed == "3")) > 1.2
+    models = []
+    for kind in ("csv", "parquet"):
+        getattr(frame, f"to_{kind}")(tmp_path / f"t.{kind}", index=False)
+        data = {"path": str(tmp_path / f"t.{kind}"), "label": "rich", "cache": str(tmp_path)}
+        run = train({"name": kind, "workload": "trees", "data": data, "train": {"steps": 3}}, tmp_path, show=False)
+        models.append((run.path / "model.json").read_bytes())
+    assert models[0] == models[1]
+    model = paceline.open(run.path)
+    assert model.classes == ("False", "True")
+    assert model.fitted.coding.categories == {"mixed": ["0", "1", "2", "3", "unknown"]}
+    as_text = model.predict([{name: str(value) for name, value in row.items()} for row in frame.to_dict("records")])
+    assert np.array_equal(as_text.probabilities, model.predict(frame.to_dict("records")).probabilities)
+    assert (np.array(as_text.labels) == frame.rich.astype(str)).mean() > 0.85
 
 
 @pytest.fixture

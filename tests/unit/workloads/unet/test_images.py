@@ -17,8 +17,8 @@ from paceline.planner.cost_model import build_cost_model
 from paceline.workload import build_workload
 from paceline.workloads.unet import corpus as samples
 from paceline.workloads.unet.corpus import IGNORED, Crops, Tiles, iter_tiles, make_crops, open_image_corpus
-from paceline.workloads.unet.scenes import DRAWS, SceneSource, draw_digit
 from paceline.workloads.unet.sections import ImageData
+from paceline.workloads.unet.sources import DRAWS, SceneSource, draw_digit
 
 SCENES = {"scenes": 12, "size": 40, "digits_per_scene": 2, "test_fraction": 0.3}
 
@@ -204,7 +204,6 @@ def test_a_wrong_folder_is_refused_in_one_line(folder, tmp_path, harm, said):
         ({"data": {"digits": "mnist", "path": "/nowhere"}}, "no such file"),
         ({"data": {"size": 16}}, "use 32 or more"),
         ({"data": {"size": 50}}, "use 48 or 56"),
-        ({"parallel": {"ranks": 2, "pipeline": 2}}, "parallel.pipeline=2"),
         ({"model": {"norm": "sync_batch"}, "parallel": {"ranks": 2, "device": "cpu"}}, "use model.norm=group"),
     ],
 )
@@ -241,5 +240,5 @@ def test_a_plan_of_a_folder_looks_at_a_few_pairs_and_says_so(folder, tmp_path_fa
     assert (images.kind.channels, images.kind.classes) == (3, ("0", "1", "2"))
     assert (len(seen.samples), seen.assumptions) == (2, ())
     assert seen.held_out == round((4 + 1 + 3) / 3), "tiles of 32 × 32 pixels, of the mean image"
-    monkeypatch.setattr("paceline.workloads.unet.folder.MAX_PIXELS", 1)
+    monkeypatch.setattr("paceline.workloads.unet.sources.MAX_PIXELS", 1)
     assert images.outline().assumptions == ("3 classes, and images as large, as in 1 of 3 pairs",)

@@ -1,7 +1,5 @@
 """Found in place of Horovod while `python -m paceline.horovod` runs a script: torch, tensorflow and keras are ours."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -10,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import paceline.horovod as torch
-from paceline.horovod import elastic, functions, optimizer, reduction, sync_batch_norm
-from paceline.horovod.unsupported import UnsupportedHorovodModule, run
+from paceline.horovod import async_ops, elastic, functions, optimizer
+from paceline.horovod.world import UnsupportedHorovodModule, run
 
 __version__ = "0.28.1"  # whose interface this is
 __all__ = ["run", "torch"]
@@ -48,8 +46,8 @@ sys.modules |= {
     f"{__name__}.torch.elastic.sampler": elastic,
     f"{__name__}.torch.elastic.state": elastic,
     f"{__name__}.torch.optimizer": optimizer,
-    f"{__name__}.torch.sync_batch_norm": sync_batch_norm,
-    f"{__name__}.torch.compression": reduction,
+    f"{__name__}.torch.sync_batch_norm": functions,
+    f"{__name__}.torch.compression": async_ops,
     f"{__name__}.torch.functions": functions,
     f"{__name__}.torch.mpi_ops": torch,
 }

@@ -3,8 +3,6 @@
 Nothing happens until the script imports torch. Then hooks are set, once, that note its steps (`hooks.py`).
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.util

@@ -221,7 +221,9 @@ class Panel {
       const error = `${row.room} on each, up to ${row.most}`;
       this.answer("fit", row.tight ? "May not" : "Yes", `${plural(n)}, ${row.layout}: ${error}`, row.tight ? "bad" : "good");
       this.answer("long", row.hours === null ? `${row.step} per ${data.step}` : row.long, row.hours === null ? "the number of samples is not known" : `${row.step} per ${data.step}, ${row.speedup} the speed of ${found.base}`);
-      this.answer("money", row.usd === null ? "-" : `${amount(row.usd)} USD`, row.usd === null ? "set a price" : `${row.kwh} kWh${row.spot === null ? "" : `; ${amount(row.spot)} USD on spot instances`}`);
+      const spot = row.spot === null ? "" : "on spot instances", usd = row.usd ?? row.spot;
+      const note = usd === null ? "set a price" : `${row.kwh} kWh${spot && `; ${row.usd === null ? "" : `${amount(row.spot)} USD `}${spot}`}`;
+      this.answer("money", usd === null ? "-" : `${amount(usd)} USD`, note);
       const parts = [...row.time].sort((a, b) => b[1] - a[1]), share = Math.round((100 * parts[0][1]) / row.step_s);
       this.answer("back", data.times[parts[0][0]], `${share} % of a ${data.step}${parts[1] ? `; then ${data.times[parts[1][0]]}, ${parts[1][2]}` : ""}`);
     } else {

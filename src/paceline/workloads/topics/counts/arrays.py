@@ -1,7 +1,5 @@
 """Make counts of what is in memory: arrays, scipy matrices, tensors; those of a device may stay there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -124,7 +122,7 @@ class DeviceCounts(Counts):
         return self.values if self.sparse else (self.values,)
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> "torch.device":
         return self.tensors[0].device
 
     @property
@@ -142,7 +140,7 @@ class DeviceCounts(Counts):
     def weights(self) -> np.ndarray:
         return self.values[0].diff().cpu().numpy() if self.sparse else super().weights()
 
-    def part(self, start: int, stop: int) -> DeviceCounts:
+    def part(self, start: int, stop: int) -> "DeviceCounts":
         if not self.sparse:
             return replace(self, values=self.values[start:stop])
         pointer, index, count = self.values
@@ -153,7 +151,7 @@ class DeviceCounts(Counts):
         parts = [part.cpu().numpy() for part in self.part(start, stop).tensors]
         return DocumentBlock(start, Csr(*parts) if self.sparse else parts[0])
 
-    def take_ranges(self, ranges: Sequence[tuple[int, int]]) -> DeviceCounts:
+    def take_ranges(self, ranges: Sequence[tuple[int, int]]) -> "DeviceCounts":
         import torch
 
         pointer, index, count = self.values
@@ -189,7 +187,7 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
     return DeviceCounts((pointer, index.to(torch.int32), count), terms, fractional=fractional)
 
 
-def upload_counts(counts: Counts, device: torch.device) -> DeviceCounts:
+def upload_counts(counts: Counts, device: "torch.device") -> DeviceCounts:
     import torch
 
     block = counts.block(0, counts.documents)
@@ -208,7 +206,7 @@ def convert_on_device(values: Tensor, fractional: bool, place: Locator) -> Tenso
     if values.is_complex():
         raise InvalidData(f"{THE_TENSOR}: holds complex numbers; counts are whole numbers")
     pieces = values.view(-1).split(PIECE)
-    least, largest, whole = torch.stack([_summarise(piece) for piece in pieces]).T
+    least, largest, whole = torch.stack([_find_range(piece) for piece in pieces]).T
     low, high = float(least.amin()), float(largest.amax())
     kind = find_integer_type(high) if bool(whole.all()) and low >= 0 else None
     if kind is None:
@@ -224,7 +222,7 @@ def convert_on_device(values: Tensor, fractional: bool, place: Locator) -> Tenso
     return torch.cat([piece.to(dtype) for piece in pieces]).view(values.shape)
 
 
-def _summarise(piece: Tensor) -> Tensor:
+def _find_range(piece: Tensor) -> Tensor:
     import torch
 
     piece = piece if piece.is_floating_point() else piece.long()

@@ -1,7 +1,5 @@
 """Matrices of counts, documents by terms: blocks of rows, dense or sparse, each in its smallest exact type."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -73,15 +71,15 @@ class WideningArray:
         with np.errstate(invalid="ignore", over="ignore"):
             for start in range(0, numbers.size, CHUNK):
                 chunk = numbers[start : start + CHUNK]
-                if not self._fits(chunk):
+                if not self._store_if_it_fits(chunk):
                     wider = np.empty(self.values.size, self._find_type(chunk))
                     wider[: self.done] = self.values[: self.done]
                     self.values = wider
-                    fits = self._fits(chunk)
+                    fits = self._store_if_it_fits(chunk)
                     assert fits, "the wider type does not hold the numbers either"
                 self.done += chunk.size
 
-    def _fits(self, chunk: np.ndarray) -> bool:
+    def _store_if_it_fits(self, chunk: np.ndarray) -> bool:
         target = self.values[self.done : self.done + chunk.size]
         limit = LARGEST.get(self.values.dtype)
         if limit is not None and chunk.dtype.kind in "uib" and (chunk.min() < 0 or chunk.max() > limit):
@@ -95,21 +93,21 @@ class WideningArray:
 
     def _find_type(self, chunk: np.ndarray) -> np.dtype:
         if chunk.dtype.kind == "f":
-            self._reject(chunk, ~np.isfinite(chunk), "every count must be a finite number")
-        self._reject(chunk, chunk < 0, "a count cannot be negative")
+            self._reject_counts(chunk, ~np.isfinite(chunk), "every count must be a finite number")
+        self._reject_counts(chunk, chunk < 0, "a count cannot be negative")
         broken = chunk != np.trunc(chunk)
         if not self._fractional:
-            self._reject(
+            self._reject_counts(
                 chunk, broken, "counts are whole numbers; to allow fractions pass  fractional=True  (--fractional)"
             )
-            self._reject(chunk, chunk > LARGEST[np.dtype(np.int32)], "the largest count is 2,147,483,647")
+            self._reject_counts(chunk, chunk > LARGEST[np.dtype(np.int32)], "the largest count is 2,147,483,647")
         kind = None if broken.any() else find_integer_type(chunk.max())
         if kind is None:
-            self._reject(chunk, chunk > np.finfo(np.float32).max, "numbers up to 3.4e38 are possible")
+            self._reject_counts(chunk, chunk > np.finfo(np.float32).max, "numbers up to 3.4e38 are possible")
             return FRACTIONS
         return np.promote_types(kind, self.values.dtype) if self.values.dtype != FRACTIONS else FRACTIONS
 
-    def _reject(self, chunk: np.ndarray, bad: np.ndarray, reason: str) -> None:
+    def _reject_counts(self, chunk: np.ndarray, bad: np.ndarray, reason: str) -> None:
         if bad.any():
             at = int(bad.argmax())
             value = float(chunk[at])
@@ -146,11 +144,11 @@ class Csr:
     def row_numbers(self) -> np.ndarray:
         return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.indptr))
 
-    def select(self, chosen: np.ndarray, data: np.ndarray) -> Csr:
+    def select(self, chosen: np.ndarray, data: np.ndarray) -> "Csr":
         before = np.concatenate(([0], np.cumsum(chosen, dtype=np.int64)))
         return Csr(before[self.indptr], self.indices[chosen], data[chosen])
 
-    def slice_rows(self, start: int, stop: int) -> Csr:
+    def slice_rows(self, start: int, stop: int) -> "Csr":
         first, last = int(self.indptr[start]), int(self.indptr[stop])
         indptr = self.indptr[start : stop + 1]
         return Csr(indptr - first if first else indptr, self.indices[first:last], self.data[first:last])

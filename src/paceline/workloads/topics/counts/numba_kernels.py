@@ -3,8 +3,6 @@
 Numbers that are not counts up to 65,535 are left to `matrices.WideningArray`.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -34,6 +32,7 @@ def compile_kernel(function=None, *, fastmath=True):
 
 
 def can_scan(dtype: np.dtype) -> bool:
+    """Return whether `NonzeroScanner` reads numbers of this type."""
     return dtype.isnative and dtype.kind in "buif" and (dtype.kind != "f" or dtype.itemsize in (4, 8))
 
 
@@ -48,7 +47,7 @@ class NonzeroScanner:
     def add(self, rows: np.ndarray) -> bool:
         values = rows.view(np.uint8) if rows.dtype == np.bool_ else rows
         ends = self.indptr[self.rows + 1 : self.rows + 1 + len(rows)]
-        found = _scan(values, values.view(f"u{values.itemsize}"), self.indices, self.data, self.count, ends)
+        found = _scan_rows(values, values.view(f"u{values.itemsize}"), self.indices, self.data, self.count, ends)
         if found == NOT_TAKEN:
             return False
         self.rows, self.count = self.rows + len(rows), found
@@ -61,7 +60,7 @@ class NonzeroScanner:
 
 
 @compile_kernel(fastmath=False)  # NaN must be seen
-def _scan(values, bits, indices, data, count, ends):
+def _scan_rows(values, bits, indices, data, count, ends):
     """Append the nonzeros of each row, and where they end; return how many there are then, or NOT_TAKEN."""
     rows, terms = values.shape
     room = len(indices) - AT_ONCE
@@ -135,7 +134,7 @@ def run_em_step(indptr, indices, data, L, Ft, S, want_loss):
     """Make one EM step for each row of L, S from the rows before it; return the sum of -x log p before it."""
     rows, k = L.shape
     K = Ft.shape[1]
-    longest = _longest(indptr)
+    longest = _find_longest_row(indptr)
     p, x = np.empty(longest, np.float32), np.empty(longest, np.float32)
     bits = p.view(np.int32)
     u, g = np.zeros(K, np.float32), np.empty(K, np.float32)
@@ -175,7 +174,7 @@ def run_newton_step(indptr, indices, data, L, Ft, S, want_loss):
     """Make one Newton step for each row of L, S from the rows after it; return the sum of -x log p before it."""
     rows, k = L.shape
     K = Ft.shape[1]
-    longest = _longest(indptr)
+    longest = _find_longest_row(indptr)
     p, x = np.empty(longest, np.float32), np.empty(longest, np.float32)
     bits = p.view(np.int32)
     u, g, H = np.zeros(K, np.float32), np.empty(K, np.float32), np.empty((k, K), np.float32)
@@ -186,7 +185,7 @@ def run_newton_step(indptr, indices, data, L, Ft, S, want_loss):
         if count == 0:
             continue
         u[:k] = L[i]
-        _newton_step(indices[first : first + count], data[first : first + count], Ft, (u, g, H), x, p)
+        _minimise_quadratic_model(indices[first : first + count], data[first : first + count], Ft, (u, g, H), x, p)
         if want_loss:
             loss -= _sum_x_log(x, p, bits, count)
         L[i] = u[:k]
@@ -206,7 +205,7 @@ def solve_rows(indptr, indices, data, L, Ft, steps, tolerance):
     """Make Newton steps for each row of L until its loss changes by `tolerance`; return the sum of -x log p."""
     rows, k = L.shape
     K = Ft.shape[1]
-    longest = _longest(indptr)
+    longest = _find_longest_row(indptr)
     p, x = np.empty(longest, np.float32), np.empty(longest, np.float32)
     bits = p.view(np.int32)
     u, g, H = np.zeros(K, np.float32), np.empty(K, np.float32), np.empty((k, K), np.float32)
@@ -220,7 +219,7 @@ def solve_rows(indptr, indices, data, L, Ft, steps, tolerance):
         best = HUGE
         for _ in range(steps + 1):
             now = u[:k].copy()
-            _newton_step(indices[first : first + count], data[first : first + count], Ft, (u, g, H), x, p)
+            _minimise_quadratic_model(indices[first : first + count], data[first : first + count], Ft, (u, g, H), x, p)
             found = -_sum_x_log(x, p, bits, count)  # of the row before that step
             gain = best - found
             if gain > 0:
@@ -235,7 +234,7 @@ def solve_rows(indptr, indices, data, L, Ft, steps, tolerance):
 
 
 @compile_kernel
-def _newton_step(indices, data, Ft, model, x, p):
+def _minimise_quadratic_model(indices, data, Ft, model, x, p):
     """Set u of one document to the minimum of a quadratic model of its loss, (u, gradient, curvature), and p, x.
 
     Coordinate descent finds it; no share falls below a part of its value.
@@ -280,7 +279,7 @@ def _newton_step(indices, data, Ft, model, x, p):
 
 
 @compile_kernel
-def _longest(indptr):
+def _find_longest_row(indptr):
     longest = 0
     for i in range(len(indptr) - 1):
         longest = max(longest, indptr[i + 1] - indptr[i])

@@ -1,8 +1,5 @@
 """Iterate over blocks of documents, reading ahead of the consumer, and sum them up."""
 
-from __future__ import annotations
-
-import importlib.util
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,15 +18,6 @@ Read = Callable[[int, int], DocumentBlock]
 TOTALS_BLOCK_BYTES = 16 << 20
 
 
-def can_find_nonzeros(counts: Counts) -> bool:
-    return hasattr(counts, "nonzero_rows") and has_numba()
-
-
-def has_numba() -> bool:
-    """Whether numba is installed: it is a dependency, but not available for every machine and Python."""
-    return importlib.util.find_spec("numba") is not None
-
-
 def iterate_blocks(
     counts: Counts,
     start: int = 0,
@@ -43,13 +31,14 @@ def iterate_blocks(
     A thread reads what is on disk READ_AHEAD blocks ahead. `without_zeros`: rows of mostly zeros come as nonzeros.
     """
     ranges = split_ranges(counts, start, counts.documents if stop is None else stop, block_bytes)
-    read = _make_scanning_reader(counts) if without_zeros and has_numba() else counts.block
+    read = _make_scanning_reader(counts) if without_zeros else counts.block
     if counts.resident or len(ranges) < 2:
         return (read(first, last) for first, last in ranges)
     return _read_ahead(read, ranges)
 
 
 def _make_scanning_reader(counts: Any) -> Read:
+    """Make a reader of blocks that looks for nonzeros as it reads, until two blocks in a row have too few zeros."""
     failed = 0 if hasattr(counts, "nonzero_rows") else MAX_FAILED_SCANS
 
     def read(first: int, last: int) -> DocumentBlock:

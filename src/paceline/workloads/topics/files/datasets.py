@@ -1,7 +1,5 @@
 """Rows of a matrix as torch datasets: from memory, or from a file that stays on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from paceline.errors import InvalidData, UserError
+from paceline.errors import InvalidData, UserError, get_first_line
 from paceline.workloads.topics.counts.matrices import Counts, check_matrix
 from paceline.workloads.topics.files.disk_counts import MappedCounts
-from paceline.workloads.topics.files.reading import get_first_line, read_counts
+from paceline.workloads.topics.files.reading import read_counts
 
 
 class MatrixRows(Dataset[Tensor]):
@@ -48,7 +46,7 @@ class MatrixRows(Dataset[Tensor]):
         rows: Any = self
         if self.all_rows:
             return rows._read_all(fractional)
-        return read_counts(rows._matrix()[list(self.indices)], fractional=fractional)
+        return read_counts(rows._open_matrix()[list(self.indices)], fractional=fractional)
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker process maps the file itself, instead of receiving its contents."""
@@ -67,9 +65,9 @@ class NumpyDiskDataset(MatrixRows):
         self._choose_rows(indices)
 
     def __getitem__(self, idx: int) -> Tensor:
-        return torch.tensor(self._matrix()[self.indices[idx]], dtype=torch.float32)
+        return torch.tensor(self._open_matrix()[self.indices[idx]], dtype=torch.float32)
 
-    def _matrix(self) -> np.ndarray:
+    def _open_matrix(self) -> np.ndarray:
         if self.data_path is None:
             return self.data
         if self.mmap_data is None:
@@ -89,23 +87,23 @@ class TorchDiskDataset(MatrixRows):
         self.data_path = require_data_file(data)
         self.data, self.mmap_supported = None, True
         try:
-            self.shape = tuple(self._load(mmap=True).shape)
+            self.shape = tuple(self._load_tensor(mmap=True).shape)
         except RuntimeError:  # the format of torch before 1.6
-            self.data, self.mmap_supported = self._load(mmap=False), False
+            self.data, self.mmap_supported = self._load_tensor(mmap=False), False
             self.shape = tuple(self.data.shape)
         self._choose_rows(indices)
 
     def __getitem__(self, idx: int) -> Tensor:
-        return self._matrix()[self.indices[idx]]
+        return self._open_matrix()[self.indices[idx]]
 
-    def _matrix(self) -> Tensor:
+    def _open_matrix(self) -> Tensor:
         if self.data is not None:
             return self.data
         if self.mmap_data is None:
-            self.mmap_data = self._load(mmap=True)
+            self.mmap_data = self._load_tensor(mmap=True)
         return self.mmap_data
 
-    def _load(self, mmap: bool) -> Tensor:
+    def _load_tensor(self, mmap: bool) -> Tensor:
         try:
             found = torch.load(self.data_path, map_location="cpu", weights_only=True, mmap=mmap)
         except Exception as error:
@@ -118,7 +116,7 @@ class TorchDiskDataset(MatrixRows):
         return found
 
     def _read_all(self, fractional: bool) -> Counts:
-        tensor = self._matrix()
+        tensor = self._open_matrix()
         in_numpy = tensor.layout == torch.strided and not (tensor.dtype.itemsize == 2 and tensor.is_floating_point())
         if not self.mmap_supported or not in_numpy:  # numpy has no bfloat16
             return read_counts(tensor, fractional=fractional)

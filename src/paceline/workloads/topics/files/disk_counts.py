@@ -1,7 +1,5 @@
 """Counts that stay on disk: rows of .npy files and row groups of Parquet files, read as they are needed."""
 
-from __future__ import annotations
-
 import os
 import threading
 import warnings
@@ -14,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.files import unreadable_error
 from paceline.data.npz import UNREADABLE
 from paceline.data.tables import open_parquet
 from paceline.errors import InvalidData, UserError
-from paceline.io.safe_open import open_regular
+from paceline.io.files import open_regular
 from paceline.workloads.topics.counts.arrays import from_scipy
 from paceline.workloads.topics.counts.matrices import (
     Counts,
@@ -63,17 +62,13 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     except UserError:
         raise
     except OSError as error:
-        raise make_unreadable_error(path, error) from None
+        raise unreadable_error(path, error) from None
     except UNREADABLE:
         raise UserError(f"{path}: the header of the .npy file is damaged; write it again", code="damaged") from None
     needed = offset + dtype.itemsize * int(np.prod(shape, dtype=object))
     if size < needed and not dtype.hasobject:
         raise make_truncated_error(path, size, needed)
     return shape, in_columns, dtype, offset
-
-
-def make_unreadable_error(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be read: {error.strerror or error}", code="unreadable")
 
 
 def make_truncated_error(path: Path, size: int, needed: int) -> UserError:
@@ -145,7 +140,7 @@ def open_sequential(path: Path) -> Iterator[int]:
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise make_unreadable_error(path, error) from None
+        raise unreadable_error(path, error) from None
     try:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -160,7 +155,7 @@ def read_array_into(handle: int, array: np.ndarray, offset: int, path: Path) -> 
         try:
             got = os.preadv(handle, [left], offset)
         except OSError as error:
-            raise make_unreadable_error(path, error) from None
+            raise unreadable_error(path, error) from None
         if not got:
             raise make_truncated_error(path, offset, offset + left.nbytes)
         left, offset = left[got:], offset + got
@@ -238,20 +233,20 @@ class ParquetCounts(Counts):
 
     def block(self, start: int, stop: int) -> DocumentBlock:
         parts = iterate_overlaps(self._first_rows, start, stop)
-        return DocumentBlock(start, join_rows([self._group(number).slice_rows(*rows) for number, *rows in parts]))
+        return DocumentBlock(start, join_rows([self._load_group(number).slice_rows(*rows) for number, *rows in parts]))
 
     @cached_property
     def _first_rows(self) -> np.ndarray:
         return np.cumsum([0, *self.groups])
 
-    def _group(self, number: int) -> Csr:
+    def _load_group(self, number: int) -> Csr:
         with self.lock:
             if number not in self.kept:
                 self.kept.clear()
-                self.kept[number] = self._read(number)
+                self.kept[number] = self._read_row_group(number)
             return self.kept[number]
 
-    def _read(self, number: int) -> Csr:
+    def _read_row_group(self, number: int) -> Csr:
         import scipy.sparse
 
         with open_parquet(self.path) as file:

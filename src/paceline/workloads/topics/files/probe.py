@@ -1,7 +1,5 @@
 """Estimate the size of counts for a plan, from the heads of their files or the beginning of their texts."""
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile
@@ -12,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import FileWalk, TooManyFiles, read_beginning
+from paceline.data.files import TooManyFiles, iter_below, read_beginning, unreadable_error
 from paceline.data.npz import read_npz_heads
 from paceline.data.tables import open_parquet
 from paceline.errors import UserError
-from paceline.io.safe_open import check_regular
+from paceline.io.files import check_regular
 from paceline.workloads.topics.counts.matrices import check_matrix, find_integer_type, join_rows
 from paceline.workloads.topics.files import disk_counts, shards
 from paceline.workloads.topics.files.texts import (
@@ -72,15 +70,15 @@ def probe_counts(path: Path, options: TextOptions) -> CountsProbe | None:
             return _probe_mtx(path)
         return _probe_texts(path, options) if suffix_of(path) in SUFFIXES else None
     except OSError as error:
-        raise disk_counts.make_unreadable_error(path, error) from None
+        raise unreadable_error(path, error) from None
 
 
-def _dense(shape: tuple[int, ...], element: int, resident: bool, assumed: str = "") -> CountsProbe:
+def _make_dense(shape: tuple[int, ...], element: int, resident: bool, assumed: str = "") -> CountsProbe:
     numbers = float(shape[0]) * shape[1]
     return CountsProbe(shape[0], shape[1], numbers, False, element, numbers * element, resident, assumed)
 
 
-def _sparse(shape: tuple[int, ...], nonzeros: float, element: int, resident: bool, assumed: str) -> CountsProbe:
+def _make_sparse(shape: tuple[int, ...], nonzeros: float, element: int, resident: bool, assumed: str) -> CountsProbe:
     stored = nonzeros * (4.0 + element) + 8.0 * shape[0]
     return CountsProbe(shape[0], shape[1], nonzeros, True, element, stored, resident, assumed)
 
@@ -102,7 +100,7 @@ def _probe_shards(path: Path) -> CountsProbe:
 def _probe_npy(path: Path) -> CountsProbe | None:
     shape, _, dtype, _ = disk_counts.read_npy_header(path)
     wide = len(shape) == 2 and shape[1] * dtype.itemsize > WIDE_ROW_BYTES
-    return _dense(shape, dtype.itemsize, resident=False) if wide else None
+    return _make_dense(shape, dtype.itemsize, resident=False) if wide else None
 
 
 def _probe_npz(path: Path) -> CountsProbe | None:
@@ -121,8 +119,8 @@ def _probe_npz(path: Path) -> CountsProbe | None:
     element = _element_bytes(head.first)
     assumed = f"counts of {8 * element} bits, as the first are; the others were not read"
     if sparse:
-        return _sparse(shape, math.prod(head.shape), element, True, assumed)
-    return _dense(shape, element, True, assumed)
+        return _make_sparse(shape, math.prod(head.shape), element, True, assumed)
+    return _make_dense(shape, element, True, assumed)
 
 
 def _probe_mtx(path: Path) -> CountsProbe | None:
@@ -134,9 +132,9 @@ def _probe_mtx(path: Path) -> CountsProbe | None:
     shape = (int(sizes[0]), int(sizes[1]))
     check_matrix(shape, str(path))
     if len(sizes) == 2:
-        return _dense(shape, 1, True, NOT_READ)
+        return _make_dense(shape, 1, True, NOT_READ)
     twice = 2 if b"symmetric" in kind else 1
-    return _sparse(shape, twice * int(sizes[2]), 1, True, NOT_READ)
+    return _make_sparse(shape, twice * int(sizes[2]), 1, True, NOT_READ)
 
 
 def _probe_parquet(path: Path, options: TextOptions) -> CountsProbe | None:
@@ -146,7 +144,7 @@ def _probe_parquet(path: Path, options: TextOptions) -> CountsProbe | None:
         if sum(about.row_group(number).total_byte_size for number in groups) <= SMALL_UNPACKED_BYTES:
             return None
         if not {indices_name, counts_name} <= set(file.schema_arrow.names):
-            return _estimate(iterate_documents(path, options.column), options, about.num_rows, path)
+            return _estimate_text_counts(iterate_documents(path, options.column), options, about.num_rows, path)
         some = next(file.iter_batches(PROBED_DOCUMENTS, columns=[indices_name, counts_name], use_threads=False))
         lengths, indices = disk_counts.flatten_lists(some.column(indices_name))
         declared = (file.schema_arrow.metadata or {}).get(b"terms")
@@ -155,7 +153,7 @@ def _probe_parquet(path: Path, options: TextOptions) -> CountsProbe | None:
         check_matrix((about.num_rows, terms), str(path), counts.dtype)
     nonzeros = about.num_rows * float(lengths.mean())
     assumed = f"documents like the first {len(lengths):,}, which were read"
-    return _sparse((about.num_rows, terms), nonzeros, _element_bytes(counts), False, assumed)
+    return _make_sparse((about.num_rows, terms), nonzeros, _element_bytes(counts), False, assumed)
 
 
 def _probe_texts(path: Path, options: TextOptions) -> CountsProbe:
@@ -169,14 +167,14 @@ def _probe_texts(path: Path, options: TextOptions) -> CountsProbe:
         except UserError as error:  # the last document may be cut off
             if not found:
                 raise UserError(str(error).replace(str(few), str(path)), code=error.code, key=error.key) from None
-    return _estimate(found, options, round(len(found) * scale), path)
+    return _estimate_text_counts(found, options, round(len(found) * scale), path)
 
 
 def _probe_folder(path: Path, options: TextOptions) -> CountsProbe | None:
     few: list[Path] = []
     count, total = 0, 0
     try:
-        for file in FileWalk(MAX_FILES).iter_below(path):
+        for file in iter_below(path, most=MAX_FILES):
             if file.name.lower().endswith((".txt", ".txt.gz")):
                 count += 1
                 if len(few) < PROBED_DOCUMENTS and total <= SMALL_BYTES:
@@ -188,10 +186,10 @@ def _probe_folder(path: Path, options: TextOptions) -> CountsProbe | None:
     if count == len(few) and total <= SMALL_BYTES:
         return None
     texts = ((None, read_beginning(file, SMALL_BYTES)[0].decode("utf-8", "replace")) for file in few)
-    return _estimate(texts, options, count, path)
+    return _estimate_text_counts(texts, options, count, path)
 
 
-def _estimate(found: Iterable[Document], options: TextOptions, count: int, source: Path) -> CountsProbe:
+def _estimate_text_counts(found: Iterable[Document], options: TextOptions, count: int, source: Path) -> CountsProbe:
     counter = TermCounter(options)
     parts = list(counter.count(_take_documents(found)))
     place, terms = counter.vocabulary(source)
@@ -201,7 +199,7 @@ def _estimate(found: Iterable[Document], options: TextOptions, count: int, sourc
     grown = round(len(terms) / share**GROWTH)
     shape = (count, min(grown, options.max_terms) if options.max_terms else grown)
     assumed = f"about {shape[0]:,} documents and {shape[1]:,} terms, as {counter.documents:,} documents suggest"
-    return _sparse(shape, nonzeros, 1, False, assumed)
+    return _make_sparse(shape, nonzeros, 1, False, assumed)
 
 
 def _take_documents(found: Iterable[Document]) -> Iterator[Document]:

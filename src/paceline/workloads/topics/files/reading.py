@@ -1,7 +1,5 @@
 """Read counts from arrays, tensors, sparse matrices, files and folders, and convert them to shards."""
 
-from __future__ import annotations
-
 import mmap
 import zlib
 from collections.abc import Callable, Iterator
@@ -11,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.files import unreadable_error
+from paceline.data.frames import is_frame, to_arrow
 from paceline.data.npz import open_npz
-from paceline.errors import InvalidData, UserError, suggest_path
+from paceline.errors import InvalidData, UserError, get_first_line, join_names, suggest_path
 from paceline.io.escape import to_one_line
-from paceline.io.safe_open import check_regular
+from paceline.io.files import check_regular
 from paceline.workload import LogFn
 from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scipy, from_torch
 from paceline.workloads.topics.counts.matrices import Counts, Csr, check_matrix
@@ -29,13 +29,17 @@ AGAIN = "write it again or copy it again"
 def read_counts(
     source: Any, *, fractional: bool = False, text: TextOptions | None = None, on_device: bool = False
 ) -> Counts:
-    """Read counts from a path, an ndarray, a torch tensor, a scipy sparse matrix or a dataset on disk.
+    """Read counts from a path, an ndarray, a torch tensor, a scipy sparse matrix, a dataset on disk or a table.
+
+    Of a table (pandas, polars, Arrow), columns of numbers are terms; a column of texts has a document in each row.
 
     What is in memory, .npz and .mtx are converted to their smallest exact type now; .npy, shards and Parquet files of
     counts stay on disk. `on_device`: a dense or sparse CSR tensor of a device stays there instead of being copied.
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source).expanduser(), fractional, text)
+    if is_frame(source):
+        return _read_frame(source, fractional, text)
     if callable(getattr(source, "as_counts", None)):  # the datasets of files/datasets.py
         return source.as_counts(fractional=fractional)
     if isinstance(source, Counts):
@@ -47,6 +51,22 @@ def read_counts(
     if isinstance(source, np.memmap):
         return _from_memmap(source, fractional)
     return from_array(source, fractional=fractional)
+
+
+def _read_frame(frame: Any, fractional: bool, options: TextOptions | None) -> Counts:
+    table = to_arrow(frame)
+    kinds = {name: str(table.schema.field(name).type) for name in table.column_names}
+    texts = [name for name, kind in kinds.items() if "string" in kind]
+    if len(texts) > 1 and "text" in texts:
+        texts = ["text"]
+    if len(texts) > 1:
+        message = f"the table has several columns of texts ({join_names(texts)}); give one, as  table[[{texts[0]!r}]]"
+        raise UserError(message, code="invalid-data", key="X")
+    if texts:
+        return read_text([value or "" for value in table[texts[0]].to_pylist()], options)
+    columns = [table[name].to_numpy() for name in table.column_names]
+    counts: Any = from_array(np.stack(columns, axis=1) if columns else np.empty((0, 0)), fractional=fractional)
+    return replace(counts, vocabulary=table.column_names)
 
 
 def _from_memmap(array: np.memmap, fractional: bool) -> Counts:
@@ -73,7 +93,7 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
             raise UserError(message, code="invalid-format")
         check_regular(path)
     except OSError as error:
-        raise disk_counts.make_unreadable_error(path, error) from None
+        raise unreadable_error(path, error) from None
     name = path.name.lower().removesuffix(".gz")
     read = next((read for suffix, read in READERS.items() if name.endswith(suffix)), None)
     if read is None:
@@ -126,11 +146,6 @@ def read_mtx(path: Path, fractional: bool = False) -> Counts:
 def _from_matrix(matrix: Any, path: Path, fractional: bool) -> Counts:
     read: Any = from_array if isinstance(matrix, np.ndarray) else from_scipy
     return read(matrix, fractional=fractional, source=str(path))
-
-
-def get_first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type where that is empty."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 READERS: dict[str, Callable[[Path, bool], Counts]] = {

@@ -10,8 +10,6 @@ nonzeros of a row in a segment begin. Where segments take more room than they sa
 int32. Counts too large for the type of `data` are 0 there, and listed apart: position in `data`, and value.
 """
 
-from __future__ import annotations
-
 import os
 import zlib
 from pathlib import Path
@@ -113,7 +111,7 @@ def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int)
 
         large_at, large = part("large_at", 0, shard.large), part("large", 0, shard.large)
         if (large_at[1:] < large_at[:-1]).any() or (large < 0).any():
-            raise _damaged(path, "its large counts are not in order")
+            raise _damaged_shard_error(path, "its large counts are not in order")
         if shard.layout == "dense":
             first, last = start * terms, stop * terms
             flat = _restore_large_counts(part("data", first, last), large_at, large, first)
@@ -121,16 +119,16 @@ def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int)
         starts = part("starts", start * shard.segments, stop * shard.segments + 1)
         first, last = int(starts[0]), int(starts[-1])
         if last > shard.nonzeros or (starts[1:] < starts[:-1]).any():
-            raise _damaged(path, "its rows and its nonzeros do not agree")
+            raise _damaged_shard_error(path, "its rows and its nonzeros do not agree")
         index = part("index", first, last)
         data = _restore_large_counts(part("data", first, last), large_at, large, first)
         found = _from_segments(starts, index, data, shard.segments)
         if found.indices.size and not 0 <= int(found.indices.min()) <= int(found.indices.max()) < terms:
-            raise _damaged(path, f"it has a term beyond its {terms:,} terms")
+            raise _damaged_shard_error(path, f"it has a term beyond its {terms:,} terms")
         return found
 
 
-def _damaged(path: Path, reason: str) -> UserError:
+def _damaged_shard_error(path: Path, reason: str) -> UserError:
     return UserError(f"{path}: the file is damaged: {reason}; {AGAIN}", code="damaged", key=path.name)
 
 
@@ -144,7 +142,7 @@ def read_row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:
 
 def verify_crc32(path: Path, crc32: str) -> None:
     if (found := compute_crc32(path)) != crc32:
-        raise _damaged(path, f"its checksum is {found}, not {crc32}")
+        raise _damaged_shard_error(path, f"its checksum is {found}, not {crc32}")
 
 
 def compute_crc32(path: Path) -> str:

@@ -3,14 +3,7 @@
 The folder is written atomically. A shard's checksum is verified when its rows are first read.
 """
 
-from __future__ import annotations
-
-import errno
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.cache import create_entry
 from paceline.data.files import open_text
-from paceline.errors import InvalidData, RunFailed, UserError
+from paceline.errors import InvalidData, UserError
 from paceline.io.files import read_json, write_json
 from paceline.io.format import size as format_size
 from paceline.workload import LogFn
@@ -77,7 +71,7 @@ class ShardCounts(Counts):
         parts = []
         for number, *rows in iterate_overlaps(self._first_rows, start, stop):
             shard = self.shards[number]
-            self._verify(shard)
+            self._verify_once(shard)
             parts.append(read_shard_rows(self.folder / shard.file, shard, self.terms, *rows))
         if self.sparse:
             return DocumentBlock(start, join_rows([to_sparse(part) for part in parts]))
@@ -86,16 +80,16 @@ class ShardCounts(Counts):
     def verify(self) -> None:
         """Verify all checksums now, also those of the names, which users may edit in their own folders."""
         for shard in self.shards:
-            self._verify(shard)
+            self._verify_once(shard)
         sums = read_json(self.folder / MANIFEST).get("names")
         for file in NAMES:
             if isinstance(sums, dict) and file in sums:
                 verify_crc32(self.folder / file, sums[file])
 
     def weights(self) -> np.ndarray:
-        return self._lengths if self.sparse else super().weights()
+        return self._nonzeros_per_row if self.sparse else super().weights()
 
-    def _verify(self, shard: Shard) -> None:
+    def _verify_once(self, shard: Shard) -> None:
         if shard.file not in self.verified:
             verify_crc32(self.folder / shard.file, shard.crc32)
             self.verified.add(shard.file)
@@ -105,7 +99,7 @@ class ShardCounts(Counts):
         return np.cumsum([0, *(shard.rows for shard in self.shards)])
 
     @cached_property
-    def _lengths(self) -> np.ndarray:
+    def _nonzeros_per_row(self) -> np.ndarray:
         return np.concatenate([self._row_lengths(shard) for shard in self.shards])
 
     def _row_lengths(self, shard: Shard) -> np.ndarray:
@@ -161,7 +155,7 @@ def write_shards(
     log: LogFn | None = None,
 ) -> ShardCounts:
     """Write rows, given in order as dense arrays or nonzeros, to a new folder of shards."""
-    with _create_folder(folder) as temporary:
+    with create_entry(folder, "out") as temporary:
         shards: list[Shard] = []
         for values in _group_blocks(stream, shard_bytes):
             shards.append(write_shard(temporary / f"{len(shards):05d}.bin", values, terms))
@@ -193,12 +187,12 @@ def _group_blocks(stream: Iterable[np.ndarray | Csr], shard_bytes: int) -> Itera
     for values in stream:
         smaller, nbytes = shrink_rows(values)
         if parts and gathered_bytes + nbytes > min(shard_bytes, MAX_SHARD_BYTES):
-            yield _concatenate(parts)
+            yield _concatenate_rows(parts)
             parts, gathered_bytes = [], 0
         parts.append(smaller)
         gathered_bytes += nbytes
     if parts:
-        yield _concatenate(parts)
+        yield _concatenate_rows(parts)
 
 
 def shrink_rows(values: np.ndarray | Csr) -> tuple[np.ndarray | Csr, int]:
@@ -211,7 +205,7 @@ def shrink_rows(values: np.ndarray | Csr) -> tuple[np.ndarray | Csr, int]:
     return values, 4 * values.rows + 3 * len(values.data)
 
 
-def _concatenate(parts: list[np.ndarray | Csr]) -> np.ndarray | Csr:
+def _concatenate_rows(parts: list[np.ndarray | Csr]) -> np.ndarray | Csr:
     dense = [part for part in parts if isinstance(part, np.ndarray)]
     if len(dense) == len(parts):
         return stack_arrays(dense)
@@ -221,28 +215,6 @@ def _concatenate(parts: list[np.ndarray | Csr]) -> np.ndarray | Csr:
 def check_new_folder(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; give a new folder, or remove this one first", code="conflict")
-
-
-@contextmanager
-def _create_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which gets its name when it is complete and is removed after an error."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.part-", dir=folder.parent))
-        try:
-            yield temporary
-            mask = os.umask(0o022)
-            os.umask(mask)
-            temporary.chmod(0o777 & ~mask)  # mkdtemp makes it private
-            if folder.is_dir():
-                folder.rmdir()  # it was empty
-            os.rename(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunFailed(f"{folder}: the disk is full; use a larger disk", code="disk-full") from None
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}", code="not-writable") from None
 
 
 def _write_names(path: Path, names: Iterable[str]) -> str:

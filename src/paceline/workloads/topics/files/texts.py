@@ -1,7 +1,5 @@
 """Count the terms of texts, as a stream: a folder of .txt files, or the rows of a csv, jsonl, text or Parquet file."""
 
-from __future__ import annotations
-
 import html
 import re
 from array import array
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import FileWalk, iter_lines, open_text
+from paceline.data.files import iter_below, iter_lines, open_text
 from paceline.data.tables import iter_columns, locate_row, table_kind
 from paceline.errors import InvalidData, InvalidValue, UserError
 from paceline.workloads.topics.counts.matrices import Csr, SparseCounts, count_keys, find_integer_type, join_rows
@@ -150,7 +148,7 @@ class TermCounter:
         if not kept.size:
             found = f"{len(words) - self._stop:,} terms in {self.documents:,} documents"
             limits = f"min_df={self.options.min_df:g} and max_df={self.options.max_df:g}"
-            message = f"{_describe(source)}: of {found} none is left with {limits}; lower min_df or raise max_df"
+            message = f"{_describe_source(source)}: of {found} none is left with {limits}; lower min_df or raise max_df"
             raise UserError(message, code="invalid-data", key="min_df")
         kept = kept[np.argsort(words[kept], kind="stable")]
         if self.options.max_terms is not None and kept.size > self.options.max_terms:
@@ -161,7 +159,7 @@ class TermCounter:
         return place, words[kept].tolist()
 
     def empty_error(self, source: object) -> UserError:
-        return InvalidData(f"{_describe(source)}: there is no document")
+        return InvalidData(f"{_describe_source(source)}: there is no document")
 
 
 def _compile_pattern(given: str) -> re.Pattern[str]:
@@ -215,7 +213,7 @@ def _read_words(path: Path) -> frozenset[str]:
     return frozenset(path.read_text(encoding="utf-8").split())
 
 
-def _describe(source: object) -> str:
+def _describe_source(source: object) -> str:
     return str(source) if isinstance(source, str | Path) else "the texts"
 
 
@@ -261,4 +259,4 @@ def iterate_documents(
 
 
 def _iterate_text_files(folder: Path) -> Iterator[Path]:
-    return (path for path in FileWalk().iter_below(folder) if path.name.lower().endswith((".txt", ".txt.gz")))
+    return (path for path in iter_below(folder) if path.name.lower().endswith((".txt", ".txt.gz")))

@@ -5,8 +5,6 @@ loss is never higher. The next point lies beyond the image, on the line from the
 momentum). Where the loss rises, the fit returns to the last good image and takes smaller leaps.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -127,7 +125,7 @@ class AcceleratedEM:
         self.L.clamp_min_(LEAST)
         sent = perf_counter()
         pending = [] if self.alone else [dist.all_reduce(part, async_op=True) for part in (self.S, sums)]
-        leap = self._leap()  # overlaps with the all-reduce
+        leap = self._compute_leap()  # overlaps with the all-reduce
         beyond = self._extrapolate(self.L, self.L_before, 1, leap) if leap else None
         waited = perf_counter()
         for work in pending:
@@ -136,7 +134,7 @@ class AcceleratedEM:
         total, flags, self.residual, turned, self.drift = sums.tolist()
         if turned > 0 and not checked:  # the loss is not known: restart the momentum
             self.momentum = 1.0
-        found, accepted = self._settle(total + self.all_documents if checked else None, leap, beyond)
+        found, accepted = self._accept_or_go_back(total + self.all_documents if checked else None, leap, beyond)
         if self.passes % FAR_APART == 0:
             if self.passes > FAR_APART:  # the first topics were only a start
                 self.drifted = float((self.Ft_before - self.Ft_earlier).abs().sum() / (2 * self.Ft_before.shape[1]))
@@ -165,7 +163,7 @@ class AcceleratedEM:
             dist.all_reduce(total)
         return float(total) + self.all_documents
 
-    def _settle(self, loss: float | None, leap: float, beyond: Tensor | None) -> tuple[float, bool]:
+    def _accept_or_go_back(self, loss: float | None, leap: float, beyond: Tensor | None) -> tuple[float, bool]:
         """Accept the image and leap, or return to the last image whose loss is known and was accepted."""
         self.passes += 1
         if loss is not None:
@@ -199,7 +197,7 @@ class AcceleratedEM:
         self.has_before = self.leaped = False
         self.momentum = max(1.0, self.momentum * BACK)
 
-    def _leap(self) -> float:
+    def _compute_leap(self) -> float:
         return (self.momentum - 1) / self._next_momentum() if self.accelerate and self.has_before else 0.0
 
     def _next_momentum(self) -> float:

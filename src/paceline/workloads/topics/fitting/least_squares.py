@@ -5,8 +5,6 @@ maximum likelihood. A randomised range finder writes Y as Q B^T, a few columns m
 (HALS) then finds nonnegative factors of the pair, first on a sample of documents and terms, then on all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

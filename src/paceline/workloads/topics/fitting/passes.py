@@ -4,8 +4,6 @@ With Triton the counts stay in their small type and L F is never written to memo
 compiled loops and on dense ones by matrix products; plain torch does the same arithmetic, slower.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os
@@ -20,7 +18,6 @@ import torch
 from paceline.io.terminal import warn
 from paceline.workloads.topics.counts.arrays import PIECE
 from paceline.workloads.topics.counts.matrices import Csr, DocumentBlock
-from paceline.workloads.topics.counts.stream import has_numba
 from paceline.workloads.topics.sizes import NEWTON_TOPICS, pad_core_topics, pad_to_tile
 
 Tensor = Any  # torch is not typed here
@@ -87,9 +84,6 @@ def make_cpu_pass(block: DocumentBlock, share: Tensor) -> DocumentPass:
     """Make the pass over one block, on as many threads as torch uses."""
     if not isinstance(block.values, Csr):
         return CoreDensePass(torch.from_numpy(block.values))
-    if not has_numba():
-        warn_slow_fallback("numba", 20, "numba")
-        return PlainSparse(tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in block.parts), share)
     return CoreSparsePass(block.values, len(share))
 
 
@@ -106,7 +100,7 @@ def make_device_pass(values: Any, per_document: Tensor, share: Tensor, per_term:
             return SparsePass(values, per_document, share, per_term)
         return DensePass(pad_to_tiles(values), per_document, share, per_term)
     if per_document.is_cuda:
-        warn_slow_fallback("Triton", 10, "triton")
+        warn_without_triton()
     return PlainSparse(values, share) if isinstance(values, tuple) else PlainDense(values)
 
 
@@ -176,19 +170,19 @@ class CoreDensePass(PlainDense):
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
         count = min(torch.get_num_threads(), -(-len(L) // self.step))
         if count <= 1:
-            return self._part(0, len(L), L, Ft, S, loss)
+            return self._work_on_rows(0, len(L), L, Ft, S, loss)
         ends = [len(L) * at // count for at in range(count + 1)]
         sums = [S, *(torch.zeros_like(S) for _ in range(count - 1))]
 
         def work(at: int) -> Tensor:
-            return self._part(ends[at], ends[at + 1], L, Ft, sums[at], loss)
+            return self._work_on_rows(ends[at], ends[at + 1], L, Ft, sums[at], loss)
 
         found = list(get_thread_pool(count).map(work, range(count)))
         for more in sums[1:]:
             S.add_(more)
         return sum(found[1:], found[0])
 
-    def _part(self, start: int, stop: int, L: Tensor, Ft: Tensor, S: Tensor, loss: bool) -> Tensor:
+    def _work_on_rows(self, start: int, stop: int, L: Tensor, Ft: Tensor, S: Tensor, loss: bool) -> Tensor:
         F = Ft.T.contiguous()
         x_room, p_room = (torch.empty(self.step, len(Ft)) for _ in range(2))
         total = torch.zeros((), dtype=torch.float64)
@@ -215,7 +209,7 @@ class CoreSparsePass:
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
         from paceline.workloads.topics.counts.numba_kernels import run_em_step, run_newton_step
 
-        k, table = L.shape[1], self._table(Ft)
+        k, table = L.shape[1], self._pad_topics(Ft)
         step = run_newton_step if rows == "newton" and k <= NEWTON_TOPICS else run_em_step
 
         def work(csr: Arrays, shares: np.ndarray) -> tuple[float, Tensor]:
@@ -231,7 +225,7 @@ class CoreSparsePass:
         """Solve rows of L for fixed topics, each until it has converged; return the sum of -x log p."""
         from paceline.workloads.topics.counts.numba_kernels import solve_rows
 
-        table = self._table(Ft)
+        table = self._pad_topics(Ft)
         return sum(self._on_threads(L, lambda csr, shares: solve_rows(*csr, shares, table, steps, tolerance)))
 
     def _on_threads(self, L: Tensor, work: Callable[[Arrays, np.ndarray], Any]) -> list[Any]:
@@ -244,17 +238,17 @@ class CoreSparsePass:
         parts = cut_evenly(values.indptr, torch.get_num_threads())
         return list(get_thread_pool(len(parts)).map(on, parts)) if len(parts) > 1 else [on(parts[0])]
 
-    def _table(self, Ft: Tensor) -> np.ndarray:
+    def _pad_topics(self, Ft: Tensor) -> np.ndarray:
         return torch.nn.functional.pad(Ft, (0, pad_core_topics(Ft.shape[1]) - Ft.shape[1])).contiguous().numpy()
 
     def multiply(self, B: Tensor) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._matrix @ B.numpy()))
+        return torch.from_numpy(np.ascontiguousarray(self._scipy_matrix @ B.numpy()))
 
     def multiply_t(self, C: Tensor) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._matrix.T @ C.numpy()))
+        return torch.from_numpy(np.ascontiguousarray(self._scipy_matrix.T @ C.numpy()))
 
     @functools.cached_property
-    def _matrix(self) -> Any:
+    def _scipy_matrix(self) -> Any:
         import scipy.sparse
 
         parts = (self.values.data.astype(np.float32), self.values.indices, self.values.indptr)
@@ -292,8 +286,8 @@ def can_run_triton(device: Any) -> bool:
 
 
 @functools.cache
-def warn_slow_fallback(missing: str, times: int, install: str) -> None:
-    warn(f"topics: {missing} is not installed; plain torch is about {times} times slower. Type: pip install {install}")
+def warn_without_triton() -> None:
+    warn("topics: Triton is not installed; plain torch is about 10 times slower. Type: pip install triton")
 
 
 def pad_to_tiles(values: Tensor) -> Tensor:

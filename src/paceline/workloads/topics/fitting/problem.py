@@ -4,8 +4,6 @@ A fit starts from topics of a sample, found by least squares or as the best of s
 the documents and the seed alone, so that topics are the same on any number of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +23,7 @@ from paceline.workloads.topics.counts.matrices import (
     stack_arrays,
     to_dense,
 )
-from paceline.workloads.topics.counts.stream import can_find_nonzeros, compute_totals, iterate_blocks
+from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
 from paceline.workloads.topics.fitting.least_squares import (
     TINY,
@@ -147,7 +145,7 @@ def _make_reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, sh
         return lambda: whole if stop > start else []
 
     def streamed() -> Iterator[RangePass]:
-        block_bytes = SCANNED_BYTES if can_find_nonzeros(counts) else CORE_BLOCK_BYTES
+        block_bytes = SCANNED_BYTES if hasattr(counts, "nonzero_rows") else CORE_BLOCK_BYTES
         for block in iterate_blocks(counts, start, stop, block_bytes, without_zeros=True):
             yield block.start - start, block.stop - start, make_cpu_pass(block, share)
 

@@ -3,8 +3,6 @@
 A thread copies the next block in its own CUDA stream while the device works on the last one.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,9 +115,9 @@ class TieredDocuments:
         yield from self.resident
         if self.pinned or self.on_disk < self.stop:
             disk = iterate_blocks(self.counts, self.on_disk, self.stop, self.block_bytes)
-            yield from self._streamed(itertools.chain(self.pinned, disk))
+            yield from self._stream_blocks(itertools.chain(self.pinned, disk))
 
-    def _streamed(self, source: Iterator[DocumentBlock]) -> Iterator[passes.RangePass]:
+    def _stream_blocks(self, source: Iterator[DocumentBlock]) -> Iterator[passes.RangePass]:
         def fetch(free_after: Any) -> Any:
             """Copy the next block to the device; only what was released before `free_after` may be overwritten."""
             block = next(source, None)

@@ -164,7 +164,7 @@ def accumulate_pairs(
     WITH_LOSS: tl.constexpr, FAST: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, STAGGER: tl.constexpr,
 ):  # fmt: skip
-    """Both statistics of counts up to 255 in one read: OWN[i] += sum_j x_ij / (u_i v_j) v_j for BM documents, and
+    """Sum both statistics of counts up to 255 in one read: OWN[i] += sum_j x_ij / (u_i v_j) v_j for BM documents, and
     OTHER[j] += sum_i x_ij / (u_i v_j) u_i; WITH_LOSS also LOSS[i] += sum_j x_ij log2(u_i v_j).
 
     X is read as pairs of counts, (documents, width) of int16; V and OTHER hold first the even terms, then the odd ones.
@@ -278,7 +278,7 @@ def small_sums_kernel(
 def sweep_least_squares(
     C, A, W, n, k, sweeps, K: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """Sweeps of coordinate descent for min over w >= 0 of w A w / 2 - c w, for each column w of W (k x n), in place."""
+    """Sweep by coordinate descent for min over w >= 0 of w A w / 2 - c w, for each column w of W (k x n), in place."""
     column = tl.program_id(0) * BN + tl.arange(0, BN)
     topic = tl.arange(0, K)
     inside = (topic < k)[:, None] & (column < n)[None, :]
@@ -303,7 +303,7 @@ SMALLEST = tl.constexpr(1e-12)  # of p' in the sparse kernels: only a term that 
 
 @triton.jit
 def sweep_coordinates(li, gradient, H, k, K: tl.constexpr, SWEEPS: tl.constexpr):
-    """Coordinate descent on the quadratic model of one document. No share falls below a twentieth of what it was: the
+    """Descend on the quadratic model of one document. No share falls below a twentieth of what it was: the
     model is trusted no further, and every p stays positive."""
     topic = tl.arange(0, K)
     floor = tl.maximum(li * 0.05, 1e-9)

@@ -100,12 +100,12 @@ def compute_dense_statistics(
     losses = torch.zeros(len(u) if loss else 1, device=u.device)
     if K <= FUSED_TOPICS and counts.dtype == torch.uint8:
         v = v.view(-1, 2, K).transpose(0, 1).contiguous()  # the even terms, then the odd ones
-        _pairs((counts, u, v, own, other, losses), tile, loss=loss)
+        _launch_pairs_kernel((counts, u, v, own, other, losses), tile, loss=loss)
         return own, other.view(2, -1, K).transpose(0, 1).reshape(-1, K), losses
     both = K <= FUSED_TOPICS
-    _dense((counts, u, v, own, other, losses), tile, both=both, loss=loss)
+    _launch_dense_kernel((counts, u, v, own, other, losses), tile, both=both, loss=loss)
     if not both:
-        _dense((counts, v, u, other, own, losses), tile, terms=True)
+        _launch_dense_kernel((counts, v, u, other, own, losses), tile, terms=True)
     return own, other, losses
 
 
@@ -126,15 +126,15 @@ def multiply_dense(counts: Tensor, B: Tensor, *, transposed: bool) -> Tensor:
         scale = columns.abs().amax().clamp_min(1e-30)
         v = make_operand(columns / scale, others, counts, empty=0.0)
         own = torch.zeros(size, v.shape[1], device=v.device)
-        _dense((counts, own.to(v.dtype), v, own, own, own), PRODUCT_TILE, terms=transposed, ratio=False)
+        _launch_dense_kernel((counts, own.to(v.dtype), v, own, own, own), PRODUCT_TILE, terms=transposed, ratio=False)
         results.append(own[:, : columns.shape[1]] * scale)
     return torch.cat(results, dim=1)
 
 
-def _pairs(sides: Sides, tile: Tile, *, loss: bool) -> None:
+def _launch_pairs_kernel(sides: Sides, tile: Tile, *, loss: bool) -> None:
     counts, u, *others = sides
     pairs = counts.view(torch.int16)
-    programs, splits, per_split = _grid(len(u), pairs.shape[1], tile.own, tile.other // 2)
+    programs, splits, per_split = _choose_grid(len(u), pairs.shape[1], tile.own, tile.other // 2)
     kernels.accumulate_pairs[(programs, splits)](
         pairs, u, *others, pairs.shape[1], pairs.shape[1], per_split,
         WITH_LOSS=loss, FAST=supports_fast_path(counts), BM=tile.own, BN=tile.other // 2, K=u.shape[1],
@@ -142,11 +142,11 @@ def _pairs(sides: Sides, tile: Tile, *, loss: bool) -> None:
     )  # fmt: skip
 
 
-def _dense(
+def _launch_dense_kernel(
     sides: Sides, tile: Tile, *, terms: bool = False, ratio: bool = True, both: bool = False, loss: bool = False
 ) -> None:
     counts, u, v, *_ = sides
-    programs, splits, per_split = _grid(len(u), len(v), tile.own, tile.other)
+    programs, splits, per_split = _choose_grid(len(u), len(v), tile.own, tile.other)
     kernels.accumulate_dense[(programs, splits)](
         *sides, counts.shape[1], len(v), per_split,
         TERMS=terms, RATIO=ratio, BOTH=both, WITH_LOSS=loss, FAST=supports_fast_path(counts),
@@ -154,7 +154,7 @@ def _dense(
     )  # fmt: skip
 
 
-def _grid(own: int, others: int, own_tile: int, other_tile: int) -> tuple[int, int, int]:
+def _choose_grid(own: int, others: int, own_tile: int, other_tile: int) -> tuple[int, int, int]:
     programs, steps = own // own_tile, others // other_tile
     per_split = -(-steps // min(steps, -(-PROGRAMS // programs)))
     return programs, -(-steps // per_split), per_split * other_tile

@@ -1,7 +1,5 @@
 """The topic explorer: one HTML file that opens offline, with the topics, their terms and their documents."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -86,7 +84,7 @@ def render_explorer(
     ]
     return compile_template(read_explorer_asset("explorer.html.j2")).render(
         title=title or f"{model.k:,} topics in {len(model.L):,} documents",
-        facts=_facts(model),
+        facts=_list_facts(model),
         rows=rows,
         data=Markup(dump_page_data(data)),
         style=Markup(read_explorer_asset("explorer.css")),
@@ -106,7 +104,7 @@ def collect_explorer_data(
     """Return the data of the page: top terms and documents of each topic, never the matrices."""
     if names is not None and len(names) != len(model.L):
         raise InvalidValue(f"{len(names):,} names for {len(model.L):,} documents", key="names")
-    counts = None if X is None else model._counts(X, fractional=True)
+    counts = None if X is None else model._read_counts(X, fractional=True)
     if counts is not None and counts.documents != len(model.L):
         message = f"X has {counts.documents:,} documents and the fit {len(model.L):,}: give the documents of the fit"
         raise InvalidValue(message, key="X")
@@ -115,7 +113,7 @@ def collect_explorer_data(
     everywhere = compute_term_probabilities(model.F, shares)
     firsts = rank_terms(model.F, everywhere, TERMS_PER_WEIGHT, WEIGHTS)
     tops = [np.unique(np.concatenate([by[topic] for by in firsts])) for topic in range(model.k)]
-    documents = _documents(model, counts, lengths, everywhere, names)
+    documents = _collect_documents(model, counts, lengths, everywhere, names)
     shown = documents.pop("shown")
     typical = documents["documentTerms"]
     used = np.unique(np.concatenate([*tops, find_largest(everywhere, SEARCHED_TERMS), *(typical or [])]))
@@ -131,16 +129,16 @@ def collect_explorer_data(
         "documents": len(model.L),
         "terms": int(model.F.shape[1]),
         "byWords": lengths is not None,
-        "shares": [_short(v) for v in shares],
+        "shares": [_round_short(v) for v in shares],
         "labels": model.topic_names(lengths),
         "printed": model.topic_names(lengths, PRINTED_TERMS),
         "coherence": None if company is None else [round(float(v), 3) for v in company],
         "spots": np.column_stack([spots, radii]).round(4).tolist(),
-        "similar": _similar(overlap),
+        "similar": _list_similar_topics(overlap),
         "vocabulary": [model.term(at) for at in used],
-        "everywhere": [_short(v) for v in everywhere[used]],
-        "uses": _uses(model.F, shares, everywhere, used),
-        "tops": [[place[at].tolist(), [_short(v) for v in p[at]]] for p, at in zip(model.F, tops, strict=True)],
+        "everywhere": [_round_short(v) for v in everywhere[used]],
+        "uses": _list_term_uses(model.F, shares, everywhere, used),
+        "tops": [[place[at].tolist(), [_round_short(v) for v in p[at]]] for p, at in zip(model.F, tops, strict=True)],
         "colours": PALETTE,
         "stripes": compute_stripes(model.L),
         **documents,
@@ -149,7 +147,7 @@ def collect_explorer_data(
     }
 
 
-def _similar(overlap: np.ndarray) -> list[list[list[float]]]:
+def _list_similar_topics(overlap: np.ndarray) -> list[list[list[float]]]:
     found = []
     for topic, row in enumerate(overlap):
         near = [at for at in find_largest(row, SIMILAR + 1).tolist() if at != topic][:SIMILAR]
@@ -157,7 +155,7 @@ def _similar(overlap: np.ndarray) -> list[list[list[float]]]:
     return found
 
 
-def _uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.ndarray) -> list[list[int]]:
+def _list_term_uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.ndarray) -> list[list[int]]:
     found: list[list[int]] = []
     for start in range(0, len(used), 4096):
         terms = used[start : start + 4096]
@@ -169,7 +167,7 @@ def _uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.nd
     return found
 
 
-def _facts(model: TopicFit) -> list[str]:
+def _list_facts(model: TopicFit) -> list[str]:
     facts = [f"{model.k:,} topics", f"{len(model.L):,} documents", f"{model.F.shape[1]:,} terms"]
     if model.loss == model.loss:
         facts.append(f"loss {number(model.loss, 9)}")
@@ -180,7 +178,7 @@ def _facts(model: TopicFit) -> list[str]:
     return facts
 
 
-def _short(value: float) -> float:
+def _round_short(value: float) -> float:
     return float(f"{value:.3g}")
 
 
@@ -203,10 +201,10 @@ def place_topics(overlap: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, n
         if spots[np.abs(spots[:, axis]).argmax(), axis] < 0:
             spots[:, axis] *= -1
     spots += 1e-6 * np.column_stack([np.cos(np.arange(k)), np.sin(np.arange(k))])
-    return _apart(_spread(spots), radii), radii
+    return _push_apart(_spread_over_square(spots), radii), radii
 
 
-def _spread(spots: np.ndarray) -> np.ndarray:
+def _spread_over_square(spots: np.ndarray) -> np.ndarray:
     """Map places into the square, half by place and half by rank, which draws outliers in."""
     k = len(spots)
     if k == 1:
@@ -217,7 +215,7 @@ def _spread(spots: np.ndarray) -> np.ndarray:
     return 0.1 + 0.8 * (0.5 * place + 0.5 * rank)
 
 
-def _apart(spots: np.ndarray, radii: np.ndarray) -> np.ndarray:
+def _push_apart(spots: np.ndarray, radii: np.ndarray) -> np.ndarray:
     need = radii[:, None] + radii[None, :] + 0.006
     np.fill_diagonal(need, 0)
     for _ in range(ROUNDS):
@@ -231,7 +229,7 @@ def _apart(spots: np.ndarray, radii: np.ndarray) -> np.ndarray:
     return spots
 
 
-def _documents(
+def _collect_documents(
     model: TopicFit,
     counts: Counts | None,
     lengths: np.ndarray | None,

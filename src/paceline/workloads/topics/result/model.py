@@ -1,7 +1,5 @@
 """The result of a fit: topics of documents, terms of topics, how they are ordered, and the model file."""
 
-from __future__ import annotations
-
 import json
 import math
 import zlib
@@ -13,13 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from paceline.errors import InvalidValue, UserError
+from paceline.data.files import unreadable_error
+from paceline.errors import InvalidValue, UserError, get_first_line
 from paceline.io.escape import escape_hidden, to_one_line
 from paceline.io.files import replace_nonfinite, to_json_value, write_atomic
 from paceline.io.format import duration, number
 from paceline.workloads.topics.counts.matrices import Counts
-from paceline.workloads.topics.files.disk_counts import make_unreadable_error
-from paceline.workloads.topics.files.reading import get_first_line
 
 if TYPE_CHECKING:
     from paceline.workloads.topics.fitting.engine import AcceleratedEM
@@ -170,9 +167,9 @@ class TopicFit:
 
     @classmethod
     def of(
-        cls, fit: AcceleratedEM, counts: Counts, factors: tuple[np.ndarray, np.ndarray], *,
+        cls, fit: "AcceleratedEM", counts: Counts, factors: tuple[np.ndarray, np.ndarray], *,
         loss: float, seconds: float, settings: dict[str, Any],
-    ) -> TopicFit:  # fmt: skip
+    ) -> "TopicFit":  # fmt: skip
         """Make the result of a fit that has ended; the factors are L and F of all ranks."""
         terms, names = (None if given is None else list(given) for given in (counts.vocabulary, counts.names))
         losses, reason = list(fit.losses), fit.end_words()
@@ -208,7 +205,7 @@ class TopicFit:
         return path
 
     @classmethod
-    def load(cls, path: str | Path) -> TopicFit:
+    def load(cls, path: str | Path) -> "TopicFit":
         """Read what `save` wrote, without executing anything in the file."""
         path = Path(path).expanduser()
         header, arrays = _read_model_file(path)
@@ -233,7 +230,7 @@ class TopicFit:
         """
         from paceline.workloads.topics.result.new_documents import infer_mixtures
 
-        return infer_mixtures(self._counts(new_docs, fractional), self.F, passes, tolerance)[0]
+        return infer_mixtures(self._read_counts(new_docs, fractional), self.F, passes, tolerance)[0]
 
     def top_terms(self, n: int = 10, by: str = "probability") -> list[list[str]]:
         """Return the n top terms of each topic, by probability or by lift (probability in the topic / overall)."""
@@ -263,7 +260,7 @@ class TopicFit:
             raise InvalidValue(f"{weights.size:,} lengths for {len(self.L):,} documents", key="lengths")
         return weights @ self.L / max(weights.sum(), SMALLEST)
 
-    def sort_topics(self, order: Sequence[int] | np.ndarray | None = None) -> TopicFit:
+    def sort_topics(self, order: Sequence[int] | np.ndarray | None = None) -> "TopicFit":
         """Return the fit with its topics in the given order, or the largest share first."""
         new = np.argsort(-self.topic_shares(), kind="stable") if order is None else np.asarray(order)
         if not np.array_equal(np.sort(new), np.arange(self.k)):
@@ -278,7 +275,7 @@ class TopicFit:
         """
         from paceline.workloads.topics.result.new_documents import compute_perplexity
 
-        return compute_perplexity(self, self._counts(X, fractional), smoothing, seed)
+        return compute_perplexity(self, self._read_counts(X, fractional), smoothing, seed)
 
     def coherence(self, X: Any, n: int = 10, *, by: str = "probability", fractional: bool = False) -> np.ndarray:
         """Return the coherence of each topic's n top terms in the documents of X, from -1 to 1.
@@ -288,9 +285,9 @@ class TopicFit:
         """
         from paceline.workloads.topics.result.new_documents import compute_coherence
 
-        return compute_coherence(self._counts(X, fractional), self.top_term_numbers(n, by))
+        return compute_coherence(self._read_counts(X, fractional), self.top_term_numbers(n, by))
 
-    def _counts(self, source: Any, fractional: bool) -> Counts:
+    def _read_counts(self, source: Any, fractional: bool) -> Counts:
         from paceline.workloads.topics.result.new_documents import read_matching_counts
 
         return read_matching_counts(self, source, fractional)
@@ -331,7 +328,7 @@ def _read_model_file(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]
     except UserError:
         raise
     except OSError as error:
-        raise make_unreadable_error(path, error) from None
+        raise unreadable_error(path, error) from None
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path}: is damaged ({get_first_line(error)}); {AGAIN}", code="damaged") from None
     return header, arrays

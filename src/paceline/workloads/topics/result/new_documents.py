@@ -1,6 +1,4 @@
-"""Apply a model to documents: mixtures of new documents, exact loss, perplexity and coherence."""
-
-from __future__ import annotations
+"""Apply a model to documents: mixtures of new documents, perplexity and coherence."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +10,6 @@ import numpy as np
 import torch
 
 from paceline.errors import InvalidData, InvalidValue, UserError
-from paceline.workloads.topics.counts.arrays import DeviceCounts
 from paceline.workloads.topics.counts.matrices import (
     Counts,
     Csr,
@@ -21,7 +18,7 @@ from paceline.workloads.topics.counts.matrices import (
     find_integer_type,
     to_sparse,
 )
-from paceline.workloads.topics.counts.stream import iterate_blocks, split_ranges
+from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.files.texts import SUFFIXES, TextOptions, is_text, read_text
 from paceline.workloads.topics.fitting.engine import LEAST
@@ -37,7 +34,7 @@ BLOCK_BYTES = 16 << 20
 NUMBERS_AT_ONCE = 1 << 22
 
 
-def compute_perplexity(model: TopicFit, counts: Counts, smoothing: float, seed: int) -> float:
+def compute_perplexity(model: "TopicFit", counts: Counts, smoothing: float, seed: int) -> float:
     """Compute TopicFit.perplexity. Documents without a word in one of the halves are left out."""
 
     if not 0 <= smoothing < 1:
@@ -104,10 +101,10 @@ def compute_coherence(counts: Counts, topics: Sequence[np.ndarray]) -> np.ndarra
     row, column = np.concatenate(rows), np.concatenate(columns)
     shape = (counts.documents, len(wanted))
     holds = scipy.sparse.csc_array((np.ones(len(row), np.float32), (row, column)), shape=shape)
-    return np.array([_npmi(holds[:, place[terms]], counts.documents) for terms in topics])
+    return np.array([_compute_mean_npmi(holds[:, place[terms]], counts.documents) for terms in topics])
 
 
-def _npmi(holds: object, documents: int) -> float:
+def _compute_mean_npmi(holds: object, documents: int) -> float:
     together = (holds.T @ holds).toarray().astype(np.float64)  # type: ignore[attr-defined]
     alone = np.diag(together)
     pairs = np.triu_indices(len(alone), 1)
@@ -123,12 +120,10 @@ FILES = (".npy", ".npz", ".mtx", ".parquet", ".gz", ".safetensors", *SUFFIXES)
 
 Tensor = Any  # torch is not typed here
 EM_STEPS = 10  # for one Newton step
-EXACT_BYTES = 4 << 20
-TINIEST = float(np.finfo(np.float64).tiny)
 SAME_COLUMNS = "give the same columns in the same order, or the texts themselves"
 
 
-def read_matching_counts(model: TopicFit, source: Any, fractional: bool = False) -> Counts:
+def read_matching_counts(model: "TopicFit", source: Any, fractional: bool = False) -> Counts:
     """Read counts with the columns of the model, from whatever `fit` takes or from texts."""
     texts = _find_texts(source)
     if texts is not None:
@@ -171,7 +166,7 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def _count_texts(model: TopicFit, texts: str | Path | list[str]) -> SparseCounts:
+def _count_texts(model: "TopicFit", texts: str | Path | list[str]) -> SparseCounts:
     if model.terms is None:
         message = "the model has no terms to count texts with: give counts, or set  model.terms = [...]  first"
         raise UserError(message, code="invalid-request", key="terms")
@@ -208,24 +203,3 @@ def _solve_block(block: DocumentBlock, L: Tensor, Ft: Tensor, steps: int, tolera
         if float((L - before).abs().max()) <= tolerance:
             break
     return float(work(L.clone(), Ft, unused, rows="em"))
-
-
-def exact_loss(X: Any, L: np.ndarray, F: np.ndarray, *, fractional: bool = False) -> float:
-    """Return the loss, sum(LF - X log LF), in float64; on the device of X, if it is a CUDA tensor."""
-    counts = read_counts(X, fractional=fractional, on_device=True)
-    device = counts.device if isinstance(counts, DeviceCounts) else torch.device("cpu")
-    rows, Ft = (torch.as_tensor(part, dtype=torch.float64, device=device) for part in (L, F.T))
-    total = float(rows.sum(0) @ Ft.sum(0))
-    for first, last in split_ranges(counts, 0, counts.documents, EXACT_BYTES):
-        some = rows[first:last]
-        if isinstance(counts, DeviceCounts):
-            parts = counts.part(first, last).tensors
-        else:
-            parts = tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in counts.block(first, last).parts)
-        if len(parts) == 1:
-            total -= float((parts[0].double() * (some @ Ft.T).clamp_min_(TINIEST).log_()).sum())
-        else:
-            row = torch.repeat_interleave(torch.arange(last - first, device=device), parts[0].diff())
-            p = (some[row] * Ft[parts[1].long()]).sum(1).clamp_min_(TINIEST)
-            total -= float(parts[2].double() @ p.log_())
-    return total

@@ -1,7 +1,5 @@
 """Plots of a fit: its loss, the mixtures of its documents, the terms of its topics."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ import numpy as np
 from paceline.errors import InvalidValue
 from paceline.io.escape import to_one_line
 from paceline.io.files import write_atomic
-from paceline.reports.plot_style import FORMATS, INK, use_plot_style
+from paceline.reports.figures import FORMATS, INK, use_plot_style
 from paceline.workloads.topics.result.model import (
     as_matrix,
     average_neighbours,
@@ -40,18 +38,18 @@ PLOT_SETTINGS = {"text.parse_math": False, "hatch.linewidth": 0.6}
 OutputFile = str | Path | None
 
 
-def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) -> Figure:
+def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) -> "Figure":
     """Plot the loss after each pass, and below it the distance to the lowest, on a logarithmic scale."""
     values = np.asarray([float(v) for v in getattr(losses, "losses", losses)])
     if not values.size:
         raise InvalidValue("there are no losses to plot", key="losses")
-    with _figure((6.4, 4.6), output_file) as figure:
+    with _open_figure((6.4, 4.6), output_file) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         passes = np.arange(1, len(values) + 1)
         mark = "o" if len(values) < 30 else None
         upper.plot(passes, values, color=PALETTE[0], marker=mark, markersize=3)
         upper.set(title=title, ylabel="loss")
-        upper.yaxis.set_major_formatter(_plain())
+        upper.yaxis.set_major_formatter(_make_plain_formatter())
         low, high = np.nanmin(values), np.nanmax(values[min(len(values) - 1, len(values) // 20) :])
         if high > low:  # the fall of the first passes would flatten all that follows
             upper.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
@@ -60,7 +58,7 @@ def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) 
         if seen.any():
             lower.plot(passes[:-1][seen], above[seen], color=PALETTE[1], marker=mark, markersize=3)
             lower.set_yscale("log")
-            lower.yaxis.set_major_formatter(_plain())
+            lower.yaxis.set_major_formatter(_make_plain_formatter())
             lower.yaxis.set_minor_formatter("")
         lower.set(ylabel="above the lowest", xlabel="pass")
         lower.xaxis.get_major_locator().set_params(integer=True)
@@ -77,25 +75,25 @@ def plot_structure(
     order: Sequence[int] | np.ndarray | None = None,
     topic_names: Sequence[str] | None = None,
     most_topics: int = len(PALETTE),
-) -> Figure:
+) -> "Figure":
     """Plot every document as a stacked bar of its topics, like ones side by side.
 
     `groups`: a label for each document, drawn apart. `order`: instead of `sort_documents`. The smallest of more than
     `most_topics` are drawn as one, in grey.
     """
-    shares = _shares(L, normalize_rows)
+    shares = _read_shares(L, normalize_rows)
     documents = len(shares)
     kept = _keep_topics(shares, most_topics)
     stacked, labels, colours = _merge_others(shares, kept, topic_names)
     parts = _split_groups(shares, kept, groups, order)
-    with _figure((9.0, 3.9), output_file) as figure:
+    with _open_figure((9.0, 3.9), output_file) as figure:
         axes = figure.add_subplot()
         gap = GAP * documents if len(parts) > 1 else 0.0
         left, middles = 0.0, []
         for _, members in parts:
             columns = average_neighbours(stacked, members, max(1, round(COLUMNS * len(members) / documents)))
             edges = np.linspace(left, left + len(members), len(columns) + 1)
-            _bars(axes, edges, columns, colours)
+            _draw_stacked_bars(axes, edges, columns, colours)
             middles.append(left + len(members) / 2)
             left += len(members) + gap
         axes.set(xlim=(0, max(left - gap, 1e-9)), ylim=(0, 1), title=title, ylabel="share of the document")
@@ -103,9 +101,9 @@ def plot_structure(
         axes.set_xticks(middles if groups is not None else [])
         axes.set_xlabel(f"{documents:,} documents" + (f" in {len(parts)} groups" if groups is not None else ""))
         if groups is not None:
-            _group_labels(axes, [name for name, _ in parts], [len(members) / documents for _, members in parts])
+            _label_groups(axes, [name for name, _ in parts], [len(members) / documents for _, members in parts])
         axes.spines[["left", "bottom"]].set_visible(False)
-        _topic_legend(figure, labels, colours)
+        _draw_topic_legend(figure, labels, colours)
     return figure
 
 
@@ -119,7 +117,7 @@ def plot_top_terms(
     by: str = "probability",
     topics: Sequence[int] | None = None,
     topic_names: Sequence[str] | None = None,
-) -> Figure:
+) -> "Figure":
     """Plot the top terms of each topic as bars, one small chart for each; by default the largest of many topics."""
     probabilities = as_matrix(F, "F")
     k, m = probabilities.shape
@@ -128,14 +126,14 @@ def plot_top_terms(
     names = term_names if term_names is not None else getattr(fitted, "terms", None)
     if names is not None and len(names) != m:
         raise InvalidValue(f"{len(names):,} term_names for {m:,} columns of F", key="term_names")
-    shown = _shown_topics(k, shares, topics)
+    shown = _choose_shown_topics(k, shares, topics)
     firsts = find_top_terms(probabilities, shares, n_top_terms, by)
     wide = min(4, len(shown))
     high = -(-len(shown) // wide)
     size = (max(4.0, 2.6 * wide), 0.7 + high * (0.55 + 0.19 * min(n_top_terms, m)))
     if len(shown) < k:
         title += f" of the {len(shown)} {'chosen' if topics is not None else 'largest'} of {k} topics"
-    with _figure(size, output_file) as figure:
+    with _open_figure(size, output_file) as figure:
         figure.suptitle(title, x=0.01, ha="left", weight="bold", size=11)
         charts = figure.subplots(high, wide, squeeze=False).ravel()
         for axes, topic in zip(charts, shown, strict=False):
@@ -145,7 +143,7 @@ def plot_top_terms(
             labels = [f"term {at}" if names is None else shorten_label(str(names[at])) for at in terms]
             axes.set_yticks(np.arange(len(terms)), labels, size=8, color=INK)
             axes.invert_yaxis()
-            axes.set_title(_topic_name(topic, topic_names), size=9)
+            axes.set_title(_format_topic_name(topic, topic_names), size=9)
             axes.grid(axis="y", visible=False)
             axes.tick_params(axis="y", length=0)
             axes.tick_params(axis="x", labelsize=7)
@@ -157,7 +155,7 @@ def plot_top_terms(
 
 
 @contextmanager
-def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]:
+def _open_figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]:
     path = None if output_file is None else Path(output_file).expanduser()
     if path is not None and path.suffix.lower().removeprefix(".") not in FORMATS:
         message = f"output_file={str(path)!r}: give one of {', '.join('.' + f for f in FORMATS)}"
@@ -176,7 +174,7 @@ def _figure(size: tuple[float, float], output_file: OutputFile) -> Iterator[Any]
             write_atomic(path, content.getvalue())
 
 
-def _shares(L: Any, normalize_rows: bool) -> np.ndarray:
+def _read_shares(L: Any, normalize_rows: bool) -> np.ndarray:
     shares = as_matrix(L, "L").astype(np.float32, copy=False)
     if not np.isfinite(shares).all() or shares.min() < 0:
         raise InvalidValue("L has numbers below zero or not finite: give shares", key="L")
@@ -202,7 +200,7 @@ def _merge_others(
     k = shares.shape[1]
     if names is not None and len(names) != k:
         raise InvalidValue(f"{len(names)} topic_names for {k} topics", key="topic_names")
-    labels, many = [_topic_name(int(at), names) for at in kept], len(PALETTE)
+    labels, many = [_format_topic_name(int(at), names) for at in kept], len(PALETTE)
     looks = [(PALETTE[place % many], HATCHES[place // many % len(HATCHES)]) for place in range(len(kept))]
     if len(kept) == k:
         return shares, labels, looks
@@ -230,7 +228,7 @@ def _split_groups(
     return [(str(name), part) for name, part in zip(names, np.split(in_order, ends[:-1]), strict=True)]
 
 
-def _bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[tuple[str, str]]) -> None:
+def _draw_stacked_bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[tuple[str, str]]) -> None:
     xs = np.repeat(edges, 2)[1:-1]
     below = np.zeros(len(columns), np.float32)
     for place, (colour, hatch) in enumerate(colours):
@@ -242,7 +240,7 @@ def _bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[t
         below = above
 
 
-def _group_labels(axes: Any, names: Sequence[str], shares: Sequence[float]) -> None:
+def _label_groups(axes: Any, names: Sequence[str], shares: Sequence[float]) -> None:
     tight = any(len(name) > 110 * share for name, share in zip(names, shares, strict=True))
     axes.set_xticklabels([shorten_label(name) for name in names], size=8, color=INK)
     axes.tick_params(axis="x", length=0, rotation=40 if tight else 0)
@@ -251,7 +249,7 @@ def _group_labels(axes: Any, names: Sequence[str], shares: Sequence[float]) -> N
             label.set(ha="right", rotation_mode="anchor")
 
 
-def _topic_legend(figure: Any, labels: Sequence[str], colours: Sequence[tuple[str, str]]) -> None:
+def _draw_topic_legend(figure: Any, labels: Sequence[str], colours: Sequence[tuple[str, str]]) -> None:
     from matplotlib.patches import Patch
 
     patches = [
@@ -261,7 +259,7 @@ def _topic_legend(figure: Any, labels: Sequence[str], colours: Sequence[tuple[st
     figure.legend(handles=patches, loc="outside right upper", ncols=1 if len(labels) <= 16 else 2, handlelength=1.1)
 
 
-def _shown_topics(k: int, shares: np.ndarray, topics: Sequence[int] | None) -> list[int]:
+def _choose_shown_topics(k: int, shares: np.ndarray, topics: Sequence[int] | None) -> list[int]:
     if topics is None:
         return list(range(k)) if k <= MAX_TERM_PLOTS else sorted(find_largest(shares, MAX_TERM_PLOTS).tolist())
     wrong = [topic for topic in topics if not 0 <= topic < k]
@@ -270,7 +268,7 @@ def _shown_topics(k: int, shares: np.ndarray, topics: Sequence[int] | None) -> l
     return [int(topic) for topic in topics]
 
 
-def _topic_name(topic: int, names: Sequence[str] | None) -> str:
+def _format_topic_name(topic: int, names: Sequence[str] | None) -> str:
     return f"topic {topic}" if names is None else shorten_label(str(names[topic]), 2 * LONGEST_TERM)
 
 
@@ -279,7 +277,7 @@ def shorten_label(text: str, longest: int = LONGEST_TERM) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def _plain() -> Any:
+def _make_plain_formatter() -> Any:
     """Return a formatter of plain numbers: mathtext is off, since terms may contain its characters."""
     from matplotlib.ticker import FuncFormatter
 

@@ -1,0 +1,169 @@
+"""Addresses such as `s3://bucket/runs`: data are cached by content, run folders are mirrored, through fsspec."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RunFailed, UserError
+from paceline.io.files import expand_cache, write_atomic
+
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
+LOCAL = ("file", "local")
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "az": "adlfs", "abfs": "adlfs"}
+REMOTE_FILE = "remote.json"  # in the mirror of a run folder: its address
+MANIFEST = "manifest.json"  # of a checkpoint: sent last, so that half a checkpoint is never taken for one
+IDENTITY = ("ETag", "etag", "blob_id", "xet_hash", "md5Hash", "mtime", "LastModified", "last_modified", "size")
+CACHE = Path("~/.cache/paceline")
+
+
+def find_address(path: str | Path) -> str | None:
+    """Return the address that a path stands for (a Path has lost its second slash); None for a file of this machine."""
+    if (found := ADDRESS.fullmatch(str(path))) is None:
+        return None
+    return f"{found[1]}:///{found[2]}" if found[1] in LOCAL else f"{found[1]}://{found[2]}"
+
+
+@contextmanager
+def _translate_errors(address: str, key: str) -> Iterator[None]:
+    given = f"{key}={address}" if key else address
+    scheme = address.partition(":")[0]
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{given}: there is no such file or folder", code="not-found", key=key) from None
+    except (ImportError, ValueError) as error:
+        line = f"  pip install {PACKAGES[scheme]}" if scheme in PACKAGES else f" a filesystem of fsspec for {scheme}://"
+        raise UserError(f"{given}: needs{line}  ({error})", code="not-installed", key=key) from None
+    except Exception as error:  # of any filesystem
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise UserError(
+            f"{given}: cannot be reached ({reason}); check its name and your credentials", code="unreadable", key=key
+        ) from None
+
+
+def _open_filesystem(address: str) -> tuple[Any, str]:
+    import fsspec
+
+    options = {"auto_mkdir": True} if address.startswith(LOCAL) else {}
+    filesystem, root = fsspec.core.url_to_fs(address, **options)
+    filesystem.invalidate_cache()
+    return filesystem, root
+
+
+def fetch_data(path: Path, key: str = "") -> Path:
+    """Return the path itself or, of an address, that of its copy in the cache, named by content."""
+    if (address := find_address(path)) is None:
+        return path
+    with _translate_errors(address, key):
+        filesystem, root = _open_filesystem(address)
+        pattern = any(sign in root for sign in "*?[")
+        found = filesystem.glob(root, detail=True) if pattern else filesystem.find(root, detail=True)
+        if not found:
+            raise FileNotFoundError(root)
+        base = root.rpartition("/")[0] if pattern or list(found) == [root] else root
+        files = {name: name[len(base) :].lstrip("/") for name in sorted(found)}
+        facts = [[name, *(str(found[name].get(fact)) for fact in IDENTITY)] for name in files]
+        name = hashlib.sha256(json.dumps([address, facts]).encode()).hexdigest()[:24]
+        folder = expand_cache(CACHE) / "remote" / name
+        if not folder.is_dir():
+            aside = folder.with_name(f".{name}.{os.getpid()}")
+            try:
+                for remote, local in files.items():
+                    (aside / local).parent.mkdir(parents=True, exist_ok=True)
+                    filesystem.get_file(remote, str(aside / local))
+                with suppress(OSError):  # another rank was first
+                    aside.rename(folder)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+    if pattern:
+        return folder / root.rpartition("/")[2]
+    return folder / next(iter(files.values())) if base != root else folder
+
+
+def find_mirror(address: str) -> Path:
+    """Return the local folder that mirrors a folder of runs."""
+    return expand_cache(CACHE) / "runs" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
+
+
+def fetch_run(path: Path, key: str = "") -> Path:
+    """Return the path itself or, of an address, that of the run's mirror, with the checkpoints that only it has."""
+    if (address := find_address(path)) is None:
+        return path
+    parent, _, name = address.rstrip("/").rpartition("/")
+    local = find_mirror(parent) / name
+    with _translate_errors(address, key):
+        filesystem, root = _open_filesystem(address)
+        names = {remote: remote[len(root) :].lstrip("/") for remote in filesystem.find(root)}
+        if "spec.yaml" not in names.values():
+            raise FileNotFoundError(root)
+        sealed = {inner.rpartition("/")[0] for inner in names.values() if inner.endswith(f"/{MANIFEST}")}
+        order = sorted(names, key=lambda remote: (names[remote].endswith(MANIFEST), names[remote]))
+        for remote in order:
+            inner, file = names[remote], local / names[remote]
+            if file.exists() or (inner.startswith("checkpoints/") and inner.rpartition("/")[0] not in sealed):
+                continue
+            file.parent.mkdir(parents=True, exist_ok=True)
+            aside = file.with_name(f".{file.name}.{os.getpid()}")
+            filesystem.get_file(remote, str(aside))
+            aside.rename(file)
+    mark_mirror(local, address)
+    return local
+
+
+def fetch_runs(address: str, name: str, whole: bool) -> Path:
+    """Return the mirror of a folder of runs, with those called `name` or `name-2`: the first as a `whole`."""
+    folder = find_mirror(address)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _translate_errors(address, "--out"):
+        filesystem, root = _open_filesystem(address)
+        for remote in filesystem.glob(f"{root}/{name}*/spec.yaml"):
+            run = remote.split("/")[-2]
+            if run == name and whole:
+                fetch_run(Path(f"{address.rstrip('/')}/{run}"))
+            elif not (folder / run / "spec.yaml").exists():
+                (folder / run).mkdir(parents=True, exist_ok=True)
+                filesystem.get_file(remote, str(folder / run / "spec.yaml"))
+    return folder
+
+
+def mark_mirror(run: Path, address: str) -> None:
+    write_atomic(run / REMOTE_FILE, json.dumps({"address": address}) + "\n")
+
+
+def upload_run(run: Path) -> None:
+    """Send what is new in the mirror of a run: manifests of checkpoints last, and remove what was removed here."""
+    try:
+        address = json.loads((run / REMOTE_FILE).read_text(encoding="utf-8"))["address"]
+    except FileNotFoundError:
+        return
+    try:
+        filesystem, root = _open_filesystem(address)
+        there: set[str] = set()
+        with suppress(FileNotFoundError):
+            there = {name[len(root) :].lstrip("/") for name in filesystem.find(root)}
+        files = {
+            str(file.relative_to(run)): file for file in run.rglob("*") if file.is_file() and not file.is_symlink()
+        }
+        files = {name: file for name, file in files.items() if not any(p[0] == "." for p in name.split("/")[:-1])}
+        own = [name for name in files if not name.startswith(("heartbeats/", ".")) and name != REMOTE_FILE]
+        manifests = [name for name in own if name.endswith(f"/{MANIFEST}") and name in there]
+        same = [name for name in manifests if filesystem.cat_file(f"{root}/{name}") == files[name].read_bytes()]
+        sent = {name.rpartition("/")[0] for name in same}
+        changed = [name for name in own if name.rpartition("/")[0] not in sent]
+        for name in sorted(changed, key=lambda name: (name.endswith(MANIFEST), name)):
+            filesystem.put_file(str(files[name]), f"{root}/{name}")
+        gone = [name for name in there if name.startswith("checkpoints/") and name not in files]
+        for name in sorted(gone, key=lambda name: not name.endswith(MANIFEST)):
+            filesystem.rm_file(f"{root}/{name}")
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        message = f"{run} could not be sent to {address} ({reason}); it is whole here:  paceline train --resume {run}"
+        raise RunFailed(message, code="not-writable") from None

@@ -1,0 +1,133 @@
+"""Batch norm over fixed groups of consecutive samples: the same statistics on any layout.
+
+A group is computed whole on one rank. Running statistics move once per step, by the mean over all of its groups.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.nn.keyed_dropout import PASS
+
+NORMS = "grouped_norms"  # attribute of a module that computes norms which are not among its modules
+
+
+def divide_into_groups(samples: int, group: int) -> list[int]:
+    """Return the sizes of the groups: the last one has what is left, and is no single sample beside others."""
+    whole, left = divmod(samples, group)
+    if left == 1 and whole:
+        return [group] * (whole - 1) + [group + 1]
+    return [group] * whole + [left] * (left > 0)
+
+
+class GroupedBatchNorm(_BatchNorm):
+    """Set as the class of an existing batch norm: parameters, buffers and names stay, and so does evaluation."""
+
+    group: int
+    name: str
+    found: tuple[tuple[Tensor, int], ...] = ()  # (mean and variance, rows) of each group of this step
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (self.training and PASS.samples):
+            return super().forward(input)
+        rows, left = divmod(input.shape[0], PASS.samples)
+        if left or not rows:
+            PASS.misfits.add(self.name)
+            return super().forward(input)
+        self._check_input_dim(input)
+        sizes = [size * rows for size in divide_into_groups(PASS.samples, self.group)]
+        kind = torch.promote_types(input.dtype, torch.float32)
+        statistics = torch.zeros(len(sizes), 2, self.num_features, dtype=kind, device=input.device)
+        if PASS.counted and self.running_mean is not None:
+            self.found = (*self.found, *zip(statistics.unbind(), sizes, strict=True))
+        found = [self._normalise(x, each) for x, each in zip(input.split(sizes), statistics, strict=True)]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _normalise(self, x: Tensor, statistics: Tensor) -> Tensor:
+        """Normalise a group, and keep its mean and variance: with a momentum of 1 torch does."""
+        return F.batch_norm(x, statistics[0], statistics[1], self.weight, self.bias, True, 1.0, self.eps)
+
+
+class GroupedBatchNorm1d(GroupedBatchNorm, nn.BatchNorm1d):
+    pass
+
+
+class GroupedBatchNorm2d(GroupedBatchNorm, nn.BatchNorm2d):
+    pass
+
+
+class GroupedBatchNorm3d(GroupedBatchNorm, nn.BatchNorm3d):
+    pass
+
+
+GROUPED = {nn.BatchNorm1d: GroupedBatchNorm1d, nn.BatchNorm2d: GroupedBatchNorm2d, nn.BatchNorm3d: GroupedBatchNorm3d}
+
+
+def group_batch_norms(model: nn.Module, group: int) -> None:
+    for name, module in model.named_modules():
+        if type(module) in GROUPED:
+            module.__class__ = GROUPED[type(module)]
+            module.group, module.name = group, name
+        for norm in getattr(module, NORMS, ()):
+            norm.group = group
+
+
+def list_batch_norms(parts: Sequence[nn.Module]) -> list[GroupedBatchNorm]:
+    """Return the batch norms that have groups, those of Keras models too."""
+    modules = [module for part in parts for module in part.modules()]
+    modules += [norm for module in modules for norm in getattr(module, NORMS, ()) if norm.group]
+    return [module for module in modules if isinstance(module, GroupedBatchNorm)]
+
+
+@torch.no_grad()
+def update_running_statistics(
+    norms: Sequence[GroupedBatchNorm], several: bool, waiting: AbstractContextManager[object] | None = None
+) -> None:
+    """Move the running statistics by the mean of those of the step's groups, of `several` ranks in one message."""
+    norms = [norm for norm in norms if norm.running_mean is not None]
+    if not norms:
+        return
+    flat = _sum_over_groups(norms)
+    if several and dist.is_initialized():
+        with waiting or nullcontext():
+            dist.all_reduce(flat)
+    sizes = [size for norm in norms for size in (2 * norm.num_features, 1)]
+    sums = flat.split(sizes)
+    counts = [count.expand(len(mine)) for mine, count in zip(sums[::2], sums[1::2], strict=True)]
+    means = torch.cat(sums[::2]).div_(torch.cat(counts)).to(cast(Tensor, norms[0].running_mean).dtype)
+    moved = means.split([norm.num_features for norm in norms for _ in range(2)])
+    kept = [cast(Tensor, buffer) for norm in norms for buffer in (norm.running_mean, norm.running_var)]
+    steps = [cast(Tensor, norm.num_batches_tracked) for norm in norms]
+    torch._foreach_add_(steps, 1)
+    for momentum in {norm.momentum for norm in norms}:
+        mine = [place for place, norm in enumerate(norms) for _ in range(2) if norm.momentum == momentum]
+        chosen = [2 * place + number % 2 for number, place in enumerate(mine)]
+        if momentum is not None:
+            torch._foreach_lerp_([kept[i] for i in chosen], [moved[i] for i in chosen], momentum)
+            continue
+        for i in chosen:
+            kept[i].lerp_(moved[i], 1 / steps[i // 2].to(means.dtype))
+
+
+def _sum_over_groups(norms: Sequence[GroupedBatchNorm]) -> Tensor:
+    """Return for each norm the sums of mean and variance over the samples of this rank, and their number."""
+    first = cast(Tensor, norms[0].running_mean)
+    flat = first.new_zeros(sum(2 * norm.num_features + 1 for norm in norms), dtype=torch.float64)
+    one, longest = first.new_ones(1), max(norms, key=lambda norm: len(norm.found)).found
+    for number, (_, rows) in enumerate(longest):
+        pieces: list[Tensor] = []
+        for norm in norms:
+            statistics, own = norm.found[number] if number < len(norm.found) else (None, 0)
+            share = own / rows  # 1, unless a norm is called more often or with other rows than others
+            both = first.new_zeros(2 * norm.num_features) if statistics is None else statistics.flatten()
+            pieces += [both, one] if share == 1 else [both * share, one * share]
+        flat.add_(torch.cat(pieces), alpha=rows)
+    for norm in norms:
+        norm.found = ()
+    return flat

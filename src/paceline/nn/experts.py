@@ -1,0 +1,73 @@
+"""Mixtures of experts: a router sends each token to some of many feed-forward parts, and drops none."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+GROUPED = getattr(F, "grouped_mm", None)
+Compute = Callable[[Tensor, Tensor], Tensor]  # of tokens sorted by expert, and how many each expert gets
+
+
+class TokenExchange(Protocol):
+    def dispatch(self, sorted_ND: Tensor, counts_E: Tensor, compute: Compute) -> Tensor:
+        """Let the ranks that have the experts compute; return the results in the same order."""
+
+
+class Experts(nn.Module):
+    """Gated feed-forward parts, their weights as transformers stores them."""
+
+    def __init__(self, experts: int, width: int, ffn: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * ffn, width))
+        self.down_proj = nn.Parameter(torch.empty(experts, width, ffn))
+        self.act_fn: Callable[[Tensor], Tensor] = F.silu
+
+    def forward(self, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor) -> Tensor:
+        return run_experts(self, None, x_TD, chosen_Tk, scores_Tk)
+
+
+def find_experts(model: nn.Module) -> list[nn.Module]:
+    """Find modules that hold experts, ours and those of transformers: axis 0 of their two weights counts them."""
+    return [module for module in model.modules() if {n for n, p in module.named_parameters()} == NAMES]
+
+
+NAMES = {"gate_up_proj", "down_proj"}
+
+
+def run_experts(
+    experts: Any, exchange: TokenExchange | None, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor
+) -> Tensor:
+    """Return, for each token, the outputs of its experts weighted by their scores; `exchange` if ranks divide them."""
+    order = chosen_Tk.flatten().argsort(stable=True)  # by expert, then by token
+    ours = len(experts.gate_up_proj) if exchange is None else experts.num_experts
+    counts_E = torch.bincount(chosen_Tk.flatten(), minlength=ours)
+    sent_ND = x_TD[order // chosen_Tk.shape[1]]
+
+    def compute(x: Tensor, counts: Tensor) -> Tensor:
+        gate, up = multiply_by_expert(x, _local(experts.gate_up_proj), counts).chunk(2, -1)
+        return multiply_by_expert(experts.act_fn(gate) * up, _local(experts.down_proj), counts)
+
+    found_ND = compute(sent_ND, counts_E) if exchange is None else exchange.dispatch(sent_ND, counts_E, compute)
+    back_TkD = torch.empty_like(found_ND).index_copy(0, order, found_ND).unflatten(0, chosen_Tk.shape)
+    return (back_TkD * scores_Tk[..., None]).sum(1).to(x_TD.dtype)
+
+
+def _local(weight: Any) -> Tensor:
+    return weight.to_local() if hasattr(weight, "to_local") else weight
+
+
+def multiply_by_expert(x_ND: Tensor, weight_EFD: Tensor, counts_E: Tensor) -> Tensor:
+    """Return the product of each token with the weight of its expert; tokens are sorted by expert."""
+    kind = x_ND.device.type
+    if torch.is_autocast_enabled(kind) and weight_EFD.dtype != torch.float64:
+        half = torch.get_autocast_dtype(kind)
+        x_ND, weight_EFD = x_ND.to(half), weight_EFD.to(half)
+    x_ND = x_ND.to(weight_EFD.dtype)
+    if GROUPED is not None and x_ND.is_cuda and x_ND.dtype == torch.bfloat16:
+        ends = counts_E.cumsum(0).to(torch.int32)
+        return GROUPED(x_ND.contiguous(), weight_EFD.transpose(1, 2), offs=ends)
+    parts = x_ND.split(counts_E.tolist())
+    return torch.cat([part @ weight.T for part, weight in zip(parts, weight_EFD.unbind(), strict=True)])

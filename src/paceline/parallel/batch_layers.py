@@ -1,0 +1,78 @@
+"""Layers that depend on who shares a pass, made independent of it: dropout by key, batch norm over groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from paceline.config import RunSpec
+from paceline.errors import UserError, join_names
+from paceline.layout import Layout
+from paceline.nn.batch_norm import GroupedBatchNorm, group_batch_norms, list_batch_norms, update_running_statistics
+from paceline.nn.keyed_dropout import PASS, KeyedPasses, mark_sites
+from paceline.runlog.timers import CollectiveTimer
+
+DEPENDS = "the answer depends on the layout"
+
+
+@dataclass(frozen=True)
+class BatchLayers:
+    """Such layers of the parts of a model that this rank holds."""
+
+    passes: KeyedPasses
+    norms: Sequence[GroupedBatchNorm]
+
+    @classmethod
+    def of(cls, parts: Sequence[nn.Module]) -> "BatchLayers":
+        return cls(KeyedPasses(parts), list_batch_norms(parts))
+
+    def __bool__(self) -> bool:
+        return len(self.passes.sites) > 1 or bool(self.norms)
+
+    @property
+    def group(self) -> int:
+        """Samples that must stay together."""
+        return self.norms[0].group if self.norms else 1
+
+    def update_statistics(self, several: bool, timer: CollectiveTimer | None = None) -> None:
+        """Move running statistics by those of a step, of all ranks that share the model."""
+        update_running_statistics(self.norms, several, timer.blocking() if timer else None)
+
+
+def convert_batch_layers(model: nn.Module, spec: RunSpec, layout: Layout, device: torch.device) -> None:
+    """Convert a model in place, before anything wraps it; what is exported has the classes it was built with."""
+    wanted = spec.train.batchnorm_group
+    mark_sites(model)
+    if wanted == "sync":
+        if layout.ranks > 1 and device.type == "cpu" and any(isinstance(m, _NormBase) for m in model.modules()):
+            message = "train.batchnorm_group=sync needs CUDA devices; use a number of samples, or auto"
+            raise UserError(message, code="not-supported", key="train.batchnorm_group")
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    elif wanted != "as_is" and layout.pipeline == 1:
+        group_batch_norms(model, layout.batchnorm_group(wanted))
+
+
+def describe_dependence(draws: bool) -> str:
+    """Describe what a pass has shown to depend on the layout; "" if nothing."""
+    found = [join_names(sorted(PASS.misfits)) + " has rows that are not samples"] * bool(PASS.misfits)
+    found += ["the model draws from torch's generator"] * draws
+    return f"{DEPENDS}: {'; '.join(found)} (type  paceline check)" if found else ""
+
+
+def describe_batch_layers(model: nn.Module, group: int, layout: Layout) -> list[str]:
+    """Describe the groups of batch norm, and name layers whose results still depend on the layout."""
+    lines = [
+        f"batch norm over groups of {group} samples = {layout.global_batch} global / {layout.global_batch / group:.3g}"
+    ]
+    found = [f"{name} ({type(module).__name__})" for name, module in model.named_modules() if _depends(module, layout)]
+    return lines * (group > 1) + [f"{DEPENDS}: {join_names(found)} (type  paceline check)"] * bool(found)
+
+
+def _depends(module: nn.Module, layout: Layout) -> bool:
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1  # inside of one kernel
+    if isinstance(module, nn.SyncBatchNorm):
+        return layout.passes(layout.global_batch) > 1
+    return isinstance(module, _NormBase) and module.track_running_stats and not isinstance(module, GroupedBatchNorm)

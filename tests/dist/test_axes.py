@@ -1,0 +1,163 @@
+"""Divided sequences and experts: what test_layouts.py does not show of them, and that `check` finds faults in them."""
+
+import shutil
+import textwrap
+
+import pytest
+from axes_work import compare_packed
+
+from hf_models import TEXTS, save
+from paceline import RunResult, resume, train
+from paceline.config import build_spec
+from paceline.errors import UserError
+from paceline.launch.local import run_ranks
+from paceline.layout import layout_of, parse_layout
+from paceline.trials.check import check, compare_weights
+from paceline.workload import build_workload
+from results import steps_of
+
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
+
+def _values(layout):
+    return {f"parallel.{name}": value for name, value in parse_layout(layout).items()}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_packed_texts_do_not_see_each_other_in_a_divided_row(ranks):
+    for kinds in run_ranks(compare_packed, (["llama", "mistral"],), ranks):
+        for kind, (loss, gradients) in kinds.items():
+            assert loss < 1e-6, kind
+            assert gradients < 1e-5, kind
+
+
+FAULTS = """
+import torch, torch.distributed as dist
+from paceline.nn.experts import find_experts
+from paceline.workloads.lm.workload import LanguageModel
+
+class Unsummed(LanguageModel):
+    "Gradients of keys and values stay with the rank that computed them: losses of the first step are right."
+    def gather_context(self, model, context):
+        super().gather_context(model, context)
+        whole = context.gather
+        context.gather = lambda x: whole(x.detach()).index_copy(1, context.positions(x.shape[1], x.device), x)
+
+class Scaled(LanguageModel):
+    "A gradient twice as large on its way back."
+    def gather_context(self, model, context):
+        super().gather_context(model, context)
+        whole = context.gather
+        context.gather = lambda x: 2 * whole(x) - whole(x).detach()
+
+class Halved(LanguageModel):
+    "Half of each expert's gradient, as an average over two ranks leaves where it is a sum already."
+    def loss(self, model, batch):
+        if dist.is_initialized() and not hasattr(self, "hooks"):
+            experts = [p for module in find_experts(model) for p in module.parameters()]
+            self.hooks = [p.register_hook(lambda gradient: gradient / 2) for p in experts]
+        return super().loss(model, batch)
+
+class Misplaced(LanguageModel):
+    "Every rank takes its tokens for the first of the sequence."
+    def gather_context(self, model, context):
+        super().gather_context(model, context)
+        context.positions = lambda tokens, device: torch.arange(tokens, device=device)
+"""
+
+
+MIXTURE = {"model.experts": 4, "model.ffn": 32, "model.layers": 2, "model.shared_ffn": 16, "train.evaluate_on": 8}
+ON_TWO = ["ddp:2", "ddp:2+expert:2", "fsdp:2+expert:2", "context:2", "pipeline:2"]
+ON_MORE = [
+    *("fsdp:4+expert:2", "hsdp:2x2+expert:2", "fsdp:2+context:2+expert:4", "fsdp:2+tensor:2+expert:2"),
+    "ddp:2+pipeline:2+tensor:2+expert:2",
+]
+CHECKED = {
+    "plain": ({}, ON_TWO),
+    "recomputed": ({"parallel.activation_checkpointing": "full"}, ON_MORE),
+    "bf16": ({"train.precision": "bf16"}, ["fsdp:2", "fsdp:2+expert:2", "context:2"]),
+}
+
+
+@pytest.mark.parametrize("row", CHECKED)
+def test_a_mixture_gives_the_same_wherever_its_experts_are(tiny_lm, row):
+    changes, layouts = CHECKED[row]
+    parity = check(tiny_lm.replace(MIXTURE | changes), layouts=["single", *layouts], steps=2)
+    assert parity.holds, [found for found in parity.rows if not found.agrees(parity.tolerance)]
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])
+def test_experts_of_transformers_are_divided(kind, tmp_path, corpus_cache):
+    folder = save(kind, tmp_path / kind)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 40))
+    values = {"model": {"config": str(folder / "config.json")}, "train": {"global_batch": 8, "lr": 1e-3}}
+    values["data"] = {"source": "text", "path": str(tmp_path / "texts.txt"), "sequence": 16, "cache": str(corpus_cache)}
+    values["data"]["tokenizer"] = str(folder / "tokenizer.json")
+    values["parallel"] = {"threads": 1, "timeout_s": 120}
+    layouts = ["single", "fsdp:2+expert:2", "ddp:2+context:2+expert:4"]
+    parity = check(build_spec({"workload": "transformers", **values}), layouts=layouts, steps=2)
+    assert parity.holds, [found for found in parity.rows if not found.agrees(parity.tolerance)]
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [("fsdp:4+expert:2", "context:2"), ("single", "ddp:2+expert:2")])
+def test_a_mixture_goes_on_under_another_layout(tiny_lm, tmp_path, saved, resumed):
+    spec = tiny_lm.replace(MIXTURE | {"train.steps": 4, "train.checkpoint_every": 2})
+    whole = train(spec, tmp_path / "whole", show=False).path
+    folder = train(spec.replace(_values(saved)), tmp_path / "cut", show=False).path
+    shutil.rmtree(folder / "checkpoints" / "step-00000004")
+    plain = {f"parallel.{axis}": 1 for axis in ("tensor", "context", "expert", "pipeline")}
+    assert resume(folder, plain | _values(resumed), show=False).status == "finished"
+    for ours, theirs in zip(steps_of(whole), steps_of(folder), strict=True):
+        for key in ("loss", "grad_norm"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5)
+    weights = [RunResult(path, None).weights() for path in (whole, folder)]
+    assert compare_weights(*weights).value <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("fault", "layout", "changes"),
+    [
+        ("Unsummed", "context:2", {}),
+        ("Scaled", "fsdp:1+context:2", {}),
+        ("Misplaced", "context:2", {}),
+        ("Halved", "ddp:2+expert:2", MIXTURE),
+    ],
+)
+def test_check_finds_a_fault_in_an_axis(tiny_lm, tmp_path, fault, layout, changes):
+    (tmp_path / "faults.py").write_text(textwrap.dedent(FAULTS))
+    spec = tiny_lm.replace({"workload": f"{tmp_path / 'faults.py'}:{fault}", "model.layers": 2} | changes)
+    parity = check(spec.replace({"train.evaluate_on": 8}), layouts=["single", layout], steps=2)
+    assert not parity.holds
+    assert parity.rows[1].grad_norm > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "key"),
+    [
+        ("context:3", {}, "parallel.context"),
+        ("context:2", {"data.sequence": 30}, "parallel.context"),
+        ("context:2", {"parallel.strategy": "single"}, "parallel.strategy"),
+        ("context:2", {"parallel.ranks": 3}, "parallel.ranks"),
+        ("context:2", {"parallel.reduce": "powersgd"}, "parallel.reduce"),
+        ("fsdp:2+expert:2", {}, "parallel.expert"),
+        ("fsdp:4+expert:4", {"model.experts": 2}, "parallel.expert"),
+        ("fsdp:2+expert:4", {"model.experts": 4}, "parallel.expert"),
+        ("zero1:2+expert:2", {"model.experts": 4}, "parallel.expert"),
+        ("tensor:2+expert:2", {"model.experts": 4}, "parallel.expert"),
+    ],
+)
+def test_what_an_axis_cannot_divide_is_rejected(tiny_lm, layout, changes, key):
+    spec = tiny_lm.replace({**_values(layout), **changes})
+    with pytest.raises(UserError) as error:
+        build_workload(spec).suits(layout_of(spec))
+    assert error.value.key == key
+
+
+@pytest.mark.parametrize("workload", ["classifier", "unet", "transformers"])
+def test_sequences_are_divided_where_the_workload_can(workload, tmp_path):
+    model = {"config": save("bert", tmp_path, "AutoModelForMaskedLM"), "task": "masked_lm"}
+    section = {"model": model} if workload == "transformers" else {}
+    spec = build_spec({"workload": workload, "parallel": parse_layout("context:2"), **section})
+    with pytest.raises(UserError) as error:
+        build_workload(spec).suits(layout_of(spec))
+    assert error.value.code == "not-supported"

@@ -1,0 +1,87 @@
+"""Expected hours of a run that fails: the formula against a simulation, and the interval that loses least."""
+
+import random
+import statistics
+from time import perf_counter
+
+import pytest
+
+import paceline
+from paceline.errors import UserError
+from paceline.hardware.catalogue import find_device
+from paceline.hardware.failures import FailureModel, expect_run, find_best_interval_s, resolve_failures
+
+MONTH_S = 30 * 86400.0
+
+
+def simulate_run(rng, rate, restart_s, work_s, save_s, interval_s):
+    """Play a run failure by failure; return its seconds."""
+    clock, done, failure = 0.0, 0.0, rng.expovariate(rate)
+    while done < work_s:
+        segment = min(interval_s, work_s - done) + save_s
+        if clock + segment <= failure:
+            clock, done = clock + segment, done + segment - save_s
+            continue
+        clock = failure
+        while True:  # a restart may fail too
+            failure = clock + rng.expovariate(rate)
+            if clock + restart_s <= failure:
+                break
+            clock = failure
+        clock += restart_s
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("devices", "mtbf_h", "save_s", "interval_s"),
+    [
+        (1024, 50_700, 12.0, None),
+        (1024, 50_700, 12.0, 4 * 3600.0),
+        (16_384, 50_700, 5.0, None),
+        (100_000, 50_700, 2.0, None),
+    ],
+)
+def test_a_month_with_failures(devices, mtbf_h, save_s, interval_s):
+    model, rng = FailureModel(mtbf_h, restart_s=300.0), random.Random(0)
+    found = expect_run(model, devices, MONTH_S, save_s, interval_s)
+    hours = [
+        simulate_run(rng, model.rate(devices), 300.0, MONTH_S, save_s, found.interval_s) / 3600 for _ in range(200)
+    ]
+    low, high = found.hours_band
+    assert statistics.fmean(hours) == pytest.approx(found.hours, rel=0.01)
+    assert sum(low <= h <= high for h in hours) >= 180
+
+
+def test_no_other_interval_loses_less():
+    model = FailureModel(50_700, restart_s=300.0)
+    best_s = find_best_interval_s(12.0, model.rate(1024))
+    best, *others = (
+        expect_run(model, 1024, MONTH_S, 12.0, best_s * times).hours for times in (1.0, 0.5, 0.7, 1.4, 2.0)
+    )
+    assert best < min(others)
+
+
+def test_rates_come_from_the_catalogue_or_the_user():
+    assert resolve_failures(find_device("H100")).mtbf_h == 50_700
+    assert resolve_failures(find_device("T4")).mtbf_h == resolve_failures(find_device("A100")).mtbf_h
+    assert resolve_failures(find_device("H100"), 100.0, 60.0) == FailureModel(100.0, 60.0, "given")
+    with pytest.raises(UserError) as error:
+        resolve_failures(find_device("H100"), -1.0)
+    assert error.value.key == "--mtbf"
+
+
+def test_the_plan_of_100_000_devices_has_its_failures(lm_spec):
+    began = perf_counter()
+    plan = paceline.plan(lm_spec, "12500x8xH100", [100_000])
+    assert perf_counter() - began < 10
+    (row,) = plan.as_json()["rows"]
+    expected = row["expected"]
+    assert expected["failures"] > 0.1
+    assert expected["hours_band"][0] <= expected["hours"] <= expected["hours_band"][1]
+    assert expected["hours"] > 0.99 * row["hours"]
+
+
+@pytest.fixture
+def lm_spec():
+    train = {"steps": 20_000, "global_batch": 100_000, "precision": "bf16"}
+    return {"name": "lm", "workload": "lm", "model": {"preset": "7b"}, "data": {"sequence": 2048}, "train": train}
