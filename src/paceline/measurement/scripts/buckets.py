@@ -41,9 +41,9 @@ class TimedGroup(dist.ProcessGroup):
             self._backward = next(PASSES)
             self._sent.clear()
         self._sent.add(bucket)
-        notes, begin, backward = self._notes, self._notes.mark(), self._backward
+        begin = self._notes.mark()
         work = self._group.allreduce(tensors, options)
-        work.get_future().add_done_callback(lambda future: notes.note(BUCKET, begin, backward))
+        self._notes.note_until_done(BUCKET, begin, work.get_future(), self._backward)
         return work
 
 
@@ -96,11 +96,11 @@ def _time_hook(notes: StepRecorder, entered: CallScope, hook: Callable[..., Any]
         nonlocal backward
         if bucket.index() == 0:
             backward = next(PASSES)
-        begin, of_pass = notes.mark(), backward
+        begin = notes.mark()
         with entered():
             future = hook(state, bucket)
         if notes.watching:
-            future.add_done_callback(lambda future: notes.note(BUCKET, begin, of_pass))
+            notes.note_until_done(BUCKET, begin, future, backward)
         return future
 
     return timed

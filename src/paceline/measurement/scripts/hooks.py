@@ -156,7 +156,7 @@ def _time_call(notes: StepRecorder, calls: _CollectiveCalls, collective: Callabl
         works = [work for work in (result if isinstance(result, list) else [result]) if hasattr(work, "get_future")]
         for work in works:
             with suppress(RuntimeError):  # a backend without futures: only its waits are seen
-                work.get_future().add_done_callback(lambda future: notes.note(FLIGHT, begin))
+                notes.note_until_done(FLIGHT, begin, work.get_future())
         if not works:
             # As with FSDP: compute does not wait for it here.
             aside = torch.cuda.is_initialized() and torch.cuda.current_stream() != torch.cuda.default_stream()

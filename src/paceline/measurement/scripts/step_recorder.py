@@ -2,7 +2,7 @@
 
 A step lasts from the end of one `optimizer.step()` to the end of the next; the first only starts the clock. Times are
 marks of one clock: the host's, or on a CUDA device events in its streams, which are read much later. A note is a plain
-tuple, and sums are taken when steps are written: Python between two layers of a model runs with cold caches, several
+list, and sums are taken when steps are written: Python between two layers of a model runs with cold caches, several
 times slower than in one go.
 """
 
@@ -30,7 +30,7 @@ WAIT = "wait"  # for a collective
 BLOCKING = "blocking"  # a synchronous collective
 BUCKET = "bucket"  # gradients in flight; their pass
 INPUT = "input"  # waiting for a batch; its samples, or None in an evaluation
-Note = tuple[str, Any, Any, Any]  # kind, start, end, detail
+Note = list[Any]  # kind, start, end (None: in flight), detail
 Seconds = Callable[[list[tuple[Any, Any]]], list[Interval]]
 
 
@@ -68,22 +68,21 @@ class RecordedStep:
         return any(note[0] == BUCKET for note in self.notes)
 
     def _select(self, seconds: Seconds, *kinds: str) -> list[Interval]:
-        return seconds(
-            [(begin, end) for kind, begin, end, _ in self.notes if kind in kinds and _is_same_clock(begin, end)]
-        )
+        notes = [(begin, self._end_of(end)) for kind, begin, end, _ in self.notes if kind in kinds]
+        return seconds([(begin, end) for begin, end in notes if type(begin) is type(end)])
 
     def _tails(self, seconds: Seconds) -> list[Interval]:
         """Return the exposed intervals: after the last bucket of a backward pass nothing is left to compute."""
         passes: defaultdict[Any, list[tuple[Any, Any]]] = defaultdict(list)
         for kind, begin, end, backward in self.notes:
-            if kind == BUCKET and _is_same_clock(begin, end):
+            if kind == BUCKET and type(begin) is type(end := self._end_of(end)):
                 passes[backward].append((begin, end))
         flights = [seconds(of_pass) for of_pass in passes.values()]
         return [(max(begin for begin, _ in buckets), max(end for _, end in buckets)) for buckets in flights]
 
-
-def _is_same_clock(begin: Any, end: Any) -> bool:
-    return type(begin) is type(end)
+    def _end_of(self, mark: Any) -> Any:
+        """Return the end of a note: that of the step, if the thread that waits for the result has not run yet."""
+        return self.end if mark is None else mark
 
 
 class SeveralOptimizers(Exception):
@@ -158,7 +157,13 @@ class StepRecorder:
         self._device = "cpu"
 
     def note(self, kind: str, begin: Any, detail: Any = None) -> None:
-        self.noted.append((kind, begin, self.mark(), detail))
+        self.noted.append([kind, begin, self.mark(), detail])
+
+    def note_until_done(self, kind: str, begin: Any, future: Any, detail: Any = None) -> None:
+        """Note what is in flight now, in this step, whenever another thread hears of its result."""
+        note: Note = [kind, begin, None, detail]
+        self.noted.append(note)
+        future.add_done_callback(lambda future: note.__setitem__(2, self.mark()))
 
     def optimizer_begins(self, optimizer: Any, *call: Any) -> None:
         self._tracker.start(optimizer)
