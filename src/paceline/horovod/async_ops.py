@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,17 +16,9 @@ from paceline.horovod.world import in_flight, raise_no_adasum, rank, size
 T = TypeVar("T")
 
 
-class Compressor(Protocol):
-    """Interface of compressors; scripts may bring their own."""
+class Compressor:
+    """Send tensors as they are; scripts may bring their own class with these methods."""
 
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]: ...
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor: ...
-
-
-class NoCompressor:
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         return tensor, None
@@ -36,7 +28,7 @@ class NoCompressor:
         return tensor
 
 
-class FP16Compressor:
+class FP16Compressor(Compressor):
     """Send floating-point tensors in 16 bits."""
 
     @staticmethod
@@ -51,7 +43,7 @@ class FP16Compressor:
 class Compression:
     """Values of `compression=`."""
 
-    none = NoCompressor
+    none = Compressor
     fp16 = FP16Compressor
 
 
@@ -83,10 +75,6 @@ class ReduceRule:
     before: float = 1.0
     after: float = 1.0
 
-    def scale(self, buffer: Tensor) -> Tensor:
-        """Scale the buffer before it is sent, in place if it is floating point."""
-        return scale_buffer(buffer, self.before)
-
     def finish(self, buffer: Tensor, ranks: int) -> Tensor:
         """Scale the received buffer, in place if it is floating point."""
         if self.op is Average:
@@ -95,7 +83,7 @@ class ReduceRule:
 
 
 def scale_buffer(buffer: Tensor, factor: float) -> Tensor:
-    """Scale in the type of the buffer; integers go through float64."""
+    """Scale in the type of the buffer, in place if it is floating point; integers go through float64."""
     if factor == 1.0:
         return buffer
     return buffer.mul_(factor) if _can_scale_in_place(buffer) else (buffer.double() * factor).to(buffer.dtype)
@@ -159,14 +147,7 @@ def start_named(kind: str, name: str | None, start: Callable[[], Handle[T]]) -> 
     return handle
 
 
-def poll(handle: Handle[Any]) -> bool:
-    return handle.done()
-
-
-def synchronize(handle: Handle[T]) -> T:
-    return handle.wait()
-
-
+poll, synchronize = Handle.done, Handle.wait
 SENT_AS = {torch.int16: torch.int32}  # neither gloo nor NCCL sends this type
 DIMENSIONS = 8  # of the tensors whose shapes are compared
 DTYPES = sorted((value for value in vars(torch).values() if isinstance(value, torch.dtype)), key=str)
@@ -181,7 +162,7 @@ def start_reduce(tensor: Tensor, rule: ReduceRule, compression: type[Compressor]
 
 def start_reduce_buffer(buffer: Tensor, rule: ReduceRule, compression: type[Compressor]) -> Handle[Tensor]:
     """Start reducing a contiguous buffer, which may be overwritten."""
-    sent, context = compression.compress(_cast_sendable(rule.scale(buffer)))
+    sent, context = compression.compress(_cast_sendable(scale_buffer(buffer, rule.before)))
     works = [dist.all_reduce(sent, OPERATIONS[rule.op], async_op=True)] if size() > 1 else []
     ranks, dtype = size(), buffer.dtype
     return Handle(works, lambda: rule.finish(compression.decompress(sent, context), ranks).to(dtype))
@@ -192,7 +173,8 @@ def start_sparse_reduce(tensor: Tensor, rule: ReduceRule) -> Handle[Tensor]:
         raise UserError(f"op=hvd.{rule.op.value}: sparse tensors are summed or averaged; use hvd.Sum or hvd.Average")
     mine = tensor.detach().coalesce()
     shape, ranks = mine.shape, size()
-    indices, values = start_gather(mine.indices().t().contiguous()), start_gather(rule.scale(mine.values().clone()))
+    indices = start_gather(mine.indices().t().contiguous())
+    values = start_gather(scale_buffer(mine.values().clone(), rule.before))
 
     def finish() -> Tensor:
         summed = torch.sparse_coo_tensor(indices.wait().t(), values.wait(), shape, check_invariants=False).coalesce()

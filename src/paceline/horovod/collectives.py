@@ -49,8 +49,34 @@ def _resolve_rule(op: Operation | None, average: bool | None, factors: Factors) 
     return resolve_rule(op, average, factors.get("prescale_factor", 1.0), factors.get("postscale_factor", 1.0))
 
 
-def _needs_gradient(tensor: Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
+class _Received(torch.autograd.Function):
+    """What a collective returned, with the gradient that `back` makes of its own for the tensor that was sent."""
+
+    @staticmethod
+    def forward(ctx: Any, sent: Tensor, received: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        ctx.mark_dirty(received)  # so that it is no view, which could not be changed in place
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ctx.back(grads[0]), None, None
+
+
+def _attach_gradient(sent: Tensor, received: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
+    if sent.requires_grad and torch.is_grad_enabled():
+        return _Received.apply(sent, received, back)
+    return received
+
+
+def _require_linear(rule: ReduceRule) -> ReduceRule:
+    if rule.op not in (Average, Sum):
+        raise RuntimeError(f"op=hvd.{rule.op.value} has no gradient; detach the tensor, or use hvd.Sum or hvd.Average")
+    return rule
+
+
+def _average(tensor: Tensor) -> Tensor:
+    return ops.start_reduce(tensor, ReduceRule(Average)).wait()
 
 
 def allreduce(
@@ -63,9 +89,10 @@ def allreduce(
 ) -> Tensor:
     """Return the average over ranks, or the reduction `op`."""
     rule = _resolve_rule(op, average, factors)
-    if _needs_gradient(tensor):
-        return AllReduce.apply(tensor, rule, compression)
-    return ops.start_reduce(tensor, rule, compression).wait()
+    reduced = ops.start_reduce(tensor, rule, compression).wait()
+    return _attach_gradient(
+        tensor, reduced, lambda grad: ops.start_reduce(grad, _require_linear(rule), compression).wait()
+    )
 
 
 def allreduce_async(
@@ -90,7 +117,15 @@ def sparse_allreduce_async(
 def allgather(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> Tensor:
     """Concatenate the tensors of all ranks along the first dimension, which may differ between ranks."""
     require_global_set(process_set)
-    return AllGather.apply(tensor) if _needs_gradient(tensor) else ops.start_gather(tensor).wait()
+    shape = tensor.shape
+
+    def back(grad: Tensor) -> Tensor:
+        mine = shape[0] if shape else 1
+        rows = ops.start_gather(torch.tensor([mine], device=grad.device)).wait().tolist()
+        first = sum(rows[: rank()])
+        return _average(grad)[first : first + mine].reshape(shape)
+
+    return _attach_gradient(tensor, ops.start_gather(tensor).wait(), back)
 
 
 def allgather_async(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> Handle[Tensor]:
@@ -101,9 +136,12 @@ def allgather_async(tensor: Tensor, name: Name = None, process_set: AnySet = Non
 def broadcast(tensor: Tensor, root_rank: int, name: Name = None, process_set: AnySet = None) -> Tensor:
     """Return the tensor of the root."""
     require_global_set(process_set)
-    if _needs_gradient(tensor):
-        return Broadcast.apply(tensor, root_rank)
-    return ops.start_broadcast(tensor, root_rank).wait()
+
+    def back(grad: Tensor) -> Tensor:
+        averaged = _average(grad)
+        return averaged if rank() == root_rank else torch.zeros_like(averaged)
+
+    return _attach_gradient(tensor, ops.start_broadcast(tensor, root_rank).wait(), back)
 
 
 def broadcast_async(tensor: Tensor, root_rank: int, name: Name = None, process_set: AnySet = None) -> Handle[Tensor]:
@@ -116,11 +154,9 @@ def alltoall(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exchange rows between all ranks; with `splits` (rows per receiver), also return rows per sender."""
     require_global_set(process_set)
-    to = _resolve_splits(tensor, splits)
-    if _needs_gradient(tensor):
-        received, counts = AllToAll.apply(tensor, to)
-    else:
-        received, counts = ops.start_alltoall(tensor, to).wait()
+    received, counts = ops.start_alltoall(tensor, _resolve_splits(tensor, splits)).wait()
+    to = counts.tolist()
+    received = _attach_gradient(tensor, received, lambda grad: ops.start_alltoall(grad, to).wait()[0])
     if splits is None:
         return received
     return received, counts.to(splits.device) if isinstance(splits, Tensor) else counts
@@ -157,9 +193,12 @@ def reducescatter(
 ) -> Tensor:
     """Return this rank's rows of the reduced tensor; the first ranks have one more."""
     rule = _resolve_rule(op, None, factors)
-    if _needs_gradient(tensor):
-        return ReduceScatter.apply(tensor, rule, compression)
-    return ops.start_reduce_scatter(tensor, rule, compression).wait()
+
+    def back(grad: Tensor) -> Tensor:
+        each = rule.before * rule.after * (1 if _require_linear(rule).op is Average else size())
+        return scale_buffer(ops.start_gather(grad).wait(), each)
+
+    return _attach_gradient(tensor, ops.start_reduce_scatter(tensor, rule, compression).wait(), back)
 
 
 def reducescatter_async(
@@ -183,14 +222,9 @@ def _in_place(
     @functools.wraps(start)
     def call(tensor: Tensor, *args: P.args, **options: P.kwargs) -> Handle[Tensor]:
         handle = start(tensor, *args, **options)
-        return Handle(handle.works, lambda: _overwrite(tensor, handle.wait()))
+        return Handle(handle.works, lambda: torch.no_grad()(tensor.copy_)(handle.wait()))
 
     return call
-
-
-@torch.no_grad()
-def _overwrite(tensor: Tensor, value: Tensor) -> Tensor:
-    return tensor.copy_(value)
 
 
 def _blocking(start: Callable[P, Handle[T]]) -> Callable[P, T]:
@@ -237,72 +271,3 @@ grouped_allreduce, grouped_allreduce_ = _grouped(allreduce), _blocking(grouped_a
 grouped_allgather, grouped_allgather_async = _grouped(allgather), _grouped_async(allgather_async)
 grouped_reducescatter = _grouped(reducescatter)
 grouped_reducescatter_async = _grouped_async(reducescatter_async)
-
-
-def _require_linear(rule: ReduceRule) -> ReduceRule:
-    if rule.op not in (Average, Sum):
-        raise RuntimeError(f"op=hvd.{rule.op.value} has no gradient; detach the tensor, or use hvd.Sum or hvd.Average")
-    return rule
-
-
-class AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, rule: ReduceRule, compression: type[Compressor]) -> Tensor:
-        ctx.rule, ctx.compression = rule, compression
-        return ops.start_reduce(tensor, rule, compression).wait()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ops.start_reduce(grads[0], _require_linear(ctx.rule), ctx.compression).wait(), None, None
-
-
-class AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        ctx.shape = tensor.shape
-        return ops.start_gather(tensor).wait()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        mine = ctx.shape[0] if ctx.shape else 1
-        rows = ops.start_gather(torch.tensor([mine], device=grads[0].device)).wait().tolist()
-        first = sum(rows[: rank()])
-        return ops.start_reduce(grads[0], ReduceRule(Average)).wait()[first : first + mine].reshape(ctx.shape)
-
-
-class Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int) -> Tensor:
-        ctx.root_rank = root_rank
-        return ops.start_broadcast(tensor, root_rank).wait()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        averaged = ops.start_reduce(grads[0], ReduceRule(Average)).wait()
-        return (averaged if rank() == ctx.root_rank else torch.zeros_like(averaged)), None
-
-
-class AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, to: list[int]) -> tuple[Tensor, Tensor]:
-        received, counts = ops.start_alltoall(tensor, to).wait()
-        ctx.counts = counts.tolist()
-        ctx.mark_non_differentiable(counts)
-        return received, counts
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ops.start_alltoall(grads[0], ctx.counts).wait()[0], None
-
-
-class ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, rule: ReduceRule, compression: type[Compressor]) -> Tensor:
-        ctx.rule = rule
-        return ops.start_reduce_scatter(tensor, rule, compression).wait()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        rule = _require_linear(ctx.rule)
-        factor = rule.before * rule.after * (1 if rule.op is Average else size())
-        return scale_buffer(ops.start_gather(grads[0]).wait(), factor), None, None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,22 +34,13 @@ from paceline.horovod.async_ops import (
     start_reduce_buffer,
     start_sparse_reduce,
 )
-from paceline.horovod.world import ProcessSet, require_global_set, size
+from paceline.horovod.world import AnySet, require_global_set, size
 
 BUCKET_BYTES = 25_000_000
 FIRST_BYTES = 1_000_000  # so that the first is sent early in the backward pass
 Parameters = list[Parameter]
 NamedParameters = Iterable[tuple[str, Parameter]] | None
 Groups = int | Sequence[Sequence[Parameter]]
-
-
-class Grouping(TypedDict, total=False):
-    """Keyword arguments of `DistributedOptimizer`."""
-
-    num_groups: int
-    groups: Groups | None
-    sparse_as_dense: bool
-    process_set: ProcessSet
 
 
 def DistributedOptimizer(
@@ -59,13 +50,16 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     op: Operation = Average,
     gradient_predivide_factor: float = 1.0,
-    **grouping: Unpack[Grouping],
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    sparse_as_dense: bool = False,
+    process_set: AnySet = None,
 ) -> Any:
     """Return an optimiser of a class derived from that of `optimizer`, with the same groups and state.
 
     `gradient_predivide_factor` splits the averaging: divide by it before the sum, by the rest after.
     """
-    require_global_set(grouping.get("process_set"))
+    require_global_set(process_set)
     if not isinstance(optimizer, Optimizer):
         raise UserError(f"DistributedOptimizer: give an optimiser of torch, not a {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
@@ -84,10 +78,8 @@ def DistributedOptimizer(
     # An existing scheduler has replaced `step` of the old object by one that is bound to it.
     new.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     new._parameter_names = names
-    groups = grouping.get("groups") or grouping.get("num_groups") or 0
-    new.exchange = GradientExchange(
-        new, rule, compression, backward_passes_per_step, groups, grouping.get("sparse_as_dense", False)
-    )
+    passes, asked = backward_passes_per_step, groups or num_groups
+    new.exchange = GradientExchange(new, rule, compression, passes, asked, sparse_as_dense)
     return new
 
 
@@ -160,9 +152,9 @@ class GradientExchange:
         self.agreed = False  # on which gradients are sparse
         self.sent: list[_BucketInFlight] = []
         if size() > 1:
-            ready = _hold_weakly(self._on_gradient_ready)  # so that hooks do not keep a discarded optimiser alive
+            found = weakref.WeakMethod(self._on_gradient_ready)  # so that hooks do not keep a discarded optimiser alive
             for parameter in every:
-                parameter.register_post_accumulate_grad_hook(ready)
+                parameter.register_post_accumulate_grad_hook(lambda p: ready(p) if (ready := found()) else None)
 
     @property
     def begun(self) -> bool:
@@ -241,16 +233,6 @@ def _sparse_gradient(parameter: Parameter) -> Tensor:
     return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
 
 
-def _hold_weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    reference = weakref.WeakMethod(method)
-
-    def call(argument: Any) -> None:
-        if (alive := reference()) is not None:
-            alive(argument)
-
-    return call
-
-
 def group_into_buckets(every: Parameters, groups: Groups) -> list[Parameters]:
     """Group parameters, last first, by the given groups or up to the bucket size."""
     backwards = every[::-1]
@@ -310,7 +292,13 @@ class _Distributed(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce gradients unless `synchronize` did so already, then update."""
         if closure is not None:
-            return super().step(self._wrap_closure(closure))
+
+            def reduced() -> Any:
+                loss = closure()
+                self.synchronize()
+                return loss
+
+            return super().step(reduced)
         if not self._skip and self.exchange.fresh:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(); here the "
@@ -323,14 +311,6 @@ class _Distributed(Optimizer):
         return super().step()
 
     step.hooked = True  # type: ignore[attr-defined]  # the hooks of `step` run in that of the user's class
-
-    def _wrap_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def call() -> Any:
-            loss = closure()
-            self.synchronize()
-            return loss
-
-        return call
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
         """Complete a started exchange on every rank, then discard the gradients."""

@@ -74,22 +74,9 @@ def reduce_tensors(tensors: Sequence[Any], rule: ReduceRule, fp16: bool = False)
     return results
 
 
-def allreduce(
-    tensor: Any,
-    average: bool | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = None,
-    op: Operation | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: str | None = None,
-) -> tf.Tensor:
-    """Return the average over ranks, or the reduction `op`; gradients go through averages and sums."""
-    return grouped_allreduce(
-        [tensor], average, compression=compression, op=op,
-        prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-    )[0]  # fmt: skip
+def allreduce(tensor: Any, *args: Any, **options: Any) -> tf.Tensor:
+    """Return the average over ranks, or the reduction `op`: `grouped_allreduce` of one tensor."""
+    return grouped_allreduce([tensor], *args, **options)[0]
 
 
 def grouped_allreduce(
@@ -103,7 +90,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Return the reductions of several tensors, sent together."""
+    """Return the reductions of several tensors, sent together; gradients go through averages and sums."""
     rule = resolve_rule(op, average, prescale_factor, postscale_factor)
     fp16 = is_fp16(compression)
 
@@ -154,7 +141,7 @@ def reduce_gradients(gradients: Any, rule: ReduceRule = ReduceRule(Average), fp1
 def is_fp16(compression: Any) -> bool:
     """Whether `compression` is Compression.fp16; no other is supported for TensorFlow."""
     name = getattr(compression, "__name__", str(compression))
-    if compression is None or name == "NoCompressor":
+    if compression is None or name == "Compressor":
         return False
     if name != "FP16Compressor":
         raise UserError(f"compression={name}: use hvd.Compression.none or hvd.Compression.fp16", key="compression")
