@@ -46,8 +46,7 @@ class QueuedRequest:
 
     @property
     def cost_usd(self) -> float | None:
-        chosen = self.request.plan.chosen if self.request.plan else None
-        return chosen.cost_usd if chosen else None
+        return self.request.chosen.cost_usd if self.request.chosen else None
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class QueueComparison:
     def table(self) -> Table:
         table = Table("nodes", "layout", "starts", "runs for", "ends", "USD", left=2, mark=True)
         for row in self.rows:
-            chosen = row.request.plan.chosen if row.request.plan else None
+            chosen = row.request.chosen
             table.add_row(
                 str(row.nodes),
                 chosen.price.layout.strategy if chosen else "-",
@@ -102,7 +101,7 @@ def compare_queue(spec: RunSpec, site: SiteFile, asked: JobOptions, counts: Sequ
     for nodes in counts:
         try:
             request = build_job_request(spec, site, {**asked, "nodes": nodes}, partitions)
-            chosen = request.plan.chosen if request.plan else None
+            chosen = request.chosen
             if chosen is None or chosen.hours is None:
                 raise UserError("the plan does not know how long the run is; give  train.steps=N", code="missing-value")
             script = render_script(request, RunDir(Path("runs") / spec.name), site, False)

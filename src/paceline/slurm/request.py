@@ -10,11 +10,12 @@ from paceline.config import DEFAULT, RunSpec
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import LOCAL, match_driver_name, parse_cluster
 from paceline.io.arguments import option_error, parse_hours
-from paceline.io.format import duration, number, percent, size
+from paceline.io.format import duration, percent, size
 from paceline.layout import layout_of
 from paceline.planner.candidates import PROCESS_BYTES
 from paceline.planner.emit import MIN_JOB_H, TIME_MARGIN
 from paceline.planner.plan import Plan, plan
+from paceline.planner.rows import PlanRow
 from paceline.slurm.commands import Partition
 from paceline.slurm.site_file import SiteFile, check_memory
 
@@ -134,9 +135,12 @@ class JobRequest:
         return int(self.nodes.rpartition("-")[2]) * self.per_node
 
     @property
+    def chosen(self) -> PlanRow | None:
+        return self.plan.chosen if self.plan is not None else None
+
+    @property
     def note(self) -> str:
-        chosen = self.plan.chosen if self.plan is not None else None
-        planned = f", {duration(chosen.hours * 3600)} planned" if chosen is not None and chosen.hours else ""
+        planned = f", {duration(self.chosen.hours * 3600)} planned" if self.chosen and self.chosen.hours else ""
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         return f"{self.spec.name}: {layout_of(self.spec).strategy} on {ranks}{planned}"
 
@@ -148,7 +152,7 @@ def build_job_request(
     partition = find_partition(asked.get("partition") or site.partition, partitions)
     machines = resolve_machines(spec, site, asked, partition)
     found = _plan_request(spec, site, machines, anyway)
-    cluster = found.chosen.price.where.cluster if found is not None and found.chosen is not None else None
+    cluster = found.chosen.price.where.cluster if found and found.chosen else None
     per_node = machines.per_node or (cluster.per_node if cluster else 1)
     most = machines.most or (cluster.nodes if cluster else 1)
     available = site.nodes or (partition.nodes if partition else None)
@@ -229,9 +233,9 @@ def _set_time_limit(
     request: JobRequest, site: SiteFile, asked: JobOptions, partition: Partition | None, anyway: bool
 ) -> None:
     """Set the limit of one job; a run that needs more continues in another job."""
-    chosen = request.plan.chosen if request.plan is not None else None
+    chosen = request.chosen
     planned = chosen.hours if chosen is not None else None
-    needed = planned * TIME_MARGIN if planned is not None else 0.0
+    needed = (planned or 0.0) * TIME_MARGIN
     limits = [h for h in (site.hours, partition.hours if partition else None) if h is not None]
     limit = min(limits, default=math.inf)
     if "time" in asked:
@@ -289,7 +293,7 @@ def _take_share(request: JobRequest, partition: Partition | None) -> None:
 
 def _weigh_request(request: JobRequest, spec: RunSpec, machines: MachineRequest) -> Iterator[str]:
     """Yield what the run costs, and fewer devices that would be as fast."""
-    row = request.plan.chosen if request.plan is not None else None
+    row = request.chosen
     if row is None or machines.cluster is None:
         return
     if row.cost_usd is not None and row.hours is not None:
@@ -300,16 +304,15 @@ def _weigh_request(request: JobRequest, spec: RunSpec, machines: MachineRequest)
         fewer = plan(spec, machines.cluster, counts, row.rates.usd).ranking.fastest
         if fewer is not None and fewer.run_s < row.run_s * LEAST_GAIN:
             fewest = f"{fewer.devices:,} rank{'s' * (fewer.devices > 1)}"
-            gain = number(fewer.run_s / row.run_s, 2)
-            yield f"warning: {fewest} would take {gain} times as long: use fewer, or a larger train.global_batch"
+            times = f"{duration(fewer.run_s)} in place of {duration(row.run_s)}"
+            yield f"warning: {fewest} would take {times}: use fewer, or a larger train.global_batch"
 
 
 def _set_memory(request: JobRequest, partition: Partition | None) -> None:
     """Request the planned host memory of ranks on cores, at most that of a node."""
-    chosen = request.plan.chosen if request.plan is not None else None
-    if chosen is None:
+    if request.chosen is None:
         return
-    needed = request.per_node * (chosen.price.memory.total_bytes * TIME_MARGIN + PROCESS_BYTES)
+    needed = request.per_node * (request.chosen.price.memory.total_bytes * TIME_MARGIN + PROCESS_BYTES)
     available = partition.memory_mb if partition else 0
     reason = f"{size(PROCESS_BYTES)} per process, and the plan × {TIME_MARGIN:g}"
     megabytes = math.ceil(needed / 1e6)
