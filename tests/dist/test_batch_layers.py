@@ -10,7 +10,7 @@ from paceline import train
 from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.trainer.run import build_resumed_spec
-from paceline.trials.check import check, compare_weights
+from paceline.trials.check import TOLERANCE, check, compare_weights
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -47,6 +47,28 @@ class Own(Workload):
         return torch.randn(samples, 1, 6, 6, generator=drawn), torch.randint(0, 3, (samples,), generator=drawn)
     def loss(self, model, batch): return F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
 
+class Bytes(Own):
+    "Bytes that the loss makes fp32."
+    scale = 1.0
+    def data(self, split):
+        x, y = super().data(split)
+        return (x * 40 + 128).clamp(0, 255).to(torch.uint8), y
+    def loss(self, model, batch):
+        x = batch[0] / 255 + batch[0].float() / 255
+        return self.scale * F.cross_entropy(model(x), batch[1], reduction="sum"), len(batch[1])
+
+class Scaled(Bytes):
+    "A wrong scale on several ranks."
+    def loss(self, model, batch):
+        self.scale = 1 + 1e-5 * torch.distributed.is_initialized()
+        return super().loss(model, batch)
+
+class Singles(Bytes):
+    "Cannot be computed in fp64."
+    def loss(self, model, batch):
+        if next(model.parameters()).dtype != torch.float32: raise TypeError("kernels for fp32 alone")
+        return super().loss(model, batch)
+
 class Draws(Own):
     def loss(self, model, batch): return super().loss(model, (batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]))
 """
@@ -72,6 +94,22 @@ def test_ranks_and_passes_do_not_matter(own):
     parity = check(own(), [1, 2, 4], [1, 2], steps=4)
     assert [(row.ranks, row.accumulate) for row in parity.rows] == [(n, k) for n in (1, 2, 4) for k in (1, 2)]
     assert all(row.agrees(parity.tolerance) for row in parity.rows), parity.rows
+
+
+def test_rounding_is_told_from_a_mistake_in_fp64(own, monkeypatch):
+    """All layouts differ by more than this tolerance, as those of deep models do after a few steps."""
+    monkeypatch.setitem(TOLERANCE, "fp32", 1e-9)
+    rounded = check(own("Bytes"), [1, 2], [1, 2], steps=2)
+    assert rounded.holds, rounded.rows
+    assert 0 < max(rounded.in_fp64.values()) < 1e-13
+    mistaken = check(own("Scaled"), [1, 2], steps=2)
+    assert not mistaken.holds
+    assert mistaken.in_fp64["2 ranks"] == pytest.approx(1e-5, rel=0.1)
+    unknown = check(own("Singles"), [1, 2], steps=2)
+    assert not unknown.holds
+    assert not unknown.in_fp64
+    assert "kernels for fp32 alone" in unknown.no_fp64
+    assert unknown.no_fp64 in unknown.verdict
 
 
 def test_strategies_and_recomputed_layers_do_not_matter(own):

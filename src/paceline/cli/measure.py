@@ -193,8 +193,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     if not parity.rows:
         return 0
     if arguments.json:
-        held = {"holds": parity.holds, "tolerance": parity.tolerance, "steps": parity.steps}
-        print_json({**held, "rows": parity.table(), "causes": parity.causes, "in_fp64": parity.in_fp64})
+        held = {name: getattr(parity, name) for name in ("holds", "tolerance", "steps", "causes", "in_fp64", "no_fp64")}
+        print_json({**held, "rows": parity.table()})
     elif parity.holds:
         within = f"within {parity.tolerance:g} over {parity.steps} steps ({spec.train.precision})"
         print_text(f"the answer is the same {within}{parity.verdict}")

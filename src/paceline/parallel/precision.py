@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from paceline.config import Train
 from paceline.errors import UserError
@@ -22,7 +25,22 @@ def to_at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+class ComputeInFp64(TorchFunctionMode):
+    """Compute in fp64 where a model asks for fp32, as in `x.float()` and `softmax(dtype=torch.float32)`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        double = partial(tree_map_only, torch.dtype, lambda kind: torch.float64 if kind is torch.float32 else kind)
+        found = (Tensor.double if func is Tensor.float else func)(*double(args), **double(kwargs or {}))
+        if not isinstance(found, Tensor) or found.dtype != torch.float32:
+            return found
+        # such as bytes / 255; what fp32 gives may be a view of it that is written to
+        begins = not any(isinstance(given, Tensor) and given.dtype == torch.float32 for given in tree_leaves(args))
+        return found.double() if begins else found
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    if precision == "fp64":
+        return ComputeInFp64()
     if precision not in HALF:
         return nullcontext()
     return torch.autocast(device.type, dtype=HALF[precision])

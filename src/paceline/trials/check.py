@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -77,6 +77,8 @@ class Parity(Tabular):
     causes: tuple[str, ...] = ()
     in_fp64: dict[str, float] = field(default_factory=dict)
     """The largest difference of layouts that disagreed, when computed in fp64."""
+    no_fp64: str = ""
+    """Why they could not be computed in fp64, so that rounding cannot be told from a mistake."""
 
     @property
     def headline(self) -> str:
@@ -90,7 +92,7 @@ class Parity(Tabular):
     def verdict(self) -> str:
         """Describe what fp64 has shown, where it was needed."""
         if not self.in_fp64:
-            return ""
+            return f"; rounding or a mistake? fp64 would tell, and fails: {self.no_fp64}" if self.no_fp64 else ""
         return (
             f"; larger differences {'are rounding' if self.holds else 'stay'} (fp64: {max(self.in_fp64.values()):.1e})"
         )
@@ -171,9 +173,11 @@ def check(
         if not parity.holds and spec.train.precision in ("fp32", "tf32") and launched is None:
             apart = {row.name for row in parity.rows if not row.agrees(parity.tolerance)}
             again = [v for v in variants if v is variants[0] or v.name in apart]
-            with suppress(PacelineError):  # not every model can be computed in fp64
+            try:
                 exact = compare([v._replace(spec=v.spec.replace({"train.precision": "fp64"})) for v in again])
                 parity = replace(parity, in_fp64={row.name: row.worst.value for row in exact if row.name in apart})
+            except PacelineError as error:
+                parity = replace(parity, no_fp64=str(error).partition("\n")[0])
     return parity if parity.holds else replace(parity, causes=_find_causes(spec))
 
 
