@@ -112,13 +112,12 @@ def test_a_run_that_loses_a_rank_goes_on_with_the_others(long_spec, tmp_path):
     process, events = start(run, ranks=3), run.events_file(0)
     assert wait_until(lambda: events.exists() and len(read_steps(events)) > 12, process)
     assert wait_until(lambda: len(ranks_of(process, run)) == 3, process)
-    os.kill(ranks_of(process, run)[1], signal.SIGKILL)
     killed_s = time.time()
+    os.kill(ranks_of(process, run)[1], signal.SIGKILL)
     assert process.wait(timeout=120) == 0
     assert run.spec().parallel.ranks == 2
     (again,) = read_events(events, "resume")
-    idle_s = again["t"] - killed_s
-    assert idle_s < 30
+    assert again["t"] - killed_s < spec.parallel.timeout_s, "nobody waited for the dead rank"
     assert [step["step"] for step in read_steps(events)] == list(range(1, 65))
     ours, theirs = (RunResult(path, None).weights() for path in (alone.path, run.path))
     assert all(torch.dist(ours[n], theirs[n]) <= 1e-3 * ours[n].norm() + 1e-4 for n in ours)

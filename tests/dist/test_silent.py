@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from ending import wait_until
 
 from paceline import train
 from paceline.errors import RankUnresponsive
@@ -44,7 +45,7 @@ def test_a_launcher_ends_a_run_of_which_a_process_stays_stopped(tmp_path):
 def freeze_before_it_is_heard():
     if os.environ["RANK"] == "0":
         os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(0.5)
+    wait_until(lambda: any(p.status() == psutil.STATUS_STOPPED for p in psutil.Process().parent().children()))
     raise RuntimeError("could not join the ranks: timed out after 1 s: connection refused")
 
 
@@ -59,7 +60,7 @@ def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place
     monkeypatch.setenv(freezing.FREEZE, "writing 1")
     file = Path(freezing.__file__)
     changes = {"workload": f"{file}:Freezing", "train.steps": 2, "model.layers": 1, "parallel.ranks": 2}
-    spec = small.replace({**changes, "parallel.timeout_s": 6})
+    spec = small.replace({**changes, "parallel.timeout_s": 10})
     began = time.monotonic()
     with pytest.raises(RankUnresponsive) as caught:
         train(spec, tmp_path, show=False)
@@ -77,9 +78,10 @@ def be_aborted(folder):
     place = detect_rank(os.environ)
     with Heartbeat(Path(folder), place, 0.4) as beat:
         beat("step" if place.rank == 0 else "data", 3)
-        time.sleep(0.8 + place.rank)
         if place.rank == 0:
-            os.abort()
+            wait_until((Path(folder) / "rank1.json").exists)
+        time.sleep(0.8 if place.rank == 0 else freezing.LONG_S)
+        os.abort()
 
 
 def test_behind_a_rank_that_was_aborted_is_the_one_that_it_waited_for(tmp_path, capfd):

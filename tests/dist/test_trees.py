@@ -77,7 +77,7 @@ def test_a_stopped_rank_is_named(spec, tmp_path, monkeypatch):
     monkeypatch.setenv(MARK, str(tmp_path / "stopped"))
     stopped = DYING.replace(":Dying", ":Stopped")
     with pytest.raises(RunFailed, match=r"^rank 1 on .*SIGSTOP"):
-        train(spec.replace({"workload": stopped, "parallel.ranks": 2, "parallel.timeout_s": 2}), tmp_path, show=False)
+        train(spec.replace({"workload": stopped, "parallel.ranks": 2, "parallel.timeout_s": 6}), tmp_path, show=False)
 
 
 def find_tracker_addresses():

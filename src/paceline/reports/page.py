@@ -186,7 +186,9 @@ def _build_run_tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
         weakest = min(classes, key=lambda result: result.f1 or 0.0)
         yield "weakest class", weakest.name, f"F1 {weakest.f1:.3f}"
     if summary.loss_last is not None:
-        yield "training loss", number(summary.loss_last), f"mean of the last {summary.loss_last_steps} steps"
+        steps = summary.loss_last_steps
+        note = f"mean of the last {steps} steps" if steps > 1 else "at the last step"
+        yield "training loss", number(summary.loss_last), note
     yield summary.status, duration(summary.seconds), f"{summary.trained.steps:,} steps"
     yield "rate", number(summary.samples_per_s, 3), "samples/s"
 

@@ -139,6 +139,12 @@ def test_what_was_noticed_while_a_run_went_on_is_on_the_page(tmp_path):
     assert "noisy: the loss jumps to &lt;9&gt; at step 2" in shown
 
 
+@pytest.mark.parametrize(("steps", "over"), [(60, "mean of the last 10 steps"), (1, "at the last step")])
+def test_the_training_loss_says_over_which_steps_it_is(tmp_path, steps, over):
+    page = report([make_run(tmp_path, steps=steps)], tmp_path / "report").page
+    assert over in page.read_text()
+
+
 def test_markdown_and_latex_have_the_tables(made):
     text, article = ((made.folder / f"report.{kind}").read_text() for kind in ("md", "tex"))
     assert "| 2 ranks | " in text
