@@ -44,7 +44,7 @@ def test_a_run_of_ones_own_goes_on(made):
     run, mark = made
     assert RunDir.open(run).spec().workload.endswith("own.py:Own")
     assert mark.exists()
-    assert set(json.loads((run / "origin.json").read_text())) == {"user", "host", "machine", "path", "code", "mark"}
+    assert set(json.loads((run / "origin.json").read_text())) == {"user", "host", "code", "mark"}
     moved = run.rename(run.with_name("moved"))
     assert RunDir.open(moved).spec().name == "run"
 

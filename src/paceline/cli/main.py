@@ -19,7 +19,6 @@ EXAMPLES = """examples:
   paceline report runs/docstrings --out report                 a page: did it learn, how fast
   paceline train --resume runs/docstrings train.epochs=+2      continue, also after a crash
 """
-RENAMED_OPTIONS = {"--again": "--resume-or-start"}
 GROUPS = {
     "start": (
         ("explain", "train", "print what a run file gives and what follows from it", "RECIPE.yaml train.lr=3e-4"),
@@ -155,8 +154,6 @@ def _take_extra_words(
     """Add overrides that follow an option to the words of the verb; report an unknown option."""
     takes_words = hasattr(arguments, "words")
     options = [word for word in extra if word.startswith("-") or not takes_words]
-    if options and options[0] in RENAMED_OPTIONS:
-        parser.error(f"unknown argument {options[0]!r}; it is now called {RENAMED_OPTIONS[options[0]]}")
     if options:
         from paceline.cli.keys import list_options, suggest_key
         from paceline.errors import did_you_mean

@@ -11,27 +11,6 @@ from paceline.io.safe_yaml import YamlLimitError, load_yaml, read_yaml_text
 
 MAX_DEPTH = 16
 
-RENAMED_KEYS = {
-    "model.start": "model.init_from",
-    "parallel.checkpointing": "parallel.activation_checkpointing",
-    "train.checkpoint": "train.checkpoint_format",
-}
-"""Keys of older versions: an unknown key is answered with the new one, and run folders stay readable."""
-
-
-def rename_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded values of a run with the keys of older versions renamed."""
-    renamed = dict(values)
-    for old, new in RENAMED_KEYS.items():
-        section, name = old.split(".")
-        inside = renamed.get(section)
-        if not isinstance(inside, dict) or name not in inside:
-            continue
-        if old != "model.start" or "match" in inside:  # a workload may have its own `start`
-            to = new.partition(".")[2]
-            renamed[section] = {to if key == name else key: value for key, value in inside.items()}
-    return renamed
-
 
 def parse_overrides(given: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return overrides by their dotted keys, whether typed as `section.key=value` or given as values."""

@@ -24,13 +24,7 @@ from paceline.config.registry import (
     list_workloads,
     register_class,
 )
-from paceline.config.run_file import (
-    RENAMED_KEYS,
-    parse_overrides,
-    read_yaml_file,
-    rename_old_keys,
-    set_nested,
-)
+from paceline.config.run_file import parse_overrides, read_yaml_file, set_nested
 from paceline.config.sections import STRICT, ModelSection, Parallel, Section, Train, field
 from paceline.errors import Code, UserError, did_you_mean
 from paceline.hardware.catalogue import parse_cluster
@@ -159,8 +153,6 @@ def load(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), or
     file = Path(path)
     values, origins = read_yaml_file(file)
     is_record = file.name == "spec.yaml" and (file.parent / "events").is_dir()
-    if is_record:
-        values = rename_old_keys(values)
     pairs = parse_overrides(overrides)
     over: dict[str, Any] = {}
     for key, value in pairs.items():
@@ -350,8 +342,6 @@ class _Problems:
 
     def _suggest(self, place: Sequence[str]) -> str:
         """Suggest, for an unknown key, the nearest one in its section or, if that is nearer, in another."""
-        if now := RENAMED_KEYS.get(".".join(place)):
-            return f"; it is now called {now}"
         section, word = place[0] if len(place) > 1 else "", place[-1]
         here = self.sections[section].model_fields
         if len(place) > 2:  # in a table of sections, such as train.groups

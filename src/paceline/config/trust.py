@@ -78,13 +78,7 @@ def sign_run_folder(folder: Path, values: Mapping[str, Any]) -> str | None:
     """Return the content of `origin.json` of a new run folder; None if the run has no user code, or there is no key."""
     if not (code := find_user_code(values)) or (key := _read_key()) is None:
         return None
-    made = {
-        "user": os.getuid(),
-        "host": socket.gethostname(),
-        "machine": _hash_machine_id(),
-        "path": str(folder.resolve()),
-        "code": code,
-    }
+    made = {"user": os.getuid(), "host": socket.gethostname(), "code": code}
     return json.dumps({**made, "mark": _sign_origin(key, made)}, indent=1) + "\n"
 
 
@@ -161,10 +155,3 @@ def _read_key() -> bytes | None:
         key = file.read_bytes()
         return key if len(key) == KEY_BYTES else None
     return None
-
-
-def _hash_machine_id() -> str:
-    """Identify this machine without disclosing its id."""
-    with suppress(OSError):
-        return hashlib.sha256(b"paceline" + Path("/etc/machine-id").read_bytes()).hexdigest()[:16]
-    return ""

@@ -8,7 +8,6 @@ from typing import Any, TypedDict, Unpack
 
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
-from paceline.config.run_file import rename_old_keys
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
 from paceline.io.files import flatten_keys
@@ -122,7 +121,7 @@ def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int
 
 def select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: state.get(key) for key in ("name", "kind", "steps")}
-    spec = flatten_keys(rename_old_keys(state.get("spec", {})))
+    spec = flatten_keys(state.get("spec", {}))
     return values | {key: spec[key] for key in sorted(spec) if not key.startswith(NOT_COMPARED)}
 
 

@@ -21,12 +21,7 @@ FASTEST_FIRST += [SDPBackend.MATH]  # on CUDA devices, by measurement (docs/perf
 RotaryTables = tuple[Tensor, Tensor]
 
 
-def causal_attention(q_BSHd: Tensor, k_BSKd: Tensor, v_BSKd: Tensor) -> Tensor:
-    """Compute causal attention; each key and value serves heads / kv_heads queries."""
-    return attend_to_earlier(q_BSHd, k_BSKd, v_BSKd)
-
-
-def attend_to_earlier(
+def causal_attention(
     q_BSHd: Tensor,
     k_BSKd: Tensor,
     v_BSKd: Tensor,
@@ -34,7 +29,10 @@ def attend_to_earlier(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention, causal without a mask; with more keys than queries, the last query sees all of them."""
+    """Compute attention, causal without a mask; with more keys than queries, the last query sees all of them.
+
+    Each key and value serves heads / kv_heads queries.
+    """
     grouped = q_BSHd.shape[2] != k_BSKd.shape[2]
     # the fused kernels want as many keys in fp32, and beside a mask
     if grouped and (mask is not None or (q_BSHd.is_cuda and q_BSHd.dtype not in HALF)):

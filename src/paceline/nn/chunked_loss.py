@@ -4,13 +4,13 @@ The forward pass also computes the gradients, while the logits exist; the backwa
 be spread over the ranks of a group, each with some rows of the weight.
 """
 
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from paceline.nn.keyed_dropout import has_triton
 
 NOT_COUNTED = -100
 CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}  # enough for products to run at full speed
@@ -135,10 +135,9 @@ def _product_type(x: Tensor, weight: Tensor) -> torch.dtype:
     return weight.dtype
 
 
-@cache
 def _has_kernel(device: torch.device, kind: torch.dtype) -> bool:
     """Return whether there is a kernel; fp16 has none, since its unscaled gradients need a wider type."""
-    return device.type == "cuda" and kind == torch.bfloat16 and find_spec("triton") is not None
+    return device.type == "cuda" and kind == torch.bfloat16 and has_triton()
 
 
 def _pad_rows(weight_VD: Tensor, kind: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
 """Mixtures of experts: a router sends each token to some of many feed-forward parts, and drops none."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +9,9 @@ from torch import Tensor, nn
 
 GROUPED = getattr(F, "grouped_mm", None)
 Compute = Callable[[Tensor, Tensor], Tensor]  # of tokens sorted by expert, and how many each expert gets
-
-
-class TokenExchange(Protocol):
-    def dispatch(self, sorted_ND: Tensor, counts_E: Tensor, compute: Compute) -> Tensor:
-        """Let the ranks that have the experts compute; return the results in the same order."""
+Dispatch = Callable[
+    [Tensor, Tensor, Compute], Tensor
+]  # to the ranks that have the experts
 
 
 class Experts(nn.Module):
@@ -37,12 +35,10 @@ def find_experts(model: nn.Module) -> list[nn.Module]:
 NAMES = {"gate_up_proj", "down_proj"}
 
 
-def run_experts(
-    experts: Any, exchange: TokenExchange | None, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor
-) -> Tensor:
-    """Return, for each token, the outputs of its experts weighted by their scores; `exchange` if ranks divide them."""
+def run_experts(experts: Any, dispatch: Dispatch | None, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor) -> Tensor:
+    """Return, for each token, the outputs of its experts weighted by their scores; `dispatch` if ranks divide them."""
     order = chosen_Tk.flatten().argsort(stable=True)  # by expert, then by token
-    ours = len(experts.gate_up_proj) if exchange is None else experts.num_experts
+    ours = len(experts.gate_up_proj) if dispatch is None else experts.num_experts
     counts_E = torch.bincount(chosen_Tk.flatten(), minlength=ours)
     sent_ND = x_TD[order // chosen_Tk.shape[1]]
 
@@ -50,7 +46,7 @@ def run_experts(
         gate, up = multiply_by_expert(x, _local(experts.gate_up_proj), counts).chunk(2, -1)
         return multiply_by_expert(experts.act_fn(gate) * up, _local(experts.down_proj), counts)
 
-    found_ND = compute(sent_ND, counts_E) if exchange is None else exchange.dispatch(sent_ND, counts_E, compute)
+    found_ND = compute(sent_ND, counts_E) if dispatch is None else dispatch(sent_ND, counts_E, compute)
     back_TkD = torch.empty_like(found_ND).index_copy(0, order, found_ND).unflatten(0, chosen_Tk.shape)
     return (back_TkD * scores_Tk[..., None]).sum(1).to(x_TD.dtype)
 

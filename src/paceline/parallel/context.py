@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.nn.attention import attend_to_earlier
+from paceline.nn.attention import causal_attention
 from paceline.parallel.ddp import ALL_GATHER
 from paceline.runlog.timers import CollectiveTimer
 
@@ -70,7 +70,7 @@ class ContextGroup:
         for place, index in enumerate(self.chunks):
             rows, seen = slice(place * chunk, (place + 1) * chunk), (index + 1) * chunk
             own = None if mask is None else mask[..., rows, :seen]
-            parts.append(attend_to_earlier(q_BSHd[:, rows], keys[:, :seen], values[:, :seen], own, scale, dropout))
+            parts.append(causal_attention(q_BSHd[:, rows], keys[:, :seen], values[:, :seen], own, scale, dropout))
         return torch.cat(parts, 1)
 
     def gather(self, x_BS: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def divide_experts(model: nn.Module, mesh: DeviceMesh, timer: CollectiveTimer) -
         for name, weight in list(module.named_parameters()):
             part = distribute_tensor(weight.data, mesh, [Shard(0)], src_data_rank=None)
             setattr(module, name, nn.Parameter(part, requires_grad=weight.requires_grad))
-        cast(Any, module).forward = partial(run_experts, module, exchange)
+        cast(Any, module).forward = partial(run_experts, module, exchange.dispatch)
 
 
 class ExpertGroup:

@@ -24,7 +24,6 @@ from paceline import __version__
 from paceline.config import DEFAULT, RunSpec, build_recorded_spec, build_spec
 from paceline.config import trust as trusting
 from paceline.config.registry import is_script
-from paceline.config.run_file import RENAMED_KEYS, rename_old_keys
 from paceline.errors import RunFailed, UserError, did_you_mean
 from paceline.io.escape import to_one_line
 from paceline.io.files import hash_file, hold_lock, read_json, read_sealed, write_atomic, write_json
@@ -244,10 +243,10 @@ class RunDir:
         if not isinstance(values, dict):
             raise UserError(f"{self.spec_file} is {problem}", code="damaged", key=str(self.spec_file))
         origins: dict[str, str] = {}
-        with contextlib.suppress(UserError):  # missing in a folder of an older version, or damaged
+        with contextlib.suppress(UserError):  # missing or damaged
             recorded = read_json(self.origins_file).items()
-            origins = {RENAMED_KEYS.get(key, key): origin for key, origin in recorded if isinstance(origin, str)}
-        return rename_old_keys(values), origins
+            origins = {key: origin for key, origin in recorded if isinstance(origin, str)}
+        return values, origins
 
 
 def find_recorded_spec(words: Sequence[str]) -> RunSpec | None:

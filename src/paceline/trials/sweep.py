@@ -14,7 +14,6 @@ from typing import Any, Literal, TypedDict
 from paceline.api import RunResult
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
-from paceline.config.run_file import rename_old_keys
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.arguments import make_output_folder
 from paceline.io.escape import escape_cell
@@ -298,8 +297,7 @@ def open_sweep(plan: SweepPlan, retry: bool = False) -> Sweep:
         found.write()
         return found
     found = read_sweep(plan.folder)
-    recorded = {**found.asked, "spec": rename_old_keys(found.asked.get("spec", {}))}
-    check_same_request(file, flatten_keys(recorded), flatten_keys(plan.asked()), "sweep")
+    check_same_request(file, flatten_keys(found.asked), flatten_keys(plan.asked()), "sweep")
     fresh = [TrialRow(row.number, row.values) if retry and row.status == "failed" else row for row in found.trials]
     return replace(found, score=plan.score, trials=tuple(_refresh_row(plan, row) for row in fresh))
 

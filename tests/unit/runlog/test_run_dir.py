@@ -11,7 +11,6 @@ import yaml
 
 import paceline
 from paceline.config import DEFAULT, RunSpec, build_spec, load
-from paceline.config.run_file import RENAMED_KEYS
 from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
 
@@ -75,7 +74,7 @@ def test_origins_survive(tmp_path: Path) -> None:
     assert lines[f"path: {tmp_path}/x.csv"] == "my.yaml line 6"
     assert run.spec() == spec
     assert run.spec().origins == spec.origins
-    run.origins_file.unlink()  # as older versions left it
+    run.origins_file.unlink()
     assert run.spec().train == spec.train
     assert load(run.spec_file).origin("train.seed").startswith("spec.yaml line")
 
@@ -248,26 +247,6 @@ def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_pa
     (one.path / name).symlink_to(other.path / name)
     with pytest.raises(UserError, match=f"another run, {other.path};"), one.lock(print):
         pass
-
-
-def test_a_run_folder_of_an_older_version_has_other_keys(tmp_path: Path) -> None:
-    run = RunDir.claim(tmp_path, "old", build_spec({"parallel": {"activation_checkpointing": "full"}}))
-    text = run.spec_file.read_text()
-    for old, new in RENAMED_KEYS.items():
-        text = text.replace(f"  {new.partition('.')[2]}:", f"  {old.partition('.')[2]}:")
-    run.spec_file.write_text(text)
-    assert "  checkpointing: full" in text
-    for spec in (run.spec(), run.recorded_spec(), load(run.spec_file)):
-        assert spec.parallel.activation_checkpointing == "full"
-        assert spec.train.checkpoint_format == "sharded"
-        assert spec.init_from is None
-
-
-@pytest.mark.parametrize("old", RENAMED_KEYS)
-def test_an_old_key_of_a_run_file_is_answered_with_the_new_one(old: str) -> None:
-    section, name = old.split(".")
-    with pytest.raises(UserError, match=f"it is now called {RENAMED_KEYS[old]}"):
-        build_spec({section: {name: "x"}})
 
 
 def test_one_process_trains_a_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import math
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +21,7 @@ from paceline.nn.chunked_loss import compute_chunked_losses
 from paceline.nn.experts import Experts
 from paceline.parallel.context import ContextGroup
 from paceline.parallel.parameters import copy_whole
+from paceline.workloads.lm.standalone import FeedForward
 
 NORM_EPS = 1e-5
 DRAW_THREADS = 4  # more weights at once would need much host memory if many ranks draw
@@ -59,22 +59,6 @@ class DecoderAttention(nn.Module):
         return self.out(attend(q, k, v).flatten(-2))
 
 
-class FeedForward(nn.Module):
-    """SwiGLU; without a gate, GELU."""
-
-    def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
-        gated = shape.ffn_kind == "swiglu"
-        self.gate = nn.Linear(shape.width, shape.ffn, bias=False) if gated else None
-        self.up = nn.Linear(shape.width, shape.ffn, bias=False)
-        self.down = nn.Linear(shape.ffn, shape.width, bias=False)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        if self.gate is None:
-            return self.down(F.gelu(self.up(x_BSD)))
-        return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD))
-
-
 class Mixture(nn.Module):
     """Experts, of which a token passes those that its router scores highest; no token is dropped."""
 
@@ -83,7 +67,7 @@ class Mixture(nn.Module):
         self.top_k = shape.top_k
         self.router = nn.Linear(shape.width, shape.experts, bias=False)
         self.experts = Experts(shape.experts, shape.width, shape.ffn)
-        self.shared = FeedForward(replace(shape, ffn=shape.shared_ffn)) if shape.shared_ffn else None
+        self.shared = FeedForward(shape.width, shape.shared_ffn, gated=True) if shape.shared_ffn else None
         self.context: ContextGroup | None = None
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -117,7 +101,8 @@ class DecoderLayer(nn.Module):
         self.attention_norm = Norm(shape.width, eps=NORM_EPS)
         self.attention = DecoderAttention(shape)
         self.ffn_norm = Norm(shape.width, eps=NORM_EPS)
-        self.ffn = Mixture(shape) if shape.experts else FeedForward(shape)
+        gated = shape.ffn_kind == "swiglu"
+        self.ffn = Mixture(shape) if shape.experts else FeedForward(shape.width, shape.ffn, gated)
 
     def forward(self, x_BSD: Tensor, tables: RotaryTables | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the stream, and how unbalanced experts are in training."""

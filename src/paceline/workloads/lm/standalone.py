@@ -18,20 +18,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class FeedForward(nn.Module):
+    """SwiGLU; without a gate, GELU."""
+
+    def __init__(self, width: int, ffn: int, gated: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, ffn, bias=False) if gated else None
+        self.up, self.down = nn.Linear(width, ffn, bias=False), nn.Linear(ffn, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(F.gelu(self.up(x)))
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
 class ExportedBlock(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        width, ffn = config["width"], config["ffn"]
+        width = config["width"]
         self.heads, self.size = config["heads"], width // config["heads"]
         kv_width = config["kv_heads"] * self.size
         self.attention_norm, self.ffn_norm = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
         shapes = {"q": (width, width), "k": (width, kv_width), "v": (width, kv_width), "out": (width, width)}
         self.attention = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
-        shapes = {"gate": (width, ffn)} if config["ffn_kind"] == "swiglu" else {}
-        shapes |= {"up": (width, ffn), "down": (ffn, width)}
-        self.ffn: Any = nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
-        if config.get("experts"):
-            self.ffn = ExportedMixture(config)
+        gated = config["ffn_kind"] == "swiglu"
+        self.ffn = ExportedMixture(config) if config.get("experts") else FeedForward(width, config["ffn"], gated)
 
     def forward(self, x: Tensor, angles: Tensor | None) -> Tensor:
         normed = self.attention_norm(x)
@@ -41,12 +52,7 @@ class ExportedBlock(nn.Module):
         k, v = (part.repeat_interleave(self.heads // part.shape[1], dim=1) for part in (k, v))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention["out"](seen.transpose(1, 2).flatten(2))
-        normed = self.ffn_norm(x)
-        if isinstance(self.ffn, ExportedMixture):
-            return x + self.ffn(normed)
-        up = self.ffn["up"](normed)
-        hidden = F.silu(self.ffn["gate"](normed)) * up if "gate" in self.ffn else F.gelu(up)
-        return x + self.ffn["down"](hidden)
+        return x + self.ffn(self.ffn_norm(x))
 
 
 class ExportedMixture(nn.Module):
@@ -57,11 +63,7 @@ class ExportedMixture(nn.Module):
         self.experts = nn.ParameterDict()
         self.experts["gate_up_proj"] = nn.Parameter(torch.zeros(config["experts"], 2 * ffn, width))
         self.experts["down_proj"] = nn.Parameter(torch.zeros(config["experts"], width, ffn))
-        shapes = {"gate": (width, config["shared_ffn"]), "up": (width, config["shared_ffn"])}
-        shapes |= {"down": (config["shared_ffn"], width)}
-        self.shared = nn.ModuleDict(
-            {name: nn.Linear(*shape, bias=False) for name, shape in shapes.items() if min(shape)}
-        )
+        self.shared = FeedForward(width, config["shared_ffn"], True) if config["shared_ffn"] else None
 
     def forward(self, x: Tensor) -> Tensor:
         scores, chosen = self.router(x).float().softmax(-1).topk(self.top_k, -1)
@@ -70,9 +72,7 @@ class ExportedMixture(nn.Module):
         gate, up = torch.einsum("bsd,efd->bsef", x, self.experts["gate_up_proj"]).chunk(2, -1)
         found = torch.einsum("bsef,edf->bsed", F.silu(gate) * up, self.experts["down_proj"])
         out = (found * weights[..., None]).sum(-2)
-        if self.shared:
-            out = out + self.shared["down"](F.silu(self.shared["gate"](x)) * self.shared["up"](x))
-        return out
+        return out if self.shared is None else out + self.shared(x)
 
 
 def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:
