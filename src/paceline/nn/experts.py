@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 GROUPED = getattr(F, "grouped_mm", None)
 Compute = Callable[[Tensor, Tensor], Tensor]  # of tokens sorted by expert, and how many each expert gets
-Dispatch = Callable[
-    [Tensor, Tensor, Compute], Tensor
-]  # to the ranks that have the experts
+Dispatch = Callable[[Tensor, Tensor, Compute], Tensor]  # to the ranks that have the experts
 
 
 class Experts(nn.Module):

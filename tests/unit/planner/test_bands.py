@@ -2,14 +2,12 @@
 
 import pytest
 
-from paceline.config import build_spec
 from paceline.layout import Layout
 from paceline.planner.bands import ALL, UNKNOWN, find_band, load_bands
 from paceline.planner.plan import plan
 from paceline.planner.show import summarize_plan
+from plan_specs import lm
 
-LM = {"name": "lm", "workload": "lm", "model": {"preset": "1b"}, "data": {"sequence": 1024, "vocab": 32000}}
-TRAIN = {"steps": 10, "global_batch": 8, "precision": "bf16"}
 FIXED = {"strategy": "single", "micro_batch": 1, "activation_checkpointing": "none"}
 
 
@@ -43,7 +41,7 @@ def test_a_layout_has_the_band_of_its_situation(layout, known, situation):
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.6, "lm fits"), (1.1, "lm may not fit"), (0.3, "lm does not fit")])
 def test_what_fits_by_its_estimate_alone_may_not_fit(tmp_path, factor, verdict):
-    spec = build_spec({**LM, "train": TRAIN, "parallel": FIXED})
+    spec = lm("1b", 8, 1024, parallel=FIXED)
     need = plan(spec, "1xH100").chosen.price.memory.total_bytes / 1e9
     (tmp_path / "lab.yaml").write_text(f"device: H100\nmemory_gb: {need * factor}\nhost_memory_gb: 1\n")
     found = plan(spec, str(tmp_path / "lab.yaml"))
@@ -56,7 +54,6 @@ def test_what_fits_by_its_estimate_alone_may_not_fit(tmp_path, factor, verdict):
 
 
 def test_the_search_prefers_what_surely_fits():
-    spec = build_spec({**LM, "train": {**TRAIN, "global_batch": 64}})
-    found = plan(spec, "1xA100-40GB").chosen.price
+    found = plan(lm("1b", 64, 1024), "1xA100-40GB").chosen.price
     assert not found.tight
     assert found.memory_band_bytes[1] <= found.capacity_bytes

@@ -4,17 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config import build_spec, load
+from paceline.config import load
 from paceline.errors import UserError
 from paceline.planner.cost_model import build_cost_model
-
-
-def classifier(**model):
-    return build_spec({"workload": "classifier", "model": model, "data": {"source": "ag_news", "path": "/nowhere"}})
-
-
-def lm(**model):
-    return build_spec({"workload": "lm", "model": model, "data": {"vocab": 1000, "sequence": 64}})
+from plan_specs import classifier, lm
 
 
 def test_steps_follow_from_samples_and_batch():
@@ -35,8 +28,8 @@ def test_impossible_requests_are_one_clear_line():
     with pytest.raises(UserError, match="--samples: 0"):
         build_cost_model(classifier(), samples=0)
     with pytest.raises(UserError, match=r"data\.sequence=64"):
-        build_cost_model(lm(), tokens=12)
-    too_long = lm(preset="gpt2", vocab=50_257).replace({"data.sequence": 4096})
+        build_cost_model(lm("tiny", sequence=64), tokens=12)
+    too_long = lm("gpt2", sequence=1024).replace({"data.sequence": 4096})
     with pytest.raises(UserError, match=r"data\.sequence=4096"):
         build_cost_model(too_long)
 
@@ -171,11 +164,8 @@ def test_a_plan_knows_what_is_frozen_and_what_is_done_between_the_steps():
     assert (cost_model.params, cost_model.trained_params) == (2241, 2241 - 96)
     layers = build_cost_model(load(example, ['train.groups={"layers.*": {frozen: true}}']))
     assert (layers.params, layers.trained_params) == (2241, 33)
-    assert (cost_model.pauses.evaluations(), cost_model.pauses.checkpoints(), cost_model.pauses.evaluated) == (
-        10,
-        10,
-        120,
-    )
+    pauses = cost_model.pauses
+    assert (pauses.evaluations(), pauses.checkpoints(), pauses.evaluated) == (10, 10, 120)
     assert cost_model.checkpoint_bytes == 4 * (2241 + 3 * (2241 - 96)), "weights, two moments and the average"
 
 

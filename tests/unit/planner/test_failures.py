@@ -10,6 +10,7 @@ import paceline
 from paceline.errors import UserError
 from paceline.hardware.catalogue import find_device
 from paceline.hardware.failures import FailureModel, expect_run, find_best_interval_s, resolve_failures
+from plan_specs import lm
 
 MONTH_S = 30 * 86400.0
 
@@ -70,18 +71,12 @@ def test_rates_come_from_the_catalogue_or_the_user():
     assert error.value.key == "--mtbf"
 
 
-def test_the_plan_of_100_000_devices_has_its_failures(lm_spec):
+def test_the_plan_of_100_000_devices_has_its_failures():
     began = perf_counter()
-    plan = paceline.plan(lm_spec, "12500x8xH100", [100_000])
+    plan = paceline.plan(lm("7b", 100_000, train={"steps": 20_000}), "12500x8xH100", [100_000])
     assert perf_counter() - began < 10
     (row,) = plan.as_json()["rows"]
     expected = row["expected"]
     assert expected["failures"] > 0.1
     assert expected["hours_band"][0] <= expected["hours"] <= expected["hours_band"][1]
     assert expected["hours"] > 0.99 * row["hours"]
-
-
-@pytest.fixture
-def lm_spec():
-    train = {"steps": 20_000, "global_batch": 100_000, "precision": "bf16"}
-    return {"name": "lm", "workload": "lm", "model": {"preset": "7b"}, "data": {"sequence": 2048}, "train": train}

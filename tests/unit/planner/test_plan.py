@@ -4,13 +4,12 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
 
 import paceline
-from paceline.cli.main import main
 from paceline.hardware.catalogue import load_catalogue, read_cluster_file
 from paceline.planner.advice import explain_misfit
 from paceline.planner.formulas.placement import Reduction
@@ -36,14 +35,8 @@ def lm_file(tmp_path):
 
 
 @pytest.fixture
-def ask(capsys):
-    def ask(*words):
-        with pytest.raises(SystemExit) as left:
-            main(["plan", *map(str, words)])
-        printed = capsys.readouterr()
-        return left.value.code, printed.out, printed.err
-
-    return ask
+def ask(ask):
+    return lambda *words: astuple(ask("plan", *words))[:3]
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +178,6 @@ def test_json_holds_every_term(ask, lm_file, tmp_path):
 @pytest.mark.parametrize(
     ("given", "code", "key"),
     [
-        ({"cluster": "4xA1000"}, "", ""),
-        ({"cluster": "0xA100"}, "", ""),
-        ({"cluster": "nowhere.yaml"}, "", ""),
-        ({"cluster": "sixteen"}, "", ""),
         ({"devices": [0]}, "invalid-value", "--devices"),
         ({"devices": [1 << 21]}, "invalid-value", "--devices"),
         ({"price": -1.0}, "invalid-value", "--price"),
@@ -202,15 +191,13 @@ def test_bad_requests_name_the_option(given, code, key):
     with pytest.raises(paceline.UserError) as error:
         plan(paceline.load(AGNEWS), **given)
     assert "\n" not in str(error.value)
-    if key:
-        assert (error.value.code, error.value.key) == (code, key)
+    assert (error.value.code, error.value.key) == (code, key)
 
 
 def test_bad_requests_are_one_line_on_the_terminal(ask, lm_file):
     for words in (["--devices", "two"], ["cluster=4xA1000"], ["model.preset=gpt2", "model.vocab=50257"]):
         code, _, err = ask(lm_file, *words)
-        assert code == 2
-        assert len(err.strip().splitlines()) == 1
+        assert (code, len(err.strip().splitlines())) == (2, 1)
 
 
 def test_numbers_of_devices_that_are_not_whole_nodes_are_listed():
@@ -256,12 +243,6 @@ def test_every_cluster_file_of_the_recipes_is_read():
         assert read_cluster_file(file).devices >= 4
 
 
-def test_faster_links_never_make_a_step_longer():
-    spec = paceline.load(AGNEWS, ["train.precision=fp32"])
-    slow, fast = (plan(spec, f"4x1xV100+{speed}", [4]) for speed in ("1Gb", "100Gb"))
-    assert fast.rows[0].speedup > slow.rows[0].speedup
-
-
 def test_ranks_that_could_share_a_device_are_mentioned(lm_file, ask):
     assert "backend=gloo" in ask(lm_file, "parallel.backend=gloo", "--cluster", "2xH100", "-v")[1]
     assert "backend=gloo" not in ask(lm_file, "--cluster", "2xH100")[1]
@@ -272,8 +253,7 @@ def test_ranks_that_could_share_a_device_are_mentioned(lm_file, ask):
     [(["strategy=fsdp", "offload=false"], True), (["strategy=zero1"], False), (["strategy=ddp"], False)],
 )
 def test_more_devices_are_advised_only_where_they_divide_what_does_not_fit(overrides, more):
-    recipe = Path(__file__).resolve().parents[3] / "recipes" / "lm_7b.yaml"
-    spec = paceline.load(recipe, [f"parallel.{word}" for word in overrides])
+    spec = paceline.load(ROOT / "recipes/lm_7b.yaml", [f"parallel.{word}" for word in overrides])
     found = paceline.plan(spec, cluster="2xV100-SXM2-16GB")
     assert not found.rows
     assert any("more devices" in line for line in explain_misfit(found)) == more

@@ -12,19 +12,7 @@ from paceline.planner.search import EQUAL_SPEED, search_layouts
 from paceline.planner.show import render_plan
 from paceline.planner.target import resolve_target
 from paceline.workload import build_workload
-
-
-def lm(preset="7b", batch=256, sequence=2048, **more):
-    return build_spec(
-        {
-            "name": "lm",
-            "workload": "lm",
-            "model": {"preset": preset},
-            "data": {"sequence": sequence, "vocab": 32_000},
-            "train": {"steps": 100, "global_batch": batch, "precision": "bf16"},
-            **more,
-        }
-    )
+from plan_specs import lm
 
 
 def on(spec, where, devices, **fixed):
@@ -57,9 +45,9 @@ def test_what_does_not_fit_is_rejected_by_its_largest_term():
     assert found.chosen.memory.total_bytes < 24e9
 
 
-def with_host(tmp_path, gigabytes):
+def with_host(tmp_path, gigabytes, more=""):
     file = tmp_path / f"{gigabytes}.yaml"
-    file.write_text(f"device: RTX-3090\nper_node: 4\nhost_memory_gb: {gigabytes}\n")
+    file.write_text(f"device: RTX-3090\nper_node: 4\nhost_memory_gb: {gigabytes}\n{more}")
     return str(file)
 
 
@@ -77,9 +65,8 @@ def test_offloaded_states_must_fit_into_the_host(tmp_path):
 
 
 def test_more_nodes_share_what_is_offloaded(tmp_path):
-    file = tmp_path / "two.yaml"
-    file.write_text("device: RTX-3090\nper_node: 4\nnodes: 2\nnetwork: 200Gb\nhost_memory_gb: 64\n")
-    found = on(lm(), str(file), 8, strategy="fsdp", tensor=1, pipeline=1, offload=True).chosen
+    two = with_host(tmp_path, 64, "nodes: 2\nnetwork: 200Gb\n")
+    found = on(lm(), two, 8, strategy="fsdp", tensor=1, pipeline=1, offload=True).chosen
     assert found.host_node_bytes < 64e9
 
 
@@ -118,11 +105,8 @@ def test_the_run_file_constrains_the_search():
     assert {p.layout.strategy for p in found.rows[0].found.prices} == {"fsdp"}
     assert found.chosen.price.layout.checkpointing == "full"
     assert constraints_of(lm(parallel="auto")) == LayoutConstraints()
-
-
-def test_constraints_are_described_as_they_are_written():
-    spec = lm(parallel={"strategy": "zero3", "activation_checkpointing": "full"})
-    assert constraints_of(spec).describe() == "parallel.strategy=zero3 parallel.activation_checkpointing=full"
+    written = "parallel.strategy=zero3 parallel.micro_batch=2 parallel.activation_checkpointing=full"
+    assert constraints_of(spec).describe() == written
     assert constraints_of(lm(parallel={"reduce": "bf16"})).describe() == "parallel.reduce=bf16"
     assert constraints_of(lm(parallel="auto")).describe() == ""
 
@@ -162,7 +146,7 @@ def test_auto_takes_the_chosen_layout_on_a_named_cluster_alone():
 
 
 def test_fp8_is_planned_as_it_can_be_trained():
-    spec = lm(train={"steps": 100, "global_batch": 256, "precision": "fp8"})
+    spec = lm(train={"precision": "fp8"})
     found = plan(spec, "8xH100", [8])
     assert {p.layout.tensor for p in found.rows[0].found.prices} == {1}
     layout_of(spec.replace(found.overrides()))
@@ -174,9 +158,8 @@ def test_fp8_is_planned_as_it_can_be_trained():
 
 @pytest.mark.parametrize("where", ["8xA100-SXM4-40GB", "4xV100"])
 def test_fp8_on_a_device_without_it_is_rejected(where):
-    spec = lm(train={"steps": 100, "global_batch": 256, "precision": "fp8"})
     with pytest.raises(UserError) as error:
-        plan(spec, where)
+        plan(lm(train={"precision": "fp8"}), where)
     assert (error.value.code, error.value.key) == ("not-supported", "train.precision")
 
 
@@ -200,14 +183,12 @@ RECORDED = {"strategy": "single", "ranks": 1, "activation_checkpointing": "none"
 def test_a_step_is_recorded_where_training_records_it(workload, precision, optimizer, parallel, expected):
     train = {"steps": 10**7, "global_batch": 8, "precision": precision, "optimizer": optimizer}
     spec = build_spec({"workload": workload, "train": train, "parallel": {**RECORDED, "micro_batch": 8, **parallel}})
-    cost_model, layout = build_cost_model(spec), layout_of(spec)
-    runtime = cost_model.placement(layout, resolve_target("2xH200").whole.device).runtime
+    layout, device = layout_of(spec), resolve_target("2xH200").whole.device
+    runtime, short = (
+        build_cost_model(spec.replace({"train.steps": steps})).placement(layout, device).runtime
+        for steps in (10**7, 10)
+    )
     assert runtime.recorded is expected
     layer_by_layer = workload == "lm" and precision != "fp32"
     assert runtime.kernels == ("compiled" if expected or layer_by_layer else "eager")
-    short = (
-        build_cost_model(spec.replace({"train.steps": 10}))
-        .placement(layout, resolve_target("2xH200").whole.device)
-        .runtime
-    )
     assert (short.kernels, short.recorded) == ("eager", expected)

@@ -2,22 +2,14 @@
 
 import pytest
 
-from paceline.config import build_spec
+import plan_specs
 from paceline.layout import layout_of
 from paceline.planner.plan import plan
 
 
 def lm(**train):
-    return build_spec(
-        {
-            "name": "lm",
-            "workload": "lm",
-            "model": {"preset": "8b"},
-            "data": {"sequence": 8192, "vocab": 128256},
-            "train": {"steps": 10, "global_batch": 64, "precision": "bf16", **train},
-            "parallel": {"strategy": "fsdp", "activation_checkpointing": "full", "micro_batch": 1},
-        }
-    )
+    parallel = {"strategy": "fsdp", "activation_checkpointing": "full", "micro_batch": 1}
+    return plan_specs.lm("8b", 64, 8192, 128256, train=train, parallel=parallel)
 
 
 def memory(**train):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli.main import main
 from paceline.io.files import write_json
 from paceline.planner.calibration import calibrate
 from paceline.planner.calibration.calibrate import CPU_MATMULS, product_name
@@ -58,8 +57,8 @@ def file(tmp_path):
 
 
 def classifier(*words):
-    root = __file__.rsplit("/tests/", 1)[0]
-    return paceline.load(f"{root}/recipes/classifier_docstrings.yaml", [*words, "train.epochs=null", "train.steps=100"])
+    recipe = ROOT / "recipes/classifier_docstrings.yaml"
+    return paceline.load(recipe, [*words, "train.epochs=null", "train.steps=100"])
 
 
 def test_fits_find_what_was_put_in(file):
@@ -149,7 +148,7 @@ def test_a_real_measurement_can_be_planned_with(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_the_demo_calibrates_before_it_plans_and_plans_with_that(file, monkeypatch, tmp_path, capsys):
+def test_the_demo_calibrates_before_it_plans_and_plans_with_that(file, monkeypatch, tmp_path, ask):
     """The commands are those of the Makefile; what it would measure is made up."""
     dry = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     commands = [words.split() for words in re.findall(r"^\S*/paceline (.+)$", dry, re.MULTILINE)]
@@ -164,19 +163,13 @@ def test_the_demo_calibrates_before_it_plans_and_plans_with_that(file, monkeypat
         pytest.skip("this machine has devices of the catalogue")
     monkeypatch.chdir(ROOT)
     assert "--out" not in calibrates, "a plan looks for it in the usual place"
-    guess = plan_json(capsys, plans)
+    guess = json.loads(ask(*plans, "--json").out)
     default_calibration_path().parent.mkdir(parents=True)
     file.rename(default_calibration_path())
-    planned = plan_json(capsys, plans)
+    planned = json.loads(ask(*plans, "--json").out)
     assert [found["cluster"]["calibration"] for found in (guess, planned)] == [None, str(default_calibration_path())]
     for before, after in zip(guess["rows"], planned["rows"], strict=True):
         assert before["time"]["step_s"] != after["time"]["step_s"]
-
-
-def plan_json(capsys, words):
-    with pytest.raises(SystemExit):
-        main([*words, "--json"])
-    return json.loads(capsys.readouterr().out)
 
 
 def test_the_use_of_a_calibration_is_described(monkeypatch, tmp_path):

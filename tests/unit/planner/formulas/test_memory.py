@@ -80,16 +80,17 @@ SEVEN = typical(7e9, 2048, 32_000, gated=True)
     ],
 )
 def test_seven_billion_parameters_under_each_strategy(published_gb, placement, kind):
-    total = estimate_memory(SEVEN.blocks, placement, DTYPE_SIZES[kind], GPU_PHYSICS).total_bytes
+    total = priced(placement, SEVEN, DTYPE_SIZES[kind], GPU_PHYSICS).total_bytes
     assert total / 1e9 == pytest.approx(published_gb, rel=0.2)
 
 
 def test_seven_billion_parameters_fit_four_devices_of_24_gb_when_offloaded():
-    def total(**how):
-        placement = Placement(shard=4, zero=3, recompute="full", **how)
-        return estimate_memory(SEVEN.blocks, placement, BF16, GPU_PHYSICS).total_bytes
-
-    assert total(offload="states") < 24e9 < total()
+    here = Placement(shard=4, zero=3, recompute="full")
+    total, offloaded = (
+        priced(placement, SEVEN, physics=GPU_PHYSICS).total_bytes
+        for placement in (here, replace(here, offload="states"))
+    )
+    assert offloaded < 24e9 < total
 
 
 def test_gradients_that_come_as_activations_go_are_not_added_to_them():

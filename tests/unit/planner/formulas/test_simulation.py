@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.config import build_spec
 from paceline.layout import Layout
 from paceline.planner.candidates import LayoutConstraints
 from paceline.planner.cost_model import build_cost_model
@@ -16,12 +15,12 @@ from paceline.planner.formulas.placement import Placement
 from paceline.planner.formulas.simulation import order_passes, simulate_step
 from paceline.planner.plan import plan
 from paceline.planner.target import resolve_target
+from plan_specs import lm
 
 
 @functools.cache
 def build_lm(preset):
-    values = {"workload": "lm", "model": {"preset": preset}, "data": {"sequence": 1024}}
-    return build_cost_model(build_spec({**values, "train": {"steps": 1000, "global_batch": 1, "precision": "bf16"}}))
+    return build_cost_model(lm(preset, 1, 1024))
 
 
 def draw_step(rng):
@@ -75,9 +74,7 @@ def test_each_stage_makes_every_pass_once(schedule):
 
 
 def test_the_trace_of_a_plan():
-    values = {"workload": "lm", "model": {"preset": "1b"}, "data": {"sequence": 2048}, "parallel": {"pipeline": 4}}
-    train = {"steps": 100, "global_batch": 64, "precision": "bf16"}
-    found = plan(build_spec({**values, "train": train}), "8xA100", [8])
+    found = plan(lm("1b", 64, parallel={"pipeline": 4}), "8xA100", [8])
     trace = found.as_trace()
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
     assert {"ranks 0 to 1", "ranks 6 to 7", "compute", "sends"} <= names

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli.main import main
 from paceline.planner.page.page import DEADLINES_H, build_axes, render_plan_page, setting_overrides
 from paceline.planner.plan import plan
 from paceline.planner.rows import Requirements
@@ -22,19 +21,19 @@ SETTINGS = 200
 FIXED = ["parallel.strategy=ddp", "parallel.activation_checkpointing=none"]
 
 
-def ask(spec, devices=(), cluster="2x4xA10", price=PRICE):
+def plan_at(spec, devices=(), cluster="2x4xA10", price=PRICE):
     return plan(spec, cluster, devices, price)
 
 
 @pytest.fixture(scope="module")
 def planned():
-    return ask(paceline.load(RECIPES / "lm_gpt2.yaml", FIXED), (1, 2, 4, 8))
+    return plan_at(paceline.load(RECIPES / "lm_gpt2.yaml", FIXED), (1, 2, 4, 8))
 
 
 @pytest.fixture(scope="module")
 def file(planned, tmp_path_factory):
     made = tmp_path_factory.mktemp("page") / "plan.html"
-    made.write_text(render_plan_page([planned], ask, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
+    made.write_text(render_plan_page([planned], plan_at, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
     return made
 
 
@@ -82,7 +81,7 @@ def test_every_number_is_the_one_that_python_plans(browser, planned, file):
     @cache
     def python(values):
         try:
-            return ask(planned.spec.replace(setting_overrides(planned, axes, values)), (1, 2, 4, 8))
+            return plan_at(planned.spec.replace(setting_overrides(planned, axes, values)), (1, 2, 4, 8))
         except paceline.UserError as error:
             return str(error)
 
@@ -119,13 +118,11 @@ def rank(found, requirements):
     return type(found.ranking)(found.rows, requirements)
 
 
-def test_the_command_that_a_page_shows_plans_the_same(browser, planned, file, capsys):
+def test_the_command_that_a_page_shows_plans_the_same(browser, planned, file, ask):
     shown, _ = opened(browser, file)
     seen = shown.evaluate(READ, [{"batch": 1, "precision": 1, "devices": 2, "price": 2.5, "deadline": 8}])[0]
     words = seen["command"].replace("paceline plan lm.yaml", str(RECIPES / "lm_gpt2.yaml")).split()
-    with pytest.raises(SystemExit):
-        main(["plan", *words, *FIXED, "--json"])
-    planned_json = json.loads(capsys.readouterr().out)
+    planned_json = json.loads(ask("plan", *words, *FIXED, "--json").out)
     row = next(row for row in seen["rows"] if row["devices"] == 4)
     assert planned_json["rows"][0]["time"]["step_s"] == row["step_s"]
     assert planned_json["rows"][0]["cost_usd"] == pytest.approx(row["usd"])
@@ -149,7 +146,7 @@ def test_it_is_drawn_on_every_screen(browser, file, width, scheme):
 
 def test_the_page_asks_no_network_and_trusts_no_name(planned):
     words = ["paceline", "plan", "$(rm x)</script><img src=x onerror=alert(1)>.yaml"]
-    text = render_plan_page([ask(planned.spec, [1])], ask, words)
+    text = render_plan_page([plan_at(planned.spec, [1])], plan_at, words)
     assert "default-src &#39;none&#39;" in text
     assert not re.search(r"(src|href)=\"?https?:", text)
     assert "<img" not in text
@@ -157,14 +154,13 @@ def test_the_page_asks_no_network_and_trusts_no_name(planned):
     assert "'$(rm x)" in text
 
 
-def test_a_fit_by_passes_has_no_batch_to_slide(tmp_path, capsys):
+def test_a_fit_by_passes_has_no_batch_to_slide(tmp_path, ask):
     out = tmp_path / "plan.html"
     (tmp_path / "topics.yaml").write_text("name: topics\nworkload: topics\ntrain: {steps: 3}\n")
     words = ["--samples", "500", "--tokens", "90", "--cluster", "2xA100", "--deadline", "100h"]
-    with pytest.raises(SystemExit) as left:
-        main(["plan", str(tmp_path / "topics.yaml"), *words, "--page", str(out)])
-    assert left.value.code == 0
-    assert f"written: {out}" in capsys.readouterr().out
+    found = ask("plan", tmp_path / "topics.yaml", *words, "--page", out)
+    assert found.code == 0
+    assert f"written: {out}" in found.out
     data = json.loads(re.search(r'id="data">(.*)</script>', out.read_text())[1])
     assert data["clusters"][0]["axes"] == []
     assert data["clusters"][0]["devices"] == [1, 2]
@@ -172,24 +168,23 @@ def test_a_fit_by_passes_has_no_batch_to_slide(tmp_path, capsys):
     assert "--samples 500 --tokens 90.0" in data["command"]
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_anything_is_planned(tmp_path, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["plan", str(RECIPES / "lm_gpt2.yaml"), "--cluster", "2xA100", "--page", str(tmp_path)])
-    assert left.value.code == 2
-    assert "--page:" in capsys.readouterr().err
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_planned(tmp_path, ask):
+    found = ask("plan", RECIPES / "lm_gpt2.yaml", "--cluster", "2xA100", "--page", tmp_path)
+    assert found.code == 2
+    assert "--page:" in found.err
 
 
 def test_clusters_stand_side_by_side_and_layouts_can_be_switched(browser, planned, tmp_path):
-    plans = [planned, ask(planned.spec, (1, 2, 4), "4xH100")]
+    plans = [planned, plan_at(planned.spec, (1, 2, 4), "4xH100")]
     file = tmp_path / "two.html"
-    file.write_text(render_plan_page(plans, ask, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
+    file.write_text(render_plan_page(plans, plan_at, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
     shown, messages = opened(browser, file, 1300)
     first, second = (shown.locator(".panel").nth(place).bounding_box() for place in (0, 1))
     assert first["y"] == second["y"]
     assert first["x"] + first["width"] <= second["x"]
     assert shown.locator("#verdict").inner_text().startswith("4xH100 is the fastest")
-    free = ask(planned.spec.replace({"parallel": "auto"}), (4,), "4xH100")
-    file.write_text(render_plan_page([free], ask, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
+    free = plan_at(planned.spec.replace({"parallel": "auto"}), (4,), "4xH100")
+    file.write_text(render_plan_page([free], plan_at, ["paceline", "plan", "lm.yaml"]), encoding="utf-8")
     shown.goto(file.as_uri())
     shown.wait_for_selector("html[data-drawn]")
     shown.select_option("#set-layout", label="fsdp")

@@ -14,6 +14,7 @@ from paceline.planner.cost_model import build_cost_model
 from paceline.planner.tracing import build_traced_cost_model
 from paceline.workloads.classifier.sections import ClassifierModel
 from paceline.workloads.classifier.workload import Classifier, Encoder, compute_class_weights
+from plan_specs import classifier
 
 LENGTHS = np.array([1, 3, 3, 7, 7, 7, 20])
 
@@ -80,10 +81,6 @@ def test_sums_over_parts_give_the_weighted_mean_of_torch(smoothing):
     less, fewer = workload.loss(lambda _: net(packed), SimpleNamespace(labels=labels))
     assert float(count - fewer) == pytest.approx(float(weights[packed.labels[0]]))
     assert float(total.detach() - less.detach()) > 0
-
-
-def classifier(**model):
-    return build_spec({"workload": "classifier", "model": model, "data": {"source": "ag_news", "path": "/nowhere"}})
 
 
 @pytest.mark.parametrize("model", [{}, {"width": 256, "heads": 8, "layers": 4, "ffn": 1024}])

@@ -3,7 +3,6 @@
 import pytest
 
 import paceline
-from paceline.cli.main import main
 from paceline.runlog.run_dir import RunDir
 from paceline.workloads.lm.decoder import compute_next_logits
 
@@ -61,12 +60,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("row", BAD)
-def test_wrong_requests_end_with_2(run, capsys, row):
+def test_wrong_requests_end_with_2(run, ask, row):
     words, said = BAD[row]
-    with pytest.raises(SystemExit) as ended:
-        main(["sample", *(str(run.path) if word == "RUN" else word for word in words)])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    found = ask("sample", *(run.path if word == "RUN" else word for word in words))
+    assert found.code == 2
+    assert said in found.err
 
 
 def test_runs_of_another_workload_or_without_a_checkpoint_are_refused(small, tiny_lm, tmp_path):
