@@ -19,13 +19,12 @@ from paceline.cli.jobs import _build_jobs_table
 from paceline.cli.sweep import print_sweep
 from paceline.config import build_spec
 from paceline.config.trust import check_trusted, sign_run_folder
-from paceline.data.cache import add_seal
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.prepared_table import Coding, TableTarget, Task, _read_cached, prepare_table
 from paceline.hardware import catalogue
 from paceline.horovod import elastic
-from paceline.io.files import read_json, to_flat, write_json
+from paceline.io.files import compute_seal, read_json, to_flat, write_json
 from paceline.io.terminal import build_console
 from paceline.launch.hang_traces import find_pending_call, read_calls
 from paceline.launch.heartbeat import Beat, read_beats
@@ -260,7 +259,8 @@ add_target("EnsembleFile", "run/ensemble.json", ENSEMBLE, lambda folder: read_ma
 
 
 def _sealed(facts):
-    return add_seal({name: value for name, value in facts.items() if name != "seal"})
+    inside = {name: value for name, value in facts.items() if name != "seal"}
+    return {**inside, "seal": compute_seal(inside)}
 
 
 def make_corpus(folder):

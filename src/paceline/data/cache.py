@@ -23,7 +23,7 @@ from paceline.io.files import check_regular, compute_seal, hold_lock, read_text,
 from paceline.workload import LogFn, ignore_log
 
 Opened = TypeVar("Opened")
-OpenEntry = Callable[[LogFn, bool], Opened | None]  # (log, verify); None if it is missing or damaged
+ReadEntry = Callable[[LogFn, bool], Opened]  # (log, verify); DamagedEntry, or an error of Python's, if it is damaged
 
 RETRIES, RETRY_S = 20, 0.1
 
@@ -33,21 +33,32 @@ class DamagedEntry(Exception):
 
 
 def prepare_entry(
-    entry: Path, open_entry: OpenEntry[Opened], build: Callable[[Path], None], log: LogFn, verify: bool = True
+    entry: Path, read: ReadEntry[Opened], build: Callable[[Path], None], log: LogFn, verify: bool = True
 ) -> Opened:
     """Open an entry of the cache; if it is missing or damaged, build it while other processes wait."""
-    if (opened := open_entry(log, verify)) is not None:
+    if (opened := open_entry(entry, read, log, verify)) is not None:
         return opened
     with lock_entry(entry, log):
-        if (opened := open_entry(ignore_log, verify)) is not None:  # built by whoever held the lock before
+        if (opened := open_entry(entry, read, ignore_log, verify)) is not None:  # whoever held the lock before built it
             return opened
         with create_entry(entry) as folder:
             build(folder)
         for _ in range(RETRIES):  # without locks another process may be replacing it with its own, which is equal
-            if (opened := open_entry(ignore_log, False)) is not None:
+            if (opened := open_entry(entry, read, ignore_log, False)) is not None:
                 return opened
             time.sleep(RETRY_S)
     raise RunFailed(f"{entry}: was built, but cannot be read", code="damaged")
+
+
+def open_entry(entry: Path, read: ReadEntry[Opened], log: LogFn = ignore_log, verify: bool = True) -> Opened | None:
+    """Return what `read` makes of an entry; None if it is missing or damaged."""
+    if not entry.exists():
+        return None
+    try:
+        return read(log, verify)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, DamagedEntry) as damage:
+        log(f"the cached {entry} is damaged ({damage}); making it again")
+        return None
 
 
 @contextmanager
@@ -197,16 +208,20 @@ def describe_array(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": _hash_entry_file(path, array), "dtype": array.dtype.str}
 
 
-def add_seal(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {**facts, "seal": compute_seal(facts)}
+def write_facts(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write the facts of an entry with their seal."""
+    plain = json.loads(json.dumps(facts))
+    write_synced(path, json.dumps({**plain, "seal": compute_seal(plain)}, indent=1, ensure_ascii=False).encode())
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """Read the facts of an entry, without their seal; DamagedEntry if they were changed."""
+def read_facts(path: Path, verify: bool = False) -> dict[str, Any]:
+    """Read the facts of an entry; DamagedEntry if they or, with `verify`, its files were changed."""
     try:
         facts = json.loads(read_text(path))
-        if isinstance(facts, dict) and facts.pop("seal", None) == compute_seal(facts):
-            return facts
+        if not isinstance(facts, dict) or facts.pop("seal", None) != compute_seal(facts):
+            raise ValueError
     except (OSError, ValueError, RecursionError):
-        pass
-    raise DamagedEntry(f"{path.name} was changed")
+        raise DamagedEntry(f"{path.name} was changed") from None
+    if verify:
+        verify_entry(path.parent, facts["files"])
+    return facts

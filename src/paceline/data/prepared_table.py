@@ -19,14 +19,12 @@ from paceline.config.sections import TableData
 from paceline.data.arrow_tables import parse_number
 from paceline.data.cache import (
     ArrayWriter,
-    DamagedEntry,
-    add_seal,
     describe_array,
     map_array,
+    open_entry,
     prepare_entry,
     read_facts,
-    verify_entry,
-    write_synced,
+    write_facts,
 )
 from paceline.data.files import check_file, invalid_data
 from paceline.data.order import derive_key, mix
@@ -112,15 +110,16 @@ def prepare_table(data: TableData, log: LogFn, verify: bool = True) -> PreparedT
         log(f"reading {train.name}")
         _build_table(folder, data, train, test)
 
-    return prepare_entry(entry, partial(_read_cached, entry), build, log, verify)
+    return prepare_entry(entry, partial(_read_entry, entry), build, log, verify)
 
 
 def find_cached_table(data: TableData, whole: bool = True) -> PreparedTable | None:
     """Return the table if it is cached, else None. `whole` verifies its checksums."""
     try:
-        return _read_cached(expand_cache(data.cache) / "trees" / _name_of(data), verify=whole)
+        entry = expand_cache(data.cache) / "trees" / _name_of(data)
     except UserError:
         return None
+    return open_entry(entry, partial(_read_entry, entry), verify=whole)
 
 
 def probe_table(data: TableData) -> tuple[TableFacts, int]:
@@ -152,18 +151,8 @@ def _name_of(data: TableData) -> str:
     return hashlib.sha256(json.dumps([settings, files], sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _read_cached(entry: Path, log: LogFn = ignore_log, verify: bool = True) -> PreparedTable | None:
-    if not entry.exists():
-        return None
-    try:
-        values = read_facts(entry / FACTS)
-        files = values.pop("files")
-        if verify:
-            verify_entry(entry, files)
-        return PreparedTable(entry, parse_table_facts(values))
-    except (OSError, ValueError, TypeError, KeyError, DamagedEntry) as damage:
-        log(f"the cached {entry} is damaged ({damage}); reading the table again")
-        return None
+def _read_entry(entry: Path, log: LogFn, verify: bool) -> PreparedTable:
+    return PreparedTable(entry, parse_table_facts(read_facts(entry / FACTS, verify)))
 
 
 def parse_table_facts(values: Mapping[str, Any]) -> TableFacts:
@@ -209,8 +198,7 @@ def _build_table(folder: Path, data: TableData, train: TableSource, test: TableS
     facts = encoder.facts(writers["train"], writers["test"]) | {"bins": bins, "gaps": bool(np.isnan(first).any())}
     _write_bins(folder, data, len(encoder.names), facts["rows"])
     files = {file.name: describe_array(file) for file in sorted(folder.glob("*.npy"))}  # as they are after renumbering
-    values = add_seal(json.loads(json.dumps({**asdict(TableFacts(**facts)), "files": files})))
-    write_synced(folder / FACTS, json.dumps(values, ensure_ascii=False).encode())
+    write_facts(folder / FACTS, {**asdict(TableFacts(**facts)), "files": files})
 
 
 def _choose_columns(data: TableData, source: TableSource) -> TableEncoder:

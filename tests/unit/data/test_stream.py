@@ -81,7 +81,7 @@ def test_damage_to_a_cached_stream_is_named_and_mended(damage, tmp_path, texts):
         facts = json.loads(meta.read_text())
         del facts["seal"]
         facts["train"]["tokens"] -= 1
-        meta.write_text(json.dumps(cache.add_seal(facts)))
+        cache.write_facts(meta, facts)
     else:
         array.write_bytes(array.read_bytes()[:-4] + b"\xff" * 4)
     said = []

@@ -72,7 +72,7 @@ class TokenisedCorpus:
             folder = cls._locate_entry(data, cls.open_source(data, looking=True).fingerprint())
         except (UserError, OSError):
             return None
-        return cls._open_cached(folder, ignore_log, verify=False)
+        return cache.open_entry(folder, partial(cls._read_entry, folder), verify=False)
 
     @classmethod
     def prepare(cls, data: Any, log: LogFn = ignore_log, verify: bool = True) -> Self:
@@ -81,7 +81,7 @@ class TokenisedCorpus:
         fingerprint = source.fingerprint()
         folder = cls._locate_entry(data, fingerprint)
         build = partial(cls._build_entry, data, source, fingerprint, log)
-        return cache.prepare_entry(folder, partial(cls._open_cached, folder), build, log, verify)
+        return cache.prepare_entry(folder, partial(cls._read_entry, folder), build, log, verify)
 
     @classmethod
     def _locate_entry(cls, data: Any, fingerprint: str) -> Path:
@@ -92,16 +92,8 @@ class TokenisedCorpus:
         return Path(expand_cache(data.cache).absolute() / f"{cls.prefix}{data.source}-{key}")
 
     @classmethod
-    def _open_cached(cls, folder: Path, log: LogFn, verify: bool) -> Self | None:
-        if not folder.exists():
-            return None
-        try:
-            corpus = cls.open(folder)
-            if verify:
-                cache.verify_entry(folder, cache.read_facts(folder / META)["files"])
-        except DamagedEntry as damage:
-            log(f"corpus: the cached {folder} is damaged ({damage}); building it again")
-            return None
+    def _read_entry(cls, folder: Path, log: LogFn, verify: bool) -> Self:
+        corpus = cls.open(folder, verify)
         log(f"corpus: {corpus}, from {folder}")
         return corpus
 
@@ -118,10 +110,10 @@ class TokenisedCorpus:
             log(f"corpus: {line}")
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Map a prepared corpus; DamagedEntry if it is incomplete. Of arrays only the sizes are compared."""
-        meta = cache.read_facts(folder / META)
+    def open(cls, folder: Path, verify: bool = False) -> Self:
+        """Map a prepared corpus; DamagedEntry if it is incomplete. Unless `verify`, arrays are compared by size."""
         try:
+            meta = cache.read_facts(folder / META, verify)
             if meta["format"] != FORMAT:
                 raise DamagedEntry(f"its format is {meta['format']}, not {FORMAT}")
             for name, facts in meta["files"].items():
@@ -166,7 +158,7 @@ def _write_meta(folder: Path, source: dict[str, str], built: BuiltCorpus) -> Non
         **built.counts,
         "files": files,
     }
-    cache.write_synced(folder / META, json.dumps(cache.add_seal(json.loads(json.dumps(meta))), indent=1).encode())
+    cache.write_facts(folder / META, meta)
 
 
 def limit_rate(log: LogFn) -> LogFn:

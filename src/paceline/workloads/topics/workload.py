@@ -57,7 +57,7 @@ class Topics(PassWorkload):
         def build(folder: Path) -> None:
             convert(path, folder, text=TextOptions(**self._data.text_options()))
 
-        return prepare_entry(entry, partial(_read_cached, entry), build, log, verify)
+        return prepare_entry(entry, partial(_read_entry, entry), build, log, verify)
 
     def _hash_texts(self, path: Path) -> str:
         files = sorted(path.rglob("*.txt*")) if path.is_dir() else [path]
@@ -111,16 +111,10 @@ class Topics(PassWorkload):
         return cast(TopicsModel, self.spec.model)
 
 
-def _read_cached(entry: Path, log: LogFn, verify: bool) -> ShardCounts | None:
-    if not entry.exists():
-        return None
-    try:
-        counts = read_shards(entry)
-        if verify:
-            counts.verify()
-    except UserError as damage:
-        log(f"the cached {entry} is damaged, and its texts are counted again: {damage}")
-        return None
+def _read_entry(entry: Path, log: LogFn, verify: bool) -> ShardCounts:
+    counts = read_shards(entry)
+    if verify:
+        counts.verify()
     return counts
 
 

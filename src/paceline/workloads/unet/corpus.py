@@ -3,11 +3,9 @@
 Images may differ in size. Those of a split are concatenated, and so are its masks.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +17,10 @@ from torch import Tensor
 from paceline.data.cache import (
     ArrayWriter,
     DamagedEntry,
-    add_seal,
     map_array,
     prepare_entry,
     read_facts,
-    verify_entry,
-    write_synced,
+    write_facts,
 )
 from paceline.data.files import invalid_data
 from paceline.data.order import draw_fractions
@@ -94,25 +90,16 @@ def prepare_images(source: PairSource, name: str, cache: Path, log: LogFn, verif
     fingerprint = source.fingerprint()
     folder = expand_cache(cache).absolute() / f"images-{name}-{fingerprint[:16]}"
     return prepare_entry(
-        folder, partial(_open_cached, folder), lambda new: _build_entry(source, fingerprint, new, log), log, verify
+        folder,
+        lambda log, verify: open_image_corpus(folder, verify),
+        lambda new: _build_entry(source, fingerprint, new, log),
+        log,
+        verify,
     )
 
 
-def _open_cached(folder: Path, log: LogFn, verify: bool) -> ImageCorpus | None:
-    if not folder.exists():
-        return None
-    try:
-        corpus = open_image_corpus(folder)
-        if verify:
-            verify_entry(folder, read_facts(folder / META)["files"])
-        return corpus
-    except (OSError, ValueError, KeyError, TypeError, DamagedEntry) as damage:
-        log(f"images: the cached {folder} is damaged ({damage}); preparing it again")
-    return None
-
-
-def open_image_corpus(folder: Path) -> ImageCorpus:
-    meta = read_facts(folder / META)
+def open_image_corpus(folder: Path, verify: bool = False) -> ImageCorpus:
+    meta = read_facts(folder / META, verify)
     if meta["format"] != FORMAT:
         raise DamagedEntry(f"format {meta['format']}")
     splits = {}
@@ -140,7 +127,7 @@ def _build_entry(source: PairSource, fingerprint: str, folder: Path, log: LogFn)
         counts.append(f"{count:,} {'training' if split == 'train' else 'test'}")
         files |= {writer.path.name: writer.facts for writer in writers}
     about = {"format": FORMAT, "fingerprint": fingerprint, "channels": source.channels, "classes": source.classes}
-    write_synced(folder / META, json.dumps(add_seal({**about, "files": files}), indent=1).encode())
+    write_facts(folder / META, {**about, "files": files})
     log(f"images: {' and '.join(counts)} images in {len(source.classes)} classes prepared")
 
 
