@@ -19,9 +19,10 @@ from paceline.cli.jobs import _build_jobs_table
 from paceline.cli.sweep import print_sweep
 from paceline.config import build_spec
 from paceline.config.trust import check_trusted, sign_run_folder
+from paceline.data.cache import open_entry
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
-from paceline.data.prepared_table import Coding, TableTarget, Task, _read_cached, prepare_table
+from paceline.data.prepared_table import Coding, TableTarget, Task, _read_entry, prepare_table
 from paceline.hardware import catalogue
 from paceline.horovod import elastic
 from paceline.io.files import compute_seal, read_json, to_flat, write_json
@@ -288,34 +289,29 @@ def make_table(folder):
     prepare_table(asked, _quiet).folder.rename(folder / "cache" / "entry")
 
 
-def read_corpus(folder):
-    if (found := LabelledCorpus._open_cached(folder / "cache" / "entry", _quiet, verify=True)) is not None:
-        return str(found), found.tokenizer, found.classes
-    return None
+def add_cached(name, file, make, read, tell, **options):
+    def look(folder):
+        entry = folder / "cache" / "entry"
+        found = open_entry(entry, lambda log, verify: read(entry, log, verify))
+        return None if found is None else tell(found)
+
+    add_target(name, f"cache/entry/{file}", make, look, **options)
 
 
-def read_stream(folder):
-    if (found := TokenStreams._open_cached(folder / "cache" / "entry", _quiet, verify=True)) is not None:
-        return str(found), found.tokenizer
-    return None
+def tell_table(found):
+    return found.split("train").X.sum(), found.bin_rows(), found.facts
 
 
-def read_images(folder):
-    if (found := images._open_cached(folder / "cache" / "entry", _quiet, verify=True)) is not None:
-        return found.kind, found.train
-    return None
+def read_images(entry, log, verify):
+    return images.open_image_corpus(entry, verify)
 
 
-def read_cached_table(folder):
-    if (found := _read_cached(folder / "cache" / "entry")) is not None:
-        return found.split("train").X.sum(), found.bin_rows(), found.facts
-    return None
-
-
-add_target("CorpusMeta", "cache/entry/meta.json", make_corpus, read_corpus)
-add_target("StreamMeta", "cache/entry/meta.json", make_stream, read_stream)
-add_target("ImagesMeta", "cache/entry/meta.json", make_images, read_images)
-add_target("TableMeta", "cache/entry/facts.json", make_table, read_cached_table, seal=_sealed)
+add_cached(
+    "CorpusMeta", "meta.json", make_corpus, LabelledCorpus._read_entry, lambda c: (str(c), c.tokenizer, c.classes)
+)
+add_cached("StreamMeta", "meta.json", make_stream, TokenStreams._read_entry, lambda c: (str(c), c.tokenizer))
+add_cached("ImagesMeta", "meta.json", make_images, read_images, lambda found: (found.kind, found.train))
+add_cached("TableMeta", "facts.json", make_table, _read_entry, tell_table, seal=_sealed)
 
 
 def make_catalogue(folder):
