@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ SCRIPT_ARGUMENTS = ("$@", "$*", "${@}", "${*}")
 COMMAND_PRIORITY = 1
 """Options of `accelerate launch` replace what its YAML has, overrides what the run file has."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?(e-?\d+)?")
 PYTHON = re.compile(r"python[\d.]*")
 MIN_TRAINER_OPTIONS = 2
 """So many names of TrainingArguments among the options of a script make it one of the Trainer,"""
@@ -300,7 +301,7 @@ def parse_options(
         position += 1
         if text == "--" and not loose:
             return found, words[position:], unknown
-        if not text.startswith("-") or text == "-" or _is_negative_number(text):
+        if not text.startswith("-") or text == "-" or NEGATIVE_NUMBER.fullmatch(text):
             if loose:
                 rest.append(text)
             elif is_unknown(text) and not text.endswith(".py") and _starts_something(words[position:]):
@@ -330,28 +331,18 @@ def _parse_option(text: str, following: list[str], table: KeyTable) -> tuple[str
     key = table.aliases.get(short, short.replace("-", "_"))
     if equals:
         return key, value, 0
-    if key in table.flags or not following or (following[0].startswith("-") and not _is_negative_number(following[0])):
+    after = following[0] if following else "-"
+    alone = key in table.flags or (after.startswith("-") and not NEGATIVE_NUMBER.fullmatch(after))
+    alone = alone or (key in table.optional_numbers and not after.isdecimal())
+    if alone or (table.rule(key) is None and (after.endswith(".py") or _find_program(following) == 0)):
         return key, True, 0
-    if key in table.optional_numbers and not following[0].isdecimal():
-        return key, True, 0
-    if table.rule(key) is None and (following[0].endswith(".py") or _find_program(following) == 0):
-        return key, True, 0
-    return key, following[0], 1
-
-
-def _find_program(words: Sequence[str]) -> int | None:
-    """Return where the command that a wrapper or launcher starts begins; None without a known one."""
-    return next((i for i, word in enumerate(words) if _tool_named(words[i:]) or Path(word).name in SHELLS), None)
+    return key, after, 1
 
 
 def _starts_something(words: Sequence[str]) -> bool:
     return _find_program(words) is not None or any(word.endswith(".py") for word in words)
 
 
-def _is_negative_number(text: str) -> bool:
-    return re.fullmatch(r"-\d+(\.\d*)?(e-?\d+)?", text) is not None
-
-
-def prefix_sources(sources: Sequence[Settings], name: str) -> list[Settings]:
-    """Return the sources with the name of their file before their own."""
-    return [replace(source, name=f"{name}: {source.name}") for source in sources]
+def _find_program(words: Sequence[str]) -> int | None:
+    """Return where the command that a wrapper or launcher starts begins; None without a known one."""
+    return next((i for i, word in enumerate(words) if _tool_named(words[i:]) or Path(word).name in SHELLS), None)

@@ -187,7 +187,7 @@ def _derive_intervals(draft: Draft) -> None:
             continue
         for name in (by, steps):
             if name in draft.claims:
-                draft.drop_needless(name, "it is done at the end of each epoch")
+                draft.drop(name, Outcome.KEPT, "it is done at the end of each epoch")
 
 
 def _derive_arguments(draft: Draft) -> None:

@@ -143,10 +143,7 @@ class Draft:
                 key=name,
             )
         self.claims[name], loser = (new, old) if new.priority > old.priority else (old, new)
-        self._replace_row(loser, self.claims[name])
-
-    def _replace_row(self, loser: Claim, winner: Claim) -> None:
-        self._update(loser, Outcome.REPLACED, f"{self.rows[winner.row].origin} takes precedence")
+        self._update(loser, Outcome.REPLACED, f"{self.rows[self.claims[name].row].origin} takes precedence")
 
     def _update(self, claim: Claim, outcome: Outcome, reason: str, run_keys: tuple[str, ...] = ()) -> None:
         self.rows[claim.row] = replace(self.rows[claim.row], outcome=outcome, reason=reason, run_keys=run_keys)
@@ -182,13 +179,12 @@ class Draft:
         outcome = row.outcome if others else Outcome.NOTED if noted else Outcome.NOT_SUPPORTED
         self._update(claim, outcome, reason, others)
 
-    def drop_needless(self, name: str, reason: str) -> None:
-        """Drop a claim that holds without a key."""
-        self._update(self.claims.pop(name), Outcome.KEPT, reason)
+    def drop(self, name: str, outcome: Outcome, reason: str) -> None:
+        """Drop a claim that holds without a key, or in favour of another one."""
+        self._update(self.claims.pop(name), outcome, reason)
 
     def override(self, name: str, by: str) -> None:
-        """Drop a claim in favour of another one about the same thing."""
-        self._replace_row(self.claims.pop(name), self.claims[by])
+        self.drop(name, Outcome.REPLACED, f"{self.rows[self.claims[by].row].origin} takes precedence")
 
 
 def _translate_key(source: Settings, key: str, value: Any) -> Translation:

@@ -3,10 +3,11 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.convert.commands import PROGRAMS, list_preparations, parse_options, prefix_sources, read_command, tool_of
+from paceline.convert.commands import PROGRAMS, list_preparations, parse_options, read_command, tool_of
 from paceline.convert.key_tables import load_table
 from paceline.convert.rules import note
 from paceline.convert.shell import ShellCommand, evaluate_script
@@ -66,7 +67,7 @@ def read_job(text: str, name: str, folder: Path, variables: Mapping[str, str] | 
     if exports or extra:
         sources.append(Settings(name, table, exports, folder, extra=tuple(extra)))
     if ranks:
-        sources += prefix_sources(read_command(ranks[0], folder), name)
+        sources += [replace(source, name=f"{name}: {source.name}") for source in read_command(ranks[0], folder)]
     if not sources:
         reason = f"{name} requests nothing from a scheduler and starts no command that adopt knows"
         raise UserError(reason, code="invalid-format", key=name)

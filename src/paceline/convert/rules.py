@@ -187,15 +187,6 @@ def _build_keep(entry: Entry) -> Rule:
     return rule
 
 
-def _build_reject(entry: Entry) -> Rule:
-    """Not supported, unless it asks for nothing."""
-    return lambda value: OFF if is_off(value) else reject(entry["reject"])
-
-
-def _build_note(entry: Entry) -> Rule:
-    return lambda value: NOT_SET if value is None else note(entry["note"])
-
-
 def translate_file(value: Any) -> Translation:
     """Keep the name of a file whose settings are read too, unless it stands for none."""
     return OFF if is_off(value) else Translation(Outcome.KEPT, file=str(value))
@@ -207,7 +198,7 @@ KINDS: dict[str, Callable[[Entry], Rule]] = {
     "choice": _build_choice,
     "switch": _build_switch,
     "keep": _build_keep,
-    "reject": _build_reject,
-    "note": _build_note,
+    "reject": lambda entry: lambda value: OFF if is_off(value) else reject(entry["reject"]),
+    "note": lambda entry: lambda value: NOT_SET if value is None else note(entry["note"]),
     "file": lambda entry: translate_file,
 }

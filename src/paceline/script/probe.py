@@ -62,18 +62,18 @@ class ProbeRun(ScriptRun):
         pass
 
 
-class _ModelProbe(ProbeRun):
+class ModelProbe(ProbeRun):
     def prepare(self, model: Any, optimizer: Any = None, *others: Any, schedule: Any = None) -> Any:
         check_pair(False, model, optimizer, others)
         raise self.finish(model)
 
 
-class _FileProbe(ProbeRun):
+class FileProbe(ProbeRun):
     def note_ignored(self, file: Any, overrides: Mapping[str, Any]) -> None:
         raise self.finish((file, overrides))
 
 
-class _LossProbe(ProbeRun):
+class LossProbe(ProbeRun):
     """The loop's first pass, with another model and batch than the script's own."""
 
     def __init__(self, spec: RunSpec, model: nn.Module, batch: Any) -> None:
@@ -95,19 +95,3 @@ class _LossProbe(ProbeRun):
     def batches(self, dataset: Any, collate: Any = None, workers: int | None = None) -> Iterator[Any]:
         self.before_loop.close()
         yield self.batch
-
-
-def probe_model(spec: RunSpec) -> nn.Module:
-    return _ModelProbe(spec).ask()
-
-
-def probe_run_file(spec: RunSpec) -> tuple[Any, Mapping[str, Any]]:
-    return _FileProbe(spec).ask()
-
-
-def probe_data(spec: RunSpec) -> tuple[Any, Any]:
-    return ProbeRun(spec).ask()
-
-
-def probe_loss(spec: RunSpec, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
-    return _LossProbe(spec, model, batch).ask()

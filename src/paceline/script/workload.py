@@ -142,23 +142,23 @@ class Script(OwnLoop):
             raise UserError(message, code="not-supported", key="parallel.engine")
 
     def model(self) -> nn.Module:
-        from paceline.script.probe import probe_model
+        from paceline.script.probe import ModelProbe
 
-        return probe_model(self.spec) if self.given_model is None else self.given_model
+        return ModelProbe(self.spec).ask() if self.given_model is None else self.given_model
 
     def data(self, split: str) -> Any:
         if split != "train":
             return None
         if self.given_data is None:
-            from paceline.script.probe import probe_data
+            from paceline.script.probe import ProbeRun
 
-            self.given_data, self.collate = probe_data(self.spec)
+            self.given_data, self.collate = ProbeRun(self.spec).ask()
         return self.given_data
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]:
-        from paceline.script.probe import probe_loss
+        from paceline.script.probe import LossProbe
 
-        return probe_loss(self.spec, model, batch)
+        return LossProbe(self.spec, model, batch).ask()
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
         return self.sums(*batch) if isinstance(batch, tuple | list) else self.sums(batch)

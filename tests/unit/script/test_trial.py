@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.errors import UserError
-from paceline.script.probe import probe_data, probe_loss, probe_model
+from paceline.script.probe import LossProbe, ModelProbe, ProbeRun
 from paceline.trials.check import check
 from script_runs import HEAD, LOOP, script, script_spec
 
@@ -13,11 +13,11 @@ SUM = 'F.cross_entropy(model(x), y, reduction="sum")'
 
 def test_model_data_and_loss_are_the_scripts_own(tmp_path, capsys):
     spec = script_spec(script(tmp_path, "print('hello')\n" + LOOP))
-    model, (dataset, collate) = probe_model(spec), probe_data(spec)
+    model, (dataset, collate) = ModelProbe(spec).ask(), ProbeRun(spec).ask()
     assert len(dataset) == 53
     assert collate is None
     x, y = torch.zeros(5, 6), torch.zeros(5, dtype=torch.long)
-    total, count = probe_loss(spec, model, (x, y))
+    total, count = LossProbe(spec, model, (x, y)).ask()
     assert count == 5
     assert total.item() == pytest.approx(torch.nn.functional.cross_entropy(model(x), y, reduction="sum").item())
     assert not capsys.readouterr().out
@@ -25,16 +25,16 @@ def test_model_data_and_loss_are_the_scripts_own(tmp_path, capsys):
 
 def test_what_a_pass_draws_does_not_depend_on_what_came_before_it(tmp_path):
     spec = script_spec(script(tmp_path, LOOP.replace(SUM, f"{SUM} * torch.rand(())", 1)))
-    model, batch = probe_model(spec), (torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))
+    model, batch = ModelProbe(spec).ask(), (torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))
     torch.manual_seed(7)
-    first, second = probe_loss(spec, model, batch)[0], probe_loss(spec, model, batch)[0]
+    first, second = LossProbe(spec, model, batch).ask()[0], LossProbe(spec, model, batch).ask()[0]
     torch.manual_seed(7)
-    assert first.item() == probe_loss(spec, model, batch)[0].item() != second.item()
+    assert first.item() == LossProbe(spec, model, batch).ask()[0].item() != second.item()
 
 
 def test_a_script_that_does_not_answer_is_refused(tmp_path):
     with pytest.raises(UserError, match="never asked for a batch"):
-        probe_data(script_spec(script(tmp_path, "print(1)\n")))
+        ProbeRun(script_spec(script(tmp_path, "print(1)\n"))).ask()
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_a_script_that_trains_by_itself_is_stopped_at_its_first_step(tmp_path):
     lines = ("w = torch.nn.Linear(1, 1)", "optimizer = torch.optim.SGD(w.parameters(), 0.1)", "while True:")
     file.write_text("\n".join(("import torch", *lines, "    optimizer.step()\n")))
     with pytest.raises(UserError) as refused:
-        probe_model(script_spec(file))
+        ModelProbe(script_spec(file)).ask()
     assert (refused.value.code, refused.value.key) == ("invalid-workload", "run.batches")

@@ -5,18 +5,16 @@ They are read with `ast` from the installed source files, without package names 
 
 import ast
 import gc
-import os
 import platform
 import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.data.files import hash_text, invalid_data
+from paceline.data.files import hash_text, invalid_data, iter_below
 from paceline.errors import UserError
 
 CLASSES = ("numpy", "scipy", "torch", "standard library")
@@ -50,8 +48,11 @@ def extract_samples(test_fraction: float, clean: Clean) -> tuple[list[Sample], l
     `clean` is applied to each docstring.
     """
     seen: set[str] = set()
-    with _no_garbage_collection():
+    gc.disable()  # syntax trees have no cycles, and the search for some would double the time
+    try:
         splits = [split_by_module(_modules(name, seen, clean), test_fraction) for name in CLASSES]
+    finally:
+        gc.enable()
     train_per_class = min(MAX_TRAIN_PER_CLASS, *(len(train) for train, _ in splits))
     wanted = round(train_per_class * test_fraction / (1 - test_fraction))
     test_per_class = min(wanted, *(len(test) for _, test in splits))
@@ -112,7 +113,9 @@ def _modules(name: str, seen: set[str], clean: Clean) -> list[list[str]]:
     """Return the cleaned docstrings of the modules of a package, each once."""
     modules: list[list[str]] = []
     root, count = _find_package_folder(name), 0
-    for file in sorted(_python_files(root), key=lambda file: hash_text(f"{name}/{file.relative_to(root).as_posix()}")):
+    below = iter_below(root, lambda name: name not in NOT_READ)
+    files = [file for file in below if file.suffix == ".py" and file.stat().st_size <= MAX_FILE_BYTES]
+    for file in sorted(files, key=lambda file: hash_text(f"{name}/{file.relative_to(root).as_posix()}")):
         if count >= ENOUGH_PER_CLASS:
             break
         try:
@@ -130,13 +133,6 @@ def _modules(name: str, seen: set[str], clean: Clean) -> list[list[str]]:
     return modules
 
 
-def _python_files(root: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in NOT_READ]
-        files = (Path(folder, name) for name in names if name.endswith(".py"))
-        yield from (file for file in files if file.stat().st_size <= MAX_FILE_BYTES)
-
-
 def split_by_module(modules: list[list[str]], test_fraction: float) -> tuple[list[str], list[str]]:
     """Assign whole modules, in their shuffled order, to the test side as long as they fit into its share."""
     wanted = test_fraction * sum(len(texts) for texts in modules)
@@ -150,13 +146,3 @@ def split_by_module(modules: list[list[str]], test_fraction: float) -> tuple[lis
 def _shuffle(texts_per_class: Iterable[list[str]]) -> list[Sample]:
     samples = [(text, label) for label, texts in enumerate(texts_per_class) for text in texts]
     return sorted(samples, key=lambda sample: hash_text(sample[0]))
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection: syntax trees have no cycles, and the search for some would double the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
