@@ -54,7 +54,7 @@ def read_yaml_file(
     origins: dict[str, str] = {}
     code: Code = "unreadable"
     try:
-        values = load_yaml(read_yaml_text(file), lambda node: _record_lines(node, "", file.name, origins))
+        values = load_yaml(read_yaml_text(file), lambda node: record_lines(node, "", file.name, origins))
         if isinstance(values, dict):
             return values, origins
         code, problem = "invalid-format", f"holds no sections; start it with  {example}"
@@ -82,16 +82,17 @@ def read_yaml_file(
     raise UserError(f"{kind} {str(file)!r} {problem}", code=code, key=str(file)) from None
 
 
-def _record_lines(node: Any, prefix: str, file: str, origins: dict[str, str]) -> None:
+def record_lines(node: Any, prefix: str, file: str, origins: dict[str, str]) -> None:
+    """Record the line of each dotted key below a YAML node; UserError if a mapping has a key twice."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             if key.tag.endswith(":merge"):  # <<: *another
-                _record_lines(value, prefix, file, origins)
+                record_lines(value, prefix, file, origins)
                 continue
             name, line = f"{prefix}{key.value}", key.start_mark.line + 1
             if name in seen:
                 raise UserError(f"{name}: given twice ({file} line {line})", code="conflict", key=name)
             seen.add(name)
             origins[name] = f"{file} line {line}"
-            _record_lines(value, f"{name}.", file, origins)
+            record_lines(value, f"{name}.", file, origins)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,20 +15,33 @@ import yaml
 from paceline.config import Parallel, Train, build_spec
 from paceline.config.registry import BUILT_IN
 from paceline.config.run_file import set_nested
+from paceline.convert.cloud_files import is_kubernetes, is_skypilot, read_kubernetes, read_skypilot
+from paceline.convert.commands import choose_command, read_command
 from paceline.convert.derive import derive_run_file
-from paceline.convert.detect import read_command_line, read_sources
 from paceline.convert.draft import ConvertedKey, Draft, RunFileLine
+from paceline.convert.job_script import build_site, has_launch_command, is_shell_script, read_job
+from paceline.convert.key_tables import KeyTable, load_table
+from paceline.convert.python_file import parse_python, read_python
 from paceline.convert.rules import Outcome
-from paceline.convert.site import build_site
+from paceline.convert.shell import evaluate_script
+from paceline.convert.sources import Settings, parse_json, parse_yaml, read_config_text
 from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.io.escape import to_one_line
-from paceline.io.files import write_atomic
+from paceline.io.files import flatten_keys, write_atomic
 from paceline.layout import layout_of
 
 PLACEHOLDER = "train.py"
 SET_BY_SCRIPTS = ("train.global_batch", "train.optimizer", "train.lr", "train.schedule", "train.clip")
 """What a script often sets itself, so that no other file has it."""
 SECTIONS = ("name", "workload", "cluster", "model", "data", "train", "parallel")
+JSON_TABLES = ("deepspeed", "training_arguments")
+YAML_TABLES = ("accelerate", "paceline", "lightning", "project", "deepspeed", "training_arguments")
+KNOWN = (
+    "DeepSpeed's JSON, TrainingArguments as JSON, Accelerate's YAML, Lightning's YAML, the YAML of a project with "
+    "sections model, data and training, a job script, a task of SkyPilot, a job of Kubernetes, a command line, or a "
+    "Python script that configures one of them"
+)
 COMMENT_COLUMN = 34
 WIDTH = 118
 
@@ -111,7 +125,7 @@ def adopt(
 def _read_all(draft: Draft, paths: Sequence[Path], command: str) -> list[str]:
     """Read all sources, and the files that these name; return what they are called."""
     names = [" ".join(command.replace("\\\n", " ").split())] if command else []
-    for source in read_command_line(command) if command else ():
+    for source in _read_command_line(command) if command else ():
         draft.add_source(source)
     draft.files[:0] = paths
     seen = set[Path]()
@@ -120,9 +134,73 @@ def _read_all(draft: Draft, paths: Sequence[Path], command: str) -> list[str]:
         if path.resolve() not in seen:
             seen.add(path.resolve())
             names.append(path.name)
-            for source in read_sources(path):
+            for source in _read_file(path):
                 draft.add_source(source)
     return names
+
+
+def _read_file(file: Path) -> list[Settings]:
+    """Return the settings in a file."""
+    text, name, folder = read_config_text(file), file.name, file.parent
+    if text.lstrip().startswith(("{", "[")):
+        values = parse_json(text, name)
+        return [Settings(name, _choose_table(JSON_TABLES, values, name), values, folder)]
+    if is_shell_script(text):
+        return read_job(text, name, folder)
+    found, reason = None, ""
+    try:
+        if is_kubernetes(text):
+            return read_kubernetes(text, name, folder)
+        found = parse_yaml(text, name)
+    except yaml.YAMLError as error:
+        reason = f": {_describe_error(error)}"
+    if isinstance(found, dict) and is_skypilot(found):
+        return read_skypilot(found, name, folder)
+    if isinstance(found, dict):
+        return [Settings(name, _choose_table(YAML_TABLES, found, name), found, folder)]
+    tree = parse_python(text)
+    if tree is None and has_launch_command(text):
+        return read_job(text, name, folder)
+    literals = read_python(tree, name, folder) if tree is not None else []
+    if not literals:
+        because = reason if tree is None else ""
+        raise UserError(f"{name} is not recognised{because}; adopt reads {KNOWN}", code="invalid-format", key=name)
+    return literals
+
+
+def _read_command_line(text: str) -> list[Settings]:
+    """Return the settings in a command line."""
+    script = evaluate_script(text)
+    if script.errors:
+        raise option_error("--command", f"{script.errors[0][1]} is not valid bash", "invalid-format")
+    command = choose_command(script.commands)
+    found = read_command(command, Path())
+    if not found:
+        start = shlex.join(command.words[:1]) or "an empty command"
+        launchers = "torchrun, accelerate launch, deepspeed, horovodrun, mpirun, srun, sbatch and python"
+        raise option_error("--command", f"{start} starts no ranks; adopt knows {launchers}", "unknown-name")
+    return found
+
+
+def _choose_table(names: tuple[str, ...], values: Mapping[str, object], name: str) -> KeyTable:
+    """Return the table that knows most of the keys."""
+    keys = {*values, *flatten_keys(values)}
+    best = max(map(load_table, names), key=lambda table: len(table.marks & keys))
+    flat = [key for key, value in flatten_keys(values).items() if value not in (None, {}, [])]
+    unknown = [key for key in flat if not best.knows(key)]
+    if best.marks & keys and len(unknown) <= len(flat) / 2:
+        return best
+    shown = ", ".join(map(str, list(values)[:4])) or "nothing"
+    if best.marks & keys:
+        shown = f"{best.tool} does not have {len(unknown)} of {len(flat)}, such as {', '.join(unknown[:3])}"
+    reason = f"{name} is not recognised by its keys ({shown}); adopt reads {KNOWN}"
+    raise UserError(reason, code="invalid-format", key=name)
+
+
+def _describe_error(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    at = f" (line {mark.line + 1})" if mark else ""
+    return f"{getattr(error, 'problem', None) or 'neither YAML nor Python'}{at}"
 
 
 def _complete(draft: Draft, target: Path | None) -> None:

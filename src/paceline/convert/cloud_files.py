@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.convert.job_script import read_job
-from paceline.convert.key_tables import load_table, paceline_table
+from paceline.convert.key_tables import load_table
 from paceline.convert.rules import keep
 from paceline.convert.sources import Settings, parse_yaml
 from paceline.errors import UserError
@@ -91,4 +91,4 @@ def _replace_config_maps(source: Settings, files: Mapping[str, str]) -> Iterator
     yield replace(source, extra=tuple(extra))
     for file, content in found.items():
         if isinstance(values := parse_yaml(content, file), dict):
-            yield Settings(f"{source.name} {Path(file).name}", paceline_table(), values, source.folder)
+            yield Settings(f"{source.name} {Path(file).name}", load_table("paceline"), values, source.folder)

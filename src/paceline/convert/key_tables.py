@@ -11,7 +11,6 @@ import yaml
 from paceline.config import Parallel, RunSpec, Train
 from paceline.config.run_file import set_nested
 from paceline.convert.rules import Entry, Outcome, Rule, Translation, accept, build_rule, reject
-from paceline.convert.value_rules import FUNCTIONS
 from paceline.errors import did_you_mean
 from paceline.trainer.engines.deepspeed_config import AUTO, SECTIONS, Meaning, translate_sections
 
@@ -142,7 +141,9 @@ def load_yaml_table(name: str) -> dict[str, Any]:
 
 @functools.cache
 def load_table(name: str) -> KeyTable:
-    """Read the table of a tool."""
+    """Read the table of a tool, or build that of Paceline's own run files."""
+    if name == "paceline":
+        return _build_paceline_table()
     content = load_yaml_table(name)
     rules, marks = dict[str, Rule](), set(content.get("marks", ()))
     for group in content["groups"]:
@@ -165,7 +166,7 @@ def _build_group(group: Entry) -> dict[str, Rule]:
     """Build the rules that a group lists, or takes from another table."""
     if "from" in group:
         return {key.removeprefix(group.get("strip", "")): rule for key, rule in load_table(group["from"]).rules.items()}
-    return {key: rule for entry in group["rules"] for rule in [build_rule(entry, FUNCTIONS)] for key in entry["keys"]}
+    return {key: rule for entry in group["rules"] for rule in [build_rule(entry)] for key in entry["keys"]}
 
 
 def _unless_auto(rule: Rule) -> Rule:
@@ -173,9 +174,7 @@ def _unless_auto(rule: Rule) -> Rule:
     return lambda value: AUTO_RULING if isinstance(value, str) and value == AUTO else rule(value)
 
 
-@functools.cache
-def paceline_table() -> PacelineTable:
-    """Return the table of Paceline's own run files."""
+def _build_paceline_table() -> PacelineTable:
     keys = (
         *(name for name in RunSpec.model_fields if name not in ("model", "data", "train")),
         *(f"train.{name}" for name in Train.model_fields),

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from paceline.config.run_file import record_lines
 from paceline.convert.key_tables import KeyTable
 from paceline.convert.rules import Translation
 from paceline.errors import Code, UserError, suggest_path
 from paceline.io.files import read_text
-from paceline.io.safe_yaml import YamlLimitError, check_size
+from paceline.io.safe_yaml import PlainYamlLoader, YamlLimitError, load_yaml
 
 MAX_BYTES = 1 << 20
 """Of a configuration; a larger file is data."""
@@ -80,30 +79,7 @@ def _build_unique(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:
 
 def parse_yaml(text: str, name: str) -> Any:
     """Return plain values; YAMLError if it is not YAML at all."""
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        check_size(node)
-        _check_unique(node, name, "", set())
-        return loader.construct_document(node) if node else None
+        return load_yaml(text, lambda node: record_lines(node, "", name, {}), PlainYamlLoader)
     except YamlLimitError as error:
         raise UserError(f"{name} {error}", code="unreadable") from None
-    except RecursionError:
-        raise UserError(f"{name} is nested too deeply", code="unreadable") from None
-
-
-def _check_unique(node: Any, name: str, above: str, done: set[int]) -> None:
-    """Raise UserError if a mapping has a key twice."""
-    if not isinstance(node, yaml.MappingNode) or id(node) in done:
-        return
-    done.add(id(node))  # a node that several aliases refer to is checked once
-    seen: set[str] = set()
-    for key, value in node.value:
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
-            raise UserError(f"{name}: the key in line {line} is not a word", code="invalid-format")
-        dotted = f"{above}{key.value}"
-        if key.value in seen and not key.tag.endswith(":merge"):
-            raise UserError(f"{name}: {dotted} is given twice (line {line})", code="conflict", key=dotted)
-        seen.add(key.value)
-        _check_unique(value, name, f"{dotted}.", done)

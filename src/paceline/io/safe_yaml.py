@@ -18,8 +18,8 @@ class YamlLimitError(ValueError):
     """A document is too large; its message is the end of a sentence."""
 
 
-class SafeYamlLoader(yaml.SafeLoader):
-    """YAML as people write it: `off`, 2024-01-01, 24:00:00 and `+2`, which adds to a value, are strings."""
+class PlainYamlLoader(yaml.SafeLoader):
+    """YAML 1.1, as other tools read it; a value that Python cannot hold is a YAMLError."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
@@ -31,6 +31,10 @@ class SafeYamlLoader(yaml.SafeLoader):
             shown = f"{node.value:.40}" if isinstance(node.value, str) else "this"
             problem = f"{shown!r} cannot be read as {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark) from error
+
+
+class SafeYamlLoader(PlainYamlLoader):
+    """YAML as people write it: `off`, 2024-01-01, 24:00:00 and `+2`, which adds to a value, are strings."""
 
 
 CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-9]+)+(\.[0-9_]*)?$")
@@ -57,22 +61,19 @@ def read_yaml_text(file: Path) -> str:
     return text.decode("utf-8-sig")
 
 
-def load_yaml(text: str, inspect: Callable[[Any], None] = lambda node: None) -> Any:
+def load_yaml(
+    text: str, inspect: Callable[[Any], None] = lambda node: None, kind: type[PlainYamlLoader] = SafeYamlLoader
+) -> Any:
     """Return the values of a document; `inspect` is called with the root node, before mappings are merged."""
-    loader = SafeYamlLoader(text)
+    loader = kind(text)
     try:
         node = loader.get_single_node()
-        check_size(node)
+        if _count_values(node, {}) > MAX_VALUES:
+            raise YamlLimitError(f"has more than {MAX_VALUES:,} values once its aliases are followed")
         inspect(node)
         return loader.construct_document(node) if node else None
     except RecursionError:
         raise YamlLimitError("is nested too deeply") from None
-
-
-def check_size(node: Any) -> None:
-    """Raise YamlLimitError if a document expands to too many values."""
-    if _count_values(node, {}) > MAX_VALUES:
-        raise YamlLimitError(f"has more than {MAX_VALUES:,} values once its aliases are followed")
 
 
 def _count_values(node: Any, counted: dict[int, int]) -> int:
