@@ -43,14 +43,31 @@ def collectives():
         "scattered": hvd.reducescatter(torch.arange(7.0), op=hvd.Sum),
         "sparse": hvd.synchronize(hvd.sparse_allreduce_async(sparse, op=hvd.Sum)).to_dense(),
         "objects": (hvd.allgather_object({"rank": r}), hvd.broadcast_object([r], root_rank=1)),
-        "misfit": misfit(r),
+        "misfits": [misfit(call) for call in unequal_calls(r)],
         "names": named_twice(r),
     }
 
 
-def misfit(rank):
+def unequal_calls(r):
+    """Calls that are not the same on rank 1 as on the others."""
+    other, x = r == 1, torch.ones(2, 3)
+    wide, long = torch.zeros(2, 3 + other), x.double() if other else x
+    return [
+        lambda: hvd.allgather(wide),
+        lambda: hvd.allreduce(wide),
+        lambda: hvd.allreduce_(long, op=hvd.Sum),
+        lambda: hvd.allreduce(x, op=hvd.Max if other else hvd.Sum),
+        lambda: hvd.grouped_allreduce_([x] * (1 + other)),
+        lambda: hvd.allreduce(x, name=f"loss{r}"),
+        lambda: hvd.broadcast(x, int(other)),
+        lambda: hvd.allreduce(x) if other else hvd.broadcast_(x, 0),
+        lambda: hvd.broadcast_parameters({"w": wide}),
+    ]
+
+
+def misfit(call):
     try:
-        hvd.allgather(torch.zeros(2, 3 + rank))
+        call()
     except RuntimeError as error:
         return str(error)
 

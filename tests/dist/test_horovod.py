@@ -53,7 +53,8 @@ def test_collectives_answer_as_horovod_does():
         sent = [torch.arange(rank * (r + 1), (rank + 1) * (r + 1)) for r in range(3)]
         assert same(found["exchanged"], (torch.cat(sent), torch.tensor([1, 2, 3], dtype=torch.int32)))
         assert same(found["scattered"], 3.0 * torch.tensor([[0, 1, 2], [3, 4], [5, 6]][rank]))
-        assert found["misfit"].startswith("the tensors differ between ranks")
+        assert found["misfits"][0].startswith("the tensors differ between ranks")
+        assert all("rank 1 gives" in message for message in found["misfits"][1:])
         assert found["names"] == ("name='n'", [[3.0], [3.0], [0, 1, 2], [0, 1, 2]], 2)
 
 

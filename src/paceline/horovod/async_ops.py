@@ -1,17 +1,21 @@
 """What is reduced and how, and collectives over torch.distributed without gradients: start them, wait for handles."""
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from paceline.errors import UserError
-from paceline.horovod.world import in_flight, raise_no_adasum, rank, size
+from paceline.horovod.world import barrier_group, in_flight, raise_no_adasum, rank, size
+from paceline.launch.process_group import gather_objects
 
 T = TypeVar("T")
 
@@ -145,6 +149,23 @@ def start_named(kind: str, name: str | None, start: Callable[[], Handle[T]]) -> 
     handle = in_flight[key] = start()
     handle.name = key
     return handle
+
+
+def require_same_call(kind: str, *given: Any) -> None:
+    """Raise on all ranks unless they make the same call: torch.distributed would abort, wait or return a wrong sum."""
+    if size() == 1 or not dist.is_gloo_available():
+        return
+    leaves = tree_leaves(given)
+    call = [kind, *(f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else str(x) for x in leaves)]
+    mine = torch.tensor(list(hashlib.sha256(str(call).encode()).digest()[:8]), dtype=torch.uint8)
+    everyone = [torch.empty_like(mine) for _ in range(size())]
+    dist.all_gather(everyone, mine, group=barrier_group())
+    if all(torch.equal(other, mine) for other in everyone):
+        return
+    first, *others = gather_objects(call, barrier_group())
+    odd = next(number for number, other in enumerate(others, 1) if other != first)
+    theirs, ours = next(pair for pair in zip_longest(others[odd - 1], first, fillvalue="nothing") if pair[0] != pair[1])
+    raise RuntimeError(f"{kind}: rank {odd} gives {theirs} and rank 0 {ours}; every rank must make the same calls")
 
 
 poll, synchronize = Handle.done, Handle.wait

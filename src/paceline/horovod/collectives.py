@@ -89,6 +89,7 @@ def allreduce(
 ) -> Tensor:
     """Return the average over ranks, or the reduction `op`."""
     rule = _resolve_rule(op, average, factors)
+    ops.require_same_call("allreduce", tensor, name, rule.op.value, rule.before, rule.after, compression)
     reduced = ops.start_reduce(tensor, rule, compression).wait()
     return _attach_gradient(
         tensor, reduced, lambda grad: ops.start_reduce(grad, _require_linear(rule), compression).wait()
@@ -136,6 +137,7 @@ def allgather_async(tensor: Tensor, name: Name = None, process_set: AnySet = Non
 def broadcast(tensor: Tensor, root_rank: int, name: Name = None, process_set: AnySet = None) -> Tensor:
     """Return the tensor of the root."""
     require_global_set(process_set)
+    ops.require_same_call("broadcast", tensor, root_rank, name)
 
     def back(grad: Tensor) -> Tensor:
         averaged = _average(grad)
@@ -232,6 +234,7 @@ def _blocking(start: Callable[P, Handle[T]]) -> Callable[P, T]:
 
     @functools.wraps(start)
     def call(*args: P.args, **options: P.kwargs) -> T:
+        ops.require_same_call(start.__name__.removesuffix("_async"), *args, options)
         return start(*args, **options).wait()
 
     return call

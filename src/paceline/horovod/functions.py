@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from paceline.errors import UserError
 from paceline.horovod import collectives
-from paceline.horovod.async_ops import Sum
+from paceline.horovod.async_ops import Sum, require_same_call
 from paceline.horovod.collectives import Name
 from paceline.horovod.world import AnySet, rank, require_global_set, size
 from paceline.launch.process_group import gather_objects
@@ -41,6 +41,7 @@ def broadcast_parameters(
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     values = [pair[1] if isinstance(pair, tuple) else pair for pair in pairs]
     tensors = [value for value in values if isinstance(value, Tensor)]
+    require_same_call("broadcast_parameters", tensors, root_rank)
     for handle in [collectives.broadcast_async_(tensor, root_rank) for tensor in tensors]:
         handle.wait()
 

@@ -29,6 +29,7 @@ from paceline.horovod.async_ops import (
     Operation,
     ReduceRule,
     Sum,
+    require_same_call,
     resolve_rule,
     start_reduce,
     start_reduce_buffer,
@@ -197,6 +198,7 @@ class GradientExchange:
 
     def _agree_on_sparse(self) -> None:
         every = list(self.left)
+        require_same_call("DistributedOptimizer", every, self.rule.op.value)
         mine = torch.tensor([p.grad is not None and p.grad.is_sparse for p in every], device=every[0].device)
         sparse = start_reduce(mine.to(torch.uint8), ReduceRule(Max)).wait().tolist()
         self.sparse = {parameter for parameter, is_sparse in zip(every, sparse, strict=True) if is_sparse}

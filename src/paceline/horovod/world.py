@@ -58,6 +58,9 @@ class ProcessSet:
     def __init__(self, *ranks: Any) -> None:
         raise_no_process_sets()
 
+    def __repr__(self) -> str:
+        return "global_process_set"
+
     def included(self) -> bool:
         return True
 
