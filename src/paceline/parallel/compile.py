@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,17 +75,13 @@ def find_equal_layers(model: nn.Module) -> list[nn.Module]:
     format.
     """
     found: list[nn.Module] = []
-    for module in _iter_containers(model):
+    for module in (module for module in model.modules() if isinstance(module, CONTAINERS)):
         members = [member for member in module.children() if any(member.children())]
         often = Counter(map(describe_structure, members))
         kinds = {type(member) for member in members if often[describe_structure(member)] >= MIN_EQUAL}
         found += [member for member in members if type(member) in kinds and not has_convolutions(member)]
     inside = {id(inner) for layer in found for inner in layer.modules() if inner is not layer}
     return [layer for layer in found if id(layer) not in inside]
-
-
-def _iter_containers(model: nn.Module) -> Iterator[nn.Module]:
-    return (module for module in model.modules() if isinstance(module, CONTAINERS))
 
 
 def describe_structure(module: nn.Module) -> tuple[Any, ...]:

@@ -119,6 +119,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
         return replace(_replicate_model(model, groups, setup), context=context)
 
     from paceline.parallel import expert, fsdp, pipeline, tensor
+    from paceline.parallel.pipeline_inference import InferredPipeline
 
     rules, cut = infer_division(workload, model, setup.example, layout)
     if rules or cut:
@@ -130,7 +131,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
         late = False
         _draw_weights(model, home, spec)
     elif not late:
-        move_materialized(model, home)
+        model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(home))
         ddp.compare_first_weights(model)
         ddp.broadcast_model(model)
 
@@ -166,7 +167,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
         back, _ = build_mesh(layout, device)  # gradients go their own way, so that ranks never wait for each other
         local = pipeline.tie_parameters(local, ties, layout, mesh, back)
     if cut is not None:
-        net = cut.build_pipeline(model, layout, mesh, back)
+        net = InferredPipeline(model, cut, layout, mesh, back)
     elif layout.pipeline > 1:
         net = pipeline.Pipeline(stages, layout, mesh, device, layout.passes(layout.global_batch))
     return ParallelModel(net, parts, local, parameters, layout.tensor, groups=groups, context=context)
@@ -259,10 +260,8 @@ def transform_layers(model: nn.Module, setup: ModelSetup, blocks: Sequence[nn.Mo
         use_fp8(blocks or [model], setup.device)
     if layout.checkpointing != "none":
         if not blocks:
-            key = "parallel.activation_checkpointing"
-            reason = (
-                "the model has no repeated layers; give its Workload class a method  blocks(model) -> list of layers"
-            )
+            key, method = "parallel.activation_checkpointing", "blocks(model) -> list of layers"
+            reason = f"the model has no repeated layers; give its Workload class a method  {method}"
             raise UserError(f"{key}: {reason}", code="not-supported", key=key)
         _recompute(blocks, layout.checkpointing)
     if setup.execution.compiled_layers:
@@ -356,11 +355,8 @@ def reject_for_keras(spec: RunSpec, layout: Layout) -> None:
     elif spec.train.weights == "bf16":
         key, reason = "train.weights", "is not supported by Keras on torch; use fp32"
     elif not layout.plain and layout.strategy != "zero1":
-        key = next(
-            (f"parallel.{axis}" for axis in ("tensor", "context", "expert", "pipeline") if getattr(layout, axis) > 1),
-            "",
-        )
-        key = key or "parallel.strategy"
+        axes = (axis for axis in ("tensor", "context", "expert", "pipeline") if getattr(layout, axis) > 1)
+        key = f"parallel.{next(axes, 'strategy')}"
         reason = "divides weights, which Keras holds itself; use parallel.strategy=ddp, or zero1"
     if reason:
         section, _, name = key.partition(".")
@@ -396,10 +392,6 @@ def has_transient_buffers(model: nn.Module) -> bool:
 def has_shared_parameters(model: nn.Module) -> bool:
     """Return whether a parameter has two places, each of which would get its own memory."""
     return len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.named_parameters()))
-
-
-def move_materialized(model: nn.Module, device: torch.device) -> None:
-    model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def allocate_parameters(model: nn.Module, device: torch.device) -> None:

@@ -147,11 +147,7 @@ class LocalParameter:
     def divide(self, whole: Tensor) -> Tensor:
         """Return this rank's part of a whole tensor."""
         like = self.whole(self.data)
-        if not is_sharded(like):
-            return whole
-        from torch.distributed.tensor import distribute_tensor
-
-        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+        return _distribute_like(like, whole).to_local() if is_sharded(like) else whole
 
 
 class LocalParameters(Sequence[LocalParameter]):
@@ -223,9 +219,7 @@ class LocalParameters(Sequence[LocalParameter]):
         found = list(torch._foreach_norm(list(tensors)))
         if self._group is None:
             return found
-        copies = torch.tensor(
-            [self._by_data[id(data)].copies for data in of], dtype=torch.float64, device=found[0].device
-        )
+        copies = found[0].new_tensor([self.find(data).copies for data in of], dtype=torch.float64)
         squares = torch.stack(found).double().square() / copies
         dist.all_reduce(squares, group=self._group)
         return list(squares.sqrt().to(found[0].dtype).unbind())
@@ -281,9 +275,10 @@ def find_shared_parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[str, 
 
 def copy_whole(parameter: Tensor, whole: Tensor) -> None:
     """Copy a whole tensor into a parameter, or its part into a shard."""
-    if is_sharded(parameter):
-        from torch.distributed.tensor import distribute_tensor
+    parameter.copy_(_distribute_like(parameter, whole.to(parameter.device)) if is_sharded(parameter) else whole)
 
-        mesh, placements = parameter.device_mesh, parameter.placements
-        whole = distribute_tensor(whole.to(parameter.device), mesh, placements, src_data_rank=None)
-    parameter.copy_(whole)
+
+def _distribute_like(like: "DTensor", whole: Tensor) -> "DTensor":
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)

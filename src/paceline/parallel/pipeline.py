@@ -231,16 +231,12 @@ class HostRoutedGroup:
         return hash(self._group)
 
     def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> dist.Work:
-        return self._group.send([_copy_to_host(tensor) for tensor in tensors], to, tag)
+        on_host = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]  # a caller may overwrite it
+        return self._group.send(on_host, to, tag)
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> "PendingReceive":
         on_host = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
         return PendingReceive(self._group.recv(on_host, source, tag), on_host, tensors)
-
-
-def _copy_to_host(tensor: Tensor) -> Tensor:
-    """Copy always: the caller may overwrite it before it is sent."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 @dataclass

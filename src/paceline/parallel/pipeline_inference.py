@@ -68,11 +68,6 @@ class Cut:
             found.append(f"{join_names(names[:1] + names[-1:] if len(names) > 3 else names, 4)}{more}")
         return f"pipeline, found by tracing: {' | '.join(found)}"
 
-    def build_pipeline(
-        self, model: nn.Module, layout: Layout, mesh: DeviceMesh, back: DeviceMesh
-    ) -> "InferredPipeline":
-        return InferredPipeline(model, self, layout, mesh, back)
-
     def list_layers(self, model: nn.Module) -> list[nn.Module]:
         """Return the repeated layers that a stage of the model has."""
         found = (model.get_submodule(name) for name in self.layers)
@@ -306,10 +301,8 @@ class InferredPipeline(nn.Module):
         self, received: Sequence[Tensor], outputs: Sequence[Tensor], start: Callable[[], Tensor] | None
     ) -> Tensor | float:
         """Run a backward pass: from the loss with `start`, whose result is returned, or from the next stage."""
-        found: Tensor | float = 0.0
-        if start is not None:
-            found = start()
-        else:
+        found = 0.0 if start is None else start()
+        if start is None:
             trained = [x for x in outputs if x.requires_grad]
             gradients = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in trained]
             for gradient in gradients:

@@ -40,7 +40,32 @@ class InferredRules:
     whole: int  # linear layers of repeated layers that no rule divides
 
     def apply(self, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
-        _apply_rules(model, blocks, self.rules, mesh)
+        """Divide what rules name, and let the layers that hold it compute on DTensors."""
+        DTensor._op_dispatcher._allow_implicit_replication = True  # masks and tables beside them are whole on all ranks
+        names, ranks = {id(module): name for name, module in model.named_modules()}, mesh.size()
+        for block in blocks:
+            rule_of = {module: self.rules.get(names[id(module)], "") for module in block.modules()}
+            placed = {id(module): find_placements(module, rule, ranks) for module, rule in rule_of.items()}
+            if not any(placed.values()):
+                continue
+            mixtures = find_experts(block)
+            for module in block.modules():
+                for name, weight in [] if module in mixtures else list(module.named_parameters(recurse=False)):
+                    placement = placed[id(module)].get(name, WHOLE)
+                    part = distribute_tensor(weight.data, mesh, [placement], src_data_rank=None)
+                    module.register_parameter(name, nn.Parameter(part, requires_grad=weight.requires_grad))
+                if "in_proj_weight" in placed[id(module)]:
+                    cast(Any, module).forward = partial(_attend_by_head, mesh, module)
+            for module in mixtures:
+                cast(Any, module).forward = partial(_run_whole, mesh, module.forward)
+            cast(Any, block).forward = partial(_run_on_dtensors, mesh, block.forward)
+        shared: dict[int, nn.Parameter] = {}
+        for name, module in cast(Any, model.named_modules()):
+            named = self.rules.get(name) == "vocabulary"
+            divided = named and isinstance(module, nn.Embedding | nn.Linear)  # else it is of another stage
+            if divided and len(whole := module.weight) >= LEAST_ROWS * ranks:
+                parallel.parallelize_module(module, mesh, EMBEDS if isinstance(module, nn.Embedding) else GIVES_ALL)
+                module.weight = shared.setdefault(id(whole), module.weight)
 
     def words(self) -> str:
         """Describe which modules are divided, those of all layers together."""
@@ -149,33 +174,6 @@ def _check_rules(rules: Mapping[str, str], heads: set[int], layout: Layout) -> N
         raise UserError(message, code="conflict" if rules else "not-supported", key="parallel.tensor")
 
 
-def _apply_rules(model: nn.Module, blocks: Sequence[nn.Module], rules: Mapping[str, str], mesh: DeviceMesh) -> None:
-    """Divide what rules name, and let the layers that hold it compute on DTensors."""
-    DTensor._op_dispatcher._allow_implicit_replication = True  # masks and tables beside them are whole on all ranks
-    names, ranks = {id(module): name for name, module in model.named_modules()}, mesh.size()
-    for block in blocks:
-        placed = {
-            id(module): find_placements(module, rules.get(names[id(module)], ""), ranks) for module in block.modules()
-        }
-        if not any(placed.values()):
-            continue
-        mixtures = find_experts(block)
-        for module in block.modules():
-            for name, weight in [] if module in mixtures else list(module.named_parameters(recurse=False)):
-                _distribute(module, name, weight, mesh, placed[id(module)].get(name, WHOLE))
-            if "in_proj_weight" in placed[id(module)]:
-                cast(Any, module).forward = partial(_attend_by_head, mesh, module)
-        for module in mixtures:
-            cast(Any, module).forward = partial(_run_whole, mesh, module.forward)
-        cast(Any, block).forward = partial(_run_on_dtensors, mesh, block.forward)
-    shared: dict[int, nn.Parameter] = {}
-    for name, module in cast(Any, model.named_modules()):
-        divided = rules.get(name) == "vocabulary" and isinstance(module, nn.Embedding | nn.Linear)  # else of a stage
-        if divided and len(whole := module.weight) >= LEAST_ROWS * ranks:
-            parallel.parallelize_module(module, mesh, EMBEDS if isinstance(module, nn.Embedding) else GIVES_ALL)
-            module.weight = shared.setdefault(id(whole), module.weight)
-
-
 def find_placements(module: nn.Module, rule: str, ranks: int) -> dict[str, Placement]:
     """Return how the parameters of a layer are divided; nothing if the ranks cannot have equal parts."""
     if rule == "heads":
@@ -237,11 +235,6 @@ def _run_whole(mesh: DeviceMesh, forward: Callable[..., Any], *args: Any, **kwar
     return _enter_dtensors(mesh, forward(*given, **options))
 
 
-def _distribute(module: nn.Module, name: str, weight: Tensor, mesh: DeviceMesh, placement: Placement) -> None:
-    part = distribute_tensor(weight.data, mesh, [placement], src_data_rank=None)
-    module.register_parameter(name, nn.Parameter(part, requires_grad=weight.requires_grad))
-
-
 def _run_on_dtensors(mesh: DeviceMesh, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a layer with the stream as a DTensor, whose gradient is then whole on all ranks; return plain tensors."""
     given, options = _enter_dtensors(mesh, (args, kwargs))
@@ -279,12 +272,8 @@ class _LocalAttention(TorchFunctionMode):
         mask = attn_mask
         if mask is not None:
             per_head = divides and mask.ndim > 2 and mask.shape[HEADS] > 1
-            mask = take_local(
-                mask,
-                self.mesh,
-                Shard(mask.ndim + HEADS) if per_head else WHOLE,
-                Partial() if divides and not per_head else None,
-            )
+            placement: Placement = Shard(mask.ndim + HEADS) if per_head else WHOLE
+            mask = take_local(mask, self.mesh, placement, Partial() if divides and not per_head else None)
         q, k, v = (take_local(x, self.mesh, by_head) for x in (q, k, v))
         found = F.scaled_dot_product_attention(q, k, v, mask, *args, **options)
         return DTensor.from_local(found, self.mesh, [by_head], run_check=False)
@@ -293,9 +282,8 @@ class _LocalAttention(TorchFunctionMode):
 def take_local(x: Tensor, mesh: DeviceMesh, placement: Placement, gradient: Placement | None = None) -> Tensor:
     """Return this rank's part; its gradient is `gradient`, if that is something else."""
     whole: Any = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [WHOLE], run_check=False)
-    local: Tensor = (
-        whole.redistribute(placements=[placement]).contiguous().to_local(grad_placements=[gradient or placement])
-    )
+    part = whole.redistribute(placements=[placement]).contiguous()
+    local: Tensor = part.to_local(grad_placements=[gradient or placement])
     if local.requires_grad:  # DTensor takes the strides of a gradient for those of its tensor
         local.register_hook(lambda gradient: gradient.clone(memory_format=torch.contiguous_format))
     return local
