@@ -40,7 +40,7 @@ from paceline.trainer.checkpoint.reader import Checkpoint, find_best, find_newes
 from paceline.trainer.checkpoint.writer import CheckpointWriter
 from paceline.trainer.engines.user_config import read_user_config
 from paceline.trainer.explain import build_value_table
-from paceline.trainer.init_from.weights import open_weights
+from paceline.trainer.init_from import open_weights
 from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.counts.stream import compute_totals
 from paceline.workloads.topics.files.reading import read_counts

@@ -39,7 +39,7 @@ from paceline.runlog.loggers import KINDS, open_loggers
 from paceline.runlog.run_dir import RunDir
 from paceline.slurm.jobs import _build_job_row, find_log_files
 from paceline.slurm.submit import _last_machines
-from paceline.trainer.init_from.weights import open_weights, read_model_type
+from paceline.trainer.init_from import open_weights, read_model_type
 from paceline.trials.sweep import _run_halving, build_sweep_plan, open_sweep
 from paceline.workload import build_workload
 from paceline.workloads.classifier.sections import TextData

@@ -23,14 +23,7 @@ from paceline.planner.plan import apply_plan
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Show, Summary
-from paceline.trainer.failures import (
-    apply_recorded_retry,
-    drop_lost_ranks,
-    halve_micro_batch,
-    prepare_retry,
-    record_retry,
-    translate_failures,
-)
+from paceline.trainer import failures
 from paceline.trainer.rank import log_line, run_rank
 from paceline.trainer.run import (
     PRELOAD,
@@ -205,7 +198,7 @@ class _Request:
         spec, layout, finished = self._find_progress(log)
         if finished is not None:
             return RunResult(*finished, launched)
-        with translate_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
+        with failures.translate_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
             workload = build_workload(spec)
             workload.prepare(log)
 
@@ -216,7 +209,7 @@ class _Request:
             return RunResult(*run_rank(spec, layout, self.show, open_folder, workload, rank_info), launched)
         except OutOfMemory as error:
             if self.resume_or_start and (folder := self._find_folder()) is not None:
-                record_retry(RunDir(folder), spec, layout, error)
+                failures.record_retry(RunDir(folder), spec, layout, error)
             raise
 
     def train_here(self) -> RunResult:
@@ -256,7 +249,7 @@ class _Request:
         if (summary := find_finished_summary(RunDir.open(folder), self.spec)) is not None:
             log(f"{folder} is finished: nothing is left to do")
             return self.spec, layout, (folder, summary)
-        spec = apply_recorded_retry(RunDir(folder), self.spec, layout)
+        spec = failures.apply_recorded_retry(RunDir(folder), self.spec, layout)
         return spec, layout if spec is self.spec else layout_of(spec), None
 
     def _open_run(
@@ -278,11 +271,12 @@ def _train_with_retries(
     try:
         return _run_ranks(spec, layout, show, run, workload)
     except RunFailed as error:
-        smaller = halve_micro_batch(spec, layout, error) if isinstance(error, OutOfMemory) else None
-        smaller = smaller or drop_lost_ranks(spec, error)
+        smaller = failures.halve_micro_batch(spec, layout, error) if isinstance(error, OutOfMemory) else None
+        smaller = smaller or failures.drop_lost_ranks(spec, error)
         if smaller is None:
             raise
-    prepare_retry(run, smaller, log_line if show else ignore_log)  # the error and what it referred to are gone by now
+    # the error and what it referred to are gone by now
+    failures.prepare_retry(run, smaller, log_line if show else ignore_log)
     return _train_with_retries(smaller, layout_of(smaller), show, run, None)
 
 

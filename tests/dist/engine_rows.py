@@ -12,7 +12,8 @@ from paceline.launch.process_group import join_ranks
 from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.engines import NO_RANK_VARIABLES, accelerate, accelerate_config, deepspeed_config, user_config
+from paceline.trainer import engines
+from paceline.trainer.engines import accelerate, accelerate_config, deepspeed_config, user_config
 from paceline.trainer.rank import train_rank
 from paceline.workload import build_workload
 
@@ -21,17 +22,13 @@ LIES = {
     "stage": lambda: _asks_deepspeed({"zero_optimization": {"stage": 1}}),
     "clip": lambda: _asks_deepspeed({"gradient_clipping": 1.0}),
     "offload": lambda: _asks_deepspeed({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}),
-    "alone": lambda: mock.patch.object(accelerate, "build_launch_variables", variables_of_one),
-    "whole": lambda: mock.patch.object(accelerate, "_build_fsdp_plugin", without_layers),
+    "alone": lambda: mock.patch.object(engines, "build_launch_variables", return_value=engines.NO_RANK_VARIABLES),
+    "whole": lambda: mock.patch.object(accelerate, "_build_fsdp_plugin", _without_layers),
 }
 """Ways in which an engine may get something else than the run file says."""
 
 
-def variables_of_one(place, device):
-    return NO_RANK_VARIABLES
-
-
-def without_layers(said):
+def _without_layers(said):
     return PLUGIN({**said, "fsdp_auto_wrap_policy": "NO_WRAP"})
 
 

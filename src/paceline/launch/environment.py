@@ -7,7 +7,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from paceline.errors import UserError
@@ -61,19 +61,28 @@ def detect_rank(environ: Mapping[str, str]) -> RankInfo | None:
     return None
 
 
-@contextmanager
-def isolate_rank() -> Iterator[None]:
+def isolate_rank() -> AbstractContextManager[None]:
     """Make this process a single rank while entered, whatever its launcher has started."""
-    changed = dict(zip(RANK_VARIABLES, "0101", strict=True))
-    changed |= {"MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(DEFAULT_PORT)}
-    before = {name: os.environ[name] for name in changed if name in os.environ}
-    os.environ.update(changed)
+    place = dict(zip(RANK_VARIABLES, "0101", strict=True))
+    return set_environment({**place, "MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(DEFAULT_PORT)})
+
+
+@contextmanager
+def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables, or unset those that are None, while entered."""
+    before = {name: os.environ.get(name) for name in variables}
+    _assign_variables(variables)
     try:
         yield
     finally:
-        for name in changed.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+        _assign_variables(before)
+
+
+def _assign_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> RankInfo:

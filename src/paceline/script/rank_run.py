@@ -36,7 +36,7 @@ from paceline.script.script_loop import ScriptLoop
 from paceline.script.workload import SCORE, Script, build_no_run_error
 from paceline.trainer.checkpoint.reader import Stateful
 from paceline.trainer.evaluation import HeldOut, evaluate, use_evaluation_mode
-from paceline.trainer.init_from.match import WeightInitializer, build_initializer
+from paceline.trainer.init_from import WeightInitializer, build_initializer
 from paceline.trainer.optim.user_optimizer import take_over_optimizer
 from paceline.trainer.rank import RankSession, RunFolder, join_run, log_line, open_rank_session
 from paceline.trainer.setup import build_job_around, reject_contradictions

@@ -39,7 +39,7 @@ VARIABLES = (
 )  # environment variables that change results
 LIBRARIES = ("numpy", "transformers", "keras", "xgboost", "lightgbm", "deepspeed", "accelerate")
 FEW_SAMPLES = 16
-MAX_KINDS, ORDER = 16, -1  # ways in which tensors are divided, the position in the data among them; and its number
+ORDER = -1  # number of the position in the data, beside those of ways in which tensors are divided
 HASHED_BYTES = 1 << 28  # of an array or a file: of a larger one, rows that are spread over it, or its two ends
 
 
@@ -163,12 +163,8 @@ def check_replicas(tensors: Mapping[str, Tensor], layout: Layout, step: int, ord
     mine = [(_hash_value([place, names]), _hash_value([sums[name] for name in names])) for names in kinds.values()]
     if order is not None:
         mine.append((ORDER, _hash_value([step, order.samples, order.global_batch(step).ids.tolist()])))
-    room = torch.zeros(MAX_KINDS, 2, dtype=torch.int64)
-    room[: len(mine)] = torch.tensor(mine)
-    everyone = [torch.empty_like(room) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(everyone, room)
-    held = [dict(rows.tolist()) for rows in everyone]
-    for key in dict.fromkeys(key for rank in held for key in rank if key):
+    held = gather_objects(dict(mine))
+    for key in dict.fromkeys(key for rank in held for key in rank):
         values = {rank: digests[key] for rank, digests in enumerate(held) if key in digests}
         if len(set(values.values())) > 1:
             raise _describe_odd_ranks(values, gather_objects((socket.gethostname(), sums)), step)

@@ -113,12 +113,6 @@ class ChunkSums:
     whole: dict[str, np.ndarray] = field(default_factory=dict)
     chunks: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, sums: Mapping[str, Tensor | float]) -> "ChunkSums":
-        """Return the sums of a single chunk."""
-        (chunk := cls()).add(0, sums)
-        return chunk
-
     def add(self, chunk: int, sums: Mapping[str, Tensor | float]) -> None:
         if not isinstance(sums, Mapping):
             line = 'return {"loss": loss_sum, "count": len(labels)}'

@@ -134,14 +134,10 @@ def describe_execution(spec: RunSpec, layout: Layout, order: "Order | None" = No
         lines.append(f"on CPU cores a step is {decide_execution(train, layout, CPU, entry.traits).words()}")
     if parallel.device != "cpu":
         execution = decide_execution(train, layout, CUDA, entry.traits)
-        work = (
-            entry.work(spec, order.samples if order else None)
-            if execution.compiled and train.compile == "auto"
-            else None
-        )
-        if work is not None:
-            weighed = estimate_compiling(work, _count_steps(spec, order), layout)
-            execution = decide_execution(train, layout, CUDA, entry.traits, weighed)
+        weighs = execution.compiled and train.compile == "auto"
+        if weighs and (work := entry.work(spec, order.samples if order else None)) is not None:
+            steps = train.steps or (order.first_step(train.epochs or 1) if order else None)
+            execution = decide_execution(train, layout, CUDA, entry.traits, estimate_compiling(work, steps, layout))
         user_model = execution.recorded and not entry.subject  # is known only when it has run
         words = f"recorded as one CUDA graph, if {USER_MODEL_NOTE}" if user_model else execution.words()
         lines.append(f"on a CUDA device a step is {words}")
@@ -162,14 +158,6 @@ def describe_network(spec: RunSpec) -> list[str]:
     if cuda and (ports := network.list_active_infiniband()):
         lines.append(f"{join_names(ports)} of InfiniBand or RoCE: NCCL uses them")
     return lines
-
-
-def _count_steps(spec: RunSpec, order: "Order | None") -> int | None:
-    if spec.train.steps or order is None:
-        return spec.train.steps
-    from paceline.data.order import total_steps
-
-    return total_steps(spec.train, order)
 
 
 def describe_sharing(samples: int, ranks: int, called: str) -> str:

@@ -22,17 +22,7 @@ from paceline.runlog.run_dir import RunDir
 from paceline.runlog.timers import Reading, subtract_waiting
 from paceline.trainer.agreement import check_replicas, dump_callback_state, run_callback
 from paceline.trainer.anomalies import AnomalyDetector
-from paceline.trainer.checkpoint.reader import (
-    EXTRA_KEY,
-    GROUP_KEY,
-    Checkpoint,
-    Stateful,
-    collect_extra,
-    find_newest,
-    read_tensors,
-    restore_checkpoint,
-    restore_extra,
-)
+from paceline.trainer.checkpoint import reader
 from paceline.trainer.checkpoint.staging import flatten_state
 from paceline.trainer.checkpoint.writer import CheckpointInterval, is_due
 from paceline.trainer.context import Job
@@ -58,7 +48,7 @@ class GradientJob(Job):
     best: float | None = None
     stale: int = 0  # evaluations since then
     ended: str = ""
-    extra: dict[str, Stateful] = field(default_factory=dict)
+    extra: dict[str, reader.Stateful] = field(default_factory=dict)
     """What a script keeps in checkpoints beside model and optimiser."""
 
     @cached_property
@@ -92,14 +82,14 @@ class GradientJob(Job):
         planned = build_schedule(old, order.seen(total_steps(old, order)), self.workload)
         return describe_schedule_change(planned, self.schedule, order, self.state.step)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self.state.restore(partial(restore_checkpoint, checkpoint, partly=self.layout.pipeline > 1))
+    def restore(self, checkpoint: reader.Checkpoint) -> None:
+        self.state.restore(partial(reader.restore_checkpoint, checkpoint, partly=self.layout.pipeline > 1))
         self.state.step = checkpoint.step
         meta = checkpoint.meta
         self.evaluation, self.best = meta["evaluation"], meta["best"]
         self.stale, self.ended = meta.get("stale", 0), meta.get("ended", "")
         self.workload.callback_state = meta.get("callback_state", {})
-        restore_extra(checkpoint, self.extra)
+        reader.restore_extra(checkpoint, self.extra)
 
     def run(self) -> RunStatus:
         log = StepLog(self)
@@ -174,6 +164,7 @@ class GradientJob(Job):
         began = perf_counter()
         self.state.average_over_ranks()
         broadcast_buffers(self.state.buffers(), self.layout)
+        numbers, extra = (reader.collect_extra(self.extra, tensors) for tensors in (False, True))
         meta = {
             "step": self.state.step,
             "epoch": self.facts.order.locate(self.state.step)[0],
@@ -183,10 +174,10 @@ class GradientJob(Job):
             "ended": self.ended,
             "callback_state": dump_callback_state(self.workload),
             ANSWER_KEY: self.answer,
-            GROUP_KEY: self.state.model.batch_layers.group,
-            **({EXTRA_KEY: collect_extra(self.extra, tensors=False)} if self.extra else {}),
+            reader.GROUP_KEY: self.state.model.batch_layers.group,
+            **({reader.EXTRA_KEY: numbers} if self.extra else {}),
         }
-        tensors = self.state.tensors() | ({EXTRA_KEY: collect_extra(self.extra, tensors=True)} if self.extra else {})
+        tensors = self.state.tensors() | ({reader.EXTRA_KEY: extra} if self.extra else {})
         compared = perf_counter()
         check_replicas(self.state.replicas(tensors), self.layout, self.state.step, self.facts.order)
         compared = perf_counter() - compared
@@ -334,8 +325,8 @@ class FitJob(Job):
     def describe_length_change(self, old: Train) -> str:
         return "the passes so far stay as they are"
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        restore_checkpoint(checkpoint, self.passes.allocate_state(checkpoint.meta["fit"]))
+    def restore(self, checkpoint: reader.Checkpoint) -> None:
+        reader.restore_checkpoint(checkpoint, self.passes.allocate_state(checkpoint.meta["fit"]))
         self.passes.load_state(checkpoint.meta["fit"])
         self.step, self.evaluation = checkpoint.step, checkpoint.meta["evaluation"]
 
@@ -381,6 +372,6 @@ class FitJob(Job):
             self.context.event("evaluate", step=self.step, **found, evaluate_s=perf_counter() - began)
 
     def conclude(self) -> None:
-        checkpoint = find_newest(RunDir(self.context.folder).checkpoints, lambda text: None)
+        checkpoint = reader.find_newest(RunDir(self.context.folder).checkpoints, lambda text: None)
         assert checkpoint is not None
-        self.passes.conclude(read_tensors(checkpoint), self.context.folder)
+        self.passes.conclude(reader.read_tensors(checkpoint), self.context.folder)

@@ -285,9 +285,9 @@ def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, log: LogFn) -> None:
 
     save_inference_assets(run, job.workload)
     if (extension := find_extension(run, spec)) is not None:
-        key, before, now = extension.key, extension.before, extension.now
+        key, before, now, old = extension
         job.context.events.write("extend", key=key, before=before, now=now)
-        log(f"  {key} is {now} instead of {before}: {job.describe_length_change(extension.old)}")
+        log(f"  {key} is {now} instead of {before}: {job.describe_length_change(old)}")
         run.rewrite(run.recorded_spec().replace({key: now}, f"extended from {before}"))
 
 

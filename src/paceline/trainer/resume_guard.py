@@ -4,7 +4,6 @@ import hashlib
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -190,18 +189,11 @@ def resolve_added_length(old: RunSpec, given: Mapping[str, Any]) -> dict[str, An
     return overrides
 
 
-@dataclass(frozen=True)
-class Extension:
-    """A run made longer; `old` is the section as the run was planned last."""
+def find_extension(run: RunDir, spec: RunSpec) -> tuple[str, int, int, Train] | None:
+    """Return (key, length before, now, section `train` as it was planned last) of a run made longer.
 
-    key: str
-    before: int
-    now: int
-    old: Train
-
-
-def find_extension(run: RunDir, spec: RunSpec) -> Extension | None:
-    """Return what a spec adds to the length of a run; raise UserError if it is shorter or counts otherwise."""
+    Raise UserError if it is shorter or counts otherwise.
+    """
     old = run.recorded_spec()
     (key, before), (new_key, now) = length_of(old.train), length_of(spec.train)
     entry = find_entry(spec.workload)
@@ -210,4 +202,4 @@ def find_extension(run: RunDir, spec: RunSpec) -> Extension | None:
     if key != new_key or now < before:
         reason = f"{run.path} has {key}={before} and cannot become {new_key}={now}; to train longer, type  {key}=+2"
         raise _conflict_error(new_key, reason)
-    return Extension(key, before, now, old.train)
+    return key, before, now, old.train

@@ -88,7 +88,7 @@ def build_resumed_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
 
 def build_follow_up_spec(run: str | Path, overrides: Any = ()) -> RunSpec:
     """Return the spec of another run that starts with the weights of this one."""
-    from paceline.trainer.init_from.match import find_tokenizer
+    from paceline.trainer.init_from import find_tokenizer
 
     folder = RunDir.open(Path(run))
     old = folder.spec()
@@ -130,7 +130,7 @@ def open_run(
         check_resume_request(run, spec)
     init_from = spec.init_from if run is None else None
     if init_from is not None:
-        from paceline.trainer.init_from.weights import open_weights
+        from paceline.trainer.init_from import open_weights
 
         open_weights(init_from, log)
     with translate_failures(spec):
@@ -142,7 +142,7 @@ def open_run(
         for line in describe_division(workload, layout):
             log(line)
         if init_from is not None:
-            from paceline.trainer.init_from.match import check_same_vocabulary
+            from paceline.trainer.init_from import check_same_vocabulary
 
             check_same_vocabulary(workload, init_from, log)
         if run is not None:

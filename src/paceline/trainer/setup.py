@@ -31,7 +31,7 @@ from paceline.trainer.checkpoint import writer
 from paceline.trainer.context import Job, JobFacts, RunContext
 from paceline.trainer.evaluation import HeldOut
 from paceline.trainer.explain import SHARED_DEVICE_NOTE, describe_evaluation, list_equations, make_example
-from paceline.trainer.init_from.match import WeightInitializer, build_initializer, describe_match
+from paceline.trainer.init_from import WeightInitializer, build_initializer, describe_match
 from paceline.trainer.loop import FitJob, GradientJob
 from paceline.trainer.optim.schedule import build_schedule
 from paceline.trainer.step.step import InferredPipelineStep, PipelineStep, State, Step

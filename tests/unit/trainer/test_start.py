@@ -19,7 +19,7 @@ from paceline.layout import layout_of
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.context import RunContext
-from paceline.trainer.init_from.weights import open_weights
+from paceline.trainer.init_from import open_weights
 from paceline.trainer.setup import build_gradient_job
 from paceline.workload import build_workload
 

@@ -128,26 +128,17 @@ def reject_metadata(path: Path, error: BaseException) -> UserError:
     )
 
 
-class _Reader(dcp.FileSystemReader):
-    """Reads the files of a checkpoint with the metadata that `read_metadata` let through."""
-
-    def __init__(self, folder: Path, metadata: Metadata) -> None:
-        super().__init__(folder)
-        self._metadata = metadata
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._metadata
-
-
 @torch.no_grad()
 def read_dcp(folder: Path, metadata: Metadata, into: dict[str, Tensor]) -> None:
     """Fill tensors in place, each rank on its own: what it holds is read, whoever wrote it."""
     if (folder / staging.STATE_FILE).exists():
         staging.read_safetensors(dict.fromkeys(into, folder / staging.STATE_FILE), into)
         return
+    reader: Any = dcp.FileSystemReader(folder)
+    reader.read_metadata = lambda *_, **__: metadata  # what `read_metadata` let through
     dcp.load(
         dict(into),
-        storage_reader=_Reader(folder, metadata),
+        storage_reader=reader,
         planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
         no_dist=True,
     )

@@ -5,8 +5,7 @@ did what it was asked to do.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -79,21 +78,3 @@ def build_launch_variables(place: "RankInfo", device: "torch.device") -> dict[st
         "MASTER_PORT": str(place.port),
         **({"OMPI_COMM_WORLD_LOCAL_RANK": local} if "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ else {}),
     }
-
-
-@contextmanager
-def set_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables, or unset those that are None, while entered."""
-    before = {name: os.environ.get(name) for name in variables}
-    _assign_variables(variables)
-    try:
-        yield
-    finally:
-        _assign_variables(before)
-
-
-def _assign_variables(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value

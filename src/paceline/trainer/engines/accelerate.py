@@ -13,20 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config import RunSpec
 from paceline.io.files import write_atomic
+from paceline.launch.environment import set_environment
 from paceline.launch.process_group import init_single_rank_group
 from paceline.layout import Layout
 from paceline.parallel import ddp, fsdp
 from paceline.parallel.parallelize import ModelSetup, ParallelModel, count_parameters, prepare_model
 from paceline.parallel.parameters import collect_local_parameters
 from paceline.parallel.precision import HALF
+from paceline.trainer import engines
 from paceline.trainer.context import RunContext
-from paceline.trainer.engines import (
-    NO_RANK_VARIABLES,
-    accelerate_config,
-    build_launch_variables,
-    set_environment,
-    verify_engine,
-)
+from paceline.trainer.engines import accelerate_config
 from paceline.trainer.step.step import State, Step
 
 LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # Accelerate's plugin sets it and does not unset it
@@ -48,7 +44,7 @@ def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:
         init_single_rank_group(device)
         ddp.broadcast_model(model)  # no wrapper does it here
     several = sharded or layout.ranks > 1
-    launched = build_launch_variables(context.rank_info, device) if several else NO_RANK_VARIABLES
+    launched = engines.build_launch_variables(context.rank_info, device) if several else engines.NO_RANK_VARIABLES
     flags = {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower(), "ACCELERATE_USE_FSDP": str(sharded).lower()}
     with set_environment({**launched, **flags, LOADING: None}):
         accelerator, net = _wrap_model(model, spec, device, config)
@@ -60,11 +56,13 @@ def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:
         "precision": (accelerator.mixed_precision, config["mixed_precision"]),
         **(_describe_shards(net, blocks, layout) if sharded else _describe_replicas(net, layout)),
     }
-    verify_engine("Accelerate", facts)  # it may drop a request
+    engines.verify_engine("Accelerate", facts)  # it may drop a request
     if isinstance(net, DistributedDataParallel):
         net.register_comm_hook(None, ddp.make_sum_hook(setup.timer))
-    elif sharded:
-        _sum_gradients(net)
+    elif sharded and layout.ranks > 1:
+        for module in (module for module in net.modules() if isinstance(module, FSDPModule)):
+            module.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
+            module.set_force_sum_reduction_for_comms(True)
     local = collect_local_parameters([model], layout.ranks, dist.group.WORLD if sharded else None)
     state = State.new(ParallelModel(net, [model], local, parameters, groups=groups), spec.train, device, workload)
     return Step(workload, state, spec.train, setup.timer)
@@ -104,15 +102,6 @@ def _build_fsdp_plugin(config: dict[str, Any]) -> Any:
         cpu_ram_efficient_loading=config["fsdp_cpu_ram_efficient_loading"],
         activation_checkpointing=config["fsdp_activation_checkpointing"],
     )
-
-
-def _sum_gradients(net: nn.Module) -> None:
-    """Sum gradients instead of averaging: the loss is divided by global counts."""
-    if dist.get_world_size() > 1:
-        for module in net.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
 
 
 def _describe_replicas(net: nn.Module, layout: Layout) -> dict[str, tuple[Any, Any]]:

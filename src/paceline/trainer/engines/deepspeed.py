@@ -21,7 +21,7 @@ from paceline.config import RunSpec
 from paceline.data.prefetch import RankBatch
 from paceline.errors import UserError
 from paceline.io.files import write_json
-from paceline.launch.environment import RankInfo
+from paceline.launch.environment import RankInfo, set_environment
 from paceline.launch.process_group import init_single_rank_group
 from paceline.layout import Layout
 from paceline.parallel.parallelize import ModelSetup, ParallelModel, count_parameters, prepare_model
@@ -29,7 +29,7 @@ from paceline.parallel.parameters import LocalParameters, collect_local_paramete
 from paceline.parallel.precision import Scaler, autocast
 from paceline.trainer.checkpoint.staging import flatten_state, select_own_tensors
 from paceline.trainer.context import RunContext
-from paceline.trainer.engines import build_launch_variables, deepspeed_config, set_environment, verify_engine
+from paceline.trainer.engines import build_launch_variables, deepspeed_config, verify_engine
 from paceline.trainer.optim.optimizers import build_optimizer
 from paceline.trainer.step.step import State, Step, get_divisor, stack_loss_and_count
 
@@ -43,7 +43,9 @@ def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
         raise UserError("workload: DeepSpeed does not take the workload's own optimizer(); use parallel.engine=torch")
     model, groups = prepare_model(setup)
     if spec.train.precision == "fp16":
-        _multiply_in_fp16(model, device)
+        # inside of what DeepSpeed wraps, so that it sees a run in fp32: with fp16 it would scale the loss itself at
+        # some stages, and sum gradients in fp16 at others
+        model.forward = torch.autocast(device.type, torch.float16)(model.forward)
     parameters, local = count_parameters(model), collect_local_parameters([model], layout.ranks)
     optimizer = build_optimizer(spec.train, local, groups)
     largest = max((p.numel() for p in model.parameters() if p.ndim < 2), default=0)
@@ -70,20 +72,6 @@ def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
     state = ZeroState(whole, optimizer, scaler, engine=engine) if stage else State(whole, optimizer, scaler)
     state.allocate()
     return DeepSpeedStep(workload, state, spec.train, setup.timer, ranks=layout.ranks)
-
-
-def _multiply_in_fp16(model: nn.Module, device: torch.device) -> None:
-    """Autocast inside of what DeepSpeed wraps, so that DeepSpeed sees a run in fp32.
-
-    With fp16 it would scale the loss itself at some stages, and sum gradients in fp16 at others.
-    """
-    forward = model.forward
-
-    def in_fp16(*args: Any, **options: Any) -> Any:
-        with autocast("fp16", device):
-            return forward(*args, **options)
-
-    model.forward = in_fp16
 
 
 def _start_engine(
@@ -315,7 +303,9 @@ class ZeroState(State):
 
         set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
         if self.divided:
-            value = _part(value, p.ds_tensor.numel(), dist.get_rank())
+            size = p.ds_tensor.numel()  # of the part of each rank, the last of them filled up with zeros
+            mine = value.flatten()[size * dist.get_rank() :][:size]
+            value = F.pad(mine, (0, size - len(mine)))
             set_weight, set_moment = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
         if key is None:
             set_weight(p, value)
@@ -339,9 +329,3 @@ def _allocate(described: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _to_host(whole: Tensor, wanted: bool) -> Tensor:
     return whole.detach().cpu() if wanted else _shape(whole)
-
-
-def _part(value: Tensor, size: int, rank: int) -> Tensor:
-    """Return the rank's part of a tensor cut into parts of that size, the last of them filled up with zeros."""
-    mine = value.flatten()[size * rank : size * (rank + 1)]
-    return F.pad(mine, (0, size - len(mine)))

@@ -11,14 +11,13 @@ from paceline.config import RunSpec
 from paceline.errors import UserError
 from paceline.layout import Layout
 from paceline.trainer.engines import user_config
-from paceline.trainer.engines.user_config import read_tables
+from paceline.trainer.engines.user_config import AUTO
 
 DEEPSPEED_FILE = "deepspeed.json"
 STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
 """The ZeRO stage of each strategy; zero3 is another name of fsdp."""
-AUTO = "auto"
 SECTIONS = ("optimizer", "scheduler", "fp16")
-TABLES = read_tables("deepspeed")
+TABLES = user_config.read_tables("deepspeed")
 NUMBERS = {*TABLES["integers"], *TABLES["floats"]}
 MAY_BE_NULL = (".warmup_max_lr", ".cycle_second_step_size")  # numbers that DeepSpeed derives if they are null
 LARGEST_POWER = 100  # largest power of two of a loss scale: fp32 ends at 127, which leaves room for the loss
@@ -243,7 +242,7 @@ def _translate_scheduler(config: Mapping[str, Any]) -> Iterator[Meaning]:
     if kind == "OneCycle":
         yield from _translate_one_cycle(params)
         return
-    values = {**_default_params(kind), **params}
+    values = {**TABLES["scheduler_defaults"][kind], **params}
     begin = _derive_lowest_lr(config, kind, values)
     for name, value in values.items():
         at, given = f"scheduler.params.{name}", name in params
@@ -255,14 +254,6 @@ def _translate_scheduler(config: Mapping[str, Any]) -> Iterator[Meaning]:
             yield _translate_name(at, name, value, TABLES["scheduler_keys"])
         else:
             yield Meaning(at, value, {TABLES["scheduler_keys"][name]: value}, given=False)
-
-
-def _default_params(kind: str) -> dict[str, Any]:
-    """Return DeepSpeed's defaults of a scheduler."""
-    both = {"warmup_num_steps": 1000, "warmup_type": "log"}
-    if kind == "WarmupCosineLR":
-        return {**both, "cos_min_ratio": 1e-4}
-    return {**both, "warmup_min_lr": 0.0} | ({"warmup_max_lr": 0.001} if kind == "WarmupDecayLR" else {})
 
 
 def _derive_lowest_lr(config: Mapping[str, Any], kind: str, params: Mapping[str, Any]) -> dict[str, Any]:

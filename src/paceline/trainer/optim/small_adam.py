@@ -16,6 +16,7 @@ from paceline.data.order import derive_key
 from paceline.errors import UserError
 from paceline.nn.attention import hash32
 from paceline.parallel.parameters import LocalParameter, LocalParameters, is_sharded
+from paceline.parallel.precision import to_at_least_fp32
 
 BLOCK, MOST_SPLITS = 256, 8
 """Most values that share a scale, and ranks that may divide a row without cutting through them."""
@@ -50,7 +51,7 @@ class SmallAdam(torch.optim.Optimizer):
         for begin in range(0, len(weights), rows):
             mine = slice(begin, begin + rows)
             noise = self._draw(part, weights[mine], begin, step)
-            w, g = _widen(weights[mine]), _widen(grads[mine])
+            w, g = to_at_least_fp32(weights[mine]), to_at_least_fp32(grads[mine])
             first, root = (_load(state, name, mine).to(g.dtype) for name in MOMENTS)
             if group["decoupled"]:
                 w = w * (1 - lr * group["weight_decay"])
@@ -110,14 +111,10 @@ def _wrap(number: int) -> int:
     return (number + 2**31) % 2**32 - 2**31
 
 
-def _widen(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _load(state: dict[str, Any], name: str, rows: slice) -> Tensor:
     kept = state[name] if state[name].ndim else state[name][None]
     if kept.dtype != torch.uint8:
-        return _widen(kept[rows])
+        return to_at_least_fp32(kept[rows])
     scale, codes = state[f"{name}_scale"][rows], kept[rows]
     values = codes.reshape(*_blocks(codes, scale)).view(torch.float8_e4m3fn).float()
     return (values * scale.reshape(*values.shape[:-1], 1)).view(codes.shape)

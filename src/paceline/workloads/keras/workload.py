@@ -67,7 +67,7 @@ class KerasWorkload(Workload):
         samples, module = self._training_samples(), self.model()
         few = np.arange(min(2, len(samples)))
         with torch.no_grad(), guard_model_call():
-            sums = ChunkSums.of(self.evaluate(module.eval(), samples.batch(few, few)))
+            (sums := ChunkSums()).add(0, self.evaluate(module.eval(), samples.batch(few, few)))
             self._check_score(self.metrics(sum_chunks([sums], 1)))
         optimizer, train = module.original.optimizer if module.original.compiled else None, self.spec.train
         if optimizer is not None:

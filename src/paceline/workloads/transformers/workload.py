@@ -23,7 +23,7 @@ from paceline.nn.class_metrics import class_sums
 from paceline.nn.nf4 import PackedTarget
 from paceline.parallel.context import ContextGroup
 from paceline.parallel.precision import HALF, autocast, to_at_least_fp32
-from paceline.trainer.init_from.weights import open_weights
+from paceline.trainer.init_from import open_weights
 from paceline.workload import LogFn, Samples, Workload, ignore_log
 from paceline.workloads.transformers import lora, model_files
 from paceline.workloads.transformers.build import (
