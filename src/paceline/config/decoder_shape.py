@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,27 +100,6 @@ class DecoderShape:
         if self.positions == "learned":
             tables += self.context * self.width
         return tables + self.layers * (self.weights_per_layer + 2 * self.width) + self.width
-
-    def named(self) -> Iterator[tuple[str, int]]:
-        """Yield (name, size) of the weights, as patterns of `train.groups` match them."""
-        kv = self.kv_heads * self.head_dim
-        each = {"attention.q": self.width, "attention.k": kv, "attention.v": kv, "attention.out": self.width}
-        if self.experts:
-            each |= {"ffn.router": self.experts, "ffn.experts.gate_up": 2 * self.experts * self.ffn}
-            each |= {"ffn.experts.down": self.experts * self.ffn}
-            each |= {f"ffn.shared.{name}": self.shared_ffn for name in ("gate", "up", "down") if self.shared_ffn}
-        else:
-            each |= {f"ffn.{name}": self.ffn for name in ("gate", "up", "down")[self.ffn_kind != "swiglu" :]}
-        yield "tokens.weight", self.vocab * self.width
-        if self.positions == "learned":
-            yield "positions.weight", self.context * self.width
-        for layer in range(self.layers):
-            for name, side in each.items():
-                yield f"layers.{layer}.{name}{'_proj' if '.experts.' in name else '.weight'}", side * self.width
-            yield from ((f"layers.{layer}.{name}.weight", self.width) for name in ("attention_norm", "ffn_norm"))
-        yield "norm.weight", self.width
-        if not self.tied:
-            yield "head.weight", self.vocab * self.width
 
 
 def find_divisors(number: int) -> list[int]:

@@ -2,10 +2,10 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import translate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from paceline.config import ParameterGroup
 from paceline.data.corpora.labelled import LabelledCorpus
@@ -17,44 +17,35 @@ from paceline.workload import find_repeated_layers
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_COMPARISONS = 300_000
+MAX_LAYERS = 2000  # of a model that is built to see which of its parameters are frozen
 USUAL_DEVIATION = 0.4  # of the lengths of texts, over their mean
 ASSUMED_FILL = 0.5  # mean length over that of the longest text, if nothing is known of the data
 
 
-class NamedWeight(NamedTuple):
-    name: str
-    numbers: int
-    repeated: bool
-
-
-def list_weights(model: "nn.Module") -> list[NamedWeight]:
-    """List the weights of a model, which may be on the meta device."""
-    inside = {id(p) for layer in find_repeated_layers(model) for p in layer.parameters()}
-    return [NamedWeight(name, p.numel(), id(p) in inside) for name, p in model.named_parameters()]
-
-
 def apply_frozen_groups(
-    blocks: tuple[BlockShape, ...],
-    groups: Mapping[str, ParameterGroup],
-    weights: Callable[[], Iterable[NamedWeight]],
+    blocks: tuple[BlockShape, ...], groups: Mapping[str, ParameterGroup], build: "Callable[[], nn.Module]"
 ) -> tuple[BlockShape, ...]:
-    """Set what `groups` freeze of embedding, layer and head; `weights` are listed only if something is frozen.
+    """Set what `groups` freeze of embedding, layer and head; the model is built, on the meta device, only if they do.
 
-    They come in the order of the model: those before the layers count for the embedding, those after for the head.
+    Parameters before the layers count for the embedding, those after for the head.
     """
     if not any(group.frozen for group in groups.values()):
         return blocks
+    import torch
+
     embedding, layer, head = blocks
+    if layer.repeat > MAX_LAYERS:  # a run file may ask for any number
+        message = f"train.groups: {layer.repeat:,} layers are too many for a plan; give {MAX_LAYERS:,} or fewer"
+        raise UserError(message, code="not-supported", key="train.groups")
+    with torch.device("meta"):
+        model = build()
+    repeated = {id(p) for block in find_repeated_layers(model) for p in block.parameters()}
     held, place = [0, 0, 0], 0
     patterns = [(re.compile(translate(pattern)), group) for pattern, group in groups.items()]
-    for count, (name, numbers, repeated) in enumerate(weights()):
-        if count * len(patterns) > MAX_COMPARISONS:  # a run file may ask for any number of layers
-            message = f"train.groups: the model has more than {MAX_COMPARISONS // len(patterns):,} parameters by name"
-            raise UserError(f"{message}; give fewer layers or patterns", code="not-supported", key="train.groups")
-        place = 1 if repeated else 2 if place else 0
+    for name, parameter in model.named_parameters():
+        place = 1 if id(parameter) in repeated else 2 if place else 0
         first = next((group for pattern, group in patterns if pattern.match(name)), None)
-        held[place] += numbers if first is not None and first.frozen else 0
+        held[place] += parameter.numel() if first is not None and first.frozen else 0
     shares = (held[0], held[1] / layer.repeat, held[2])
     return tuple(
         replace(block, frozen_params=max(block.frozen_params, float(share)))

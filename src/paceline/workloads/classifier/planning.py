@@ -1,6 +1,5 @@
 """The cost model of the text classifier, for texts as they are in the cache, or as they usually are."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +8,7 @@ from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.corpora.tokenizer import estimate_vocabulary_size
 from paceline.planner.formulas.placement import DtypeSizes
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
-from paceline.planner.model_inputs import NamedWeight, TextStatistics, apply_frozen_groups, assume_mean_length
+from paceline.planner.model_inputs import TextStatistics, apply_frozen_groups, assume_mean_length
 from paceline.planner.training_cost import TrainingCostModel, dtype_sizes_of
 from paceline.workloads.classifier import ENTRY
 
@@ -22,20 +21,24 @@ ASSUMED_CLASSES = 4
 
 
 def build_classifier_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TrainingCostModel:
+    model: Any = spec.model
     data: Any = spec.data
     found = None if samples and tokens else LabelledCorpus.cached(data)
     vocab = estimate_vocabulary_size(data) if found is None else found.vocab
     texts = (
         TextStatistics.of(found, samples, tokens) if found is not None else _assume_statistics(data, samples, tokens)
     )
+    blocks = _build_blocks(model, data.max_length, vocab, texts, dtype_sizes_of(spec.train))
+
+    def build() -> Any:
+        from paceline.workloads.classifier.workload import Encoder
+
+        return Encoder(model, vocab, data.max_length, texts.classes)
+
     return TrainingCostModel.of(
         spec,
         texts.count,
-        blocks=apply_frozen_groups(
-            _build_blocks(spec.model, data.max_length, vocab, texts, dtype_sizes_of(spec.train)),
-            spec.train.groups,
-            lambda: _list_weights(spec.model, data.max_length, vocab, texts.classes),
-        ),
+        blocks=apply_frozen_groups(blocks, spec.train.groups, build),
         traits=ENTRY.traits,
         unit="tokens",
         units_per_sample=texts.mean,
@@ -60,20 +63,6 @@ def _assume_statistics(data: Any, samples: int | None, tokens: float | None) -> 
     mean = min(mean, longest)
     deviation = 0.0 if mean == longest else deviation
     return TextStatistics(count, mean, longest, deviation, ASSUMED_CLASSES, held_out, (assumed,) if assumed else ())
-
-
-def _list_weights(model: Any, longest: int, vocab: int, classes: int) -> Iterator[NamedWeight]:
-    width, ffn = model.width, model.ffn
-    norms = {f"norm{n}.{part}": width for n in (1, 2) for part in ("weight", "bias")}
-    products = {"qkv.weight": 3 * width * width, "out.weight": width * width}
-    products |= {"up.weight": width * ffn, "up.bias": ffn, "down.weight": width * ffn, "down.bias": width}
-    yield NamedWeight("tokens.weight", vocab * width, False)
-    yield NamedWeight("positions.weight", longest * width, False)
-    for layer in range(model.layers):
-        for name, numbers in {**norms, **products}.items():
-            yield NamedWeight(f"layers.{layer}.{name}", numbers, True)
-    ends = {"norm.weight": width, "norm.bias": width, "head.weight": width * classes, "head.bias": classes}
-    yield from (NamedWeight(name, numbers, False) for name, numbers in ends.items())
 
 
 def _distinct_lengths(texts: TextStatistics) -> float:

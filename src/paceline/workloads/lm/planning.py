@@ -1,17 +1,14 @@
 """The cost model of the language model."""
 
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from paceline.config import RunSpec
-from paceline.config.decoder_shape import DecoderShape
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.tokenizer import estimate_vocabulary_size
 from paceline.errors import UserError
 from paceline.planner.candidates import SplitOptions
 from paceline.planner.formulas.shape import build_decoder_blocks
-from paceline.planner.model_inputs import NamedWeight, apply_frozen_groups
+from paceline.planner.model_inputs import apply_frozen_groups
 from paceline.planner.training_cost import TrainingCostModel
 from paceline.workloads.lm import ENTRY
 
@@ -27,12 +24,16 @@ def build_lm_cost_model(spec: RunSpec, samples: int | None, tokens: float | None
     if found is not None:
         vocab, known, held_out = found.vocab, *(-(-(len(split) - 1) // length) for split in (found.train, found.test))
     sizes = model.shape(vocab, length)
+
+    def build() -> Any:
+        from paceline.workloads.lm.decoder import Decoder
+
+        return Decoder(sizes)
+
     return TrainingCostModel.of(
         spec,
         known,
-        blocks=apply_frozen_groups(
-            build_decoder_blocks(sizes, length), spec.train.groups, partial(_list_lm_weights, sizes)
-        ),
+        blocks=apply_frozen_groups(build_decoder_blocks(sizes, length), spec.train.groups, build),
         traits=ENTRY.traits,
         splits=SplitOptions(
             splits=() if sizes.experts else (sizes.heads, sizes.kv_heads, sizes.ffn),
@@ -47,7 +48,3 @@ def build_lm_cost_model(spec: RunSpec, samples: int | None, tokens: float | None
         narrow_gathers=spec.train.precision in ("bf16", "fp8"),
         held_out=held_out,
     )
-
-
-def _list_lm_weights(sizes: DecoderShape) -> Iterator[NamedWeight]:
-    return (NamedWeight(name, numbers, name.startswith("layers.")) for name, numbers in sizes.named())

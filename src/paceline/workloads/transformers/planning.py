@@ -26,7 +26,7 @@ from paceline.planner.formulas.shape import (
     add_experts,
     chunk_loss,
 )
-from paceline.planner.model_inputs import TextStatistics, apply_frozen_groups, assume_mean_length, list_weights
+from paceline.planner.model_inputs import TextStatistics, apply_frozen_groups, assume_mean_length
 from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype_sizes_of
 from paceline.workloads.transformers import ENTRY, model_files
 from paceline.workloads.transformers.architectures import CAUSAL, TransformerSizes, sizes_of
@@ -62,7 +62,7 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
     blocks = apply_frozen_groups(
         _build_blocks(sizes, length, facts, spec, file.bf16 and in_bf16),
         spec.train.groups,
-        lambda: list_weights(_build_model(file, model.task, facts.classes)),
+        lambda: _build_model(file, model.task, facts.classes),
     )
     return TrainingCostModel.of(
         spec,

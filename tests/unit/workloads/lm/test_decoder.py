@@ -59,7 +59,6 @@ def test_the_count_of_parameters_is_that_of_the_weights(kind):
     shape = shape_of(kind)
     model = Decoder(shape)
     assert sum(p.numel() for p in model.parameters()) == shape.parameters
-    assert dict(shape.named()) == {name: p.numel() for name, p in model.named_parameters()}
     assert not [name for name in model.state_dict() if not name.endswith(("weight", "_proj"))], "no tables of positions"
 
 
