@@ -39,7 +39,8 @@ from gpu import device_name
 from paceline.config import RunSpec, build_spec
 from paceline.data.prefetch import Loader
 from paceline.io.files import to_flat, write_json
-from paceline.planner.calibration.calibrate import calibrate_gpu
+from paceline.planner.calibration.calibrate import describe_machine
+from paceline.planner.calibration.gpu_probes import measure_gpu
 from paceline.planner.candidates import PricedLayout
 from paceline.planner.plan import plan
 from paceline.runlog.events import read_steps
@@ -286,7 +287,7 @@ def main() -> None:
         make_texts(texts)
         calibration = asked.calibration or texts / "calibration.json"
         if asked.calibration is None:
-            kept["calibration"] = calibrate_gpu(print)
+            kept["calibration"] = {**describe_machine(), "measured": [], "gpu": measure_gpu(print)}
             for file in filter(None, (calibration, asked.out)):
                 write_json(file, kept["calibration"] if file == calibration else kept)
         print(f"{kept['device']}, torch {kept['torch']}, calibrated in {time.perf_counter() - began:.0f} s\n{HEAD}")

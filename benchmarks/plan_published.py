@@ -31,7 +31,7 @@ from unknown_shapes import data_parallel_step_s
 
 from paceline.planner.formulas.memory import estimate_memory
 from paceline.planner.formulas.placement import GPU_PHYSICS, PHYSICS_TABLE, Physics
-from paceline.planner.formulas.step_time import price_step
+from paceline.planner.formulas.step_time import StepPricer
 
 SOFT = 0.05
 """Relative error beyond which a row counts linearly: typos and busy machines should not steer a fit."""
@@ -82,7 +82,7 @@ def step_ratios(rows: Sequence[Row], physics: Physics) -> Array:
 def _step_s(row: Row, physics: Physics) -> float:
     assert row.model is not None
     assert row.cluster is not None
-    return price_step(row.model.blocks, row.placement, row.cluster, row.numbers, physics).step_s
+    return StepPricer(row.model.blocks, row.placement, row.cluster, row.numbers, physics).price().step_s
 
 
 def speedup_ratios(pairs: Sequence[Scaling], physics: Physics) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -263,18 +264,19 @@ def build_spec(
             origins["parallel.strategy"] = origins["parallel"]
     sections = (entry or find_entry(values.get("workload", DEFAULT_WORKLOAD))).sections()
     _expand_shorthand(values, sections, origins)
-    problems = _Problems({"": RunSpec, **sections, **FIXED_SECTIONS}, origins)
+    errors: list[tuple[str, ValidationError]] = []
     for name, kind in sections.items():
         try:
             values[name] = kind.model_validate(values.get(name, {}))
         except ValidationError as error:
-            problems.add(error, name)
+            errors.append((name, error))
             values.pop(name, None)
     try:
         spec = RunSpec.model_validate(values, context=context)
     except ValidationError as error:
-        problems.add(error)
-    problems.raise_if_any()
+        errors.append(("", error))
+    if errors:
+        raise _Explainer({"": RunSpec, **sections, **FIXED_SECTIONS}, origins).explain(errors)
     spec._origins.update(origins)
     spec._entry = entry
     return spec
@@ -282,12 +284,10 @@ def build_spec(
 
 def build_section(kind: type[SectionKind], values: Mapping[str, Any], origins: Mapping[str, str]) -> SectionKind:
     """Validate a section that has its own file; problems are named as in a run file."""
-    problems = _Problems({"": kind}, origins)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems.add(error)
-        raise problems.build_error() from None
+        raise _Explainer({"": kind}, origins).explain([("", error)]) from None
 
 
 @cache
@@ -296,26 +296,22 @@ def _load_messages() -> dict[str, dict[str, str]]:
     return found
 
 
-class _Problems:
-    """Collects pydantic's errors as sentences for a person: the value, where it was given, and what is allowed."""
+@dataclass(frozen=True)
+class _Explainer:
+    """Translates pydantic's errors for a person: the value, where it was given, and what is allowed."""
 
-    def __init__(self, sections: Mapping[str, type[BaseModel]], origins: Mapping[str, str]) -> None:
-        self.sections, self.origins = sections, origins
-        self.found: dict[str, tuple[Code, str]] = {}
-        """(code, key) by message."""
+    sections: Mapping[str, type[BaseModel]]
+    origins: Mapping[str, str]
 
-    def add(self, error: ValidationError, section: str = "") -> None:
-        for problem in _merge_choices(error.errors()):
-            message, key = self._describe(problem, section)
-            self.found.setdefault(message, (CODES.get(problem["type"], "invalid-value"), key))
-
-    def raise_if_any(self) -> None:
-        if self.found:
-            raise self.build_error()
-
-    def build_error(self) -> UserError:
-        code, key = next(iter(self.found.values()))
-        return UserError("\n".join(self.found), code=code, key=key)
+    def explain(self, errors: Sequence[tuple[str, ValidationError]]) -> UserError:
+        """Return one error that names every problem of these sections."""
+        found: dict[str, tuple[Code, str]] = {}
+        for section, error in errors:
+            for problem in _merge_choices(error.errors()):
+                message, key = self._describe(problem, section)
+                found.setdefault(message, (CODES.get(problem["type"], "invalid-value"), key))
+        code, key = next(iter(found.values()))
+        return UserError("\n".join(found), code=code, key=key)
 
     def _describe(self, problem: Any, section: str) -> tuple[str, str]:
         kind, context = problem["type"], problem.get("ctx", {})

@@ -20,7 +20,6 @@ PROCESS_BYTES = 2e9  # host memory of each rank beside what is offloaded: librar
 SEARCHED_STRATEGIES = tuple(strategy for strategy in ZERO_STAGES if strategy != "zero3")
 UNSHARDED_STRATEGIES = tuple(strategy for strategy in SEARCHED_STRATEGIES if ZERO_STAGES[strategy] < 2)
 """Those under which every rank holds all weights and gradients."""
-CHECKPOINTING = ("none", "selective", "full")
 MAX_TENSOR = 16
 MAX_STAGES = 64
 MAX_CONTEXT, LONG_SEQUENCE = 64, 16_384
@@ -120,15 +119,11 @@ class PricedLayout:
 
 def family_name(layout: Layout) -> str:
     """Name what layouts have in common that differ in micro-batch, recomputation and offload alone."""
-    return " + ".join(_family_parts(layout))
-
-
-def _family_parts(layout: Layout) -> list[str]:
     strategy = layout.strategy
     if strategy == "hsdp":
         strategy += f" {layout.replicate}×{layout.shard}"
     axes = [f"{axis} {getattr(layout, axis)}" for axis in split_axes(layout)]
-    return axes if strategy == "single" and axes else [strategy, *axes]
+    return " + ".join(axes if strategy == "single" and axes else [strategy, *axes])
 
 
 def split_axes(layout: Layout) -> tuple[str, ...]:
@@ -164,7 +159,6 @@ class RejectedFamily:
     code: RejectReason
     facts: Mapping[str, Any] = field(default_factory=dict)
     over_bytes: float = 0.0
-    parts: int = 1  # words that the family's name joins: the fewer, the simpler
     axes: tuple[str, ...] = ()
     nearest: PricedLayout | None = None  # its layout that needs the least memory, if memory is the reason
 
@@ -172,8 +166,12 @@ class RejectedFamily:
     def of(cls, nearest: PricedLayout, code: RejectReason, over_bytes: float, **facts: Any) -> "RejectedFamily":
         """Reject a family none of whose layouts fits; `nearest` exceeds the memory by `over_bytes`."""
         layout = nearest.layout
-        parts, axes = len(_family_parts(layout)), split_axes(layout)
-        return cls(layout.ranks, family_name(layout), code, facts, over_bytes, parts, axes, nearest)
+        return cls(layout.ranks, family_name(layout), code, facts, over_bytes, split_axes(layout), nearest)
+
+    @property
+    def parts(self) -> int:
+        """Words that the family's name joins: the fewer, the simpler."""
+        return self.family.count(" + ") + 1
 
     @property
     def reason(self) -> str:
@@ -300,7 +298,7 @@ class LayoutSpace:
 
     def _reject(self, sides: dict[str, int], more: str, code: RejectReason, facts: dict[str, Any]) -> RejectedFamily:
         name = " + ".join(f"{axis} {size}" for axis, size in sides.items()) + more
-        return RejectedFamily(self.devices, name, code, facts, parts=max(1, len(sides)), axes=tuple(sides))
+        return RejectedFamily(self.devices, name, code, facts, axes=tuple(sides))
 
     def _find_obstacle(self, tensor: int, pipeline: int, context: int) -> tuple[RejectReason, dict[str, Any]] | None:
         splits, layers = self.splits.splits, self.splits.layers
@@ -355,39 +353,3 @@ class LayoutSpace:
                 continue
             elif data * context > 1 or (self.devices == 1 and (strategy == "fsdp" or fixed is not None)):
                 yield 1, data, strategy  # on one device only to move its states to the host
-
-
-def enumerate_layouts(
-    family: Layout, constraints: LayoutConstraints, offload: bool, recomputes: bool
-) -> Iterator[list[Layout]]:
-    """Yield, for each way to recompute, the layouts of a family from the largest micro-batch to the smallest."""
-    if offload and ZERO_STAGES[family.strategy] < 2:
-        return
-    usual = CHECKPOINTING if recomputes else CHECKPOINTING[:1]
-    fixed = constraints.activation_checkpointing
-    for checkpointing in usual if fixed is None else (fixed,):
-        kind = replace(family, checkpointing=checkpointing, offload=offload)
-        yield [replace(kind, micro_batch=size) for size in _micro_batches(kind, constraints)]
-
-
-def _micro_batches(layout: Layout, constraints: LayoutConstraints) -> list[int]:
-    per_rank = math.ceil(layout.global_batch / layout.data)
-    size = max(1, per_rank // layout.pipeline) if layout.pipeline > 1 else per_rank
-    if constraints.micro_batch is not None:
-        return [min(constraints.micro_batch, size)]
-    sizes = [size]
-    while size > 1:
-        size = -(-size // 2)
-        sizes.append(size)
-    return sizes
-
-
-def layout_overrides(layout: Layout) -> dict[str, Any]:
-    """Return the values of `parallel` that lead to a layout, without those that are the default."""
-    usual = Layout("", 1, 1, 1)
-    names = ["strategy", "ranks", "micro_batch", *["replicate"] * (layout.strategy == "hsdp")]
-    axes = ("tensor", "context", "expert", "pipeline", "sequence", "checkpointing", "offload")
-    names += [name for name in axes if getattr(layout, name) != getattr(usual, name)]
-    names += ["schedule"] * (layout.pipeline > 1)
-    keys = {"checkpointing": "activation_checkpointing"}
-    return {f"parallel.{keys.get(name, name)}": getattr(layout, name) for name in names}

@@ -239,7 +239,7 @@ class LiveBytes:
         self.changes.append(-size)
 
 
-def find_peak_growth(small: LiveBytes, large: LiveBytes, more: int) -> float:
+def find_peak_growth(small: LiveBytes, large: LiveBytes, more: float) -> float:
     """Find the bytes that each of `more` samples adds at the peak; 0 if the two passes differ."""
     if len(small.changes) != len(large.changes) or not more:
         return 0.0

@@ -5,6 +5,7 @@ and live bytes. A second, larger batch shows what grows with the samples. A smal
 runs on fake tensors, which allocate and compute nothing, but make torch import its compiler, which takes longer.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -57,10 +58,8 @@ class RegionWork:
     given: float = 0.0
     """What layers are called with: all that is kept of a layer whose activations are computed again."""
     kernels: int = 0
-    forward: KernelTraffic = NO_TRAFFIC  # as a GPU's own kernels move it
-    backward: KernelTraffic = NO_TRAFFIC
-    forward_last: KernelTraffic = NO_TRAFFIC  # with the channels of images innermost
-    backward_last: KernelTraffic = NO_TRAFFIC
+    traffic: dict[str, KernelTraffic] = field(default_factory=lambda: defaultdict(lambda: NO_TRAFFIC))
+    """As a GPU's own kernels move it: forward and backward, and with `_last` if channels of images are innermost."""
 
 
 class _RegionCounter(OperationCounter):
@@ -85,14 +84,10 @@ class _RegionCounter(OperationCounter):
 
     def count(self, name: str, args: Any, out: Any) -> None:
         seen = self.seen[self.region]
-        first, last = (estimate_traffic(name, args, out, self.more, last) for last in (False, True))
-        if self.in_backward:
-            seen.backward += first
-            seen.backward_last += last
-            return
-        seen.forward += first
-        seen.forward_last += last
-        if name == "_to_copy":  # most are those of autocast
+        way = "backward" if self.in_backward else "forward"
+        for form in ("", "_last"):
+            seen.traffic[way + form] += estimate_traffic(name, args, out, self.more, last=bool(form))
+        if self.in_backward or name == "_to_copy":  # most are those of autocast
             return
         seen.kernels += 1
         seen.moved += count_moved_elements(name, args, out)
@@ -104,11 +99,12 @@ class _RegionCounter(OperationCounter):
     def split_backward_by_region(self) -> None:
         """Divide a backward pass that was not seen by region: each has as much of it as of the forward pass."""
         for ahead, back in (("forward", "backward"), ("forward_last", "backward_last")):
-            forward, backward = (sum((vars(s)[way] for s in self.seen.values()), NO_TRAFFIC) for way in (ahead, back))
-            for seen in self.seen.values():
-                share: KernelTraffic = vars(seen)[ahead]
-                taken = backward.bytes * share.bytes / max(1.0, forward.bytes)
-                setattr(seen, back, KernelTraffic(taken, backward.kernels * share.kernels / max(1, forward.kernels)))
+            each = [seen.traffic for seen in self.seen.values()]
+            forward, backward = (sum((traffic[way] for traffic in each), NO_TRAFFIC) for way in (ahead, back))
+            for traffic in each:
+                taken = backward.bytes * traffic[ahead].bytes / max(1.0, forward.bytes)
+                kernels = backward.kernels * traffic[ahead].kernels / max(1, forward.kernels)
+                traffic[back] = KernelTraffic(taken, kernels)
 
 
 def _product_sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
@@ -131,10 +127,10 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
         outline = Outline(load_training_samples(workload), len(samples_of(workload, "test") or ()))
     data = outline.samples
     count = len(data)
-    sizes = [min(size, count) for size in TRACED_BATCHES]
-    keys = np.zeros(max(sizes), np.int64)
+    few, many = (min(size, count) for size in TRACED_BATCHES)
+    keys = np.zeros(many, np.int64)
     costs = np.asarray(data.cost(np.arange(min(count, 1000))), dtype=float)
-    ids = [np.argsort(np.abs(costs - costs.mean()), kind="stable")[:size] for size in sizes]  # of medium length
+    ids = [np.argsort(np.abs(costs - costs.mean()), kind="stable")[:size] for size in (few, many)]  # of medium length
     batches = [data.batch(np.sort(chosen), keys[: len(chosen)]) for chosen in ids]
     model, groups, passes, how = _trace_model(workload, spec, batches)
     of_keras = has_keras(model)
@@ -143,11 +139,10 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
     layers = workload.blocks(model)
     repeat = max(1, len(layers))
     inside, total = [p for layer in layers for p in layer.parameters()], count_params(model.parameters())
-    growth = _SampleGrowth(sizes[0], sizes[-1], dtype_sizes_of(spec.train).element_bytes)
+    growth = _SampleGrowth(few / outline.times, many / outline.times, dtype_sizes_of(spec.train).element_bytes)
     blocks = _build_blocks(passes, growth, repeat, count_params(inside), total)
-    blocks = tuple(_scale_samples(block, outline.times) for block in blocks)
     blocks = _set_frozen(blocks, count_params(p for p in inside if not p.requires_grad), groups.frozen)
-    sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / sizes[0]
+    sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / few
     mean = float(costs.mean())
     return TrainingCostModel.of(
         spec,
@@ -266,26 +261,6 @@ def _build_blocks(
     return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
 
 
-def _scale_samples(block: BlockShape, times: float) -> BlockShape:
-    """Scale a block to samples that are so many times as large."""
-
-    def scale(of: EagerTraffic | None) -> EagerTraffic | None:
-        if of is None:
-            return None
-        forward, backward = times * of.forward_elements, times * of.backward_elements
-        return replace(of, forward_elements=forward, backward_elements=backward)
-
-    return replace(
-        block,
-        matmuls=tuple(replace(one, rows=times * one.rows) for one in block.matmuls),
-        moved_elements=times * block.moved_elements,
-        saved_whole_elements=times * block.saved_whole_elements,
-        edge_elements=times * block.edge_elements,
-        eager=scale(block.eager),
-        channels_last=scale(block.channels_last),
-    )
-
-
 def _set_frozen(blocks: tuple[BlockShape, ...], inside: int, total: int) -> tuple[BlockShape, ...]:
     """Set how many parameters are not trained: in the repeated layers, and in total."""
     first, layer, rest = blocks
@@ -301,10 +276,10 @@ def count_params(parameters: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class _SampleGrowth:
-    """What each sample adds, from a pass over a few samples and one over more."""
+    """What each sample of the run adds, from a pass over a few of its samples and one over more."""
 
-    few: int
-    many: int
+    few: float
+    many: float
     element: float
 
     def each(self, a: float, b: float) -> float:
@@ -342,7 +317,7 @@ def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], 
 def _build_traffic(
     repeat: int, small: RegionWork, large: RegionWork, growth: _SampleGrowth, form: str = ""
 ) -> EagerTraffic:
-    ways = [(vars(small)[way + form], vars(large)[way + form]) for way in ("forward", "backward")]
+    ways = [(small.traffic[way + form], large.traffic[way + form]) for way in ("forward", "backward")]
     unit = growth.element * repeat
     return EagerTraffic(
         *(growth.each(a.bytes, b.bytes) / unit for a, b in ways),

@@ -19,9 +19,7 @@ from paceline.planner.candidates import (
     PricedLayout,
     RejectedFamily,
     SplitOptions,
-    enumerate_layouts,
     family_name,
-    layout_overrides,
 )
 from paceline.planner.cost_model import CostModel
 from paceline.planner.formulas.memory import TrainingMemory, estimate_memory
@@ -35,6 +33,7 @@ from paceline.runlog.progress import COPY_BYTES_S, PauseSchedule
 if TYPE_CHECKING:
     from paceline.planner.plan import Plan
 
+CHECKPOINTING = ("none", "selective", "full")
 MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1, "muon": 1}  # optimiser states per parameter
 STATE_BLOCK = 256  # values of an 8-bit state that share one scale in fp32
 DTYPE_NAMES = {"fp32": "fp32", "tf32": "tf32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
@@ -178,7 +177,14 @@ class TrainingCostModel(CostModel):
         return LayoutSpace(self.workload, batch, self.splits, fp8, devices, cluster, constraints).families()
 
     def members(self, family: Layout, constraints: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
-        return enumerate_layouts(family, constraints, offload, self.splits.recomputes)
+        """Yield, for each way to recompute, the layouts from the largest micro-batch to the smallest."""
+        if offload and ZERO_STAGES[family.strategy] < 2:
+            return
+        usual = CHECKPOINTING if self.splits.recomputes else CHECKPOINTING[:1]
+        fixed = constraints.activation_checkpointing
+        for checkpointing in usual if fixed is None else (fixed,):
+            kind = replace(family, checkpointing=checkpointing, offload=offload)
+            yield [replace(kind, micro_batch=size) for size in _list_micro_batches(kind, constraints)]
 
     def schedules(self, layout: Layout, constraints: LayoutConstraints) -> Iterator[Layout]:
         """Yield a pipeline with one stage per rank, then with two, which makes the bubble smaller."""
@@ -187,7 +193,13 @@ class TrainingCostModel(CostModel):
             yield replace(layout, schedule="interleaved")
 
     def overrides(self, layout: Layout) -> dict[str, Any]:
-        return layout_overrides(layout)
+        usual = Layout("", 1, 1, 1)
+        names = ["strategy", "ranks", "micro_batch", *["replicate"] * (layout.strategy == "hsdp")]
+        axes = ("tensor", "context", "expert", "pipeline", "sequence", "checkpointing", "offload")
+        names += [name for name in axes if getattr(layout, name) != getattr(usual, name)]
+        names += ["schedule"] * (layout.pipeline > 1)
+        keys = {"checkpointing": "activation_checkpointing"}
+        return {f"parallel.{keys.get(name, name)}": getattr(layout, name) for name in names}
 
     def advice(self, plan: "Plan") -> Iterator[str]:
         return advise_training(self, plan)
@@ -242,13 +254,10 @@ class TrainingCostModel(CostModel):
     def placement(self, layout: Layout, device: Device) -> Placement:
         """Translate a layout for the formulas. The slowest rank counts: the one with the most samples."""
         key = (layout, device.synchronous)
-        if key not in self._cache:
-            self._cache[key] = self._build_placement(layout, device)
-        return cast(Placement, self._cache[key])
-
-    def _build_placement(self, layout: Layout, device: Device) -> Placement:
+        if key in self._cache:
+            return cast(Placement, self._cache[key])
         passes, zero = layout.passes(layout.global_batch), ZERO_STAGES[layout.strategy]
-        return Placement(
+        self._cache[key] = found = Placement(
             *(layout.replicate, layout.shard, layout.tensor, layout.pipeline, layout.context, layout.expert),
             micro_batch=-(-layout.global_batch // layout.data) / passes,
             accumulate=passes,
@@ -261,6 +270,7 @@ class TrainingCostModel(CostModel):
             reduction=self.reduction,
             runtime=self._runtime(layout, device, sharded=zero == 3),
         )
+        return found
 
     def _runtime(self, layout: Layout, device: Device, sharded: bool) -> Runtime:
         """Decide what is compiled on a device, and what stays in its memory."""
@@ -282,13 +292,10 @@ class TrainingCostModel(CostModel):
 
     def memory(self, layout: Layout, where: PricedCluster) -> TrainingMemory:
         """Estimate the memory of the fullest device, with the longest samples in one pass."""
-        key = (layout, where.cluster.device.synchronous, where.physics)
-        if key not in self._cache:
-            self._cache[key] = self._estimate_memory(layout, where)
-        return cast(TrainingMemory, self._cache[key])
-
-    def _estimate_memory(self, layout: Layout, where: PricedCluster) -> TrainingMemory:
         device = where.cluster.device
+        key = (layout, device.synchronous, where.physics)
+        if key in self._cache:
+            return cast(TrainingMemory, self._cache[key])
         placement = self.placement(layout, device)
         fullest, blocks = self.lengths.fullest_batch_ratio(placement.micro_batch), self._blocks_on(device)
         filled = placement if fullest == 1 else replace(placement, micro_batch=placement.micro_batch * fullest)
@@ -298,7 +305,7 @@ class TrainingCostModel(CostModel):
             buffers += THREADS * WORKSPACE_BYTES
         if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
             buffers += found.weights_bytes / placement.shards
-        return replace(found, buffers_bytes=buffers)
+        return cast(TrainingMemory, self._cache.setdefault(key, replace(found, buffers_bytes=buffers)))
 
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
         pricer = self._step_pricer(layout, where)
@@ -335,3 +342,15 @@ class TrainingCostModel(CostModel):
         kind = DTYPE_SIZES[DTYPE_NAMES[precision]]
         numbers = replace(kind, state_bytes=self.numbers.state_bytes, gathered_bytes=kind.weight_bytes)
         return replace(self, numbers=numbers, train=self.train.model_copy(update={"precision": precision}))
+
+
+def _list_micro_batches(layout: Layout, constraints: LayoutConstraints) -> list[int]:
+    per_rank = math.ceil(layout.global_batch / layout.data)
+    size = max(1, per_rank // layout.pipeline) if layout.pipeline > 1 else per_rank
+    if constraints.micro_batch is not None:
+        return [min(constraints.micro_batch, size)]
+    sizes = [size]
+    while size > 1:
+        size = -(-size // 2)
+        sizes.append(size)
+    return sizes

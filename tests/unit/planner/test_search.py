@@ -5,7 +5,7 @@ import pytest
 from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.layout import Layout, layout_of
-from paceline.planner.candidates import LayoutConstraints, RejectReason, constraints_of, family_name, layout_overrides
+from paceline.planner.candidates import LayoutConstraints, RejectReason, constraints_of, family_name
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import apply_plan, plan
 from paceline.planner.search import EQUAL_SPEED, search_layouts
@@ -127,7 +127,7 @@ def test_the_runtime_takes_every_layout_that_fits_as_it_was_priced(spec, where):
     workload = build_workload(spec)
     layouts = [p.layout for row in found.rows for p in row.found.prices]
     for layout in layouts[:: max(1, len(layouts) // 40)]:
-        applied_layout = layout_of(spec.replace(layout_overrides(layout)))
+        applied_layout = layout_of(spec.replace(found.cost_model.overrides(layout)))
         assert applied_layout == layout
         workload.suits(applied_layout)
         assert found.cost_model.placement(layout, found.target.whole.device).ranks == layout.ranks

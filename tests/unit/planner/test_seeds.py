@@ -9,12 +9,12 @@ from paceline.config import build_spec
 from paceline.hardware.catalogue import parse_cluster
 from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, Placement, Runtime
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, Matmul, ModelShape
-from paceline.planner.formulas.step_time import price_step
+from paceline.planner.formulas.step_time import StepPricer
 from paceline.planner.plan import plan
 
 
 def step_s(model, placement, where, kind):
-    return price_step(model.blocks, placement, where, DTYPE_SIZES[kind], GPU_PHYSICS).step_s
+    return StepPricer(model.blocks, placement, where, DTYPE_SIZES[kind], GPU_PHYSICS).price().step_s
 
 
 def weak_speedup(model, ranks, where, micro, kind="amp_bf16"):
@@ -84,7 +84,7 @@ def topic_step_s(devices, where):
         kernels=operations * LAUNCHES_PER_OPERATION,
     )
     placement = Placement(replicate=devices, micro_batch=BATCH, runtime=Runtime(fused_update=True))
-    work_s = price_step((model,), placement, where, DTYPE_SIZES["fp32"], GPU_PHYSICS).step_s
+    work_s = StepPricer((model,), placement, where, DTYPE_SIZES["fp32"], GPU_PHYSICS).price().step_s
     return work_s + BATCH * TERMS * 4 / GPU_PHYSICS.input_bytes_s
 
 

@@ -68,21 +68,15 @@ def calibrate_machine(ranks: Sequence[int], log: LogFn, threads: int = 0, enough
     plan.setdefault(counted[0], threads or cores)
     each = run_ranks(_measure_rank, (plan, counted, enough_s), max(plan), PRELOAD)
     rows = [_average_ranks(n, plan[n], each, max(counted), cores) for n in sorted(plan)]
-    return {**_describe_machine(), "measured": rows}
-
-
-def calibrate_gpu(log: LogFn) -> dict[str, Any]:
-    """Do the same for this machine's CUDA device alone."""
-    from paceline.planner.calibration.gpu_probes import measure_gpu
-
-    return {**_describe_machine(), "measured": [], "gpu": measure_gpu(log)}
+    return {**describe_machine(), "measured": rows}
 
 
 def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _describe_machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
+    """Return what a calibration file has of the machine itself."""
     here = describe_environment()
     return {
         "format": CALIBRATION_FORMAT,

@@ -95,13 +95,6 @@ class StepTime:
         return work + self.offload_s + self.data_s
 
 
-def price_step(
-    blocks: tuple[BlockShape, ...], placement: Placement, cluster: Cluster, numbers: DtypeSizes, physics: Physics
-) -> StepTime:
-    """Price one optimiser step of a model (its blocks: first, repeated, last) under a layout on a cluster."""
-    return StepPricer(blocks, placement, cluster, numbers, physics).price()
-
-
 @dataclass(frozen=True)
 class Travel:
     """Communication: in flight, and visible."""
@@ -126,7 +119,10 @@ class _Stage:
 
 @dataclass(frozen=True)
 class StepPricer:
-    """Prices the parts of one step, and adds them up; `simulation` plays them on their ranks instead."""
+    """Prices the parts of one step of a model (its blocks: first, repeated, last) under a layout on a cluster.
+
+    `price` adds them up; `simulation` plays them on their ranks instead.
+    """
 
     blocks: tuple[BlockShape, ...]
     placement: Placement

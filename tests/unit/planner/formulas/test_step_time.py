@@ -12,7 +12,7 @@ from paceline.hardware.catalogue import parse_cluster
 from paceline.planner.formulas.compute import Roofline, count_fused_scores
 from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, PHYSICS_TABLE, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape
-from paceline.planner.formulas.step_time import all_gather_s, all_reduce_s, build_group, exposed_s, price_step
+from paceline.planner.formulas.step_time import StepPricer, all_gather_s, all_reduce_s, build_group, exposed_s
 
 IDEAL = replace(
     GPU_PHYSICS,
@@ -35,8 +35,12 @@ BF16 = DTYPE_SIZES["bf16"]
 SMALL = ModelShape(12, 1024, 16, 1024, 50_304)
 
 
-def step_s(model, placement, where, physics=None, kind=BF16):
-    return price_step(model.blocks, placement, where, kind, physics or GPU_PHYSICS).step_s
+def price(model, placement, physics=IDEAL, kind=BF16, where=A100):
+    return StepPricer(model.blocks, placement, where, kind, physics).price()
+
+
+def step_s(model, placement, where, kind=BF16):
+    return price(model, placement, GPU_PHYSICS, kind, where).step_s
 
 
 def test_few_numbers_each_with_a_unit_and_a_meaning():
@@ -97,7 +101,7 @@ def test_overlap_hides_at_most_the_compute_beside_it():
 
 def test_the_terms_add_up():
     placement = Placement(replicate=2, tensor=2, pipeline=2, micro_batch=2, accumulate=4)
-    t = price_step(SMALL.blocks, placement, A100, BF16, GPU_PHYSICS)
+    t = price(SMALL, placement, GPU_PHYSICS)
     terms = ("compute_s", "exposed_s", "bubble_s", "update_s", "overhead_s", "waiting_s")
     assert t.step_s == pytest.approx(sum(getattr(t, name) for name in terms))
     assert 0 < t.exposed_s <= t.comm_s
@@ -105,32 +109,28 @@ def test_the_terms_add_up():
 
 def test_the_bubble_is_stages_minus_one_over_passes():
     model = ModelShape(16, 1024, 16, 1024, 64)  # a head and an embedding of next to nothing
-    t = price_step(model.blocks, Placement(pipeline=4, accumulate=8), A100, BF16, IDEAL)
+    t = price(model, Placement(pipeline=4, accumulate=8))
     assert t.bubble_s / t.compute_s == pytest.approx(3 / 8, rel=0.02)
-    interleaved = price_step(model.blocks, Placement(pipeline=4, accumulate=8, chunks=4), A100, BF16, IDEAL)
+    interleaved = price(model, Placement(pipeline=4, accumulate=8, chunks=4))
     assert interleaved.bubble_s == pytest.approx(t.bubble_s / 4, rel=0.02)
 
 
 def test_full_recomputation_costs_a_third_more():
     model = ModelShape(24, 4096, 32, 512, 64, fused_attention=False)
-    none, full = (
-        price_step(model.blocks, Placement(micro_batch=8, recompute=r), A100, BF16, IDEAL) for r in ("none", "full")
-    )
+    none, full = (price(model, Placement(micro_batch=8, recompute=r)) for r in ("none", "full"))
     assert full.compute_s / none.compute_s == pytest.approx(4 / 3, rel=0.01)
 
 
 def test_accumulation_sends_gradients_once():
-    once, four = (
-        price_step(SMALL.blocks, Placement(replicate=8, micro_batch=2, accumulate=a), A100, BF16, IDEAL) for a in (1, 4)
-    )
+    once, four = (price(SMALL, Placement(replicate=8, micro_batch=2, accumulate=a)) for a in (1, 4))
     assert four.comm_s == pytest.approx(once.comm_s)
     assert four.compute_s == pytest.approx(4 * once.compute_s)
 
 
 def test_sharding_weights_sends_half_as_much_again_in_every_pass():
     kind = DTYPE_SIZES["pure_bf16"]
-    ddp = price_step(SMALL.blocks, Placement(replicate=8, accumulate=2), A100, kind, IDEAL)
-    fsdp = price_step(SMALL.blocks, Placement(shard=8, zero=3, accumulate=2), A100, kind, IDEAL)
+    ddp = price(SMALL, Placement(replicate=8, accumulate=2), kind=kind)
+    fsdp = price(SMALL, Placement(shard=8, zero=3, accumulate=2), kind=kind)
     assert fsdp.comm_s / ddp.comm_s == pytest.approx(2 * 1.5)
 
 
