@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry, find_registered
-from paceline.config.settings import apply_settings
+from paceline.config.run_spec import apply_settings
 from paceline.data.frames import is_frame, store_frame
 from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.hardware.catalogue import parse_cluster

@@ -12,7 +12,7 @@ import paceline
 import paceline.topics
 from paceline import Workload, plan, resume, train
 from paceline.config import load, registry, resolve_spec
-from paceline.config.settings import apply_settings
+from paceline.config.run_spec import apply_settings
 from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.trials.runner import train_trial

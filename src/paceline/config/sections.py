@@ -283,16 +283,15 @@ class Train(Section):
         return value
 
     @model_validator(mode="after")
-    def _check_nesterov(self) -> Train:
+    def _check_conflicts(self) -> Train:
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             what = f"train.optimizer={self.optimizer}" if self.optimizer != "sgd" else "train.momentum=0"
             raise conflict_error(f"train.nesterov=true is for sgd with momentum, not {what}; drop it")
-        return self
-
-    @model_validator(mode="after")
-    def _check_growing_batch(self) -> Train:
         if self.batch_schedule and (self.lr_scaling != "none" or self.warmup_shape == "log"):
             raise conflict_error("train.lr_scaling and train.warmup_shape=log need a global_batch that does not grow")
+        if self.epochs and self.steps:
+            length = f"train.epochs={self.epochs} and train.steps={self.steps}"
+            raise conflict_error(f"{length} both set the length; drop one")
         return self
 
     @property
@@ -305,14 +304,6 @@ class Train(Section):
         sizes = sorted({0: self.global_batch, **self.batch_schedule}.items())
         ends = [*(begin for begin, _ in sizes[1:]), steps]
         return sum(max(0, min(end, steps) - begin) * size for (begin, size), end in zip(sizes, ends, strict=True))
-
-    @model_validator(mode="after")
-    def _check_one_length(self) -> Train:
-        if self.epochs and self.steps:
-            raise conflict_error(
-                f"train.epochs={self.epochs} and train.steps={self.steps} both set the length; drop one"
-            )
-        return self
 
 
 class Parallel(Section):

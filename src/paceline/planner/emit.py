@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline import __version__
 from paceline.config import ARGUMENT, COMMAND_LINE, DEFAULT, RunSpec
@@ -262,24 +262,16 @@ class BatchJob:
         return "-" in self.nodes
 
 
-def build_batch_script(job: BatchJob) -> str:
-    return _render_script("slurm_batch.sh.j2", job, requeue=REQUEUE_CODE)
+def build_batch_script(job: BatchJob, kind: Literal["batch", "array", "command"] = "batch", **values: Any) -> str:
+    """Build a job that trains.
 
-
-def build_array_script(job: BatchJob, ranks: Sequence[int]) -> str:
-    """Build an array job: each task measures one number of ranks against one rank, in turns, on one node."""
-    return _render_script("slurm_array.sh.j2", job, ranks=ranks)
-
-
-def build_command_script(job: BatchJob, checkpoints: str) -> str:
-    """Build a job that runs a command of the user's once for each rank, and again while it saves `checkpoints`."""
-    return _render_script("slurm_command.sh.j2", job, checkpoints=checkpoints)
-
-
-def _render_script(template: str, job: BatchJob, **values: Any) -> str:
+    In an array each task measures one number of `ranks` against one rank, in turns, on one node. A command of the
+    user's runs once for each rank, and again while it saves `checkpoints`.
+    """
     python, command = shlex.join([*job.python, "-m"]), shlex.join(job.command)
     values |= {"note": to_one_line(job.note), "version": __version__, "directives": _list_directives(job)}
-    return render_launch_template(template, job=job, python=python, command=command, **values)
+    values |= {"python": python, "command": command, "requeue": REQUEUE_CODE}
+    return render_launch_template(f"slurm_{kind}.sh.j2", job=job, **values)
 
 
 def render_launch_template(file: str, **values: Any) -> str:

@@ -18,6 +18,7 @@ from paceline.planner.links import apply_measured_links
 from paceline.runlog.machine import list_gpu_names
 
 MAX_LOCAL_RANKS = 4
+HOST_BYTES = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 NOMINAL_CORES = 8  # of the catalogue's CPU
 
 
@@ -128,8 +129,8 @@ def _resolve_local(file: str | Path | None) -> TargetCluster:
     cores = len(os.sched_getaffinity(0))
     nominal = find_device("CPU")
     rates = {name: rate * cores / NOMINAL_CORES for name, rate in nominal.flops_s.items()}
-    memory, watts = _host_memory_bytes() or nominal.memory_bytes, nominal.watts * cores / NOMINAL_CORES
-    device = replace(nominal, name=f"{cores} CPU cores", memory_bytes=memory, flops_s=rates, watts=watts)
+    watts = nominal.watts * cores / NOMINAL_CORES
+    device = replace(nominal, name=f"{cores} CPU cores", memory_bytes=HOST_BYTES, flops_s=rates, watts=watts)
     ranks = max(1, min(cores, MAX_LOCAL_RANKS))
     machine = Cluster(device, 1, ranks, device.link_bytes_s, device.node_bits_s / 8)
     return TargetCluster(LOCAL, machine, shared=True, note=note)
@@ -137,12 +138,5 @@ def _resolve_local(file: str | Path | None) -> TargetCluster:
 
 def _local_gpus(count: int, name: str, calibration: Calibration | None = None, note: str = "") -> TargetCluster:
     """Return devices of the catalogue in this machine, whose host memory is known."""
-    machine = replace(parse_cluster(f"1x{count}x{name}"), host_bytes=_host_memory_bytes() or None)
+    machine = replace(parse_cluster(f"1x{count}x{name}"), host_bytes=HOST_BYTES)
     return TargetCluster(f"local ({count}x{name})", machine, calibration=calibration, note=note)
-
-
-def _host_memory_bytes() -> float:
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (ValueError, OSError):
-        return 0.0

@@ -11,7 +11,7 @@ from paceline.config import SpecSource, load, resolve_spec
 from paceline.errors import PacelineError, UserError, did_you_mean
 from paceline.io.arguments import make_output_folder, option_error, parse_hours, parse_numbers
 from paceline.io.files import write_atomic, write_json
-from paceline.planner.emit import BatchJob, build_array_script, build_batch_script, build_command_script
+from paceline.planner.emit import BatchJob, build_batch_script
 from paceline.runlog.events import read_events
 from paceline.runlog.jobs import record_job_event
 from paceline.runlog.run_dir import RunDir
@@ -201,7 +201,7 @@ def submit_measure(
         options=build_sbatch_options(site, asked, most * (site.cpus_per_rank or 1)),
     )
     tasks = f"an array of {len(counts)}: one task for each of --ranks, beside 1"
-    return _send_script(folder / MEASURE_SCRIPT, build_array_script(job, counts), tasks, dry_run)
+    return _send_script(folder / MEASURE_SCRIPT, build_batch_script(job, "array", ranks=counts), tasks, dry_run)
 
 
 def submit_command(
@@ -236,7 +236,8 @@ def submit_command(
     )
     again = f"requeued while it saves {checkpoints}" if checkpoints else "not requeued: there is no --checkpoints"
     reason = f"{nodes} × {per_node} ranks of  {shlex.join(words)}; {again}"
-    return _send_script(folder / JOB_SCRIPT, build_command_script(job, checkpoints), reason, dry_run)
+    text = build_batch_script(job, "command", checkpoints=checkpoints)
+    return _send_script(folder / JOB_SCRIPT, text, reason, dry_run)
 
 
 def strip_launcher(command: Sequence[str], python: Sequence[str]) -> tuple[str, ...]:

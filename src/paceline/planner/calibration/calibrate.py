@@ -52,6 +52,8 @@ ATTENTION = (8, 4, 128, 32)  # (samples, heads, positions, features per head)
 LAYER = (4096, 128, 512)  # (tokens, width, feed-forward) of the element-wise work
 UPDATED_PARAMS = 1_500_000
 STRETCH_S = 0.03
+"""As long as a pass of a small model: single calls would fit between the time slices of other programs, and a plan from
+them would be too good for a machine that is not idle."""
 CHAIN = 20  # operations on next to nothing, one after another
 
 
@@ -129,7 +131,8 @@ def _measure_rank(
                     together()
                     if rank_info.rank < n:
                         torch.set_num_threads(plan[n])
-                        rate = probe.amount / measure_best_s(probe.work, enough_s)
+                        # the best of several stretches: other programs only make them longer
+                        rate = probe.amount / min(time_stretches(probe.work, enough_s, STRETCH_S, least=4))
                         rates[n][probe.name] = max(rate, rates[n].get(probe.name, 0.0))
         torch.set_num_threads(1)
         for n in sorted(plan):
@@ -257,15 +260,6 @@ def _layer_probe() -> Probe:
         torch.autograd.backward([y], [seed])
 
     return Probe("layer", 1.0, work)
-
-
-def measure_best_s(work: Callable[[], object], enough_s: float) -> float:
-    """Return the time of a call in the best of several stretches: other programs only make them longer.
-
-    A stretch is as long as a pass of a small model. Single calls would fit between the time slices of other programs,
-    and a plan from them would be too good for a machine that is not idle.
-    """
-    return min(time_stretches(work, enough_s, STRETCH_S, least=4))
 
 
 def time_stretches(

@@ -25,7 +25,7 @@ from paceline.data.cache import (
 from paceline.data.files import invalid_data
 from paceline.data.order import draw_fractions
 from paceline.io.files import expand_cache
-from paceline.workload import LogFn, Outline
+from paceline.workload import LogFn
 from paceline.workloads.unet.sections import ImageData
 
 FORMAT = 1
@@ -132,7 +132,6 @@ def _build_entry(source: PairSource, fingerprint: str, folder: Path, log: LogFn)
 
 
 ImageBatch = tuple[Tensor, Tensor]  # images [B, C, size, size] and masks [B, size, size], as bytes
-OUTLINE_SIDE, LOWEST_SIDE = 32, 2  # pixels of the images that a plan runs, and of their lowest level
 
 
 @dataclass(frozen=True)
@@ -141,14 +140,6 @@ class ImageSummary:
     train: int
     tiles: int  # of the held-out images
     assumptions: tuple[str, ...] = ()
-
-
-def build_outline(seen: ImageSummary, size: int, depth: int) -> Outline:
-    """Return black images, smaller than real ones, that take no memory."""
-    small = min(size, max(OUTLINE_SIDE, LOWEST_SIDE * 2**depth))
-    black = torch.zeros((), dtype=torch.uint8)
-    images = black.expand(seen.train, seen.kind.channels, small, small), black.expand(seen.train, small, small)
-    return Outline(images, seen.tiles, (size / small) ** 2, seen.assumptions)
 
 
 TOP, LEFT, ACROSS, UPSIDE_DOWN, BRIGHT = range(CHANGES := 5)  # what a key decides of a crop

@@ -29,7 +29,6 @@ from paceline.workloads.unet.corpus import (
     ImageKind,
     Pixels,
     Tiles,
-    build_outline,
     iter_tiles,
     make_crops,
     prepare_images,
@@ -38,6 +37,7 @@ from paceline.workloads.unet.sections import ImageData, UNetModel
 from paceline.workloads.unet.sources import FolderSource, SceneSource, read_image
 from paceline.workloads.unet.standalone import ExportedUNet
 
+OUTLINE_SIDE, LOWEST_SIDE = 32, 2  # pixels of the images that a plan runs, and of their lowest level
 EVALUATED_PIXELS = 1 << 17  # in one pass
 KEPT = "images.json"
 GAP, SHOWN_SIDE = 2, 128  # pixels between pictures; smaller images are enlarged to about this side
@@ -92,9 +92,14 @@ class Segmentation(Workload):
         return SceneSource(self.images) if self.images.source == "scenes" else FolderSource(self.images)
 
     def outline(self) -> Outline:
+        """Return black images, smaller than real ones, that take no memory."""
         seen = self._source().summarise()
         self.kind = seen.kind
-        return build_outline(seen, self.images.size, self.shape.depth)
+        size, depth = self.images.size, self.shape.depth
+        small = min(size, max(OUTLINE_SIDE, LOWEST_SIDE * 2**depth))
+        black = torch.zeros((), dtype=torch.uint8)
+        images = black.expand(seen.train, seen.kind.channels, small, small), black.expand(seen.train, small, small)
+        return Outline(images, seen.tiles, (size / small) ** 2, seen.assumptions)
 
     def fingerprint(self) -> str:
         return self.corpus.fingerprint

@@ -15,7 +15,6 @@ from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.planner.cost_model import build_cost_model
 from paceline.workload import build_workload
-from paceline.workloads.unet import corpus as samples
 from paceline.workloads.unet.corpus import IGNORED, Crops, Tiles, iter_tiles, make_crops, open_image_corpus
 from paceline.workloads.unet.sections import ImageData
 from paceline.workloads.unet.sources import DRAWS, SceneSource, draw_digit
@@ -226,7 +225,7 @@ def test_a_plan_makes_and_prepares_no_images(tmp_path):
 def test_a_small_image_tells_what_a_larger_one_takes(tmp_path, precision, monkeypatch):
     spec = workload(tmp_path, scenes=20, size=128).spec.replace({"train.precision": precision})
     by_small = build_cost_model(spec)
-    monkeypatch.setattr(samples, "OUTLINE_SIDE", 128)
+    monkeypatch.setattr("paceline.workloads.unet.workload.OUTLINE_SIDE", 128)
     by_large = build_cost_model(spec)
     assert by_small.flops_per_sample == by_large.flops_per_sample
     for small, large in zip(by_small.blocks, by_large.blocks, strict=True):
