@@ -144,7 +144,7 @@ class Epochs:
         batches = math.ceil(counts.documents / self.batch_size)
         where = getattr(counts, "device", self.device if on_gpu else torch.device("cpu"))
         with use_device(where):
-            problem = build_problem(counts, where, fractional=True, alone=self.alone)
+            problem = build_problem(counts, where, alone=self.alone)
             em = self._begin(problem)
             if wrap_passes is not None:
                 em.documents = wrap_passes(problem.documents, len(em.L))

@@ -19,13 +19,14 @@ class FitEnd(Enum):
 
 
 class Passes(Protocol):
-    """One rank's part of a fit that goes through all samples until it has converged."""
+    """One rank's part of a fit that goes through all samples until it has converged.
+
+    A class may inherit what is optional: `parameters`, `begin`, `evaluate` and `close`.
+    """
 
     samples: int
     most: int
-
-    @property
-    def parameters(self) -> int | None: ...
+    parameters: int | None = None
 
     @property
     def end(self) -> FitEnd | None:
@@ -36,13 +37,16 @@ class Passes(Protocol):
     def step(self, flag: bool) -> Mapping[str, Any]:
         """Make one pass; return its "loss", its times, whether a rank's `flagged`, and more for the event."""
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        return
 
     def evaluate(self) -> Mapping[str, Any]:
         """Return metrics of held-out samples after a pass, if they are due."""
+        return {}
 
     def close(self) -> None:
         """Release what ranks hold together, before one of them continues alone."""
+        return
 
     def tensors(self) -> dict[str, Any]:
         """Return what resuming needs, by name; "model" holds the result."""

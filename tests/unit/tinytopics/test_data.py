@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.errors import UserError
 from paceline.tinytopics.data import IndexTrackingDataset, NumpyDiskDataset, TorchDiskDataset
 
 X = np.arange(20, dtype=np.int32).reshape(5, 4)
@@ -40,6 +41,8 @@ def test_all_rows_or_some(dataset):
     assert [row.tolist() for row in some] == X[[3, 1]].tolist()
     with pytest.raises(IndexError):
         whole[5]
+    with pytest.raises(UserError, match="has 5 rows"):
+        dataset(indices=[5])
 
 
 def test_rows_of_arrays_are_floats_and_those_of_tensors_stay_what_they_are(files):
@@ -83,3 +86,7 @@ def test_a_file_with_more_than_a_tensor_is_rejected(tmp_path, new):
     torch.save({"counts": torch.ones(2)}, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
     with pytest.raises(ValueError, match="holds a dict"):
         TorchDiskDataset(tmp_path / "x.pt")
+    (tmp_path / "x.pt").write_bytes(b"nothing")
+    with pytest.raises(UserError) as error:
+        TorchDiskDataset(tmp_path / "x.pt")
+    assert error.value.code == "invalid-format"

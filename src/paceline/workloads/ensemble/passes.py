@@ -18,7 +18,7 @@ from paceline.data.files import invalid_data
 from paceline.data.tables import table_kind
 from paceline.errors import PacelineError, UserError, join_names
 from paceline.runlog.events import RunStatus
-from paceline.trainer.passes import FitEnd
+from paceline.trainer.passes import FitEnd, Passes
 from paceline.trials.runner import train_trial
 from paceline.workload import LogFn
 from paceline.workloads.ensemble.combination import Combination, fit_class_combination, fit_number_combination
@@ -152,10 +152,8 @@ class EnsembleRequest:
         return {f"fold-{task.fold + 1}": self.folds.rows.select(self.folds.fold == task.fold)}
 
 
-class EnsemblePasses:
+class EnsemblePasses(Passes):
     """One task is one pass; the last pass fits the combination."""
-
-    parameters = None
 
     def __init__(self, request: EnsembleRequest, folder: Path) -> None:
         self.request, self.folder, self.answers = request, folder, PredictionFiles(folder / "predictions")
@@ -169,12 +167,6 @@ class EnsemblePasses:
 
     def end_words(self) -> str:
         return f"{len(self.request.names)} members are combined"
-
-    def begin(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def step(self, flag: bool) -> dict[str, Any]:
         began = perf_counter()

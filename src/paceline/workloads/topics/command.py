@@ -2,8 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +65,15 @@ def run_topics(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.k is None:
         raise UserError("-k is missing: give the number of topics, as  -k 20", code="missing-value", key="-k")
-    asked = {field.name: getattr(arguments, field.name) for field in fields(FitOptions) if field.name in arguments}
     quiet = arguments.quiet or arguments.json
-    how: dict[str, Any] = {"ranks": arguments.ranks, "show": "progress" if not quiet else False, "data": text}
-    folder = train_topics(arguments.source, arguments.k, arguments.out, FitOptions(**asked), **how)
+    folder = _train_topics(arguments, text, "progress" if not quiet else False)
     if not (folder / MODEL_FILE).is_file():
         return 0  # stopped by the user; the command that resumes it was printed
     model = TopicFit.load(folder / MODEL_FILE)
     counts, texts = _read_documents(folder)
     lengths = None if counts is None else compute_totals(counts).per_document
-    write_topic_pictures(model, folder, counts, texts, title=_build_title(model, arguments.source), lengths=lengths)
+    title = _build_title(model, arguments.source)
+    write_topic_pictures(model, folder, counts, texts, title, lengths)
     if arguments.json:
         print_json(_to_json(model, folder, lengths))
     if not quiet:
@@ -113,31 +111,23 @@ def describe_fit(model: TopicFit, source: Path) -> list[str]:
     return lines
 
 
-def train_topics(
-    source: Path,
-    k: int,
-    out: Path,
-    options: FitOptions,
-    *,
-    ranks: int = 1,
-    show: Any = True,
-    data: Mapping[str, Any] | None = None,
-) -> Path:
-    """Train a run in the folder `out` and return the folder. `data`: more keys of that section; None is left out."""
+def _train_topics(arguments: argparse.Namespace, text: dict[str, Any], show: Any) -> Path:
+    """Train a run in the folder `--out` and return the folder. `text`: more keys of `data`; None is left out."""
     from paceline.api import train
     from paceline.config import build_spec
 
-    out = Path(out).expanduser().absolute()
+    out = arguments.out.expanduser().absolute()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", out.name):
         raise InvalidValue(f"--out {out}: name it with letters, digits, '.', '_' and '-'", key="--out")
-    given = {key: value for key, value in (data or {}).items() if value is not None}
+    given = {key: value for key, value in text.items() if value is not None}
+    path = str(arguments.source.expanduser().absolute())
     values = {
         "name": out.name,
         "workload": "topics",
-        "model": {"k": k, "start": options.start, "rows": options.rows, "tolerance": options.tolerance},
-        "data": {"path": str(Path(source).expanduser().absolute()), "fractional": options.fractional, **given},
-        "train": {"seed": options.seed, "steps": options.passes},
-        "parallel": {"ranks": ranks, "device": options.device},
+        "model": {"k": arguments.k, "start": arguments.start, "tolerance": arguments.tolerance},
+        "data": {"path": path, "fractional": arguments.fractional, **given},
+        "train": {"seed": arguments.seed, "steps": arguments.passes},
+        "parallel": {"ranks": arguments.ranks, "device": arguments.device},
     }
     return train(build_spec(values), out.parent, show=show).path
 
@@ -166,21 +156,13 @@ def _read_documents(folder: Path) -> tuple[Any, Iterator[str] | None]:
     assert isinstance(data, TopicsData)
     if data.path is None or not is_text(data.path):
         file = Path(data.path or "")
-        return (
-            topics.counts if file.is_file() and file.stat().st_size <= READ_AGAIN and not data.fractional else None,
-            None,
-        )
+        small = file.is_file() and file.stat().st_size <= READ_AGAIN and not data.fractional
+        return (topics.counts if small else None), None
     return topics.counts, (text for _, text in iterate_documents(data.path, data.text, None))
 
 
 def write_topic_pictures(
-    model: TopicFit,
-    folder: Path,
-    counts: Any = None,
-    texts: Iterable[str] | None = None,
-    *,
-    title: str | None = None,
-    lengths: Any = None,
+    model: TopicFit, folder: Path, counts: Any, texts: Iterable[str] | None, title: str, lengths: Any
 ) -> None:
     """Write the three plots and the explorer page into the folder, with the same names of topics."""
     from paceline.workloads.topics.result.explorer import write_explorer
@@ -194,7 +176,7 @@ def write_topic_pictures(
     write_explorer(model, folder / EXPLORER, counts, texts=texts, title=title)
 
 
-def build_topics_table(model: TopicFit, lengths: Any = None) -> Any:
+def build_topics_table(model: TopicFit, lengths: Any) -> Any:
     """Build a table of the largest topics: share (of words where the lengths of documents are given) and name."""
     from rich.table import Table
     from rich.text import Text

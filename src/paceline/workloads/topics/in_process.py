@@ -25,7 +25,7 @@ Progress = Callable[["AcceleratedEM", "PassResult"], None]
 try:
     from sklearn.base import BaseEstimator as _Base
     from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-    from sklearn.utils.validation import validate_data
+    from sklearn.utils.validation import check_is_fitted, validate_data
 
     class _Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         """Name the columns and the output."""
@@ -68,7 +68,7 @@ def fit(
     counts = read_counts(X, fractional=fractional, on_device=fit_device != "cpu")
     check_topics(k, counts)
     with use_device(getattr(counts, "device", fit_device)):
-        problem = build_problem(counts, fit_device, fractional=fractional, alone=True)
+        problem = build_problem(counts, fit_device, alone=True)
         best, loss = _fit_starts(problem, k, options, progress)
     L, Ft = best.result()
     factors = L.cpu().numpy(), np.ascontiguousarray(Ft.cpu().numpy().T)
@@ -137,7 +137,10 @@ class TopicModel(_Transformer, _Base):
 
     def fit(self, X: Any, y: Any = None) -> "TopicModel":
         given = self._validate(X, reset=True)
-        self._check_k(given)
+        shape = getattr(given, "shape", None)
+        if shape is not None and isinstance(self.k, int | np.integer) and self.k > min(shape):
+            message = f"k={self.k}: at most {min(shape)} for n_samples={shape[0]} and n_features={shape[1]}"
+            raise InvalidValue(message, key="k")
         self.fit_: TopicFit = fit(
             given, self.k, seed=self.seed, starts=self.starts, fractional=self.fractional, **(self.options or {})
         )
@@ -155,7 +158,8 @@ class TopicModel(_Transformer, _Base):
         return self.fit_.transform(given, fractional=self.fractional)
 
     def perplexity(self, X: Any) -> float:
-        return self._require_fitted().perplexity(self._validate(X), fractional=self.fractional)
+        given = self._validate(X)
+        return self.fit_.perplexity(given, fractional=self.fractional)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the mean log-likelihood of unseen words, -log(perplexity). Higher is better."""
@@ -163,40 +167,21 @@ class TopicModel(_Transformer, _Base):
 
     @property
     def components_(self) -> np.ndarray:
-        return self._get_fit_attribute().F
+        return self.fit_.F
 
     @property
     def _n_features_out(self) -> int:
-        return self._get_fit_attribute().k
-
-    def _get_fit_attribute(self) -> TopicFit:
-        if "fit_" not in self.__dict__:
-            raise AttributeError(f"this {type(self).__name__} is not fitted yet")
-        return self.fit_
-
-    def _require_fitted(self) -> TopicFit:
-        from sklearn.utils.validation import check_is_fitted
-
-        check_is_fitted(self, "fit_")
-        return self.fit_
+        return self.fit_.k
 
     def _validate(self, X: Any, reset: bool = False) -> Any:
         """Let scikit-learn validate what it knows; the rest is validated by `read_counts`."""
         if not reset:
-            self._require_fitted()
+            check_is_fitted(self, "fit_")
         own = isinstance(X, str | Path | np.memmap | Counts) or callable(getattr(X, "as_counts", None))
         texts = isinstance(X, list) and bool(X) and isinstance(X[0], str)
         if own or texts or type(X).__module__.partition(".")[0] == "torch":
             return X
         return validate_data(self, X, reset=reset, accept_sparse=True, dtype="numeric", ensure_non_negative=True)
-
-    def _check_k(self, given: Any) -> None:
-        shape = getattr(given, "shape", None)
-        if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer) or self.k < 1:
-            raise InvalidValue(f"k={self.k!r}: give a whole number of at least 1", key="k")
-        if shape is not None and self.k > min(shape):
-            message = f"k={self.k}: at most {min(shape)} for n_samples={shape[0]} and n_features={shape[1]}"
-            raise InvalidValue(message, key="k")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

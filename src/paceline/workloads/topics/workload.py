@@ -22,7 +22,7 @@ from paceline.io.files import expand_cache, read_text
 from paceline.launch.process_group import create_device_mesh
 from paceline.layout import Layout
 from paceline.trainer.explain import describe_sharing
-from paceline.trainer.passes import FitEnd
+from paceline.trainer.passes import FitEnd, Passes
 from paceline.workload import LogFn, PassWorkload, ignore_log
 from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.files.reading import convert, read_counts
@@ -95,7 +95,7 @@ class Topics(PassWorkload):
         counts = self.counts
         check_topics(self._model.k, counts)
         train, model = self.spec.train, self._model
-        problem = build_problem(counts, device, fractional=self._data.fractional)
+        problem = build_problem(counts, device)
         asked = model.model_dump()
         settings = {**asked, "seed": train.seed, "text": self._data.text_options()}
         k = asked.pop("k")
@@ -118,7 +118,7 @@ def _read_entry(entry: Path, log: LogFn, verify: bool) -> ShardCounts:
     return counts
 
 
-class TopicPasses:
+class TopicPasses(Passes):
     def __init__(self, problem: FitProblem, k: int, options: FitOptions, settings: Mapping[str, Any]) -> None:
         self.problem, self.counts, self.k, self.options, self.settings = problem, problem.counts, k, options, settings
         self.samples, self.most = self.counts.documents, options.max_passes
@@ -153,12 +153,6 @@ class TopicPasses:
             self.final_loss = self.fit.final_loss()
         gain = self.fit.gain(1) if len(self.fit.losses) > 1 else None
         return {"loss": done.loss, "gain": gain, "of_samples": self._estimate_passes() * self.samples, **asdict(done)}
-
-    def evaluate(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        """Do nothing: ranks share only the process group."""
 
     def tensors(self) -> dict[str, Any]:
         fit = self.fit

@@ -16,7 +16,7 @@ from paceline.errors import UserError
 from paceline.launch.environment import SINGLE_RANK
 from paceline.layout import Layout
 from paceline.trainer.explain import describe_sharing
-from paceline.trainer.passes import FitEnd
+from paceline.trainer.passes import FitEnd, Passes
 from paceline.workload import LogFn, PassWorkload, ignore_log
 from paceline.workloads.trees.boosting import BoostingJob, load_library
 from paceline.workloads.trees.scoring import HeldOutRows, load_metric
@@ -30,12 +30,11 @@ USED_TRAIN_KEYS |= {"checkpoint_format", "keep", "log_every", "loggers", "compil
 SAVED = ("done", "stale", "best", "best_round")
 
 
-class TreePasses:
+class TreePasses(Passes):
     def __init__(self, job: BoostingJob, train: Train) -> None:
         self.job, self.train, self.rank_info = job, train, job.rank_info
         self.samples = job.table.facts.rows
         self.most = train.steps or train.epochs or 0
-        self.parameters = None
         self.done = self.stale = self.best_round = 0
         self.best: float | None = None
         self.rounds = load_library(job.model.library)(job)

@@ -15,7 +15,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from synthetic_counts import generate_synthetic_data, zipf_documents
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.matrices import Csr, to_dense, to_sparse
@@ -24,9 +23,7 @@ from paceline.workloads.topics.files import disk_counts
 from paceline.workloads.topics.files.datasets import NumpyDiskDataset, TorchDiskDataset
 from paceline.workloads.topics.files.disk_counts import NpyCounts
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.fitting.problem import build_problem
 
-NIPS = Path(__file__).resolve().parents[5] / "shared" / "data" / "nips_counts" / "counts_csr.npz"
 X = np.random.default_rng(0).poisson(0.4, (57, 33))
 SMALL = (np.uint8, np.uint16, np.int32, np.float32)
 matrices = hnp.arrays(
@@ -58,6 +55,10 @@ def whole(counts, **settings) -> np.ndarray:
     return np.concatenate(rows)
 
 
+def readers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "topics-reader" in thread.name]
+
+
 def on_disk(folder: Path, array: np.ndarray, name: str = "counts.npy") -> Path:
     np.save(folder / name, array)
     return folder / name
@@ -76,6 +77,11 @@ FORMS = {
     "coo": lambda x, p: scipy.sparse.coo_array(x),
     "lil": lambda x, p: scipy.sparse.lil_array(x),
     "dok": lambda x, p: scipy.sparse.dok_array(x),
+    "csr in npz": lambda x, p: (scipy.sparse.save_npz(p / "x.npz", scipy.sparse.csr_array(x * 1.0)), p / "x.npz")[1],
+    "coo in npz": lambda x, p: (scipy.sparse.save_npz(p / "x.npz", scipy.sparse.coo_array(x)), p / "x.npz")[1],
+    "dense npz": lambda x, p: (np.savez(p / "x.npz", X=x), p / "x.npz")[1],
+    "mtx": lambda x, p: (scipy.io.mmwrite(p / "x.mtx", scipy.sparse.coo_array(x)), p / "x.mtx")[1],
+    "dense mtx": lambda x, p: (scipy.io.mmwrite(p / "x.mtx", x), str(p / "x.mtx"))[1],
     "npy": lambda x, p: on_disk(p, x),
     "npy float32": lambda x, p: on_disk(p, x.astype(np.float32)),
     "npy float64": lambda x, p: on_disk(p, x.astype(np.float64)),
@@ -127,12 +133,6 @@ def test_counts_of_any_size_are_exact(matrix, start, block_bytes, tmp_path):
         assert (sums.per_term == matrix[start:].sum(0)).all()
 
 
-@given(matrix=matrices)
-@settings(max_examples=40, deadline=None)
-def test_rows_to_nonzeros_and_back(matrix):
-    assert (to_dense(to_sparse(matrix.astype(np.int32)), matrix.shape[1]) == matrix).all()
-
-
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "uint64", "int64", "float16", "bool"])
 def test_types_of_files(dtype, tmp_path):
     stored = X.astype(dtype)
@@ -162,31 +162,11 @@ def test_fractions_when_allowed(tmp_path):
     for source in (fractions, scipy.sparse.csr_array(fractions), on_disk(tmp_path, fractions)):
         counts = read_counts(source, fractional=True)
         assert (whole(counts, block_bytes=999) == fractions).all()
-        assert compute_totals(counts).per_document == pytest.approx(fractions.sum(1))
-    sums = compute_totals(read_counts(on_disk(tmp_path, fractions)), fractional=True)
-    assert sums.per_term == pytest.approx(fractions.sum(0))
+        sums = compute_totals(counts)
+        assert sums.per_document == pytest.approx(fractions.sum(1))
+        assert sums.per_term == pytest.approx(fractions.sum(0))
     mixed = np.array([[1, 2.0], [0.5, 2**31]])
     assert whole(read_counts(on_disk(tmp_path, mixed), fractional=True), block_bytes=1).tolist() == mixed.tolist()
-
-
-def test_sparse_files_of_scipy(tmp_path):
-    for number, form in enumerate((scipy.sparse.csr_array, scipy.sparse.csc_matrix, scipy.sparse.coo_array)):
-        scipy.sparse.save_npz(tmp_path / f"{number}.npz", form(X.astype(np.float32)))
-        counts = read_counts(tmp_path / f"{number}.npz")
-        assert (whole(counts) == X).all()
-        assert counts.block(0, 5).values.data.dtype == np.uint8
-    np.savez(tmp_path / "dense.npz", X=X)
-    assert (whole(read_counts(tmp_path / "dense.npz")) == X).all()
-
-
-def test_matrix_market(tmp_path):
-    path = tmp_path / "x.mtx"
-    scipy.io.mmwrite(path, scipy.sparse.coo_array(X))
-    assert (whole(read_counts(path)) == X).all()
-    (tmp_path / "y.mtx.gz").write_bytes(gzip.compress(path.read_bytes()))
-    assert (whole(read_counts(str(tmp_path / "y.mtx.gz"))) == X).all()
-    scipy.io.mmwrite(tmp_path / "dense.mtx", X)
-    assert (whole(read_counts(tmp_path / "dense.mtx")) == X).all()
 
 
 def test_names_beside_a_matrix(tmp_path):
@@ -214,15 +194,10 @@ def test_files_stored_by_columns_work_and_say_that_they_are_slow(tmp_path):
         assert isinstance(read_counts(on_disk(tmp_path, X)), NpyCounts)
 
 
-def with_value(value):
-    matrix = X.astype(np.float64)
-    matrix[40, 7] = value
-    return matrix
-
-
 @pytest.mark.parametrize("value", [-1, np.nan, np.inf, 0.5, 3e9])
 def test_what_is_not_a_count(value, tmp_path):
-    matrix = with_value(value)
+    matrix = X.astype(np.float64)
+    matrix[40, 7] = value
     stored = read_counts(on_disk(tmp_path, matrix))
     for read in (
         lambda: read_counts(matrix),
@@ -230,10 +205,12 @@ def test_what_is_not_a_count(value, tmp_path):
         lambda: read_counts(torch.tensor(matrix)),
         lambda: compute_totals(stored),
         lambda: whole(stored, block_bytes=500),
+        *([lambda: read_counts(matrix.astype(np.int8))] if value == -1 else []),
     ):
         with pytest.raises(UserError, match="document 40, term 7 ") as caught:
             read()
         assert caught.value.code == "invalid-data"
+    assert not readers()
     if value != 0.5 and value != 3e9:
         with pytest.raises(UserError, match="document 40, term 7 "):
             read_counts(matrix, fractional=True)
@@ -263,16 +240,6 @@ def test_no_matrix(source, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_matrix_of_zeros_is_refused_and_empty_documents_are_not(tmp_path):
-    for zeros in (np.zeros((4, 3)), scipy.sparse.csr_array((4, 3))):
-        with pytest.raises(UserError, match="all 4 x 3 counts are zero"):
-            build_problem(read_counts(zeros))
-    one = np.zeros((4, 3))
-    one[2, 1] = 1
-    assert compute_totals(read_counts(one)).per_document.tolist() == [0, 0, 1, 0]
-    assert not compute_totals(read_counts(one), 0, 2).per_term.any()
-
-
 def test_bad_files(tmp_path):
     def reject(name, code, content=None):
         if content is not None:
@@ -292,6 +259,7 @@ def test_bad_files(tmp_path):
     reject("x.docx", "invalid-format", b"x")
     reject("zip.npz", "unreadable|invalid-format|damaged|invalid-request", b"no zip")
     reject("text.mtx", "invalid-format|unreadable", b"hello\n")
+    reject("text.mtx.gz", "invalid-format|unreadable", gzip.compress(b"hello\n"))
     np.savez(tmp_path / "two.npz", a=X, b=X)
     assert "a, b" in reject("two.npz", "invalid-data")
     np.save(tmp_path / "objects.npy", np.array([[{}, 1]], object), allow_pickle=True)
@@ -310,10 +278,6 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path):
         whole(counts, block_bytes=700)
 
 
-def readers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if "topics-reader" in thread.name]
-
-
 def test_the_reader_stops_with_its_consumer(tmp_path):
     counts = read_counts(on_disk(tmp_path, X))
     stream = iterate_blocks(counts, block_bytes=300)
@@ -327,19 +291,6 @@ def test_the_reader_stops_with_its_consumer(tmp_path):
     assert not readers()
 
 
-def test_an_error_of_the_reader_reaches_the_consumer(tmp_path):
-    matrix = with_value(-2)
-    stream = iterate_blocks(read_counts(on_disk(tmp_path, matrix)), block_bytes=300)
-    with pytest.raises(UserError, match="document 40"):
-        list(stream)
-    assert not readers()
-
-
-def few_nonzeros(rng, shape, largest):
-    """Counts of which one in twelve is not zero, or fewer."""
-    return np.where(rng.random(shape) < 0.08, rng.integers(1, largest + 1, shape), 0)
-
-
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "u4", "i8", "f4", "f8"])
 @pytest.mark.parametrize("terms", [1, 7, 8, 200, 1003])
 def test_nonzeros_found_while_rows_are_read(dtype, terms, tmp_path, monkeypatch):
@@ -348,7 +299,7 @@ def test_nonzeros_found_while_rows_are_read(dtype, terms, tmp_path, monkeypatch)
     monkeypatch.setattr(disk_counts, "PIECE_BYTES", 20_000)
     rng = np.random.default_rng(terms)
     for largest in (1, 255, 300, 65_535):
-        matrix = few_nonzeros(rng, (90, terms), largest)
+        matrix = np.where(rng.random((90, terms)) < 0.08, rng.integers(1, largest + 1, (90, terms)), 0)
         if largest > np.iinfo(dtype).max if dtype[0] in "iu" else dtype == "?" and largest > 1:
             continue
         np.save(tmp_path / "x.npy", matrix.astype(dtype))
@@ -383,23 +334,16 @@ def test_what_is_no_small_count_is_left_to_the_slower_way(dtype, odd, at, tmp_pa
             list(read)
 
 
-@pytest.fixture
-def scanned(monkeypatch):
-    """Which documents were scanned, and which of them in vain."""
-    asked = []
-    scan = NpyCounts.nonzero_rows
+def test_rows_with_few_zeros_stay_rows(tmp_path, monkeypatch):
+    """After two such blocks in a row the others are not scanned; one alone is passed over."""
+    scanned, scan = [], NpyCounts.nonzero_rows
 
     def noted(self, start, stop):
         found = scan(self, start, stop)
-        asked.append((start, found is not None))
+        scanned.append((start, found is not None))
         return found
 
     monkeypatch.setattr(NpyCounts, "nonzero_rows", noted)
-    return asked
-
-
-def test_rows_with_few_zeros_stay_rows(tmp_path, scanned):
-    """After two such blocks in a row the others are not scanned; one alone is passed over."""
     matrix = np.zeros((80, 40), np.float32)
     matrix[:, 5] = 1
     for first in (10, 40, 50):
@@ -410,59 +354,3 @@ def test_rows_with_few_zeros_stay_rows(tmp_path, scanned):
     assert scanned == [(0, True), (10, False), (20, True), (30, True), (40, False), (50, False)]
     rows = [to_dense(b.values, 40) if isinstance(b.values, Csr) else b.values for b in found]
     assert np.array_equal(np.concatenate(rows), matrix)
-
-
-def test_datasets_give_rows(tmp_path):
-    data = NumpyDiskDataset(on_disk(tmp_path, X), indices=[5, 2])
-    assert (len(data), data.num_terms, data.shape) == (2, 33, X.shape)
-    assert data[-1].dtype == torch.float32
-    assert (data[-1].numpy() == X[2]).all()
-    with pytest.raises(IndexError):
-        data[2]
-    with pytest.raises(UserError, match="has 57 rows"):
-        NumpyDiskDataset(X, indices=[57])
-    (tmp_path / "x.pt").write_bytes(b"nothing")
-    with pytest.raises(UserError) as error:
-        TorchDiskDataset(tmp_path / "x.pt")
-    assert error.value.code == "invalid-format"
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_synthetic_counts_follow_their_topics(sparse):
-    made = [generate_synthetic_data(200, 90, 4, avg_doc_length=400, seed=3, sparse=sparse) for _ in range(2)]
-    (counts, loadings, factors), (again, _, _) = made
-    dense = counts.toarray() if sparse else counts
-    assert counts.dtype == np.uint8
-    assert (dense == (again.toarray() if sparse else again)).all()
-    assert loadings.shape == (200, 4)
-    assert factors.shape == (4, 90)
-    assert loadings.sum(1) == pytest.approx(1, abs=1e-5)
-    assert factors.sum(1) == pytest.approx(1, abs=1e-5)
-    expected = 400 * loadings @ factors
-    assert dense.sum(1).mean() == pytest.approx(400, rel=0.02)
-    assert ((dense - expected) ** 2 / expected).mean() == pytest.approx(1, abs=0.05)  # variance = expectation
-
-
-def test_synthetic_counts_beyond_a_byte_and_on_a_device():
-    assert generate_synthetic_data(20, 10, 2, avg_doc_length=20_000)[0].dtype == np.uint16
-    there, shares, _ = generate_synthetic_data(20, 10, 2, avg_doc_length=20_000, device="meta")
-    assert (there.dtype, there.device.type, shares.device.type) == (torch.int32, "meta", "meta")
-    assert zipf_documents(9, 90, 2, device="meta")[0].layout == torch.sparse_csr
-
-
-def test_negative_whole_numbers():
-    for dtype in (np.int8, np.int32, np.int64):
-        with pytest.raises(UserError, match="document 1, term 0 "):
-            read_counts(np.array([[1, 70], [-3, 2]], dtype))
-
-
-@pytest.mark.skipif(not NIPS.exists(), reason="the NIPS counts are not on this machine")
-def test_real_counts():
-    counts = read_counts(NIPS)
-    stored = scipy.sparse.load_npz(NIPS)
-    assert (counts.documents, counts.terms) == (2483, 14036)
-    assert len(counts.vocabulary) == 14036
-    assert len(counts.names) == 2483
-    assert counts.block(0, 100).values.data.dtype == np.uint8
-    assert counts.weights().sum() == stored.nnz
-    assert compute_totals(counts).per_term.sum() == stored.sum()

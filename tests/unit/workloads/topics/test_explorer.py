@@ -88,11 +88,11 @@ def test_what_is_told_is_true(explored):
 
 def test_without_counts_and_names():
     made = TopicFit(*(getattr(small_fit()[1], name) for name in "LF"))
-    data = page_data(render_explorer(made))
+    data = collect_explorer_data(made)
     assert data["coherence"] is data["lengths"] is data["documentTerms"] is None
     assert data["names"][3] == "document 3"
     assert data["vocabulary"][5] == "term 5"
-    assert page_data(render_explorer(made, names=[f"n{at}" for at in range(60)]))["names"][59] == "n59"
+    assert collect_explorer_data(made, names=[f"n{at}" for at in range(60)])["names"][59] == "n59"
 
 
 @pytest.mark.parametrize(("n", "k", "m"), [(1, 1, 1), (2, 1, 5), (3, 2, 2), (5, 4, 3)])
@@ -257,4 +257,5 @@ def test_texts_are_shown_as_they_begin_and_are_harmless():
     assert told["texts"][1].startswith("Text 1 & word")
     assert told["texts"][1].endswith(" …")
     assert max(map(len, told["texts"])) < 250
-    assert "<b id" not in render_explorer(made, texts=[EVIL[3] + EVIL[0]] * len(made.L))
+    evil = collect_explorer_data(made, texts=[EVIL[3] + EVIL[0]] * len(made.L))
+    assert "<b id" not in render_explorer(made, evil)

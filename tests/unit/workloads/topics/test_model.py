@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from paceline.errors import RunFailed, UserError
-from paceline.workloads.topics.counts.matrices import Csr
+from paceline.workloads.topics.counts.matrices import to_dense, to_sparse
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.result.model import TopicFit, align_topics, find_largest, sort_documents
 from paceline.workloads.topics.result.new_documents import split_in_halves
@@ -68,35 +68,21 @@ def test_long_lists_of_names_go_beside_the_arrays(tmp_path, fitted, monkeypatch)
 
 
 @QUICK
-@given(at=st.floats(0, 1), flip=st.integers(1, 255))
-@example(at=0.0, flip=255)
-@example(at=0.999, flip=1)
-def test_a_damaged_file_is_refused_in_one_line(tmp_path, fitted, at, flip):
-    path = tmp_path / "fit.safetensors"
-    if not path.exists():
-        fitted[1].save(path)
-    whole = path.read_bytes()
-    place = min(len(whole) - 1, int(at * len(whole)))
-    other = tmp_path / "other.safetensors"
-    other.write_bytes(whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :])
+@given(at=st.floats(0, 0.9999), flip=st.integers(1, 255), cut=st.booleans())
+@example(at=0.0, flip=255, cut=False)
+@example(at=0.999, flip=1, cut=False)
+@example(at=0.999, flip=1, cut=True)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, fitted, at, flip, cut):
+    whole = fitted[1].save(tmp_path / "fit.safetensors").read_bytes()
+    place, other = int(at * len(whole)), tmp_path / "other.safetensors"
+    other.write_bytes(whole[:place] + (b"" if cut else bytes([whole[place] ^ flip]) + whole[place + 1 :]))
+    told = ""
     try:
-        loaded = TopicFit.load(other)
+        same(fitted[1], TopicFit.load(other))
     except UserError as error:
         told = str(error)
-    else:
-        same(fitted[1], loaded)
-        return
-    assert str(other) in told
+    assert str(other) in told or not (told or cut)
     assert "\n" not in told
-
-
-@QUICK
-@given(share=st.floats(0, 0.9999))
-def test_a_file_that_was_cut_is_refused(tmp_path, fitted, share):
-    whole = fitted[1].save(tmp_path / "fit.safetensors").read_bytes()
-    (tmp_path / "cut.safetensors").write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(UserError, match=r"cut\.safetensors: "):
-        TopicFit.load(tmp_path / "cut.safetensors")
 
 
 def test_other_files_are_refused(tmp_path, fitted):
@@ -261,35 +247,34 @@ def test_columns_must_agree(fitted):
 # ---- how good ----
 
 
+def halves_of(X, seed):
+    parts = split_in_halves(to_sparse(X), np.random.default_rng(seed))
+    assert all((part.data > 0).all() for part in parts)
+    return [to_dense(part, X.shape[1]).astype(float) for part in parts]
+
+
 @QUICK
 @given(arrays(np.uint16, st.tuples(st.integers(1, 6), st.integers(1, 9)), elements=st.integers(0, 900)), st.booleans())
 def test_halves_make_the_whole(X, fractions):
-    rows = scipy.sparse.csr_array(X.astype(np.float32) / 2 if fractions else X)
-    parts = split_in_halves(
-        Csr(rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data), np.random.default_rng(0)
-    )
-    dense = [scipy.sparse.csr_array((h.data, h.indices, h.indptr), shape=X.shape).toarray() for h in parts]
-    assert np.array_equal(dense[0].astype(float) + dense[1], rows.toarray())
-    assert all((h.data > 0).all() for h in parts)
+    X = X.astype(np.float32) / 2 if fractions else X
+    assert np.array_equal(sum(halves_of(X, 0)), X)
 
 
 def test_perplexity_by_the_definition(fitted):
     X, made = fitted
-    rows = scipy.sparse.csr_array(X[:10])
-    known, unseen = split_in_halves(
-        Csr(rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data), np.random.default_rng(3)
-    )
-    dense = [scipy.sparse.csr_array((h.data, h.indices, h.indptr), shape=(10, 36)).toarray() for h in (known, unseen)]
+    dense = halves_of(X[:10], 3)
     p = 0.99 * (made.transform(dense[0]) @ made.F) + 0.01 / 36
     expected = math.exp(-(dense[1] * np.log(p)).sum() / dense[1].sum())
     assert made.perplexity(X[:10], seed=3) == pytest.approx(expected, rel=1e-4)
 
 
-def test_perplexity_needs_words(fitted):
+def test_what_cannot_be_scored_is_refused(fitted):
     with pytest.raises(UserError, match="no document has two words"):
         fitted[1].perplexity(np.eye(36, dtype=int)[:2])
     with pytest.raises(UserError, match="smoothing=2"):
         fitted[1].perplexity(fitted[0], smoothing=2)
+    with pytest.raises(UserError, match="pairs of terms"):
+        fitted[1].coherence(fitted[0], 1)
 
 
 @QUICK
@@ -305,14 +290,6 @@ def test_coherence_is_the_mean_over_pairs(seed, n):
             both, a, b = (there[:, i] & there[:, j]).mean(), there[:, i].mean(), there[:, j].mean()
             values.append(-1 if not both else 1 if both == 1 else math.log(both / (a * b)) / -math.log(both))
         assert found == pytest.approx(np.mean(values), abs=1e-6)
-
-
-def test_coherence_tells_topics_from_noise(fitted):
-    X, made = fitted
-    noise = TopicFit(made.L, np.random.default_rng(0).dirichlet(np.ones(36), 3).astype(np.float32))
-    assert made.coherence(X).mean() > noise.coherence(scipy.sparse.csr_array(X)).mean() + 0.1
-    with pytest.raises(UserError, match="pairs of terms"):
-        made.coherence(X, 1)
 
 
 def test_the_reference_fit_of_nips_is_coherent():

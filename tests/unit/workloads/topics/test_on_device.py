@@ -24,8 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
 
 @pytest.fixture(scope="module")
 def made():
-    X, _, _ = generate_synthetic_data(n=150, m=90, k=3, avg_doc_length=500, seed=2)
-    X = X.toarray() if sp.issparse(X) else np.array(X)
+    X, _, _ = generate_synthetic_data(n=150, m=90, k=3, avg_doc_length=500, seed=2, sparse=False)
     X[7], X[:, 11] = 0, 0
     return X.astype(np.int64)
 
@@ -87,36 +86,25 @@ def test_the_smallest_type_is_taken(made):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (-1.0, "a count cannot be negative"),
-        (float("nan"), "finite"),
-        (float("inf"), "finite"),
-        (0.5, "fractional=True"),
-        (3e9, "2,147,483,647"),
-    ],
-)
-def test_what_is_no_count_is_refused_with_its_place(made, value, said, sparse):
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 0.5, 3e9])
+def test_what_is_no_count_is_refused_with_its_place(made, value, sparse):
     X = torch.tensor(made).double()
     X[5, 3] = value
-    with pytest.raises(UserError, match="document 5, term 3 ") as caught:
+    with pytest.raises(UserError, match="document 5, term 3 "):
         from_tensor(X.to_sparse_csr() if sparse else X)
-    assert said in str(caught.value)
 
 
-def test_other_bad_tensors(made):
-    with pytest.raises(UserError, match="dimension"):
-        from_tensor(torch.zeros(3))
-    with pytest.raises(UserError, match="complex"):
-        from_tensor(torch.zeros(3, 3, dtype=torch.complex64))
-    with pytest.raises(UserError, match="are zero"):
-        pt.fit(from_tensor(torch.zeros(5, 6, dtype=torch.uint8)), k=2)
-    with pytest.raises(UserError, match="are zero"):
-        pt.fit(from_tensor(torch.zeros(5, 6).to_sparse_csr()), k=2)
+def test_other_bad_tensors():
     wrong = torch.sparse_csr_tensor([0, 1, 2], [0, 9], [1.0, 1.0], size=(2, 3), check_invariants=False)
-    with pytest.raises(UserError, match="columns"):
-        from_tensor(wrong)
+    for tensor in (torch.zeros(3), torch.zeros(3, 3, dtype=torch.complex64), wrong):
+        with pytest.raises(UserError, match=r"^the tensor: "):
+            from_tensor(tensor)
+    for zeros in (torch.zeros(5, 6, dtype=torch.uint8), torch.zeros(5, 6).to_sparse_csr()):
+        with pytest.raises(UserError, match="are zero"):
+            pt.fit(from_tensor(zeros), k=2)
+    for dtype in (torch.float32, torch.uint8):
+        with pytest.raises(UserError, match="meta"):
+            pt.fit(torch.empty(9, 9, device="meta", dtype=dtype), k=2)
 
 
 def test_parts_and_samples_are_those_of_the_host(made):
@@ -165,12 +153,6 @@ def test_a_dense_sample_fits_beside_what_is_on_the_device(made, monkeypatch):
     monkeypatch.setattr("paceline.workloads.topics.fitting.problem.get_free_device_bytes", lambda device: 8 * 90 * 40)
     find_first_topics(read_counts(made.astype(np.uint8)), made.sum(0), 3)
     assert asked == [90 * 40]
-
-
-def test_a_tensor_without_counts_is_refused(made):
-    for tensor in (torch.empty(9, 9, device="meta"), torch.empty(9, 9, device="meta", dtype=torch.uint8)):
-        with pytest.raises(UserError, match="meta"):
-            pt.fit(tensor, k=2)
 
 
 def test_kernels_are_launched_where_the_counts_are():

@@ -14,7 +14,7 @@ from paceline.errors import UserError
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import apply_plan, plan
 from paceline.planner.target import resolve_target
-from paceline.workloads.topics.pricing import (
+from paceline.workloads.topics.planning import (
     CountsShape,
     estimate_pass_memory,
     estimate_pass_time,
@@ -51,11 +51,8 @@ def work(counts, where, devices=1):
     return estimate_pass_work_s(counts, counts.documents, there.cluster.device, there.physics)
 
 
-def test_a_dense_pass_takes_as_long_as_it_was_measured_on_an_h200():
+def test_a_pass_takes_as_long_as_it_was_measured_on_an_h200():
     assert work(headline(), "1xH200") == pytest.approx(7.5e-3, rel=0.1)
-
-
-def test_a_sparse_pass_takes_as_long_as_it_was_measured_on_an_h200():
     assert work(sparse(), "1xH200") == pytest.approx(4.9e-3, rel=0.1)
     assert work(sparse(newton=True), "1xH200") == pytest.approx(18.6e-3, rel=0.1)
 
@@ -156,17 +153,14 @@ def test_auto_takes_the_number_of_devices_of_the_plan(counts_file):
         (topics(), {"tokens": 5.0}, "give --samples"),
         (topics(parallel={"strategy": "fsdp", "ranks": 2}), {"samples": 100}, "spreads documents over ranks"),
         (topics(), {"samples": 0}, "--samples: 0 is not possible"),
+        (250, {}, "give at most 200"),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_one_line(spec, given, said):
+def test_what_cannot_be_planned_is_said_in_one_line(counts_file, spec, given, said):
+    spec = topics(counts_file, k=spec) if isinstance(spec, int) else spec
     with pytest.raises(UserError, match=said) as caught:
         plan(spec, "2xH100", **given)
     assert "\n" not in str(caught.value)
-
-
-def test_more_topics_than_documents_are_refused(counts_file):
-    with pytest.raises(UserError, match="give at most 200"):
-        build_cost_model(topics(counts_file, k=250))
 
 
 def test_launch_files_of_engines_with_gradients_are_refused(counts_file, tmp_path):

@@ -134,9 +134,7 @@ def run_em_step(indptr, indices, data, L, Ft, S, want_loss):
     """Make one EM step for each row of L, S from the rows before it; return the sum of -x log p before it."""
     rows, k = L.shape
     K = Ft.shape[1]
-    longest = _find_longest_row(indptr)
-    p, x = np.empty(longest, np.float32), np.empty(longest, np.float32)
-    bits = p.view(np.int32)
+    p, bits, x = _make_row_buffers(indptr)
     u, g = np.zeros(K, np.float32), np.empty(K, np.float32)
     loss = 0.0
     for i in range(rows):
@@ -174,9 +172,7 @@ def run_newton_step(indptr, indices, data, L, Ft, S, want_loss):
     """Make one Newton step for each row of L, S from the rows after it; return the sum of -x log p before it."""
     rows, k = L.shape
     K = Ft.shape[1]
-    longest = _find_longest_row(indptr)
-    p, x = np.empty(longest, np.float32), np.empty(longest, np.float32)
-    bits = p.view(np.int32)
+    p, bits, x = _make_row_buffers(indptr)
     u, g, H = np.zeros(K, np.float32), np.empty(K, np.float32), np.empty((k, K), np.float32)
     loss = 0.0
     for i in range(rows):
@@ -205,9 +201,7 @@ def solve_rows(indptr, indices, data, L, Ft, steps, tolerance):
     """Make Newton steps for each row of L until its loss changes by `tolerance`; return the sum of -x log p."""
     rows, k = L.shape
     K = Ft.shape[1]
-    longest = _find_longest_row(indptr)
-    p, x = np.empty(longest, np.float32), np.empty(longest, np.float32)
-    bits = p.view(np.int32)
+    p, bits, x = _make_row_buffers(indptr)
     u, g, H = np.zeros(K, np.float32), np.empty(K, np.float32), np.empty((k, K), np.float32)
     loss = 0.0
     for i in range(rows):
@@ -279,8 +273,10 @@ def _minimise_quadratic_model(indices, data, Ft, model, x, p):
 
 
 @compile_kernel
-def _find_longest_row(indptr):
+def _make_row_buffers(indptr):
+    """Return p, its bits and x for the longest row."""
     longest = 0
     for i in range(len(indptr) - 1):
         longest = max(longest, indptr[i + 1] - indptr[i])
-    return longest
+    p = np.empty(longest, np.float32)
+    return p, p.view(np.int32), np.empty(longest, np.float32)

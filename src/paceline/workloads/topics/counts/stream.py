@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -107,11 +106,9 @@ class Totals(NamedTuple):
     per_term: np.ndarray  # float64, over these documents
 
 
-def compute_totals(counts: Counts, start: int = 0, stop: int | None = None, *, fractional: bool = False) -> Totals:
+def compute_totals(counts: Counts, start: int = 0, stop: int | None = None) -> Totals:
     """Sum the documents in one pass."""
     stop = counts.documents if stop is None else stop
-    if fractional:
-        counts = replace(counts, fractional=True)
     per_document, per_term = np.zeros(stop - start), np.zeros(counts.terms)
     for block in iterate_blocks(counts, start, stop, TOTALS_BLOCK_BYTES):
         at = slice(block.start - start, block.stop - start)

@@ -6,7 +6,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import repeat
 from pathlib import Path
 
@@ -199,18 +198,13 @@ def read_stop_words(given: str | Iterable[str] | None) -> frozenset[str]:
     if not isinstance(given, str):
         return frozenset(given)
     if given == "english":
-        return _read_words(Path(__file__).with_name("english_stop_words.txt"))
+        return frozenset(Path(__file__).with_name("english_stop_words.txt").read_text(encoding="utf-8").split())
     path = Path(given).expanduser()
     if not path.is_file():
         message = f"stop_words={given}: give english, none, a list of words, or a file with a word per line"
         raise UserError(message, code="not-found", key="stop_words")
     with open_text(path) as lines:
         return frozenset(line.strip() for line in lines if line.strip())
-
-
-@cache
-def _read_words(path: Path) -> frozenset[str]:
-    return frozenset(path.read_text(encoding="utf-8").split())
 
 
 def _describe_source(source: object) -> str:

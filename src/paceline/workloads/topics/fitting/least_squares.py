@@ -5,7 +5,6 @@ maximum likelihood. A randomised range finder writes Y as Q B^T, a few columns m
 (HALS) then finds nonnegative factors of the pair, first on a sample of documents and terms, then on all.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,27 +122,25 @@ def stack_side(basis: Tensor, factor: Tensor) -> Tensor:
 
 
 def run_hals(documents: Tensor, terms: Tensor, k: int, turns: int) -> None:
+    """Alternate both factors, on a device as a CUDA graph: small kernels take longer to launch than to run."""
+
     def turn() -> None:
         solve_nonnegative(terms, documents, k, SWEEPS)
         solve_nonnegative(documents, terms, k, SWEEPS)
 
-    repeat_on_device(turn, turns, documents.device)
-
-
-def repeat_on_device(work: Callable[[], None], times: int, device: torch.device) -> None:
-    """Repeat work on the same tensors, on a device as a CUDA graph: small kernels take longer to launch than to run."""
-    if device.type != "cuda" or times < RECORDED_FROM:
-        for _ in range(times):
-            work()
+    device = documents.device
+    if device.type != "cuda" or turns < RECORDED_FROM:
+        for _ in range(turns):
+            turn()
         return
     stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        work()  # compiles kernels and loads libraries, which cannot be captured
+        turn()  # compiles kernels and loads libraries, which cannot be captured
         graph.capture_begin(capture_error_mode="thread_local")
-        work()
+        turn()
         graph.capture_end()
-        for _ in range(times - 1):
+        for _ in range(turns - 1):
             graph.replay()
     stream.synchronize()  # the graph owns its memory
 

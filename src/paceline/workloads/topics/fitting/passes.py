@@ -107,21 +107,29 @@ def make_device_pass(values: Any, per_document: Tensor, share: Tensor, per_term:
 class PlainDense:
     """Dense counts in plain torch: R = X / (L F) for some documents at a time, then two products."""
 
+    numbers = PIECE  # that are worked on at a time
+
     def __init__(self, counts: Tensor) -> None:
         self.counts = counts
-        self.step = max(1, PIECE // max(1, counts.shape[1]))
+        self.step = min(len(counts), max(1, self.numbers // counts.shape[1]))
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
-        total = zero_loss(L.device)
-        for first in range(0, len(L), self.step):
-            some = L[first : first + self.step]
-            x = self.counts[first : first + self.step].float()
-            p = (some @ Ft.T).clamp_min_(1e-30)
+        return self.work_on_rows(0, len(L), L, Ft, S, loss)
+
+    def work_on_rows(self, start: int, stop: int, L: Tensor, Ft: Tensor, S: Tensor, loss: bool) -> Tensor:
+        F, total = Ft.T.contiguous(), zero_loss(L.device)
+        x_room, p_room = (torch.empty(self.step, len(Ft), device=L.device) for _ in range(2))
+        for first in range(start, stop, self.step):
+            last = min(stop, first + self.step)
+            rows_L = L[first:last]
+            x, p = x_room[: len(rows_L)], p_room[: len(rows_L)]
+            x.copy_(self.counts[first:last])
+            torch.mm(rows_L, F, out=p).clamp_min_(1e-30)
+            r = torch.div(x, p, out=x) if not loss else x.div(p)
             if loss:
-                total -= (x * p.log()).sum(dtype=torch.float64)
-            r = x.div_(p)
-            S.addmm_(r.T, some)
-            keep_or_normalise(some, some * (r @ Ft))
+                total -= p.log_().mul_(x).sum(dtype=torch.float64)
+            S.addmm_(r.T, rows_L)
+            keep_or_normalise(rows_L, rows_L * (r @ Ft))
         return total
 
     def multiply(self, B: Tensor) -> Tensor:
@@ -163,41 +171,22 @@ class PlainSparse:
 
 
 class CoreDensePass(PlainDense):
-    def __init__(self, counts: Tensor) -> None:
-        super().__init__(counts)
-        self.step = min(len(counts), max(1, DENSE_STEP // counts.shape[1]))
+    numbers = DENSE_STEP
 
     def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
         count = min(torch.get_num_threads(), -(-len(L) // self.step))
         if count <= 1:
-            return self._work_on_rows(0, len(L), L, Ft, S, loss)
+            return self.work_on_rows(0, len(L), L, Ft, S, loss)
         ends = [len(L) * at // count for at in range(count + 1)]
         sums = [S, *(torch.zeros_like(S) for _ in range(count - 1))]
 
         def work(at: int) -> Tensor:
-            return self._work_on_rows(ends[at], ends[at + 1], L, Ft, sums[at], loss)
+            return self.work_on_rows(ends[at], ends[at + 1], L, Ft, sums[at], loss)
 
         found = list(get_thread_pool(count).map(work, range(count)))
         for more in sums[1:]:
             S.add_(more)
         return sum(found[1:], found[0])
-
-    def _work_on_rows(self, start: int, stop: int, L: Tensor, Ft: Tensor, S: Tensor, loss: bool) -> Tensor:
-        F = Ft.T.contiguous()
-        x_room, p_room = (torch.empty(self.step, len(Ft)) for _ in range(2))
-        total = torch.zeros((), dtype=torch.float64)
-        for first in range(start, stop, self.step):
-            last = min(stop, first + self.step)
-            rows_L = L[first:last]
-            x, p = x_room[: len(rows_L)], p_room[: len(rows_L)]
-            x.copy_(self.counts[first:last])
-            torch.mm(rows_L, F, out=p).clamp_min_(1e-30)
-            r = torch.div(x, p, out=x) if not loss else x.div(p)
-            if loss:
-                total -= p.log_().mul_(x).sum(dtype=torch.float64)
-            S.addmm_(r.T, rows_L)
-            keep_or_normalise(rows_L, rows_L * (r @ Ft))
-        return total
 
 
 class CoreSparsePass:

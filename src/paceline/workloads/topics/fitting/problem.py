@@ -70,7 +70,9 @@ class FitProblem:
         """Make the first point: topics of a sample, the same on every rank, and rows of L for them."""
         Ft = torch.empty(self.counts.terms, k, device=self.device)
         if self.alone or dist.get_rank() == 0:
-            Ft = self._find_topics(k, options)
+            all_here = isinstance(self.counts, DeviceCounts) and self.alone
+            everything = StartSample(self.documents, self.per_document.double(), self.per_term) if all_here else None
+            Ft = find_first_topics(self.counts, self.per_term, k, options.start, options.seed, self.device, everything)
         if not self.alone:
             dist.broadcast(Ft, 0)
         L = torch.empty(len(self.per_document), k, device=self.device)
@@ -79,24 +81,13 @@ class FitProblem:
             L[first:last] = find_first_rows(work, Ft, self.per_document[first:last], self.share, sweeps)
         return self.resume_at(L, Ft, options)
 
-    def _find_topics(self, k: int, options: FitOptions) -> Tensor:
-        """Find the first topics, with the passes over all documents if this rank has them on its device."""
-        all_here = isinstance(self.counts, DeviceCounts) and self.alone
-        everything = StartSample(self.documents, self.per_document.double(), self.per_term) if all_here else None
-        how, seed, device = options.start, options.seed, self.device
-        return find_first_topics(
-            self.counts, self.per_term, k, how=how, seed=seed, device=device, everything=everything
-        )
-
     def resume_at(self, L: Tensor, Ft: Tensor, options: FitOptions) -> AcceleratedEM:
         check = DENSE_CHECK if self.device.type == "cuda" and not self.counts.sparse else 1
         everyone = 0 if self.alone else self.counts.documents
         return AcceleratedEM(self.documents, L, Ft, options, check=check, all_documents=everyone)
 
 
-def build_problem(
-    counts: Counts, device: str | torch.device = "cpu", *, fractional: bool = False, alone: bool = False
-) -> FitProblem:
+def build_problem(counts: Counts, device: str | torch.device = "cpu", *, alone: bool = False) -> FitProblem:
     """Build this rank's problem: each of N ranks takes an N-th of the documents, unless it works `alone`."""
     alone = alone or not (dist.is_available() and dist.is_initialized())
     rank, world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
@@ -106,8 +97,7 @@ def build_problem(
         per_document, own = sum_counts(there)
     else:
         device, there = torch.device(device), None
-        sums = compute_totals(counts, start, stop, fractional=fractional)
-        per_document, own = (torch.from_numpy(part).to(device) for part in sums)
+        per_document, own = (torch.from_numpy(part).to(device) for part in compute_totals(counts, start, stop))
     per_term = own.clone()
     if not alone:
         dist.all_reduce(per_term)
@@ -173,28 +163,21 @@ class StartSample:
     per_term: Tensor
 
 
-def draw_random_topics(per_term: Tensor, k: int, seed: int) -> Tensor:
-    """Return F transposed: the terms' shares, each times a random number for every topic."""
-    random = torch.Generator().manual_seed(seed)
-    Ft = torch.empty(len(per_term), k).exponential_(generator=random) * (per_term.float()[:, None] + 1e-3)
-    return Ft / Ft.sum(0)
-
-
 def find_first_topics(
     counts: Counts,
     per_term: Any,
     k: int,
-    *,
     how: str = "auto",
     seed: int = 0,
-    device: str | torch.device = "cpu",
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - frozen
     everything: StartSample | None = None,
 ) -> Tensor:
     """Return F transposed (terms, k); `everything`: the passes over all documents, if they are on the device."""
-    device = torch.device(device)
     in_all = torch.as_tensor(per_term).to(device)
-    if how == "random":
-        return draw_random_topics(in_all.cpu(), k, seed).to(device)
+    if how == "random":  # the terms' shares, each times a random number for every topic
+        random = torch.Generator().manual_seed(seed)
+        Ft = torch.empty(counts.terms, k).exponential_(generator=random) * (in_all.cpu().float()[:, None] + 1e-3)
+        return (Ft / Ft.sum(0)).to(device)
     size = FOR_CPU if device.type == "cpu" and not isinstance(counts, DeviceCounts) else FOR_DEVICE
     size = replace(size, counts=min(size.counts, get_free_device_bytes(device) // COUNT_BYTES))
     few, terms = _drop_unused_terms(sample_documents(counts, seed, least=2 * k, size=size))

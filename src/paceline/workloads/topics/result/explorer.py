@@ -63,25 +63,18 @@ def write_explorer(
     file = Path(path).expanduser()
     if file.suffix.lower() not in (".html", ".htm"):
         raise InvalidValue(f"{str(file)!r} does not end in .html; write it as  {file.with_suffix('.html')}", key="path")
-    write_atomic(file, render_explorer(fitted, X, names, title, texts).encode("utf-8", "replace"))
+    data = collect_explorer_data(fitted, X, names, texts)
+    write_atomic(file, render_explorer(fitted, data, title).encode("utf-8", "replace"))
     return file
 
 
-def render_explorer(
-    model: TopicFit,
-    X: Any = None,
-    names: Sequence[str] | None = None,
-    title: str | None = None,
-    texts: Iterable[str] | None = None,
-) -> str:
+def render_explorer(model: TopicFit, data: dict[str, Any], title: str | None = None) -> str:
+    """Return the page with what `collect_explorer_data` found."""
     from markupsafe import Markup
 
-    data = collect_explorer_data(model, X, names, texts)
     company = data["coherence"] or [None] * model.k
-    names = data.pop("printed")
-    rows = [
-        (at, data["shares"][at], company[at], names[at]) for at in np.argsort(-np.array(data["shares"]), kind="stable")
-    ]
+    names, shares = data.pop("printed"), data["shares"]
+    rows = [(at, shares[at], company[at], names[at]) for at in np.argsort(-np.array(shares), kind="stable")]
     return compile_template(read_explorer_asset("explorer.html.j2")).render(
         title=title or f"{model.k:,} topics in {len(model.L):,} documents",
         facts=_list_facts(model),
