@@ -25,7 +25,7 @@ from paceline.data.corpora.tokenised import Vocabulary
 from paceline.data.tables import read_table
 from paceline.errors import PacelineError
 from paceline.hardware.catalogue import parse_cluster
-from paceline.io.files import compute_seal, read_bytes
+from paceline.io.files import hash_value, read_bytes
 from paceline.io.terminal import build_console
 from paceline.layout import layout_of
 from paceline.planner.calibration.calibration import CALIBRATION_FORMAT, read_calibration
@@ -226,7 +226,7 @@ add_target("SummaryFile", "made/summary.json", partial(make_run, name="made", st
 
 def _sealed_manifest(manifest):
     plain = {name: value for name, value in manifest.items() if name != "seal"}
-    return plain | {"seal": compute_seal(plain)}
+    return plain | {"seal": hash_value(plain)}
 
 
 def make_checkpoints(folder):

@@ -25,7 +25,7 @@ from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.prepared_table import Coding, TableTarget, Task, _read_entry, prepare_table
 from paceline.hardware import catalogue
 from paceline.horovod import elastic
-from paceline.io.files import compute_seal, read_json, to_flat, write_json
+from paceline.io.files import hash_value, read_json, to_flat, write_json
 from paceline.io.terminal import build_console
 from paceline.launch.hang_traces import find_pending_call, read_calls
 from paceline.launch.heartbeat import Beat, read_beats
@@ -261,7 +261,7 @@ add_target("EnsembleFile", "run/ensemble.json", ENSEMBLE, lambda folder: read_ma
 
 def _sealed(facts):
     inside = {name: value for name, value in facts.items() if name != "seal"}
-    return {**inside, "seal": compute_seal(inside)}
+    return {**inside, "seal": hash_value(inside)}
 
 
 def make_corpus(folder):

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from paceline.data.npz import UNREADABLE
 from paceline.errors import RunFailed, UserError
-from paceline.io.files import check_regular, compute_seal, hold_lock, read_text, sync_file
+from paceline.io.files import check_regular, hash_value, hold_lock, read_text, sync_file
 from paceline.workload import LogFn, ignore_log
 
 Opened = TypeVar("Opened")
@@ -211,14 +211,14 @@ def describe_array(path: Path) -> dict[str, Any]:
 def write_facts(path: Path, facts: Mapping[str, Any]) -> None:
     """Write the facts of an entry with their seal."""
     plain = json.loads(json.dumps(facts))
-    write_synced(path, json.dumps({**plain, "seal": compute_seal(plain)}, indent=1, ensure_ascii=False).encode())
+    write_synced(path, json.dumps({**plain, "seal": hash_value(plain)}, indent=1, ensure_ascii=False).encode())
 
 
 def read_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     """Read the facts of an entry; DamagedEntry if they or, with `verify`, its files were changed."""
     try:
         facts = json.loads(read_text(path))
-        if not isinstance(facts, dict) or facts.pop("seal", None) != compute_seal(facts):
+        if not isinstance(facts, dict) or facts.pop("seal", None) != hash_value(facts):
             raise ValueError
     except (OSError, ValueError, RecursionError):
         raise DamagedEntry(f"{path.name} was changed") from None

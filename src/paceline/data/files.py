@@ -5,7 +5,6 @@ import glob
 import gzip
 import hashlib
 import io
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from paceline.errors import RunFailed, UserError, suggest_path
-from paceline.io.files import check_regular, open_regular, read_text, write_atomic
+from paceline.io.files import check_regular, hash_file, hash_value, open_regular, read_text, write_atomic
 from paceline.io.remote import fetch_data
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -181,10 +180,6 @@ def _gzip_error(path: Path, error: Exception) -> UserError:
     return invalid_format(f"{path}: the gzip data is broken ({error}); copy the file again")
 
 
-def hash_value(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
-
-
 def hash_text(text: str) -> int:
     """Hash a text to a number below 2^64."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
@@ -195,8 +190,7 @@ def hash_files(paths: Iterable[Path]) -> str:
     whole = hashlib.sha256()
     for path in paths:
         try:
-            with open_regular(path) as file:
-                whole.update(hashlib.file_digest(file, "sha256").digest())
+            whole.update(bytes.fromhex(hash_file(path)))
         except OSError as error:
             raise unreadable_error(path, error) from None
     return whole.hexdigest()

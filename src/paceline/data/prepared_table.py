@@ -3,8 +3,6 @@
 Categories are numbered in alphabetical order, missing values are NaN. Rows are held out by their numbers.
 """
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from paceline.config.sections import TableData
-from paceline.data.arrow_tables import parse_number
 from paceline.data.cache import (
     ArrayWriter,
     describe_array,
@@ -29,10 +26,10 @@ from paceline.data.cache import (
 from paceline.data.files import check_file, invalid_data
 from paceline.data.order import derive_key, mix
 from paceline.data.table_encoder import SplitWriter, TableEncoder
-from paceline.data.table_source import Column, TableSource, encode_words, open_tables
+from paceline.data.table_source import Column, TableSource, encode_words, open_tables, parse_number
 from paceline.data.tables import check_columns, format_label
 from paceline.errors import UserError, join_names
-from paceline.io.files import expand_cache, validate_fields
+from paceline.io.files import expand_cache, hash_value, validate_fields
 from paceline.workload import LogFn, ignore_log
 
 FACTS = "facts.json"
@@ -148,7 +145,7 @@ def _name_of(data: TableData) -> str:
         if (given := getattr(data, key)) is not None:
             path = check_file(given, f"data.{key}").resolve()
             files[key] = (str(path), path.stat().st_size, path.stat().st_mtime_ns)
-    return hashlib.sha256(json.dumps([settings, files], sort_keys=True).encode()).hexdigest()[:24]
+    return hash_value([settings, files])[:24]
 
 
 def _read_entry(entry: Path, log: LogFn, verify: bool) -> PreparedTable:

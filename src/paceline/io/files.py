@@ -91,11 +91,11 @@ def catch_damage(path: Path, remedy: str = "") -> Iterator[None]:
 
 def _compute_own_seal(value: Mapping[str, Any]) -> str:
     inside = {name: inner for name, inner in value.items() if name != SEAL}
-    return compute_seal(json.loads(json.dumps(replace_nonfinite(inside), default=to_json_value)))
+    return hash_value(json.loads(json.dumps(replace_nonfinite(inside), default=to_json_value)))
 
 
-def compute_seal(value: Mapping[str, Any]) -> str:
-    """Return a checksum of JSON values that does not depend on the order of keys."""
+def hash_value(value: object) -> str:
+    """Return the SHA-256 of JSON values, which does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from paceline.data.corpora.tokenised import TOKENIZER
-from paceline.data.files import hash_value
 from paceline.errors import Code, PacelineError, RunFailed, UserError, join_names, suggest_path
-from paceline.io.files import check_regular, hash_file, read_text
+from paceline.io.files import check_regular, hash_file, hash_value, read_text
 from paceline.launch.process_group import broadcast_from_main, gather_objects, raise_on_all
 from paceline.parallel.parameters import is_sharded
 from paceline.runlog.run_dir import RunDir

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from paceline.data import image_folder, read_table
-from paceline.data.arrow_tables import ArrowTable
+from paceline.data.table_source import ArrowTable
 from paceline.data.tables import iter_columns, table_kind
 from paceline.errors import RunFailed, UserError
 

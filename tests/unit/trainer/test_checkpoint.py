@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunFailed, UserError
-from paceline.io.files import compute_seal, hash_file
+from paceline.io.files import hash_file, hash_value
 from paceline.trainer.checkpoint import reader, staging, writer
 from paceline.trainer.checkpoint.reader import (
     MANIFEST,
@@ -233,7 +233,7 @@ def reseal(folder: Path) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
     del manifest["seal"]
     manifest["files"] = {n: [(folder / n).stat().st_size, hash_file(folder / n)] for n in manifest["files"]}
-    (folder / MANIFEST).write_text(json.dumps(manifest | {"seal": compute_seal(manifest)}))
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"seal": hash_value(manifest)}))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -23,13 +23,12 @@ from paceline.data.files import (
     find_files,
     hash_files_cached,
     hash_text,
-    hash_value,
     invalid_data,
     iter_lines,
     open_text,
 )
 from paceline.errors import UserError
-from paceline.io.files import expand_cache
+from paceline.io.files import expand_cache, hash_value
 from paceline.workload import LogFn
 
 if TYPE_CHECKING:

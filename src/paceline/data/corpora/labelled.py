@@ -23,14 +23,13 @@ from paceline.data.files import (
     check_file,
     hash_files_cached,
     hash_text,
-    hash_value,
     invalid_data,
     invalid_format,
     iter_lines,
 )
 from paceline.data.tables import iter_columns, locate_row, open_csv
 from paceline.errors import UserError, did_you_mean
-from paceline.io.files import expand_cache
+from paceline.io.files import expand_cache, hash_value
 from paceline.workload import LogFn
 
 MAX_CLASSES = 10_000  # more distinct labels than this are an identifier or a measurement

@@ -21,9 +21,9 @@ from paceline.data import cache
 from paceline.data.cache import ArrayWriter, DamagedEntry
 from paceline.data.corpora import tokenizer as tokenizers
 from paceline.data.corpora.tokenizer import ChosenTokenizer, EncodedTexts, restore_tokenizer, vocabulary_size
-from paceline.data.files import hash_text, hash_value, unreadable_error
+from paceline.data.files import hash_text, unreadable_error
 from paceline.errors import UserError
-from paceline.io.files import expand_cache, read_bytes, read_json, read_text, write_atomic, write_json
+from paceline.io.files import expand_cache, hash_value, read_bytes, read_json, read_text, write_atomic, write_json
 from paceline.workload import LogFn, Workload, ignore_log
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from paceline.errors import PacelineError, RunFailed, UserError
-from paceline.io.files import compute_seal, hash_file, read_text
+from paceline.io.files import hash_file, hash_value, read_text
 from paceline.io.terminal import warn
 from paceline.launch.process_group import raise_on_all
 from paceline.runlog.run_dir import RunDir
@@ -113,7 +113,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"its {MANIFEST} cannot be read: {reason}") from None
     if version != CHECKPOINT_FORMAT:
         raise DamagedCheckpoint(f"it is of format {version}, and Paceline reads format {CHECKPOINT_FORMAT}")
-    if manifest.pop("seal", None) != compute_seal(manifest):
+    if manifest.pop("seal", None) != hash_value(manifest):
         raise DamagedCheckpoint(f"its {MANIFEST} is damaged (it differs from its checksum)")
     return manifest
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from paceline.errors import Code, RunFailed, get_first_line
 from paceline.hardware.catalogue import match_driver_name
 from paceline.hardware.failures import describe_interval, find_best_interval_s, resolve_failures
-from paceline.io.files import compute_seal, hash_file, sync_file, sync_folder
+from paceline.io.files import hash_file, hash_value, sync_file, sync_folder
 from paceline.io.remote import upload_run
 from paceline.launch.process_group import broadcast_from_main, create_subgroup, gather_objects
 from paceline.trainer.checkpoint import reader, staging
@@ -145,7 +145,7 @@ class CheckpointWriter:
     def _seal_and_rename(self, writing: Path, final: Path, manifest: dict[str, Any]) -> None:
         _check_visible(writing, manifest["files"])
         with (writing / reader.MANIFEST).open("w", encoding="utf-8") as stream:
-            json.dump(manifest | {"seal": compute_seal(manifest)}, stream, indent=1)
+            json.dump(manifest | {"seal": hash_value(manifest)}, stream, indent=1)
             sync_file(stream)
         sync_folder(writing)
         if final.exists():

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.config import RunSpec, load
-from paceline.data.files import hash_files, hash_value
+from paceline.data.files import hash_files
 from paceline.errors import UserError, join_names
+from paceline.io.files import hash_value
 from paceline.layout import Layout
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn, PassWorkload, ignore_log

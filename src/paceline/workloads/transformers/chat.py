@@ -15,10 +15,10 @@ from paceline.data.corpora.documents import DocumentPart, TokenStreams
 from paceline.data.corpora.limited_process import LimitedProcess, encode_spelt
 from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, TokenisedCorpus
 from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
-from paceline.data.files import check_file, hash_value, invalid_data, invalid_format, unreadable_error
+from paceline.data.files import check_file, invalid_data, invalid_format, unreadable_error
 from paceline.data.tables import iter_rows
 from paceline.errors import UserError, join_names
-from paceline.io.files import read_text
+from paceline.io.files import hash_value, read_text
 from paceline.workload import LogFn
 from paceline.workloads.transformers.pairs import (
     NO_TAG,

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.config.registry import describe_error
-from paceline.data.files import hash_files, hash_text, hash_value, invalid_data, missing_path_error
+from paceline.data.files import hash_files, hash_text, invalid_data, missing_path_error
 from paceline.errors import UserError
-from paceline.io.files import check_regular, read_json
+from paceline.io.files import check_regular, hash_value, read_json
 from paceline.workloads.transformers.samples import Batch
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")

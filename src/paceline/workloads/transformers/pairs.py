@@ -13,10 +13,10 @@ import numpy as np
 from paceline.data.cache import ArrayWriter, map_array
 from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, HashRange, TokenisedCorpus
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
-from paceline.data.files import check_file, hash_files_cached, hash_text, hash_value, invalid_data
+from paceline.data.files import check_file, hash_files_cached, hash_text, invalid_data
 from paceline.data.tables import iter_columns, locate_row
 from paceline.errors import UserError
-from paceline.io.files import expand_cache
+from paceline.io.files import expand_cache, hash_value
 from paceline.workload import LogFn
 
 GROUP_ROWS = 1024

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config.registry import describe_error
-from paceline.data.files import check_file, hash_files, hash_text, hash_value, invalid_data, missing_path_error
+from paceline.data.files import check_file, hash_files, hash_text, invalid_data, missing_path_error
 from paceline.data.npz import UNREADABLE
 from paceline.data.order import derive_key, draw_fractions
 from paceline.errors import UserError, join_names
-from paceline.io.files import check_regular, read_bytes
+from paceline.io.files import check_regular, hash_value, read_bytes
 from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair, ImageSummary, Pixels
 from paceline.workloads.unet.sections import ImageData
 
