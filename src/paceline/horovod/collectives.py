@@ -11,29 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.horovod import async_ops as ops
-from paceline.horovod.async_ops import (
-    Average,
-    Compression,
-    Compressor,
-    Handle,
-    Operation,
-    ReduceRule,
-    Sum,
-    resolve_rule,
-    scale_buffer,
-)
-from paceline.horovod.world import AnySet, ProcessSet, barrier_group, rank, require_global_set, size
+from paceline.horovod.async_ops import Average, Compression, Handle, Operation, ReduceRule, Sum
+from paceline.horovod.world import AnySet, ProcessSet, rank, require_global_set, size
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Name = str | None
 Splits = Tensor | Sequence[int] | None
-Compress = type[Compressor]
+Compress = type[ops.Compressor]
 
 
 class Factors(TypedDict, total=False):
@@ -46,7 +35,7 @@ class Factors(TypedDict, total=False):
 
 def _resolve_rule(op: Operation | None, average: bool | None, factors: Factors) -> ReduceRule:
     require_global_set(factors.get("process_set"))
-    return resolve_rule(op, average, factors.get("prescale_factor", 1.0), factors.get("postscale_factor", 1.0))
+    return ops.resolve_rule(op, average, factors.get("prescale_factor", 1.0), factors.get("postscale_factor", 1.0))
 
 
 class _Received(torch.autograd.Function):
@@ -112,7 +101,7 @@ def sparse_allreduce_async(
 ) -> Handle[Tensor]:
     """Reduce a sparse tensor by gathering its rows."""
     require_global_set(process_set)
-    return ops.start_sparse_reduce(tensor, resolve_rule(op, None))
+    return ops.start_sparse_reduce(tensor, ops.resolve_rule(op, None))
 
 
 def allgather(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> Tensor:
@@ -198,7 +187,7 @@ def reducescatter(
 
     def back(grad: Tensor) -> Tensor:
         each = rule.before * rule.after * (1 if _require_linear(rule).op is Average else size())
-        return scale_buffer(ops.start_gather(grad).wait(), each)
+        return ops.scale_buffer(ops.start_gather(grad).wait(), each)
 
     return _attach_gradient(tensor, ops.start_reduce_scatter(tensor, rule, compression).wait(), back)
 
@@ -208,12 +197,6 @@ def reducescatter_async(
 ) -> Handle[Tensor]:
     rule = _resolve_rule(op, None, factors)
     return ops.start_named("reducescatter", name, lambda: ops.start_reduce_scatter(tensor, rule))
-
-
-def barrier(process_set: AnySet = None) -> None:
-    require_global_set(process_set)
-    if size() > 1:
-        dist.barrier(barrier_group())
 
 
 def _in_place(

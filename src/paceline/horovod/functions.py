@@ -1,7 +1,7 @@
 """Broadcast parameters, optimiser state and objects from one rank to all; batch normalisation over all ranks."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,15 +46,6 @@ def broadcast_parameters(
         handle.wait()
 
 
-@dataclass
-class _Missing:
-    """Placeholder of a tensor that is sent separately."""
-
-    size: torch.Size
-    dtype: torch.dtype
-    device: str
-
-
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
 ) -> None:
@@ -67,10 +58,10 @@ def broadcast_optimizer_state(
     if size() == 1:
         return
     state: Any = optimizer.state_dict() if rank() == root_rank else None
-    rest = tree_map_only(Tensor, lambda tensor: _Missing(tensor.shape, tensor.dtype, tensor.device.type), state)
+    rest = tree_map_only(Tensor, lambda t: partial(torch.empty, t.shape, dtype=t.dtype, device=t.device.type), state)
     rest = broadcast_object(rest, root_rank)
     if rank() != root_rank:
-        state = tree_map_only(_Missing, lambda missing: torch.empty(**vars(missing)), rest)
+        state = tree_map_only(partial, lambda make_empty: make_empty(), rest)
     broadcast_parameters([leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)], root_rank)
     if rank() != root_rank:
         optimizer.load_state_dict(state)

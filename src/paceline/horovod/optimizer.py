@@ -20,21 +20,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from paceline.errors import UserError, join_names
-from paceline.horovod.async_ops import (
-    Average,
-    Compression,
-    Compressor,
-    Handle,
-    Max,
-    Operation,
-    ReduceRule,
-    Sum,
-    require_same_call,
-    resolve_rule,
-    start_reduce,
-    start_reduce_buffer,
-    start_sparse_reduce,
-)
+from paceline.horovod import async_ops as ops
 from paceline.horovod.world import AnySet, require_global_set, size
 
 BUCKET_BYTES = 25_000_000
@@ -47,9 +33,9 @@ Groups = int | Sequence[Sequence[Parameter]]
 def DistributedOptimizer(
     optimizer: Optimizer,
     named_parameters: NamedParameters = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[ops.Compressor] = ops.Compression.none,
     backward_passes_per_step: int = 1,
-    op: Operation = Average,
+    op: ops.Operation = ops.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups | None = None,
@@ -65,15 +51,15 @@ def DistributedOptimizer(
         raise UserError(f"DistributedOptimizer: give an optimiser of torch, not a {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise UserError("this optimiser is a DistributedOptimizer already; give it the one of torch, once")
-    if op not in (Average, Sum):
-        resolve_rule(op, None)  # rejects what is not a reduction
+    if op not in (ops.Average, ops.Sum):
+        ops.resolve_rule(op, None)  # rejects what is not a reduction
         raise UserError(f"op=hvd.{op.value}: gradients are summed or averaged; use hvd.Sum or hvd.Average")
-    if gradient_predivide_factor != 1.0 and op is not Average:
+    if gradient_predivide_factor != 1.0 and op is not ops.Average:
         raise UserError("gradient_predivide_factor= divides an average; use it with op=hvd.Average")
     if backward_passes_per_step < 1:
         raise UserError(f"backward_passes_per_step={backward_passes_per_step}; use 1 or more")
     names = _read_names(optimizer, named_parameters)
-    rule = ReduceRule(op, 1 / gradient_predivide_factor, gradient_predivide_factor)
+    rule = ops.ReduceRule(op, 1 / gradient_predivide_factor, gradient_predivide_factor)
     kind: Any = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     new = kind.__new__(kind)
     # An existing scheduler has replaced `step` of the old object by one that is bound to it.
@@ -110,7 +96,7 @@ class _BucketInFlight:
     """A bucket in flight: its flat gradients, and which of them this rank had."""
 
     bucket: Parameters
-    handle: Handle[Tensor]
+    handle: ops.Handle[Tensor]
     had: list[bool]
     sparse: set[Parameter]  # dense while in flight only
 
@@ -137,8 +123,8 @@ class GradientExchange:
     def __init__(
         self,
         optimizer: Optimizer,
-        rule: ReduceRule,
-        compression: type[Compressor],
+        rule: ops.ReduceRule,
+        compression: type[ops.Compressor],
         passes: int,
         groups: Groups,
         sparse_as_dense: bool,
@@ -186,7 +172,7 @@ class GradientExchange:
             while len(self.sent) < len(self.buckets):
                 self._send_next_bucket()
             gathered = [] if self.sparse_as_dense else [p for p in self.left if p in self.sparse]
-            handles = [start_sparse_reduce(_sparse_gradient(parameter), self.rule) for parameter in gathered]
+            handles = [ops.start_sparse_reduce(_sparse_gradient(parameter), self.rule) for parameter in gathered]
             for sent in self.sent:
                 sent.unpack()
             for parameter, handle in zip(gathered, handles, strict=True):
@@ -198,9 +184,9 @@ class GradientExchange:
 
     def _agree_on_sparse(self) -> None:
         every = list(self.left)
-        require_same_call("DistributedOptimizer", every, self.rule.op.value)
+        ops.require_same_call("DistributedOptimizer", every, self.rule.op.value)
         mine = torch.tensor([p.grad is not None and p.grad.is_sparse for p in every], device=every[0].device)
-        sparse = start_reduce(mine.to(torch.uint8), ReduceRule(Max)).wait().tolist()
+        sparse = ops.start_reduce(mine.to(torch.uint8), ops.ReduceRule(ops.Max)).wait().tolist()
         self.sparse = {parameter for parameter, is_sparse in zip(every, sparse, strict=True) if is_sparse}
         in_buckets = [parameter for parameter in every if self.sparse_as_dense or parameter not in self.sparse]
         self.buckets = group_into_buckets(in_buckets, self.groups)
@@ -212,7 +198,7 @@ class GradientExchange:
         used = bucket[0].new_ones(len(had)) if all(had) else bucket[0].new_tensor(had)
         flat = torch.cat([*(self._flatten_gradient(parameter) for parameter in bucket), used])
         self.sent.append(
-            _BucketInFlight(bucket, start_reduce_buffer(flat, self.rule, self.compression), had, self.sparse)
+            _BucketInFlight(bucket, ops.start_reduce_buffer(flat, self.rule, self.compression), had, self.sparse)
         )
 
     def _flatten_gradient(self, parameter: Parameter) -> Tensor:

@@ -132,7 +132,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0) -> None:
         variable.assign(value)
 
 
-def reduce_gradients(gradients: Any, rule: ReduceRule = ReduceRule(Average), fp16: bool = False) -> Any:  # noqa: B008
+def reduce_gradients(gradients: Any, rule: ReduceRule, fp16: bool) -> Any:
     """Return a nest of gradients averaged over ranks; None where no rank may have one."""
     flat = tf.nest.flatten(gradients)
     return tf.nest.pack_sequence_as(gradients, reduce_tensors(flat, rule, fp16))
@@ -162,7 +162,7 @@ class DistributedGradientTape:
         gradient_predivide_factor: float = 1.0,
     ) -> None:
         self._tape, self._fp16 = gradtape, is_fp16(compression)
-        self._rule = _resolve_rule(op, gradient_predivide_factor)
+        self._rule = resolve_rule(op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tape, name)
@@ -178,10 +178,6 @@ class DistributedGradientTape:
         """Return the gradients of all ranks, averaged and sent as one message."""
         gradients = self._tape.gradient(target, sources, output_gradients, **options)
         return reduce_gradients(gradients, self._rule, self._fp16)
-
-
-def _resolve_rule(op: Operation, predivide: float) -> ReduceRule:
-    return resolve_rule(op, None, 1.0 / predivide, predivide)
 
 
 def DistributedOptimizer(
@@ -204,7 +200,8 @@ def DistributedOptimizer(
     if backward_passes_per_step != 1:
         message = f"backward_passes_per_step={backward_passes_per_step}: use Keras's gradient_accumulation_steps"
         raise UserError(message, code="not-supported", key="backward_passes_per_step")
-    rule, fp16, base = _resolve_rule(op, gradient_predivide_factor), is_fp16(compression), type(optimizer)
+    rule = resolve_rule(op, None, 1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    fp16, base = is_fp16(compression), type(optimizer)
     if hasattr(base, "apply") and hasattr(base, "build"):  # Keras 3
 
         def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
