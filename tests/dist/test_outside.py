@@ -12,7 +12,6 @@ from outside_scenarios import EXAMPLES, SCENARIOS, STEPS
 
 import paceline
 from conftest import REPOSITORY
-from paceline.cli.main import main
 from paceline.errors import RunFailed, UserError
 from paceline.measurement.diagnosis import FROM_OUTSIDE
 from paceline.measurement.result import read_measurement
@@ -137,13 +136,11 @@ def measured(tmp_path_factory):
     return [*words, sys.executable, str(folder / "train.py")], folder / "out"
 
 
-def test_the_command_and_its_report(measured, capsys, tmp_path):
+def test_the_command_and_its_report(measured, ask, tmp_path):
     words, folder = measured
     for _ in range(2):  # the second time there is nothing left to do
-        with pytest.raises(SystemExit) as done:
-            main(words)
-        shown = capsys.readouterr()
-        assert done.value.code == 0, shown.err
+        shown = ask(*words)
+        assert shown.code == 0, shown.err
         assert "strong scaling, the same batch" in shown.out
         assert max(map(len, shown.out.splitlines())) <= 100 or "written" in max(shown.out.splitlines(), key=len)
     assert shown.err == ""
@@ -160,10 +157,8 @@ def test_the_command_and_its_report(measured, capsys, tmp_path):
     assert FROM_OUTSIDE in page
     assert "train.py" in page
     assert not made.contents.left_out
-    with pytest.raises(SystemExit) as done:
-        main([*words, "--lr", "1"])
-    assert done.value.code == 2
-    assert "command=" in capsys.readouterr().err
+    refused = ask(*words, "--lr", "1")
+    assert (refused.code, "command=" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("origin", ["accelerate", "lightning"])

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline
-from paceline.cli.main import main
 from paceline.convert.rules import Outcome
 from paceline.errors import UserError
 
@@ -105,34 +104,23 @@ def test_offload_without_shards_is_not_supported(write, stage, offload):
     assert outcome is (Outcome.TRANSLATED if offload else Outcome.NOT_SUPPORTED)
 
 
-def test_an_unknown_key_has_a_row_and_the_nearest_name(write, capsys):
-    write("ds.json", {**ZERO, "gradient_cliping": 1.0})
-    with pytest.raises(SystemExit) as end:
-        main(["adopt", "ds.json"])
-    assert end.value.code == 0
-    shown = capsys.readouterr().out
-    assert "look at: ds.json: gradient_cliping" in shown
-    assert "'gradient_clipping'" in shown
+def test_an_unknown_key_has_a_row_and_the_nearest_name(write, ask):
+    told = ask("adopt", write("ds.json", {**ZERO, "gradient_cliping": 1.0}))
+    assert told.code == 0
+    assert "look at: ds.json: gradient_cliping" in told.out
+    assert "'gradient_clipping'" in told.out
 
 
-def test_the_table_as_json(write, capsys):
-    write("ds.json", ZERO)
-    with pytest.raises(SystemExit):
-        main(["adopt", "ds.json", "--json", "--out", "own.yaml"])
-    printed = json.loads(capsys.readouterr().out)
+def test_the_table_as_json(write, ask):
+    printed = json.loads(ask("adopt", write("ds.json", ZERO), "--json", "--out", "own.yaml").out)
     assert printed["run_file"]["parallel"]["strategy"] == "zero2"
     assert {key["key"] for key in printed["keys"] if key["given"]} >= {"gradient_accumulation_steps"}
     assert printed["out"] == "own.yaml"
 
 
-@pytest.mark.parametrize(
-    "how", [["--command", "torchrun --nproc_per_node=2 t.py"], ["--", "torchrun", "--nproc_per_node=2", "t.py"]]
-)
-def test_a_command_is_given_as_one_word_or_after_two_dashes(write, tmp_path, how):
-    write("ds.json", ZERO)
-    with pytest.raises(SystemExit) as end:
-        main(["adopt", "ds.json", "--out", "run.yaml", *how])
-    assert end.value.code == 0
+@pytest.mark.parametrize("how", ["--command 'torchrun --nproc_per_node=2 t.py'", "-- torchrun --nproc_per_node=2 t.py"])
+def test_a_command_is_given_as_one_word_or_after_two_dashes(write, ask, tmp_path, how):
+    assert ask(f"adopt {write('ds.json', ZERO)} --out run.yaml {how}").code == 0
     values = yaml.safe_load((tmp_path / "run.yaml").read_text())
     assert (values["workload"], values["parallel"]["ranks"]) == ("t.py", 2)
 

@@ -7,9 +7,10 @@ import torch
 
 import paceline
 from paceline.errors import RunFailed, UserError
-from paceline.runlog.events import read_events, read_steps
+from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.checkpoint.reader import find_newest
+from results import losses, steps_of
 from script_runs import HEAD, LOOP, script, script_spec
 
 PREPARED = "with paceline.run() as run:\n    model, optimizer = run.prepare(model, optimizer)\n"
@@ -35,8 +36,14 @@ counter = Counter()
 """
 
 
-def losses(path):
-    return [step["loss"] for step in read_steps(RunDir(path).events_file(0))]
+@pytest.fixture
+def train(tmp_path):
+    """Trains a script with this loop, quietly."""
+
+    def train(loop, **sections):
+        return paceline.train(script_spec(script(tmp_path, loop), **sections), tmp_path / "runs", show=False)
+
+    return train
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +62,7 @@ def trained(by_epochs, folder):
 
 
 def test_a_run_of_a_script_is_recorded_as_any_other(trained):
-    run, steps = RunDir(trained.path), losses(trained.path)
+    run, steps = RunDir(trained.path), losses(trained)
     assert trained.status == "finished"
     assert len(steps) == 12
     assert steps[-1] < steps[0]
@@ -66,7 +73,7 @@ def test_a_run_of_a_script_is_recorded_as_any_other(trained):
 
 
 def test_the_rates_of_the_groups_follow_the_schedule(trained):
-    rates = [step["lr"] for step in read_steps(RunDir(trained.path).events_file(0))]
+    rates = [step["lr"] for step in steps_of(trained)]
     assert max(rates) == pytest.approx(1e-2, rel=0.1)  # those of the first group, not train.lr
     assert rates[-1] < max(rates) / 5
 
@@ -85,7 +92,7 @@ def test_a_failed_run_goes_on_to_the_same_bits(by_epochs, trained, folder, capsy
         "epoch 1 after 8 8",
         "epoch 2 after 12 12",
     ]
-    assert losses(run)[-8:] == losses(trained.path)[-8:]
+    assert losses(run)[-8:] == losses(trained)[-8:]
     ours, theirs = trained.weights(), resumed.weights()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     again = paceline.resume(run)  # nothing is left to do, and nothing is recorded
@@ -99,40 +106,33 @@ def test_a_checkpoint_has_the_score_of_its_evaluation(trained):
     assert checkpoint.score == trained.metrics["accuracy"] == checkpoint.meta["evaluation"]["accuracy"]
 
 
-def test_the_optimiser_of_the_run_file_has_its_schedule_or_a_factor(folder, tmp_path):
+def test_the_optimiser_of_the_run_file_has_its_schedule_or_a_factor(train):
     loop = LOOP.replace("(model, optimizer)", "(model, schedule=lambda seen, total: 1 - seen / total)")
-    spec = script_spec(script(tmp_path, loop), train={"optimizer": "sgd", "lr": 0.1, "steps": 4})
-    result = paceline.train(spec, tmp_path / "runs", show=False)
-    rates = [step["lr"] for step in read_steps(RunDir(result.path).events_file(0))]
+    result = train(loop, train={"optimizer": "sgd", "lr": 0.1, "steps": 4})
+    rates = [step["lr"] for step in steps_of(result)]
     assert rates == pytest.approx([0.1 * (1 - seen / 53) for seen in (0, 16, 32, 48)])
 
 
-def test_a_loop_that_is_left_ends_the_run(tmp_path):
-    spec = script_spec(script(tmp_path, f"{BATCHES}        {STEP}\n        if y.sum() >= 0: break\n"))
-    result = paceline.train(spec, tmp_path / "runs", show=False)
+def test_a_loop_that_is_left_ends_the_run(train):
+    result = train(f"{BATCHES}        {STEP}\n        if y.sum() >= 0: break\n")
     assert (result.status, result.summary.why) == ("finished", "the script left its loop")
-    assert len(losses(result.path)) == 1
+    assert len(losses(result)) == 1
 
 
-def test_a_loop_that_is_left_and_entered_again_goes_on_where_it_was(trained, tmp_path):
+def test_a_loop_that_is_left_and_entered_again_goes_on_where_it_was(trained, train):
     loop = f"{PREPARED}    next(run.batches(train_set))\n    for epoch in run.epochs():\n"
     loop += "        for i, (x, y) in enumerate(run.batches(train_set)):\n            if i == 3: break\n"
-    spec = script_spec(
-        script(tmp_path, f"{loop}            {STEP}\n"),
-        train={"steps": None, "epochs": 3},
-        parallel={"micro_batch": 8},  # of two passes: the second is left, and both are computed again
-    )
-    result = paceline.train(spec, tmp_path / "runs", show=False)
+    two_passes = {"micro_batch": 8}  # the second is left, and both are computed again
+    result = train(f"{loop}            {STEP}\n", train={"steps": None, "epochs": 3}, parallel=two_passes)
     assert result.status == "finished"
-    assert losses(result.path) == pytest.approx(losses(trained.path), rel=1e-6)
+    assert losses(result) == pytest.approx(losses(trained), rel=1e-6)
 
 
-def test_an_evaluation_inside_of_the_loop_sees_the_newest_weights(tmp_path):
+def test_an_evaluation_inside_of_the_loop_sees_the_newest_weights(train):
     loop = f"import copy\n{BATCHES}        {STEP}\n        found = run.evaluate(test_set, sums)['loss']\n"
     loop += "        fresh = F.cross_entropy(copy.deepcopy(model)(test_set.tensors[0]), test_set.tensors[1])\n"
     loop += "        assert abs(fresh.item() - found) < 1e-6\n"
-    spec = script_spec(script(tmp_path, loop), train={"precision": "bf16", "steps": 2})
-    assert paceline.train(spec, tmp_path / "runs", show=False).status == "finished"
+    assert train(loop, train={"precision": "bf16", "steps": 2}).status == "finished"
 
 
 def test_a_script_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, capsys):
@@ -143,22 +143,20 @@ def test_a_script_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, capsys
     spec = script_spec(script(tmp_path, loop))
     stopped = paceline.train(spec, tmp_path / "runs")
     assert stopped.status == "stopped"
-    assert len(losses(stopped.path)) == 5  # the request is seen at the end of the next step
+    assert len(losses(stopped)) == 5  # the request is seen at the end of the next step
     assert f"paceline train --resume {stopped.path}" in capsys.readouterr().out
     assert not stopped.metrics  # a run that is not stopped has no evaluation there
     assert paceline.resume(stopped.path).status == "finished"
     assert "begins at 5" in capsys.readouterr().out
-    assert len(losses(stopped.path)) == 8
+    assert len(losses(stopped)) == 8
 
 
-def test_an_average_of_the_weights_is_what_is_evaluated(tmp_path):
+def test_an_average_of_the_weights_is_what_is_evaluated(train):
     loop = f"{BATCHES}        {STEP}\n    found = run.evaluate(test_set, sums)\n"
     loop += "    with run.evaluating():\n        own = sums(*test_set.tensors)\n"
     loop += "    assert abs(float(own['loss']) / 29 - found['loss']) < 1e-6 and model.training\n"
     loop += "    run.share(test_set), run.total(n=1)\n"
-    spec = script_spec(script(tmp_path, loop), train={"ema": 0.9, "precision": "bf16", "steps": 3})
-    result = paceline.train(spec, tmp_path / "runs", show=False)
-    assert result.metrics["loss"] > 0
+    assert train(loop, train={"ema": 0.9, "precision": "bf16", "steps": 3}).metrics["loss"] > 0
 
 
 WRONG = {
@@ -192,24 +190,23 @@ WRONG = {
 
 
 @pytest.mark.parametrize("loop", WRONG)
-def test_wrong_calls_are_rejected_by_name(loop, tmp_path):
+def test_wrong_calls_are_rejected_by_name(loop, train):
     with pytest.raises(UserError) as error:
-        paceline.train(script_spec(script(tmp_path, loop), train={"steps": 2}), tmp_path / "runs", show=False)
+        train(loop, train={"steps": 2})
     assert error.value.key == WRONG[loop]
 
 
 @pytest.mark.parametrize("optimizer", ["torch.optim.SGD(model[0].parameters(), lr=1)", "optimizer"])
-def test_the_optimiser_must_have_the_parameters_of_the_model(optimizer, tmp_path):
+def test_the_optimiser_must_have_the_parameters_of_the_model(optimizer, train):
     model = "model[0]" if optimizer == "optimizer" else "model"
-    loop = f"with paceline.run() as run:\n    run.prepare({model}, {optimizer})\n"
     with pytest.raises(UserError):
-        paceline.train(script_spec(script(tmp_path, loop)), tmp_path / "runs", show=False)
+        train(f"with paceline.run() as run:\n    run.prepare({model}, {optimizer})\n")
 
 
 @pytest.mark.parametrize("loop", ["sys.exit(3)\n", f"{BATCHES}        {STEP}\n        sys.exit()\n"])
-def test_a_script_that_exits_has_failed(loop, tmp_path):
+def test_a_script_that_exits_has_failed(loop, train):
     with pytest.raises(RunFailed) as error:
-        paceline.train(script_spec(script(tmp_path, loop), train={"steps": 2}), tmp_path / "runs", show=False)
+        train(loop, train={"steps": 2})
     assert error.value.code == "user-code-failed"
 
 
@@ -222,18 +219,18 @@ def test_a_script_that_exits_has_failed(loop, tmp_path):
         ({"parallel": {"engine": "accelerate"}}, "parallel.engine"),
     ],
 )
-def test_keys_without_effect_on_a_script_are_rejected(sections, key, tmp_path):
-    spec = script_spec(script(tmp_path), **sections)
+def test_keys_without_effect_on_a_script_are_rejected(sections, key, train, tmp_path):
     with pytest.raises(UserError) as error:
-        paceline.train(spec, tmp_path / "runs", show=False)
+        train(LOOP, **sections)
     assert error.value.key == key
     assert not list(Path(tmp_path).glob("runs/*"))
 
 
-def test_other_data_are_refused_when_a_run_goes_on(tmp_path):
-    file = script(tmp_path, f"{BATCHES}        {STEP}\n        if 'stop' in sys.argv: raise ValueError\n")
+def test_other_data_are_refused_when_a_run_goes_on(train, tmp_path):
     with pytest.raises(RunFailed):
-        paceline.train(script_spec(file, data={"arguments": ["stop"]}), tmp_path / "runs", show=False)
+        train(
+            f"{BATCHES}        {STEP}\n        if 'stop' in sys.argv: raise ValueError\n", data={"arguments": ["stop"]}
+        )
     script(tmp_path, LOOP, HEAD.replace("Noisy(), ", "Noisy(54), "))
     with pytest.raises(UserError, match="53 samples") as error:
         paceline.resume(tmp_path / "runs" / "script", show=False)

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from paceline.cli.main import main
 from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.runlog.jobs import record_job_event
@@ -77,14 +76,12 @@ def test_a_command_loses_its_launcher(command, words):
     assert strip_launcher(command, ("py",)) == words
 
 
-def test_a_command_is_run_by_each_rank_and_requeued_while_it_saves(tmp_path, monkeypatch, capsys):
-    words = ("submit", "--dry-run", "--time", "1h", "--nodes", "2", "--ranks-per-node", "2", "--json")
-    words += ("--checkpoints", "out/**/*.pt", "--out", str(tmp_path), "--", "torchrun", "train.py", "a b")
+def test_a_command_is_run_by_each_rank_and_requeued_while_it_saves(tmp_path, monkeypatch, ask):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as done:
-        main(words)
-    assert done.value.code == 0
-    script = json.loads(capsys.readouterr().out)["script"]
+    words = "submit --dry-run --time 1h --nodes 2 --ranks-per-node 2 --json"
+    told = ask(f"{words} --checkpoints 'out/**/*.pt' --out {tmp_path} -- torchrun train.py 'a b'")
+    assert told.code == 0
+    script = json.loads(told.out)["script"]
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n" in script
     programs = {
         "srun": f"shift; for SLURM_PROCID in 0 1; do export SLURM_PROCID; {sys.executable} -c"
@@ -229,38 +226,31 @@ def test_a_run_that_goes_on_gets_the_machines_it_had(small, tmp_path, monkeypatc
     assert f"paceline train {run.path} parallel.strategy=ddp parallel.ranks=3 " in other
 
 
-def test_without_slurm_the_user_is_told_where_to_go(small, tmp_path, monkeypatch, capsys):
+def test_without_slurm_the_user_is_told_where_to_go(tmp_path, monkeypatch, ask):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "run.yaml").write_text("name: line\n")
-    with pytest.raises(SystemExit) as left:
-        main(["submit", "run.yaml", "--nodes", "2"])
-    assert left.value.code == 2
-    assert "there is no Slurm here (sbatch is not found)" in capsys.readouterr().err
+    told = ask("submit run.yaml --nodes 2")
+    assert (told.code, "there is no Slurm here (sbatch is not found)" in told.err) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
-def test_a_sweep_of_measure_is_an_array(tmp_path, monkeypatch, capsys):
+def test_a_sweep_of_measure_is_an_array(tmp_path, monkeypatch, ask):
     folder = tmp_path / "it's $HOME"
     folder.mkdir()
     monkeypatch.chdir(folder)
     (folder / "run.yaml").write_text("name: line\n")
-    words = ["submit", "run.yaml", "train.lr=3e-4", "--measure", "--ranks", "1,2,4", "--time", "1h", "--dry-run"]
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    script = capsys.readouterr().out
-    assert left.value.code == 0
-    assert "#SBATCH --array=0-1\n" in script
-    assert "#SBATCH --cpus-per-task=4\n" in script
-    shown = script.replace("exec ", "printf '%s\\n' ")
-    said = subprocess.run(
-        ["bash"], input=shown, text=True, capture_output=True, check=True, env={"SLURM_ARRAY_TASK_ID": "1"}
-    )
+    words = "submit run.yaml train.lr=3e-4 --measure --ranks 1,2,4 --time 1h --dry-run"
+    told = ask(words)
+    assert told.code == 0
+    assert "#SBATCH --array=0-1\n" in told.out
+    assert "#SBATCH --cpus-per-task=4\n" in told.out
+    shown, env = told.out.replace("exec ", "printf '%s\\n' "), {"SLURM_ARRAY_TASK_ID": "1"}
+    said = subprocess.run(["bash"], input=shown, text=True, capture_output=True, check=True, env=env)
     *_, file, override, _, ranks, _, out = said.stdout.splitlines()
     assert (file, override, ranks) == (str(folder / "run.yaml"), "train.lr=3e-4", "1,4")
     assert out == str(folder / "runs" / "line-measure" / "ranks-4")
     for more, why in (("--nodes=2", "--nodes: each task"), ("--memory=lots", "not an amount of memory")):
-        with pytest.raises(SystemExit) as left:
-            main([*words, more])
-        assert (left.value.code, why in capsys.readouterr().err) == (2, True)
+        told = ask(f"{words} {more}")
+        assert (told.code, why in told.err) == (2, True)
     assert [path.name for path in folder.iterdir()] == ["run.yaml"]
