@@ -149,6 +149,10 @@ def place() -> RankInfo:
     return _here.place
 
 
+def barrier_group() -> dist.ProcessGroup | None:
+    return _here.barrier
+
+
 def barrier(process_set: AnySet = None) -> None:
     require_global_set(process_set)
     if size() > 1:
