@@ -4,7 +4,6 @@ import pytest
 
 from paceline.config.registry import BUILT_IN, find_entry, list_workload_verbs, list_workloads
 from paceline.data.samples import load_training_samples, traits_of
-from paceline.errors import UserError
 from paceline.workload import build_workload
 
 
@@ -30,10 +29,3 @@ def test_workloads_add_their_own_commands():
         == {verb for name in list_workloads() for verb in find_entry(name).verbs}
         >= {"topics", "sample"}
     )
-
-
-@pytest.mark.parametrize(("given", "said"), [("clasifier", "did you mean 'classifier'?"), (3, "3 is not a name")])
-def test_what_is_not_in_the_table_is_answered_with_what_is(given, said):
-    with pytest.raises(UserError, match="classifier, ensemble") as refused:
-        find_entry(given)
-    assert said in str(refused.value)

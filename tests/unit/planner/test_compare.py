@@ -52,9 +52,3 @@ def test_what_does_not_fit_or_has_no_price_is_listed(ask):
     values = json.loads(found.out)
     assert [row["cluster"] for row in values["clusters"]] == ["1xH100", "4xH100"]
     assert values["chosen"] == "4xH100"
-
-
-def test_numbers_of_devices_belong_to_one_cluster(ask):
-    found = ask("plan", RECIPE, "--cluster", "1xH100", "--cluster", "4xH100", "--devices", "2")
-    assert found.code == 2
-    assert "--devices:" in found.err

@@ -175,31 +175,6 @@ def test_json_holds_every_term(ask, lm_file, tmp_path):
     assert json.loads((tmp_path / "out" / "plan.json").read_text()) == values
 
 
-@pytest.mark.parametrize(
-    ("given", "code", "key"),
-    [
-        ({"devices": [0]}, "invalid-value", "--devices"),
-        ({"devices": [1 << 21]}, "invalid-value", "--devices"),
-        ({"price": -1.0}, "invalid-value", "--price"),
-        ({"price": float("nan")}, "invalid-value", "--price"),
-        ({"price": HourlyRates(None, -1.0)}, "invalid-value", "--spot-price"),
-        ({"samples": -5}, "invalid-value", "--samples"),
-        ({"cluster": "4xA100", "calibration": "x.json"}, "conflict", "--calibration"),
-    ],
-)
-def test_bad_requests_name_the_option(given, code, key):
-    with pytest.raises(paceline.UserError) as error:
-        plan(paceline.load(AGNEWS), **given)
-    assert "\n" not in str(error.value)
-    assert (error.value.code, error.value.key) == (code, key)
-
-
-def test_bad_requests_are_one_line_on_the_terminal(ask, lm_file):
-    for words in (["--devices", "two"], ["cluster=4xA1000"], ["model.preset=gpt2", "model.vocab=50257"]):
-        code, _, err = ask(lm_file, *words)
-        assert (code, len(err.strip().splitlines())) == (2, 1)
-
-
 def test_numbers_of_devices_that_are_not_whole_nodes_are_listed():
     found = plan(paceline.load(AGNEWS), "2x4xA100", [3, 7])
     assert [row.devices for row in found.rows] == [3]

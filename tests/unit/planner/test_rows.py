@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-import paceline
 from paceline.config import build_spec
 from paceline.planner.plan import plan
 from paceline.planner.rows import EQUALLY_FAST, Requirements
@@ -137,28 +136,3 @@ def test_a_run_file_that_fixes_two_devices_is_not_called_too_large():
     found = plan(build_spec({**values, "parallel": {"tensor": 2, "ranks": 2}}), "4xA100")
     assert found.base.devices == 2
     assert not any("too small" in line for line in found.advice)
-
-
-@pytest.mark.parametrize(
-    ("given", "key"),
-    [
-        ({"min_efficiency": 1.5}, "--min-efficiency"),
-        ({"budget_usd": 0}, "--budget"),
-        ({"deadline_h": float("nan")}, "--deadline"),
-    ],
-)
-def test_impossible_requirements_are_rejected(given, key):
-    with pytest.raises(paceline.UserError) as error:
-        Requirements(**given)
-    assert (error.value.code, error.value.key) == ("invalid-value", key)
-
-
-def test_requirements_on_what_is_not_known_are_rejected(tmp_path):
-    unread = build_spec({"name": "some", "workload": "classifier", "data": {"cache": str(tmp_path)}})
-    for spec, cluster, asked, key in (
-        (unread, "2xA100", Requirements(deadline_h=1), "--deadline"),
-        (unread.replace({"train.steps": 10}), "2xA10", Requirements(budget_usd=1), "--budget"),
-    ):
-        with pytest.raises(paceline.UserError) as error:
-            plan(spec, cluster, requirements=asked)
-        assert (error.value.code, error.value.key) == ("missing-value", key)

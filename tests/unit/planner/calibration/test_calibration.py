@@ -105,23 +105,6 @@ def test_without_a_calibration_cores_share_nominal_rates(monkeypatch, tmp_path):
     assert (error.value.code, error.value.key) == ("not-found", "--calibration")
 
 
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        ({}, "invalid-format"),
-        ({"format": CALIBRATION_FORMAT, "host": "desk", "measured": [{"ranks": 1}]}, "damaged"),
-        ({"format": CALIBRATION_FORMAT, **FACTS, "measured": []}, "damaged"),
-    ],
-)
-def test_damaged_files_are_rejected(tmp_path, content, code):
-    write_json(tmp_path / "damaged.json", content)
-    with pytest.raises(paceline.UserError) as error:
-        read_calibration(tmp_path / "damaged.json")
-    assert error.value.code == code
-    with pytest.raises(paceline.UserError, match="does not exist"):
-        plan(classifier(), "local", calibration=tmp_path / "none.json")
-
-
 def test_ranks_without_cores_take_turns():
     names = ["attention", "moved", "update", "launches", "layer", *(product_name(*sides) for sides in CPU_MATMULS)]
     rates, reduces = {2: dict.fromkeys(names, 8.0)}, {4: [0.1, 0.2, 0.3, 0.4]}

@@ -168,12 +168,6 @@ def test_a_fit_by_passes_has_no_batch_to_slide(tmp_path, ask):
     assert "--samples 500 --tokens 90.0" in data["command"]
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_anything_is_planned(tmp_path, ask):
-    found = ask("plan", RECIPES / "lm_gpt2.yaml", "--cluster", "2xA100", "--page", tmp_path)
-    assert found.code == 2
-    assert "--page:" in found.err
-
-
 def test_clusters_stand_side_by_side_and_layouts_can_be_switched(browser, planned, tmp_path):
     plans = [planned, plan_at(planned.spec, (1, 2, 4), "4xH100")]
     file = tmp_path / "two.html"

@@ -12,7 +12,6 @@ from conftest import SHARED
 from paceline.config import build_spec
 from paceline.data.samples import traits_of
 from paceline.errors import UserError
-from paceline.layout import layout_of
 from paceline.planner.cost_model import build_cost_model
 from paceline.workload import build_workload
 from paceline.workloads.unet.corpus import IGNORED, Crops, Tiles, iter_tiles, make_crops, open_image_corpus
@@ -193,24 +192,6 @@ def test_a_wrong_folder_is_refused_in_one_line(folder, tmp_path, harm, said):
     with pytest.raises(UserError, match=said) as refused:
         workload(tmp_path / "cache", source="folder", path=folder).prepare(print)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"data": {"source": "folder"}}, "needs data.path=FOLDER"),
-        ({"data": {"digits": "mnist"}}, "needs data.path=FOLDER"),
-        ({"data": {"digits": "mnist", "path": "/nowhere"}}, "no such file"),
-        ({"data": {"size": 16}}, "use 32 or more"),
-        ({"data": {"size": 50}}, "use 48 or 56"),
-        ({"model": {"norm": "sync_batch"}, "parallel": {"ranks": 2, "device": "cpu"}}, "use model.norm=group"),
-    ],
-)
-def test_values_that_do_not_fit_are_refused(sections, said):
-    with pytest.raises(UserError, match=said):  # noqa: PT012
-        found = build_workload(build_spec({"workload": "unet", **sections}))
-        found.suits(layout_of(found.spec))
-        found.prepare(print)
 
 
 def test_a_plan_makes_and_prepares_no_images(tmp_path):
