@@ -5,7 +5,7 @@ ranks and accumulation only divide: neither they nor a restart change which samp
 """
 
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -90,11 +90,15 @@ class Order:
     batch: int  # the last size, if it grows
     seed: int
     growth: tuple[tuple[int, int], ...] = ()  # (first step, samples) of other sizes before, and of the last
+    shuffled: bool = True
 
     @classmethod
-    def of(cls, train: Train, samples: int) -> "Order":
+    def of(cls, train: Train, samples: Sized | int) -> "Order":
+        """Return the order of this many samples, or of `samples` themselves: a stream keeps its own order."""
         growth = tuple(sorted(train.batch_schedule.items()))
-        return cls(samples, growth[-1][1] if growth else train.global_batch, train.seed, growth)
+        count = samples if isinstance(samples, int) else len(samples)
+        batch = growth[-1][1] if growth else train.global_batch
+        return cls(count, batch, train.seed, growth, shuffled=not getattr(samples, "in_order", False))
 
     @cached_property
     def stretches(self) -> list[Stretch]:
@@ -145,7 +149,7 @@ class Order:
             grown = next((step for step, _ in self.growth if step > first), last)
             count = min(last - first, -(-(self.samples - begin) // batch), AT_ONCE, grown - first)
             positions = np.arange(begin, min(begin + count * batch, self.samples))
-            ids = permute(positions, self.samples, self.seed, epoch)
+            ids = permute(positions, self.samples, self.seed, epoch) if self.shuffled else positions
             keys = derive_sample_keys(ids, self.seed, epoch)
             for i in range(count):
                 mine = slice(i * batch, (i + 1) * batch)

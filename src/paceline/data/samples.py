@@ -1,13 +1,13 @@
 """Bring what `Workload.data(split)` returns to one form, `Samples`.
 
-It may be a tuple or dict of tensors or arrays, a DataFrame, or anything with a length and items. A stream is rejected:
-its samples cannot be named by a number.
+It may be a tuple or dict of tensors or arrays, a DataFrame, anything with a length and items, or a stream of known
+length, whose samples are numbered as they come.
 """
 
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -31,6 +31,7 @@ MAX_VISITED = 10_000
 EMPTY = CellType()
 
 Seed = Callable[[int], object]
+RECENT = 1 << 14  # samples of a stream that are kept: a global batch must not be larger
 SHAPE_SAMPLES = 5  # samples by which it is decided whether all have one shape
 
 
@@ -83,12 +84,18 @@ def traits_of(workload: Workload, samples: Samples) -> Traits:
 def _has_one_shape(samples: Samples) -> bool:
     if hasattr(samples, "resident"):
         return True
-    few = np.linspace(0, len(samples) - 1, min(len(samples), SHAPE_SAMPLES)).astype(np.int64)
     shapes = {
         tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in tree_leaves(samples.batch(ids, ids * 0)))
-        for ids in few[:, None]
+        for ids in choose_few(samples, SHAPE_SAMPLES)[:, None]
     }
     return len(shapes) == 1
+
+
+def choose_few(samples: Samples, count: int) -> np.ndarray:
+    """Return the ids of a few samples: spread over all, or the first of a stream."""
+    count = min(len(samples), count)
+    last = count if getattr(samples, "in_order", False) else len(samples)
+    return np.linspace(0, last - 1, count).astype(np.int64)
 
 
 def as_samples(found: Any, collate: Callable[[list[Any]], Any] | None, source: str) -> Samples:
@@ -104,7 +111,9 @@ def as_samples(found: Any, collate: Callable[[list[Any]], Any] | None, source: s
     if isinstance(found, DataLoader):
         raise _data_error(f"{source} returned a DataLoader; return its dataset")
     if isinstance(found, IterableDataset) or (hasattr(found, "__iter__") and not hasattr(found, "__getitem__")):
-        raise _data_error(f"{source} returned a stream, {type(found).__name__}, which cannot be resumed; {ALLOWED}")
+        if not isinstance(found, Sized):
+            raise _data_error(f"{source} returned a stream, {type(found).__name__}, without a length; {ALLOWED}")
+        return StreamSamples(NumberedStream(found), collate or getattr(found, "collate", None), source)
     missing = any(not hasattr(found, name) for name in ("__len__", "__getitem__"))
     if missing or isinstance(found, str | bytes | Mapping):
         raise _data_error(f"{source} returned {type(found).__name__}; {ALLOWED}")
@@ -191,6 +200,46 @@ class DatasetSamples:
         except Exception as error:
             error.add_note(f"(sample {number} of {self.source.partition(': ')[2]})")
             raise
+
+
+class NumberedStream:
+    """The items of a stream by their number: read forward, and from the start again to go back.
+
+    What a stream draws at random follows from the number alone.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.items = stream, iter(())
+        self.read = len(stream)
+        self.recent: dict[int, Any] = {}
+        self.seeders = [seed_generators, *find_seeders(stream)]
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __getitem__(self, number: int) -> Any:
+        if number < self.read and number not in self.recent:
+            self.items, self.read = iter(self.stream), 0
+        while self.read <= number:
+            for seed in self.seeders:
+                seed(self.read)
+            try:
+                self.recent[self.read] = next(self.items)
+            except StopIteration:
+                raise _data_error(f"the stream has {self.read} samples, and its length is {len(self)}") from None
+            self.recent.pop(self.read - RECENT, None)
+            self.read += 1
+        return self.recent[number]
+
+
+class StreamSamples(DatasetSamples):
+    """A stream of known length, trained on in its own order: each rank reads all of it and keeps its share."""
+
+    in_order = True
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.seeders = []  # the stream seeds its own
 
 
 def _data_error(message: str) -> UserError:

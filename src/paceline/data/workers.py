@@ -32,7 +32,7 @@ from torch import Tensor
 
 from paceline.config import RunSpec
 from paceline.config.registry import describe_error, format_user_trace
-from paceline.data.samples import load_samples
+from paceline.data.samples import choose_few, load_samples
 from paceline.errors import PacelineError, RunFailed
 from paceline.io.format import duration
 from paceline.launch.environment import RankInfo
@@ -263,10 +263,10 @@ def _measure_sample_s(samples: Samples, most: int) -> float:
     began, found = time.perf_counter(), math.inf
     sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most] + [most] * ROUNDS
     for size in sizes:
-        ids = np.linspace(0, len(samples) - 1, size).astype(np.int64)  # spread over all data
+        ids = choose_few(samples, size)
         first = time.perf_counter()
         samples.batch(ids, np.zeros_like(ids))
-        found = min(found, (time.perf_counter() - first) / size)
+        found = min(found, (time.perf_counter() - first) / len(ids))
         if time.perf_counter() - began > MEASURED_S:
             break
     return found

@@ -304,7 +304,7 @@ def _measure_samples_s(spec: RunSpec, workload: Any) -> float:
     layout = layout_of(spec)
     with start_workers(workload, SINGLE_RANK, -(-layout.global_batch // layout.data)):
         samples = load_training_samples(workload)
-        loader = Loader(samples, Order.of(spec.train, len(samples)), layout, 0, make_collate(samples.batch, False))
+        loader = Loader(samples, Order.of(spec.train, samples), layout, 0, make_collate(samples.batch, False))
         batches = iter(loader.prefetch(0, MAX_BATCHES))
         next(batches)
         loaded, start_s = 0, time.perf_counter()

@@ -192,7 +192,7 @@ class RankRun(ScriptRun):
         layout = context.layout
         self.resources.enter_context(start_workers(workload, context.rank_info, -(-layout.global_batch // layout.data)))
         samples = load_training_samples(workload)
-        order = Order.of(self.spec.train, len(samples))
+        order = Order.of(self.spec.train, samples)
         before = self.session.run.start().get("samples")
         if before not in (None, len(samples)):
             message = f"{self.session.run.path} started with {before} samples, and the script has {len(samples)} now"

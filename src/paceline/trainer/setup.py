@@ -61,7 +61,7 @@ def build_fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
 def build_gradient_job(context: RunContext, workload: Workload) -> GradientJob:
     spec, train, layout = context.spec, context.spec.train, context.layout
     samples = load_training_samples(workload)
-    order = Order.of(train, len(samples))
+    order = Order.of(train, samples)
     steps, held_out = total_steps(train, order), HeldOut.of(workload, order)
     reject_contradictions(workload, evaluates=held_out is not None)
     timer, execution = build_timer(context.device.type), _decide_execution(context, workload, samples, steps)
@@ -112,6 +112,7 @@ def build_job_around(
             *describe_batch_layers(step.state.model.unwrapped, group, layout),
             *([start.match.sentence()] if start is not None and start.match is not None else []),
             *describe_workers(samples),
+            *([] if order.shuffled else ["samples keep the order of their stream, which every rank reads"]),
             *notes,
         ],
         pauses=PauseSchedule.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),

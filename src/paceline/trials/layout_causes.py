@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -86,7 +86,8 @@ def find_layout_causes(spec: RunSpec) -> list[FoundCause]:
     workload.prepare(lambda text: None)
     seed_all_generators(0)
     samples = load_training_samples(workload)
-    whole = Order(len(samples), min(SAMPLES, len(samples)), spec.train.seed).global_batch(0)
+    order = replace(Order.of(spec.train, samples), batch=min(SAMPLES, len(samples)), growth=())
+    whole = order.global_batch(0)
     first, second = (dict(build_seeded_model(workload, spec).named_parameters()) for _ in range(2))
     other = tuple(name for name in first if not torch.equal(first[name], second[name]))
     found = [FoundCause(LayoutCause.WEIGHTS, other)] if other else []

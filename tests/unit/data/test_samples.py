@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from paceline.config import RunSpec
+from paceline.config import RunSpec, Train
+from paceline.data.order import Order
 from paceline.data.samples import cost_of, count_samples, samples_of
 from paceline.errors import UserError
 from paceline.workload import Workload
@@ -34,6 +35,15 @@ class Items(Dataset):
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(3))
+
+
+class Lengthy(Stream):
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        for i in range(6):
+            yield X[i] + np.float32(np.random.random()), i
 
 
 def workload(data, **methods):
@@ -176,6 +186,24 @@ def test_what_cannot_be_samples(data, said):
     assert refused.value.code == "invalid-workload"
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_stream_gives_its_samples_by_number():
+    """Backwards, in parts or again: what it draws at random follows from the number alone."""
+    samples = samples_of(workload(Lengthy()))
+    whole, numbers = samples.batch(np.arange(6), np.zeros(6, np.int64))
+    assert numbers.tolist() == [0, 1, 2, 3, 4, 5]
+    assert Order.of(Train(global_batch=4), samples).global_batch(1).ids.tolist() == [4, 5]
+    again = samples_of(workload(Lengthy()))
+    for ids in (np.array([5, 3]), np.array([4]), np.array([1, 0])):
+        assert torch.equal(again.batch(ids, ids)[0], whole[ids])
+
+
+def test_a_stream_that_ends_before_its_length():
+    shorter = type("Shorter", (Stream,), {"__len__": lambda self: 4})()
+    with pytest.raises(UserError) as refused:
+        samples_of(workload(shorter)).batch(np.array([3]), np.array([0]))
+    assert refused.value.code == "invalid-workload"
 
 
 UNLIKE = {
