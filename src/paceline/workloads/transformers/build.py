@@ -83,9 +83,8 @@ def find_model_class(config: Any, task: str) -> Any:
         possible.remove("causal_lm")  # that would be the decoder alone
     if task in possible:
         return classes[task][type(config)]
-    hint = (
-        f"type  model.task={'  or  model.task='.join(possible)}" if possible else f"none of {', '.join(TASKS)} fits it"
-    )
+    hint = f"type  model.task={'  or  model.task='.join(possible)}"
+    hint = hint if possible else f"none of {', '.join(TASKS)} fits it"
     message = f"model.task={task}: not supported for the architecture {config.model_type!r}; {hint}"
     raise UserError(message, code="not-supported", key="model.task")
 
@@ -146,7 +145,12 @@ def draw_weights(model: nn.Module, blocks: Sequence[str], given: Collection[str]
     layers = {name: model.get_submodule(name) for name in blocks}
     inside = {id(module) for layer in layers.values() for module in layer.modules()}
     rest = [module for module in model.modules() if id(module) not in inside]
-    draw = partial(_initialise_module, model)
+
+    def draw(module: nn.Module) -> None:
+        cast(Any, model)._init_weights(module)
+        if isinstance(module, lora.LowRank):
+            module.draw()
+
     for name, layer in layers.items():
         wanted = {inner for inner, _ in layer.named_parameters(prefix=name) if inner not in given}
         if all(inner.endswith((lora.A, lora.B)) for inner in wanted) and not list(layer.buffers()):
@@ -155,12 +159,6 @@ def draw_weights(model: nn.Module, blocks: Sequence[str], given: Collection[str]
         else:
             _draw(list(layer.modules()), draw, name, seed)
     _draw(rest, draw, "", seed)
-
-
-def _initialise_module(model: nn.Module, module: nn.Module) -> None:
-    cast(Any, model)._init_weights(module)
-    if isinstance(module, lora.LowRank):
-        module.draw()
 
 
 def _draw(modules: Sequence[nn.Module], draw: Callable[[Any], None], name: str, seed: int) -> None:

@@ -20,14 +20,7 @@ from paceline.data.tables import iter_rows
 from paceline.errors import UserError, join_names
 from paceline.io.files import hash_value, read_text
 from paceline.workload import LogFn
-from paceline.workloads.transformers.pairs import (
-    NO_TAG,
-    PairCorpus,
-    PairTable,
-    encode_pieces,
-    find_frame,
-    write_split,
-)
+from paceline.workloads.transformers.pairs import NO_TAG, PairCorpus, PairTable, encode_pieces, find_frame, write_split
 
 TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 MAX_TEMPLATE_BYTES = 1 << 22
@@ -144,12 +137,9 @@ class ChatTable(PairTable):
         if len(row) == 2:
             prompt, response = super().read_row(row, where)
             return Conversation(pair_messages(prompt, response), where), None
-        messages = row[0]
-        known = isinstance(messages, list) and all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-            for m in messages
-        )
-        if not known or not any(message["role"] == ANSWERING for message in messages):
+        messages = row[0] if isinstance(row[0], list) else []
+        texts = [m.get(key) if isinstance(m, dict) else None for m in messages for key in ("role", "content")]
+        if not all(isinstance(text, str) for text in texts) or ANSWERING not in texts[::2]:
             raise invalid_data(f"{where}: expected messages with an answer in {self.data.messages!r}, as {EXAMPLE}")
         if self.template is None:
             hint = "give one as  data.template=FILE.jinja, or the tokenizer.json of a chat model"

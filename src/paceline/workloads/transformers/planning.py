@@ -14,18 +14,8 @@ from paceline.data.corpora.documents import TokenStreams
 from paceline.data.files import invalid_data
 from paceline.errors import UserError
 from paceline.planner.candidates import SplitOptions
-from paceline.planner.formulas.shape import (
-    GATE_PASSES,
-    LAUNCHES_PER_OPERATION,
-    PACKED_BLOCK,
-    ROTARY_OPERATIONS,
-    ROTARY_PASSES,
-    UNFUSED_NORMS,
-    BlockShape,
-    ModelShape,
-    add_experts,
-    chunk_loss,
-)
+from paceline.planner.formulas import shape
+from paceline.planner.formulas.shape import BlockShape
 from paceline.planner.model_inputs import TextStatistics, apply_frozen_groups, assume_mean_length
 from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype_sizes_of
 from paceline.workloads.transformers import ENTRY, model_files
@@ -64,13 +54,14 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
         spec.train.groups,
         lambda: _build_model(file, model.task, facts.classes),
     )
+    chunked = None
+    if not facts.classes:
+        chunked = shape.chunk_loss(blocks[-1], length, sizes.vocab, sizes.width, trained=not model.lora_rank)
     return TrainingCostModel.of(
         spec,
         facts.count,
         blocks=blocks,
-        chunked_head=None
-        if facts.classes
-        else chunk_loss(blocks[-1], length, sizes.vocab, sizes.width, trained=not model.lora_rank),
+        chunked_head=chunked,
         traits=ENTRY.traits,
         splits=SplitOptions(context=spec.data.sequence if divided else 0, experts=sizes.experts),  # type: ignore[attr-defined]
         unit="tokens",
@@ -132,7 +123,7 @@ def _build_blocks(
     model: Any = spec.model
     classes = facts.classes
     sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
-    embedding, layer, head = ModelShape(
+    embedding, layer, head = shape.ModelShape(
         *sides,
         sizes.gated,
         sizes.tied,
@@ -142,20 +133,21 @@ def _build_blocks(
         head_width=sizes.head_width,
     ).blocks
     if sizes.active:
-        layer = add_experts(layer, sizes.active, sizes.ffn, sizes.shared_ffn, length)
+        layer = shape.add_experts(layer, sizes.active, sizes.ffn, sizes.shared_ffn, length)
     rotary = not sizes.learned_positions
     turned = sizes.head_width * (sizes.heads + sizes.kv_heads)
     adapters = sizes.adapters(model.lora_rank, model.lora_targets) if model.lora_rank else 0
     adapted = [sides for name, *sides in sizes.linear if adapters and name in (model.lora_targets or (name,))]
-    operations = ROTARY_OPERATIONS * 2 / 3 * rotary + ADAPTER_OPERATIONS * len(adapted)
+    operations = shape.ROTARY_OPERATIONS * 2 / 3 * rotary + ADAPTER_OPERATIONS * len(adapted)
     attention = layer.attention and replace(layer.attention, masked=facts.longest > facts.mean)
     half = dtype_sizes_of(spec.train).element_bytes == 2
     frozen = bool(model.lora_rank)
     halved = frozen and keeps_bf16
     linear = [inner * outer for _, inner, outer in sizes.linear]
-    packed = [side * outer for _, side, outer in sizes.linear if not side % PACKED_BLOCK] * (model.quantize != "none")
+    packed = [side * outer for _, side, outer in sizes.linear if not side % shape.PACKED_BLOCK]
+    packed *= model.quantize != "none"
     head_frozen = frozen and not classes
-    gate_passes, gate_kept = GELU_STEPS if sizes.stepwise_gelu else (GATE_PASSES * sizes.gated, sizes.gated)
+    gate_passes, gate_kept = GELU_STEPS if sizes.stepwise_gelu else (shape.GATE_PASSES * sizes.gated, sizes.gated)
     return (
         replace(
             embedding,
@@ -174,9 +166,9 @@ def _build_blocks(
             attention=attention,
             moved_elements=layer.moved_elements + ADAPTER_PASSES * length * sum(map(sum, adapted)),
             saved_whole_elements=(IN_FP32 if half else 4.0) * length * sizes.width,
-            eager_elements=length * (ROTARY_PASSES * turned * rotary + gate_passes * sizes.ffn),
-            eager_saved_elements=length * (UNFUSED_NORMS * sizes.width + gate_kept * sizes.ffn),
-            kernels=layer.kernels + LAUNCHES_PER_OPERATION * operations,
+            eager_elements=length * (shape.ROTARY_PASSES * turned * rotary + gate_passes * sizes.ffn),
+            eager_saved_elements=length * (shape.UNFUSED_NORMS * sizes.width + gate_kept * sizes.ffn),
+            kernels=layer.kernels + shape.LAUNCHES_PER_OPERATION * operations,
         ),
         replace(
             head,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,43 +25,16 @@ from paceline.parallel.context import ContextGroup
 from paceline.parallel.precision import HALF, autocast, to_at_least_fp32
 from paceline.trainer.init_from import open_weights
 from paceline.workload import LogFn, Samples, Workload, ignore_log
-from paceline.workloads.transformers import lora, model_files
-from paceline.workloads.transformers.build import (
-    UNKEYED,
-    attach_initialise,
-    build_config,
-    build_transformer,
-    find_blocks,
-    find_model_class,
-    find_renamed,
-    make_causal,
-    write_adapters,
-    write_transformer,
-)
+from paceline.workloads.transformers import build, lora, model_files
+from paceline.workloads.transformers import samples as kinds
 from paceline.workloads.transformers.chat import PACKABLE, TEMPLATE, ChatCorpus, ChatEncoder, ChatTemplate
 from paceline.workloads.transformers.context import check_model_context, divide_context, gather_context
 from paceline.workloads.transformers.device import PackedTexts, call_on_device, compute_losses_in_head
 from paceline.workloads.transformers.images import PixelFormat
-from paceline.workloads.transformers.model_files import (
-    EXTRA_FILES,
-    TOKENIZER,
-    find_dropouts,
-    find_tokenizer_file,
-    read_config,
-)
+from paceline.workloads.transformers.model_files import TOKENIZER, find_dropouts, find_tokenizer_file, read_config
 from paceline.workloads.transformers.pairs import TextFrame, encode_pieces, encode_tagged
 from paceline.workloads.transformers.predictions import classify, continue_tokens, fill_masks, tag_words, write_targets
-from paceline.workloads.transformers.samples import (
-    Batch,
-    CausalWindows,
-    Conversations,
-    LabelledTexts,
-    MaskedWindows,
-    MaskRule,
-    PairedTexts,
-    pad_rows,
-    pad_texts,
-)
+from paceline.workloads.transformers.samples import Batch, Conversations, MaskRule, pad_rows, pad_texts
 from paceline.workloads.transformers.sections import CONFIG, PREPROCESSOR, TASKS, ModelFolder, Texts
 
 EVALUATION_TOKENS = 16_384
@@ -107,7 +80,7 @@ class TransformersModel(Workload):
 
     def prepare(self, log: LogFn) -> None:
         config = self._plain_config()
-        find_model_class(config, self.section.task)
+        build.find_model_class(config, self.section.task)
         self.corpus = model_files.prepare_data(self.spec, log)
         self._check_sizes()
         if self.section.quantize != "none" and self.section.init_from is None:
@@ -120,7 +93,7 @@ class TransformersModel(Workload):
             if self.texts.pack and not self.packs:
                 kind += f": {self.config.model_type} is not known to tell several apart"
             log(f"data: {len(samples):,} sequences of {self.texts.sequence} tokens, {full:.0%} full ({kind})")
-        if self.section.task == "causal_lm" and make_causal(config):
+        if self.section.task == "causal_lm" and build.make_causal(config):
             log(f"model: {config.model_type} attends both ways; as causal_lm to earlier tokens only (is_decoder)")
         if drops := self._list_switched_off(config):
             named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
@@ -142,14 +115,14 @@ class TransformersModel(Workload):
 
     @cached_property
     def _renamed(self) -> Mapping[str, str]:
-        return find_renamed(build_transformer(self.config, self.section.task), self.start_shapes)
+        return build.find_renamed(build.build_transformer(self.config, self.section.task), self.start_shapes)
 
     @cached_property
     def corpus(self) -> Any:
         return model_files.prepare_data(self.spec, verify=False)  # `prepare` has verified it, for all ranks
 
     def _plain_config(self) -> Any:
-        return build_config(read_config(self.section, self.kept))
+        return build.build_config(read_config(self.section, self.kept))
 
     @cached_property
     def config(self) -> Any:
@@ -161,7 +134,7 @@ class TransformersModel(Workload):
             return config
         config.use_cache = False
         if self.section.task == "causal_lm":
-            make_causal(config)
+            build.make_causal(config)
         if self.task.classes:
             config.id2label = dict(enumerate(self.corpus.classes))
             config.label2id = {name: number for number, name in enumerate(self.corpus.classes)}
@@ -180,7 +153,7 @@ class TransformersModel(Workload):
 
     def _list_switched_off(self, config: Any) -> dict[str, float]:
         found, all_off = find_dropouts(config.to_dict()), not self.section.dropout
-        return {name: p for name, p in found.items() if all_off or any(part in name for part in UNKEYED)}
+        return {name: p for name, p in found.items() if all_off or any(part in name for part in build.UNKEYED)}
 
     def _check_sizes(self) -> None:
         if self.of_images:
@@ -220,10 +193,10 @@ class TransformersModel(Workload):
         return PixelFormat.of(self.config, folder / PREPROCESSOR)
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
-        return find_blocks(model)
+        return build.find_blocks(model)
 
     def model(self) -> nn.Module:
-        model = build_transformer(self.config, self.section.task)
+        model = build.build_transformer(self.config, self.section.task)
         blocks = self.blocks(model)
         if self.section.quantize != "none":
             lora.quantise_blocks(blocks)
@@ -234,7 +207,7 @@ class TransformersModel(Workload):
                 head = self.task.classes and child not in ("", cast(Any, model).base_model_prefix)
                 parameter.requires_grad = head or name.endswith((lora.A, lora.B))
         late = torch.get_default_device().type == "meta"
-        attach_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
+        build.attach_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
         if not late or self.kept is not None:
             model.to_empty(device="cpu")
             cast(Any, model).initialise(self.spec.train.seed)
@@ -262,7 +235,20 @@ class TransformersModel(Workload):
         }
 
     def data(self, split: str) -> Samples:
-        return SAMPLES[self.section.task](self, split)
+        if self.of_images:
+            return cast(Samples, self.corpus.samples(split, self.pixels))
+        part = getattr(self.corpus, split)
+        match self.section.task:
+            case "causal_lm" if isinstance(self.corpus, ChatCorpus):
+                return Conversations(part, self.texts.sequence, self.packs)
+            case "causal_lm":
+                return kinds.CausalWindows(part, self.texts.sequence)
+            case "masked_lm":
+                return kinds.MaskedWindows(part, self.texts.sequence, self.mask_rule)
+            case "sequence_classification":
+                return kinds.LabelledTexts(part, self.config.pad_token_id, self.texts.max_length)
+        decoder = (self.start_token, self.config.eos_token_id) if self.section.task == "seq2seq_lm" else None
+        return kinds.PairedTexts(part, self.config.pad_token_id, decoder)
 
     def suits(self, layout: Layout) -> None:
         adapted = self.section.lora_rank or self.section.quantize != "none"
@@ -311,11 +297,8 @@ class TransformersModel(Workload):
     def before_recording(self, model: nn.Module, samples: Any, device: torch.device) -> None:
         """Let texts lie end to end, without padding, if the model finds the same in them."""
         precision = self.spec.train.precision
-        if (
-            self.section.task != "sequence_classification"
-            or precision not in HALF
-            or find_dropouts(self.config.to_dict())
-        ):
+        whole_texts = self.section.task == "sequence_classification"
+        if not whole_texts or precision not in HALF or find_dropouts(self.config.to_dict()):
             return
         few = np.arange(min(len(samples), TRIED_TEXTS))
         padded, packing = move_batch(samples.batch(few, few), device), PackedTexts(model, self.blocks(model))
@@ -336,7 +319,7 @@ class TransformersModel(Workload):
         own = find_tokenizer_file(self.section, self.texts)
         text = own.read_text(encoding="utf-8") if own is not None else self.corpus.tokenizer.to_str()
         write_atomic(folder / TOKENIZER, text)
-        for name in EXTRA_FILES:
+        for name in model_files.EXTRA_FILES:
             if own is not None and (file := own.with_name(name)).is_file():
                 write_atomic(folder / name, file.read_bytes())
         if self.texts.template is not None:
@@ -407,9 +390,9 @@ class TransformersModel(Workload):
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write a folder for `from_pretrained` with adapters merged, and beside it the adapters for PEFT."""
         assert self.kept is not None, "of a run that is opened"
-        write_transformer(model, self.config, self.kept, folder)
+        build.write_transformer(model, self.config, self.kept, folder)
         if self.section.lora_rank:
-            write_adapters(model, self.section, folder / "adapter")
+            build.write_adapters(model, self.section, folder / "adapter")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
         if self.of_images:
@@ -424,31 +407,5 @@ class TransformersModel(Workload):
         return LogitsOnly(model), inputs
 
 
-def _window_samples(work: TransformersModel, split: str) -> CausalWindows | MaskedWindows | Conversations:
-    ids = getattr(work.corpus, split)
-    if isinstance(work.corpus, ChatCorpus):
-        return Conversations(ids, work.texts.sequence, work.packs)
-    if work.section.task == "causal_lm":
-        return CausalWindows(ids, work.texts.sequence)
-    return MaskedWindows(ids, work.texts.sequence, work.mask_rule)
-
-
-def _labelled_samples(work: TransformersModel, split: str) -> LabelledTexts:
-    return LabelledTexts(getattr(work.corpus, split), work.config.pad_token_id, work.texts.max_length)
-
-
-def _paired_samples(work: TransformersModel, split: str) -> PairedTexts:
-    decoder = (work.start_token, work.config.eos_token_id) if work.section.task == "seq2seq_lm" else None
-    return PairedTexts(getattr(work.corpus, split), work.config.pad_token_id, decoder)
-
-
-SAMPLES: dict[str, Callable[[TransformersModel, str], Any]] = {
-    "causal_lm": _window_samples,
-    "masked_lm": _window_samples,
-    "seq2seq_lm": _paired_samples,
-    "sequence_classification": _labelled_samples,
-    "token_classification": _paired_samples,
-    "image_classification": lambda work, split: work.corpus.samples(split, work.pixels),
-}
 PREDICTIONS = {"masked_lm": fill_masks, "seq2seq_lm": write_targets, "token_classification": tag_words}
 """Of the other tasks, `classify`."""
