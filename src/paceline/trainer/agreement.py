@@ -24,13 +24,14 @@ from torch.utils._pytree import tree_leaves
 
 from paceline import __version__
 from paceline.config import RunSpec
+from paceline.data.files import hash_files, hash_text
 from paceline.data.order import Order
 from paceline.data.samples import ArraySamples
 from paceline.errors import RunFailed, UserError, join_names
 from paceline.launch.process_group import broadcast_from_main, gather_objects, raise_on_all
 from paceline.layout import Layout
 from paceline.parallel.parameters import is_sharded
-from paceline.trainer.resume_guard import collect_determining_values, find_user_files, hash_code_files, length_of
+from paceline.trainer.resume_guard import collect_determining_values, find_user_files, length_of
 from paceline.workload import Samples, Workload
 
 VARIABLES = (
@@ -86,7 +87,7 @@ def _collect_facts(spec: RunSpec, data: str) -> Iterator[tuple[str, Any]]:
     yield length_of(spec.train)
     paths = spec.parallel.paths()
     yield from ((f"parallel.{key}", value) for key, value in spec.dump()["parallel"].items() if key not in paths)
-    yield from ((name, hash_code_files([file])[:12]) for name, file in _find_code(spec).items())
+    yield from ((name, hash_files([file])[:12]) for name, file in _find_code(spec).items())
     yield "data", hashlib.sha256(data.encode()).hexdigest()[:12]
     yield from (("paceline", __version__), ("python", platform.python_version()), ("torch", torch.__version__))
     yield "CUDA", torch.version.cuda
@@ -160,10 +161,10 @@ def check_replicas(tensors: Mapping[str, Tensor], layout: Layout, step: int, ord
     sums = dict(zip(parts, sum_bits(parts.values()), strict=True))
     place = torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability()
     place += f" {torch.distributed.get_rank() % layout.tensor}" if cuda else ""
-    mine = [(_hash_value([place, names]), _hash_value([sums[name] for name in names])) for names in kinds.values()]
+    mine = {hash_text(f"{place} {names}"): hash_text(str([sums[name] for name in names])) for names in kinds.values()}
     if order is not None:
-        mine.append((ORDER, _hash_value([step, order.samples, order.global_batch(step).ids.tolist()])))
-    held = gather_objects(dict(mine))
+        mine[ORDER] = hash_text(str([step, order.samples, order.global_batch(step).ids.tolist()]))
+    held = gather_objects(mine)
     for key in dict.fromkeys(key for rank in held for key in rank):
         values = {rank: digests[key] for rank, digests in enumerate(held) if key in digests}
         if len(set(values.values())) > 1:
@@ -201,10 +202,6 @@ def sum_bits(tensors: Iterable[Tensor]) -> list[int]:
         whole = flat[:words].view(torch.int64).sum()
         sums.append(whole if words == flat.numel() else whole + flat[words:].sum())
     return torch.stack(sums).tolist() if sums else []
-
-
-def _hash_value(value: Any) -> int:
-    return 1 + int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
 
 
 def run_callback(

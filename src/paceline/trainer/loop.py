@@ -21,13 +21,12 @@ from paceline.runlog.machine import RankUsage
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.timers import Reading, subtract_waiting
 from paceline.trainer.agreement import check_replicas, dump_callback_state, run_callback
-from paceline.trainer.anomalies import AnomalyDetector
+from paceline.trainer.anomalies import AnomalyDetector, build_nonfinite_error
 from paceline.trainer.checkpoint import reader
 from paceline.trainer.checkpoint.staging import flatten_state
 from paceline.trainer.checkpoint.writer import CheckpointInterval, is_due
 from paceline.trainer.context import Job
 from paceline.trainer.evaluation import HeldOut, evaluate, write_evaluation_pictures
-from paceline.trainer.nonfinite import build_nonfinite_error
 from paceline.trainer.optim.schedule import build_schedule, describe_schedule_change
 from paceline.trainer.passes import FitEnd, Passes
 from paceline.trainer.resume_guard import ANSWER_KEY

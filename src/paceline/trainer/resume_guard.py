@@ -1,6 +1,5 @@
 """Check that a resumed run gives the same answer: same values, data and code, or a longer length."""
 
-import hashlib
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any
 from paceline.config import SCRIPT_OBJECT, RunSpec, Train
 from paceline.config.registry import find_entry, get_user_module
 from paceline.config.trust import KERAS, find_user_code
+from paceline.data.files import hash_files
 from paceline.errors import UserError
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
@@ -42,8 +42,8 @@ def describe_answer(workload: BaseWorkload) -> dict[str, Any]:
 def describe_code(spec: RunSpec) -> dict[str, Any]:
     """Return hashes of the user's own files, by name, and of the workload that comes with a package."""
     return {
-        "code": {name: hash_code_files([file]) for name, file in find_user_files(spec).items()},
-        "workload": hash_code_files(sorted(list_workload_files(spec))),
+        "code": {name: hash_files([file]) for name, file in find_user_files(spec).items()},
+        "workload": hash_files(sorted(list_workload_files(spec))),
     }
 
 
@@ -165,10 +165,6 @@ def list_workload_files(spec: RunSpec) -> list[Path]:
         return []
     module = find_spec(find_entry(spec.workload).run.partition(":")[0])
     return list(Path(module.origin).parent.glob("*.py")) if module is not None and module.origin else []
-
-
-def hash_code_files(files: list[Path]) -> str:
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
 def length_of(train: Train) -> tuple[str, int]:
