@@ -58,7 +58,7 @@ def build_spec_from_options(arguments: argparse.Namespace) -> "RunSpec | None":
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print the plan, or compare clusters; write --page, --out and --emit files; return 1 if nothing fits."""
-    from paceline.planner.compare import compare_clusters
+    from paceline.planner.compare import Comparison
     from paceline.planner.target import resolve_target
 
     spec = build_spec_from_options(arguments) or load_spec(arguments.words, "plan")
@@ -77,7 +77,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
             problem = f"{file} cannot be written; give a file in a folder that exists, as  plan.html"
             raise option_error(option, problem, "not-writable")
     plans = [ask(spec, counts if len(clusters) == 1 else [resolve_target(name).devices], name) for name in clusters]
-    comparison = compare_clusters(plans) if len(plans) > 1 else None
+    comparison = Comparison(tuple(plans)) if len(plans) > 1 else None
     found = comparison.chosen.plan if comparison and comparison.chosen else plans[0]
     if arguments.page is not None:
         from paceline.planner.page.page import render_plan_page

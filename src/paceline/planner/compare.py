@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,140 +12,123 @@ from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
 from paceline.planner.show import format_cell_amount, format_multiple, format_run_time
 
+FACTS = (
+    *("layout", "step_s", "memory_bytes", "capacity_bytes", "epoch_s", "utilisation", "usd_per_hour"),
+    *("devices", "hours", "device_hours", "cost_usd", "energy_kwh", "speedup", "efficiency"),
+)
+
 
 @dataclass(frozen=True)
 class ClusterRow:
-    """A run on all devices of one cluster."""
+    """A run on all devices of one cluster, which it fits."""
 
     plan: Plan
-    row: PlanRow | None  # None if it does not fit
+    row: PlanRow
 
     @property
     def cluster(self) -> str:
         return self.plan.target.name
 
-    @property
-    def epoch_s(self) -> float | None:
-        """Time of one pass over the samples; None if their number is not known."""
-        samples = self.plan.cost_model.samples
-        if self.row is None or samples is None:
-            return None
-        return math.ceil(samples / self.plan.cost_model.global_batch) * self.row.price.step_s
-
-    @property
-    def utilisation(self) -> float | None:
-        """Model FLOPs over what the devices could do in the same time (MFU)."""
-        if self.row is None:
-            return None
-        model, device = self.plan.cost_model, self.row.price.where.cluster.device
-        peak = self.row.devices * device.peak_flops_s(model.numbers.matmul)
-        return model.flops_per_sample * self.row.price.samples_s / peak
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        """Price of all devices."""
-        return None if self.row is None or (usd := self.plan.rates.usd) is None else usd * self.row.paid_devices
-
-    def as_json(self) -> dict[str, Any]:
-        row = self.row
-        names = ("devices", "hours", "device_hours", "cost_usd", "energy_kwh", "speedup", "efficiency")
-        return {
-            "cluster": self.cluster,
-            "fits": row is not None,
-            "layout": self.plan.cost_model.layout_name(row.price) if row else None,
-            "step_s": row.price.step_s if row else None,
-            "memory_bytes": row.price.memory.total_bytes if row else None,
-            "capacity_bytes": row.price.capacity_bytes if row else None,
-            **{name: getattr(self, name) for name in ("epoch_s", "utilisation", "usd_per_hour")},
-            **{name: getattr(row, name) if row else None for name in names},
+    def list_facts(self) -> dict[str, Any]:
+        """Return `FACTS`: an epoch and a price that are not known are None, utilisation is the model's FLOPs (MFU)."""
+        row, price, model, usd = self.row, self.row.price, self.plan.cost_model, self.plan.rates.usd
+        steps = None if model.samples is None else math.ceil(model.samples / model.global_batch)
+        peak = row.devices * price.where.cluster.device.peak_flops_s(model.numbers.matmul)
+        found = {
+            "layout": model.layout_name(price),
+            "step_s": price.step_s,
+            "memory_bytes": price.memory.total_bytes,
+            "capacity_bytes": price.capacity_bytes,
+            "epoch_s": None if steps is None else steps * price.step_s,
+            "utilisation": model.flops_per_sample * price.samples_s / peak,
+            "usd_per_hour": None if usd is None else usd * row.paid_devices,
         }
+        return {name: found[name] if name in found else getattr(row, name) for name in FACTS}
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Tabular):
     """Plans of one run on several clusters, each on all of its devices."""
 
-    clusters: tuple[ClusterRow, ...]
+    plans: tuple[Plan, ...]
 
     @functools.cached_property
-    def fitting(self) -> list[tuple[ClusterRow, PlanRow]]:
-        return [(entry, entry.row) for entry in self.clusters if entry.row is not None]
+    def clusters(self) -> tuple[ClusterRow, ...]:
+        """Those that it fits."""
+        return tuple(ClusterRow(plan, plan.rows[-1]) for plan in self.plans if plan.rows)
 
-    @property
+    @functools.cached_property
     def priced(self) -> bool:
         """Whether money is known for all; otherwise device-hours are compared."""
-        return all(row.cost_usd is not None for _, row in self.fitting)
+        return all(entry.row.cost_usd is not None for entry in self.clusters)
 
-    def cost(self, row: PlanRow) -> float:
+    def cost(self, entry: ClusterRow) -> float:
+        row = entry.row
         return row.cost_usd if self.priced and row.cost_usd is not None else row.paid_devices * row.run_s
 
     @functools.cached_property
     def fastest(self) -> ClusterRow | None:
-        return min(self.fitting, key=lambda pair: (pair[1].run_s, self.cost(pair[1])), default=(None,))[0]
+        return min(self.clusters, key=lambda entry: (entry.row.run_s, self.cost(entry)), default=None)
 
     @functools.cached_property
     def cheapest(self) -> ClusterRow | None:
-        return min(self.fitting, key=lambda pair: (self.cost(pair[1]), pair[1].run_s), default=(None,))[0]
+        return min(self.clusters, key=lambda entry: (self.cost(entry), entry.row.run_s), default=None)
 
     @functools.cached_property
     def chosen(self) -> ClusterRow | None:
         """The least time × money of those that meet the requirements; with a deadline, the cheapest of them."""
-        requirements = self.clusters[0].plan.requirements
-        accepted = [pair for pair in self.fitting if not requirements.violation_of(pair[1])] or self.fitting
+        requirements = self.plans[0].requirements
+        accepted = [entry for entry in self.clusters if not requirements.violation_of(entry.row)] or self.clusters
         power = 1 if requirements.deadline_h is None else 0
-        return min(accepted, key=lambda pair: self.cost(pair[1]) * pair[1].run_s ** power, default=(None,))[0]
+        return min(accepted, key=lambda entry: self.cost(entry) * entry.row.run_s**power, default=None)
 
     def verdict(self, entry: ClusterRow) -> str:
         """Say in a few words what a cluster is best at, or where returns diminish."""
-        row, best = entry.row, self.chosen
-        if row is None or best is None or best.row is None:
-            return "does not fit"
-        if violation := entry.plan.requirements.violation_of(row):
+        if violation := entry.plan.requirements.violation_of(entry.row):
             return violation
         if names := [name for name in ("fastest", "cheapest") if getattr(self, name) is entry]:
             return ", ".join(names)
-        if any(other.run_s <= row.run_s and self.cost(other) < self.cost(row) for _, other in self.fitting):
+        run_s, cost = entry.row.run_s, self.cost(entry)
+        if any(other.row.run_s <= run_s and self.cost(other) < cost for other in self.clusters):
             return "no advantage"
-        return "pays" if entry is best or row.run_s >= best.row.run_s else "diminishing returns"
+        assert self.chosen is not None
+        return "pays" if entry is self.chosen or run_s >= self.chosen.row.run_s else "diminishing returns"
 
     @property
     def headline(self) -> str:
         """The recommended cluster, its time and cost, and what the fastest and the cheapest would be."""
         best = self.chosen
-        if best is None or best.row is None:
+        if best is None:
             return "It fits on none of these clusters."
         others = {name: getattr(self, name) for name in ("fastest", "cheapest")}
         names = [name for name, entry in others.items() if entry is best]
         reason = f"the {' and '.join(names)}" if names else "the least time × money"
         more = [
-            f"{entry.cluster} is the {name}: {self._describe_amounts(entry)}"
+            f"{entry.cluster} is the {name}: {_describe_amounts(entry.row)}"
             for name, entry in others.items()
-            if entry is not None and entry is not best
+            if entry is not best
         ]
-        return f"{'. '.join([f'Take {best.cluster}, {reason}: {self._describe_amounts(best)}', *more])}."
-
-    def _describe_amounts(self, entry: ClusterRow) -> str:
-        assert entry.row is not None
-        row = entry.row
-        step = f"{format_short_duration(row.price.step_s)} per step"
-        time = step if row.hours is None else format_run_time(row.hours)
-        return time if row.cost_usd is None else f"{time}, {format_cell_amount(row.cost_usd)} USD"
+        return f"{'. '.join([f'Take {best.cluster}, {reason}: {_describe_amounts(best.row)}', *more])}."
 
     def rows_of_table(self) -> list[dict[str, Any]]:
-        least = self.cost(self.cheapest.row) if self.cheapest and self.cheapest.row else 1.0
-        return [
-            {
-                **entry.as_json(),
-                "relative_cost": self.cost(entry.row) / least if entry.row else None,
+        least = self.cost(self.cheapest) if self.cheapest else 1.0
+        rows = {
+            id(entry.plan): {
+                **entry.list_facts(),
+                "relative_cost": self.cost(entry) / least,
                 "verdict": self.verdict(entry),
                 "chosen": entry is self.chosen,
             }
             for entry in self.clusters
+        }
+        none = {**dict.fromkeys((*FACTS, "relative_cost")), "verdict": "does not fit", "chosen": False}
+        return [
+            {"cluster": plan.target.name, "fits": bool(plan.rows), **rows.get(id(plan), none)} for plan in self.plans
         ]
 
     def as_json(self) -> dict[str, Any]:
         chosen = self.chosen.cluster if self.chosen else None
-        plans = [entry.plan.as_json() for entry in self.clusters]
+        plans = [plan.as_json() for plan in self.plans]
         return {"format": 1, "chosen": chosen, "clusters": self.rows_of_table(), "plans": plans}
 
     def build_table(self) -> Table:
@@ -154,7 +137,7 @@ class Comparison(Tabular):
             "epoch": lambda v: format_short_duration(v["epoch_s"]),
             "total": lambda v: format_run_time(v["hours"]),
             "step": lambda v: format_short_duration(v["step_s"]),
-            "speed-up": lambda v: format_multiple(self.fitting[0][1].run_s / v["run_s"]),
+            "speed-up": lambda v: format_multiple(self.clusters[0].row.run_s / v["run_s"]),
             "util.": lambda v: percent(v["utilisation"]),
             "memory": lambda v: f"{size(v['memory_bytes'])} ({percent(v['memory_bytes'] / v['capacity_bytes'])})",
             "USD/h": lambda v: f"{v['usd_per_hour']:,.2f}",
@@ -162,14 +145,11 @@ class Comparison(Tabular):
             "cost": lambda v: format_multiple(v["relative_cost"]),
         }
         needs = {"epoch": "epoch_s", "total": "hours", "USD/h": "usd_per_hour", "USD": "cost_usd"}
-        rows = self.rows_of_table()
-        known = [values for values in rows if values["fits"]]
+        known = [values for values in self.rows_of_table() if values["fits"]]
         shown = [name for name in columns if name not in needs or any(v[needs[name]] is not None for v in known)]
         shown = [name for name in shown if name != "step" or "total" not in shown]
         table = Table("", "cluster", "layout", *shown, Column("verdict", "left"), left=3)
-        for entry, values in zip(self.clusters, rows, strict=True):
-            if entry.row is None:
-                continue
+        for entry, values in zip(self.clusters, known, strict=True):
             values["run_s"] = entry.row.run_s
             cells = ["-" if name in needs and values[needs[name]] is None else columns[name](values) for name in shown]
             tick = "✓" if entry is self.chosen else " "
@@ -179,18 +159,19 @@ class Comparison(Tabular):
 
     def render(self) -> Iterator[Any]:
         """Yield the recommendation, the table, and what does not fit."""
-        yield from wrap_lines(f"{self.clusters[0].plan.cost_model.name}: {self.headline}", "")
+        yield from wrap_lines(f"{self.plans[0].cost_model.name}: {self.headline}", "")
         yield ""
-        if self.fitting:
+        if self.clusters:
             yield self.build_table()
-        for entry in self.clusters:
-            if entry.row is None:
-                yield from wrap_lines(f"{entry.cluster}: {entry.plan.advice[0]}", "✗  ")
-        yield from wrap_lines(entry.plan.cost_model.headline(), "")
+        for plan in self.plans:
+            if not plan.rows:
+                yield from wrap_lines(f"{plan.target.name}: {plan.advice[0]}", "✗  ")
+        yield from wrap_lines(plan.cost_model.headline(), "")
         paid = "money" if self.priced else "device-hours, as not all prices are known"
         yield f"speed-ups are over the first row; cost is {paid}, over the cheapest; util. is the model's FLOPs (MFU)"
 
 
-def compare_clusters(plans: Sequence[Plan]) -> Comparison:
-    """Compare plans that were each made for all devices of their cluster."""
-    return Comparison(tuple(ClusterRow(plan, plan.rows[-1] if plan.rows else None) for plan in plans))
+def _describe_amounts(row: PlanRow) -> str:
+    step = f"{format_short_duration(row.price.step_s)} per step"
+    time = step if row.hours is None else format_run_time(row.hours)
+    return time if row.cost_usd is None else f"{time}, {format_cell_amount(row.cost_usd)} USD"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.planner.compare import compare_clusters
+from paceline.planner.compare import Comparison
 from paceline.planner.plan import plan
 from paceline.planner.rows import Requirements
 from plan_specs import lm
@@ -17,7 +17,7 @@ LM = lm("gpt2", 64, 512, 50257, train={"steps": 500})
 
 def compared(*clusters, **more):
     devices = {"1xH100": 1, "4xH100": 4, "8xA100-40GB": 8, "1xK80": 1, "4xA10": 4}
-    return compare_clusters([plan(LM, name, [devices[name]], samples=6400, **more) for name in clusters])
+    return Comparison(tuple(plan(LM, name, [devices[name]], samples=6400, **more) for name in clusters))
 
 
 def test_every_number_is_that_of_its_own_plan():

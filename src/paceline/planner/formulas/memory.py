@@ -37,7 +37,7 @@ class DeviceMemory:
     @property
     def allocated_bytes(self) -> float:
         """What the framework's allocator hands out at the peak: the number that torch reports."""
-        return self.total_bytes - float(getattr(self, "context_bytes", 0.0))
+        return self.total_bytes - sum(getattr(self, name, 0.0) for name in ("context_bytes", "lost_bytes"))
 
     def held_bytes(self, device: Device) -> float:
         """Return what a device holds. Cores have one memory: what is offloaded stays in it."""
@@ -85,10 +85,6 @@ class TrainingMemory(DeviceMemory):
         "context_bytes": "driver, libraries",
     }
     divided: ClassVar[Mapping[str, int]] = {"states_bytes": 1, "gradients_bytes": 2, "weights_bytes": 3}
-
-    @property
-    def allocated_bytes(self) -> float:
-        return self.total_bytes - self.context_bytes - self.lost_bytes
 
 
 def estimate_memory(
