@@ -35,7 +35,7 @@ from plan_published import (
 )
 from published_rows import Row
 
-from paceline.planner.bands import ALL, BANDS_FILE, UNKNOWN, Band, name_situation
+from paceline.planner.candidates import ALL, BANDS_FILE, UNKNOWN, Band, name_situation
 from paceline.planner.formulas.placement import GPU_PHYSICS, Physics
 
 LEVELS = {"memory": (0.05, 0.96), "time": (0.03, 0.97)}

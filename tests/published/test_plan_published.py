@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.planner.bands import load_bands, name_situation
+from paceline.planner.candidates import load_bands, name_situation
 from paceline.planner.formulas.placement import GPU_PHYSICS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,17 +1,21 @@
 """Candidates of a search: the layouts that a training can have, their price, and families that are rejected."""
 
+import csv
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from paceline.config import DEFAULT, RunSpec
 from paceline.hardware.catalogue import Cluster
 from paceline.io.format import size
 from paceline.layout import ZERO_STAGES, Layout
-from paceline.planner.bands import Band, Quantity, find_band
 from paceline.planner.formulas.memory import DeviceMemory, TrainingMemory
 from paceline.planner.formulas.step_time import StepTime
 from paceline.planner.target import PricedCluster
@@ -24,6 +28,41 @@ MAX_TENSOR = 16
 MAX_STAGES = 64
 MAX_CONTEXT, LONG_SEQUENCE = 64, 16_384
 """Sequences of so many tokens are divided without being asked to."""
+
+BANDS_FILE = Path(__file__).with_name("bands.csv")
+"""Bands of predicted memory and time, by how work is spread, measured by `benchmarks/plan_bands.py`."""
+ALL, UNKNOWN = "all", "unknown"
+Quantity = Literal["memory", "time"]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Factors of a predicted value between which measurements lie."""
+
+    quantity: str
+    situation: str
+    low: float
+    high: float
+    rows: int  # published measurements that it stands on
+    families: int  # groups of people who made them
+    coverage: float  # of those rows, inside the band that the other families give; NaN without rows
+
+
+def name_situation(pipeline: int, tensor: int, zero: int, ranks: int) -> str:
+    """Name how work is spread, as far as errors of the plan depend on it."""
+    if pipeline > 1:
+        return "pipeline"
+    if tensor > 1:
+        return "tensor"
+    return "sharded" if zero >= 2 else "replicated" if ranks > 1 else "single"
+
+
+@functools.cache
+def load_bands() -> dict[tuple[str, str], Band]:
+    """Return the bands by quantity and situation."""
+    with BANDS_FILE.open(encoding="utf-8", newline="") as file:
+        bands = TypeAdapter(list[Band]).validate_python(list(csv.DictReader(file)))
+    return {(band.quantity, band.situation): band for band in bands}
 
 
 @dataclass(frozen=True)
@@ -84,9 +123,12 @@ class PricedLayout:
         return self.fits and self.memory_band_bytes[1] > self.capacity_bytes
 
     def find_band(self, quantity: Quantity) -> Band:
-        """Return the band of this layout's memory or time; the widest where no published measurement tells."""
+        """Return the band of this layout's memory or time; the widest for what no published measurement is about."""
+        layout, bands, situation = self.layout, load_bands(), UNKNOWN
         known = isinstance(self.memory, TrainingMemory) and not self.where.cluster.device.synchronous
-        return find_band(quantity, self.layout, known)
+        if known and not layout.offload:
+            situation = name_situation(layout.pipeline, layout.tensor, ZERO_STAGES[layout.strategy], layout.ranks)
+        return bands.get((quantity, situation)) or bands[quantity, ALL]
 
     @property
     def memory_band_bytes(self) -> tuple[float, float]:

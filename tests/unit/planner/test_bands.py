@@ -1,11 +1,14 @@
 """Bands: what was measured about them, which one a layout has, and the verdict that follows."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.layout import Layout
-from paceline.planner.bands import ALL, UNKNOWN, find_band, load_bands
+from paceline.planner.candidates import ALL, UNKNOWN, load_bands
 from paceline.planner.plan import plan
 from paceline.planner.show import summarize_plan
+from paceline.planner.target import resolve_target
 from plan_specs import lm
 
 FIXED = {"strategy": "single", "micro_batch": 1, "activation_checkpointing": "none"}
@@ -23,20 +26,22 @@ def test_nine_in_ten_rows_that_were_left_out_lie_inside(quantity):
 
 
 @pytest.mark.parametrize(
-    ("layout", "known", "situation"),
+    ("layout", "device", "situation"),
     [
-        (Layout("single", 1, 8, 8), True, "single"),
-        (Layout("ddp", 4, 8, 2), True, "replicated"),
-        (Layout("zero1", 1, 8, 2, 4), True, "replicated"),
-        (Layout("fsdp", 1, 8, 2, 4), True, "sharded"),
-        (Layout("fsdp", 1, 8, 2, 4, tensor=2), True, "tensor"),
-        (Layout("fsdp", 1, 8, 2, 4, tensor=2, pipeline=2), True, "pipeline"),
-        (Layout("fsdp", 1, 8, 2, 4, offload=True), True, UNKNOWN),
-        (Layout("ddp", 4, 8, 2), False, UNKNOWN),
+        (Layout("single", 1, 8, 8), "H100", "single"),
+        (Layout("ddp", 4, 8, 2), "H100", "replicated"),
+        (Layout("zero1", 1, 8, 2, 4), "H100", "replicated"),
+        (Layout("fsdp", 1, 8, 2, 4), "H100", "sharded"),
+        (Layout("fsdp", 1, 8, 2, 4, tensor=2), "H100", "tensor"),
+        (Layout("fsdp", 1, 8, 2, 4, tensor=2, pipeline=2), "H100", "pipeline"),
+        (Layout("fsdp", 1, 8, 2, 4, offload=True), "H100", UNKNOWN),
+        (Layout("ddp", 4, 8, 2), "CPU", UNKNOWN),
     ],
 )
-def test_a_layout_has_the_band_of_its_situation(layout, known, situation):
-    assert find_band("time", layout, known).situation == situation
+def test_a_layout_has_the_band_of_its_situation(layout, device, situation):
+    price = plan(lm("1b", 8, 1024, parallel=FIXED), "1xH100").chosen.price
+    found = replace(price, layout=layout, where=resolve_target(f"1x1x{device}").at(1)).find_band("time")
+    assert found.situation == situation
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.6, "lm fits"), (1.1, "lm may not fit"), (0.3, "lm does not fit")])

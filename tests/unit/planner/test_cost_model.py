@@ -118,7 +118,7 @@ def test_recurrent_layers_are_priced_word_by_word(own):
 @pytest.fixture
 def no_moment(monkeypatch):
     """Every model is too large to be tried out on the CPU."""
-    monkeypatch.setattr("paceline.planner.op_budget.MAX_SECONDS", 0.0)
+    monkeypatch.setattr("paceline.planner.tracing.MAX_SECONDS", 0.0)
 
 
 def test_fake_tensors_tell_of_a_large_model_what_the_cpu_tells_of_a_small_one(own, request):

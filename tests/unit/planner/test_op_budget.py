@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.planner.op_budget import MAX_SECONDS, OpBudget, OverBudget
+from paceline.planner.tracing import MAX_SECONDS, OpBudget, OverBudget
 
 
 def large(*sides):
@@ -48,7 +48,7 @@ def test_what_takes_a_moment_is_computed():
 def test_torch_does_not_import_its_compiler_for_it():
     """That takes as long as all else that a plan does."""
     code = (
-        "import sys, torch; from paceline.planner.op_budget import OpBudget\n"
+        "import sys, torch; from paceline.planner.tracing import OpBudget\n"
         "with OpBudget(): torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()\n"
         "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )
