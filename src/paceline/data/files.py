@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 MAX_LINE_CHARACTERS = 1 << 27  # a line is in memory as a whole
 MAX_LOOKED_AT_FILES = 10_000  # a plan looks at no more, and hashes no more bytes, so that it answers at once
 MAX_LOOKED_AT_BYTES = 64 << 20
+SHARD_NAME = re.compile(r"[-_.](?P<number>\d+)-of-(?P<count>\d+)")
 
 
 class TooManyFiles(UserError):
@@ -88,12 +90,27 @@ def find_files(path: Path, key: str, suffixes: tuple[str, ...], looking: bool = 
                 raise invalid_data(f"{given}: no file matches this pattern", key)
         else:
             raise missing_path_error(path, key, "file or folder")
+        if not path.is_file():
+            _require_all_shards(files, given, key)
         if not any(file.stat().st_size for file in files):
             which = "the file is" if len(files) == 1 else f"all {len(files)} files are"
             raise invalid_data(f"{given}: {which} empty", key)
     except OSError as error:
         raise unreadable_error(given, error, key) from None
     return files
+
+
+def _require_all_shards(files: Sequence[Path], given: str, key: str) -> None:
+    """Raise if one of the files that are numbered as in `train-00003-of-00010.jsonl` is missing."""
+    shards: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        if found := SHARD_NAME.search(file.name):
+            name = f"{file.parent}/{file.name[: found.start()]}"
+            shards.setdefault((name, int(found["count"])), set()).add(int(found["number"]))
+    for (name, count), numbers in shards.items():
+        first = int(0 not in numbers and count in numbers)  # they count from 0 or from 1
+        if missing := sorted(set(range(first, first + min(count, len(numbers) + 1))) - numbers):
+            raise invalid_data(f"{given}: shard {missing[0]} of {count} of {name} is missing; copy it again", key)
 
 
 def iter_below(
