@@ -104,28 +104,41 @@ class TokenisedCorpus:
         log(f"corpus: reading {data.source}, {f'tokenising it with {data.tokenizer}' if data.tokenizer else learning}")
         with tokenizers.use_all_cores():
             built = cls.build(data, source, folder, log)
-        _write_meta(folder, {"name": data.source, "fingerprint": fingerprint}, built)
-        size = f"{vocabulary_size(built.chosen.tokenizer):,} in the vocabulary"
-        for line in (f"{built.summary}, {size} ({time.monotonic() - began_s:.1f} s)", *built.warnings):
+        files = {writer.path.name: writer.facts for writer in built.arrays}
+        files[TOKENIZER] = cache.write_synced(folder / TOKENIZER, built.chosen.tokenizer.to_str().encode("utf-8"))
+        content = "".join(files[name]["sha256"] for name in sorted(files))
+        vocab = vocabulary_size(built.chosen.tokenizer)
+        meta = {
+            "format": FORMAT,
+            "source": {"name": data.source, "fingerprint": fingerprint},
+            "vocab": vocab,
+            "special": built.chosen.special,
+            "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
+            **built.meta,
+            **built.counts,
+            "files": files,
+        }
+        cache.write_facts(folder / META, meta)
+        for line in (
+            f"{built.summary}, {vocab:,} in the vocabulary ({time.monotonic() - began_s:.1f} s)",
+            *built.warnings,
+        ):
             log(f"corpus: {line}")
 
     @classmethod
     def open(cls, folder: Path, verify: bool = False) -> Self:
         """Map a prepared corpus; DamagedEntry if it is incomplete. Unless `verify`, arrays are compared by size."""
-        try:
-            meta = cache.read_facts(folder / META, verify)
-            if meta["format"] != FORMAT:
-                raise DamagedEntry(f"its format is {meta['format']}, not {FORMAT}")
-            for name, facts in meta["files"].items():
-                size = (folder / name).stat().st_size
-                if size != facts["bytes"]:
-                    raise DamagedEntry(f"{name} has {size:,} bytes instead of {facts['bytes']:,}")
-            if hashlib.sha256(read_bytes(folder / TOKENIZER)).hexdigest() != meta["files"][TOKENIZER]["sha256"]:
-                raise DamagedEntry(f"{TOKENIZER} was changed")
-            special = meta.get("special", 0)  # older ones have a learned vocabulary, where it is token 0
-            return cls(folder, meta["vocab"], special, meta["fingerprint"], **cls.read_fields(folder, meta))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedEntry(f"{type(error).__name__}: {error}") from None
+        meta = cache.read_facts(folder / META, verify)
+        if meta["format"] != FORMAT:
+            raise DamagedEntry(f"its format is {meta['format']}, not {FORMAT}")
+        for name, facts in meta["files"].items():
+            size = (folder / name).stat().st_size
+            if size != facts["bytes"]:
+                raise DamagedEntry(f"{name} has {size:,} bytes instead of {facts['bytes']:,}")
+        if hashlib.sha256(read_bytes(folder / TOKENIZER)).hexdigest() != meta["files"][TOKENIZER]["sha256"]:
+            raise DamagedEntry(f"{TOKENIZER} was changed")
+        special = meta.get("special", 0)  # older ones have a learned vocabulary, where it is token 0
+        return cls(folder, meta["vocab"], special, meta["fingerprint"], **cls.read_fields(folder, meta))
 
     @classmethod
     def build(cls, data: Any, source: Any, folder: Path, log: LogFn) -> BuiltCorpus:
@@ -142,23 +155,6 @@ class TokenisedCorpus:
 
     def __reduce__(self) -> tuple[Callable[[Path], Self], tuple[Path]]:
         return type(self).open, (self.folder,)  # another process maps the same files instead of copying them
-
-
-def _write_meta(folder: Path, source: dict[str, str], built: BuiltCorpus) -> None:
-    files = {writer.path.name: writer.facts for writer in built.arrays}
-    files[TOKENIZER] = cache.write_synced(folder / TOKENIZER, built.chosen.tokenizer.to_str().encode("utf-8"))
-    content = "".join(files[name]["sha256"] for name in sorted(files))
-    meta = {
-        "format": FORMAT,
-        "source": source,
-        "vocab": vocabulary_size(built.chosen.tokenizer),
-        "special": built.chosen.special,
-        "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
-        **built.meta,
-        **built.counts,
-        "files": files,
-    }
-    cache.write_facts(folder / META, meta)
 
 
 def limit_rate(log: LogFn) -> LogFn:
