@@ -115,10 +115,10 @@ def adopt(
             raise UserError(f"--out: there is no folder {target.parent}", code="not-found", key="--out")
         write_atomic(target, text)
     if adopted.site_out is not None:
-        head = (
-            f"# Written by  paceline adopt  from {', '.join(names)}: for  paceline submit --site {adopted.site_out}\n"
+        head = f"# Written by  paceline adopt  from {', '.join(names)}: for  paceline submit --site"
+        write_atomic(
+            adopted.site_out, f"{head} {adopted.site_out}\n" + yaml.safe_dump(site, sort_keys=False, allow_unicode=True)
         )
-        write_atomic(adopted.site_out, head + yaml.safe_dump(site, sort_keys=False, allow_unicode=True))
     return adopted
 
 

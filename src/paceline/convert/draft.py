@@ -120,9 +120,8 @@ class Draft:
             outcome = Outcome.KEPT
         value = "…" if SECRET.search(key) and value else value
         claims, reason = translation.claims, translation.reason
-        self.rows.append(
-            ConvertedKey(source.name, key, value, outcome, tuple(claims), reason, given, translation.review)
-        )
+        row = ConvertedKey(source.name, key, value, outcome, tuple(claims), reason, given, translation.review)
+        self.rows.append(row)
         for name, claimed in claims.items():
             self._claim(name, Claim(claimed, len(self.rows) - 1, translation.priority + source.priority))
 

@@ -112,9 +112,7 @@ def _strip_node_options(words: Sequence[str]) -> tuple[str, ...]:
 
 def _predict_slurm_variables(asked: Mapping[str, Any]) -> dict[str, str]:
     """Return what Slurm will set, as far as the script asks for it."""
-    known = {
-        variable: str(asked[option]) for variable, option in PROGRAMS["slurm_variables"].items() if option in asked
-    }
+    known = {name: str(asked[option]) for name, option in PROGRAMS["slurm_variables"].items() if option in asked}
     if "gres" in asked and (count := re.fullmatch(r"gpu(?::\w+)?:(\d+)", str(asked["gres"]))):
         known |= {"SLURM_GPUS_ON_NODE": count[1], "SLURM_GPUS_PER_NODE": count[1]}
     nodes, each = str(asked.get("nodes", "")), str(asked.get("ntasks_per_node", ""))
@@ -130,9 +128,8 @@ def build_site(sources: Sequence[Settings], ranks_per_task: int) -> dict[str, An
         return {}
     known = {key: value for key, value in asked.items() if not is_unknown(value) and not isinstance(value, list)}
     site: dict[str, Any] = {key: str(known[key]) for key in SAME if key in known}
-    site["options"] = {
-        key.replace("_", "-"): "" if known[key] is True else str(known[key]) for key in OPTIONS if key in known
-    }
+    options = {key: "" if known[key] is True else str(known[key]) for key in OPTIONS if key in known}
+    site["options"] = {key.replace("_", "-"): value for key, value in options.items()}
     site |= _read_devices(known)
     cores = str(known.get("cpus_per_task"))
     if cores.isdecimal() and int(cores) % ranks_per_task == 0:

@@ -72,9 +72,8 @@ def evaluate_script(
     except RecursionError:
         raise UserError("the shell script is nested too deeply", code="unreadable") from None
     environment = evaluator.environment()
-    evaluator.script.exports = {
-        name: environment[name] for name, inherited in evaluator.exported.items() if not inherited
-    }
+    exports = {name: environment[name] for name, inherited in evaluator.exported.items() if not inherited}
+    evaluator.script.exports = exports
     return evaluator.script
 
 

@@ -135,9 +135,8 @@ class TableEncoder:
                 X[:, number] = self._encode_words(name, column)
                 continue
             if isinstance(column, Words):
-                raise UserError(
-                    f"{source}: {name!r} is not a number; type  data.ignore=[{name}]", key="data.categories"
-                )
+                message = f"{source}: {name!r} is not a number; type  data.ignore=[{name}]"
+                raise UserError(message, key="data.categories")
             if len(bad := np.flatnonzero(np.isinf(column))):
                 message = f"{source} row {seen + bad[0] + 1}: {name!r} is infinite; leave missing values empty"
                 raise UserError(message, key=name)
@@ -162,9 +161,8 @@ class TableEncoder:
         bad = np.flatnonzero(column.codes < 0 if isinstance(column, Words) else ~np.isfinite(column))
         if len(bad) or (self.label_words and not words):
             row = f" row {seen + bad[0] + 1}" if len(bad) else ""
-            raise UserError(
-                f"{source}{row}: the label {self.label!r} is missing; leave such rows out", key="data.label"
-            )
+            message = f"{source}{row}: the label {self.label!r} is missing; leave such rows out"
+            raise UserError(message, key="data.label")
         if not isinstance(column, Words):
             return column.astype(np.float32)
         self.label_words = True

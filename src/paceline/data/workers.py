@@ -93,9 +93,8 @@ class Workers:
         while len(self.all) < count:
             ours, theirs = multiprocessing.Pipe()
             inherited = [worker.pipe for worker in self.all] + [ours]
-            process = multiprocessing.get_context("fork").Process(
-                target=_serve_rank, args=(theirs, self.splits, self.reference, inherited, os.getpid()), daemon=True
-            )
+            given = theirs, self.splits, self.reference, inherited, os.getpid()
+            process = multiprocessing.get_context("fork").Process(target=_serve_rank, args=given, daemon=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # about threads: none of their locks is used
                 process.start()
@@ -163,14 +162,11 @@ def start_workers(workload: Workload, place: RankInfo, samples_per_step: int) ->
         reason, train = "", splits["train"]
         if train is not None:
             reason = _start_requested(workers, train, workload.spec, place, samples_per_step)
-        workload.served = (
-            splits
-            if not workers.all
-            else {
-                split: samples if samples is None else WorkerSamples(split, samples, workers, reason)
-                for split, samples in splits.items()
-            }
-        )
+        workload.served = splits
+        if workers.all:
+            served = {split: samples for split, samples in splits.items() if samples is not None}
+            served = {split: WorkerSamples(split, samples, workers, reason) for split, samples in served.items()}
+            workload.served = {**splits, **served}
         yield
     finally:
         workload.served = {}

@@ -233,9 +233,8 @@ def start_gather_row_counts(mine: Tensor) -> Handle[list[int]]:
     def finish() -> list[int]:
         shapes = [other.tolist() for other in everyone]
         if any(other[1:] != shapes[0][1:] for other in shapes):
-            raise RuntimeError(
-                f"the tensors differ between ranks in type or beyond the first dimension; here {list(mine.shape)}"
-            )
+            problem = "the tensors differ between ranks in type or beyond the first dimension"
+            raise RuntimeError(f"{problem}; here {list(mine.shape)}")
         return [other[0] for other in shapes]
 
     return Handle([dist.all_gather(everyone, sent, async_op=True)], finish)

@@ -41,12 +41,9 @@ def _reject(what: str, instead: str) -> Callable[..., NoReturn]:
 join = _reject("join", "give every rank the same number of batches: torch's DistributedSampler does")
 start_timeline = stop_timeline = _reject("timelines", "paceline measure  says where the time of a step goes")
 raise_no_adasum = _reject("Adasum", "use op=hvd.Average")
-raise_no_communicators = _reject(
-    "communicators of MPI", "call hvd.init() without them: all ranks of the launcher take part"
-)
-raise_no_process_sets = add_process_set = remove_process_set = _reject(
-    "process sets", "use torch.distributed.new_group and torch.distributed's own collectives"
-)
+raise_no_communicators = _reject("communicators of MPI", "call hvd.init() without them: all ranks take part")
+raise_no_process_sets = _reject("process sets", "use torch.distributed.new_group and torch's own collectives")
+add_process_set = remove_process_set = raise_no_process_sets
 run = _reject("run()", "start the script with  paceline launch --ranks N -- python -m paceline.horovod SCRIPT.py")
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.io.files import print_json
 from paceline.io.terminal import warn
 from paceline.launch.environment import LOCALHOST, RANK_VARIABLES, RankInfo, detect_rank
@@ -43,9 +44,9 @@ def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0,
     if not command:
         raise UserError(f"which command? write it after  --  as in  {LAUNCH_EXAMPLE}", code="missing-value")
     if ranks is not None and not 1 <= ranks <= MAX_LOCAL_RANKS:
-        raise _option_error("--ranks", f"{ranks} is not a number of ranks of one machine; use 1 to {MAX_LOCAL_RANKS}")
+        raise option_error("--ranks", f"{ranks} is not a number of ranks of one machine; use 1 to {MAX_LOCAL_RANKS}")
     if restarts < 0:
-        raise _option_error("--restarts", f"{restarts} is not a number of restarts; use 0 or more")
+        raise option_error("--restarts", f"{restarts} is not a number of restarts; use 0 or more")
     rank_info = detect_rank(os.environ)
     if rank_info is None:
         start_s, messages, ranks = time.monotonic(), list[str](), ranks or 1
@@ -58,13 +59,9 @@ def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0,
     launcher = rank_info.launcher
     given = {"--ranks": ranks not in (None, rank_info.world), "--json": as_json, "--restarts": restarts}
     if wrong := next((option for option, is_wrong in given.items() if is_wrong), ""):
-        raise _option_error(wrong, f"{launcher} has started {rank_info.world} ranks already; leave it out")
+        raise option_error(wrong, f"{launcher} has started {rank_info.world} ranks already; leave it out")
     replace_process(command, rank_info)
     return 0
-
-
-def _option_error(option: str, reason: str) -> UserError:
-    return UserError(f"{option}: {reason}", code="invalid-value", key=option)
 
 
 def run_command_ranks(

@@ -245,10 +245,8 @@ def supervise_ranks(processes: Any, stop: StopRequest) -> None:
 class _WorkPickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if getattr(thing, "__module__", None) == "__main__" and hasattr(thing, "__qualname__"):
-            message = (
-                f"{thing.__qualname__} is defined in the running script or notebook, which ranks cannot see; move it"
-            )
-            raise UserError(f"{message} to a module and import it from there", code="invalid-workload")
+            message = f"{thing.__qualname__} is defined in the running script or notebook, which ranks cannot see"
+            raise UserError(f"{message}; move it to a module and import it from there", code="invalid-workload")
         return NotImplemented
 
 

@@ -53,10 +53,8 @@ def apply_network_settings(chosen: list[NetworkSetting]) -> None:
     existing = {name for _, name in socket.if_nameindex()}
     for setting in chosen:
         if setting.name == GLOO and not setting.ours and not existing & set(setting.value.split(",")):
-            message = (
-                f"{GLOO}={setting.value}, which {socket.gethostname()} does not have; type  unset {GLOO},  or name "
-            )
-            raise UserError(f"{message}one of {', '.join(sorted(existing))}", code="unavailable", key=GLOO)
+            message = f"{GLOO}={setting.value}, which {socket.gethostname()} does not have; type  unset {GLOO},"
+            raise UserError(f"{message}  or name one of {', '.join(sorted(existing))}", code="unavailable", key=GLOO)
     os.environ.update({setting.name: setting.value for setting in chosen if setting.ours})
 
 

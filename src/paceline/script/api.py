@@ -208,10 +208,8 @@ def apply_optimizer_rate(spec: RunSpec, optimizer: Optimizer) -> RunSpec:
     unused += ["groups"] * any(group.lr or group.weight_decay is not None for group in spec.train.groups.values())
     if unused:
         key = f"train.{unused[0]}"
-        message = (
-            f"{key} ({spec.origin(key)}) has no effect: run.prepare got the script's own {kind}; leave the key out,"
-        )
-        raise UserError(f"{message} or call  run.prepare(model)", code="conflict", key=key)
+        message = f"{key} ({spec.origin(key)}) has no effect: run.prepare got the script's own {kind}"
+        raise UserError(f"{message}; leave the key out, or call  run.prepare(model)", code="conflict", key=key)
     reject_scheduler(optimizer)
     rate = float(optimizer.param_groups[0]["lr"])
     if optimizer.state:

@@ -90,10 +90,8 @@ def _reject_exit(spec: RunSpec) -> Iterator[None]:
     try:
         yield
     except SystemExit as leaving:
-        message = (
-            f"{Path(spec.workload).name} exited inside its run, with code {leaving.code or 0}; leave its loop with"
-        )
-        raise RunFailed(f"{message}  break", code="user-code-failed") from None
+        message = f"{Path(spec.workload).name} exited inside its run, with code {leaving.code or 0}"
+        raise RunFailed(f"{message}; leave its loop with  break", code="user-code-failed") from None
 
 
 class RankRun(ScriptRun):

@@ -38,9 +38,8 @@ def find_run(given: str | Path) -> RunDir:
     for run in (run for folder in folders for run in find_runs_with_jobs(folder)):
         if job in list_job_ids(run):
             return run
-    raise UserError(
-        f"job {job}: no run in {' or '.join(map(str, folders))} has it; give the run folder instead", code="not-found"
-    )
+    message = f"job {job}: no run in {' or '.join(map(str, folders))} has it; give the run folder instead"
+    raise UserError(message, code="not-found")
 
 
 def find_log_files(run: RunDir, jobs: Sequence[str]) -> dict[str, Path]:

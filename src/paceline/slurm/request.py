@@ -80,9 +80,8 @@ def _parse_nodes(text: str) -> tuple[int, int] | None:
     form = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
     least, most = (int(form[1]), int(form[2] or form[1])) if form else (0, 0)
     if not 1 <= least <= most:
-        raise option_error(
-            "--nodes", f"{text}: this is not a number of nodes; write it as  --nodes 2,  or  --nodes 1-2"
-        )
+        reason = f"{text}: this is not a number of nodes; write it as  --nodes 2,  or  --nodes 1-2"
+        raise option_error("--nodes", reason)
     return least, most
 
 

@@ -37,9 +37,7 @@ class SiteFile(Section):
     account: str | None = field(None, "", "that pays")
     qos: str | None = field(None, "", "quality of service")
     constraint: str | None = field(None, "", "features that nodes must have")
-    options: dict[str, str] = field(
-        {}, "", "more options of sbatch, without their dashes: {exclusive: '', nice: '100'}"
-    )
+    options: dict[str, str] = field({}, "", "more options of sbatch, without dashes: {exclusive: '', nice: '100'}")
     cluster: str | None = field(None, "", "devices and links for the plan, as in a run file: 4x8xH100, or a file")
     gpus_per_node: int | None = field(None, "GPUs", "of a node; default: what Slurm reports", ge=1, le=64)
     gpu_type: str | None = field(None, "", "the name that Slurm has for them, as in --gres=gpu:a100:4")

@@ -58,9 +58,8 @@ def extract_samples(test_fraction: float, clean: Clean) -> tuple[list[Sample], l
     test_per_class = min(wanted, *(len(test) for _, test in splits))
     if not train_per_class or not test_per_class:
         raise invalid_data(f"data.test_fraction={test_fraction}: too few docstrings are installed; use 0.05 to 0.5")
-    return _shuffle(train[:train_per_class] for train, _ in splits), _shuffle(
-        test[:test_per_class] for _, test in splits
-    )
+    train = _shuffle(texts[:train_per_class] for texts, _ in splits)
+    return train, _shuffle(texts[:test_per_class] for _, texts in splits)
 
 
 def mask_names(docstring: str) -> str:

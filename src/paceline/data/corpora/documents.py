@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -100,9 +100,8 @@ def _open_text_files(data: Any, looking: bool) -> DocumentSource:
         for (file, text, held_out), after in pairwise(chain(sides, [(None, "", False)])):
             yield DocumentPart(text, held_out, ends=lines or (file, held_out) != (after[0], after[2]))
 
-    return DocumentSource(
-        parts, lambda: _fingerprint_source(data, hash_files_cached(files, expand_cache(data.cache), looking))
-    )
+    hash_texts = partial(hash_files_cached, files, expand_cache(data.cache), looking)
+    return DocumentSource(parts, lambda: _fingerprint_source(data, hash_texts()))
 
 
 def find_text_files(path: Path | None, looking: bool = False) -> list[Path]:
