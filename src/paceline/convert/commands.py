@@ -22,6 +22,8 @@ COMMAND_PRIORITY = 1
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?(e-?\d+)?")
 PYTHON = re.compile(r"python[\d.]*")
+VARIABLE = re.compile(r"\$\{?\w+(\[[@*]\])?\}?")
+"""A word that only the running job knows: before a program it is a launcher, or the interpreter."""
 MIN_TRAINER_OPTIONS = 2
 """So many names of TrainingArguments among the options of a script make it one of the Trainer,"""
 COMMON_OPTIONS = {"learning_rate", "output_dir", "max_steps", "warmup_ratio", "max_grad_norm", "adam_beta1"}
@@ -39,6 +41,7 @@ class _CommandLine:
     environment: Mapping[str, str]
     """What a shell within it sees."""
     sources: list[Settings] = field(default_factory=list)
+    unknown_launcher: str = ""
 
     def add(self, name: str, table: str, values: Mapping[str, Any] | None = None, **options: Any) -> None:
         self.sources.append(Settings(name, load_table(table), values or {}, self.folder, **options))
@@ -78,7 +81,7 @@ def read_command(command: ShellCommand, folder: Path) -> list[Settings]:
         if tool == "paceline":
             _read_paceline(line, rest)
         elif tool == "python":
-            _read_program(line, "python", rest, alone=True)
+            _read_program(line, "python", rest, alone=not line.unknown_launcher)
         elif tool == "accelerate":
             _read_accelerate(line, rest[1:])
         else:
@@ -124,6 +127,9 @@ def _read_environment(line: _CommandLine) -> None:
     if wrapper := [word for word in before[start:] if not ASSIGNMENT.fullmatch(word)]:
         translation = note("for the shell: put it before  paceline train")
         extra.append((Path(wrapper[0]).name, shlex.join(wrapper), translation))
+    if found := next(filter(VARIABLE.fullmatch, line.words[: len(before) + 1]), ""):
+        line.unknown_launcher = found
+        extra.append(("launcher", found, note(AT_RUN_TIME, review=True)))
     if (given or extra) and tool_of(line.words, line.environment):
         line.add("the shell", "environment", known, extra=tuple(extra))
 
@@ -133,8 +139,10 @@ def _strip_wrappers(words: list[str]) -> list[str]:
     while words:
         if Path(words[0]).name in PROGRAMS["prefixes"] or ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
-        elif _is_wrapper(words) and (start := _find_program(words[1:])) is not None:
+        elif (_is_wrapper(words) or VARIABLE.fullmatch(words[0])) and (start := _find_program(words[1:])) is not None:
             words = words[1 + start :]
+        elif VARIABLE.fullmatch(words[0]) and words[1:2] and words[1].endswith(".py"):
+            return ["python", *words[1:]]
         else:
             break
     return words
@@ -177,7 +185,7 @@ def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
         rest = []
     elif tool == "srun" and started not in STARTS_RANKS:
         extra.append(("tasks", "each", Translation(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))
-    if found or extra:
+    if found or extra or tool == "torchrun":
         line.add(tool, LAUNCHERS[tool], found, prefix="--", extra=tuple(extra))
     if tool in ("torchrun", "deepspeed") or python:
         _read_program(line, tool, ["-m", *rest] if module else rest)

@@ -66,6 +66,8 @@ def _derive_ranks(draft: Draft) -> int | None:
         draft.fill_in["parallel.ranks"] = f"{unknown[0]} is {AT_RUN_TIME}"
     if ranks and ranks > 1 and "started_alone" in draft.claims and equation.startswith("one per device"):
         draft.fill_in["parallel.ranks"] = f"one process is started, on {ranks} devices; a rank for each is assumed"
+    elif nodes and nodes > 1 and "started_alone" in draft.claims and not draft.value("starts_tasks"):
+        draft.fill_in["parallel.ranks"] = f"one process is started, on {nodes} nodes"
     if ranks is None:
         draft.fill_in["parallel.ranks"] = "no file gives the number of devices; the run file is for one"
         return None
@@ -82,6 +84,8 @@ def _count_scheduled_ranks(draft: Draft) -> tuple[int | None, str]:
     """Return one rank per task or, where tasks are not given or start something else, one per device."""
     nodes, tasks, each = draft.value("nodes") or 1, draft.value("tasks"), draft.value("tasks_per_node")
     gpus, all_gpus = draft.value("gpus_per_node"), draft.value("gpus")
+    if not gpus and not all_gpus:
+        gpus = _count_gpus(draft, nodes)
     if draft.value("starts_tasks") and (tasks or each):
         return (tasks, draft.describe("tasks")) if tasks else (nodes * each, f"{nodes} × {each} tasks")
     if gpus:
@@ -91,10 +95,17 @@ def _count_scheduled_ranks(draft: Draft) -> tuple[int | None, str]:
     return (1, draft.describe("started_alone")) if "started_alone" in draft.claims else (None, "")
 
 
+def _count_gpus(draft: Draft, nodes: int) -> int:
+    """Return the devices of a node that a scheduler was asked for: by node, in all, or by task."""
+    tasks: int = draft.value("tasks_per_node") or (draft.value("tasks") or 0) // nodes or 1
+    each: int = draft.value("gpus_per_node") or (draft.value("gpus") or 0) // nodes
+    return each or tasks * (draft.value("gpus_per_task") or 0)
+
+
 def _check_devices(draft: Draft, ranks: int, nodes: int) -> None:
-    gpus = draft.value("gpus_per_node") or ((draft.value("gpus") or 0) // nodes)
+    gpus = _count_gpus(draft, nodes)
     if gpus and ranks > gpus * nodes:
-        devices = "gpus_per_node" if "gpus_per_node" in draft.claims else "gpus"
+        devices = next(name for name in ("gpus_per_node", "gpus", "gpus_per_task") if name in draft.claims)
         by = next(name for name in ("per_node", "ranks", "tasks", "tasks_per_node") if name in draft.claims)
         sides = f"{draft.describe(by)} starts {ranks} processes, and {draft.describe(devices)} gives them "
         raise _conflict("parallel.ranks", f"{sides}{gpus * nodes} devices; each process needs its own")
@@ -130,6 +141,8 @@ def _derive_batch(draft: Draft, ranks: int | None) -> None:
         passes = passes or 1
         batch = micro * passes * world
         comment = f"{micro} per pass × {_count(world, 'rank')} × {passes} accumulated"
+        if "parallel.ranks" in draft.fill_in:
+            draft.fill_in.setdefault("train.global_batch", f"{comment}: it grows with parallel.ranks")
     elif passes:
         micro = max(1, DEFAULT_BATCH // (passes * world))
         batch = micro * passes * world
@@ -220,8 +233,7 @@ def _derive_workers(draft: Draft) -> None:
 def _derive_cluster(draft: Draft, ranks: int | None) -> None:
     """Set the key `cluster`, if the kind of device is given and known."""
     device, nodes = draft.value("device_name"), draft.value("nodes") or 1
-    gpus = draft.value("gpus_per_node") or (draft.value("gpus") or 0) // nodes
-    each = gpus or (ranks or 0) // nodes
+    each = _count_gpus(draft, nodes) or (ranks or 0) // nodes
     if device is None or not each:
         return
     text = f"{nodes}x{each}x{device}"
@@ -230,7 +242,12 @@ def _derive_cluster(draft: Draft, ranks: int | None) -> None:
     except UserError:
         draft.reject("device_name", f"no device of the catalogue is called {device}; plan with --cluster FILE.yaml")
         return
-    draft.set_line("cluster", text, draft.describe("device_name"), ("device_name", "nodes", "gpus_per_node", "gpus"))
+    draft.set_line(
+        "cluster",
+        text,
+        draft.describe("device_name"),
+        ("device_name", "nodes", "gpus_per_node", "gpus", "gpus_per_task"),
+    )
     if "parallel.strategy" not in draft.claims:
         draft.set_line("parallel.strategy", "ddp" if (ranks or 1) > 1 else "single", "nothing else is given")
 
@@ -249,6 +266,10 @@ def _check_strategy(draft: Draft) -> None:
 def _check_offload(draft: Draft) -> None:
     """Drop the offload where state cannot be kept in host memory."""
     strategy = draft.value("parallel.strategy")
+    if draft.value("offload_param") and strategy == "zero3":
+        draft.set_line("parallel.offload", True, draft.describe("offload_param"), ("offload_param",))
+    elif draft.value("offload_param"):
+        draft.reject("offload_param", "only ZeRO 3 offloads parameters; DeepSpeed ignores it too")
     if not draft.value("parallel.offload") or strategy in GATHERS_SHARDS:
         return
     if strategy == "zero1" and draft.value("workload") in BUILT_IN:

@@ -55,8 +55,11 @@ def read_job(text: str, name: str, folder: Path, variables: Mapping[str, str] | 
     sources = [Settings(name, load_table("slurm"), asked, folder, prefix="--")] if asked else []
     script = evaluate_script(text, {**_predict_slurm_variables(asked), **(variables or {})})
     commands = [command for command in script.commands if tool_of(command.words, command.environment)]
-    started = [command for command in commands if read_command(command, Path())]  # not `python -c`
-    ranks = [command for command in started if tool_of(command.words, command.environment) != "python"] or started
+    read = [(command, read_command(command, Path())) for command in commands]
+    started = [command for command, found in read if found]  # not `python -c`
+    options = load_table("script_options")  # of a program, unlike `srun ray start` and `srun bash -c 'rm …'`
+    programs = [command for command, found in read if any(one.table is options for one in found)] or started
+    ranks = [command for command in programs if tool_of(command.words, command.environment) != "python"] or programs
     different = {_strip_node_options(command.words) for command in ranks}
     if len(different) > 1:
         lines = ", ".join(str(command.line) for command in ranks)
@@ -150,11 +153,15 @@ def _parse_time(text: str) -> float | None:
 
 def _read_devices(known: Mapping[str, Any]) -> dict[str, Any]:
     """Return number and kind of the GPUs of a node."""
-    for key in ("gres", "gpus_per_node"):
+    numbers = (str(known.get(key, 0)) for key in ("nodes", "ntasks", "ntasks_per_node"))
+    nodes, tasks, each = (int(number) if number.isdecimal() else 0 for number in numbers)
+    tasks = each or tasks // (nodes or 1) or 1
+    for key in ("gres", "gpus_per_node", "gpus", "gpus_per_task"):
         rule = load_table("slurm").rule(key)
         claims = rule(known[key]).claims if rule is not None and key in known else {}
-        if "gpus_per_node" in claims:
-            return {"gpus_per_node": claims["gpus_per_node"], "gpu_type": claims.get("device_name")}
+        count = claims.get("gpus_per_node") or claims.get("gpus", 0) // (nodes or 1)
+        if count := count or claims.get("gpus_per_task", 0) * tasks:
+            return {"gpus_per_node": count, "gpu_type": claims.get("device_name")}
     return {}
 
 

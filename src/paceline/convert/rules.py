@@ -220,6 +220,11 @@ def translate_offload(value: Any) -> Translation:
     return reject(f"state can live in host memory, not on {value}")
 
 
+def translate_offload_param(value: Any) -> Translation:
+    translation = translate_offload(value)
+    return replace(translation, claims={"offload_param": True}) if translation.claims else translation
+
+
 def translate_loggers(value: Any) -> Translation:
     """A name, a class path, or a list of names."""
     if value is not None and not isinstance(value, str | list | bool):
@@ -354,5 +359,6 @@ def translate_fsdp_words(value: Any) -> Translation:
 FUNCTIONS: dict[str, Rule] = {
     "gpus": _translate_gpus("gpus"),
     "gpus_per_node": _translate_gpus("gpus_per_node"),
+    "gpus_per_task": _translate_gpus("gpus_per_task"),
     **{name.removeprefix("translate_"): rule for name, rule in globals().items() if name.startswith("translate_")},
 }

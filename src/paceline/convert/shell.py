@@ -99,6 +99,7 @@ class _Evaluator:
         self.nodes = 0
 
     def run(self, text: str) -> None:
+        text = re.sub(r"\\\s*\Z", "", text)  # a backslash that continues nothing
         text = re.sub(r"\$\(\(\((?=[^()]*\)\)[^)])", "$( ((", text)  # `$(((A)) && …)` is not a sum
         text = re.sub(r"(\$\{\w+:?-[^\s{}]+)[ \t]+\}", r"\1}", text)  # `${A:-1 }`, which it would not parse
         # tree-sitter-bash takes `$A/$B/c` for two words, and `${A}/${B}/c` for one
@@ -277,7 +278,9 @@ class _Evaluator:
         blank = text[: len(text) - len(text.lstrip())] if quoted else ""  # in "$A $B" it belongs to the second node
         match node.type:
             case "string":
-                return self.join(node.children[1:-1], quoted=True)
+                return self.join(node.children, quoted=True)
+            case '"':  # blanks between an expansion and the closing quote belong to the quote
+                return [text[:-1]]
             case "concatenation" | "command_name":
                 if re.search(r"\{[^{}\s]*,[^{}\s]*\}", text) and not re.search(r"['\"$]", text):
                     return [OUTPUT]  # braces that expand to several words

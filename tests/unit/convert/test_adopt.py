@@ -95,6 +95,16 @@ def test_batch_and_passes_give_the_ranks(write):
     assert "parallel.ranks" not in adopted.fill_in
 
 
+@pytest.mark.parametrize(("stage", "offload"), [(2, None), (3, True)])
+@pytest.mark.parametrize("key", ["offload_param.device", "cpu_offload_param"])
+def test_only_stage_3_offloads_parameters(write, stage, offload, key):
+    value = {"device": "cpu"} if "." in key else True
+    adopted = paceline.adopt(write("ds.json", {"zero_optimization": {"stage": stage, key.split(".")[0]: value}}))
+    assert adopted.values["parallel"].get("offload") is offload
+    outcome = row(adopted, f"zero_optimization.{key}").outcome
+    assert outcome is (Outcome.TRANSLATED if offload else Outcome.NOT_SUPPORTED)
+
+
 @pytest.mark.parametrize(("stage", "offload"), [(0, None), (1, None), (2, True), (3, True)])
 def test_offload_without_shards_is_not_supported(write, stage, offload):
     zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}

@@ -236,11 +236,33 @@ def test_a_command(command, expected):
         ("#!/bin/sh\ndocker build -t deepspeed .\nconda install torchrun\npython t.py\n", 1),
         ("#!/bin/sh\nif true; then\n  torchrun --nproc_per_node=2 $HOME/t.py\nfi\n", 2),
         ("#!/bin/sh\npython -m pip install x\npython -c 'import x'\npython t.py\n", 1),
+        ("#!/bin/sh\n#SBATCH --gres=gpu:4\ntorchrun t.py\n", 1),
+        ("#!/bin/sh\n#SBATCH -N 2 --tasks-per-node=1 --gpus-per-task 3\naccelerate launch t.py\n", 6),
+        ("#!/bin/sh\n#SBATCH -N 2 --gres=gpu:3\nsrun -N1 ray start\nsrun bash -c 'rm -r x'\nsrun -n6 python t.py\n", 6),
     ],
 )
 def test_a_shell_script(tmp_path, text, ranks):
     adopted = adopted_of(tmp_path, "start.sh", text)
     assert (adopted.values["workload"], adopted.values.get("parallel", {}).get("ranks")) == ("t.py", ranks)
+
+
+@pytest.mark.parametrize("word", ['"${MPI_LAUNCH[@]}" python', "$MPI python", "$PYTHON"])
+def test_an_unknown_launcher_is_pointed_out(tmp_path, word):
+    adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\nsource common.sh\n{word} t.py --batch_size 4\n")
+    assert holds(adopted, "{workload: t.py, train: {global_batch: 4}}")
+    assert [row.key for row in adopted.rows if row.review] == ["launcher"]
+    assert {"parallel.ranks", "train.global_batch"} <= adopted.fill_in.keys()
+
+
+@pytest.mark.parametrize("options", ["--gpus=6", "--gpus-per-task=a100:3 --ntasks=2"])
+def test_devices_asked_for_in_all_or_by_task_are_in_the_site_file(tmp_path, options):
+    adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\n#SBATCH -N 2 {options}\nsrun torchrun t.py\n")
+    assert adopted.site["gpus_per_node"] == 3
+
+
+def test_one_process_on_several_nodes_is_to_fill_in(tmp_path):
+    adopted = adopted_of(tmp_path, "job.sh", "#!/bin/sh\n#SBATCH -N 2\nsrun -n2 ray start\npython t.py\n")
+    assert "parallel.ranks" in adopted.fill_in
 
 
 def test_nothing_of_a_job_is_dropped_in_silence(tmp_path):
