@@ -61,7 +61,7 @@ def _run_gate(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         now = gate.build_baseline(_measure(arguments, {**options, "out": arguments.out or Path(folder)}))
     if before is None:
-        gate.write_baseline(file, now)
+        write_json(file, asdict(now))
         print_text(f"written: {file}; the same command compares with it")
         return 0
     found = gate.compare_with_baseline(file, before, now)
@@ -164,7 +164,7 @@ def render_measurement(found: Measurement, verbose: bool = False) -> Iterator[An
     for line in found.verdict:
         yield from wrap_lines(line, "")
     yield from ("", build_summary_table(found))
-    batch = "the batch grows with the ranks" if found.weak else "the same batch on all rows"
+    batch = "the batch grows with the ranks" if found.kind == "weak" else "the same batch on all rows"
     if has_passes(measured):
         batch = "each step a pass over all samples"
     elif not all(row.batch.global_batch for row in measured):

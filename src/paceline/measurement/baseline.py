@@ -3,13 +3,13 @@
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
-from paceline.io.files import catch_damage, from_flat, read_json, to_flat, write_json
+from paceline.io.files import catch_damage, from_flat, read_json, to_flat
 from paceline.io.format import duration, number, percent, size
 from paceline.measurement.measure import select_comparable
 from paceline.measurement.progress import collect_times
@@ -76,7 +76,9 @@ def build_baseline(found: Measurement) -> Baseline:
     state = read_json(found.file)
     rows = {label: _collect_repeats(list(times.values())) for label, times in collect_times(state).items()}
     request = {"command": shlex.join(found.command), **select_comparable(state)}
-    return Baseline(FORMAT, found.name, _name_machine(found), request, rows)
+    devices = {row.resources.device for row in found.measured if row.resources.device}
+    cores = f"{found.environment.get('cores')} cores of {found.environment.get('cpu')}"
+    return Baseline(FORMAT, found.name, ", ".join(sorted(devices)) or cores, request, rows)
 
 
 def _collect_repeats(times: Sequence[RunTimes]) -> BaselineRow:
@@ -84,15 +86,6 @@ def _collect_repeats(times: Sequence[RunTimes]) -> BaselineRow:
     terms = {name: tuple(values[name] for values in flat) for name in ("step_s", *TERMS)}
     peaks = tuple(max(one.peak_bytes_per_rank, default=0) for one in times)
     return BaselineRow(**terms, peak_bytes=peaks, loss=tuple(one.loss_last for one in times))
-
-
-def _name_machine(found: Measurement) -> str:
-    devices = {row.resources.device for row in found.measured if row.resources.device}
-    return ", ".join(sorted(devices)) or f"{found.environment.get('cores')} cores of {found.environment.get('cpu')}"
-
-
-def write_baseline(file: Path, baseline: Baseline) -> None:
-    write_json(file, asdict(baseline))
 
 
 def read_baseline(file: Path) -> Baseline:

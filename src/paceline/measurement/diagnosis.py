@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.io.format import duration, number, percent
 from paceline.measurement.rows import (
@@ -53,10 +53,10 @@ class Diagnosis:
 
 def diagnose(
     rows: Sequence[MeasuredRow | FailedRow], cores: int = 0, given: Mapping[str, Any] | None = None
-) -> list[Diagnosis]:
+) -> "tuple[Finding, ...]":
     """Name the largest loss of each row, unless its repeats are too far apart to tell."""
-    base = find_reference(rows)
-    return [] if base is None else [_diagnose_row(row, base, cores, given or {}) for row in drop_failed(rows)]
+    base, measured = find_reference(rows), drop_failed(rows)
+    return () if base is None else tuple(_describe(_diagnose_row(row, base, cores, given or {})) for row in measured)
 
 
 def split_lost_time(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict[Cause, float]:
@@ -110,15 +110,10 @@ def _explain_lost_compute(row: MeasuredRow, cores: int) -> Cause:
     return Cause.SMALL_PASSES if batch and count_samples_per_pass(row) <= FEW_SAMPLES else Cause.FIXED_WORK
 
 
-class WorkerSuggestion(NamedTuple):
-    workers: int
-    step_s: float
-
-
-def suggest_workers(row: MeasuredRow, cores: int) -> WorkerSuggestion | None:
+def suggest_workers(row: MeasuredRow, cores: int) -> tuple[int, float] | None:
     """Suggest as many workers as load the samples of a step while it computes, within the cores of a rank.
 
-    None if that is not more than now, or not known.
+    Return their number and the seconds of a step with them; None if that is not more than now, or not known.
     """
     now, load_s = row.resources.workers, row.resources.load_s
     rest_s = row.step_s - row.parts.data_s
@@ -126,7 +121,7 @@ def suggest_workers(row: MeasuredRow, cores: int) -> WorkerSuggestion | None:
         return None
     enough = math.ceil(load_s / rest_s)
     workers = min(enough, max(1, cores // row.ranks)) if cores else enough
-    return WorkerSuggestion(workers, max(rest_s, load_s / workers)) if workers > now else None
+    return (workers, max(rest_s, load_s / workers)) if workers > now else None
 
 
 def count_samples_per_pass(row: MeasuredRow) -> int:
@@ -160,7 +155,7 @@ class Finding:
     advice: str
 
 
-def build_finding(found: Diagnosis) -> Finding:
+def _describe(found: Diagnosis) -> Finding:
     row, cause = found.row, found.cause
     are = "are" if row.label.endswith(" ranks") else "is"
     head = f", {duration(row.step_s)} per step" if row is found.base else f" {are} {number(row.speedup, 3)}×"
@@ -180,34 +175,29 @@ def _list_other_shares(row: MeasuredRow, named: Cause) -> str:
 
 
 def _describe_cause(found: Diagnosis) -> str:
-    row, cause, parts = found.row, found.cause, found.row.parts
-    threads, rate, slow = found.base.resources.threads or 1, row.link_bits_s(), row.loads.slowest
+    row, base, cause, parts = found.row, found.base, found.cause, found.row.parts
+    threads, rate, slow = base.resources.threads or 1, row.link_bits_s(), row.loads.slowest
+    grown = parts.compute_s / (base.parts.compute_s or 1.0) * base.step_s / compute_ideal_step_s(row, base)
     in_turn = cause is Cause.SLOW_RANK and not _is_uneven(slow)
     return CAUSES[IN_TURN if in_turn else cause].format(
         row=row,
-        base=found.base.label,
-        noise=percent(max(row.noise, found.base.noise)),
+        base=base.label,
+        noise=percent(max(row.noise, base.noise)),
         cores=found.cores,
         slow=slow,
         times=f"{number(slow.over_others, 3)}×" if slow else "",
-        growth=_describe_compute_growth(found),
+        growth=f"compute per sample takes {number(grown, 3)}× the time of {base.label}",
         exposed=percent((parts.exposed_s - parts.waiting_s) / row.step_s),
         waits=percent(parts.waiting_s / row.step_s),
         data=percent(parts.data_s / row.step_s),
         link=f", {number(rate / 1e9, 2)} Gbit/s reached" if rate else "",
-        threads=f"; {found.base.label} had {threads} threads" if threads > 1 else "",
+        threads=f"; {base.label} had {threads} threads" if threads > 1 else "",
         samples=count_samples_per_pass(row),
     )
 
 
 def _is_uneven(slow: SlowestRank | None) -> bool:
     return slow is not None and slow.over_others >= UNEVEN
-
-
-def _describe_compute_growth(found: Diagnosis) -> str:
-    row, base = found.row, found.base
-    grown = row.parts.compute_s / (base.parts.compute_s or 1.0) * base.step_s / compute_ideal_step_s(row, base)
-    return f"compute per sample takes {number(grown, 3)}× the time of {base.label}"
 
 
 def _advise(found: Diagnosis) -> str:
@@ -240,5 +230,6 @@ def _advise_on_workers(found: Diagnosis) -> str:
     took = f"one process takes {duration(row.resources.load_s or 0.0)} for the samples of a step"
     if more is None:
         return f"{took}, and there are no cores for more: make samples cheaper"
-    best = duration(more.step_s)
-    return f"type  data.workers={more.workers}  (now {row.resources.workers}): {took}, which would take {best} at best"
+    workers, step_s = more
+    now, best = row.resources.workers, duration(step_s)
+    return f"type  data.workers={workers}  (now {now}): {took}, which would take {best} at best"

@@ -103,15 +103,14 @@ def _measure_collective(name: str, between: str, sizes_bytes: Sequence[int], gro
     import torch.distributed as dist
 
     ranks = dist.get_world_size(group)
-    sizes, seconds = [], []
+    seconds: list[float] = []
     for size in sizes_bytes:
-        took = _time_median(_build_collective(name, size, group, device), group, device)
-        sizes.append(size)
-        seconds.append(took)
-        if took * 4 > LONG_S:  # as all ranks know: the median is that of the slowest
+        seconds.append(_time_median(_build_collective(name, size, group, device), group, device))
+        if seconds[-1] * 4 > LONG_S:  # as all ranks know: the median is that of the slowest
             break
+    sizes = tuple(sizes_bytes[: len(seconds)])
     bits_s = _compute_bandwidth(name, ranks, sizes, seconds)
-    return Link(name, between, ranks, tuple(sizes), tuple(seconds), min(seconds[:2]), bits_s)
+    return Link(name, between, ranks, sizes, tuple(seconds), min(seconds[:2]), bits_s)
 
 
 def _build_collective(name: str, size: int, group: Any, device: Any) -> Callable[[], object]:
@@ -157,9 +156,7 @@ def _compute_bandwidth(name: str, ranks: int, sizes: Sequence[int], seconds: Seq
     last = len(sizes) - 1
     before = max((i for i in range(last) if sizes[i] <= sizes[last] / 4), default=0)
     slope = (seconds[last] - seconds[before]) / (sizes[last] - sizes[before]) if last else 0.0
-    if slope <= 0:
-        slope = seconds[last] / sizes[last]
-    return 8 * compute_link_factor(name, ranks) / slope
+    return 8 * compute_link_factor(name, ranks) / (slope if slope > 0 else seconds[last] / sizes[last])
 
 
 def compute_rates_by_size(link: Link) -> list[tuple[int, float]]:
@@ -173,15 +170,14 @@ def read_links(file: Path) -> list[Link]:
         raise UserError(f"{file} is not a measurement of links of format {FORMAT}", code="invalid-format")
     with catch_damage(file):
         links = [from_flat(Link, link) for link in values["links"]]
-        if not links or not all(_is_possible(link) for link in links):
-            raise ValueError("it has no links, or impossible ones")
+        for link in links:
+            found = [*link.seconds, link.latency_s, link.bandwidth_bits_s, *link.sizes_bytes, link.ranks - 1]
+            same = len(link.sizes_bytes) == len(link.seconds) > 0
+            if link.collective not in COLLECTIVES or not same or not all(value > 0 for value in found):
+                raise ValueError("it has an impossible link")
+        if not links:
+            raise ValueError("it has no links")
     return links
-
-
-def _is_possible(link: Link) -> bool:
-    values = [*link.seconds, link.latency_s, link.bandwidth_bits_s, *link.sizes_bytes, link.ranks - 1]
-    same = len(link.sizes_bytes) == len(link.seconds) > 0
-    return link.collective in COLLECTIVES and same and all(value > 0 for value in values)
 
 
 def dump_links(links: Sequence[Link]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from paceline.config import RunSpec
 from paceline.errors import PacelineError, UserError
 from paceline.io.files import catch_damage, flatten_keys, from_flat, read_json, validate_fields
 from paceline.io.table import Tabular
-from paceline.measurement.diagnosis import Finding, build_finding, diagnose
+from paceline.measurement.diagnosis import Finding, diagnose
 from paceline.measurement.rows import (
     FailedRow,
     MeasuredRow,
@@ -189,10 +189,6 @@ class Measurement(Tabular, Conclusions):
         return [dump_measured_row(row) for row in self.rows]
 
     @property
-    def weak(self) -> bool:
-        return self.kind == "weak"
-
-    @property
     def file(self) -> Path:
         return self.folder / "measure.json"
 
@@ -239,7 +235,7 @@ def draw_conclusions(
     rows, cores = mark_recommended(rows), machine.cores
     on_cores = cores and not any(row.resources.device for row in drop_failed(rows))
     laws = fit_row_laws(rows, weak=kind == "weak", most=cores if on_cores else None)
-    findings = tuple(map(build_finding, diagnose(rows, cores, given)))
+    findings = diagnose(rows, cores, given)
     verdict = tuple(describe_verdict(rows, findings, laws, machine))
     return {"kind": kind, "rows": tuple(rows), "laws": laws, "findings": findings, "verdict": verdict}
 

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import average_rounds, drop_warmup_steps, read_summary
+from paceline.runlog.summary import average_rounds, compute_median_rate, drop_warmup_steps, read_summary
 from paceline.runlog.timers import TIMES
 
 MOST_STEPS = 2000
@@ -92,7 +92,7 @@ def compute_run_times(
     if len(by_rank[0]) >= ROUNDS * (workers or 1):
         by_rank = [average_rounds(steps, workers or 1) for steps in by_rank]
     first = by_rank[0]
-    rate = _compute_rate(first, "batch")
+    rate = compute_median_rate(first, "batch")
     if len(first) < 2 or rate is None:
         raise UserError(f"{run.path} has {len(first)} steps after its warm-up; too few to measure")
     common = _align_ranks(by_rank)
@@ -103,7 +103,7 @@ def compute_run_times(
         step_s=statistics.median(_average_ranks(common, "step_s")),
         parts=_compute_parts(common),
         samples_per_s=rate,
-        tokens_per_s=_compute_rate(first, "tokens"),
+        tokens_per_s=compute_median_rate(first, "tokens"),
         busy_s_by_rank=tuple(
             statistics.median(float(step["compute_s"] + step["data_s"]) for step in steps)
             for steps in zip(*common, strict=True)
@@ -152,8 +152,3 @@ def _compute_parts(common: Sequence[Sequence[Step]]) -> StepParts:
 def _average_ranks(common: Sequence[Sequence[Step]], name: str) -> list[float]:
     """Return the mean over the ranks of each step; `statistics.fmean` takes three times as long for a few values."""
     return [math.fsum(event[name] for event in events) / len(events) for events in common]
-
-
-def _compute_rate(steps: Sequence[Step], what: str) -> float | None:
-    rates = [step[what] / step["step_s"] for step in steps if step.get(what) and step["step_s"] > 0]
-    return statistics.median(rates) if rates else None

@@ -71,16 +71,11 @@ def _solve_serial(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def _solve_universal(points: Points) -> dict[str, float]:
+    from scipy.optimize import nnls
+
     rows = [(s * (n - 1) / n, s * (n - 1), 1 - s / n) for n, s in points.items() if n > 1]
-    aa, bb = sum(a * a for a, _, _ in rows), sum(b * b for _, b, _ in rows)
-    ab = sum(a * b for a, b, _ in rows)
-    ay, by = sum(a * y for a, _, y in rows), sum(b * y for _, b, y in rows)
-    tried = [(max(0.0, ay / aa), 0.0), (0.0, max(0.0, by / bb))]
-    if (det := aa * bb - ab * ab) > 1e-12 * aa * bb:
-        both = ((ay * bb - by * ab) / det, (by * aa - ay * ab) / det)
-        tried += [both] if min(both) >= 0 else []
-    contention, crosstalk = min(tried, key=lambda p: sum((a * p[0] + b * p[1] - y) ** 2 for a, b, y in rows))
-    return {"contention": contention, "crosstalk": crosstalk}
+    (contention, crosstalk), _ = nnls([row[:2] for row in rows], [row[2] for row in rows])
+    return {"contention": float(contention), "crosstalk": float(crosstalk)}
 
 
 LAWS = {

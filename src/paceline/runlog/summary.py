@@ -169,8 +169,8 @@ def compute_summary(
         in_steps_s=in_steps_s,
         compiled_steps=len(compiled),
         compiled_s=math.fsum(_list_numbers(compiled, "step_s")),
-        samples_per_s=_median_rate(steady, "batch"),
-        tokens_per_s=_median_rate(steady, "tokens"),
+        samples_per_s=compute_median_rate(steady, "batch"),
+        tokens_per_s=compute_median_rate(steady, "tokens"),
         loss_first=losses[0] if losses else None,
         loss_last=statistics.fmean(last) if last else None,
         loss_last_steps=max(1, len(last)),
@@ -361,7 +361,8 @@ def _shares(steps: Sequence[Event]) -> dict[str, float | None]:
     return {**share, "other": max(0.0, 1 - share["compute"] - share["data"] - share["exposed"])}
 
 
-def _median_rate(steps: Sequence[Event], what: str) -> float | None:
+def compute_median_rate(steps: Sequence[Event], what: str) -> float | None:
+    """Return the median of something per second; None if no step has it."""
     known = [step for step in steps if _is_number(step.get(what)) and _is_number(step.get("step_s"))]
     return _compute_median([step[what] / step["step_s"] for step in known if step["step_s"] > 0])
 

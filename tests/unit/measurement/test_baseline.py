@@ -1,12 +1,14 @@
 """The gate: what is worse than a baseline is named, and noise is not."""
 
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import UserError
-from paceline.measurement.baseline import Baseline, BaselineRow, compare_with_baseline, read_baseline, write_baseline
+from paceline.io.files import write_json
+from paceline.measurement.baseline import Baseline, BaselineRow, compare_with_baseline, read_baseline
 
 FILE = Path("baseline.json")
 
@@ -65,7 +67,7 @@ def test_what_cannot_be_compared(now, key):
 
 def test_a_file_comes_back_and_another_is_rejected(tmp_path):
     file = tmp_path / "baseline.json"
-    write_baseline(file, baseline(row()))
+    write_json(file, asdict(baseline(row())))
     assert read_baseline(file) == baseline(row())
     file.write_text('{"format": 1, "rows": {}}')
     with pytest.raises(UserError) as error:

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.io.format import TEXT_COLUMNS, wrap_lines
-from paceline.measurement.diagnosis import WorkerSuggestion, build_finding, diagnose, split_lost_time, suggest_workers
+from paceline.measurement.diagnosis import diagnose, split_lost_time, suggest_workers
 from paceline.measurement.measure import build_trials
 from paceline.measurement.rows import (
     BatchLayout,
@@ -54,7 +54,7 @@ def row(label, ranks, step_s, compute=1.0, exposed=0.0, waiting=0.0, data=0.0, b
 
 def judged(*rows, cores=64):
     found = add_speedups(rows)
-    return found, {d.row.label: build_finding(d) for d in diagnose(found, cores)}
+    return found, {finding.label: finding for finding in diagnose(found, cores)}
 
 
 def compared(one, rates, other, other_rates):
@@ -93,9 +93,9 @@ def test_the_cause_is_named_with_its_share(one, other, cores, cause, share):
 @pytest.mark.parametrize(
     ("workers", "load_s", "cores", "suggested"),
     [
-        (1, 1.0, 8, WorkerSuggestion(2, 0.6)),
-        (0, 3.0, 8, WorkerSuggestion(5, 0.6)),
-        (1, 3.0, 2, WorkerSuggestion(2, 1.5)),
+        (1, 1.0, 8, (2, 0.6)),
+        (0, 3.0, 8, (5, 0.6)),
+        (1, 3.0, 2, (2, 1.5)),
         (2, 3.0, 2, None),
         (None, 3.0, 8, None),
     ],
@@ -259,7 +259,7 @@ def test_advice_is_possible_where_it_is_given(values, given, possible, impossibl
     )
     one = replace(row("1 rank", 1, 1.0, threads=alone), outside=values.get("outside", False))
     rows = add_speedups([one, replace(row("2 ranks", 2, 1.25, **shares), **values)])
-    _, two = map(build_finding, diagnose(rows, 2, given))
+    _, two = diagnose(rows, 2, given)
     assert possible in two.advice
     assert not impossible or impossible not in two.advice
 

@@ -69,7 +69,8 @@ class MeasuredCommand:
         program = Path(first).name
         if program in LAUNCHERS:
             return program
-        module = rest[rest.index("-m") + 1] if "-m" in rest[:-1] and rest.index("-m") < _find_script_index(rest) else ""
+        script = next((i for i, word in enumerate(rest) if word.endswith(".py")), len(rest))
+        module = rest[rest.index("-m") + 1] if "-m" in rest[:-1] and rest.index("-m") < script else ""
         return module if module in LAUNCHERS else None
 
     def on(self, ranks: int) -> list[str]:
@@ -77,11 +78,6 @@ class MeasuredCommand:
         if self.starts_its_ranks:
             return words
         return [sys.executable, "-m", "paceline", "launch", "--ranks", str(ranks), "--", *words]
-
-
-def _find_script_index(words: Sequence[str]) -> int:
-    """Return the index of the first Python file, or the number of words."""
-    return next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
 
 
 def check_command(

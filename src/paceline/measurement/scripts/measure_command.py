@@ -62,7 +62,9 @@ def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes
     if len(steps[0]) < min(ENDED_EARLY, request.steps):
         ended = f"the script ended after {len(steps[0]) + 1} steps of {request.steps + 1}"
         raise AbortTrials(f"{ended}; let it run longer, with more epochs or data; {quote_output(path)}")
-    steps = [_drop_evaluations(of_rank) for of_rank in steps]
+    for rank, every in enumerate(steps):  # an evaluation inside makes a step longer, and loads other samples
+        kept = [event for event in every if not event.get("evaluated")]
+        steps[rank] = kept if len(kept) >= ENDED_EARLY else every
     medians = tuple(round(statistics.median(event["rank_batch"] for event in of_rank)) for of_rank in steps)
     rank_batches = medians if any(medians) else ()
     batch = sum(rank_batches) or request.ranks  # if it is not known, the step of a rank counts as one sample
@@ -104,12 +106,6 @@ def explain_missing_device(lines: Sequence[str]) -> str:
     has = f"{count} CUDA device{'s' * (count > 1)}; use  --ranks {count}" if count else "none"
     cpu = "to try it on CPU, let it use  init_process_group('gloo')  and  torch.device('cpu')"
     return f"the script wants a CUDA device or nccl, and this machine has {has}; {cpu}"
-
-
-def _drop_evaluations(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out steps with an evaluation inside, which are longer and load other samples, if enough are left."""
-    kept = [event for event in steps if not event.get("evaluated")]
-    return kept if len(kept) >= ENDED_EARLY else list(steps)
 
 
 SAME_BATCH = 0.02  # the last batch may be shorter
@@ -166,13 +162,9 @@ def _select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def detect_scaling_kind(rows: Sequence[MeasuredRow]) -> str:
-    if len(rows) < 2:
-        return "strong"
-    batches = [row.batch.global_batch for row in rows]
-    known = [batch for batch in batches if batch]
-    if len(known) < len(batches):
-        return "weak"
-    return "strong" if max(known) <= (1 + SAME_BATCH) * min(known) else "weak"
+    batches = [row.batch.global_batch or 0 for row in rows]
+    same = len(rows) < 2 or 0 < max(batches) <= (1 + SAME_BATCH) * min(batches)
+    return "strong" if same else "weak"
 
 
 NO_SAMPLES = (

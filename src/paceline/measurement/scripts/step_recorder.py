@@ -63,10 +63,6 @@ class RecordedStep:
         comm_s = sum_union(self._select(seconds, FLIGHT, BLOCKING, BUCKET))
         return comm_s, min(comm_s, sum_union([*self._select(seconds, WAIT, BLOCKING), *self._tails(seconds)]))
 
-    @property
-    def with_buckets(self) -> bool:
-        return any(note[0] == BUCKET for note in self.notes)
-
     def _select(self, seconds: Seconds, *kinds: str) -> list[Interval]:
         notes = [(begin, self._end_of(end)) for kind, begin, end, _ in self.notes if kind in kinds]
         return seconds([(begin, end) for begin, end in notes if type(begin) is type(end)])
@@ -240,7 +236,7 @@ class StepRecorder:
         if not step.watched and self._of_buckets:
             return self._of_buckets
         found = step.communication(self._clock.seconds)
-        self._of_buckets = found if step.with_buckets else None
+        self._of_buckets = found if any(note[0] == BUCKET for note in step.notes) else None
         return found
 
     def close(self, status: str = "ended") -> None:
