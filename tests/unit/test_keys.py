@@ -9,7 +9,7 @@ import pytest
 from paceline.cli.keys import build_completion_script, list_keys, suggest_key
 from paceline.cli.main import build_parser, list_verbs
 from paceline.config import build_spec
-from paceline.runlog.machine import describe_load
+from paceline.runlog.machine import MachineLoad
 
 
 def test_every_key_of_a_spec_is_known_with_its_default():
@@ -75,5 +75,6 @@ def test_bash_completes_verbs_options_and_keys(tmp_path):
 
 
 def test_a_busy_machine_is_said():
-    assert describe_load(1.0, 2) == ""
-    assert "a load of 7.6 on 2 cores" in describe_load(7.6, 2)
+    assert not MachineLoad(2, 1.0).busy
+    assert not MachineLoad(0, 7.6).busy
+    assert (MachineLoad(2, 7.6).busy, str(MachineLoad(2, 7.6))) == (True, "a load of 7.6 on 2 cores")

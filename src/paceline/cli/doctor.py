@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.cli.arguments import load_spec
 from paceline.diagnostics.nodes import SSH, examine_nodes
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Examination, Health
 from paceline.io.arguments import option_error
@@ -32,7 +33,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     else:
         from paceline.diagnostics.doctor import examine
 
-        found = examine(CheckContext(arguments.out, os.environ, _load_spec(arguments.words), rank_info))
+        spec = load_spec(arguments.words, "doctor") if arguments.words else None
+        found = examine(CheckContext(arguments.out, os.environ, spec, rank_info))
     if rank_info.rank and not found.findings:
         return 0  # the first node prints them
     if arguments.json:
@@ -41,14 +43,6 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         for part in render_examination(found):
             console.print(part)
     return 0 if found.healthy else 1
-
-
-def _load_spec(words: list[str]) -> Any:
-    if not words:
-        return None
-    from paceline.config import load
-
-    return load(words[0], words[1:])
 
 
 def render_examination(found: Examination) -> Iterator[Any]:
@@ -71,13 +65,10 @@ def render_examination(found: Examination) -> Iterator[Any]:
     yield ""
     for verdict in (Health.WRONG, Health.LOOK):
         for finding in found.of(verdict):
-            yield from wrap_lines(_format_result(finding, several), f"{verdict.value}: ")
+            where = f" on {finding.host}" if several and _names_host(finding) else ""
+            remedy = f"  →  {finding.remedy}" if finding.remedy else ""
+            yield from wrap_lines(f"{finding.check}{where}: {finding.found}{remedy}", f"{verdict.value}: ")
     yield _summarize_examination(found)
-
-
-def _format_result(finding: CheckResult, several: bool) -> str:
-    where = f" on {finding.host}" if several and _names_host(finding) else ""
-    return f"{finding.check}{where}: {finding.found}" + (f"  →  {finding.remedy}" if finding.remedy else "")
 
 
 def _names_host(finding: CheckResult) -> bool:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.arguments import load_spec
-from paceline.config import RunSpec, SpecSource, load
-from paceline.config.registry import is_script
+from paceline.config import RunSpec, SpecSource
 from paceline.errors import PacelineError, UserError
 from paceline.io.arguments import option_error, parse_numbers
 from paceline.io.files import print_json
 from paceline.io.format import clock, wrap_lines
+from paceline.io.table import Table
 from paceline.io.terminal import build_console, print_file, print_text, warn
 from paceline.runlog.jobs import is_job_id, list_job_ids
 from paceline.slurm import commands
@@ -60,13 +60,8 @@ def run_jobs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _build_jobs_table(rows: list[JobRow]) -> Any:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(box=SIMPLE, padding=(0, 1), show_edge=False)
-    for name in ("run", "job", "state", "step", "left", "device-hours", "cost"):
-        table.add_column(name, justify="right" if name in ("step", "left", "device-hours", "cost") else "left")
+def _build_jobs_table(rows: list[JobRow]) -> Table:
+    table = Table("run", "job", "state", "step", "left", "device-hours", "cost", left=3)
     for row in rows:
         of = f" of {row.steps:,}" if row.steps else ""
         nth = f" ({row.jobs} jobs)" if row.jobs > 1 else ""
@@ -223,12 +218,7 @@ def _parse_source(words: Sequence[str]) -> SpecSource:
             message = f"{overrides[0]}: {first} resumes as it started; to change what may change, type  {command}"
             raise UserError(message, code="conflict", key=overrides[0].partition("=")[0])
         return Path(first)
-    if is_script(first):
-        from paceline.script.run import derive_script_spec
-
-        return derive_script_spec(Path(first), overrides)
-    found: RunSpec = load(first, overrides)
-    return found
+    return load_spec(words, "submit")
 
 
 def _describe_queue_state(state: JobState | None) -> str:

@@ -130,14 +130,14 @@ def run_keys(arguments: argparse.Namespace) -> int:
         of = workload if arguments.workload else "any workload"
         message = f"no key of {of} has {word!r} in its name or meaning{hint}"
         raise UserError(message, code="unknown-key", key=word)
+    groups = {workload: found, **others}
     if arguments.json:
-        rows = [(workload, key) for key in found] + [(name, key) for name, keys in others.items() for key in keys]
+        rows = [(name, key) for name, keys in groups.items() for key in keys]
         print_json([{**asdict(key), "allowed": key.allowed, "workload": name} for name, key in rows])
         return 0
-    for key in found:
-        console.print(_render_key(key), soft_wrap=False)
-    for name, keys in others.items():
-        console.print(f"of the workload {name}:")
+    for name, keys in groups.items():
+        if name != workload:
+            console.print(f"of the workload {name}:")
         for key in keys:
             console.print(_render_key(key), soft_wrap=False)
     if not words:
@@ -239,15 +239,13 @@ def list_options(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict[
 
 def build_schema(kind: str) -> dict[str, Any]:
     """Return the schema of one kind of file: run, cluster or site."""
-    if kind == "cluster":
-        from paceline.hardware.catalogue import ClusterFile
+    if kind == "run":
+        return build_run_schema()
+    from paceline.hardware.catalogue import ClusterFile
+    from paceline.slurm.site_file import SiteFile
 
-        return build_section_schema("A cluster file of Paceline", ClusterFile)
-    if kind == "site":
-        from paceline.slurm.site_file import SiteFile
-
-        return build_section_schema("A site file of Paceline", SiteFile)
-    return build_run_schema()
+    section: type[BaseModel] = {"cluster": ClusterFile, "site": SiteFile}[kind]
+    return _finish_schema(f"A {kind} file of Paceline", section.model_json_schema())
 
 
 def run_schema(arguments: argparse.Namespace) -> int:
@@ -282,11 +280,6 @@ def build_run_schema() -> dict[str, Any]:
         for name, kind in kinds.items()
     ]
     return _finish_schema("A run file of Paceline", {**top, "properties": properties, "allOf": rules})
-
-
-def build_section_schema(title: str, section: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of a file that is one section."""
-    return _finish_schema(title, section.model_json_schema())
 
 
 def _finish_schema(title: str, schema: dict[str, Any]) -> dict[str, Any]:

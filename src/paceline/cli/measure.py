@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.arguments import load_spec
-from paceline.io.arguments import check_price, make_output_folder, option_error, parse_numbers
+from paceline.io.arguments import check_output_file, check_price, make_output_folder, option_error, parse_numbers
 from paceline.io.files import print_json, write_json
 from paceline.io.format import duration, wrap_lines
 from paceline.io.terminal import build_console, print_text, warn
@@ -51,10 +51,7 @@ def _run_gate(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     from paceline.measurement import baseline as gate
 
     file = arguments.baseline
-    if file.is_dir() or not file.parent.is_dir():
-        raise option_error(
-            "--baseline", f"{file} cannot be written; give a file in a folder that exists", "not-writable"
-        )
+    check_output_file(file, "--baseline")
     before = gate.read_baseline(file) if file.exists() else None
     if arguments.out is not None and (arguments.out / "measure.json").exists():
         raise option_error("--out", f"{arguments.out} holds older runs; give a new folder, or leave it out", "conflict")
@@ -74,10 +71,8 @@ def _run_gate(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
 
 
 def _measure(arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
-    return _measure_command(arguments, options) if arguments.command else _measure_spec(arguments, options)
-
-
-def _measure_spec(arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
+    if arguments.command:
+        return _measure_command(arguments, options)
     from paceline.measurement.measure import measure
 
     spec = load_spec(arguments.words, "measure")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.arguments import load_spec
 from paceline.config import registry
 from paceline.errors import UserError
-from paceline.io.arguments import make_output_folder, option_error, parse_hours, parse_numbers
+from paceline.io.arguments import check_output_file, make_output_folder, option_error, parse_hours, parse_numbers
 from paceline.io.files import print_json, read_json, write_atomic, write_json
 from paceline.io.terminal import build_console, print_file, print_text, warn
 
@@ -73,9 +73,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     if len(clusters) > 1 and counts:
         raise option_error("--devices", "several clusters are compared as they are; write  4xH100", "conflict")
     for option, file in (("--page", arguments.page), ("--trace", arguments.trace)):
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            problem = f"{file} cannot be written; give a file in a folder that exists, as  plan.html"
-            raise option_error(option, problem, "not-writable")
+        if file is not None:
+            check_output_file(file, option)
     plans = [ask(spec, counts if len(clusters) == 1 else [resolve_target(name).devices], name) for name in clusters]
     comparison = Comparison(tuple(plans)) if len(plans) > 1 else None
     found = comparison.chosen.plan if comparison and comparison.chosen else plans[0]
@@ -98,7 +97,10 @@ def run_plan(arguments: argparse.Namespace) -> int:
     failed = list(find_failed_claims(found, arguments.claims or ()))
     result = comparison or found
     if arguments.out is not None:
-        _write_plan_files(result.as_json(), files, arguments.out)
+        make_output_folder(arguments.out)
+        write_json(arguments.out / "plan.json", result.as_json())
+        for name, text in files.items():
+            write_atomic(arguments.out / name, text)
     if arguments.json:
         print_json(result.as_json())
     elif files and arguments.out is None:
@@ -146,13 +148,6 @@ def _page_command(arguments: argparse.Namespace) -> list[str]:
     return ["paceline", "plan", *arguments.words, *words, *["--spot"] * arguments.spot]
 
 
-def _write_plan_files(values: dict[str, Any], files: dict[str, str], folder: Path) -> None:
-    make_output_folder(folder)
-    write_json(folder / "plan.json", values)
-    for name, text in files.items():
-        write_atomic(folder / name, text)
-
-
 def _is_calibration(path: Path) -> bool:
     try:
         return "measured" in read_json(path)
@@ -191,14 +186,13 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     if arguments.threads < 0:
         problem = f"{arguments.threads} is not possible; give 1 or more, or 0 to share the cores"
         raise option_error("--threads", problem)
-    if arguments.words and path.is_file():
-        return _calibrate_run(arguments, ranks)
-    found = calibrate_machine(sorted(set(ranks)), warn, arguments.threads)
-    if has_gpu():  # after the ranks: they are forked from this process
-        from paceline.planner.calibration.gpu_probes import measure_gpu
+    if not (arguments.words and path.is_file()):
+        found = calibrate_machine(sorted(set(ranks)), warn, arguments.threads)
+        if has_gpu():  # after the ranks: they are forked from this process
+            from paceline.planner.calibration.gpu_probes import measure_gpu
 
-        found["gpu"] = measure_gpu(warn)
-    write_json(path, found)
+            found["gpu"] = measure_gpu(warn)
+        write_json(path, found)
     if arguments.words:
         return _calibrate_run(arguments, ranks)
     if arguments.json:

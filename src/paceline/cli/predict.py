@@ -21,6 +21,7 @@ from paceline.inference.trained_model import open as open_run
 from paceline.io.arguments import option_error
 from paceline.io.files import print_json, replace_nonfinite, write_atomic
 from paceline.io.format import format_metrics
+from paceline.io.table import Column, Table
 from paceline.io.terminal import build_console, print_text
 from paceline.nn.class_metrics import CONFUSION, compute_class_metrics
 from paceline.trainer.evaluation import write_picture
@@ -114,22 +115,15 @@ def _write_pictures(out: Path, inputs: PredictInputs, found: Predictions) -> int
 
 
 def _print_predictions(inputs: PredictInputs, found: Predictions, console: Any) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
     head = ("predicted", "probability") if found.of_classes else tuple(next(found.rows(), {}))
-    for name in (*head, "input"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "probability" else "left")
+    table = Table(*(Column(name, "right" if name == "probability" else "left") for name in (*head, "input")))
     for value, row in list(zip(inputs.values, found.rows(), strict=True))[:SHOWN_ROWS]:
         cells = [f"{row[name]:.4f}" if isinstance(row[name], float) else str(row[name]) for name in head]
-        table.add_row(*cells, _truncate(" ".join(str(value).split())))
+        text = " ".join(str(value).split())
+        table.add_row(*cells, text if len(text) <= MAX_INPUT_CHARS else f"{text[: MAX_INPUT_CHARS - 1]}…")
     console.print(table)
     if len(found) > SHOWN_ROWS:
         console.print(f"and {len(found) - SHOWN_ROWS:,} more; all of them with  --out FILE.csv")
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) <= MAX_INPUT_CHARS else f"{text[: MAX_INPUT_CHARS - 1]}…"
 
 
 def run_export(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.io.arguments import check_price
-from paceline.io.files import print_json
+from paceline.io.files import print_json, to_flat
 from paceline.io.format import wrap_lines
 from paceline.io.terminal import build_console, print_text, warn
 from paceline.reports.report import RunRow, build_experiments_table, build_runs_table
@@ -59,20 +59,10 @@ class ListedRun:
         return self.summary.status if self.summary else "not finished"
 
     def to_json(self) -> dict[str, Any]:
-        ended = self.summary
-        return {
-            "path": str(self.run.path),
-            "name": self.run.name,
-            "workload": self.workload,
-            "status": self.problem or self.status,
-            "ranks": ended.ranks if ended else None,
-            "steps": ended.trained.steps if ended else None,
-            "samples": ended.trained.samples if ended else None,
-            "seconds": ended.seconds if ended else None,
-            "loss_last": ended.loss_last if ended else None,
-            "metrics": ended.evaluation.metrics if ended else {},
-            "best": ended.evaluation.best if ended else None,
-        }
+        facts = {"path": str(self.run.path), "name": self.run.name, "workload": self.workload}
+        ended = to_flat(self.summary) if self.summary else {"metrics": {}}
+        names = ("ranks", "steps", "samples", "seconds", "loss_last", "metrics", "best")
+        return {**facts, "status": self.problem or self.status, **{name: ended.get(name) for name in names}}
 
 
 def list_runs(folder: Path) -> list[ListedRun]:

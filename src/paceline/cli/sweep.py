@@ -3,12 +3,10 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from paceline.api import train
-from paceline.config import RunSpec
-from paceline.config.registry import is_script
+from paceline.cli.arguments import load_spec
 from paceline.errors import UserError
 from paceline.io.arguments import make_output_folder, option_error
 from paceline.io.files import print_json
@@ -24,7 +22,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     if not words or "=" in words[0]:
         usage = "paceline sweep RUN.yaml section.key=VALUE,VALUE"
         raise UserError(f"no run file given; write it as  {usage}", code="missing-value")
-    spec, choices = _load_spec(words[0]), _parse_options(arguments)
+    spec, choices = load_spec(words[:1], "sweep"), _parse_options(arguments)
     if arguments.trial is not None or arguments.show:
         plan = build_sweep_plan(spec, words[1:], arguments.out, choices)
         if arguments.trial is not None:
@@ -40,16 +38,6 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     else:
         print_sweep(found, words, build_console())
     return 0
-
-
-def _load_spec(word: str) -> RunSpec:
-    if is_script(word):
-        from paceline.script.run import derive_script_spec
-
-        return derive_script_spec(Path(word), [])
-    from paceline.config import load
-
-    return load(word)
 
 
 def _parse_options(arguments: argparse.Namespace) -> SweepOptions:

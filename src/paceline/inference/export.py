@@ -25,6 +25,7 @@ from paceline.config.registry import describe_error, find_entry, is_script
 from paceline.errors import RunFailed, UserError
 from paceline.inference.trained_model import FittedModel, TrainedModel
 from paceline.inference.trained_model import open as open_run
+from paceline.io.arguments import option_error
 from paceline.io.files import write_atomic, write_json
 from paceline.io.limits import check_limits
 from paceline.io.terminal import warn
@@ -63,8 +64,8 @@ def export(
         return out
     _check_folder(out)
     if is_script(folder.recorded_spec().workload):
-        message = f"{run} is a run of a script, which has no class to build its model from; use "
-        raise UserError(f"{message} --out {out}.safetensors", code="not-supported", key="--out")
+        message = f"{run} is a run of a script, without a class to build its model from; use  --out {out}.safetensors"
+        raise UserError(message, code="not-supported", key="--out")
     trained = open_run(run, which, code=code)
     with _open_scratch(out) as scratch:
         whole = scratch / "all"
@@ -124,30 +125,26 @@ def _export_weights(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
 
 def _check_file(out: Path, onnx: bool) -> None:
     if onnx:
-        raise _out_error(f"--onnx writes a folder, and {str(out)!r} is a file; type  --out {out.stem} --onnx")
+        raise option_error("--out", f"--onnx writes a folder, {str(out)!r} is a file; type  --out {out.stem} --onnx")
     if out.is_dir():
-        raise _out_error(f"{str(out)!r} is a folder; name a file")
+        raise option_error("--out", f"{str(out)!r} is a folder; name a file")
     _check_parent(out)
 
 
 def _check_folder(out: Path) -> None:
     if out.suffix.lower() == ".onnx":
-        raise _out_error(f"{str(out)!r}: an ONNX file is written into a folder; type  --out {out.stem} --onnx")
+        raise option_error("--out", f"an ONNX file is written into a folder; type  --out {out.stem} --onnx")
     if out.suffix.lower() in OTHER_SUFFIXES:
         file = out.with_suffix(".safetensors")
-        raise _out_error(f"{str(out)!r} is no folder; type  --out {file}  or, for a folder,  --out {out.stem}")
+        raise option_error("--out", f"{out} is no folder; type  --out {file}  or, for a folder,  --out {out.stem}")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise _out_error(f"{str(out)!r} exists; name a new folder")
+        raise option_error("--out", f"{str(out)!r} exists; name a new folder")
     _check_parent(out)
 
 
 def _check_parent(out: Path) -> None:
     if not out.parent.is_dir():
-        raise _out_error(f"{str(out)!r}: there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
-
-
-def _out_error(reason: str) -> UserError:
-    return UserError(reason, code="invalid-value", key="--out")
+        raise option_error("--out", f"there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
 
 
 def _fill_folder(trained: TrainedModel | FittedModel, folder: Path, onnx: bool) -> None:

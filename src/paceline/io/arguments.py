@@ -40,6 +40,12 @@ def make_output_folder(folder: Path, option: str = "--out") -> None:
         raise option_error(option, f"{folder} cannot be a folder: {error.strerror}", "not-writable") from None
 
 
+def check_output_file(file: Path, option: str) -> None:
+    """Raise UserError if the file that an option names cannot be written there."""
+    if file.is_dir() or not file.parent.is_dir():
+        raise option_error(option, f"{file} cannot be written; give a file in a folder that exists", "not-writable")
+
+
 UNITS_H = {"w": 168.0, "d": 24.0, "h": 1.0, "min": 1 / 60, "m": 1 / 60, "s": 1 / 3600}
 PART = r"(\d+(?:\.\d*)?|\.\d+)\s*(min|[wdhms])\s*"
 CLOCK = re.compile(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
@@ -58,14 +64,10 @@ def parse_hours(text: str, key: str = "") -> float:
         return hours
     before = f"{key} " if key.startswith("--") else f"{key}: " if key else ""
     number = AMBIGUOUS.fullmatch(plain)
+    problem = f"{text!r} is not a duration; write it as  2h,  90m,  1d12h  or  1-12:00:00"
     if number and float(number[1]):
-        example = f"{before}{number[1]}h  or  {before}{number[1]}m"
-        raise UserError(f"{before}{text}: hours or minutes? write it as  {example}", code="invalid-value", key=key)
-    raise UserError(
-        f"{before}{text!r} is not a duration; write it as  2h,  90m,  1d12h  or  1-12:00:00",
-        code="invalid-value",
-        key=key,
-    )
+        problem = f"{text}: hours or minutes? write it as  {before}{number[1]}h  or  {before}{number[1]}m"
+    raise UserError(f"{before}{problem}", code="invalid-value", key=key)
 
 
 def parse_slurm_time(text: str) -> float | None:
@@ -74,13 +76,8 @@ def parse_slurm_time(text: str) -> float | None:
     parts = clock.split(":")
     if not days.isdecimal() or not all(part.isdecimal() for part in parts) or len(parts) > 3:
         return None
-    numbers = [int(part) for part in parts]
-    if dash:
-        hours, minutes, seconds = (*numbers, 0, 0)[:3]
-    elif len(numbers) == 3:
-        hours, minutes, seconds = numbers
-    else:
-        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    no_hours = [0] * (not dash and len(parts) < 3)
+    hours, minutes, seconds = (*no_hours, *map(int, parts), 0, 0)[:3]
     return int(days) * 24 + hours + minutes / 60 + seconds / 3600
 
 

@@ -193,7 +193,7 @@ def flatten_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
     """Build a dataclass from `to_flat`: lists become tuples, unknown keys are ignored, missing ones have defaults."""
     given: dict[str, Any] = {}
-    for name, hint in _list_hints(kind):  # type: ignore[arg-type]
+    for name, hint in _get_hints(kind).items():
         if isinstance(hint, type) and is_dataclass(hint):
             given[name] = from_flat(hint, values)
         elif name in values:
@@ -202,17 +202,14 @@ def from_flat(kind: type[T], values: Mapping[str, Any]) -> T:
     return kind(**given)
 
 
-@cache
-def _list_hints(kind: Any) -> list[tuple[str, Any]]:
-    hints = get_type_hints(kind)
-    return [(field.name, hints[field.name]) for field in fields(kind)]
+_get_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def validate_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Check values of some fields of a dataclass, or raise ValueError; lists become tuples."""
     if not isinstance(values, Mapping):
         raise ValueError(f"it holds a {type(values).__name__}, not a set of named values")
-    hints = get_type_hints(kind)
+    hints = _get_hints(kind)
     return {name: _check_type(hints[name], _as_tuple(value)) for name, value in values.items()}
 
 

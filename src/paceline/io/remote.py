@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import RunFailed, UserError
+from paceline.errors import RunFailed, UserError, get_first_line
 from paceline.io.files import expand_cache, write_atomic
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
@@ -43,10 +43,8 @@ def _translate_errors(address: str, key: str) -> Iterator[None]:
         line = f"  pip install {PACKAGES[scheme]}" if scheme in PACKAGES else f" a filesystem of fsspec for {scheme}://"
         raise UserError(f"{given}: needs{line}  ({error})", code="not-installed", key=key) from None
     except Exception as error:  # of any filesystem
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise UserError(
-            f"{given}: cannot be reached ({reason}); check its name and your credentials", code="unreadable", key=key
-        ) from None
+        message = f"{given}: cannot be reached ({get_first_line(error)}); check its name and your credentials"
+        raise UserError(message, code="unreadable", key=key) from None
 
 
 def _open_filesystem(address: str) -> tuple[Any, str]:
@@ -164,6 +162,5 @@ def upload_run(run: Path) -> None:
         for name in sorted(gone, key=lambda name: not name.endswith(MANIFEST)):
             filesystem.rm_file(f"{root}/{name}")
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        message = f"{run} could not be sent to {address} ({reason}); it is whole here:  paceline train --resume {run}"
-        raise RunFailed(message, code="not-writable") from None
+        message = f"{run} could not be sent to {address} ({get_first_line(error)}); it is whole here:  "
+        raise RunFailed(f"{message}paceline train --resume {run}", code="not-writable") from None

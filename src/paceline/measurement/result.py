@@ -21,7 +21,8 @@ from paceline.measurement.rows import (
     parse_measured_row,
 )
 from paceline.measurement.scaling_laws import LawFit, fit_laws, parse_law_fit
-from paceline.measurement.verdict import MachineLoad, collect_notes, describe_verdict, mark_recommended
+from paceline.measurement.verdict import collect_notes, describe_verdict, mark_recommended
+from paceline.runlog.machine import MachineLoad
 
 TERM_ASSUMPTIONS = {
     "compute_s": "the arithmetic rate of a rank",

@@ -24,7 +24,7 @@ from paceline.measurement.rows import (
     share_cores,
 )
 from paceline.measurement.scaling_laws import LawFit
-from paceline.runlog.machine import BUSY
+from paceline.runlog.machine import MachineLoad
 
 PAYS = 1.2  # of a single repeat
 CONTRADICTORY = 2.0  # highest / lowest repeat
@@ -43,19 +43,6 @@ class Decision:
     choice: RankChoice
     row: TimedRow  # to take, to measure again, or the fastest
     base: TimedRow
-
-
-@dataclass(frozen=True)
-class MachineLoad:
-    cores: int = 0
-    load: float = 0.0
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.cores) and self.load > BUSY * self.cores
-
-    def __str__(self) -> str:
-        return f"a load of {number(self.load, 3)} on {self.cores} cores"
 
 
 def decide_ranks(rows: Sequence[TimedRow | FailedRow]) -> Decision | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.config.registry import BUILT_IN, WorkloadEntry, find_entry
-from paceline.errors import UserError
+from paceline.errors import UserError, join_names
 from paceline.io.arguments import option_error
 from paceline.io.format import number, percent, size
 from paceline.measurement.diagnosis import Finding
@@ -107,21 +107,18 @@ class Inputs:
                 if any(row.devices == 1 for row in rows) and (len(rows) > 1 or rows[0].price is None):
                     self.series.append(from_times_table(name, rows, path, self.price))
         elif (path / "measure.json").is_file():
-            self._read_measurement(path)
+            found = read_measurement(path)
+            self.series.append(from_measurement(found, self.price))
+            self.measured.append(found)
+            for row in drop_failed(found.rows):
+                if row.runs and not found.command:
+                    self._read_run(path / row.runs[0], self.measured_runs, row.label)
         elif path.is_file():
             raise UserError(f"{path} is neither a run folder nor a table; a table of times ends in .csv")
         elif not linked or (path / "spec.yaml").is_file():
             if not (path / "spec.yaml").is_file():
                 RunDir.open(path)  # not a run at all: an error of the request, unlike a damaged run
             self._read_run(path, self.runs)
-
-    def _read_measurement(self, path: Path) -> None:
-        found = read_measurement(path)
-        self.series.append(from_measurement(found, self.price))
-        self.measured.append(found)
-        for row in drop_failed(found.rows):
-            if row.runs and not found.command:
-                self._read_run(path / row.runs[0], self.measured_runs, row.label)
 
     def _read_run(self, path: Path, runs: list[RunView], name: str = "") -> None:
         try:
@@ -143,7 +140,7 @@ class Inputs:
         most = kinds.most_common(1)[0][0] if kinds else ""
         others = [run for run in self.runs if run.spec.workload != most]
         if others:
-            names = _join([f"{run.path.name} ({run.spec.workload})" for run in others])
+            names = join_names([f"{run.path.name} ({run.spec.workload})" for run in others], MAX_NAMED)
             self.left_out.append(f"runs of other workloads than {most} are left out: {names}; make a report of those")
         self.runs = [run for run in self.runs if run.spec.workload == most]
 
@@ -181,7 +178,7 @@ def gather_contents(
     commands = [("command", shlex.join(measured.command)) for measured in found.measured if measured.command]
     starts = [run.start for run in runs] or [measured.environment for measured in found.measured]
     return ReportContents(
-        title=title or _join(names or [link.name for link in links] or [path.stem for path in paths]),
+        title=title or join_names(names or [link.name for link in links] or [path.stem for path in paths], MAX_NAMED),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}, paceline {__version__}",
         verdict=(
             *([describe_costs(costs)] if costs else []),
@@ -205,7 +202,7 @@ def _list_inputs(path: Path, only: str) -> list[Path]:
         return [path]
     found = [folder for folder in list_result_folders(path) if not only or fnmatch(folder.name, only)]
     if not found:
-        names = _join([folder.name for folder in list_result_folders(path)])
+        names = join_names([folder.name for folder in list_result_folders(path)], MAX_NAMED)
         raise option_error("--only", f"no result in {path} matches {only!r}; there are {names}", "not-found")
     return found
 
@@ -228,11 +225,6 @@ def _tell_apart(named: Sequence[tuple[str, Path]]) -> list[str]:
         f"{name} ({path.resolve().parts[::-1][differs[name]]})" if len(places[name]) > 1 else name
         for name, path in named
     ]
-
-
-def _join(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def _describe_verdict(
@@ -258,9 +250,8 @@ def _describe_ended(name: str, summary: Summary) -> list[str]:
     """Return the result of a run, how it was trained, and its speed, each in a sentence."""
     trained, result = summary.trained, describe_result(summary)
     lines = [f"{name}: {text}." for text in (result, summary.why) if text]
-    loss = (
-        f"; the loss went from {number(summary.loss_first)} to {number(summary.loss_last)}" if summary.loss_last else ""
-    )
+    went = f"; the loss went from {number(summary.loss_first)} to {number(summary.loss_last)}"
+    loss = went if summary.loss_last else ""
     lines.append(f"{name} trained {number(trained.samples)} samples in {number(trained.steps)} steps{loss}.")
     if (compute := summary.share.get("compute")) is not None:
         exposed, data = (percent(summary.share.get(part) or 0) for part in ("exposed", "data"))

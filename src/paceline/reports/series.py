@@ -23,17 +23,11 @@ from paceline.measurement.links import Link, read_links
 from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
 from paceline.measurement.rows import BatchLayout, TimedRow, add_costs, add_speedups, combine_repeats, drop_failed
 from paceline.measurement.run_times import RunTimes
-from paceline.measurement.verdict import (
-    MachineLoad,
-    describe_decision,
-    describe_extrapolation,
-    describe_returns,
-    mark_recommended,
-)
+from paceline.measurement.verdict import describe_decision, describe_extrapolation, describe_returns, mark_recommended
 from paceline.reports.run_view import RunView, select_work
+from paceline.runlog.machine import MachineLoad
 from paceline.runlog.run_dir import RunDir
 
-COUNT_NAMES = ("devices", "gpus", "ranks", "n", "processes", "nodes", "workers", "cores")
 TIME_UNITS_S = dict.fromkeys(("seconds", "time", "time_s", "s", "step_s", "duration", "elapsed"), 1.0) | {
     "minutes": 60.0,
     "min": 60.0,
@@ -41,7 +35,7 @@ TIME_UNITS_S = dict.fromkeys(("seconds", "time", "time_s", "s", "step_s", "durat
     "h": 3600.0,
 }
 COLUMNS = {
-    "devices": COUNT_NAMES,
+    "devices": ("devices", "gpus", "ranks", "n", "processes", "nodes", "workers", "cores"),
     "seconds": tuple(TIME_UNITS_S),
     "epochs": ("epochs",),
     "price": ("price", "usd_per_hour", "usd/h"),

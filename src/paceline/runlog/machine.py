@@ -11,9 +11,10 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline import __version__
+from paceline.io.format import number
 
 BUSY = 1.25  # load per core
 PACKAGES = ("torch", "numpy", "tokenizers")
@@ -35,16 +36,17 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def describe_load(load: float, cores: int) -> str:
-    """Return a warning if other work fills the machine, else an empty string."""
-    if not cores or load <= BUSY * cores:
-        return ""
-    return f"this machine is busy: a load of {load:.1f} on {cores} cores, so steps take longer than they need to"
+class MachineLoad(NamedTuple):
+    cores: int = 0
+    load: float = 0.0  # average of a minute
 
+    @property
+    def busy(self) -> bool:
+        """Return whether other work fills the machine."""
+        return bool(self.cores) and self.load > BUSY * self.cores
 
-def get_load() -> float:
-    """Return the one-minute load average."""
-    return os.getloadavg()[0]
+    def __str__(self) -> str:
+        return f"a load of {number(self.load, 3)} on {self.cores} cores"
 
 
 def _find_version(package: str) -> str | None:

@@ -318,7 +318,7 @@ def _note_start(job: Job, first: int, again: bool, log: LogFn) -> None:
     """Record the start of this rank; print the equations of the run."""
     import torch
 
-    from paceline.runlog.machine import describe_environment, describe_load, get_load
+    from paceline.runlog.machine import MachineLoad, describe_environment
 
     context, info, facts = job.context, job.context.rank_info, job.facts
     machine = describe_environment()
@@ -341,8 +341,8 @@ def _note_start(job: Job, first: int, again: bool, log: LogFn) -> None:
     if again:
         context.events.write("resume", step=first)
     log("\n  ".join([str(context.folder), *facts.equations]))
-    if busy := describe_load(get_load(), int(machine["cores"] or 0)):
-        log(f"  {busy}")
+    if (load := MachineLoad(int(machine["cores"] or 0), os.getloadavg()[0])).busy:
+        log(f"  this machine is busy: {load}, so steps take longer than they need to")
     if first:
         log(f"  resuming at step {first} of {facts.steps}")
     elif again:

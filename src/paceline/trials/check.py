@@ -20,7 +20,7 @@ from paceline.config.registry import describe_error
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.arguments import option_error
 from paceline.io.table import Column, Table, Tabular
-from paceline.launch.environment import RankInfo, detect_rank, isolate_rank
+from paceline.launch.environment import detect_rank, isolate_rank
 from paceline.layout import LAYOUT_FIELDS, MAX_GROUP, Layout, fix_strategy, layout_of, parse_layout
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
@@ -143,7 +143,10 @@ def check(
         variants = [v._replace(spec=v.spec.replace({"train.batchnorm_group": group})) for v in variants]
     launched = detect_rank(os.environ)
     if launched is not None:
-        _check_launched_ranks(variants, launched)
+        for variant in variants:
+            if variant.spec.parallel.ranks not in (1, launched.world):
+                started = f"check on {variant.name}: {launched.launcher} started {launched.world} ranks"
+                raise UserError(f"{started}; use  --ranks 1,{launched.world}  or run check without it")
     main = launched is None or launched.rank == 0
     results: dict[str, RunResult] = {}
 
@@ -200,9 +203,7 @@ def _find_causes(spec: RunSpec) -> tuple[str, ...]:
         found = tuple(map(str, find_layout_causes(spec)))
     except Exception as error:  # of the user's code, which may not run here
         return (f"none was found: trying out the model in one process failed ({describe_error(error)})",)
-    if found:
-        return found
-    return ("none shows in the model and its data in one process",)
+    return found or ("none shows in the model and its data in one process",)
 
 
 def _check_variants(variants: Sequence[Variant]) -> None:
@@ -216,14 +217,6 @@ def _check_variants(variants: Sequence[Variant]) -> None:
             most = layout.global_batch // layout.data
             wrong = f"{passes} is more than the samples of a rank; use {most} or less"
             raise option_error("--accumulate", wrong, "conflict")
-
-
-def _check_launched_ranks(variants: Sequence[Variant], launched: RankInfo) -> None:
-    """Raise UserError if a layout has other ranks than the launcher started, or one."""
-    for variant in variants:
-        if variant.spec.parallel.ranks not in (1, launched.world):
-            started = f"check on {variant.name}: {launched.launcher} started {launched.world} ranks"
-            raise UserError(f"{started}; use  --ranks 1,{launched.world}  or run check without it")
 
 
 def _build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:

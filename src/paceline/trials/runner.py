@@ -92,19 +92,15 @@ def train_trial(
 
 
 def _train_in_slot(spec: RunSpec, out: Path, again: bool, slot: int | None) -> RunResult:
+    """Train on one of several devices, which alone this process can see."""
     if slot is not None:
-        _take_device(slot)
+        import torch
+
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = given.split(",") if given else list(map(str, range(torch.cuda.device_count())))
+        if len(names) > 1:
+            os.environ["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]
     return train(spec, out, resume_or_start=again, show=False)
-
-
-def _take_device(slot: int) -> None:
-    """Show this process one of several devices, before it has looked for them."""
-    import torch
-
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = given.split(",") if given else list(map(str, range(torch.cuda.device_count())))
-    if len(names) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]
 
 
 def check_same_request(file: Path, before: Mapping[str, Any], now: Mapping[str, Any], verb: str) -> None:

@@ -28,7 +28,7 @@ from paceline.io.files import (
 )
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import Summary, read_summary
+from paceline.runlog.summary import read_summary
 from paceline.trainer.resume_guard import LENGTHS, length_of
 from paceline.trials.runner import check_same_request, run_trials, train_trial
 from paceline.trials.search_space import (
@@ -138,8 +138,9 @@ def _parse_row(number: int, facts: dict[str, Any], keys: Sequence[str]) -> Trial
     return row
 
 
-def score_trial(row: TrialRow, summary: Summary, metric: str, length: int) -> TrialRow:
+def read_outcome(plan: "SweepPlan", row: TrialRow, length: int) -> TrialRow:
     """Return the row of a finished trial, with its best evaluation, as reports and `runs --compare` have it."""
+    summary, metric = read_summary(plan.folder / row.run / "summary.json"), plan.score.removeprefix("-")
     evaluation, final = summary.evaluation, dict(summary.evaluation.metrics)
     if evaluation.best is not None:
         final |= {name: value for name, value in evaluation.best.items() if name in final}
@@ -266,17 +267,13 @@ def _check_values(plan: SweepPlan) -> None:
             raise UserError(why)
 
 
-def check_jobs(jobs: int, spec: RunSpec) -> int:
-    if jobs < 1:
-        raise UserError(f"--jobs {jobs} is not possible; use 1 or more")
-    if jobs > 1 and spec.parallel.ranks > 1:
-        raise UserError(f"--jobs {jobs}: each trial has {spec.parallel.ranks} ranks already; leave one out")
-    return jobs
-
-
 def run_sweep_trials(plan: SweepPlan, options: SweepOptions, log: LogFn, publish: Callable[[Sweep], None]) -> Sweep:
     """Train the trials of a sweep that are left, and `publish` the result while nobody else has the folder."""
-    jobs = check_jobs(options.get("jobs", 1), plan.spec)
+    jobs, ranks = options.get("jobs", 1), plan.spec.parallel.ranks
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs} is not possible; use 1 or more")
+    if jobs > 1 and ranks > 1:
+        raise UserError(f"--jobs {jobs}: each trial has {ranks} ranks already; leave one out")
     make_output_folder(plan.folder)
     with RunDir(plan.folder).lock(log):
         begun = open_sweep(plan, retry=options.get("retry", False))
@@ -369,7 +366,3 @@ def _run_batch(plan: SweepPlan, found: Sweep, rows: Sequence[TrialRow], length: 
 
     run_trials(rows, run, record, jobs)
     return found
-
-
-def read_outcome(plan: SweepPlan, row: TrialRow, length: int) -> TrialRow:
-    return score_trial(row, read_summary(plan.folder / row.run / "summary.json"), plan.score.removeprefix("-"), length)

@@ -24,14 +24,8 @@ from paceline.measurement.rows import (
 )
 from paceline.measurement.run_times import RunTimes, StepParts, read_run_times, select_steady_steps
 from paceline.measurement.scaling_laws import fit_laws
-from paceline.measurement.verdict import (
-    MachineLoad,
-    RankChoice,
-    collect_notes,
-    decide_ranks,
-    describe_decision,
-    describe_verdict,
-)
+from paceline.measurement.verdict import RankChoice, collect_notes, decide_ranks, describe_decision, describe_verdict
+from paceline.runlog.machine import MachineLoad
 from paceline.runlog.run_dir import RunDir
 
 

@@ -10,8 +10,14 @@ import pytest
 from rich.console import Console
 
 from paceline.errors import UserError
-from paceline.reports.watch import LiveView, build_ranks_table, draw_sparkline, render_view
-from paceline.reports.watch_page import render_watch_page, start_server
+from paceline.reports.watch import (
+    LiveView,
+    build_ranks_table,
+    draw_sparkline,
+    render_view,
+    render_watch_page,
+    start_server,
+)
 from paceline.runlog.run_dir import RunDir
 from report_runs import make_run, spec_of
 
