@@ -1,8 +1,12 @@
-"""What tests read of a run folder, and of a command."""
+"""What tests read of a run folder, of a command and of an error."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from paceline.errors import UserError
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
 
@@ -13,6 +17,15 @@ class Answer:
     out: str
     err: str
     error: BaseException | None = None
+
+
+@contextmanager
+def expect_error(code, key=None, kind=UserError, match=None):
+    """Expect an error with this code, and with this key if one is given; yields it as `pytest.raises` does."""
+    with pytest.raises(kind, match=match) as error:
+        yield error
+    assert error.value.code == code
+    assert key is None or error.value.key == key
 
 
 def steps_of(run, rank=0):

@@ -10,9 +10,9 @@ import sys
 import pytest
 from ending import alive, wait_until
 
-from paceline.errors import UserError
 from paceline.launch.command import launch_command, run_command_ranks
 from paceline.launch.signals import SECOND_INTERRUPT_S
+from results import expect_error
 
 QUICK_S = 100.0
 LONG_S = 300
@@ -148,9 +148,8 @@ def test_under_another_launcher_the_process_becomes_the_command():
     ],
 )
 def test_what_cannot_be_started_is_said_before_anything_is(command, ranks, code, hint):
-    with pytest.raises(UserError) as error:
+    with expect_error(code) as error:
         launch_command(command, ranks)
-    assert error.value.code == code
     assert hint in str(error.value)
 
 

@@ -11,7 +11,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from paceline import train
 from paceline.config import load
-from paceline.errors import UserError
 from paceline.io.files import read_json, write_json
 from paceline.launch.local import run_ranks
 from paceline.measurement.links import COLLECTIVES, compute_link_factor, time_collectives
@@ -24,6 +23,7 @@ from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.timers import sum_union
 from paceline.trainer.run import PRELOAD
+from results import expect_error
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -181,9 +181,8 @@ def test_nothing_is_done_twice(swept, run_file, tmp_path):
 
 def test_another_measurement_is_not_mixed_in(swept, run_file):
     for key, overrides, steps in (("steps", {}, 30), ("train.lr", {"train.lr": 0.1}, 12)):
-        with pytest.raises(UserError) as other:
+        with expect_error("conflict", key):
             measure(run_file("Plain").replace(overrides), [1, 2], steps=steps, out=swept.folder)
-        assert (other.value.code, other.value.key) == ("conflict", key)
 
 
 def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
@@ -244,16 +243,12 @@ def test_our_times_agree_with_the_profiler(timed_twice):
         assert ours == pytest.approx(theirs, rel=0.1)
 
 
-def test_the_command(file_of, capsys, swept):
-    from paceline.cli.main import main
-
+def test_the_command(file_of, ask, swept):
     file = file_of("Plain")
-    with pytest.raises(SystemExit) as done:
-        main(["measure", str(file), "--ranks", "1,2", "--steps", "12", "--repeats", "1", "--out", str(swept.folder)])
-    assert done.value.code == 0
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 100 or "written" in max(shown.splitlines(), key=len)
-    assert "speed-up" in shown
+    answer = ask("measure", file, "--ranks", "1,2", "--steps", 12, "--repeats", 1, "--out", swept.folder)
+    assert (answer.code, "speed-up" in answer.out) == (0, True)
+    lines = answer.out.splitlines()
+    assert max(map(len, lines)) <= 100 or "written" in max(lines, key=len)
     for words, said in (
         (["--ranks", "2,4"], "one rank"),
         (["--ranks", "0"], "--ranks"),
@@ -261,28 +256,18 @@ def test_the_command(file_of, capsys, swept):
         (["--price", "-1"], "--price"),
         (["--out", "/proc/nothing/here"], "cannot be a folder"),
     ):
-        with pytest.raises(SystemExit) as done:
-            main(["measure", str(file), *words])
-        assert done.value.code == 2
-        error = capsys.readouterr().err
-        assert said in error
-        assert error.count("\n") == 1
+        answer = ask("measure", file, *words)
+        assert (answer.code, answer.err.count("\n")) == (2, 1)
+        assert said in answer.err
 
 
-def test_a_baseline_is_written_then_compared_with(file_of, tmp_path, monkeypatch, capsys):
-    from paceline.cli.main import main
-
-    def run(*words):
-        command = ["measure", str(file_of("Plain")), "--ranks", "1", "--steps", "8", "--repeats", "1", "--json"]
-        with pytest.raises(SystemExit) as done:
-            main([*command, "--baseline", str(tmp_path / "gate.json"), *words])
-        return done.value.code
-
-    assert run() == 0
+def test_a_baseline_is_written_then_compared_with(file_of, tmp_path, monkeypatch, ask):
+    command = ["measure", file_of("Plain"), "--ranks", 1, "--steps", 8, "--repeats", 1, "--json"]
+    command += ["--baseline", tmp_path / "gate.json"]
+    assert ask(*command).code == 0
     monkeypatch.setenv("SLOWER", "12")  # a busy machine may have slowed the baseline too
-    capsys.readouterr()
-    assert run() == 1
-    (found,) = json.loads(capsys.readouterr().out)["regressions"]
-    assert (found["label"], found["term"], found["cause"]) == ("1 rank", "step_s", "compute_s")
-    assert run("train.lr=0.04") == 2
-    assert "train.lr" in capsys.readouterr().err
+    slower = ask(*command)
+    (found,) = json.loads(slower.out)["regressions"]
+    assert (slower.code, found["label"], found["term"], found["cause"]) == (1, "1 rank", "step_s", "compute_s")
+    other = ask(*command, "train.lr=0.04")
+    assert (other.code, "train.lr" in other.err) == (2, True)

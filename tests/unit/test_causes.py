@@ -6,9 +6,11 @@ import re
 import textwrap
 
 import pytest
+import torch
 
 from paceline.cli.main import main
 from paceline.config import build_spec
+from paceline.trials.check import TOLERANCE, compare_weights
 from paceline.trials.layout_causes import LayoutCause, find_layout_causes
 
 MODELS = """
@@ -163,3 +165,13 @@ def test_trying_out_leaves_the_generators_as_they_were(own):
     seed()
     find_layout_causes(own("Plain"))
     assert draw() == expected
+
+
+def test_whole_numbers_do_not_hide_a_difference_of_weights():
+    """The state of a random generator is a number of nine digits."""
+    state = {"seed": torch.tensor([987654321, 7])}
+    ours, theirs = ({"layer": torch.full((8,), value), **state} for value in (1.0, 1.01))
+    found = compare_weights(ours, theirs)
+    assert found.value > TOLERANCE["fp32"]
+    assert found.where == "layer"
+    assert compare_weights(state, {"seed": torch.tensor([1, 7])}).value > 0.5, "where there is nothing else"

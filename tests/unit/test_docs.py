@@ -274,3 +274,9 @@ def test_the_notebook_runs_in_a_kernel(tmp_path, monkeypatch):
     texts = ["".join(out.get("text", "") for out in cell.get("outputs", ())) for cell in notebook.cells]
     assert sum("by value" in text for text in texts) == 1
     assert sum(" samples/s  loss " in text for text in texts) == 1
+
+
+def test_the_tests_that_the_page_names_are_there():
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (DOCS / "security.md").read_text(encoding="utf-8")))
+    assert len(named) >= 15
+    assert not [name for file, name in sorted(named) if f"def {name}(" not in (REPOSITORY / file).read_text()]

@@ -6,16 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.doctor import render_examination
-from paceline.cli.main import main
 from paceline.diagnostics.nodes import NodeAnswer, _merge_answers, examine_nodes
 from paceline.diagnostics.results import CheckResult, Examination, Health
-from paceline.errors import UserError
-
-
-def ask(*words):
-    with pytest.raises(SystemExit) as left:
-        main([str(word) for word in words])
-    return left.value.code
+from results import expect_error
 
 
 @pytest.fixture
@@ -27,19 +20,17 @@ def brief(monkeypatch):
     monkeypatch.setattr(doctor, "CHECKS", brief)
 
 
-def test_a_healthy_machine_is_all_well(brief, tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv("MASTER_PORT", raising=False)
-    assert ask("doctor", "--out", tmp_path) == 0
-    out = capsys.readouterr().out
-    assert "this machine, 2 checks in 0 s: " in out
-    assert max(map(len, out.splitlines())) <= 100
+def test_a_healthy_machine_is_all_well(brief, tmp_path, ask):
+    answer = ask("doctor", "--out", tmp_path)
+    assert (answer.code, "this machine, 2 checks in 0 s: " in answer.out) == (0, True)
+    assert max(map(len, answer.out.splitlines())) <= 100
 
 
-def test_json_and_exit_code(brief, tmp_path, monkeypatch, capsys):
+def test_json_and_exit_code(brief, tmp_path, monkeypatch, ask):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib9")
-    assert ask("doctor", "--out", tmp_path, "--json") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert not told["healthy"]
+    answer = ask("doctor", "--out", tmp_path, "--json")
+    told = json.loads(answer.out)
+    assert (answer.code, told["healthy"]) == (1, False)
     assert [f["remedy"] for f in told["findings"] if f["verdict"] == "wrong"] == ["unset NCCL_SOCKET_IFNAME"]
 
 
@@ -62,9 +53,8 @@ def test_from_python(brief, tmp_path):
     ],
 )
 def test_bad_requests(nodes, by, key):
-    with pytest.raises(UserError) as error:
+    with expect_error("invalid-value", key):
         examine_nodes(nodes, [], Path(), by)
-    assert (error.value.code, error.value.key) == ("invalid-value", key)
 
 
 def test_a_node_where_it_cannot_start_is_named():

@@ -15,6 +15,7 @@ import torch
 import paceline
 from paceline import UserError, Workload, export, train
 from paceline.config import build_spec
+from results import expect_error
 
 TEXTS = ["goal team match", "star", "bank market " * 30, ""]
 ALONE = "import sys; sys.modules['paceline'] = None; import json, torch; from load import load; model = load()"
@@ -119,9 +120,8 @@ def test_the_best_weights_as_one_file(classifier_run, tmp_path):
 def test_a_bad_target_is_rejected_and_nothing_is_left(classifier_run, out, onnx, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(UserError) as error:
+    with expect_error("invalid-value", "--out"):
         export(classifier_run.path, out, onnx=onnx)
-    assert (error.value.code, error.value.key) == ("invalid-value", "--out")
     assert [file.name for file in tmp_path.iterdir()] == ["taken.txt"]
 
 

@@ -15,6 +15,7 @@ from paceline.errors import UserError
 from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 from paceline.trainer.checkpoint.writer import CheckpointWriter
 from paceline.workloads.transformers.chat import ChatTemplate
+from results import expect_error
 
 GROW = normalizers.Replace("a", "a" * 1000)
 TEXTS = ["it's größer, 世界 123 [MASK]", "", "x" * 500, " two  blanks"]
@@ -45,9 +46,8 @@ BOMBS = {
 def test_a_tokeniser_that_grows_a_text_is_a_line(bomb):
     tokenizer = restore_tokenizer(BOMBS[bomb].to_str())
     began = time.monotonic()
-    with pytest.raises(UserError) as error:
+    with expect_error("invalid-data", "data.tokenizer"):
         tokenizer.encode_batch_fast(["a" * 40 + "!"], add_special_tokens=False)
-    assert (error.value.code, error.value.key) == ("invalid-data", "data.tokenizer")
     assert time.monotonic() - began < 60
 
 
@@ -70,9 +70,8 @@ NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% e
 @pytest.mark.parametrize(("text", "patience_s"), [("{{ 'a' * 10**11 }}", 60.0), (DOUBLE, 60.0), (NESTED, 1.0)])
 def test_a_chat_template_that_grows_or_never_ends_is_a_line(monkeypatch, text, patience_s):
     monkeypatch.setattr(limited_process, "PATIENCE_S", patience_s)
-    with pytest.raises(UserError) as error:
+    with expect_error("invalid-data", "data.template"):
         ChatTemplate(text, Path("chat_template.jinja"), {}).render([{"role": "user", "content": "a"}], "row 1")
-    assert (error.value.code, error.value.key) == ("invalid-data", "data.template")
 
 
 ORDINARY = {
@@ -128,6 +127,5 @@ def test_tensors_that_claim_more_than_their_files_hold_take_no_memory(tmp_path):
     metadata = pickle.loads(file.read_bytes())
     metadata.state_dict_metadata["model.a"].size = torch.Size((10**7, 10**6))
     file.write_bytes(pickle.dumps(metadata))
-    with pytest.raises(UserError, match="40,000,000,000,000") as error:
+    with expect_error("damaged", match="40,000,000,000,000"):
         read_tensors(checkpoint)
-    assert error.value.code == "damaged"

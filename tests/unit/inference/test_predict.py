@@ -13,16 +13,10 @@ import torch.nn.functional as F
 
 import paceline
 from paceline import RunFailed, UserError, train
-from paceline.cli.main import main
 from paceline.config import build_spec
 from paceline.inference.trained_model import Predictions
 from paceline.io.files import read_json
-
-
-def ask(*words):
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    return end.value.code
+from results import expect_error
 
 
 def read(table):
@@ -47,11 +41,10 @@ def test_predictions_agree_with_the_evaluation_to_the_last_digit(classifier_run,
     assert "3 classes" in repr(trained)
 
 
-def test_a_table_comes_back_with_predictions_beside_it(classifier_run, tables, tmp_path, capsys):
-    assert ask("predict", classifier_run.path, tables[1], "--out", tmp_path / "out.csv") == 0
-    said = capsys.readouterr().out
-    assert f"accuracy {classifier_run.metrics['accuracy']:.4g}" in said
-    assert "(300 rows with a known label)" in said
+def test_a_table_comes_back_with_predictions_beside_it(classifier_run, tables, tmp_path, ask):
+    answer = ask("predict", classifier_run.path, tables[1], "--out", tmp_path / "out.csv")
+    assert f"accuracy {classifier_run.metrics['accuracy']:.4g}" in answer.out
+    assert (answer.code, "(300 rows with a known label)" in answer.out) == (0, True)
     rows = read(tmp_path / "out.csv")
     assert list(rows[0]) == ["text", "label", "predicted", "probability", "p(money)", "p(sky)", "p(sport)"]
     right = np.mean([row["predicted"] == row["label"] for row in rows])
@@ -59,25 +52,17 @@ def test_a_table_comes_back_with_predictions_beside_it(classifier_run, tables, t
     assert sum(float(rows[0][f"p({name})"]) for name in ("money", "sky", "sport")) == pytest.approx(1)
 
 
-def test_texts_are_shown_with_their_class(classifier_run, tmp_path, capsys):
+def test_texts_are_shown_with_their_class(classifier_run, tmp_path, ask):
     lines = tmp_path / "lines.txt"
     lines.write_text("goal team match\nstar moon orbit\n", encoding="utf-8")
-    assert ask("predict", classifier_run.path, "goal team match", "star moon orbit") == 0
-    words = capsys.readouterr().out
-    assert ask("predict", classifier_run.path, lines) == 0
-    assert capsys.readouterr().out == words
-    assert len(words.splitlines()) == 3
+    typed = ask("predict", classifier_run.path, "goal team match", "star moon orbit")
+    assert ask("predict", classifier_run.path, lines) == typed
+    assert (typed.code, len(typed.out.splitlines())) == (0, 3)
 
 
-def test_a_file_that_is_no_table_is_not_taken_for_a_text(classifier_run, tmp_path, capsys):
-    (tmp_path / "notes.md").write_text("goal team match\n", encoding="utf-8")
-    assert ask("predict", classifier_run.path, tmp_path / "notes.md") == 2
-    assert "notes.md' is a file" in capsys.readouterr().err
-
-
-def test_a_model_of_ones_own_predicts_rows(circle_run, circle_file, tmp_path, capsys):
+def test_a_model_of_ones_own_predicts_rows(circle_run, circle_file, tmp_path, ask):
     points = circle_file.with_name("points.csv")
-    assert ask("predict", circle_run.path, points, "--out", tmp_path / "out.jsonl") == 0
+    assert ask("predict", circle_run.path, points, "--out", tmp_path / "out.jsonl").code == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
     assert [row["name"] for row in rows] == ["centre", "far away", "close to the edge"]
     assert [row["predicted"] for row in rows[:2]] == ["inside", "outside"]
@@ -94,9 +79,8 @@ def test_own_code_that_is_gone_is_run_from_its_copy_only_when_named(circle_run, 
         paceline.open(circle_run.path)
         assert f"add  --code {copy}" in capsys.readouterr().err
         circle_file.unlink()
-        with pytest.raises(UserError) as error:
+        with expect_error("not-found", "--code") as error:
             paceline.open(circle_run.path)
-        assert (error.value.code, error.value.key) == ("not-found", "--code")
         assert str(error.value).endswith(f"--code {copy}")
         assert len(paceline.open(circle_run.path, code=copy).predict([(0, 0)])) == 1
     finally:
@@ -107,6 +91,7 @@ def test_own_code_that_is_gone_is_run_from_its_copy_only_when_named(circle_run, 
     ("words", "said"),
     [
         (("missing.csv",), "inputs=missing.csv: no such file"),
+        ((__file__,), "test_predict.py' is a file"),
         (("TABLE", "--column", "txt"), "no column 'txt', did you mean 'text'?"),
         (("TABLE", "more"), "is a table; give no"),
         (("TABLE", "--out", "x.xls"), "x.csv"),
@@ -115,9 +100,9 @@ def test_own_code_that_is_gone_is_run_from_its_copy_only_when_named(circle_run, 
         (("a text", "--code", "no.py"), "--code no.py: there is no such file"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused_in_one_line(classifier_run, tables, words, said, capsys):
-    assert ask("predict", classifier_run.path, *(tables[1] if word == "TABLE" else word for word in words)) == 2
-    assert said in capsys.readouterr().err
+def test_what_cannot_be_predicted_is_refused_in_one_line(classifier_run, tables, words, said, ask):
+    answer = ask("predict", classifier_run.path, *(tables[1] if word == "TABLE" else word for word in words))
+    assert (answer.code, said in answer.err) == (2, True)
 
 
 def test_what_a_run_keeps_is_read_by_people_too(classifier_run):
@@ -168,6 +153,5 @@ def test_a_spec_that_was_edited_since_is_named(classifier_run, tmp_path):
     text = (run / "spec.yaml").read_text()
     heads = re.search(r"heads: (\d+)", text)[1]
     (run / "spec.yaml").write_text(text.replace(f"heads: {heads}", "heads: 1"))
-    with pytest.raises(UserError) as refused:
+    with expect_error("conflict", "model.heads"):
         paceline.open(run)
-    assert (refused.value.code, refused.value.key) == ("conflict", "model.heads")

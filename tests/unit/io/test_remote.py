@@ -8,6 +8,7 @@ import paceline
 from paceline import train
 from paceline.errors import RunFailed, UserError
 from paceline.io.remote import fetch_data, fetch_run, find_address, find_mirror, upload_run
+from results import expect_error
 
 ROWS = "x,y\n" + "".join(f"{i % 13},{'no' if i % 13 < 6 else 'yes'}\n" for i in range(200))
 
@@ -34,9 +35,8 @@ def test_data_are_cached_by_content(bucket, tmp_path):
     assert fetch_data(f"{bucket}/t.csv") != first
     assert [file.name for file in fetch_data(bucket).iterdir()] == ["t.csv"]
     for address, code in ((f"{bucket}/none.csv", "not-found"), ("nowhere://a/b", "not-installed")):
-        with pytest.raises(UserError) as error:
+        with expect_error(code, "data.path"):
             fetch_data(address, "data.path")
-        assert (error.value.code, error.value.key) == (code, "data.path")
 
 
 def test_a_run_lives_at_its_address(bucket, tmp_path):
@@ -61,8 +61,7 @@ def test_a_run_lives_at_its_address(bucket, tmp_path):
     assert train(values, f"{bucket}/runs", show=False).path.name == "net-2"
     shutil.rmtree(there.parent)
     there.parent.write_text("refuses")
-    with pytest.raises(RunFailed) as error:
+    with expect_error("not-writable", kind=RunFailed):
         upload_run(run.path.parent / "net-2")
-    assert error.value.code == "not-writable"
     with pytest.raises(UserError):
         fetch_run(f"{bucket}/runs/none")

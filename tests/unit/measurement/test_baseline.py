@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import UserError
 from paceline.io.files import write_json
 from paceline.measurement.baseline import Baseline, BaselineRow, compare_with_baseline, read_baseline
+from results import expect_error
 
 FILE = Path("baseline.json")
 
@@ -60,9 +60,8 @@ def test_memory_and_loss(changed, term):
     ],
 )
 def test_what_cannot_be_compared(now, key):
-    with pytest.raises(UserError) as error:
+    with expect_error("conflict", key):
         compare_with_baseline(FILE, baseline(row()), now)
-    assert (error.value.code, error.value.key) == ("conflict", key)
 
 
 def test_a_file_comes_back_and_another_is_rejected(tmp_path):
@@ -70,6 +69,5 @@ def test_a_file_comes_back_and_another_is_rejected(tmp_path):
     write_json(file, asdict(baseline(row())))
     assert read_baseline(file) == baseline(row())
     file.write_text('{"format": 1, "rows": {}}')
-    with pytest.raises(UserError) as error:
+    with expect_error("invalid-format"):
         read_baseline(file)
-    assert error.value.code == "invalid-format"

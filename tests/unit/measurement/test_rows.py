@@ -27,6 +27,7 @@ from paceline.measurement.scaling_laws import fit_laws
 from paceline.measurement.verdict import RankChoice, collect_notes, decide_ranks, describe_decision, describe_verdict
 from paceline.runlog.machine import MachineLoad
 from paceline.runlog.run_dir import RunDir
+from results import expect_error
 
 
 def row(label, ranks, step_s, compute=1.0, exposed=0.0, waiting=0.0, data=0.0, batch=64, busy=(), threads=1):
@@ -285,9 +286,8 @@ def test_trials_of_a_sweep(small):
     hopeless = build_trials(small, [1, 64], [], steps=8, weak=False)[1]
     assert isinstance(hopeless, FailedRow)
     assert "smaller than parallel.ranks=64" in hopeless.why
-    with pytest.raises(UserError) as error:
+    with expect_error("missing-value", "--ranks"):
         build_trials(small, [2, 4], [], steps=8, weak=False)
-    assert (error.value.code, error.value.key) == ("missing-value", "--ranks")
 
 
 def step(number, **values):

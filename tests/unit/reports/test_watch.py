@@ -9,7 +9,6 @@ import urllib.request
 import pytest
 from rich.console import Console
 
-from paceline.errors import UserError
 from paceline.reports.watch import (
     LiveView,
     build_ranks_table,
@@ -20,6 +19,7 @@ from paceline.reports.watch import (
 )
 from paceline.runlog.run_dir import RunDir
 from report_runs import make_run, spec_of
+from results import expect_error
 
 
 def text_of(view):
@@ -122,9 +122,8 @@ def test_the_page_is_served_on_the_loopback_to_who_asks_for_localhost_alone():
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=20)
         assert refused.value.code == 404
-    with pytest.raises(UserError) as taken:
+    with expect_error("unavailable", "--serve"):
         start_server(port, lambda: "")
-    assert (taken.value.code, taken.value.key) == ("unavailable", "--serve")
 
 
 def test_it_survives_a_kill_and_a_resume(tmp_path, lines):

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 import paceline
-from paceline.cli.main import main
 from paceline.config import build_spec
 from paceline.errors import RunFailed, UserError
 from paceline.reports.run_view import compare_experiments, read_run_view
 from paceline.reports.sweep_page import build_sweep_charts
 from paceline.runlog.run_dir import RunDir
+from results import expect_error
 
 GRID = ["model.max_depth=2,4", "model.learning_rate=0.1,0.5"]
 
@@ -67,9 +67,8 @@ def test_a_sweep_goes_on_where_it_was_and_never_with_another(swept, trees):
     assert said == []
     assert again.trials == swept.trials
     assert before == {run: (swept.folder / run / "events/rank0.jsonl").stat().st_mtime_ns for run in before}
-    with pytest.raises(UserError) as other:
+    with expect_error("conflict", "model.max_depth"):
         paceline.sweep(trees, ["model.max_depth=2,5", GRID[1]], out=swept.folder)
-    assert (other.value.code, other.value.key) == ("conflict", "model.max_depth")
 
 
 def test_halving_goes_on_with_the_best_and_repeats_nothing(trees, tmp_path):
@@ -115,27 +114,19 @@ def test_as_many_trials_as_asked_for_are_under_way_at_once(trees, tmp_path, monk
     assert {row["why"][-1] for row in told["trials"]} == {"0", "1"}
 
 
-def test_a_job_of_an_array_trains_one_trial_and_the_table_finds_it(trees, tmp_path, capsys):
-    RunDir.claim(tmp_path, "file", trees)
-    words = [tmp_path / "file" / "spec.yaml", "model.max_depth=2,3", "train.steps=3", "--out", tmp_path / "array"]
-
-    def paced(*more):
-        with pytest.raises(SystemExit) as end:
-            main(["sweep", *map(str, words), *more])
-        return end.value.code, capsys.readouterr()
-
-    assert paced("--trial", "3")[0] == 2
-    assert paced("--show")[0] == 2
-    assert not (tmp_path / "array").exists()
-    code, told = paced("--trial", "2")
-    assert code == 0
-    assert told.out.startswith("trial 2 of 2: model.max_depth=3\n")
-    code, told = paced("--show", "--json")
-    assert [row["status"] for row in json.loads(told.out)["trials"]] == ["to do", "finished"]
-    code, told = paced("--show")
-    assert "lowest loss of 1 trial: " in told.out
-    assert "model.max_depth=3 (trial 2)" in told.out
-    assert paced("--trial", "1", "--halving")[0] == 2
+def test_a_job_of_an_array_trains_one_trial_and_the_table_finds_it(trees, tmp_path, ask):
+    file, folder = RunDir.claim(tmp_path, "file", trees).spec_file, tmp_path / "array"
+    words = ["sweep", file, "model.max_depth=2,3", "train.steps=3", "--out", folder]
+    assert [ask(*words, *more).code for more in (("--trial", 3), ("--show",))] == [2, 2]
+    assert not folder.exists()
+    one = ask(*words, "--trial", 2)
+    assert (one.code, one.out.startswith("trial 2 of 2: model.max_depth=3\n")) == (0, True)
+    told = json.loads(ask(*words, "--show", "--json").out)
+    assert [row["status"] for row in told["trials"]] == ["to do", "finished"]
+    shown = ask(*words, "--show").out
+    assert "lowest loss of 1 trial: " in shown
+    assert "model.max_depth=3 (trial 2)" in shown
+    assert ask(*words, "--trial", 1, "--halving").code == 2
 
 
 def test_the_missing_library_is_named_with_the_line_to_type(trees, monkeypatch):

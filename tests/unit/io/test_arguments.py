@@ -1,12 +1,21 @@
-"""The one grammar of durations, wherever one is given."""
+"""What is typed after a verb: durations in one grammar, lists of numbers, prices and folders."""
+
+import math
 
 import pytest
 
-from paceline.cli.main import main
 from paceline.errors import UserError
-from paceline.io.arguments import format_slurm_time, parse_hours, parse_slurm_time
+from paceline.io.arguments import (
+    check_price,
+    format_slurm_time,
+    make_output_folder,
+    parse_hours,
+    parse_numbers,
+    parse_slurm_time,
+)
 from paceline.io.format import duration
 from paceline.slurm.site_file import SiteFile
+from results import expect_error
 
 ACCEPTED = {
     "2h": 2,
@@ -31,9 +40,8 @@ def test_durations_with_units_or_as_slurm_writes_them(text):
 
 @pytest.mark.parametrize("text", ["30", "1.5", "30:00", "", "0", "0h", "soon", "-2h", "2x", "h", "1h-2"])
 def test_other_text_and_numbers_without_a_unit_are_rejected(text):
-    with pytest.raises(UserError) as error:
+    with expect_error("invalid-value", "--deadline"):
         parse_hours(text, "--deadline")
-    assert (error.value.code, error.value.key) == ("invalid-value", "--deadline")
 
 
 def test_a_number_without_a_unit_gets_the_line_to_type():
@@ -44,13 +52,11 @@ def test_a_number_without_a_unit_gets_the_line_to_type():
 
 
 @pytest.mark.parametrize("words", ["plan run.yaml --deadline 30", "submit run.yaml --time 30 --dry-run --nodes 1"])
-def test_every_option_has_the_same_grammar(words, tmp_path, monkeypatch, capsys):
+def test_every_option_has_the_same_grammar(words, tmp_path, monkeypatch, ask):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text("name: r\ntrain: {steps: 10}\n")
-    with pytest.raises(SystemExit) as left:
-        main(words.split())
-    assert left.value.code == 2
-    assert "30h  or  " in capsys.readouterr().err
+    answer = ask(words)
+    assert (answer.code, "30h  or  " in answer.err) == (2, True)
 
 
 def test_what_is_printed_can_be_typed():
@@ -62,3 +68,37 @@ def test_limits_that_slurm_prints_are_in_its_own_grammar():
     printed = {"30": 0.5, "30:00": 0.5, "2:00:00": 2, "1-00:00:00": 24, "infinite": None}
     assert {text: parse_slurm_time(text) for text in printed} == printed
     assert format_slurm_time(36.5) == "1-12:30:00"
+
+
+def test_lists_of_numbers():
+    assert parse_numbers("1, 2,4,", "--devices") == [1, 2, 4]
+    assert parse_numbers("0,0,-1", "--devices") == [0, 0, -1]  # what they may be is for the verb to say
+    assert parse_numbers("4,1", "--ranks", different=True) == [4, 1]
+
+
+@pytest.mark.parametrize("text", ["", "two", "1;2", "1.5", ","])
+def test_what_is_no_list_is_refused(text):
+    with pytest.raises(UserError, match="--devices 1,2,4"):
+        parse_numbers(text, "--devices")
+
+
+@pytest.mark.parametrize("text", ["1,1", "0", "-1,2", "1,,2", ""])
+def test_numbers_that_must_differ(text):
+    with pytest.raises(UserError, match="different"):
+        parse_numbers(text, "--ranks", different=True)
+
+
+@pytest.mark.parametrize("usd", [-1.0, math.nan, math.inf])
+def test_prices_are_amounts(usd):
+    assert check_price(None) is None
+    assert check_price(0.0) == 0.0
+    with pytest.raises(UserError, match="USD"):
+        check_price(usd)
+
+
+def test_a_file_in_the_way_of_a_folder_is_said(tmp_path):
+    make_output_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be a folder"):
+        make_output_folder(tmp_path / "file")
