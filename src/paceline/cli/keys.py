@@ -244,7 +244,7 @@ def build_schema(kind: str) -> dict[str, Any]:
     from paceline.hardware.catalogue import ClusterFile
     from paceline.slurm.site_file import SiteFile
 
-    section: type[BaseModel] = {"cluster": ClusterFile, "site": SiteFile}[kind]
+    section = ClusterFile if kind == "cluster" else SiteFile
     return _finish_schema(f"A {kind} file of Paceline", section.model_json_schema())
 
 

@@ -143,9 +143,9 @@ def check(
         variants = [v._replace(spec=v.spec.replace({"train.batchnorm_group": group})) for v in variants]
     launched = detect_rank(os.environ)
     if launched is not None:
-        for variant in variants:
-            if variant.spec.parallel.ranks not in (1, launched.world):
-                started = f"check on {variant.name}: {launched.launcher} started {launched.world} ranks"
+        for each in variants:
+            if each.spec.parallel.ranks not in (1, launched.world):
+                started = f"check on {each.name}: {launched.launcher} started {launched.world} ranks"
                 raise UserError(f"{started}; use  --ranks 1,{launched.world}  or run check without it")
     main = launched is None or launched.rank == 0
     results: dict[str, RunResult] = {}
