@@ -68,15 +68,11 @@ def render_examination(found: Examination) -> Iterator[Any]:
             where = f" on {finding.host}" if several and _names_host(finding) else ""
             remedy = f"  →  {finding.remedy}" if finding.remedy else ""
             yield from wrap_lines(f"{finding.check}{where}: {finding.found}{remedy}", f"{verdict.value}: ")
-    yield _summarize_examination(found)
+    where = f"{len(found.hosts)} nodes" if several else "this machine"
+    wrong, look = len(found.of(Health.WRONG)), len(found.of(Health.LOOK))
+    counts = [f"{wrong} wrong"] * bool(wrong) + [f"{look} to look at"] * bool(look)
+    yield f"{where}, {len(found.findings)} checks in {found.seconds:.0f} s: {', '.join(counts) or 'all is well'}"
 
 
 def _names_host(finding: CheckResult) -> bool:
     return finding.host != ALL_NODES and finding.host not in finding.found
-
-
-def _summarize_examination(found: Examination) -> str:
-    where = f"{len(found.hosts)} nodes" if len(found.hosts) > 1 else "this machine"
-    wrong, look = len(found.of(Health.WRONG)), len(found.of(Health.LOOK))
-    counts = [f"{wrong} wrong"] * bool(wrong) + [f"{look} to look at"] * bool(look)
-    return f"{where}, {len(found.findings)} checks in {found.seconds:.0f} s: {', '.join(counts) or 'all is well'}"

@@ -118,7 +118,8 @@ def run_keys(arguments: argparse.Namespace) -> int:
     workload, words = arguments.workload or registry.DEFAULT_WORKLOAD, arguments.asked
     known = list_keys(workload)
     found = _find_keys(known, words)
-    others = {} if found or arguments.workload else _find_other_keys(words, workload)
+    names = [] if found or arguments.workload else [name for name in registry.BUILT_IN if name != workload]
+    others = {name: keys for name in names if (keys := _find_keys(list_keys(name), words))}
     sections = list(list_sections(workload))
     exact = any(key.name in words for key in found)
     slips = [word for word in words if not exact and not others and _is_misspelt(word, sections, known)]
@@ -150,12 +151,6 @@ def _find_keys(known: Sequence[Key], words: Sequence[str]) -> list[Key]:
     """Return the keys that words name or, if they name none, those in which a word occurs."""
     exact = [key for key in known if key.name in words]
     return exact or [key for key in known if not words or _matches(key, words)]
-
-
-def _find_other_keys(words: Sequence[str], workload: str) -> dict[str, list[Key]]:
-    """Return matching keys of the model and data sections of the other workloads, by workload."""
-    found = {name: _find_keys(list_keys(name), words) for name in registry.BUILT_IN if name != workload}
-    return {name: keys for name, keys in found.items() if keys}
 
 
 def _matches(key: Key, words: Sequence[str]) -> bool:

@@ -76,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × or ✓ shows a question mark
-    words, command = _split_command(list(sys.argv[1:] if argv is None else argv))
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words and words[0] in COMMAND_VERBS else len(words)
+    words, command = words[:at], words[at + 1 :]
     parser = build_parser(words)
     if words and not words[0].startswith("-") and words[0] not in list_verbs():
         parser.error(f"unknown verb {words[0]!r}{_suggest_verb(words[0])}; see  paceline --help")
@@ -138,14 +140,6 @@ def _suggest_verb(word: str) -> str:
     if Path(word).suffix in (".yaml", ".py"):
         return f"; to train it, type  paceline train {word}"
     return did_you_mean(word, list_verbs(), cutoff=0.6)
-
-
-def _split_command(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return our own words, and the user's command after `--` for the verbs that take one."""
-    if not words or words[0] not in COMMAND_VERBS or "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
 
 
 def _take_extra_words(

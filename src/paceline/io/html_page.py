@@ -34,7 +34,7 @@ def compile_template(
 
     made = Environment(
         autoescape=html,
-        finalize=value or _escape_text,
+        finalize=value or (lambda found: found if hasattr(found, "__html__") else escape_hidden(str(found))),
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols"],
@@ -42,10 +42,6 @@ def compile_template(
     )
     made.filters.update(filters)
     return made.from_string(text)
-
-
-def _escape_text(value: Any) -> Any:
-    return value if hasattr(value, "__html__") else escape_hidden(str(value))
 
 
 def dump_page_data(value: Any) -> str:

@@ -39,16 +39,11 @@ def sweep(
 def write_sweep_page(sweep: Sweep) -> None:
     charts, table = build_sweep_charts(sweep), build_sweep_table(sweep)
     verdict = describe_sweep(sweep)
-    head = PageHead(
-        sweep.folder.resolve().name, (f"{verdict[0].upper()}{verdict[1:]}",), command=build_best_command(sweep)
-    )
+    best = shlex.quote(str(sweep.folder / sweep.best.run / "spec.yaml")) if sweep.best else ""
+    command = f"paceline train {best}" if best else ""
+    head = PageHead(sweep.folder.resolve().name, (f"{verdict[0].upper()}{verdict[1:]}",), command=command)
     text = render_page(head, charts, [table], parts={"": [*(chart.name for chart in charts), table.name]})
     write_atomic(sweep.folder / PAGE, text)
-
-
-def build_best_command(sweep: Sweep) -> str:
-    """Return the line that trains the best settings alone; "" if no trial has a score."""
-    return f"paceline train {shlex.quote(str(sweep.folder / sweep.best.run / 'spec.yaml'))}" if sweep.best else ""
 
 
 def describe_sweep(sweep: Sweep) -> str:

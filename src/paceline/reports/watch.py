@@ -145,6 +145,14 @@ class LiveView:
         return self.ranks[0].mean("step_s") if self.ranks else 0.0
 
     @property
+    def place(self) -> str:
+        """How far the run is: its step, epoch, samples, and the time left."""
+        main, total = self.ranks[0], self.total_steps
+        last, of = main.steps[-1], f" of {total:,}" if total else ""
+        left = f", about {clock((total - last['step']) * self.step_s)} left" if total and not main.end else ""
+        return f"step {last['step']:,}{of}, epoch {last['epoch'] + 1}, {last['samples']:,} samples{left}"
+
+    @property
     def total_steps(self) -> int | None:
         steps = self.ranks[0].start.get("steps") if self.ranks else None
         return steps if isinstance(steps, int) else self.spec.train.steps
@@ -234,11 +242,8 @@ def render_view(view: LiveView) -> Any:
     head = Text.assemble((view.run.name, "bold"), "  ", (view.status, STYLES.get(view.status, "bold yellow")))
     if not view.ranks or not view.ranks[0].steps:
         return Group(head, Text("waiting for the first step", style="dim"))
-    main, step_s, total = view.ranks[0], view.step_s, view.total_steps
-    last = main.steps[-1]
-    of = f" of {total:,}" if total else ""
-    left = f", about {clock((total - last['step']) * step_s)} left" if total and not main.end else ""
-    head.append(f"  step {last['step']:,}{of}, epoch {last['epoch'] + 1}, {last['samples']:,} samples{left}")
+    main, step_s = view.ranks[0], view.step_s
+    head.append(f"  {view.place}")
     if why := main.end.get("why"):
         head.append(f": {why}")
     body = Grid.grid(padding=(0, 2))
@@ -355,12 +360,10 @@ def describe_progress(view: LiveView, main: EventFollower) -> list[str]:
     """Return the state of a run: how far it is, its loss and speed, its last evaluation."""
     if not main.steps:
         return [f"{view.status}: waiting for the first step"]
-    last, total, step_s = main.steps[-1], view.total_steps, view.step_s
-    done = f" of {total:,}" if total else ""
-    left = f", about {clock((total - last['step']) * step_s)} left" if total and not main.end else ""
+    step_s = view.step_s
     rate = f"{number(main.mean('batch') / step_s, 3)} samples/s, " if step_s else ""
-    lines = [f"{view.status}: step {last['step']:,}{done}{left}"]
-    lines.append(f"loss {number(last.get('loss'))}; {rate}{duration(step_s)} per step")
+    lines = [f"{view.status}: {view.place}"]
+    lines.append(f"loss {number(main.steps[-1].get('loss'))}; {rate}{duration(step_s)} per step")
     if main.evaluation:
         metrics, at = format_metrics(extract_metrics(main.evaluation)), main.evaluation.get("step") or 0
         poor = describe_baseline(main.evaluation)
