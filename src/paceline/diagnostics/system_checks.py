@@ -221,7 +221,10 @@ def check_disk_speed(context: CheckContext) -> Iterator[CheckResult]:
     try:
         with tempfile.TemporaryDirectory(prefix=".paceline-doctor-", dir=folder) as scratch:
             written, read = _measure_large_file(Path(scratch, "large"))
-            small = _measure_small_files(Path(scratch))
+            start_s = time.perf_counter()
+            for index in range(SMALL_FILES):
+                Path(scratch, str(index)).write_bytes(b"x")
+            small = SMALL_FILES / (time.perf_counter() - start_s)
     except OSError as error:
         found = f"{folder} cannot be written: {error.strerror}"
         remedy = "write elsewhere with  --out FOLDER, or make room"
@@ -256,13 +259,6 @@ def _measure_large_file(file: Path) -> tuple[float, float]:
         while content.read(BLOCK_BYTES):
             pass
     return count * BLOCK_BYTES / written_s, count * BLOCK_BYTES / (time.perf_counter() - start_s)
-
-
-def _measure_small_files(folder: Path) -> float:
-    start_s = time.perf_counter()
-    for index in range(SMALL_FILES):
-        (folder / str(index)).write_bytes(b"x")
-    return SMALL_FILES / (time.perf_counter() - start_s)
 
 
 def _judge_amount(amount: float, least: float, enough: float) -> Health:

@@ -111,7 +111,10 @@ def read_run_view(path: Path, name: str = "", warmup: Warmup | None = None) -> R
             event["line"] = line
     steps = drop_undone_steps(events)
     if not steps:
-        raise UserError(f"{path} has no step that can be read: {_explain_no_steps(run)}")
+        file = run.events_file(0)
+        empty = "is empty" if file.is_file() else "does not exist"
+        reason = "it ended before its first step" if lines else f"{file.relative_to(run.path)} {empty}"
+        raise UserError(f"{path} has no step that can be read: {reason}")
     points = tuple(
         LossPoint(s["step"], math.nan if s.get("loss") is None else float(s["loss"]), s["line"]) for s in steps
     )
@@ -157,13 +160,6 @@ def _extract_curves(steps: Sequence[dict[str, Any]], skip_epochs: int = 0) -> Cu
 
 def _to_float(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _explain_no_steps(run: RunDir) -> str:
-    file = run.events_file(0)
-    if not file.is_file():
-        return f"{file.relative_to(run.path)} does not exist"
-    return f"{file.relative_to(run.path)} is empty" if not file.stat().st_size else "it ended before its first step"
 
 
 def thin_points(points: Sequence[LossPoint], most: int) -> list[LossPoint]:

@@ -22,7 +22,7 @@ from paceline.io.arguments import option_error
 from paceline.io.files import print_json, write_atomic
 from paceline.io.format import clock, duration, format_metrics, number, percent, size
 from paceline.io.table import UNKNOWN, Table
-from paceline.launch.heartbeat import STOPPED, Beat, read_beats
+from paceline.launch.heartbeat import STOPPED, read_beats
 from paceline.reports.charts import Chart, round_digits
 from paceline.reports.page import PageHead, render_page
 from paceline.runlog.events import extract_metrics, parse_event
@@ -202,7 +202,9 @@ def _keep_page(view: LiveView, page: Path | None, serve: int | None, once: bool)
         raise option_error("--page", f"there is no folder {str(page.parent)!r}; make it with  mkdir -p {page.parent}")
     state = {"text": render_watch_page(view)}
     if serve is not None:
-        terminal.print_text(describe_server(start_server(serve, lambda: state["text"])))
+        port = start_server(serve, lambda: state["text"])
+        tunnel = f"from elsewhere after  ssh -L {port}:localhost:{port} {socket.gethostname()}"
+        terminal.print_text(f"open  http://localhost:{port}/  ({tunnel});  Ctrl-C ends the page, not the run")
     if page is not None:
         write_atomic(page, state["text"])
         terminal.print_text(
@@ -293,17 +295,15 @@ def build_ranks_table(view: LiveView) -> Table:
         used = [(USES[name][1], follower.usage.get(name)) for name in known]
         cells = [show(float(value)) if isinstance(value, int | float) else UNKNOWN for show, value in used]
         if rank in silent:
-            table.add_failed_row(f"rank {rank}", _describe_silent_rank(silent[rank]))
+            beat = silent[rank]
+            stopped = ", stopped by a signal" if beat.state == STOPPED else ""
+            silence = duration(max(0.0, time.time() - beat.t))
+            table.add_failed_row(f"rank {rank}", f"{beat.description} for {silence}{stopped}")
         elif follower.steps:
             table.add_row(str(rank), f"{follower.steps[-1]['step']:,}", *map(percent, shares), *cells)
         else:
             table.add_row(str(rank), UNKNOWN, UNKNOWN, UNKNOWN, *cells)
     return table
-
-
-def _describe_silent_rank(beat: Beat) -> str:
-    stopped = ", stopped by a signal" if beat.state == STOPPED else ""
-    return f"{beat.description} for {duration(max(0.0, time.time() - beat.t))}{stopped}"
 
 
 def _draw_bar(main: EventFollower, step_s: float) -> str:
@@ -448,9 +448,3 @@ def start_server(port: int, render: Callable[[], str]) -> int:
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return int(server.server_address[1])
-
-
-def describe_server(port: int) -> str:
-    """Return where to open the page, here and from another machine."""
-    tunnel = f"ssh -L {port}:localhost:{port} {socket.gethostname()}"
-    return f"open  http://localhost:{port}/  (from elsewhere after  {tunnel});  Ctrl-C ends the page, not the run"

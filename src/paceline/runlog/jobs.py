@@ -58,7 +58,9 @@ def decide_next_attempt(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: 
     `asked` is what ended the attempt: USR1 (the time limit is near), LIMIT (it was reached), TERM, or "".
     """
     step = find_newest_step(run)
-    failed = _last_end(run)
+    failed: dict[str, Any] | None = None
+    for event in read_events(run.events_file(0)):  # the end of the last attempt, which a kill has not
+        failed = event if event["kind"] == "end" else None if event["kind"] == "start" else failed
     if failed is not None and failed.get("status") == RunStatus.FINISHED:
         return AttemptOutcome(NextAttempt.DONE, "the run is finished", step)
     records = list(read_events(run.jobs_file))
@@ -80,14 +82,6 @@ def find_newest_step(run: RunDir) -> int:
     """Return the step of the newest sealed checkpoint, or 0."""
     names = (re.fullmatch(r"step-(\d+)", path.name) for path in run.checkpoints.glob("step-*"))
     return max((int(name[1]) for name in names if name), default=0)
-
-
-def _last_end(run: RunDir) -> dict[str, Any] | None:
-    """Return the "end" event of the last attempt; None while one is running, or after a kill."""
-    last = None
-    for event in read_events(run.events_file(0)):
-        last = event if event["kind"] == "end" else None if event["kind"] == "start" else last
-    return last
 
 
 def _count_wasted_attempts(records: Iterable[Mapping[str, Any]], step: int) -> int:

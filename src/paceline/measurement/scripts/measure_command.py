@@ -21,7 +21,7 @@ from paceline.measurement.progress import (
     write_measurement,
 )
 from paceline.measurement.result import Measurement, build_measurement
-from paceline.measurement.rows import MeasuredRow, drop_failed
+from paceline.measurement.rows import drop_failed
 from paceline.measurement.run_times import MOST_RANKS, ObservedScript, RunTimes, compute_run_times
 from paceline.measurement.scripts.command import RecordRequest, check_command, run_recorded
 from paceline.runlog.events import drop_undone_steps, read_events
@@ -150,7 +150,9 @@ def measure_command(
     runs = MeasureRuns(folder, trials, repeats, log)
     with runs.complete(request, _select_comparable, options.get("retry", False)) as state:
         rows = build_rows(trials, state)
-        state["kind"] = detect_scaling_kind(drop_failed(rows))
+        batches = [row.batch.global_batch or 0 for row in drop_failed(rows)]
+        same = len(batches) < 2 or 0 < max(batches) <= (1 + SAME_BATCH) * min(batches)
+        state["kind"] = "strong" if same else "weak"
         found = build_measurement(folder, state, rows, None, options.get("price"), {})
         seen = [run for runs in collect_times(state).values() for run in runs.values()]
         return write_measurement(replace(found, notes=(*collect_script_notes(seen, steps), *found.notes)), state)
@@ -159,12 +161,6 @@ def measure_command(
 def _select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: state.get(key) for key in ("name", "steps", "steps_by")}
     return {"command": shlex.join(state.get("command", ())), **values}
-
-
-def detect_scaling_kind(rows: Sequence[MeasuredRow]) -> str:
-    batches = [row.batch.global_batch or 0 for row in rows]
-    same = len(rows) < 2 or 0 < max(batches) <= (1 + SAME_BATCH) * min(batches)
-    return "strong" if same else "weak"
 
 
 NO_SAMPLES = (

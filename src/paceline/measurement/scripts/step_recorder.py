@@ -244,22 +244,17 @@ class StepRecorder:
             self._events = self._writer(find_rank_and_world()[0])
         if self._events is None:
             return
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if self._device == "cuda":
             import torch
 
             torch.cuda.synchronize()
+            peak_bytes = int(torch.cuda.max_memory_allocated())
         self._write(0)
         seen = {"optimizers": self._tracker.names, "aside": self.aside, "ddp": self.ddp}
-        self._events.write("end", status=status, steps=self._steps, peak_bytes=self._peak_bytes(), **seen)
+        self._events.write("end", status=status, steps=self._steps, peak_bytes=peak_bytes, **seen)
         self._events.close()
         self._events = None
-
-    def _peak_bytes(self) -> int:
-        if self._device == "cuda":
-            import torch
-
-            return int(torch.cuda.max_memory_allocated())
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _exit_early(self) -> NoReturn:
         rank, world = find_rank_and_world()
