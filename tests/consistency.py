@@ -31,6 +31,7 @@ from paceline.reports.report import build_tables
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary, compute_summary, read_summary
 from paceline.runlog.summary import print_summary as show_summary
+from results import render_text
 
 CORES = 4
 STEPS = 24
@@ -151,7 +152,7 @@ def check_measurement(folder: Path, made) -> None:
     for chart in build_charts(contents, folder):
         if chart.name == "scaling":
             assert all(p["high"] <= chart.data["top"] for line in chart.data["lines"] for p in line["points"])
-    text = printed(*render_measurement(found))
+    text = render_text(*render_measurement(found))
     assert "…" not in text
     assert all(" ".join(line.split()) in " ".join(text.split()) for line in found.verdict)
     ticked = [line[1:].split() for line in text.splitlines() if line.startswith("✓")]
@@ -159,14 +160,6 @@ def check_measurement(folder: Path, made) -> None:
     for row, made_row in zip(drop_failed(found.rows), made[2], strict=True):
         check_summary(read_summary(folder / row.runs[0] / "summary.json"), made_row)
     check_beside_others(folder, made)
-
-
-def printed(*parts) -> str:
-    terminal = io.StringIO()
-    console = Console(file=terminal, width=100, highlight=False, markup=False)
-    for part in parts:
-        console.print(part)
-    return terminal.getvalue()
 
 
 def check_costs(found) -> None:

@@ -1,12 +1,10 @@
 """Check a plan against its own rows, and against plans for the same question asked in another way."""
 
-import io
 import re
 from dataclasses import dataclass, field
 
 from hypothesis import assume
 from hypothesis import strategies as st
-from rich.console import Console
 
 from consistency import run_files
 from paceline.config import COMMAND_LINE, build_spec
@@ -17,6 +15,7 @@ from paceline.planner.plan import Plan, plan
 from paceline.planner.rows import HourlyRates, Requirements
 from paceline.planner.search import EQUAL_SPEED
 from paceline.planner.show import format_cell_amount, format_multiple, render_plan
+from results import render_text
 
 CLUSTERS = ["4x4090", "8xA100", "2x8xH100", "4xV100@pcie", "1xT4", "local", "8xL40S"]
 WIDE = 100
@@ -61,20 +60,12 @@ QUESTIONS = st.builds(
 )
 
 
-def printed(found: Plan) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=WIDE, highlight=False, markup=False)
-    for part in render_plan(found, verbose=True):
-        console.print(part)
-    return out.getvalue()
-
-
 def check_plan(asked: Question) -> None:
     try:
         found = asked.answered()
     except UserError:  # an invalid run file
         assume(False)
-    text = printed(found)
+    text = render_text(*render_plan(found, verbose=True))
     assert "…" not in re.sub(r"… [\d,]+ (slower|impossible)", "", text)
     assert all(len(line.rstrip()) <= WIDE for line in text.splitlines()), text
     keeps_what_is_written(asked, found)

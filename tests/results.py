@@ -1,10 +1,12 @@
 """What tests read of a run folder, of a command and of an error."""
 
+import io
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from paceline.errors import UserError
 from paceline.runlog.events import read_steps
@@ -26,6 +28,14 @@ def expect_error(code, key=None, kind=UserError, match=None):
         yield error
     assert error.value.code == code
     assert key is None or error.value.key == key
+
+
+def render_text(*parts, width=100) -> str:
+    """Render what rich prints on a terminal of this width."""
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
+    for part in parts:
+        console.print(part)
+    return console.file.getvalue()
 
 
 def steps_of(run, rank=0):

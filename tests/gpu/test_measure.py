@@ -1,11 +1,9 @@
 """Measuring on a CUDA device: the share of its peak, how busy it is and what it holds, in the file and on the page."""
 
-import io
 import json
 
 import pytest
 import torch
-from rich.console import Console
 
 from paceline import measure
 from paceline.cli.measure import render_measurement
@@ -16,6 +14,7 @@ from paceline.reports.page import render_page
 from paceline.reports.report import build_tables
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
+from results import render_text
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -68,12 +67,9 @@ def test_the_times_add_up(measured):
 
 
 def test_terminal_and_page_show_them(measured, tmp_path):
-    console = Console(file=io.StringIO(), width=100)
-    for part in render_measurement(measured):
-        console.print(part)
     contents = gather_contents([measured.folder])
     html = render_page(contents, build_charts(contents, tmp_path), build_tables(contents))
-    for text in (console.file.getvalue(), html):
+    for text in (render_text(*render_measurement(measured)), html):
         assert torch.cuda.get_device_name() in text
         assert "MFU" in text
         assert "busy" in text

@@ -1,22 +1,18 @@
 """Tables: whatever the width of a terminal, every number is there in full; results as rows and in a notebook."""
 
-import io
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from consistency import Row, measured
 from paceline.errors import UserError
 from paceline.io import table
 from paceline.io.table import Table, Tabular
+from results import render_text
 
 
 def printed(table: Table, width: int) -> list[str]:
-    stream = io.StringIO()
-    Console(file=stream, width=width, highlight=False, markup=False).print(table)
-    return stream.getvalue().splitlines()
+    return render_text(table, width=width).splitlines()
 
 
 NUMBERS = st.floats(0.01, 1e9).map(lambda value: f"{value:,.2f} USD")

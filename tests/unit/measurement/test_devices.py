@@ -1,6 +1,5 @@
 """Devices of a measurement: a driver's names in the catalogue, the share of the peak, and what NVML is asked."""
 
-import io
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,8 +12,10 @@ from paceline.measurement.progress import UsageSampler, find_device_handles, sel
 from paceline.measurement.result import add_mfu, compare_with_plan
 from paceline.measurement.rows import MeasuredRow, Resources
 from paceline.measurement.run_times import StepParts, find_cuda_device
+from paceline.measurement.tables import build_devices_table
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import plan
+from results import render_text
 
 NAMES = {
     "NVIDIA H200": "H200-SXM-141GB",
@@ -154,13 +155,8 @@ def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch)
 
 
 def test_the_table_of_devices_fits_the_terminal():
-    from rich.console import Console
-
-    from paceline.measurement.tables import build_devices_table
-
     used = Resources(None, "NVIDIA H100 80GB HBM3", 0.0123, {"device_share": 0.9, "device_bytes": 4e9})
-    console = Console(file=io.StringIO(), width=100)
-    console.print(build_devices_table([replace(ROW, label="fsdp:2+tensor:2+pipeline:2", resources=used), on(None)]))
-    lines = console.file.getvalue().splitlines()
+    table = build_devices_table([replace(ROW, label="fsdp:2+tensor:2+pipeline:2", resources=used), on(None)])
+    lines = render_text(table).splitlines()
     assert len(lines) == 2
     assert all(word in lines[1] for word in ("NVIDIA H100 80GB HBM3", "1.23 %", "90 %", "4 GB"))

@@ -1,12 +1,10 @@
 """A kind of work that the planner has never heard of: all that it needs are the answers of a subject."""
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from rich.console import Console
 
 from paceline.config import build_spec
 from paceline.errors import UserError
@@ -18,6 +16,7 @@ from paceline.planner.formulas.memory import DeviceMemory
 from paceline.planner.formulas.placement import DTYPE_SIZES
 from paceline.planner.formulas.step_time import StepTime
 from paceline.planner.show import render_plan
+from results import render_text
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,10 @@ def test_it_is_planned_shown_and_written(monkeypatch):
     assert found.overrides() == {"parallel.ranks": 4}
     assert found.advice == ("take 4",)
     assert found.as_json()["rows"][0]["memory"]["rows_bytes"] == 8e9
-    out = io.StringIO()
-    for part in render_plan(found, verbose=True):
-        Console(file=out, width=100).print(part)
-    assert "250,000,000 rows each" in out.getvalue()
-    assert "time per pass" in out.getvalue()
-    assert "rule of thumb" not in out.getvalue()
+    text = render_text(*render_plan(found, verbose=True))
+    assert "250,000,000 rows each" in text
+    assert "time per pass" in text
+    assert "rule of thumb" not in text
 
 
 def test_engines_that_send_gradients_are_refused(monkeypatch, tmp_path):

@@ -1,16 +1,15 @@
 """The rows of a plan beside each other: sums and sentences that hold for every run, cluster and wish."""
 
-import io
 import re
 from itertools import pairwise
 
 import pytest
-from rich.console import Console
 
 from paceline.config import build_spec
 from paceline.planner.plan import plan
 from paceline.planner.rows import EQUALLY_FAST, Requirements
 from paceline.planner.show import render_plan
+from results import render_text
 
 CLUSTERS = ("4xV100@pcie", "8xA100", "4x4090", "2x8xH100", "4x1xV100+1Gb", "3xL40S", "8xA100@0.5GB/s", "2x4xT4+10Gb")
 MODELS = (
@@ -45,10 +44,7 @@ def plans():
 
 
 def printed(found):
-    out = io.StringIO()
-    for part in render_plan(found, verbose=True):
-        Console(file=out, width=100).print(part)
-    return out.getvalue()
+    return render_text(*render_plan(found, verbose=True))
 
 
 def test_the_tick_is_what_was_asked_for(plans):

@@ -1,13 +1,11 @@
 """The live view: follows a run as it is written, through a kill and a resume, to its end."""
 
-import io
 import json
 import time
 import urllib.error
 import urllib.request
 
 import pytest
-from rich.console import Console
 
 from paceline.reports.watch import (
     LiveView,
@@ -19,13 +17,11 @@ from paceline.reports.watch import (
 )
 from paceline.runlog.run_dir import RunDir
 from report_runs import make_run, spec_of
-from results import expect_error
+from results import expect_error, render_text
 
 
 def text_of(view):
-    console = Console(file=io.StringIO(), width=100)
-    console.print(render_view(view))
-    return console.file.getvalue()
+    return render_text(render_view(view))
 
 
 @pytest.fixture
